@@ -1,0 +1,73 @@
+"""The errors of ALE: one small tree, split by whose fault it was.
+
+Every message is a sentence for a person: what was wrong, where (YAML path, plugin, file), how to mend it.
+Inside a rollout the class of an error decides what happens next: a *retryable* one (sandbox, engine)
+makes the rollout an infrastructure failure, which is resampled and never enters training as a zero;
+the others are recorded with the trajectory. At the command line the class gives the exit code.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+FaultKind = Literal["config", "plugin", "sandbox", "engine", "agent", "task", "trainer", "run"]
+
+
+class AleError(Exception):
+    """Root of the tree. `kind` names the boundary that failed, as stored in trajectories and summaries."""
+
+    kind: ClassVar[FaultKind] = "run"
+    retryable: ClassVar[bool] = False
+    exit_code: ClassVar[int] = 1
+
+
+class ConfigError(AleError):
+    """The user's configuration or command line is wrong."""
+
+    kind = "config"
+    exit_code = 2
+
+
+class PluginError(AleError):
+    """A plugin is missing, broken, made for another API version, or lacks a capability that the run needs."""
+
+    kind = "plugin"
+    exit_code = 2
+
+
+class SandboxError(AleError):
+    """The sandbox or its provider failed: infrastructure, never the command that ran inside it."""
+
+    kind = "sandbox"
+    retryable = True
+
+
+class EngineError(AleError):
+    """The inference engine failed, stalled or was given a request that it cannot serve."""
+
+    kind = "engine"
+    retryable = True
+
+
+class AgentError(AleError):
+    """The scaffold crashed. What the policy does wrong inside a working scaffold is data, not an error."""
+
+    kind = "agent"
+
+
+class TaskError(AleError):
+    """The task is broken: its files, its tests or its reference solution cannot be used."""
+
+    kind = "task"
+
+
+class TrainerError(AleError):
+    """The trainer backend failed, or training is collapsing."""
+
+    kind = "trainer"
+
+
+class BudgetExceeded(AleError):
+    """An episode used up its calls, tokens or seconds; the episode ends cleanly and is scored as it stands."""
+
+    kind = "agent"

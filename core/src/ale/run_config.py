@@ -1,0 +1,140 @@
+"""The run configuration as typed models: what each key of a run file means, with its default.
+
+A plugin section (`sandbox`, `engine`, ...) is a plugin's name, or a mapping whose `use` is the name and whose other
+keys belong to the plugin's own `Config`; `ale.config` splits the two and validates both.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from ale.specs.sandbox import NetworkMode, Resources
+from ale.specs.trainer import ScratchModel
+
+
+class Section(BaseModel):
+    """Base of every section: frozen, unknown keys refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class PluginChoice(Section):
+    """Which plugin, and its own settings (already validated against its `Config` when a run starts)."""
+
+    use: str = Field(description="Name of the plugin, as `ale plugins list` shows it.")
+    settings: dict[str, Any] = Field(default_factory=dict, description="The plugin's own keys.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_name_or_mapping(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            return {"use": value}
+        if isinstance(value, dict) and "settings" not in value:
+            return {"use": value.get("use"), "settings": {k: v for k, v in value.items() if k != "use"}}
+        return value
+
+
+class ModelConfig(Section):
+    """The policy to start from: a Hugging Face folder, or a small one made from nothing."""
+
+    path: Path | None = Field(None, description="Folder with a causal language model and its tokenizer.")
+    scratch: ScratchModel | None = Field(None, description="Make a small model; its tokenizer is trained on the demonstrations.")
+
+    @model_validator(mode="after")
+    def _one_of_them(self) -> ModelConfig:
+        if self.path is not None and self.scratch is not None:
+            raise ValueError("give either 'path' or 'scratch', not both")
+        return self
+
+
+class SandboxNeeds(Section):
+    """What every sandbox of the run gets."""
+
+    resources: Resources = Field(Resources(memory_mib=512, pids=128, disk_mib=64), description="Limits of one sandbox.")
+    network: NetworkMode = Field("none", description="none, endpoint-only, allow or full.")
+
+
+class RolloutConfig(Section):
+    """How episodes run, in training and in evaluation alike."""
+
+    concurrency: int = Field(64, gt=0, description="Episodes at once.")
+    temperature: float = Field(1.0, ge=0, description="Sampling temperature in training.")
+    top_p: float = Field(1.0, gt=0, le=1, description="Nucleus sampling in training.")
+    top_k: int = Field(0, ge=0, description="Sample among the k most likely tokens only; 0: all.")
+    max_calls: int = Field(8, gt=0, description="Model calls of one episode.")
+    max_tokens: int = Field(128, gt=0, description="Tokens of one response.")
+    max_context: int = Field(1024, gt=0, description="Tokens of one context window, prompt and response.")
+    timeout_s: float = Field(120.0, gt=0, description="Seconds of one episode.")
+    max_resamples: int = Field(2, ge=0, description="Times an episode with an infrastructure fault is made anew.")
+    max_illegal_calls: int = Field(0, ge=0, description="Reject a rollout with this many illegal tool calls in a row; 0: never.")
+
+
+class DemonstrationsConfig(Section):
+    """Expert trajectories, really executed in sandboxes."""
+
+    count: int = Field(400, gt=0, description="Demonstrations to run.")
+    keep_failed: bool = Field(False, description="Keep demonstrations whose tests fail.")
+
+
+class SFTConfig(Section):
+    """The supervised warm start."""
+
+    algorithm: PluginChoice = Field(PluginChoice(use="sft"), description="Algorithm plugin with the supervised loss.")
+    demonstrations: DemonstrationsConfig = DemonstrationsConfig()
+    steps: int = Field(120, ge=0, description="Optimizer steps.")
+    batch_size: int = Field(32, gt=0, description="Trajectories a step.")
+    lr: float = Field(1e-3, gt=0, description="Peak learning rate; falls to a tenth along a cosine.")
+    warmup_steps: int = Field(10, ge=0, description="Steps of linear warm-up.")
+
+
+class RLConfig(Section):
+    """Reinforcement learning."""
+
+    steps: int = Field(45, ge=0, description="Steps, each with rollouts and an update.")
+    prompts_per_step: int = Field(8, gt=0, description="Tasks a step; the algorithm's group_size says how many rollouts each.")
+    updates_per_step: int = Field(1, gt=0, description="Optimizer steps over disjoint parts of the step's batch.")
+    warmup_steps: int = Field(0, ge=0, description="Steps of linear learning-rate warm-up.")
+    min_entropy: float = Field(0.02, ge=0, description="Stop the run when the policy's mean entropy (nats) stays below this for 5 steps while success falls.")
+    checkpoint_every: int = Field(0, ge=0, description="Save the trainer's state every so many steps; 0: only at the end.")
+
+
+class EvalConfig(Section):
+    """Held-out evaluation, always from the beginning of the task."""
+
+    episodes: int = Field(128, gt=0, description="Held-out tasks of one evaluation, each tried once.")
+    every: int = Field(15, ge=0, description="Also evaluate every so many RL steps; 0: only before and after.")
+    temperature: float = Field(1.0, ge=0, description="Sampling temperature.")
+    split: str = Field("heldout", description="Split of the task source.")
+
+
+class EndpointConfig(Section):
+    """The model endpoint."""
+
+    http: bool = Field(False, description="Also serve HTTP on a loopback port, for agents in processes of their own.")
+    tool_format: str = Field("hermes", pattern="^hermes$", description="How tool calls stand in the model's text.")
+
+
+class RunConfig(Section):
+    """A whole run."""
+
+    name: str = Field("run", pattern=r"^[\w.-]+$", description="First part of the run folder's name.")
+    seed: int = Field(1, ge=0, description="Seeds tasks, weights and sampling.")
+    run_dir: Path = Field(Path("runs"), description="Folder in which run folders are made.")
+    threads: int = Field(0, ge=0, description="CPU threads of engine and trainer together; 0: one fewer than the cores, at least 1.")
+    model: ModelConfig = ModelConfig()
+    tasks: PluginChoice
+    scaffold: PluginChoice = PluginChoice(use="iflow")
+    sandbox: PluginChoice = PluginChoice(use="local")
+    reward: PluginChoice = PluginChoice(use="tests")
+    engine: PluginChoice = PluginChoice(use="torch")
+    trainer: PluginChoice | None = Field(PluginChoice(use="torch"), description="Null where nothing is trained.")
+    algorithm: PluginChoice = PluginChoice(use="ipa")
+    needs: SandboxNeeds = SandboxNeeds()
+    endpoint: EndpointConfig = EndpointConfig()
+    rollout: RolloutConfig = RolloutConfig()
+    sft: SFTConfig | None = Field(None, description="The supervised warm start; leave it out to go without.")
+    rl: RLConfig | None = Field(None, description="Reinforcement learning; leave it out to go without.")
+    eval: EvalConfig = EvalConfig()

@@ -1,0 +1,1 @@
+"""The contracts: one file a kind. The code is the reference; shapes and units stand in its docstrings."""

@@ -1,0 +1,70 @@
+"""The algorithm contract: what to roll out, what to train on, and the loss. Pure functions and no backend.
+
+`plan` says where rollouts start, `batch` turns finished trajectories into a packed `TrainBatch`, `loss` is handed
+to the trainer. The same contract serves supervised training (`algo_sft`).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ale.specs.driver import Driver
+from ale.specs.trainer import LossInput, LossOutput, TrainBatch
+from ale.task import Task
+from ale.trajectory import Trajectory
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutRequest:
+    """One rollout to make. With an `expert`, its first `start_chunk` chunks are replayed before the policy takes over."""
+
+    task: Task
+    group: str
+    seed: int
+    start_chunk: int = 0
+    expert: Trajectory | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutHistory:
+    """What the run knows when it plans a step."""
+
+    step: int
+    seed: int
+    trajectories: Sequence[Trajectory] = ()
+    """The trajectories of the step before."""
+
+
+class Algorithm(Driver, ABC):
+    """What is learnt from rollouts, and how."""
+
+    group_size: int = 1
+    """Rollouts of each task in a step."""
+
+    old_logprobs: str = "engine"
+    """`recompute`: the run fills `TrainBatch.old_logprobs` from the trainer before the first update of a step;
+    `engine`: they are the engine's; `none`: the loss does not use them."""
+
+    def plan(self, tasks: Sequence[Task], history: RolloutHistory) -> list[RolloutRequest]:
+        """Which rollouts to make for these tasks; by default `group_size` from the beginning of each."""
+        requests = []
+        for i, task in enumerate(tasks):
+            group = f"{history.step}.{i}.{task.id}"
+            for j in range(self.group_size):
+                seed = ((history.seed * 1_000_003 + history.step) * 1_009 + i) * 1_009 + j
+                requests.append(RolloutRequest(task, group, seed % (1 << 62)))
+        return requests
+
+    @abstractmethod
+    def batch(self, trajectories: Sequence[Trajectory]) -> TrainBatch | None:
+        """Pack what is to be trained on; None where nothing carries a gradient."""
+
+    @abstractmethod
+    def loss(self, inputs: LossInput) -> LossOutput:
+        """The loss of one micro-batch; micro-batches add up."""
+
+    def metrics(self, totals: Mapping[str, float]) -> dict[str, float]:
+        """Readable metrics from the totals that `TrainerBackend.update` returned."""
+        return dict(totals)

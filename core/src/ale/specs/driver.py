@@ -1,0 +1,70 @@
+"""What every plugin of every kind is: a class with a nested pydantic `Config`, built as `Driver(config, context)`.
+
+1. The registry finds the class through the entry-point group of its kind (`KINDS`), checks `api_version`, and
+   validates the YAML section of the run against `Config` (unknown keys are refused).
+2. It builds the driver, then the run enters `async with driver:`, which calls `start()` and, whatever happens
+   in between, `close()`. A driver holds no resource before `start` and none after `close`.
+3. `capabilities` says what it can do beyond the bare contract; a run that needs more is refused before it starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+from pydantic import BaseModel, ConfigDict
+
+API_VERSION = "1.0"
+"""Version of the plugin contracts. A driver made for another major version is refused."""
+
+KINDS = ("sandbox", "engine", "trainer", "algorithm", "scaffold", "reward", "tasks")
+"""The kinds of driver; each has the entry-point group `ale.<kind>`."""
+
+
+class PluginConfig(BaseModel):
+    """Base of every plugin's `Config`: frozen, unknown keys refused. Give every field a description."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+@dataclass(frozen=True)
+class DriverContext:
+    """What a run hands to each driver it builds."""
+
+    run_id: str = "adhoc"
+    run_dir: Path | None = None
+    seed: int = 0
+    hooks: Any = None
+    """The `pluggy` hook relay of the run (`None` outside a run)."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
+class Driver:
+    """Root of all driver contracts."""
+
+    api_version: ClassVar[str] = API_VERSION
+    capabilities: ClassVar[frozenset[str]] = frozenset()
+    Config: ClassVar[type[PluginConfig]] = PluginConfig
+
+    def __init__(self, config: Any, context: DriverContext) -> None:
+        self.config = config
+        self.context = context
+
+    async def start(self) -> None:
+        """Acquire what the driver needs. Called once, before anything else."""
+
+    async def close(self) -> None:
+        """Release everything. Idempotent; called also after a failed `start` and after cancellation."""
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self.start()
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()

@@ -1,0 +1,150 @@
+"""The trainer contract: a backend that knows no algorithm.
+
+A `TrainBatch` is *packed*: all sequences stand one after the other in flat arrays of length N; nothing is padded
+here. How it is cut into micro-batches is the backend's affair, with one promise: the sequences of one trajectory
+stay together, so a loss may look across a trajectory. The algorithm sets `normalizer` for the whole batch, so the
+sum of the micro-batch losses is the loss, whichever way the batch is cut.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import BaseModel, ConfigDict, Field
+
+from ale.specs.driver import Driver
+from ale.specs.engine import PolicyVersion
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkTable:
+    """One row a trained chunk (C rows). `returns` is G_c; `position` counts from 0 to `count - 1` in its trajectory."""
+
+    trajectory: npt.NDArray[np.int64]
+    position: npt.NDArray[np.int64]
+    count: npt.NDArray[np.int64]
+    returns: npt.NDArray[np.float32]
+    positive: npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class TrainBatch:
+    """Packed sequences. Shapes: N tokens, S sequences, C chunks.
+
+    `chunk_ids[i]` is the row of the token's chunk in `chunks`, -1 where the token carries no loss (prompt, tool
+    output, template, masked chunk). `engine_logprobs` and `old_logprobs` are 0 where `chunk_ids` is -1.
+    Log-probabilities are aligned with tokens: entry i is log p(token i | the tokens before it in its sequence).
+    """
+
+    token_ids: npt.NDArray[np.int64]
+    lengths: npt.NDArray[np.int64]
+    trajectory: npt.NDArray[np.int64]
+    """Index of the trajectory of each sequence, shape [S], non-decreasing."""
+    chunk_ids: npt.NDArray[np.int64]
+    engine_logprobs: npt.NDArray[np.float32]
+    chunks: ChunkTable
+    normalizer: float
+    old_logprobs: npt.NDArray[np.float32] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LossInput:
+    """What a loss sees of one micro-batch: tensors of the backend, packed like `TrainBatch`, M tokens.
+
+    `logprobs` [M] carries the gradient; `entropy` [M] (nats) does not. `chunk_ids` [M] index `chunks`, whose
+    columns are tensors here, and which is the table of the *whole* batch.
+    """
+
+    logprobs: Any
+    entropy: Any
+    old_logprobs: Any
+    engine_logprobs: Any
+    chunk_ids: Any
+    chunks: ChunkTensors
+    normalizer: float
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkTensors:
+    """`ChunkTable` as tensors of the backend, each of shape [C]."""
+
+    trajectory: Any
+    position: Any
+    count: Any
+    returns: Any
+    positive: Any
+
+
+@dataclass(frozen=True, slots=True)
+class LossOutput:
+    """`loss` is a scalar tensor; `sums` are detached scalars that add up over micro-batches and ranks.
+
+    A metric `x` is reported as `sums[x] / sums[weight]` where the algorithm's `loss_metrics` says so.
+    """
+
+    loss: Any
+    sums: Mapping[str, Any]
+
+
+class LossFunction(Protocol):
+    """`Algorithm.loss`, as a backend sees it."""
+
+    def __call__(self, inputs: LossInput) -> LossOutput: ...
+
+
+class ScratchModel(BaseModel):
+    """A small decoder to be made from nothing (random weights)."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    architecture: str = Field("qwen2", pattern="^(llama|qwen2)$", description="Shape of the decoder: llama or qwen2.")
+    hidden_size: int = Field(96, gt=0, description="Width.")
+    layers: int = Field(4, gt=0, description="Decoder layers.")
+    heads: int = Field(4, gt=0, description="Attention heads.")
+    kv_heads: int = Field(2, gt=0, description="Key/value heads.")
+    intermediate_size: int | None = Field(None, gt=0, description="Width of the feed-forward part; null: 8/3 of the width, rounded to 16.")
+    vocab_size: int = Field(640, ge=300, description="Tokens of the byte-level BPE, special ones included.")
+    max_length: int = Field(1024, gt=0, description="Longest context, tokens.")
+
+
+class TrainerBackend(Driver, ABC):
+    """Holds the policy that is being updated."""
+
+    @abstractmethod
+    async def create_model(self, model: ScratchModel, folder: Path) -> None:
+        """Write a randomly initialised model (seeded by the run) into `folder`, which already holds the tokenizer."""
+
+    @abstractmethod
+    async def load_model(self, folder: Path) -> None:
+        """Load a Hugging Face folder as the policy; resets the optimizer and sets the version to 0."""
+
+    @abstractmethod
+    async def logprobs(self, batch: TrainBatch) -> npt.NDArray[np.float32]:
+        """Log-probability of each token of the batch under the current weights, shape [N], 0 for first tokens."""
+
+    @abstractmethod
+    async def update(self, batch: TrainBatch, loss: LossFunction, *, lr: float | None = None) -> dict[str, float]:
+        """One optimizer step. `lr` overrides the configured one for this step.
+
+        Returns the summed `LossOutput.sums`, and `loss`, `grad_norm` (before clipping), `lr`, `tokens`,
+        `padding_waste` (share of computed positions that were padding), `seconds`.
+        Raises `TrainerError` where loss or gradient is not finite (the weights are then unchanged).
+        """
+
+    @abstractmethod
+    async def publish(self) -> PolicyVersion:
+        """The current weights under a new version number, for engines to load."""
+
+    @abstractmethod
+    async def save(self, folder: Path) -> None:
+        """Write weights (Hugging Face format), optimizer and RNG state; atomic: the folder is whole or absent."""
+
+    @abstractmethod
+    async def load(self, folder: Path) -> None:
+        """Read what `save` wrote."""

@@ -1,0 +1,129 @@
+"""A trajectory: everything one rollout did, exact to the token.
+
+- A *chunk* is what the model emits between two interactions with the environment: one model response.
+  It is the unit of credit in IPA. Chunks are explicit spans, never guessed from runs of a mask.
+- A *sequence* is one line of context that the model saw: prompt tokens and sampled tokens in the order of
+  the context window. An agent that rewrites its history makes several sequences; each chunk belongs to the
+  one sequence that trains it.
+- Only the tokens inside trainable chunks may carry loss.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ale.errors import FaultKind
+from ale.messages import ChunkErrorKind, Message
+
+FinishReason = Literal["stop", "length", "abort"]
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkError:
+    """Why a chunk is an error turn (`m_err = 0` in Eq. 2): as seen by the endpoint or told by the scaffold."""
+
+    kind: ChunkErrorKind
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """One model response: the span `[start, end)` of sequence `sequence`.
+
+    `logprobs` and `versions` have one entry a token of the span: the engine's log-probability (natural log,
+    temperature 1, nothing cut off) and the policy version that sampled it. A chunk that was not sampled by the
+    policy (an expert's, replayed) has `sampled = False` and no log-probabilities.
+    """
+
+    index: int
+    sequence: int
+    start: int
+    end: int
+    logprobs: tuple[float, ...]
+    versions: tuple[int, ...]
+    finish_reason: FinishReason
+    sampled: bool = True
+    error: ChunkError | None = None
+
+    def __len__(self) -> int:
+        return self.end - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class Sequence:
+    """One line of context: its token ids, and the messages that it stands for (the last one sampled)."""
+
+    token_ids: tuple[int, ...]
+    messages: tuple[Message, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What the environment answered to one tool call of chunk `chunk`."""
+
+    chunk: int
+    tool: str
+    arguments: dict[str, Any]
+    text: str
+    exit_code: int | None
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """A reward: `value` is what RL uses, `passed` what success rates count."""
+
+    value: float
+    passed: bool
+    detail: str = ""
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a rollout cannot be trusted or did not end: an infrastructure fault is data, never a zero."""
+
+    kind: FaultKind
+    message: str
+    retryable: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Trajectory:
+    """One finished rollout.
+
+    `policy_version` is the version that *initiated* it (staleness counts from there); `group` ties the rollouts
+    of one task in one step together; `reward` is None exactly where `failure` says why; `rejected` is the reason
+    for which a filter or a hook kept it out of training.
+    """
+
+    id: str
+    task_id: str
+    split: str
+    stage: str
+    step: int
+    group: str
+    seed: int
+    policy_version: int
+    sequences: tuple[Sequence, ...]
+    chunks: tuple[Chunk, ...]
+    observations: tuple[Observation, ...] = ()
+    reward: Score | None = None
+    failure: Failure | None = None
+    rejected: str | None = None
+    tags: tuple[str, ...] = ()
+    ended_by: str = "agent"
+    started_at: float = 0.0
+    seconds: float = 0.0
+    timings: tuple[tuple[str, float], ...] = ()
+
+    @property
+    def passed(self) -> bool:
+        """Whether the hidden tests passed."""
+        return self.reward is not None and self.reward.passed
+
+    @property
+    def sampled_tokens(self) -> int:
+        """How many tokens the policy sampled."""
+        return sum(len(c) for c in self.chunks if c.sampled)

@@ -1,0 +1,1 @@
+"""Interaction-perceptive policy optimization: chunk-level returns, ratios and masks (Eqs. 7 to 9)."""

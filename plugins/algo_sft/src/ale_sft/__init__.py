@@ -1,0 +1,1 @@
+"""Supervised fine-tuning with error-masked turns (Eqs. 1 and 2)."""

@@ -1,0 +1,1 @@
+"""Small models on the CPU or one GPU: continuous batching with a KV cache."""

@@ -1,0 +1,1 @@
+"""Linux namespaces through bubblewrap, no daemon; a plain subprocess sandbox where there is none."""

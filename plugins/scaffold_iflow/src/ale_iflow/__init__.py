@@ -1,0 +1,1 @@
+"""The iFlow agent: one control loop with shell, read_file, write_file and finish."""

@@ -1,0 +1,1 @@
+"""Shell tasks: parametric families with demonstrators, and 20 graded hand-written ones."""

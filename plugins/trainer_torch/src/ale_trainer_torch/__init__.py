@@ -1,0 +1,1 @@
+"""One process: AdamW, bucketed micro-batches, Hugging Face folders in and out."""
