@@ -96,7 +96,6 @@ class RLConfig(Section):
     steps: int = Field(45, ge=0, description="Steps, each with rollouts and an update.")
     prompts_per_step: int = Field(8, gt=0, description="Tasks a step; the algorithm's group_size says how many rollouts each.")
     updates_per_step: int = Field(1, gt=0, description="Optimizer steps over disjoint parts of the step's batch.")
-    warmup_steps: int = Field(0, ge=0, description="Steps of linear learning-rate warm-up.")
     min_entropy: float = Field(0.02, ge=0, description="Stop the run when the policy's mean entropy (nats) stays below this for 5 steps while success falls.")
     checkpoint_every: int = Field(0, ge=0, description="Save the trainer's state every so many steps; 0: only at the end.")
 
@@ -123,7 +122,6 @@ class RunConfig(Section):
     name: str = Field("run", pattern=r"^[\w.-]+$", description="First part of the run folder's name.")
     seed: int = Field(1, ge=0, description="Seeds tasks, weights and sampling.")
     run_dir: Path = Field(Path("runs"), description="Folder in which run folders are made.")
-    threads: int = Field(0, ge=0, description="CPU threads of engine and trainer together; 0: one fewer than the cores, at least 1.")
     model: ModelConfig = ModelConfig()
     tasks: PluginChoice
     scaffold: PluginChoice = PluginChoice(use="iflow")

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ale.errors import FaultKind
-from ale.messages import ChunkErrorKind, Message
+from ale.messages import ChunkErrorKind, Message, ToolSpec
 
 FinishReason = Literal["stop", "length", "abort"]
 
@@ -52,10 +52,12 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Sequence:
-    """One line of context: its token ids, and the messages that it stands for (the last one sampled)."""
+    """One line of context: its token ids, the messages that it stands for (the last one sampled), and the tools
+    that the model was told of."""
 
     token_ids: tuple[int, ...]
     messages: tuple[Message, ...]
+    tools: tuple[ToolSpec, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

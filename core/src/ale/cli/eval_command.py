@@ -1,0 +1,34 @@
+"""`ale eval`: held-out success of a policy, without training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ale.cli.run_command import configure_logging, print_result, run_until_signal
+from ale.config import load_run_config
+from ale.errors import ConfigError
+from ale.pipeline.offline import first_policy
+from ale.pipeline.run import run as run_pipeline
+from ale.plugins import load_hooks
+from ale.store import CONFIG_NAME
+from ale.view.progress import display
+
+
+def evaluate(target: Path, model: Path | None, episodes: int | None, overrides: list[str]) -> int:
+    """Evaluate the policy of a run folder, or of a run file with `--model`; the last line is the summary's path."""
+    if target.is_dir():
+        if not (target / CONFIG_NAME).is_file():
+            raise ConfigError(f"{target} is not a run folder: it holds no {CONFIG_NAME}.")
+        model = model or first_policy(target)
+        target = target / CONFIG_NAME
+    settings = ["sft=null", "rl=null", "trainer=null", "model.scratch=null"]
+    if model is not None:
+        settings.append(f"model.path={model}")
+    if episodes is not None:
+        settings.append(f"eval.episodes={episodes}")
+    loaded = load_run_config(target, [*settings, *overrides])
+    with display() as progress:
+        configure_logging(progress.note)
+        result = run_until_signal(lambda: run_pipeline(loaded, progress, load_hooks()))
+    print_result(result)
+    return 0

@@ -1,0 +1,99 @@
+"""`ale run`: execute a run file, show how it goes, clean up whichever way it ends.
+
+Ctrl-C and SIGTERM cancel the run once: sandboxes are stopped, the summary is written, the exit code is 130 or 143.
+A second signal leaves at once; sandboxes die with this process, and what else they left the next start reclaims.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ale.config import load_run_config
+from ale.errors import ConfigError
+from ale.pipeline.run import Only, RunResult
+from ale.pipeline.run import run as run_pipeline
+from ale.plugins import load_hooks
+from ale.view.progress import display
+
+T = TypeVar("T")
+
+
+class Interrupted(Exception):
+    """A signal ended the run; `exit_code` is 128 plus its number."""
+
+    def __init__(self, signal_number: int) -> None:
+        super().__init__(f"interrupted by {signal.Signals(signal_number).name}")
+        self.exit_code = 128 + signal_number
+
+
+def run(file: Path, overrides: list[str], only: str = "all", source: Path | None = None, out: Path | None = None) -> int:
+    """Run; prints what a newcomer wants to know, the path of summary.json last."""
+    if only not in ("all", "rollout", "train"):
+        raise ConfigError(f"--only takes 'rollout' or 'train', not '{only}'.")
+    loaded = load_run_config(file, overrides)
+    chosen: Only = only  # type: ignore[assignment]
+    with display() as progress:
+        configure_logging(progress.note)
+        result = run_until_signal(
+            lambda: run_pipeline(loaded, progress, load_hooks(), only=chosen, source=source, folder=out)
+        )
+    print_result(result)
+    return 0
+
+
+def run_until_signal(make: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """Run a coroutine; the first SIGINT or SIGTERM cancels it, a second one leaves at once.
+
+    Raises `Interrupted` where a signal ended it.
+    """
+    received: list[int] = []
+
+    async def supervise() -> T:
+        loop = asyncio.get_running_loop()
+        task = loop.create_task(make())
+
+        def on_signal(number: int) -> None:
+            if received:
+                os._exit(128 + number)
+            received.append(number)
+            task.cancel()
+
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, on_signal, number)
+        return await task
+
+    try:
+        return asyncio.run(supervise())
+    except asyncio.CancelledError:
+        if received:
+            raise Interrupted(received[0]) from None
+        raise
+
+
+def configure_logging(show: Callable[[str], None]) -> None:
+    """Warnings of ALE and its plugins become notes of the display."""
+
+    class ToDisplay(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            show(f"{record.levelname.lower()}: {record.getMessage()}")
+
+    logger = logging.getLogger("ale")
+    logger.handlers[:] = [ToDisplay(logging.WARNING)]
+    logger.propagate = False
+
+
+def print_result(result: RunResult) -> None:
+    """The held-out success of each evaluation, the report, the summary."""
+    from ale.view.report import write_report
+
+    for label, values in result.summary["heldout"].items():
+        print(f"held-out success {label.replace('_', ' ')}: {values['success']:.3f} ({values['episodes']} episodes)")
+    print(f"seconds: {result.summary['seconds']['total']:.0f}")
+    print(f"report: {write_report(result.folder)}")
+    print(result.summary_path)

@@ -1,0 +1,152 @@
+"""One episode's line to the model, and the endpoint that opens them.
+
+A call goes: prompt tokens from the recorder -> a responder's reply, if the episode has one, else the engine ->
+tool calls read from the text -> recorded -> answered. Sampling parameters are the session's, whatever the agent asks
+for. Cancelling a call cancels the generation and records nothing.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ale.endpoint.recorder import Recorder
+from ale.endpoint.tokenizer import ChatTokenizer
+from ale.endpoint.tool_format import parse_reply, render_reply
+from ale.errors import BudgetExceeded, ConfigError
+from ale.messages import ChatReply, ChunkErrorKind, Message, ToolSpec
+from ale.plugins import Hooks
+from ale.specs.engine import GenerateRequest, InferenceEngine, Sampling
+from ale.specs.scaffold import ModelSession, Responder
+from ale.trajectory import ChunkError, Observation
+
+
+class EndpointSession(ModelSession):
+    """A `ModelSession` over a tokenizer and an engine."""
+
+    def __init__(
+        self,
+        endpoint: ModelEndpoint,
+        session_id: str,
+        sampling: Sampling,
+        *,
+        max_calls: int,
+        max_context: int,
+        responder: Responder | None,
+    ) -> None:
+        self.id = session_id
+        self.recorder = Recorder(endpoint.tokenizer)
+        self.observations: list[Observation] = []
+        self.calls = 0
+        self.model_seconds = 0.0
+        self._endpoint = endpoint
+        self._sampling = sampling
+        self._max_calls = max_calls
+        self._max_context = max_context
+        self._responder = responder
+        self._key = secrets.token_urlsafe(24)
+
+    @property
+    def base_url(self) -> str:
+        """OpenAI-compatible base URL (ends in `/v1`)."""
+        if self._endpoint.base_url is None:
+            raise ConfigError("This run serves no HTTP; set endpoint.http=true for scaffolds in processes of their own.")
+        return self._endpoint.base_url
+
+    @property
+    def api_key(self) -> str:
+        """The key that makes an HTTP call one of this session."""
+        return self._key
+
+    async def chat(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> ChatReply:
+        """One model call; see `ModelSession.chat`."""
+        if self.calls >= self._max_calls:
+            raise BudgetExceeded(f"The episode has used its {self._max_calls} model calls.")
+        call, self.calls = self.calls, self.calls + 1
+        prompt = self.recorder.prompt(messages, tools)
+        given = await self._responder(messages, tools) if self._responder is not None else None
+        if given is not None:
+            chunk = self.recorder.add_given(prompt, render_reply(given), given)
+            self._endpoint.hooks.call("ale_model_called", session_id=self.id, chunk=chunk)
+            finish = "tool_calls" if given.tool_calls else "stop"
+            return ChatReply(given, finish, chunk.index, len(prompt.token_ids), len(chunk))
+        room = min(self._max_context, self._endpoint.engine.max_context) - len(prompt.token_ids)
+        if room < 1:
+            raise BudgetExceeded(
+                f"The context of {len(prompt.token_ids)} tokens leaves no room for an answer within "
+                f"{min(self._max_context, self._endpoint.engine.max_context)} tokens."
+            )
+        sampling = self._sampling_of(call, min(self._sampling.max_tokens, room))
+        generation = await self._endpoint.engine.generate(
+            GenerateRequest(prompt.token_ids, sampling, session=self.id, call=call)
+        )
+        sampled = generation.token_ids
+        stopped = bool(sampled) and sampled[-1] in self._endpoint.tokenizer.stop_token_ids
+        text = self._endpoint.tokenizer.decode(sampled[:-1] if stopped else sampled)
+        parsed = parse_reply(text, f"call_{call}")
+        error = ChunkError("illegal_call", parsed.illegal) if parsed.illegal else None
+        if error is None and not stopped:
+            error = ChunkError("truncated", "The response was cut at its token limit.")
+        chunk = self.recorder.add_sampled(prompt, generation, parsed.message, error)
+        self._endpoint.hooks.call("ale_model_called", session_id=self.id, chunk=chunk)
+        finish = "tool_calls" if parsed.message.tool_calls else "stop" if stopped else "length"
+        return ChatReply(
+            parsed.message, finish, chunk.index, len(prompt.token_ids), len(sampled), parsed.illegal
+        )  # fmt: skip
+
+    def _sampling_of(self, call: int, max_tokens: int) -> Sampling:
+        s = self._sampling
+        # Every call of a session has noise of its own, and the same one when the run is repeated.
+        seed = None if s.seed is None else (s.seed * 1_000_003 + call) % (1 << 62)
+        stops = s.stop_token_ids or self._endpoint.tokenizer.stop_token_ids
+        return Sampling(s.temperature, s.top_p, s.top_k, max_tokens, stops, seed)
+
+    def mark_error(self, chunk: int, kind: ChunkErrorKind, message: str) -> None:
+        """Record that the chunk's call was illegal or failed."""
+        self.recorder.mark_error(chunk, ChunkError(kind, message))
+
+    def observe(
+        self, chunk: int, tool: str, arguments: Mapping[str, Any], text: str, exit_code: int | None, seconds: float
+    ) -> None:
+        """Record what the environment answered."""
+        self.observations.append(Observation(chunk, tool, dict(arguments), text, exit_code, seconds))
+
+
+class ModelEndpoint:
+    """Opens sessions over one tokenizer and one engine; both may be replaced between stages."""
+
+    def __init__(self, tokenizer: ChatTokenizer, engine: InferenceEngine, hooks: Hooks) -> None:
+        self.tokenizer = tokenizer
+        self.engine = engine
+        self.hooks = hooks
+        self.base_url: str | None = None
+        self._sessions: dict[str, EndpointSession] = {}
+
+    def open(
+        self,
+        session_id: str,
+        sampling: Sampling,
+        *,
+        max_calls: int,
+        max_context: int,
+        responder: Responder | None = None,
+    ) -> EndpointSession:
+        """Open the session of one episode; close it with `close`."""
+        session = EndpointSession(
+            self, session_id, sampling, max_calls=max_calls, max_context=max_context, responder=responder
+        )
+        self._sessions[session.id] = session
+        return session
+
+    def close(self, session: EndpointSession) -> None:
+        """Forget the session: its key is worth nothing from now on."""
+        self._sessions.pop(session.id, None)
+
+    def by_key(self, key: str) -> EndpointSession | None:
+        """The open session that this key belongs to."""
+        for session in self._sessions.values():
+            if hmac.compare_digest(session.api_key.encode(), key.encode()):
+                return session
+        return None

@@ -1,0 +1,169 @@
+"""Text to tokens and back, with the model's own chat template.
+
+`ChatTokenizer` wraps a Hugging Face tokenizer folder. `train_tokenizer` makes such a folder for a model made from
+nothing: a byte-level BPE with ChatML-like special tokens, trained on texts that the caller brings. `byte_tokenizer`
+is the one for runs without a model (scripted engines, demonstrations before there is a vocabulary): one token a byte.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from ale.errors import ConfigError
+from ale.messages import Message, ToolSpec
+
+PAD, TURN_START, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
+SPECIAL_TOKENS = (PAD, TURN_START, TURN_END, "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
+
+# ChatML in the manner of Qwen, but with one short line a tool instead of its JSON Schema: a context of a few hundred
+# tokens has no room for schemas. A tool's answer is a turn of its own role.
+CHAT_TEMPLATE = """\
+{%- for message in messages %}
+    {%- if message.role == 'assistant' %}
+        {{- '<|im_start|>assistant\\n' + (message.content or '') }}
+        {%- for call in message.tool_calls or [] %}
+            {{- '<tool_call>\\n{"name": "' + call.function.name + '", "arguments": ' + call.function.arguments | tojson + '}\\n</tool_call>' }}
+        {%- endfor %}
+    {%- else %}
+        {{- '<|im_start|>' + message.role + '\\n' + message.content }}
+        {%- if message.role == 'system' and tools %}
+            {{- '\\nTools:' }}
+            {%- for tool in tools %}
+                {{- ' ' + tool.function.name + '(' + tool.function.parameters.properties.keys() | join(', ') + ')' }}
+            {%- endfor %}
+        {%- endif %}
+    {%- endif %}
+    {{- '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+{%- endif %}"""
+
+
+class ChatTokenizer:
+    """A Hugging Face tokenizer with a chat template (satisfies `ale.specs.engine.Tokenizer`)."""
+
+    def __init__(self, hugging_face: Any, stop_token_ids: Sequence[int] = ()) -> None:
+        self._hf = hugging_face
+        self._fast = hugging_face.backend_tokenizer
+        eos = hugging_face.eos_token_id
+        self._stop = tuple(dict.fromkeys([*([eos] if eos is not None else []), *stop_token_ids]))
+
+    @classmethod
+    def load(cls, folder: Path) -> ChatTokenizer:
+        """Read a folder with `tokenizer.json` and a chat template. Raises `ConfigError`."""
+        import json
+
+        from transformers import AutoTokenizer
+
+        try:
+            hf = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+        except Exception as error:  # the library raises many kinds; whichever it is, the folder is what is wrong
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise ConfigError(f"The folder {folder} holds no tokenizer that can be loaded: {reason}") from error
+        if not getattr(hf, "chat_template", None):
+            raise ConfigError(f"The tokenizer in {folder} has no chat template; add a chat_template.jinja to the folder.")
+        if not hasattr(hf, "backend_tokenizer"):
+            raise ConfigError(f"The tokenizer in {folder} is a slow one; convert it to tokenizer.json first.")
+        stop: list[int] = []
+        generation = folder / "generation_config.json"
+        if generation.exists():
+            eos = json.loads(generation.read_text()).get("eos_token_id")
+            stop = eos if isinstance(eos, list) else [eos] if isinstance(eos, int) else []
+        return cls(hf, stop)
+
+    @property
+    def stop_token_ids(self) -> tuple[int, ...]:
+        """Tokens that end a model response."""
+        return self._stop
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of token ids."""
+        return int(self._fast.get_vocab_size())
+
+    @cached_property
+    def stop_text(self) -> str:
+        """The text of the first stop token."""
+        return self.decode([self._stop[0]]) if self._stop else ""
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of `text`; special tokens in it are recognised, none are added."""
+        return list(self._fast.encode(text, add_special_tokens=False).ids)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Text of `token_ids`, special tokens included."""
+        return str(self._fast.decode(list(token_ids), skip_special_tokens=False))
+
+    def render(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, prompt: bool) -> str:
+        """The conversation as text by the chat template; with `prompt`, ending where the model goes on."""
+        return str(
+            self._hf.apply_chat_template(
+                [_for_template(m) for m in messages],
+                tools=[t.to_openai() for t in tools] or None,
+                tokenize=False,
+                add_generation_prompt=prompt,
+            )
+        )
+
+    def save(self, folder: Path) -> None:
+        """Write the tokenizer's files into `folder`."""
+        self._hf.save_pretrained(str(folder))
+
+
+def _for_template(message: Message) -> dict[str, Any]:
+    """Chat templates want a call's arguments as an object, where the wire has JSON text."""
+    data = message.to_openai()
+    for call, out in zip(message.tool_calls, data.get("tool_calls", ()), strict=True):
+        with suppress(ValueError):
+            out["function"]["arguments"] = call.parsed_arguments()
+    return data
+
+
+def train_tokenizer(texts: Iterable[str], vocab_size: int) -> ChatTokenizer:
+    """A byte-level BPE of at most `vocab_size` tokens, trained on `texts`.
+
+    Words, single digits and runs of everything else are the units that merges stay within: a name is then cut the
+    same way wherever it stands, which is what a small model needs in order to copy it.
+    """
+    from tokenizers import Regex, pre_tokenizers, trainers
+
+    bpe, alphabet = _empty_bpe(pre_tokenizers.Split(Regex(r"[A-Za-z]+|[0-9]|[^A-Za-z0-9]+"), "isolated"))
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size, special_tokens=list(SPECIAL_TOKENS), initial_alphabet=alphabet, show_progress=False
+    )
+    bpe.train_from_iterator(texts, trainer)
+    return _wrap(bpe)
+
+
+def byte_tokenizer() -> ChatTokenizer:
+    """One token a byte, and the special tokens of `train_tokenizer`."""
+    from tokenizers import pre_tokenizers, trainers
+
+    bpe, alphabet = _empty_bpe(pre_tokenizers.Split("", "isolated"))
+    trainer = trainers.BpeTrainer(
+        vocab_size=0, special_tokens=list(SPECIAL_TOKENS), initial_alphabet=alphabet, show_progress=False
+    )
+    bpe.train_from_iterator([], trainer)
+    return _wrap(bpe)
+
+
+def _empty_bpe(split: Any) -> tuple[Any, list[str]]:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    bpe = Tokenizer(models.BPE())
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    bpe.pre_tokenizer = pre_tokenizers.Sequence([split, byte_level])
+    bpe.decoder = decoders.ByteLevel()
+    return bpe, sorted(pre_tokenizers.ByteLevel.alphabet())
+
+
+def _wrap(bpe: Any) -> ChatTokenizer:
+    from transformers import PreTrainedTokenizerFast
+
+    hf = PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token=TURN_END, pad_token=PAD, chat_template=CHAT_TEMPLATE)
+    return ChatTokenizer(hf)

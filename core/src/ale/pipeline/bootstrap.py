@@ -1,0 +1,88 @@
+"""Where the policy comes from.
+
+- `model.path`: a Hugging Face folder, taken as it is.
+- `model.scratch`: demonstrations are run first, in sandboxes; a tokenizer is trained on their text, a small decoder
+  gets random weights. No text but the task source's own is involved.
+- neither: the engine needs no model (a scripted one); the endpoint counts bytes as tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from ale.endpoint.recorder import Recorder
+from ale.endpoint.tokenizer import ChatTokenizer, train_tokenizer
+from ale.endpoint.tool_format import render_reply
+from ale.errors import AleError, ConfigError
+from ale.pipeline.workbench import Workbench
+from ale.rollout.episode import Stage
+from ale.specs.algorithm import RolloutRequest
+from ale.task import TRAIN
+from ale.trajectory import Trajectory
+
+
+async def demonstrate(bench: Workbench, count: int) -> list[Trajectory]:
+    """Run `count` demonstrations; every command is really executed, every reward really computed."""
+    requests, responders = [], []
+    tasks = bench.take_tasks(TRAIN)
+    for i in range(count):
+        task = next(tasks)
+        seed = bench.config.seed * 1_000_003 + i
+        responder = bench.tasks.demonstrator(task, seed)
+        if responder is None:
+            raise ConfigError(
+                f"The task source '{bench.config.tasks.use}' has no demonstrator for the task '{task.id}'; "
+                "leave out 'sft' and start from a trained model (model.path), or use a task source that has one."
+            )
+        requests.append(RolloutRequest(task, f"demo.{i}", seed))
+        responders.append(responder)
+    bench.progress.stage("demonstrations", count)
+    with bench.timed("demonstrations"):
+        done = await bench.rollouts.run(requests, Stage("demonstrations", 0, TRAIN, 1.0), responders)
+    if not done:
+        raise AleError("No demonstration could be run; see the log for the reason of each.")
+    return done
+
+
+async def scratch_model(bench: Workbench, demonstrations: list[Trajectory]) -> Path:
+    """Train a tokenizer on the demonstrations and make a model with random weights; returns its folder."""
+    scratch = bench.config.model.scratch
+    assert scratch is not None
+    folder = bench.folder / "model" / "initial"
+    with bench.timed("model"):
+        old = bench.endpoint.tokenizer
+        texts = [old.decode(s.token_ids) for t in demonstrations for s in t.sequences]
+        tokenizer = train_tokenizer(texts, scratch.vocab_size)
+        folder.mkdir(parents=True, exist_ok=True)
+        tokenizer.save(folder)
+        await bench.backend.create_model(scratch, folder)
+    return folder
+
+
+async def load_model(bench: Workbench, folder: Path, *, train: bool) -> None:
+    """Make the folder the policy everywhere."""
+    with bench.timed("model"):
+        await bench.use_model(folder, ChatTokenizer.load(folder))
+        if train:
+            await bench.backend.load_model(folder)
+
+
+def retokenize(trajectory: Trajectory, tokenizer: ChatTokenizer) -> Trajectory:
+    """The same demonstration in another vocabulary, recorded the way the policy's own rollouts are.
+
+    Replies and their errors stay; the token ids are those that the endpoint would have shown to the policy.
+    """
+    recorder = Recorder(tokenizer)
+    for sequence_index, sequence in enumerate(trajectory.sequences):
+        errors = [c.error for c in trajectory.chunks if c.sequence == sequence_index]
+        turns = [i for i, m in enumerate(sequence.messages) if m.role == "assistant"]
+        # A line that branched off another repeats its first replies; only its own are new chunks.
+        for turn, error in zip(turns[len(turns) - len(errors) :], errors, strict=True):
+            reply = sequence.messages[turn]
+            prompt = recorder.prompt(sequence.messages[:turn], sequence.tools)
+            chunk = recorder.add_given(prompt, render_reply(reply), reply)
+            if error is not None:
+                recorder.mark_error(chunk.index, error)
+    return replace(trajectory, sequences=recorder.sequences, chunks=recorder.chunks)
+

@@ -1,0 +1,49 @@
+"""Held-out evaluation: every episode starts at the beginning of its task, with the policy as it is now."""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+
+from ale.errors import AleError
+from ale.pipeline.workbench import Workbench
+from ale.rollout.episode import Stage
+from ale.specs.algorithm import RolloutRequest
+from ale.task import Task
+
+EVAL_STAGE = "eval"
+
+
+def heldout_tasks(bench: Workbench, episodes: int) -> list[Task]:
+    """The first `episodes` tasks of the evaluation split; a small split is gone through again."""
+    return list(itertools.islice(bench.take_tasks(bench.config.eval.split), episodes))
+
+
+async def evaluate(bench: Workbench, label: str, step: int) -> float:
+    """Success rate on the held-out tasks, one attempt each; stored as metrics of stage `eval` at `step`.
+
+    `label` (such as `after_sft`) is what the summary calls it. Episodes with an infrastructure fault are made anew
+    and, where that fails too, left out of the count.
+    """
+    config = bench.config.eval
+    tasks = heldout_tasks(bench, config.episodes)
+    bench.progress.stage(f"evaluation {label}", len(tasks))
+    requests = [
+        RolloutRequest(task, f"eval.{i}", bench.config.seed * 1_000_003 + 500_009 + i) for i, task in enumerate(tasks)
+    ]
+    with bench.timed("evaluation"):
+        done = await bench.rollouts.run(requests, Stage(EVAL_STAGE, step, config.split, config.temperature))
+    if not done:
+        raise AleError("No held-out episode could be run; see the log for the reason of each.")
+    success = sum(t.passed for t in done) / len(done)
+    by_tag: dict[str, list[bool]] = defaultdict(list)
+    for t in done:
+        for tag in t.tags[:1]:
+            by_tag[tag].append(t.passed)
+    metrics = {"success": success, "episodes": len(done), "chunks": sum(len(t.chunks) for t in done) / len(done)}
+    metrics |= {f"success/{tag}": sum(v) / len(v) for tag, v in by_tag.items()}
+    bench.store.add_metrics(EVAL_STAGE, step, metrics)
+    bench.evaluations[label] = {"success": success, "episodes": len(done), "step": step}
+    bench.progress.numbers(heldout=success)
+    bench.progress.note(f"held-out success {label.replace('_', ' ')}: {success:.2f} ({len(done)} episodes)")
+    return success

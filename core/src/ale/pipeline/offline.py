@@ -1,0 +1,74 @@
+"""The loop in halves, for debugging: rollouts without training, training on a dump of rollouts.
+
+A dump is a run folder: `--only rollout` writes one, with the policy that sampled it under `model/initial`.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from ale.errors import ConfigError
+from ale.pipeline.bootstrap import load_model
+from ale.pipeline.evaluate import evaluate
+from ale.pipeline.reinforce import RL_STAGE, roll_out, rollout_metrics, train_step
+from ale.pipeline.workbench import Workbench
+from ale.run_config import RLConfig
+from ale.store import RunStore
+from ale.task import TRAIN
+from ale.trajectory import Trajectory
+
+POLICIES = ("final", "sft", "initial")
+"""Model folders of a run, the most trained first."""
+
+
+def first_policy(run: Path, names: Sequence[str] = POLICIES) -> Path:
+    """The first of these model folders that a run has. Raises `ConfigError` where there is none."""
+    for name in names:
+        if (run / "model" / name / "config.json").is_file():
+            return run / "model" / name
+    raise ConfigError(f"{run} holds no policy (looked for model/{', model/'.join(names)}); name one with model.path=FOLDER.")
+
+
+async def roll_out_only(bench: Workbench, source: Path | None) -> None:
+    """Make the rollouts of `rl.steps` steps with one policy and keep them."""
+    config = bench.config.rl or RLConfig(steps=1)
+    folder = first_policy(source) if source is not None else bench.config.model.path
+    if folder is not None:
+        await load_model(bench, folder, train=False)
+        shutil.copytree(folder, bench.folder / "model" / "initial", dirs_exist_ok=True)
+    else:
+        await bench.engine.load_model(None, bench.endpoint.tokenizer)
+    tasks = bench.take_tasks(TRAIN)
+    previous: list[Trajectory] = []
+    for step in range(1, config.steps + 1):
+        with bench.timed("rollout"):
+            previous = await roll_out(bench, [next(tasks) for _ in range(config.prompts_per_step)], step, previous)
+        metrics = rollout_metrics(previous, bench.engine.version)
+        bench.store.add_metrics(RL_STAGE, step, metrics)
+        bench.progress.numbers(success=metrics["success"])
+
+
+async def train_only(bench: Workbench, source: Path) -> None:
+    """Train on the rollouts of another run, step by step, starting from the policy that sampled them."""
+    config = bench.config.rl or RLConfig()
+    folder = bench.config.model.path or first_policy(source, ("sft", "initial"))
+    with RunStore.open(source) as dump:
+        steps: dict[int, list[Trajectory]] = {}
+        for trajectory in dump.trajectories("stage = ? AND rejected IS NULL", (RL_STAGE,)):
+            steps.setdefault(trajectory.step, []).append(trajectory)
+    if not steps:
+        raise ConfigError(f"{source} holds no rollouts of the stage '{RL_STAGE}' to train on.")
+    await load_model(bench, folder, train=True)
+    await evaluate(bench, "before_rl", 0)
+    bench.progress.stage("training on the dump", len(steps))
+    for step, trajectories in sorted(steps.items()):
+        with bench.timed("training"):
+            metrics = await train_step(bench, config, trajectories, step)
+        metrics |= rollout_metrics(trajectories, bench.engine.version - 1)
+        bench.store.add_metrics(RL_STAGE, step, metrics)
+        bench.hooks.call("ale_step_finished", stage=RL_STAGE, step=step, metrics=metrics)
+        bench.progress.advance()
+    await evaluate(bench, "after_rl", max(steps))
+    await bench.backend.save(bench.folder / "model" / "final")

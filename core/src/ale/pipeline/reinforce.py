@@ -1,0 +1,144 @@
+"""The RL loop, synchronous: roll out with the newest policy, train, bring the weights back, again.
+
+Each step: the algorithm plans rollouts for the next tasks; they run at once; what can be trusted is packed into a
+batch; old log-probabilities are recomputed with the weights that sampled (where the algorithm asks for it); one or
+more optimizer steps; the new weights go to the engine in memory. The policy version that initiated each sample is in
+the trajectory; here it is always the current one, so staleness is 0.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ale.errors import AleError, TrainerError
+from ale.pipeline.evaluate import evaluate
+from ale.pipeline.workbench import Workbench
+from ale.rollout.episode import Stage
+from ale.run_config import RLConfig
+from ale.specs.algorithm import RolloutHistory
+from ale.task import TRAIN, Task
+from ale.trajectory import Trajectory
+
+RL_STAGE = "rl"
+COLLAPSE_PATIENCE = 5
+
+
+async def reinforce(bench: Workbench, config: RLConfig) -> None:
+    """Run all RL steps, with the evaluations between them."""
+    tasks = bench.take_tasks(TRAIN)
+    guard = CollapseGuard(config.min_entropy)
+    previous: list[Trajectory] = []
+    for step in range(1, config.steps + 1):
+        bench.progress.stage(f"RL step {step}/{config.steps}", 0)
+        began = time.monotonic()
+        with bench.timed("rollout"):
+            previous = await roll_out(bench, [next(tasks) for _ in range(config.prompts_per_step)], step, previous)
+        rolled = time.monotonic()
+        with bench.timed("training"):
+            metrics = await train_step(bench, config, previous, step)
+        metrics |= rollout_metrics(previous, bench.engine.version - 1)
+        metrics |= {"rollout_s": rolled - began, "train_s": time.monotonic() - rolled}
+        metrics["tokens_per_s"] = metrics["sampled_tokens"] / max(1e-9, rolled - began)
+        bench.store.add_metrics(RL_STAGE, step, metrics)
+        bench.hooks.call("ale_step_finished", stage=RL_STAGE, step=step, metrics=metrics)
+        bench.progress.numbers(
+            success=metrics["success"], entropy=metrics.get("entropy", 0.0), tokens_per_s=metrics["tokens_per_s"]
+        )
+        guard.check(metrics)
+        every = bench.config.eval.every
+        if every and step % every == 0 and step < config.steps:
+            await evaluate(bench, f"step_{step}", step)
+        if config.checkpoint_every and step % config.checkpoint_every == 0:
+            await bench.backend.save(bench.folder / "checkpoints" / f"step_{step}")
+
+
+async def roll_out(
+    bench: Workbench, tasks: Sequence[Task], step: int, previous: Sequence[Trajectory]
+) -> list[Trajectory]:
+    """The rollouts of one step, those that can be trusted."""
+    history = RolloutHistory(step, bench.config.seed, previous)
+    requests = bench.algorithm.plan(tasks, history)
+    c = bench.config.rollout
+    bench.progress.stage(f"RL step {step} rollouts", len(requests))
+    done = await bench.rollouts.run(requests, Stage(RL_STAGE, step, TRAIN, c.temperature, c.top_p, c.top_k))
+    if not done:
+        raise AleError(f"No rollout of step {step} can be trusted; the events and trajectories of the run say why.")
+    return done
+
+
+async def train_step(
+    bench: Workbench, config: RLConfig, trajectories: Sequence[Trajectory], step: int
+) -> dict[str, float]:
+    """Update on the step's rollouts, publish; returns the algorithm's metrics (means over the updates)."""
+    parts = disjoint_parts(trajectories, config.updates_per_step, bench.config.seed + step)
+    batches = [batch for part in parts if (batch := bench.algorithm.batch(part)) is not None]
+    if bench.algorithm.old_logprobs == "recompute":
+        # All parts before the first update: the weights are still the ones that sampled.
+        batches = [replace(b, old_logprobs=await bench.backend.logprobs(b)) for b in batches]
+    collected: list[dict[str, float]] = []
+    for batch in batches:
+        bench.hooks.call("ale_batch_ready", step=step, batch=batch)
+        totals = await bench.backend.update(batch, bench.algorithm.loss)
+        collected.append(bench.algorithm.metrics(totals))
+    await bench.publish()
+    names = {name for metrics in collected for name in metrics}
+    return {n: sum(m.get(n, 0.0) for m in collected) / len(collected) for n in sorted(names)} | {
+        "updates": float(len(batches))
+    }
+
+
+def disjoint_parts(trajectories: Sequence[Trajectory], parts: int, seed: int) -> list[list[Trajectory]]:
+    """Cut into at most `parts` parts of whole groups (the rollouts of one task stay together)."""
+    groups: dict[str, list[Trajectory]] = {}
+    for trajectory in trajectories:
+        groups.setdefault(trajectory.group, []).append(trajectory)
+    order = list(groups)
+    random.Random(seed).shuffle(order)
+    cut: list[list[Trajectory]] = [[] for _ in range(min(parts, len(order)))]
+    for i, name in enumerate(order):
+        cut[i % len(cut)].extend(groups[name])
+    return cut
+
+
+def rollout_metrics(trajectories: Sequence[Trajectory], version: int) -> dict[str, float]:
+    """What the rollouts of a step looked like; `version` is the policy version that the step trained on."""
+    n = len(trajectories)
+    chunks = [c for t in trajectories for c in t.chunks]
+    return {
+        "success": sum(t.passed for t in trajectories) / n,
+        "reward": sum(t.reward.value for t in trajectories if t.reward is not None) / n,
+        "rollouts": float(n),
+        "chunks": len(chunks) / n,
+        "chunk_tokens": sum(map(len, chunks)) / max(1, len(chunks)),
+        "sampled_tokens": float(sum(t.sampled_tokens for t in trajectories)),
+        "illegal_calls": sum(c.error is not None and c.error.kind == "illegal_call" for c in chunks) / max(1, len(chunks)),
+        "failed_executions": sum(c.error is not None and c.error.kind == "execution_failed" for c in chunks)
+        / max(1, len(chunks)),
+        "staleness": sum(version - t.policy_version for t in trajectories) / n,
+        "episode_s": sum(t.seconds for t in trajectories) / n,
+    }
+
+
+class CollapseGuard:
+    """Stops a run whose policy has lost its entropy while it gets worse: more steps would only cost time."""
+
+    def __init__(self, min_entropy: float) -> None:
+        self._min_entropy = min_entropy
+        self._best = 0.0
+        self._low = 0
+
+    def check(self, metrics: dict[str, float]) -> None:
+        """Look at one step's metrics. Raises `TrainerError` after `COLLAPSE_PATIENCE` bad steps in a row."""
+        success, entropy = metrics["success"], metrics.get("entropy")
+        self._best = max(self._best, success)
+        collapsing = entropy is not None and entropy < self._min_entropy and success < 0.5 * self._best
+        self._low = self._low + 1 if collapsing else 0
+        if self._low >= COLLAPSE_PATIENCE:
+            raise TrainerError(
+                f"The policy is collapsing: for {COLLAPSE_PATIENCE} steps its entropy stayed below "
+                f"{self._min_entropy:g} nats with success at {success:.2f} after a best of {self._best:.2f}. "
+                "Lower trainer.lr or bring algorithm.negative_signal nearer to 0 (rl.min_entropy=0 turns this guard off)."
+            )

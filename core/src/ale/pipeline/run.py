@@ -1,0 +1,160 @@
+"""A run from beginning to end: demonstrations, supervised warm start, reinforcement learning, evaluation, summary.
+
+Every way out of a run (done, failed, interrupted) leaves a readable run folder with a summary.json that says which
+way it was.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import time
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from ale.config import LoadedConfig
+from ale.errors import ConfigError
+from ale.pipeline.bootstrap import demonstrate, load_model, scratch_model
+from ale.pipeline.evaluate import evaluate
+from ale.pipeline.offline import roll_out_only, train_only
+from ale.pipeline.progress import Progress
+from ale.pipeline.reinforce import reinforce
+from ale.pipeline.supervised import warm_start
+from ale.pipeline.workbench import Workbench, open_workbench
+from ale.plugins import Hooks
+from ale.run_config import RunConfig
+from ale.store import CONFIG_NAME, RunStore, write_summary
+
+Only = Literal["all", "rollout", "train"]
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """What a run came to."""
+
+    folder: Path
+    summary_path: Path
+    summary: dict[str, Any]
+
+
+def new_run_folder(config: RunConfig) -> tuple[str, Path]:
+    """A fresh run id and the folder for it (not made yet)."""
+    run_id = f"{config.name}-{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:4]}"
+    return run_id, config.run_dir / run_id
+
+
+async def run(
+    loaded: LoadedConfig, progress: Progress, hooks: Hooks, *, only: Only = "all", source: Path | None = None,
+    folder: Path | None = None,
+) -> RunResult:  # fmt: skip
+    """Execute a run; raises what stopped it, after the summary is written."""
+    config = loaded.run
+    check(config, only, source)
+    run_id, default_folder = new_run_folder(config)
+    folder = folder or default_folder
+    store = RunStore.create(folder)
+    (folder / CONFIG_NAME).write_text(loaded.to_yaml())
+    began = time.monotonic()
+    status, error, bench = "failed", None, None
+    try:
+        hooks.call("ale_run_started", run_id=run_id, run_dir=folder, config=loaded.resolved)
+        store.add_event("run_started", run_id=run_id, seed=config.seed, only=only)
+        async with open_workbench(config, run_id, folder, store, hooks, progress, train=only != "rollout") as bench:
+            await stages(bench, only, source)
+        status = "completed"
+    except asyncio.CancelledError:
+        status, error = "interrupted", "The run was interrupted."
+        raise
+    except BaseException as problem:
+        error = str(problem) or type(problem).__name__
+        raise
+    finally:
+        summary = summarize(config, run_id, status, error, bench, store, time.monotonic() - began)
+        path = write_summary(folder, summary)
+        store.add_event("run_finished", status=status, error=error)
+        hooks.call("ale_run_finished", run_id=run_id, summary=summary)
+        store.close()
+    return RunResult(folder, path, summary)
+
+
+def check(config: RunConfig, only: Only, source: Path | None) -> None:
+    """Refuse what could not work before anything starts. Raises `ConfigError`."""
+    if only == "train" and source is None:
+        raise ConfigError("'--only train' trains on a dump of rollouts: name its run folder with '--from RUN'.")
+    if only == "all" and source is not None:
+        raise ConfigError("'--from RUN' goes with '--only rollout' or '--only train'.")
+    if source is not None and not (source / "run.db").is_file():
+        raise ConfigError(f"'--from {source}': there is no run folder (it holds no run.db).")
+    if only == "rollout":
+        if config.model.scratch is not None and source is None:
+            raise ConfigError("'--only rollout' needs a policy: model.path=FOLDER, '--from RUN', or the engine 'scripted'.")
+        return
+    if only == "train":
+        return
+    if config.model.scratch is not None and config.sft is None:
+        raise ConfigError("model.scratch: the tokenizer is trained on demonstrations, so the run needs an 'sft' section.")
+    if (config.sft or config.rl) and config.trainer is None:
+        raise ConfigError("trainer: 'sft' and 'rl' need a trainer; name one, or use '--only rollout'.")
+    if (config.sft or config.rl) and config.model.scratch is None and config.model.path is None:
+        raise ConfigError(
+            "model: 'sft' and 'rl' need a policy to train; give model.path or model.scratch, or use '--only rollout'."
+        )
+
+
+async def stages(bench: Workbench, only: Only, source: Path | None) -> None:
+    """The stages in order."""
+    config = bench.config
+    if only == "rollout":
+        return await roll_out_only(bench, source)
+    if only == "train":
+        assert source is not None
+        return await train_only(bench, source)
+    demonstrations = await demonstrate(bench, config.sft.demonstrations.count) if config.sft else []
+    if config.model.scratch is not None:
+        await load_model(bench, await scratch_model(bench, demonstrations), train=True)
+    elif config.model.path is not None:
+        await load_model(bench, config.model.path, train=config.sft is not None or config.rl is not None)
+    else:
+        await bench.engine.load_model(None, bench.endpoint.tokenizer)
+    if config.sft:
+        await evaluate(bench, "before_sft", -1)
+        await warm_start(bench, config.sft, demonstrations)
+        await bench.backend.save(bench.folder / "model" / "sft")
+    await evaluate(bench, "after_sft" if config.sft else "before_rl", 0)
+    if config.rl:
+        await reinforce(bench, config.rl)
+        await evaluate(bench, "after_rl", config.rl.steps)
+    if config.sft or config.rl:
+        await bench.backend.save(bench.folder / "model" / "final")
+
+
+def summarize(
+    config: RunConfig, run_id: str, status: str, error: str | None, bench: Workbench | None, store: RunStore,
+    seconds: float,
+) -> dict[str, Any]:  # fmt: skip
+    """What stands in summary.json."""
+    stages = dict(bench.seconds) if bench else {}
+    sampled = store.sampled_tokens()
+    generating = sum(stages.get(s, 0.0) for s in ("evaluation", "rollout"))
+    return {
+        "run_id": run_id,
+        "status": status,
+        "error": error,
+        "seed": config.seed,
+        "heldout": dict(bench.evaluations) if bench else {},
+        "seconds": {name: round(value, 3) for name, value in stages.items()} | {"total": round(seconds, 3)},
+        "rollouts": store.count(),
+        "sampled_tokens": sampled,
+        "tokens_per_s": round(sampled / generating, 1) if generating else 0.0,
+        "peak_memory_mib": round(peak_memory_mib(), 1),
+        "final_policy_version": bench.engine.version if bench else 0,
+        "failures": store.failures(),
+    }
+
+
+def peak_memory_mib() -> float:
+    """Largest resident set of this process so far (its children's come on top)."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+

@@ -1,0 +1,125 @@
+"""Everything that a run has open: drivers, endpoint, store. Opened in one place, closed in reverse order."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ale.endpoint.session import ModelEndpoint
+from ale.endpoint.tokenizer import ChatTokenizer, byte_tokenizer
+from ale.errors import AleError
+from ale.pipeline.progress import Progress
+from ale.plugins import Hooks, build_driver
+from ale.rollout.episode import Episodes
+from ale.rollout.scheduler import Rollouts
+from ale.run_config import PluginChoice, RunConfig
+from ale.specs.algorithm import Algorithm
+from ale.specs.driver import Driver, DriverContext
+from ale.specs.engine import InferenceEngine, PolicyVersion
+from ale.specs.tasks import TaskSource
+from ale.specs.trainer import TrainerBackend
+from ale.store import RunStore
+from ale.task import Task
+from ale.trajectory import Trajectory
+
+
+@dataclass
+class Workbench:
+    """What the stages work with."""
+
+    config: RunConfig
+    run_id: str
+    folder: Path
+    store: RunStore
+    hooks: Hooks
+    progress: Progress
+    tasks: TaskSource
+    engine: InferenceEngine
+    trainer: TrainerBackend | None
+    algorithm: Algorithm
+    sft: Algorithm | None
+    endpoint: ModelEndpoint
+    rollouts: Rollouts
+    seconds: dict[str, float] = field(default_factory=dict)
+    evaluations: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    @contextmanager
+    def timed(self, stage: str) -> Iterator[None]:
+        """Adds the seconds spent inside to `seconds[stage]`."""
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self.seconds[stage] = self.seconds.get(stage, 0.0) + time.monotonic() - began
+
+    @property
+    def backend(self) -> TrainerBackend:
+        """The trainer, where the stage cannot do without."""
+        assert self.trainer is not None, "checked before the run starts"
+        return self.trainer
+
+    async def use_model(self, folder: Path, tokenizer: ChatTokenizer) -> None:
+        """Make a model folder the policy of engine and endpoint."""
+        await self.engine.load_model(folder, tokenizer)
+        self.endpoint.tokenizer = tokenizer
+
+    async def publish(self) -> PolicyVersion:
+        """Bring the trainer's weights to the engine, in memory."""
+        policy = await self.backend.publish()
+        await self.engine.load_weights(policy)
+        return policy
+
+    def take_tasks(self, split: str) -> Iterator[Task]:
+        """Tasks of a split, again from the start when they run out."""
+        while True:
+            empty = True
+            for task in self.tasks.tasks(split):
+                empty = False
+                yield task
+            if empty:
+                raise AleError(f"The task source '{self.config.tasks.use}' has no tasks in its split '{split}'.")
+
+
+@asynccontextmanager
+async def open_workbench(
+    config: RunConfig, run_id: str, folder: Path, store: RunStore, hooks: Hooks, progress: Progress, *, train: bool
+) -> AsyncIterator[Workbench]:
+    """Build every driver the run names, start them, and close them whatever happens."""
+    context = DriverContext(run_id=run_id, run_dir=folder, seed=config.seed, hooks=hooks, labels={"run": run_id})
+    async with AsyncExitStack() as stack:
+
+        async def start(kind: str, choice: PluginChoice, path: str | None = None) -> Any:
+            driver: Driver = build_driver(kind, choice, context, path or kind)
+            return await stack.enter_async_context(driver)
+
+        # Cheap drivers first: a mistake in the configuration then shows before a model is loaded.
+        tasks = await start("tasks", config.tasks)
+        reward = await start("reward", config.reward)
+        scaffold = await start("scaffold", config.scaffold)
+        provider = await start("sandbox", config.sandbox)
+        algorithm = await start("algorithm", config.algorithm)
+        sft = await start("algorithm", config.sft.algorithm, "sft.algorithm") if config.sft and train else None
+        engine = await start("engine", config.engine)
+        trainer = await start("trainer", config.trainer) if config.trainer and train else None
+        tokenizer = byte_tokenizer()
+        endpoint = ModelEndpoint(tokenizer, engine, hooks)
+        if config.endpoint.http:
+            from ale.endpoint.http import serve
+
+            await stack.enter_async_context(serve(endpoint))
+        episodes = Episodes(
+            provider, scaffold, reward, endpoint, hooks, config.rollout, config.needs, context.labels
+        )  # fmt: skip
+
+        def finished(trajectory: Trajectory) -> None:
+            if trajectory.rejected is None:
+                progress.advance()
+
+        rollouts = Rollouts(episodes, store, finished)
+        yield Workbench(
+            config, run_id, folder, store, hooks, progress, tasks, engine, trainer, algorithm, sft, endpoint, rollouts
+        )  # fmt: skip

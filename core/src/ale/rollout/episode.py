@@ -1,0 +1,137 @@
+"""One episode: start a sandbox, let the scaffold drive the agent, score what it left, tear everything down.
+
+Whatever goes wrong is attributed to one boundary and recorded once, in the trajectory: an episode returns, it does
+not raise (but for cancellation and for mistakes in the run's own configuration). A failure is never a zero reward.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from ale.endpoint.session import EndpointSession, ModelEndpoint
+from ale.errors import AgentError, AleError, BudgetExceeded, ConfigError
+from ale.plugins import Hooks
+from ale.rollout.observed import ObservedSandbox
+from ale.run_config import RolloutConfig, SandboxNeeds
+from ale.specs.algorithm import RolloutRequest
+from ale.specs.engine import Sampling
+from ale.specs.reward import Reward
+from ale.specs.sandbox import Sandbox, SandboxProvider, SandboxSpec
+from ale.specs.scaffold import Responder, Scaffold
+from ale.trajectory import Failure, Score, Trajectory
+
+log = logging.getLogger("ale.rollout")
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Where in the run a rollout is made: goes into each trajectory."""
+
+    name: str
+    step: int
+    split: str
+    temperature: float
+    top_p: float = 1.0
+    top_k: int = 0
+
+
+@dataclass(frozen=True)
+class Episodes:
+    """What every episode of a run shares."""
+
+    provider: SandboxProvider
+    scaffold: Scaffold
+    reward: Reward
+    endpoint: ModelEndpoint
+    hooks: Hooks
+    config: RolloutConfig
+    needs: SandboxNeeds
+    labels: Mapping[str, str]
+
+    async def run(self, request: RolloutRequest, stage: Stage, responder: Responder | None = None) -> Trajectory:
+        """Run one episode to its end."""
+        episode_id = uuid.uuid4().hex[:16]
+        sampling = Sampling(stage.temperature, stage.top_p, stage.top_k, self.config.max_tokens, seed=request.seed)
+        session = self.endpoint.open(
+            episode_id, sampling,
+            max_calls=self.config.max_calls, max_context=self.config.max_context, responder=responder,
+        )  # fmt: skip
+        trajectory = Trajectory(
+            id=episode_id, task_id=request.task.id, split=stage.split, stage=stage.name, step=stage.step,
+            group=request.group, seed=request.seed, policy_version=self.endpoint.engine.version,
+            sequences=(), chunks=(), tags=request.task.tags, started_at=time.time(),
+        )  # fmt: skip
+        began = time.monotonic()
+        timings: dict[str, float] = {}
+        try:
+            return await self._act_and_score(request, session, trajectory, timings)
+        except ConfigError:
+            raise
+        except AleError as error:
+            return self._failed(trajectory, session, error, timings, began)
+        finally:
+            self.endpoint.close(session)
+
+    async def _act_and_score(
+        self, request: RolloutRequest, session: EndpointSession, trajectory: Trajectory, timings: dict[str, float]
+    ) -> Trajectory:
+        task = request.task
+        began = mark = time.monotonic()
+        spec = SandboxSpec(
+            image=task.image, resources=self.needs.resources, network=self.needs.network, env=dict(task.env),
+            files={path: text.encode() for path, text in task.files.items()},
+            labels={**self.labels, "episode": session.id},
+        )  # fmt: skip
+        async with await self.provider.start_sandbox(spec) as sandbox:
+            self.hooks.call("ale_sandbox_started", sandbox_id=sandbox.id, task=task)
+            mark = _lap(timings, "start", mark)
+            acting = ObservedSandbox(sandbox, task, self.hooks) if self.hooks.watches("ale_before_exec") else sandbox
+            ended_by = await self._act(request, acting, session)
+            mark = _lap(timings, "act", mark)
+            trajectory = replace(
+                trajectory, sequences=session.recorder.sequences, chunks=session.recorder.chunks,
+                observations=tuple(session.observations), ended_by=ended_by,
+            )  # fmt: skip
+            score: Score = await self.reward.score(task, sandbox, trajectory)
+            mark = _lap(timings, "score", mark)
+        _lap(timings, "stop", mark)
+        return replace(
+            trajectory, reward=score, seconds=time.monotonic() - began, timings=tuple(timings.items())
+        )  # fmt: skip
+
+    async def _act(self, request: RolloutRequest, sandbox: Sandbox, session: EndpointSession) -> str:
+        """The agent's part; a time-out or a spent budget ends it, and what it left is scored all the same."""
+        try:
+            async with asyncio.timeout(self.config.timeout_s):
+                return await self.scaffold.run(request.task, sandbox, session)
+        except BudgetExceeded:
+            return "budget"
+        except TimeoutError:
+            return "timeout"
+        except AleError:
+            raise
+        except Exception as error:
+            log.exception("the scaffold crashed in episode %s", session.id)
+            raise AgentError(f"The scaffold crashed: {type(error).__name__}: {error}") from error
+
+    def _failed(
+        self, trajectory: Trajectory, session: EndpointSession, error: AleError, timings: dict[str, float], began: float
+    ) -> Trajectory:
+        log.warning("episode %s of %s failed (%s): %s", trajectory.id, trajectory.task_id, error.kind, error)
+        return replace(
+            trajectory, sequences=session.recorder.sequences, chunks=session.recorder.chunks,
+            observations=tuple(session.observations), reward=None,
+            failure=Failure(error.kind, str(error), error.retryable), rejected=f"{error.kind} failure",
+            ended_by="failure", seconds=time.monotonic() - began, timings=tuple(timings.items()),
+        )  # fmt: skip
+
+
+def _lap(timings: dict[str, float], name: str, since: float) -> float:
+    now = time.monotonic()
+    timings[name] = round(now - since, 6)
+    return now

@@ -1,0 +1,183 @@
+"""The run folder: one SQLite file (WAL) with every trajectory, metric and event; checkpoints beside it.
+
+    run.db          trajectories, metrics, events, meta
+    config.yaml     the resolved configuration
+    summary.json    written at the end, whichever way the run ended
+    model/          the policies: `initial`, `sft`, `final` (Hugging Face folders)
+
+Each trajectory is committed as it finishes, so that nothing finished is lost to `kill -9`; readers (`ale report`)
+may open the file while a run writes it.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Self
+
+from ale.errors import ConfigError
+from ale.messages import Message, ToolCall, ToolSpec
+from ale.trajectory import Chunk, ChunkError, Failure, Observation, Score, Sequence, Trajectory
+
+DB_NAME, SUMMARY_NAME, CONFIG_NAME = "run.db", "summary.json", "config.yaml"
+SCHEMA_VERSION = 1
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS trajectories (
+  id TEXT PRIMARY KEY, stage TEXT NOT NULL, step INTEGER NOT NULL, split TEXT NOT NULL, task_id TEXT NOT NULL,
+  grp TEXT NOT NULL, policy_version INTEGER NOT NULL, reward REAL, passed INTEGER NOT NULL, rejected TEXT,
+  failure TEXT, chunks INTEGER NOT NULL, sampled_tokens INTEGER NOT NULL, seconds REAL NOT NULL,
+  finished_at REAL NOT NULL, data TEXT NOT NULL);
+CREATE INDEX IF NOT EXISTS trajectories_by_stage ON trajectories (stage, step);
+CREATE TABLE IF NOT EXISTS metrics (
+  stage TEXT NOT NULL, step INTEGER NOT NULL, name TEXT NOT NULL, value REAL NOT NULL, time REAL NOT NULL,
+  PRIMARY KEY (stage, step, name));
+CREATE TABLE IF NOT EXISTS events (time REAL NOT NULL, kind TEXT NOT NULL, data TEXT NOT NULL);
+"""
+
+
+class RunStore:
+    """Reads and writes a run's database."""
+
+    def __init__(self, folder: Path, connection: sqlite3.Connection) -> None:
+        self.folder = folder
+        self._db = connection
+
+    @classmethod
+    def create(cls, folder: Path) -> Self:
+        """Make the run folder (it may exist) and open its database for writing."""
+        folder.mkdir(parents=True, exist_ok=True)
+        db = sqlite3.connect(folder / DB_NAME, isolation_level=None, check_same_thread=False)
+        db.execute("PRAGMA journal_mode=WAL")
+        db.execute("PRAGMA synchronous=NORMAL")
+        db.executescript(_SCHEMA)
+        db.execute("INSERT OR REPLACE INTO meta VALUES ('schema', ?)", (str(SCHEMA_VERSION),))
+        return cls(folder, db)
+
+    @classmethod
+    def open(cls, folder: Path) -> Self:
+        """Open an existing run for reading. Raises `ConfigError` where there is none."""
+        path = folder / DB_NAME
+        if not path.is_file():
+            raise ConfigError(f"{folder} is not a run folder: it holds no {DB_NAME}.")
+        try:
+            db = sqlite3.connect(f"file:{path}?mode=ro", uri=True, check_same_thread=False)
+            version = db.execute("SELECT value FROM meta WHERE key = 'schema'").fetchone()
+        except sqlite3.DatabaseError as error:
+            raise ConfigError(f"{path} cannot be read as a run database: {error}.") from error
+        if version is None or int(version[0]) != SCHEMA_VERSION:
+            found = "none" if version is None else version[0]
+            raise ConfigError(f"{path} has schema version {found}; this version of ALE reads {SCHEMA_VERSION}.")
+        return cls(folder, db)
+
+    def close(self) -> None:
+        """Close the database. Idempotent."""
+        self._db.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def add_trajectory(self, t: Trajectory) -> None:
+        """Keep a finished rollout; it is on disk when this returns."""
+        row = (
+            t.id, t.stage, t.step, t.split, t.task_id, t.group, t.policy_version,
+            None if t.reward is None else t.reward.value, int(t.passed), t.rejected,
+            None if t.failure is None else t.failure.kind, len(t.chunks), t.sampled_tokens, t.seconds,
+            time.time(), json.dumps(asdict(t), separators=(",", ":"), ensure_ascii=False),
+        )  # fmt: skip
+        self._db.execute(f"INSERT INTO trajectories VALUES ({','.join('?' * len(row))})", row)
+
+    def add_metrics(self, stage: str, step: int, metrics: Mapping[str, float]) -> None:
+        """Keep the metrics of one step of a stage."""
+        now = time.time()
+        rows = [(stage, step, name, float(value), now) for name, value in metrics.items()]
+        self._db.execute("BEGIN")
+        self._db.executemany("INSERT OR REPLACE INTO metrics VALUES (?, ?, ?, ?, ?)", rows)
+        self._db.execute("COMMIT")
+
+    def add_event(self, kind: str, **data: Any) -> None:
+        """Keep something that happened."""
+        self._db.execute("INSERT INTO events VALUES (?, ?, ?)", (time.time(), kind, json.dumps(data, default=str)))
+
+    def trajectories(self, where: str = "1", parameters: Iterable[Any] = ()) -> Iterator[Trajectory]:
+        """Stored rollouts in the order in which they finished; `where` is SQL over the table's columns."""
+        sql = f"SELECT data FROM trajectories WHERE {where} ORDER BY finished_at, rowid"
+        for (data,) in self._db.execute(sql, tuple(parameters)):
+            yield trajectory_from_dict(json.loads(data))
+
+    def metrics(self, stage: str) -> dict[str, list[tuple[int, float]]]:
+        """All metrics of a stage: name -> [(step, value), ...] by step."""
+        out: dict[str, list[tuple[int, float]]] = {}
+        sql = "SELECT name, step, value FROM metrics WHERE stage = ? ORDER BY name, step"
+        for name, step, value in self._db.execute(sql, (stage,)):
+            out.setdefault(name, []).append((step, value))
+        return out
+
+    def stages(self) -> list[str]:
+        """Stages that have metrics, in the order in which they began."""
+        return [row[0] for row in self._db.execute("SELECT stage FROM metrics GROUP BY stage ORDER BY MIN(rowid)")]
+
+    def events(self) -> list[tuple[float, str, dict[str, Any]]]:
+        """Everything that happened: (time, kind, data)."""
+        return [(t, kind, json.loads(data)) for t, kind, data in self._db.execute("SELECT * FROM events ORDER BY rowid")]
+
+    def count(self, sql_condition: str = "1", parameters: Iterable[Any] = ()) -> int:
+        """Number of stored rollouts that meet the condition."""
+        sql = f"SELECT COUNT(*) FROM trajectories WHERE {sql_condition}"
+        return int(self._db.execute(sql, tuple(parameters)).fetchone()[0])
+
+    def sampled_tokens(self) -> int:
+        """Tokens that the policy sampled in all rollouts, rejected ones too."""
+        return int(self._db.execute("SELECT COALESCE(SUM(sampled_tokens), 0) FROM trajectories").fetchone()[0])
+
+    def failures(self) -> dict[str, int]:
+        """Rollouts by class of failure or reason of rejection."""
+        sql = "SELECT COALESCE(failure, 'rejected'), COUNT(*) FROM trajectories WHERE rejected IS NOT NULL OR failure IS NOT NULL GROUP BY 1"
+        return {str(kind): int(n) for kind, n in self._db.execute(sql)}
+
+
+def write_summary(folder: Path, summary: Mapping[str, Any]) -> Path:
+    """Write summary.json whole or not at all."""
+    path = folder / SUMMARY_NAME
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps(summary, indent=2) + "\n")
+    temporary.replace(path)
+    return path
+
+
+def trajectory_from_dict(data: Mapping[str, Any]) -> Trajectory:
+    """The inverse of `dataclasses.asdict` for a trajectory that went through JSON."""
+    d = dict(data)
+    d["sequences"] = tuple(
+        Sequence(
+            tuple(s["token_ids"]), tuple(_message(m) for m in s["messages"]), tuple(ToolSpec(**t) for t in s["tools"])
+        )
+        for s in d["sequences"]
+    )
+    d["chunks"] = tuple(
+        Chunk(**{
+            **c,
+            "logprobs": tuple(c["logprobs"]),
+            "versions": tuple(c["versions"]),
+            "error": ChunkError(**c["error"]) if c["error"] else None,
+        })
+        for c in d["chunks"]
+    )  # fmt: skip
+    d["observations"] = tuple(Observation(**o) for o in d["observations"])
+    d["reward"] = Score(**d["reward"]) if d["reward"] else None
+    d["failure"] = Failure(**d["failure"]) if d["failure"] else None
+    d["tags"] = tuple(d["tags"])
+    d["timings"] = tuple((str(k), float(v)) for k, v in d["timings"])
+    return Trajectory(**d)
+
+
+def _message(data: Mapping[str, Any]) -> Message:
+    calls = tuple(ToolCall(**c) for c in data["tool_calls"])
+    return Message(data["role"], data["content"], calls, data["tool_call_id"])
