@@ -1,0 +1,86 @@
+"""The run folder: what is written comes back, and survives a kill."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ale.errors import ConfigError
+from ale.store import RunStore, write_summary
+from ale.trajectory import Failure, Trajectory
+
+Make = Callable[..., Trajectory]
+
+
+def test_a_trajectory_comes_back_equal(tmp_path: Path, trajectory: Make) -> None:
+    fault = trajectory("c", reward=0.0, failure=Failure("sandbox", "it died", True), rejected="sandbox failure")
+    kept = [trajectory("a"), trajectory("b", reward=0.0), replace(fault, reward=None)]
+    with RunStore.create(tmp_path) as store:
+        for t in kept:
+            store.add_trajectory(t)
+    with RunStore.open(tmp_path) as store:
+        assert list(store.trajectories()) == kept
+        assert [t.id for t in store.trajectories("stage = ? AND rejected IS NULL", ("rl",))] == ["a", "b"]
+        assert store.count("passed = 1") == 1
+        assert store.failures() == {"sandbox": 1}
+        assert store.sampled_tokens() == 12
+
+
+def test_metrics_and_events_come_back_in_order(tmp_path: Path) -> None:
+    with RunStore.create(tmp_path) as store:
+        store.add_metrics("sft", 0, {"loss": 2.0})
+        store.add_metrics("rl", 2, {"loss": 0.5})
+        store.add_metrics("rl", 1, {"loss": 1.0, "success": 0.25})
+        store.add_event("note", text="hi")
+    with RunStore.open(tmp_path) as store:
+        assert store.stages() == ["sft", "rl"]
+        assert store.metrics("rl") == {"loss": [(1, 1.0), (2, 0.5)], "success": [(1, 0.25)]}
+        assert [(kind, data) for _, kind, data in store.events()] == [("note", {"text": "hi"})]
+
+
+def test_what_is_no_run_folder_is_refused_with_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is not a run folder"):
+        RunStore.open(tmp_path)
+    (tmp_path / "run.db").write_bytes(b"not a database at all" * 100)
+    with pytest.raises(ConfigError, match="cannot be read as a run database"):
+        RunStore.open(tmp_path)
+
+
+def test_finished_trajectories_survive_kill_9(tmp_path: Path) -> None:
+    program = textwrap.dedent(f"""
+        import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})
+        from conftest import build_trajectory
+        from pathlib import Path
+        from ale.store import RunStore
+        store = RunStore.create(Path({str(tmp_path)!r}))
+        for i in range(10_000):
+            store.add_trajectory(build_trajectory(str(i)))
+            print(i, flush=True)
+    """)
+    child = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    assert child.stdout is not None
+    announced = -1
+    for line in child.stdout:
+        announced = int(line)
+        if announced >= 50:
+            os.kill(child.pid, signal.SIGKILL)
+            break
+    child.wait()
+    child.stdout.close()
+    with RunStore.open(tmp_path) as store:
+        ids = [t.id for t in store.trajectories()]
+    assert ids[: announced + 1] == [str(i) for i in range(announced + 1)]
+
+
+def test_a_summary_is_written_whole(tmp_path: Path) -> None:
+    path = write_summary(tmp_path, {"run_id": "r"})
+    assert path.read_text() == '{\n  "run_id": "r"\n}\n'
+    assert [p.name for p in tmp_path.iterdir()] == ["summary.json"]
