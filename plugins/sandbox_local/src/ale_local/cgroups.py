@@ -1,0 +1,108 @@
+"""Limits by control groups, version 1 or 2: one group a sandbox, below one parent named `ale`.
+
+A process that is not allowed to write there gets no groups; the provider then falls back to rlimits.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+from ale.specs.sandbox import Resources, SandboxStats
+
+MOUNT = Path("/sys/fs/cgroup")
+PARENT = "ale"
+CPU_PERIOD_US = 100_000
+
+
+def parents(mount: Path = MOUNT) -> dict[str, Path]:
+    """The parent group of each controller that can be used (`memory`, `pids`, `cpu`), made where it is missing."""
+    found: dict[str, Path] = {}
+    unified = (mount / "cgroup.controllers").exists()
+    if unified:
+        try:
+            (mount / PARENT).mkdir(exist_ok=True)
+            wanted = "+memory +pids +cpu"
+            (mount / "cgroup.subtree_control").write_text(wanted)
+            (mount / PARENT / "cgroup.subtree_control").write_text(wanted)
+        except OSError:
+            return {}
+        return {name: mount / PARENT for name in ("memory", "pids", "cpu")}
+    for name in ("memory", "pids", "cpu"):
+        try:
+            (mount / name / PARENT).mkdir(exist_ok=True)
+        except OSError:
+            continue
+        if os.access(mount / name / PARENT / "cgroup.procs", os.W_OK):
+            found[name] = mount / name / PARENT
+    return found
+
+
+def settings(resources: Resources, unified: bool) -> list[tuple[str, str, str]]:
+    """What to write: controller, file, value."""
+    wanted: list[tuple[str, str, str]] = []
+    if resources.memory_mib is not None:
+        size = str(resources.memory_mib << 20)
+        wanted.append(("memory", "memory.max" if unified else "memory.limit_in_bytes", size))
+        if unified:
+            wanted.append(("memory", "memory.swap.max", "0"))
+        else:
+            wanted.append(("memory", "memory.memsw.limit_in_bytes", size))
+    if resources.pids is not None:
+        wanted.append(("pids", "pids.max", str(resources.pids)))
+    if resources.cpus is not None:
+        quota = str(int(resources.cpus * CPU_PERIOD_US))
+        wanted.append(("cpu", "cpu.max", f"{quota} {CPU_PERIOD_US}") if unified else ("cpu", "cpu.cfs_quota_us", quota))
+    return wanted
+
+
+def create(parent: dict[str, Path], name: str, resources: Resources) -> list[str]:
+    """Make a sandbox's groups with their limits; the folders into whose `cgroup.procs` its process belongs."""
+    made: dict[str, Path] = {}
+    for controller, path in parent.items():
+        made[controller] = path / name
+        made[controller].mkdir(exist_ok=True)
+    unified = len(set(parent.values())) == 1
+    for controller, file, value in settings(resources, unified):
+        if controller in made and (made[controller] / file).exists():
+            (made[controller] / file).write_text(value)
+    return sorted({str(path) for path in made.values()})
+
+
+def remove(groups: list[str], until: float) -> None:
+    """Remove groups, killing what is still in them; tries until the time `until` (monotonic)."""
+    for group in groups:
+        path = Path(group)
+        while path.exists():
+            try:
+                path.rmdir()
+            except OSError:
+                for pid in (path / "cgroup.procs").read_text().split() if path.exists() else ():
+                    try:
+                        os.kill(int(pid), signal.SIGKILL)
+                    except OSError:
+                        continue
+                if time.monotonic() > until:
+                    break
+                time.sleep(0.002)
+
+
+def read_stats(groups: list[str]) -> SandboxStats:
+    """What a sandbox uses now; None for what its groups do not count."""
+    def number(*names: str) -> int | None:
+        for group in groups:
+            for name in names:
+                path = Path(group, name)
+                if path.exists():
+                    return int(path.read_text())
+        return None
+
+    cpu_s: float | None = None
+    for group in groups:
+        path = Path(group, "cpu.stat")
+        if path.exists():
+            lines = dict(line.split() for line in path.read_text().splitlines())
+            cpu_s = int(lines["usage_usec"]) / 1e6 if "usage_usec" in lines else cpu_s
+    return SandboxStats(number("memory.current", "memory.usage_in_bytes"), cpu_s, number("pids.current"))

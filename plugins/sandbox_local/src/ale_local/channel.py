@@ -1,0 +1,127 @@
+"""The host's end of the socket pair to a resident: requests go out numbered, answers come back in any order."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Callable
+
+from ale.errors import SandboxError
+
+from ale_local.wire import DATA, DONE, FAILED, HEADER_BYTES, frame, take_frame, unpack
+
+MAX_FRAME_BYTES = 1 << 30
+"""A longer frame can only come from a resident that somebody took over."""
+
+
+class Call:
+    """A request under way."""
+
+    def __init__(self, future: asyncio.Future[list[bytes]]) -> None:
+        self.future = future
+        self.pieces: list[bytes] = []
+
+
+class Channel(asyncio.Protocol):
+    """Requests and their answers. When the resident is gone, every pending and every later call raises."""
+
+    def __init__(self, sandbox_id: str) -> None:
+        self.sandbox_id = sandbox_id
+        self.inbox = bytearray()
+        self.calls: dict[int, Call] = {}
+        self.last = 0
+        self.transport: asyncio.WriteTransport | None = None
+        self.closed = asyncio.Event()
+        self.reason = "its resident process ended"
+        self.on_lost: Callable[[], None] | None = None
+
+    @classmethod
+    async def open(cls, sandbox_id: str, sock: socket.socket) -> Channel:
+        """Take over `sock`."""
+        loop = asyncio.get_running_loop()
+        _, channel = await loop.create_connection(lambda: cls(sandbox_id), sock=sock)
+        return channel
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.WriteTransport)
+        self.transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self.inbox += data
+        try:
+            if len(self.inbox) >= HEADER_BYTES and int.from_bytes(self.inbox[5:9], "big") > MAX_FRAME_BYTES:
+                raise ValueError("a frame of the sandbox is too long")
+            while (whole := take_frame(self.inbox)) is not None:
+                self.take_answer(*whole)
+        except ValueError as error:
+            self.close(f"its resident process sent nonsense ({error})")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.closed.set()
+        for call in self.calls.values():
+            if not call.future.done():
+                call.future.set_exception(self.error())
+        self.calls.clear()
+        if self.on_lost is not None:
+            self.on_lost()
+
+    def take_answer(self, number: int, kind: bytes, payload: bytes) -> None:
+        """Hand an answer to whoever waits for it; one that nobody awaits any more is dropped."""
+        call = self.calls.get(number)
+        if call is None:
+            return
+        fields = unpack(payload)
+        if kind == DATA:
+            call.pieces += fields
+            return
+        del self.calls[number]
+        if call.future.done():
+            return
+        if kind == DONE:
+            call.future.set_result(fields if not call.pieces else call.pieces)
+        elif kind == FAILED and len(fields) == 2 and fields[0].isdigit():
+            code = int(fields[0])
+            call.future.set_exception(OSError(code, fields[1].decode("utf-8", "replace") or os.strerror(code)))
+        else:
+            raise ValueError(f"unknown answer {kind!r}")
+
+    def begin(self, kind: bytes, fields: list[bytes]) -> tuple[int, asyncio.Future[list[bytes]]]:
+        """Send a request; its number (for `send`) and the future of its answer."""
+        if self.transport is None or self.closed.is_set() or self.transport.is_closing():
+            raise self.error()
+        self.last = self.last % 0xFFFFFFFF + 1
+        future: asyncio.Future[list[bytes]] = asyncio.get_running_loop().create_future()
+        self.calls[self.last] = Call(future)
+        self.transport.write(frame(self.last, kind, fields))
+        return self.last, future
+
+    def send(self, number: int, kind: bytes) -> None:
+        """Say something about a request under way (cancel it); nothing where the sandbox is gone."""
+        if self.transport is not None and not self.transport.is_closing():
+            self.transport.write(frame(number, kind, []))
+
+    async def ask(self, kind: bytes, fields: list[bytes], timeout_s: float) -> list[bytes]:
+        """Send a request and await its answer. A resident that is silent for `timeout_s` counts as dead."""
+        number, future = self.begin(kind, fields)
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await future
+        except TimeoutError:
+            self.close(f"its resident process did not answer within {timeout_s:.0f} s")
+            raise self.error() from None
+        finally:
+            self.calls.pop(number, None)
+
+    def error(self) -> SandboxError:
+        """The sandbox is gone, in a sentence."""
+        return SandboxError(
+            f"The sandbox {self.sandbox_id} is gone: {self.reason}. Start another one; "
+            "where this happens often, see whether the machine is short of memory."
+        )
+
+    def close(self, reason: str) -> None:
+        """End the connection, which makes the resident end its sandbox."""
+        if not self.closed.is_set() and self.transport is not None and not self.transport.is_closing():
+            self.reason = reason
+            self.transport.abort()

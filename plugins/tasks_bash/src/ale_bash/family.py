@@ -1,0 +1,84 @@
+"""What a family of tasks is: a maker of instances, and somebody who shows how one is done.
+
+A demonstrator is a generator: it yields tool calls and is sent what the sandbox really answered. It knows the
+instruction, not the answer. Some of its demonstrations take a wrong turn (`Turn`): one that fails and is recovered
+from, one that was not needed, or one that spoils the task without being noticed.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
+from typing import Literal
+
+Turn = Literal["none", "error", "detour", "mistake"]
+
+
+@dataclass(frozen=True)
+class Call:
+    """A tool call of a demonstrator."""
+
+    name: str
+    arguments: dict[str, str]
+
+
+Demonstration = Generator[Call, str, None]
+
+
+@dataclass(frozen=True)
+class Instance:
+    """One task before it has an id. `facts` is what the demonstrator reads off the instruction."""
+
+    instruction: str
+    files: dict[str, str]
+    test: str
+    facts: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Family:
+    """A name, a maker of instances, a demonstrator."""
+
+    name: str
+    make: Callable[[random.Random], Instance]
+    show: Callable[[dict[str, str], random.Random, Turn], Demonstration]
+
+
+WORDS = (
+    "amber apple arrow bacon badge basil beach bell bird blue bread brick bush camel candle cedar chalk cherry cliff "
+    "cloud coral crane crow daisy deer delta dove drum dust eagle ember fern field flint forest frost garlic glass "
+    "globe grape hazel honey horn island ivory jade kite lemon lily lion maple mint moon moss olive onyx otter owl "
+    "peach pearl pine plum quartz rain reef river robin rose ruby sage salt sand shell silk snow spice stone storm "
+    "sugar swan tiger topaz tulip velvet violet wheat willow wolf"
+).split()
+OUTPUTS = ("out.txt", "ans.txt", "res.txt")
+
+
+def shell(command: str) -> Call:
+    """A shell call."""
+    return Call("shell", {"command": command})
+
+
+def put(rng: random.Random, text: str, path: str) -> Call:
+    """Write a short text, in one of the ways there are."""
+    if rng.random() < 0.3:
+        return Call("write_file", {"path": path, "content": text})
+    return shell(f"echo {text} > {path}")
+
+
+def look(rng: random.Random, path: str) -> Call:
+    """Look at a file, in one of the ways there are."""
+    if rng.random() < 0.3:
+        return Call("read_file", {"path": path})
+    return shell(f"cat {path}")
+
+
+def words(rng: random.Random, n: int) -> list[str]:
+    """`n` different words."""
+    return rng.sample(WORDS, n)
+
+
+def holds(path: str, text: str) -> str:
+    """A test: the file holds just this text."""
+    return f'[ "$(cat {path})" = "{text}" ]'

@@ -1,0 +1,33 @@
+"""A small decoder from nothing, as a Hugging Face folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Qwen2Config
+
+from ale.specs.trainer import ScratchModel
+
+
+def write_scratch_model(model: ScratchModel, folder: Path, seed: int) -> None:
+    """Random weights in the shape of `model`, next to the tokenizer that `folder` already holds."""
+    tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+    intermediate = model.intermediate_size or -(-model.hidden_size * 8 // 3 // 16) * 16
+    config_class = {"qwen2": Qwen2Config, "llama": LlamaConfig}[model.architecture]
+    config = config_class(
+        vocab_size=len(tokenizer),
+        hidden_size=model.hidden_size,
+        intermediate_size=intermediate,
+        num_hidden_layers=model.layers,
+        num_attention_heads=model.heads,
+        num_key_value_heads=model.kv_heads,
+        max_position_embeddings=model.max_length,
+        tie_word_embeddings=True,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=None,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(str(folder))
