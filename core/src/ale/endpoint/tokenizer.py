@@ -7,6 +7,7 @@ is the one for runs without a model (scripted engines, demonstrations before the
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import cached_property
@@ -58,10 +59,11 @@ class ChatTokenizer:
         """Read a folder with `tokenizer.json` and a chat template. Raises `ConfigError`."""
         import json
 
-        from transformers import AutoTokenizer
+        from transformers import PreTrainedTokenizerFast
 
         try:
-            hf = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+            # Not AutoTokenizer: for some model types it replaces what tokenizer.json says by its own idea of it.
+            hf = PreTrainedTokenizerFast.from_pretrained(str(folder), local_files_only=True)
         except Exception as error:  # the library raises many kinds; whichever it is, the folder is what is wrong
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise ConfigError(f"The folder {folder} holds no tokenizer that can be loaded: {reason}") from error
@@ -127,16 +129,20 @@ def _for_template(message: Message) -> dict[str, Any]:
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> ChatTokenizer:
     """A byte-level BPE of at most `vocab_size` tokens, trained on `texts`.
 
-    Words, single digits and runs of everything else are the units that merges stay within: a name is then cut the
-    same way wherever it stands, which is what a small model needs in order to copy it.
+    The units that merges stay within: words (with a dot before them, so that endings such as `.txt` are one), single
+    digits, runs of everything else, and the fixed parts of a tool call. A name is then cut the same way wherever it
+    stands, which is what a small model needs in order to copy it.
     """
     from tokenizers import Regex, pre_tokenizers, trainers
 
-    bpe, alphabet = _empty_bpe(pre_tokenizers.Split(Regex(r"[A-Za-z]+|[0-9]|[^A-Za-z0-9]+"), "isolated"))
+    units = r'\n?\{"name": "|", "arguments": \{"?|\.?[A-Za-z]+|[0-9]|[^A-Za-z0-9.]+|\.'
+    bpe, alphabet = _empty_bpe(pre_tokenizers.Split(Regex(units), "isolated"))
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size, special_tokens=list(SPECIAL_TOKENS), initial_alphabet=alphabet, show_progress=False
     )
-    bpe.train_from_iterator(texts, trainer)
+    # The trainer would count the text of special tokens like any other, and merge across it.
+    special = re.compile("|".join(map(re.escape, SPECIAL_TOKENS)))
+    bpe.train_from_iterator((part for text in texts for part in special.split(text) if part), trainer)
     return _wrap(bpe)
 
 

@@ -1,5 +1,5 @@
 """1 where the task's hidden test command passes in the agent's sandbox, else 0."""
 
-from ale_tests.reward import TestsReward
+from ale_tests.reward import TestsReward, TestsRewardConfig
 
-__all__ = ["TestsReward"]
+__all__ = ["TestsReward", "TestsRewardConfig"]

@@ -1,81 +1,138 @@
-"""The reward `tests`: run the hidden test command where the agent worked.
+"""The reward of hidden tests: run the task's test command where the agent worked, and look at its exit code.
 
-1. Every process that the agent left is killed: nothing of it can watch or touch the scoring.
-2. The test files are copied in, into a folder with an unguessable name that the tests' user owns.
-3. The command runs in the work folder as the tests' user, with `$ALE_TESTS` naming that folder.
-
-Exit code 0 passes; any other, and a time-out, is a failed test. A test that *cannot run* is an infrastructure fault:
-a dead sandbox, files that cannot be written, or a command whose own first word does not exist in the sandbox
-(checked before it runs, so that an agent cannot turn its failure into a fault by leaving something out).
+1. The agent's processes are ended. Then one shell command does all: it reads a script from its standard input that
+   writes the test files into a fresh folder with an unguessable name, closed to other users, and runs the task's
+   command in the work folder with that folder's path in `ALE_TESTS`. It runs as the user `tests`; a provider
+   without the capability `users` takes the agent for that.
+2. Exit code 0 is a pass; any other code, and a time-out, is a fail.
+3. What *cannot run* is no fail: a dead sandbox raises `SandboxError`, a task whose test command starts with a
+   program that the sandbox lacks raises `TaskError`. But an agent must not be able to turn its failure into an
+   error, so exit codes 126 and 127 count as "cannot run" only where the first word of the command is a plain name
+   (not a path, so not something the agent was to write) that the sandbox's shell does not know. Test files that
+   cannot be written in a living sandbox are a fail: the agent filled or locked the temporary folder.
 """
 
 from __future__ import annotations
 
+import re
 import secrets
 import shlex
+import time
+from pathlib import PurePosixPath
+from typing import ClassVar
 
 from pydantic import Field
 
 from ale.errors import SandboxError, TaskError
-from ale.specs.driver import PluginConfig
+from ale.specs.driver import DriverContext, PluginConfig
 from ale.specs.reward import Reward
-from ale.specs.sandbox import TESTS, Sandbox
+from ale.specs.sandbox import TESTS, ExecResult, Sandbox
 from ale.task import Task
 from ale.trajectory import Score, Trajectory
 
 DETAIL_CHARS = 2000
-CANNOT_RUN = 199
-"""Exit code by which the wrapper says that the test's own command does not exist."""
+CANNOT_RUN = (126, 127)
+FOLDER = "${TMPDIR:-/tmp}"
+NO_ROOM = "'The tests could not be put in place: the agent left no room or no right to write them.'"
+ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
+NAME = re.compile(r"[A-Za-z0-9_.+-]+")
+
+
+class TestsRewardConfig(PluginConfig):
+    """Settings of the tests reward."""
+
+    __test__ = False
+    pass_value: float = Field(1.0, description="The reward where the tests pass.")
+    fail_value: float = Field(0.0, description="The reward where they fail or run out of time.")
 
 
 class TestsReward(Reward):
-    """See `Reward`."""
+    """Scores with the task's hidden tests."""
 
-    __test__ = False  # the name is the plugin's, not a test's
+    __test__ = False  # a class whose name starts with Test is not a test here
+    Config: ClassVar[type[PluginConfig]] = TestsRewardConfig
+    config: TestsRewardConfig
 
-    class Config(PluginConfig):
-        """Settings of the reward `tests`."""
-
-        pass_value: float = Field(1.0, description="Reward where the tests pass.")
-        fail_value: float = Field(0.0, description="Reward where they do not.")
-
-    config: Config
+    def __init__(self, config: TestsRewardConfig, context: DriverContext) -> None:
+        super().__init__(config, context)
 
     async def score(self, task: Task, sandbox: Sandbox, trajectory: Trajectory) -> Score:
-        """See `Reward.score`."""
+        started = time.monotonic()
+        name = f"ale-tests-{secrets.token_hex(16)}"
+        script = test_script(task, name)
         await sandbox.kill_agent_processes()
-        folder = f"/tmp/ale-tests-{secrets.token_hex(16)}"
-        if task.tests.files:
-            await self._copy_in(task, sandbox, folder)
-        result = await sandbox.exec(
-            _command(task.tests.command), timeout_s=task.tests.timeout_s, user=TESTS,
-            env={**task.env, "ALE_TESTS": folder}, max_output_bytes=DETAIL_CHARS * 8,
-        )  # fmt: skip
-        if task.tests.files:
-            await sandbox.exec(f"rm -rf {folder}", user=TESTS)
-        if result.exit_code == CANNOT_RUN:
-            raise TaskError(f"The tests of '{task.id}' cannot run in this sandbox: {result.output.strip()}")
-        passed = result.exit_code == 0 and not result.timed_out
-        detail = "timed out" if result.timed_out else result.output[-DETAIL_CHARS:].strip()
+        env = {"PYTHONNOUSERSITE": "1", **task.env}
+        result = await sandbox.exec('eval "$(cat)"', stdin=script, timeout_s=task.tests.timeout_s, env=env, user=TESTS)
+        if result.timed_out:
+            await self.clear(sandbox, name)
+            limit = f"The tests did not end within {task.tests.timeout_s:g} s.\n"
+            return self.verdict(False, limit + tail(result), started)
+        if result.exit_code in CANNOT_RUN:
+            await refuse_missing_program(task, sandbox)
+        return self.verdict(result.exit_code == 0, tail(result), started)
+
+    def verdict(self, passed: bool, detail: str, started: float) -> Score:
+        """A score."""
         value = self.config.pass_value if passed else self.config.fail_value
-        return Score(value, passed, detail, result.duration_s)
+        return Score(value, passed, detail, time.monotonic() - started)
 
-    async def _copy_in(self, task: Task, sandbox: Sandbox, folder: str) -> None:
-        made = await sandbox.exec(f"umask 077 && mkdir {folder}", user=TESTS)
-        if made.exit_code != 0:
-            raise SandboxError(f"The tests of '{task.id}' could not be copied in: {made.output.strip()}")
+    @staticmethod
+    async def clear(sandbox: Sandbox, name: str) -> None:
+        """Take the tests of a script away that was cut off. The score stands, even where this fails."""
         try:
-            await sandbox.upload(
-                {f"{folder}/{path}": text.encode() for path, text in task.tests.files.items()}, user=TESTS
+            await sandbox.exec(f"rm -rf {FOLDER}/{name}", timeout_s=10, cwd="/", user=TESTS)
+        except SandboxError:
+            return
+
+
+def test_script(task: Task, name: str) -> bytes:
+    """The script: make the folder, write the files, run the command away from the script's input, clean up."""
+    folders, writes = {"."}, []
+    for file, text in task.tests.files.items():
+        path = PurePosixPath(file)
+        if path.is_absolute() or ".." in path.parts or not path.parts or "\0" in file + text:
+            raise TaskError(
+                f"Task {task.id}: the test file {file!r} must be text without NUL, at a relative path that stays "
+                "inside the tests' folder."
             )
-        except OSError as error:
-            raise SandboxError(f"The tests of '{task.id}' could not be copied in: {error}.") from error
+        folders.add(str(path.parent))
+        writes.append(f'printf %s {shlex.quote(text)} > "$ALE_TESTS"/{shlex.quote(str(path))}')
+    places = " ".join(f'"$ALE_TESTS"/{shlex.quote(folder)}' for folder in sorted(folders))
+    steps = [f"mkdir -p {places}", *writes, 'chmod -R u+x "$ALE_TESTS"']
+    lines = (
+        f'export ALE_TESTS="{FOLDER}/{name}"',
+        "ale_umask=$(umask); umask 077",
+        f'{{ {" && ".join(steps)}; }} || {{ echo {NO_ROOM}; rm -rf "$ALE_TESTS"; exit 1; }}',
+        'umask "$ale_umask"',
+        f"(unset ale_umask; eval {shlex.quote(task.tests.command)}) </dev/null",
+        'ale_code=$?; rm -rf "$ALE_TESTS"; exit $ale_code',
+    )
+    return "\n".join(lines).encode("utf-8", "surrogateescape")
 
 
-def _command(command: str) -> str:
-    """The test command behind a check that its first word exists; a path is the agent's affair and not checked."""
-    first = command.split(maxsplit=1)[0] if command.split() else ""
-    if not first.replace("-", "").replace("_", "").replace(".", "").isalnum():
-        return command
-    word = shlex.quote(first)
-    return f"command -v {word} >/dev/null 2>&1 || {{ echo {word} is not installed; exit {CANNOT_RUN}; }}\n{command}"
+async def refuse_missing_program(task: Task, sandbox: Sandbox) -> None:
+    """Raise where the program that the test command starts with does not exist in the sandbox."""
+    word = first_word(task.tests.command)
+    if word is None:
+        return
+    result = await sandbox.exec(f"command -v {word}", timeout_s=10, env=task.env, cwd="/", user=TESTS)
+    if result.exit_code != 0 and not result.timed_out:
+        raise TaskError(
+            f"Task {task.id}: its test command starts with {word!r}, which the sandbox {sandbox.id} does not have. "
+            "Use an image (or a machine) that has it, or write the tests for a program that is there."
+        )
+
+
+def first_word(command: str) -> str | None:
+    """The name of the program that a command starts with; None where it is a path or something of the shell."""
+    words = shlex.shlex(command, posix=True, punctuation_chars=True)
+    try:
+        word = next((w for w in words if not ASSIGNMENT.match(w)), "")
+    except ValueError:
+        return None
+    return word if NAME.fullmatch(word) and not word.startswith(("-", ".")) else None
+
+
+def tail(result: ExecResult) -> str:
+    """The end of the output, where tests say what failed."""
+    return result.output.strip()[-DETAIL_CHARS:]

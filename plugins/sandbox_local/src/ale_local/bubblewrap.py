@@ -1,124 +1,181 @@
-"""The bubblewrap command line of a sandbox, and the user namespace that it lives in.
+"""How a sandbox of Linux namespaces is put together with bubblewrap.
 
-Mount, pid, network, IPC, UTS and user namespaces of its own; a root made of read-only binds of the system's own
-folders; nothing of /home, /root, /run, /var; fresh /proc, /dev, /tmp and work folder.
-
-- As root, the users of a sandbox are mapped to host ids that own nothing (`HOST_IDS`): the resident is user 0 of the
-  namespace, the agent 1000, hidden tests 1001. bubblewrap mounts as root and then enters the namespace (`--userns2`).
-- As an ordinary user there is one id to map; agent, tests and resident share it.
+1. Its root holds read-only binds of /usr and the base folder (`program.py`), a tmpfs for each place that can be
+   written to, its own /proc and /dev; no network, no capability, a clean environment.
+2. When ALE runs as root, the sandboxes' users are ids of a user namespace with 65,536 unprivileged host ids
+   (`Namespaces`): root inside is nobody outside, and tests can have a user that the agent is not. That user may not
+   be able to reach folders such as /root on the host, where Python may be installed; so what is bound in is first
+   bound to one open place, in a mount namespace that exists for this alone.
+3. As a normal user there is one id in the sandbox and bubblewrap makes the user namespace itself.
 """
 
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
-import sys
-import time
-from functools import cache
-from pathlib import Path
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
 
-from ale.errors import SandboxError
+from ale_local import program
 
-HOST_IDS = 1_879_048_192
-"""First of the 65,536 host ids that a sandbox's users are mapped to: far from what /etc/subuid hands out."""
-SYSTEM_FOLDERS = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32")
-ETC = ("alternatives", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "ssl/openssl.cnf", "localtime", "mime.types", "protocols", "services", "nsswitch.conf")
-PASSWD = "root:x:0:0::/tmp:/bin/sh\nagent:x:1000:1000::/workspace:/bin/sh\ntests:x:1001:1001::/tmp:/bin/sh\n"
-GROUP = "root:x:0:\nagent:x:1000:\ntests:x:1001:\n"
+HOME = "/home/agent"
+TAKEN = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc", "/proc", "/dev", "/sys", "/.ale")
+JOIN_GROUPS = 'while [ "$1" != -- ]; do echo 0 >"$1/cgroup.procs" || exit 1; shift; done; shift; exec "$@"'
+"""Puts its own process into the groups named before `--`, then becomes the command after it."""
+HOLD = "echo ready; read _"
 
 
-def multi_user() -> bool:
-    """Whether agent, tests and resident get user ids of their own."""
-    return os.geteuid() == 0
+@dataclass(frozen=True)
+class Namespaces:
+    """Descriptors of the user namespace of all sandboxes, and of the mount namespace where binds come from."""
+
+    user: int
+    mount: int
+    stage: str
+
+    def close(self) -> None:
+        """Let the namespaces go."""
+        os.close(self.user)
+        os.close(self.mount)
 
 
-def open_user_namespace() -> int:
-    """A file descriptor of a new user namespace with the mapping above (root only)."""
-    holder = subprocess.Popen(
-        ["unshare", "--user", "sleep", "60"], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
-    )
+def make_namespaces(sources: list[str], uid_base: int) -> Namespaces | None:
+    """As root: namespaces in which `sources` stand as STAGE/0, STAGE/1, ...; None where that is not allowed."""
+    if os.getuid() != 0:
+        return None
+    stage = next((p for p in ("/mnt", "/media", "/srv", "/opt") if os.path.isdir(p)), None)
+    if stage is None:
+        return None
+    script = ["set -e", f"mount -t tmpfs -o mode=755,size=64k ale {stage}"]
+    for number, source in enumerate(sources):
+        script += [f"mkdir {stage}/{number}", f"mount --bind {shlex.quote(source)} {stage}/{number}"]
+    script.append(f"exec unshare --user sh -c {shlex.quote(HOLD)}")
     try:
-        own, deadline = os.readlink("/proc/self/ns/user"), time.monotonic() + 5
-        while os.readlink(f"/proc/{holder.pid}/ns/user") == own:
-            if holder.poll() is not None or time.monotonic() > deadline:
-                raise SandboxError("A user namespace cannot be made here (unshare --user fails).")
-            time.sleep(0.0005)
-        for name in ("uid_map", "gid_map"):
-            Path(f"/proc/{holder.pid}/{name}").write_text(f"0 {HOST_IDS} 65536\n")
-        return os.open(f"/proc/{holder.pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
-    except OSError as error:
-        raise SandboxError(f"A user namespace cannot be made here: {error}.") from error
-    finally:
-        holder.kill()
-        holder.wait()
-        if holder.stderr is not None:
-            holder.stderr.close()
+        holder = subprocess.Popen(
+            ["unshare", "--mount", "--propagation", "private", "sh", "-c", "\n".join(script)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+    except OSError:
+        return None
+    with holder:
+        assert holder.stdout is not None
+        if holder.stdout.readline() != b"ready\n":
+            return None
+        try:
+            for name in ("uid_map", "gid_map"):
+                Path(f"/proc/{holder.pid}/{name}").write_text(f"0 {uid_base} 65536")
+            user = os.open(f"/proc/{holder.pid}/ns/user", os.O_RDONLY)
+            return Namespaces(user, os.open(f"/proc/{holder.pid}/ns/mnt", os.O_RDONLY), stage)
+        except OSError:
+            return None
 
 
-@cache
-def python_folders() -> tuple[Path, ...]:
-    """Folders of the Python installation that runs ALE and that are not under /usr."""
-    folders = dict.fromkeys(Path(p).resolve() for p in (sys.prefix, sys.base_prefix))
-    return tuple(f for f in folders if f.parts[:2] != ("/", "usr"))
+@dataclass(frozen=True)
+class Bubblewrap:
+    """Builds command lines; the same for all sandboxes of a provider."""
+
+    base: Path
+    python: str
+    host_python: bool
+    namespaces: Namespaces | None
+
+    @staticmethod
+    def sources(base: Path, host_python: bool) -> list[str]:
+        """What is bound in from where another user may not come: the base folder and the host's Python."""
+        return [str(base), *(program.python_folders() if host_python else ())]
+
+    @property
+    def mode(self) -> str:
+        """`users` or `single`, as the resident calls it."""
+        return "users" if self.namespaces is not None else "single"
+
+    @property
+    def pass_fds(self) -> tuple[int, ...]:
+        """Descriptors that a launch needs."""
+        return () if self.namespaces is None else (self.namespaces.user, self.namespaces.mount)
+
+    def command(self, control: int, workdir: str, disk_mib: int | None, groups: list[str]) -> list[str]:
+        """The whole command line of a sandbox."""
+        outer: list[str] = []
+        if self.namespaces is not None:
+            outer += ["nsenter", f"--mount=/proc/self/fd/{self.namespaces.mount}"]
+        if groups:
+            outer += ["sh", "-c", JOIN_GROUPS, "sh", *groups, "--"]
+        inner = program.resident_command(self.python, "/.ale", control)
+        return [*outer, "bwrap", *self.users(), *self.root(workdir, disk_mib), *inner]
+
+    def users(self) -> list[str]:
+        """Namespaces, identity and capabilities."""
+        options = "--unshare-pid --unshare-net --unshare-ipc --unshare-uts --unshare-cgroup-try --hostname sandbox "
+        options += "--uid 1000 --gid 1000 --as-pid-1 --die-with-parent --clearenv --cap-drop ALL"
+        if self.namespaces is None:
+            return [*options.split(), "--unshare-user"]
+        keep = "--cap-add CAP_SETUID --cap-add CAP_SETGID --cap-add CAP_KILL --cap-add CAP_DAC_OVERRIDE"
+        return [*options.split(), *keep.split(), "--userns", str(self.namespaces.user)]
+
+    def root(self, workdir: str, disk_mib: int | None) -> list[str]:
+        """The file system."""
+        sources = self.sources(self.base, self.host_python)
+        if self.namespaces is None:
+            places = sources
+        else:
+            places = [f"{self.namespaces.stage}/{number}" for number in range(len(sources))]
+        options = ["--ro-bind", "/usr", "/usr"]
+        for name in ("bin", "sbin", "lib", "lib32", "lib64", "libx32"):
+            path = f"/{name}"
+            if os.path.islink(path):
+                options += ["--symlink", os.readlink(path), path]
+            elif os.path.isdir(path):
+                options += ["--ro-bind", path, path]
+        options += ["--ro-bind", f"{places[0]}/etc", "/etc", "--ro-bind", f"{places[0]}/program", "/.ale"]
+        options += ["--proc", "/proc", "--dev", "/dev"]
+        size = [] if disk_mib is None else ["--size", str(disk_mib << 20)]
+        for path, mode in (("/tmp", "1777"), ("/dev/shm", "1777"), (HOME, "0755"), (workdir, "0755")):
+            options += [*self.ancestors(path), "--perms", mode, *size, "--tmpfs", path]
+        for source, place in zip(sources[1:], places[1:], strict=True):
+            options += [*self.ancestors(source), "--ro-bind", place, source]
+        return [*options, "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", workdir]
+
+    @staticmethod
+    def ancestors(path: str) -> list[str]:
+        """Make the folders above a mount point, open to all users (bubblewrap alone would close them)."""
+        options: list[str] = []
+        for parent in reversed(PurePosixPath(path).parents):
+            if str(parent) not in ("/", "/dev", "/tmp"):
+                options += ["--perms", "0755", "--dir", str(parent)]
+        return options
 
 
-def resident_python() -> str:
-    """The interpreter for the resident: the one without a virtual environment, which starts fastest."""
-    return os.path.realpath(getattr(sys, "_base_executable", sys.executable))
+def workdir_fault(workdir: str) -> str | None:
+    """What is wrong with a work folder, as the end of a sentence; None where nothing is."""
+    path = PurePosixPath(workdir)
+    if not path.is_absolute() or ".." in path.parts or str(path) in ("/", "/tmp", "/home", HOME):
+        return "must be an absolute path of its own, such as /workspace"
+    if any(path.is_relative_to(taken) for taken in TAKEN):
+        return "lies in a folder of the system, which is read-only in a sandbox"
+    if any(Path(source).is_relative_to(path) or path.is_relative_to(source) for source in program.python_folders()):
+        return "overlaps with the folder of the Python that runs ALE; choose another, or set host_python: false"
+    return None
 
 
-def shell() -> str:
-    """bash where there is one, else sh."""
-    return "/bin/bash" if os.path.exists("/bin/bash") else "/bin/sh"
-
-
-@cache
-def _root_arguments(host_python: bool) -> tuple[str, ...]:
-    out: list[str] = []
-    for name in SYSTEM_FOLDERS:
-        path = Path("/", name)
-        if path.is_symlink():
-            out += ["--symlink", os.readlink(path), str(path)]
-        elif path.is_dir():
-            out += ["--ro-bind", str(path), str(path)]
-    for name in ETC:
-        out += ["--ro-bind-try", f"/etc/{name}", f"/etc/{name}"]
-    needed = python_folders() if host_python else (Path(resident_python()).parent.parent,)
-    for folder in needed:
-        if folder.parts[:2] != ("/", "usr"):
-            # bubblewrap would make missing parents for its own user alone; another user has to pass through them.
-            for parent in reversed(folder.parents[:-1]):
-                out += ["--perms", "0755", "--dir", str(parent)]
-            out += ["--ro-bind", str(folder), str(folder)]
-    return tuple(out)
-
-
-def command_line(
-    *, workdir: str, disk_mib: int | None, host_python: bool, resident: Path, user_namespace: int | None, passwd: tuple[int, int]
-) -> list[str]:
-    """The arguments up to the resident's own; `passwd` are descriptors of the two account files."""
-    size = ["--size", str(disk_mib << 20)] if disk_mib else []
-    identity = (
-        ["--userns2", str(user_namespace), "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
-        if user_namespace is not None
-        else ["--unshare-user", "--uid", "1000", "--gid", "1000", "--cap-drop", "ALL"]
-    )
-    return [
-        bwrap(), "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try",
-        *identity, "--die-with-parent", "--new-session", "--as-pid-1", "--hostname", "sandbox", "--clearenv",
-        *_root_arguments(host_python),
-        "--file", str(passwd[0]), "/etc/passwd", "--file", str(passwd[1]), "/etc/group",
-        "--proc", "/proc", "--dev", "/dev", "--perms", "1777", *size, "--tmpfs", "/tmp",
-        "--perms", "1777", *size, "--tmpfs", workdir, "--ro-bind", str(resident), "/run/ale/resident.py",
-        "--chdir", workdir, "--setenv", "LC_ALL", "C.UTF-8",
-        resident_python(), "-I", "-S", "/run/ale/resident.py",
-    ]  # fmt: skip
-
-
-def bwrap() -> str:
-    """Path of bubblewrap. Raises `SandboxError` where it is not installed."""
-    found = shutil.which("bwrap")
-    if found is None:
-        raise SandboxError("bubblewrap is not installed; `apt-get install bubblewrap` brings it.")
-    return found
+def probe(wrap: Bubblewrap) -> str | None:
+    """Start a sandbox for nothing; the reason why it does not work, None where it does."""
+    if shutil.which("bwrap") is None:
+        return "there is no program `bwrap`"
+    command = wrap.command(0, "/workspace", 1, [])
+    end = len(command) - len(program.resident_command(wrap.python, "/.ale", 0))
+    try:
+        done = subprocess.run(
+            [*command[:end], wrap.python, "-I", "-S", "-c", "import ctypes, select"],
+            pass_fds=wrap.pass_fds,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=20,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    return None if done.returncode == 0 else done.stderr.decode("utf-8", "replace").strip() or "it failed in silence"

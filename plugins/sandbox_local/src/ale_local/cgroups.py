@@ -18,7 +18,7 @@ CPU_PERIOD_US = 100_000
 
 
 def parents(mount: Path = MOUNT) -> dict[str, Path]:
-    """The parent group of each controller that can be used (`memory`, `pids`, `cpu`), made where it is missing."""
+    """The parent group of each controller that can be used, made where it is missing. Version 2 has one for all."""
     found: dict[str, Path] = {}
     unified = (mount / "cgroup.controllers").exists()
     if unified:
@@ -30,7 +30,7 @@ def parents(mount: Path = MOUNT) -> dict[str, Path]:
         except OSError:
             return {}
         return {name: mount / PARENT for name in ("memory", "pids", "cpu")}
-    for name in ("memory", "pids", "cpu"):
+    for name in ("memory", "pids", "cpu", "cpuacct"):
         try:
             (mount / name / PARENT).mkdir(exist_ok=True)
         except OSError:
@@ -64,7 +64,7 @@ def create(parent: dict[str, Path], name: str, resources: Resources) -> list[str
     for controller, path in parent.items():
         made[controller] = path / name
         made[controller].mkdir(exist_ok=True)
-    unified = len(set(parent.values())) == 1
+    unified = any((path / "cgroup.controllers").exists() for path in made.values())
     for controller, file, value in settings(resources, unified):
         if controller in made and (made[controller] / file).exists():
             (made[controller] / file).write_text(value)
@@ -91,6 +91,7 @@ def remove(groups: list[str], until: float) -> None:
 
 def read_stats(groups: list[str]) -> SandboxStats:
     """What a sandbox uses now; None for what its groups do not count."""
+
     def number(*names: str) -> int | None:
         for group in groups:
             for name in names:
@@ -99,7 +100,8 @@ def read_stats(groups: list[str]) -> SandboxStats:
                     return int(path.read_text())
         return None
 
-    cpu_s: float | None = None
+    nanoseconds = number("cpuacct.usage")
+    cpu_s = None if nanoseconds is None else nanoseconds / 1e9
     for group in groups:
         path = Path(group, "cpu.stat")
         if path.exists():

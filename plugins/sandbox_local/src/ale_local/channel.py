@@ -8,7 +8,6 @@ import socket
 from collections.abc import Callable
 
 from ale.errors import SandboxError
-
 from ale_local.wire import DATA, DONE, FAILED, HEADER_BYTES, frame, take_frame, unpack
 
 MAX_FRAME_BYTES = 1 << 30

@@ -1,277 +1,304 @@
-"""The provider `local`: starts sandboxes, remembers them in a state folder, and reclaims what dead owners left.
+"""The provider of local sandboxes: chooses how they are isolated, starts them, lists and removes them.
 
-The state folder (`<tmp>/ale-local-<uid>`) holds one JSON file a sandbox. A sandbox dies with its owner (its resident
-ends at the end of its channel, bubblewrap dies with its parent); a later start removes the groups and folders that
-a killed owner could not.
+Where bubblewrap works, a sandbox is a set of Linux namespaces (`bubblewrap.py`); where not, it is a plain
+subprocess in a folder of its own. Either way one resident process (`resident.py`) lives inside and does the work.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import json
 import logging
 import os
+import re
 import secrets
-import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
 from ale.errors import ConfigError, SandboxError
 from ale.specs.driver import DriverContext, PluginConfig
-from ale.specs.sandbox import SandboxInfo, SandboxProvider, SandboxSpec
-from ale_local import bubblewrap, cgroups
+from ale.specs.sandbox import Resources, SandboxInfo, SandboxProvider, SandboxSpec
+from ale_local import bubblewrap, cgroups, program, state
 from ale_local.channel import Channel
-from ale_local.sandbox import PATH, LocalSandbox, Parts, kill
+from ale_local.sandbox import LocalSandbox
 
-log = logging.getLogger("ale.local")
-RESIDENT = Path(__file__).with_name("resident.py")
-START_TIMEOUT_S = 20.0
+log = logging.getLogger("ale.sandbox.local")
+INSTALL = "install it (apt-get install bubblewrap, dnf install bubblewrap) and allow user namespaces"
+
+
+class LocalSandboxConfig(PluginConfig):
+    """Settings of the local provider."""
+
+    isolation: Literal["auto", "bubblewrap", "none"] = Field(
+        "auto", description="bubblewrap: Linux namespaces; none: a plain subprocess; auto: namespaces where they work."
+    )
+    host_python: bool = Field(
+        True, description="Show the Python installation that runs ALE, read-only, and put it last on PATH."
+    )
+    shell: str | None = Field(
+        None, description="Shell of the commands; null: /bin/bash where there is one, else /bin/sh."
+    )
+    defaults: Resources = Field(
+        Resources(cpus=None, memory_mib=2048, pids=512, disk_mib=512),
+        description="Limits where a sandbox's own are null.",
+    )
+    uid_base: int = Field(
+        1_900_000_000, gt=65535, lt=2_147_000_000, description="As root: first of the 65,536 host ids of the sandboxes."
+    )
 
 
 class LocalSandboxProvider(SandboxProvider):
-    """See `SandboxProvider`."""
+    """Sandboxes on this machine, without a daemon."""
 
-    capabilities = frozenset({"users", "isolated", "network_none", "limits"})
+    Config: ClassVar[type[PluginConfig]] = LocalSandboxConfig
+    capabilities: ClassVar[frozenset[str]] = frozenset({"users", "isolated", "network_none", "limits"})
+    config: LocalSandboxConfig
 
-    class Config(PluginConfig):
-        """Settings of the sandbox `local`."""
-
-        isolation: Literal["auto", "bubblewrap", "none"] = Field("auto", description="bubblewrap, none (a plain subprocess), or auto: bubblewrap where it works.")
-        host_python: bool = Field(True, description="Make the Python installation that runs ALE available inside, read-only.")
-
-    config: Config
-
-    def __init__(self, config: Any, context: DriverContext) -> None:
+    def __init__(self, config: LocalSandboxConfig, context: DriverContext) -> None:
         super().__init__(config, context)
-        self._live: dict[str, LocalSandbox] = {}
-        self._user_namespace: int | None = None
-        self._plain = config.isolation == "none"
-        self._state = Path(tempfile.gettempdir()) / f"ale-local-{os.geteuid()}"
+        self.sandboxes: dict[str, LocalSandbox] = {}
+        self.groups: dict[str, Path] = {}
+        self.folder: Path | None = None
+        self.base: Path | None = None
+        self.wrap: bubblewrap.Bubblewrap | None = None
+        self.python = ""
+
+    # --- lifetime
 
     async def start(self) -> None:
-        """Prepare the state folder, reclaim what is dead, find out whether bubblewrap works."""
-        self._state.mkdir(mode=0o700, exist_ok=True)
-        if self._state.is_symlink() or self._state.stat().st_uid != os.geteuid():
-            raise ConfigError(f"sandbox: the state folder {self._state} belongs to somebody else; remove it.")
-        await asyncio.to_thread(self._reclaim)
-        if self._plain:
-            self._warn("sandbox.isolation is 'none'")
-            return
-        try:
-            if bubblewrap.multi_user():
-                self._user_namespace = await asyncio.to_thread(bubblewrap.open_user_namespace)
-            async with await self.start_sandbox(SandboxSpec()) as probe:
-                result = await probe.exec("exit 7", timeout_s=START_TIMEOUT_S)
-                if result.exit_code != 7:
-                    raise SandboxError(f"a probe ended with {result.exit_code}: {result.output.strip()}")
-        except SandboxError as error:
-            if self.config.isolation == "bubblewrap":
-                raise ConfigError(f"sandbox.isolation is 'bubblewrap', which does not work here: {error}") from error
-            self._plain = True
-            self._warn(str(error).rstrip("."))
+        await asyncio.to_thread(self.prepare)
 
-    def _warn(self, reason: str) -> None:
-        log.warning(
-            "The sandbox isolates NOTHING: commands run as plain processes of yours (%s). "
-            "`apt-get install bubblewrap` brings isolation.", reason,
-        )  # fmt: skip
+    def prepare(self) -> None:
+        """Reclaim what dead owners left, make the base folder, choose the isolation. Blocks for some 50 ms."""
+        self.folder = state.state_folder()
+        count = state.reclaim(self.folder)
+        if count:
+            log.info("Removed %d sandboxes of processes that are gone.", count)
+        self.base = program.make_base(self.folder)
+        self.python = program.interpreter(self.config.host_python) or ""
+        self.groups = cgroups.parents()
+        if self.config.isolation != "none":
+            fault = self.try_bubblewrap()
+            if fault is not None and self.config.isolation == "bubblewrap":
+                raise ConfigError(
+                    f"sandbox.isolation is bubblewrap, which does not work here ({fault}): {INSTALL}, "
+                    "or set sandbox.isolation to none to run without isolation."
+                )
+        if self.wrap is None:
+            self.python = os.path.realpath(sys.executable)
+            self.capabilities = frozenset()  # type: ignore[misc]  # what this machine gives, not what the class could
+            log.warning(
+                "The local sandboxes isolate NOTHING: commands run as this user, with its files and its network. "
+                "For isolation: %s.",
+                INSTALL,
+            )
+        elif self.wrap.namespaces is None:
+            self.capabilities = self.capabilities - {"users"}  # type: ignore[misc]
+        if not {"memory", "pids"} <= self.groups.keys():
+            self.capabilities = self.capabilities - {"limits"}  # type: ignore[misc]
+
+    def try_bubblewrap(self) -> str | None:
+        """Set bubblewrap up, with several users where that works; the reason where it does not work at all."""
+        assert self.base is not None
+        if not self.python:
+            return "no Python is reachable inside; set sandbox.host_python to true"
+        sources = bubblewrap.Bubblewrap.sources(self.base, self.config.host_python)
+        namespaces = bubblewrap.make_namespaces(sources, self.config.uid_base)
+        fault: str | None = "it failed"
+        for candidate in dict.fromkeys((namespaces, None)):
+            wrap = bubblewrap.Bubblewrap(self.base, self.python, self.config.host_python, candidate)
+            fault = bubblewrap.probe(wrap)
+            if fault is None:
+                self.wrap = wrap
+                return None
+            if candidate is not None:
+                candidate.close()
+        return fault
 
     async def close(self) -> None:
-        """Stop every sandbox that this provider started."""
-        await asyncio.gather(*(sandbox.stop() for sandbox in list(self._live.values())))
-        if self._user_namespace is not None:
-            os.close(self._user_namespace)
-            self._user_namespace = None
+        await asyncio.gather(*(sandbox.stop() for sandbox in list(self.sandboxes.values())))
+        if self.wrap is not None and self.wrap.namespaces is not None:
+            self.wrap.namespaces.close()
+        self.wrap = None
+        if self.base is not None:
+            await asyncio.to_thread(state.remove_folder, self.base)
+            self.base = None
+
+    # --- sandboxes
 
     async def start_sandbox(self, spec: SandboxSpec) -> LocalSandbox:
-        """See `SandboxProvider.start_sandbox`."""
-        self._refuse(spec)
-        sandbox_id = spec.id or f"local-{secrets.token_hex(6)}"
-        if sandbox_id in self._live or self._record(sandbox_id).exists():
-            raise ConfigError(f"A sandbox with the id '{sandbox_id}' exists already.")
-        host_end, inner_end = socket.socketpair()
-        host_end.setblocking(False)
-        channel = Channel(sandbox_id)
-        group = cgroups.make_group(sandbox_id, spec.resources)
-        folder = Path(tempfile.mkdtemp(prefix="box-", dir=self._state)) if self._plain else None
+        if self.folder is None or self.base is None:
+            raise SandboxError("The local sandbox provider is not running; use it inside `async with provider:`.")
+        resources = self.check(spec)
+        sandbox_id = spec.id or f"ale-{secrets.token_hex(6)}"
+        record = self.claim(sandbox_id, spec, resources)
         process: subprocess.Popen[bytes] | None = None
         sandbox: LocalSandbox | None = None
         try:
-            workdir = spec.workdir if folder is None else str(folder / "work")
-            process = await asyncio.to_thread(self._launch, spec, inner_end, group, folder, workdir)
-            inner_end.close()
-            self._remember(sandbox_id, spec, process.pid, folder)
-            env = _environment(workdir, folder, self.config.host_python)
-            parts = Parts(process, channel, group, workdir, env, folder, lambda: self._forget(sandbox_id))
-            sandbox = self._live[sandbox_id] = LocalSandbox(sandbox_id, spec, parts)
-            await channel.open(host_end)
-            async with asyncio.timeout(START_TIMEOUT_S):
-                await asyncio.shield(channel.ready)
-            if spec.files:
-                await sandbox.upload(spec.files)
+            ours, theirs = socket.socketpair()
+            with theirs, os.fdopen(os.memfd_create("stderr"), "w+b") as stderr:
+                try:
+                    process = self.launch(spec, record, resources, theirs.fileno(), stderr.fileno())
+                except OSError as error:
+                    ours.close()
+                    raise SandboxError(f"The sandbox {sandbox_id} could not be started: {error}.") from error
+                theirs.close()
+                record = self.note_process(record, process.pid)
+                channel = await Channel.open(sandbox_id, ours)
+                sandbox = LocalSandbox(spec, record, self.folder, process, channel, self.forget)
+                self.sandboxes[sandbox_id] = sandbox
+                try:
+                    await sandbox.set_up(self.constants(spec, record, resources), spec.files)
+                    if self.wrap is not None:
+                        sandbox.record = self.note_process(record, state.resident_pid(process.pid))
+                except SandboxError as error:
+                    stderr.seek(0)
+                    said = stderr.read(2000).decode("utf-8", "replace").strip()
+                    raise SandboxError(f"{error} It said: {said}" if said else str(error)) from error
             return sandbox
-        except BaseException as error:
-            inner_end.close()
+        except BaseException:
             if sandbox is not None:
                 await sandbox.stop()
             else:
-                host_end.close()
-                if group is not None:
-                    group.remove()
-            reason = _last_words(process)
-            if isinstance(error, SandboxError | TimeoutError | OSError):
-                raise SandboxError(f"A local sandbox did not start: {reason or error or 'no answer in time'}.") from error
+                if process is not None:
+                    process.kill()
+                    process.wait()
+                state.erase(self.folder, record)
             raise
 
-    def _refuse(self, spec: SandboxSpec) -> None:
-        """What cannot be given is refused, never ignored. Raises `ConfigError`."""
-        if spec.image is not None:
-            raise ConfigError(f"The sandbox 'local' has no images (asked for '{spec.image}'); use docker or podman.")
-        if spec.from_snapshot is not None:
-            raise ConfigError("The sandbox 'local' has no snapshots.")
-        if spec.network != "none" and not self._plain:
-            raise ConfigError(f"The sandbox 'local' gives no network; needs.network is '{spec.network}'.")
-        if not spec.workdir.startswith("/") or spec.workdir == "/":
-            raise ConfigError(f"The work folder must be an absolute path below /, not '{spec.workdir}'.")
+    def check(self, spec: SandboxSpec) -> Resources:
+        """Refuse what cannot be given; the limits, with the provider's own where the spec has none."""
+        for value, name in ((spec.image, "image"), (spec.from_snapshot, "from_snapshot")):
+            if value is not None:
+                raise ConfigError(
+                    f"The local sandbox provider has no images and no snapshots, so {name}: {value!r} cannot be met; "
+                    "use a container provider (sandbox: docker or podman), or leave it null."
+                )
+        if spec.network != "none" and not (self.wrap is None and spec.network == "full"):
+            raise ConfigError(
+                f"A local sandbox has no network, so network: {spec.network} cannot be met; set needs.network to none, "
+                "or use a container provider (sandbox: docker or podman)."
+            )
+        if spec.id is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", spec.id):
+            raise ConfigError(f"A sandbox cannot be named {spec.id!r}; use up to 64 letters, digits, '-' and '_'.")
+        fault = bubblewrap.workdir_fault(spec.workdir) if self.wrap is not None else None
+        if fault is not None:
+            raise ConfigError(f"The sandbox's workdir {spec.workdir!r} {fault}.")
+        own = {k: v for k, v in spec.resources.model_dump().items() if v is not None}
+        return Resources(**{**self.config.defaults.model_dump(), **own})
 
-    def _launch(
-        self, spec: SandboxSpec, inner_end: socket.socket, group: cgroups.Group | None, folder: Path | None, workdir: str
-    ) -> subprocess.Popen[bytes]:
-        """Start the resident (blocking: a millisecond or two)."""
-        passed = [inner_end.fileno()]
-        if folder is None:
-            for text in (bubblewrap.PASSWD, bubblewrap.GROUP):
-                passed.append(_memory_file(text))
-            if self._user_namespace is not None:
-                passed.append(self._user_namespace)
-            command = bubblewrap.command_line(
-                workdir=workdir, disk_mib=spec.resources.disk_mib, host_python=self.config.host_python,
-                resident=RESIDENT, user_namespace=self._user_namespace, passwd=(passed[1], passed[2]),
-            )  # fmt: skip
-        else:
-            for name in ("work", "tmp"):
-                (folder / name).mkdir()
-            command = [bubblewrap.resident_python(), "-I", "-S", str(RESIDENT)]
-        limits = {"CORE": 0}
-        if spec.resources.disk_mib:
-            limits["FSIZE"] = spec.resources.disk_mib << 20
-        switch = "1" if self._user_namespace is not None and folder is None else "0"
-        command += [
-            workdir, bubblewrap.shell(), switch, "0" if folder is None else "1",
-            ",".join(f"{k}={v}" for k, v in limits.items()), str(inner_end.fileno()),
-        ]  # fmt: skip
-        if group is not None:
-            # The shell enters the groups before it becomes bubblewrap, so that nothing ever runs outside of them.
-            enter = "".join(f'echo $$ > "{file}"; ' for file in group.procs_files)
-            command = ["/bin/sh", "-c", enter + 'exec "$@"', "sh", *command]
+    def claim(self, sandbox_id: str, spec: SandboxSpec, resources: Resources) -> state.Record:
+        """Take the id, write its record down, make its groups and (in plain mode) its folder."""
+        assert self.folder is not None
         try:
-            return subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-                pass_fds=passed, env={"PATH": PATH}, cwd="/", start_new_session=True,
-            )  # fmt: skip
-        finally:
-            for fd in passed[1:3] if folder is None else ():
-                os.close(fd)
+            os.close(os.open(self.folder / f"{sandbox_id}.json", os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+        except FileExistsError:
+            raise ConfigError(
+                f"A sandbox named {sandbox_id!r} exists already; stop it, remove it or use another id."
+            ) from None
+        groups = [str(path / sandbox_id) for path in self.groups.values()]
+        record = state.Record(
+            id=sandbox_id,
+            pid=0,
+            start_time=0,
+            owner_pid=os.getpid(),
+            owner_start_time=state.start_time(os.getpid()),
+            created_at=time.time(),
+            labels={**self.context.labels, **spec.labels},
+            cgroups=sorted(set(groups)),
+            folder=None if self.wrap is not None else str(self.folder / sandbox_id),
+        )
+        state.write(self.folder, record)
+        try:
+            cgroups.create(self.groups, sandbox_id, resources)
+            for name in ("work", "home", "tmp") if record.folder is not None else ():
+                Path(record.folder or "", name).mkdir(mode=0o700, parents=True)
+        except OSError as error:
+            state.erase(self.folder, record)
+            raise SandboxError(f"The sandbox {sandbox_id} could not be prepared: {error}.") from error
+        return record
 
-    # -- what is remembered ------------------------------------------------------------------------------------
+    def launch(
+        self, spec: SandboxSpec, record: state.Record, resources: Resources, control: int, stderr: int
+    ) -> subprocess.Popen[bytes]:
+        """Start its process."""
+        assert self.base is not None
+        fds: tuple[int, ...] = (control,)
+        if self.wrap is not None:
+            command = self.wrap.command(control, spec.workdir, resources.disk_mib, record.cgroups)
+            fds += self.wrap.pass_fds
+        else:
+            command = program.resident_command(self.python, str(self.base / "program"), control)
+            if record.cgroups:
+                command = ["sh", "-c", bubblewrap.JOIN_GROUPS, "sh", *record.cgroups, "--", *command]
+        return subprocess.Popen(
+            command,
+            pass_fds=fds,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=stderr,
+            cwd="/",
+            env={"PATH": program.PATH, state.MARKER: record.id},
+            start_new_session=True,  # a Ctrl-C in the terminal is the owner's business
+        )
 
-    def _record(self, sandbox_id: str) -> Path:
-        if "/" in sandbox_id or sandbox_id.startswith("."):
-            raise ConfigError(f"'{sandbox_id}' cannot be the id of a sandbox.")
-        return self._state / f"{sandbox_id}.json"
+    def note_process(self, record: state.Record, pid: int) -> state.Record:
+        """Write down which process a sandbox is."""
+        assert self.folder is not None
+        record = replace(record, pid=pid, start_time=state.start_time(pid))
+        state.write(self.folder, record)
+        return record
 
-    def _remember(self, sandbox_id: str, spec: SandboxSpec, pid: int, folder: Path | None) -> None:
-        data = {
-            "id": sandbox_id, "pid": pid, "born": _birth(pid), "owner": os.getpid(), "owner_born": _birth(os.getpid()),
-            "labels": {**self.context.labels, **spec.labels}, "created_at": time.time(),
-            "folder": str(folder) if folder else None,
-        }  # fmt: skip
-        self._record(sandbox_id).write_text(json.dumps(data))
+    def constants(self, spec: SandboxSpec, record: state.Record, resources: Resources) -> list[bytes]:
+        """What the resident has to know (see `Resident.set_up`)."""
+        if record.folder is None:
+            mode, workdir, home, tmp = self.wrap.mode if self.wrap else "single", spec.workdir, bubblewrap.HOME, "/tmp"
+        else:
+            mode, workdir, home, tmp = "plain", *(f"{record.folder}/{name}" for name in ("work", "home", "tmp"))
+        env = {
+            "PATH": program.search_path(self.config.host_python),
+            "HOME": home,
+            "TMPDIR": tmp,
+            "LANG": "C.UTF-8",
+            "USER": "agent",
+            **spec.env,
+            state.MARKER: record.id,
+        }
+        fields = [mode, workdir, program.find_shell(self.config.shell), self.rlimits(mode, resources)]
+        return [os.fsencode(text) for text in (*fields, *(f"{name}={value}" for name, value in env.items()))]
 
-    def _forget(self, sandbox_id: str) -> None:
-        self._live.pop(sandbox_id, None)
-        self._record(sandbox_id).unlink(missing_ok=True)
+    def rlimits(self, mode: str, resources: Resources) -> str:
+        """What is left to the kernel's limits per process because no group enforces it."""
+        limits: dict[str, int] = {"RLIMIT_CORE": 0}
+        if resources.memory_mib is not None and "memory" not in self.groups:
+            limits["RLIMIT_DATA"] = resources.memory_mib << 20
+        if resources.pids is not None and "pids" not in self.groups and mode == "single":
+            limits["RLIMIT_NPROC"] = resources.pids  # counted per user namespace, which only this mode has per sandbox
+        if resources.disk_mib is not None and mode == "plain":
+            limits["RLIMIT_FSIZE"] = resources.disk_mib << 20
+        return " ".join(f"{name}={value}" for name, value in limits.items())
 
-    def _records(self) -> list[dict[str, Any]]:
-        found = []
-        for file in sorted(self._state.glob("*.json")):
-            with contextlib.suppress(OSError, ValueError):
-                found.append(json.loads(file.read_text()))
-        return found
+    def forget(self, sandbox: LocalSandbox) -> None:
+        """A sandbox has been stopped."""
+        self.sandboxes.pop(sandbox.id, None)
 
-    def _reclaim(self) -> None:
-        """Remove what owners that no longer live left behind."""
-        for record in self._records():
-            if _birth(record["owner"]) != record["owner_born"]:
-                self._remove_record(record)
-
-    def _remove_record(self, record: dict[str, Any]) -> None:
-        if _birth(record["pid"]) == record["born"]:
-            kill(record["pid"])
-            for _ in range(500):
-                if _birth(record["pid"]) != record["born"]:
-                    break
-                time.sleep(0.004)
-        group = cgroups.existing_group(record["id"])
-        for _ in range(500):
-            if group is None or group.remove():
-                break
-            time.sleep(0.004)
-        if record["folder"]:
-            shutil.rmtree(record["folder"], ignore_errors=True)
-        self._record(record["id"]).unlink(missing_ok=True)
+    # --- what others started
 
     async def list(self) -> list[SandboxInfo]:
-        """See `SandboxProvider.list`."""
-        return [
-            SandboxInfo(r["id"], r["labels"], r["created_at"], _birth(r["pid"]) == r["born"]) for r in self._records()
-        ]
+        records = await asyncio.to_thread(state.read_all, self.folder or state.state_folder())
+        return [SandboxInfo(r.id, r.labels, r.created_at, r.alive) for r in records]
 
     async def remove(self, sandbox_id: str) -> None:
-        """See `SandboxProvider.remove`."""
-        if sandbox_id in self._live:
-            await self._live[sandbox_id].stop()
+        if sandbox_id in self.sandboxes:
+            await self.sandboxes[sandbox_id].stop()
             return
-        for record in self._records():
-            if record["id"] == sandbox_id:
-                await asyncio.to_thread(self._remove_record, record)
-
-
-def _environment(workdir: str, folder: Path | None, host_python: bool) -> dict[str, str]:
-    path = f"{PATH}:{sys.prefix}/bin" if host_python else PATH
-    tmp = str(folder / "tmp") if folder else "/tmp"
-    return {
-        "PATH": path, "HOME": workdir, "TMPDIR": tmp, "LANG": "C.UTF-8", "PYTHONDONTWRITEBYTECODE": "1", "TERM": "dumb",
-    }  # fmt: skip
-
-
-def _memory_file(text: str) -> int:
-    fd = os.memfd_create("ale")
-    os.write(fd, text.encode())
-    os.lseek(fd, 0, os.SEEK_SET)
-    return fd
-
-
-def _birth(pid: int) -> str | None:
-    """When a process started (clock ticks since boot), which tells it from a later one with the same id."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
-    except (OSError, IndexError):
-        return None
-
-
-def _last_words(process: subprocess.Popen[bytes] | None) -> str:
-    """What a process that did not start said on stderr."""
-    if process is None or process.stderr is None:
-        return ""
-    if process.poll() is None:
-        return ""
-    return process.stderr.read().decode("utf-8", "replace").strip().rstrip(".")
+        folder = self.folder or state.state_folder()
+        record = state.read(folder, sandbox_id)
+        if record is not None:
+            await asyncio.to_thread(state.erase, folder, record)

@@ -13,110 +13,20 @@ It starts once a sandbox, so it imports little: importing `signal` or `json` wou
 
 from __future__ import annotations
 
-import ctypes
+import _signal as sig  # type: ignore[import-not-found]  # `signal` builds enums: 3 ms of each start
 import os
 import select
 import sys
 import time
 
-import _signal as sig  # type: ignore[import-not-found]  # `signal` builds enums: 3 ms of each start
+from ale_local import files
+from ale_local.rights import Rights
+from ale_local.tree import below, kill_below, send_signal
+from ale_local.wire import CANCEL, DATA, DONE, EXEC, FAILED, INIT, KILL, READ, WRITE, frame, take_frame, unpack
 
-from ale_local.wire import (
-    CANCEL,
-    DATA,
-    DONE,
-    EXEC,
-    FAILED,
-    INIT,
-    KILL,
-    READ,
-    WRITE,
-    frame,
-    take_frame,
-    unpack,
-)
-
-AGENT_UID, TESTS_UID = 1000, 1001
 READ_BYTES = 1 << 16
 DRAIN_S = 0.05
 """How long output is awaited after a command's end where a background process still holds its pipes."""
-PR_SET_DUMPABLE, PR_SET_KEEPCAPS, PR_SET_CHILD_SUBREAPER, PR_CAP_AMBIENT = 4, 8, 36, 47
-CAP_DAC_OVERRIDE, CAP_KILL, CAP_SETGID, CAP_SETUID = 1, 5, 6, 7
-
-libc = ctypes.CDLL(None)
-
-
-def prctl(option: int, *values: int) -> None:
-    """The system call; a kernel too old for an option is no reason to fail."""
-    libc.prctl(option, *[ctypes.c_ulong(v) for v in (*values, 0, 0, 0, 0)[:4]])
-
-
-def set_capabilities(caps: set[int], inheritable: set[int]) -> None:
-    """Make `caps` the effective and permitted capabilities of this process."""
-    have, inherit = sum(1 << c for c in caps), sum(1 << c for c in inheritable)
-    header = (ctypes.c_uint32 * 2)(0x20080522, 0)
-    data = (ctypes.c_uint32 * 6)(have, have, inherit, 0, 0, 0)
-    if libc.capset(header, data) != 0:
-        raise OSError("capset was refused")
-
-
-def parents() -> dict[int, int]:
-    """Every live process that can be seen: pid -> parent's pid. Zombies are left out."""
-    found: dict[int, int] = {}
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            try:
-                fd = os.open(f"/proc/{name}/stat", os.O_RDONLY)
-            except OSError:
-                continue
-            try:
-                state, parent = os.read(fd, 512).rsplit(b")", 1)[1].split()[:2]
-                if state not in (b"Z", b"X"):
-                    found[int(name)] = int(parent)
-            except (OSError, IndexError, ValueError):
-                pass
-            finally:
-                os.close(fd)
-    return found
-
-
-def below(root: int) -> set[int]:
-    """The live descendants of a process."""
-    tree = parents()
-    found: set[int] = set()
-    fresh = {root}
-    while fresh:
-        fresh = {pid for pid, parent in tree.items() if parent in fresh and pid not in found}
-        found |= fresh
-    return found
-
-
-def send_signal(pid: int, number: int) -> None:
-    """`kill` that takes a process which is already gone."""
-    try:
-        os.kill(pid, number)
-    except OSError:
-        pass
-
-
-def kill_below(root: int) -> None:
-    """Kill all descendants of a live process. They are stopped first: a fork bomb cannot outrun that."""
-    for _ in range(100):
-        stopped: set[int] = set()
-        for _ in range(1000):
-            fresh = below(root) - stopped
-            if not fresh:
-                break
-            for pid in fresh:
-                send_signal(pid, sig.SIGSTOP)
-            stopped |= fresh
-        if not stopped:
-            return
-        for pid in stopped:
-            send_signal(pid, sig.SIGKILL)
-        reap_until = time.monotonic() + 0.5
-        while below(root) & stopped and time.monotonic() < reap_until:
-            time.sleep(0.001)
 
 
 class Command:
@@ -149,7 +59,8 @@ class Resident:
         self.commands: dict[int, Command] = {}
         self.by_fd: dict[int, Command] = {}
         self.poll = select.epoll()
-        self.mode, self.workdir, self.shell = "plain", "/", "/bin/sh"
+        self.workdir, self.shell = "/", "/bin/sh"
+        self.rights: Rights
         self.rlimits: dict[str, int] = {}
         self.env: dict[bytes, bytes] = {}
         self.child_signal, wakeup = os.pipe()
@@ -187,7 +98,7 @@ class Resident:
         """Seconds until the next deadline; -1 where there is none."""
         if not self.commands:
             return -1
-        return max(0.0, min(c.deadline for c in self.commands.values()) - time.monotonic())
+        return min(3600.0, max(0.0, min(c.deadline for c in self.commands.values()) - time.monotonic()))
 
     def read_control(self) -> bool:
         """Take what the host sent; False where the host is gone."""
@@ -217,10 +128,12 @@ class Resident:
             if call in self.commands:
                 self.kill(self.commands[call])
         elif kind == WRITE:
-            self.write_files(fields)
+            files.write(self.workdir, self.rights, fields)
             self.send(call, DONE, [])
         elif kind == READ:
-            self.read_file(call, os.fsdecode(fields[0]), int(fields[1]))
+            for piece in files.read(self.workdir, self.rights, os.fsdecode(fields[0]), int(fields[1])):
+                self.send(call, DATA, [piece])
+            self.send(call, DONE, [])
         elif kind == KILL:
             self.kill_all()
             self.send(call, DONE, [])
@@ -249,33 +162,12 @@ class Resident:
 
     def set_up(self, fields: list[bytes]) -> None:
         """Take the sandbox's constants; become root of the namespace where there are several users."""
-        self.mode, self.workdir, self.shell = (os.fsdecode(f) for f in fields[:3])
+        mode, self.workdir, self.shell = (os.fsdecode(f) for f in fields[:3])
         for pair in os.fsdecode(fields[3]).split():
             name, value = pair.split("=")
             self.rlimits[name] = int(value)
-        self.env = dict(f.split(b"=", 1) for f in fields[4:])
-        prctl(PR_SET_CHILD_SUBREAPER, 1)
-        if self.mode == "users":
-            os.setgroups([])
-            os.setresgid(0, 0, 0)
-            os.setresuid(0, 0, 0)
-            set_capabilities({CAP_DAC_OVERRIDE, CAP_KILL, CAP_SETGID, CAP_SETUID}, set())
-        else:
-            # The agent is the same user: it must not be able to attach to this process and forge its answers.
-            prctl(PR_SET_DUMPABLE, 0)
-
-    def become(self, user: bytes) -> None:
-        """In a child: give up root and every capability for `user`."""
-        if self.mode != "users":
-            return
-        uid = TESTS_UID if user == b"tests" else AGENT_UID
-        prctl(PR_SET_KEEPCAPS, 1 if uid == TESTS_UID else 0)
-        os.setgroups([])
-        os.setresgid(uid, uid, uid)
-        os.setresuid(uid, uid, uid)
-        if uid == TESTS_UID:
-            set_capabilities({CAP_DAC_OVERRIDE}, {CAP_DAC_OVERRIDE})
-            prctl(PR_CAP_AMBIENT, 2, CAP_DAC_OVERRIDE)
+        self.env = environment(fields[4:])
+        self.rights = Rights(several=mode == "users")
 
     # --- commands
 
@@ -312,7 +204,6 @@ class Resident:
             for number in (sig.SIGCHLD, sig.SIGPIPE, sig.SIGXFSZ):
                 sig.signal(number, sig.SIG_DFL)
             os.setsid()
-            prctl(PR_SET_CHILD_SUBREAPER, 1)
             self.offer_to_oom_killer()
             source = os.memfd_create("stdin") if stdin else os.open("/dev/null", os.O_RDONLY)
             if stdin:
@@ -325,10 +216,9 @@ class Resident:
             os.dup2(pipes[3], 2)
             if self.rlimits:
                 set_rlimits(self.rlimits)
-            self.become(user)
+            self.rights.become(user)
             os.umask(0o022)
-            env = dict(self.env)
-            env.update(f.split(b"=", 1) for f in extra_env)
+            env = self.env | environment(extra_env)
             os.chdir(os.path.join(self.workdir, cwd))
             env[b"PWD"] = os.fsencode(os.getcwd())
             os.execve(self.shell, [os.path.basename(self.shell), "-c", command], env)
@@ -344,7 +234,7 @@ class Resident:
             os.write(fd, b"500")
             os.close(fd)
         except OSError:
-            pass
+            return
 
     def drain(self, fd: int) -> None:
         """Read one piece of a pipe, or take note of its end."""
@@ -420,67 +310,10 @@ class Resident:
             time.sleep(0.001)
         raise OSError(0, "processes of the sandbox did not end within 5 s of being killed")
 
-    # --- files
 
-    def as_user(self, user: bytes) -> None:
-        """Touch files with a user's rights: a link planted by the agent then leads nowhere it could not go itself."""
-        if self.mode == "users":
-            uid = TESTS_UID if user == b"tests" else AGENT_UID
-            os.setegid(uid)
-            os.seteuid(uid)
-
-    def as_self(self) -> None:
-        """Take the resident's own rights back."""
-        if self.mode == "users":
-            os.seteuid(0)
-            os.setegid(0)
-
-    def write_files(self, fields: list[bytes]) -> None:
-        """Write files: user, mode, 'w' or 'a', then path, content, ... The tests' folders are closed to others."""
-        user, mode, how = fields[0], int(fields[1], 8), fields[2]
-        flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | (os.O_APPEND if how == b"a" else os.O_TRUNC)
-        self.as_user(user)
-        os.umask(0o077 if user == b"tests" else 0o022)
-        try:
-            for path, content in zip(fields[3::2], fields[4::2], strict=True):
-                target = os.path.join(self.workdir, os.fsdecode(path))
-                try:
-                    fd = os.open(target, flags | os.O_NONBLOCK, mode)
-                except FileNotFoundError:
-                    os.makedirs(os.path.dirname(target), exist_ok=True)
-                    fd = os.open(target, flags | os.O_NONBLOCK, mode)
-                try:
-                    os.fchmod(fd, mode)
-                    view = memoryview(content)
-                    while view:
-                        view = view[os.write(fd, view) :]
-                finally:
-                    os.close(fd)
-        finally:
-            self.as_self()
-
-    def read_file(self, call: int, path: str, max_bytes: int) -> None:
-        """Send a file in pieces; a device or a pipe is refused, it could block or never end."""
-        self.as_user(b"agent")
-        try:
-            fd = os.open(os.path.join(self.workdir, path), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        finally:
-            self.as_self()
-        try:
-            kind = os.fstat(fd).st_mode & 0o170000
-            if kind == 0o040000:
-                raise IsADirectoryError(21, "Is a directory")
-            if kind != 0o100000:
-                raise OSError(22, "not a regular file")
-            sent = 0
-            while data := os.read(fd, 1 << 18):
-                sent += len(data)
-                if sent > max_bytes:
-                    raise OSError(27, f"larger than {max_bytes} bytes")
-                self.send(call, DATA, [data])
-        finally:
-            os.close(fd)
-        self.send(call, DONE, [])
+def environment(pairs: list[bytes]) -> dict[bytes, bytes]:
+    """`NAME=value` strings as a mapping."""
+    return {name: value for name, _, value in (pair.partition(b"=") for pair in pairs)}
 
 
 def set_rlimits(limits: dict[str, int]) -> None:
@@ -496,11 +329,14 @@ def set_rlimits(limits: dict[str, int]) -> None:
 
 def main() -> None:
     """Serve on the descriptor that the host gave."""
-    os.set_inheritable(int(sys.argv[1]), False)
-    resident = Resident(int(sys.argv[1]))
+    control = int(sys.argv[1])
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) > 2 and int(name) != control:
+            try:
+                os.close(int(name))  # what the launch needed; no command may inherit it
+            except OSError:
+                continue
+    os.set_inheritable(control, False)
+    resident = Resident(control)
     resident.run()
     resident.end()
-
-
-if __name__ == "__main__":
-    main()

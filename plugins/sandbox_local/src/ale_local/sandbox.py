@@ -1,49 +1,63 @@
-"""A running local sandbox: calls to its resident, and its end."""
+"""One running sandbox: calls become requests to its resident, `stop` takes everything away."""
 
 from __future__ import annotations
 
 import asyncio
-import errno
 import os
-import shutil
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from ale.errors import SandboxError
 from ale.specs.sandbox import AGENT, TESTS, ExecResult, Sandbox, SandboxSpec, SandboxStats
-from ale_local.cgroups import Group
+from ale_local import cgroups, state
 from ale_local.channel import Channel
+from ale_local.wire import CANCEL, EXEC, INIT, KILL, READ, WRITE
 
-USER_IDS = {AGENT: 1000, TESTS: 1001}
-KILL_GRACE_S = 10.0
-"""How long a resident may take to kill a command before the sandbox counts as dead."""
-PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-
-
-@dataclass
-class Parts:
-    """What a sandbox is made of on the host, and how to forget it."""
-
-    process: subprocess.Popen[bytes]
-    channel: Channel
-    group: Group | None
-    workdir: str
-    env: dict[str, str]
-    folder: Path | None
-    forget: Callable[[], None]
+PIECE_BYTES = 1 << 20
+"""Uploads go out in pieces of about this size."""
+GRACE_S = 15.0
+"""Beyond a command's own time-out: a resident that has not answered by then is taken for dead."""
 
 
 class LocalSandbox(Sandbox):
-    """See `Sandbox`."""
+    """A sandbox of this process. Made by `LocalSandboxProvider.start_sandbox`."""
 
-    def __init__(self, sandbox_id: str, spec: SandboxSpec, parts: Parts) -> None:
-        self.id, self.spec = sandbox_id, spec
-        self._parts = parts
-        self._stopped = False
+    def __init__(
+        self,
+        spec: SandboxSpec,
+        record: state.Record,
+        folder: Path,
+        process: subprocess.Popen[bytes],
+        channel: Channel,
+        on_stopped: Callable[[LocalSandbox], None],
+    ) -> None:
+        self.id = record.id
+        self.spec = spec
+        self.record = record
+        self.folder = folder
+        self.process = process
+        self.channel = channel
+        self.on_stopped = on_stopped
+        self.stopping: asyncio.Task[None] | None = None
+        self.expiry: asyncio.TimerHandle | None = None
+
+    async def set_up(self, constants: list[bytes], files: Mapping[str, bytes]) -> None:
+        """Tell the resident what it is and put the first files in place; returns when the sandbox is ready."""
+        first, ready = self.channel.begin(INIT, constants)
+        try:
+            async with asyncio.timeout(GRACE_S):
+                await ready
+        except TimeoutError:
+            raise SandboxError(f"The sandbox {self.id} did not start within {GRACE_S:.0f} s.") from None
+        finally:
+            self.channel.calls.pop(first, None)
+        if files:
+            await self.upload(files)
+        if self.spec.lifetime_s is not None:
+            loop = asyncio.get_running_loop()
+            self.expiry = loop.call_later(self.spec.lifetime_s, self.begin_stop, "its lifetime is over")
 
     async def exec(
         self,
@@ -56,114 +70,127 @@ class LocalSandbox(Sandbox):
         user: str = AGENT,
         max_output_bytes: int = 1 << 20,
     ) -> ExecResult:
-        """See `Sandbox.exec`."""
-        began = time.monotonic()
-        pairs = {**self._parts.env, **self.spec.env, **(env or {})}
-        environment = b"\0".join(f"{k}={v}".encode() for k, v in pairs.items())
-        number, future = self._parts.channel.begin(
-            b"X", _uid(user), (cwd or "").encode(), str(max_output_bytes).encode(), environment,
-            command.encode("utf-8", "surrogateescape").replace(b"\0", b""), stdin,
-        )  # fmt: skip
-        timed_out = False
+        constants = [str(timeout_s), str(max_output_bytes), check_user(user), cwd or "", command]
+        pairs = [os.fsencode(f"{name}={value}") for name, value in (env or {}).items()]
+        fields = [*(os.fsencode(text) for text in constants), stdin, *pairs]
+        if "\0" in command or any(b"\0" in pair for pair in pairs):
+            reason = b"The command or its environment holds a NUL byte, which no shell can take.\n"
+            return ExecResult(2, b"", reason, 0.0)
+        number, future = self.channel.begin(EXEC, fields)
         try:
-            try:
-                async with asyncio.timeout(timeout_s):
-                    answer = await asyncio.shield(future)
-            except TimeoutError:
-                timed_out = True
-                self._parts.channel.tell(b"K", number)
-                answer = await self._within_grace(future)
-        except asyncio.CancelledError:
-            self._parts.channel.tell(b"K", number)
-            raise
-        if answer[0] == b"!":
-            raise SandboxError(f"The sandbox {self.id} cannot run another command: {answer[1].decode()}.")
-        code, out, err, truncated = answer
-        return ExecResult(
-            124 if timed_out else int(code), out, err, time.monotonic() - began, timed_out, bool(truncated)
-        )  # fmt: skip
-
-    async def _within_grace(self, future: asyncio.Future[list[bytes]]) -> list[bytes]:
-        try:
-            async with asyncio.timeout(KILL_GRACE_S):
-                return await asyncio.shield(future)
+            async with asyncio.timeout(timeout_s + GRACE_S):
+                answer = await future
         except TimeoutError:
-            raise SandboxError(f"The sandbox {self.id} did not end a command within {KILL_GRACE_S:g} s.") from None
+            self.channel.close(f"its resident process did not end a command {GRACE_S:.0f} s after its time-out")
+            raise self.channel.error() from None
+        except asyncio.CancelledError:
+            self.channel.send(number, CANCEL)
+            raise
+        finally:
+            self.channel.calls.pop(number, None)
+        try:
+            code, timed_out, truncated, seconds, stdout, stderr = answer
+            return ExecResult(int(code), stdout, stderr, float(seconds), timed_out == b"1", truncated == b"1")
+        except ValueError as error:
+            raise SandboxError(f"The sandbox {self.id} gave an answer that makes no sense ({error}).") from error
 
     async def upload(self, files: Mapping[str, bytes], *, user: str = AGENT, mode: int = 0o644) -> None:
-        """See `Sandbox.upload`. Raises `OSError` with the path where the user may not write."""
-        fields = [part for path, data in files.items() for part in (_path(path), data)]
-        out, _, _, status = await self._parts.channel.call(b"W", _uid(user), str(mode).encode(), *fields)
-        if out:
-            number, _, path = out.partition(b" ")
-            raise OSError(int(number), os.strerror(int(number)), path.decode("utf-8", "replace"))
-        if int(status) != 0:
-            raise SandboxError(f"The sandbox {self.id} could not write files: the writer ended with status {int(status)}.")
+        head = [check_user(user).encode(), f"{mode:o}".encode()]
+        batch: list[bytes] = []
+        size = 0
+        for path, content in files.items():
+            if not path or "\0" in path:
+                raise SandboxError(f"The sandbox {self.id} cannot write a file named {path!r}.")
+            if size + len(content) > PIECE_BYTES and batch:
+                await self.write([*head, b"w", *batch])
+                batch, size = [], 0
+            batch += (os.fsencode(path), content[:PIECE_BYTES])
+            size += len(content)
+            if len(content) > PIECE_BYTES:
+                await self.write([*head, b"w", *batch])
+                batch, size = [], 0
+                for at in range(PIECE_BYTES, len(content), PIECE_BYTES):
+                    await self.write([*head, b"a", os.fsencode(path), content[at : at + PIECE_BYTES]])
+        if batch:
+            await self.write([*head, b"w", *batch])
+
+    async def write(self, fields: list[bytes]) -> None:
+        """One request of an upload."""
+        try:
+            await self.channel.ask(WRITE, fields, 60.0)
+        except OSError as error:
+            names = ", ".join(os.fsdecode(path) for path in fields[3::2][:3])
+            raise SandboxError(f"The sandbox {self.id} could not write {names}: {error.strerror}.") from error
 
     async def download(self, path: str, *, max_bytes: int = 1 << 28) -> bytes:
-        """See `Sandbox.download`; raises the `OSError` that the path deserves."""
-        out, err, truncated, _ = await self._parts.channel.call(
-            b"R", _uid(AGENT), _path(path), str(max_bytes).encode()
-        )
-        if err.strip().isdigit():
-            raise OSError(int(err), os.strerror(int(err)), path)
-        if truncated:
-            raise OSError(errno.EFBIG, f"larger than {max_bytes} bytes", path)
-        return out
+        try:
+            pieces = await self.channel.ask(READ, [os.fsencode(path), str(max_bytes).encode()], 120.0)
+        except (FileNotFoundError, IsADirectoryError) as error:
+            raise type(error)(error.errno, error.strerror, path) from None
+        except NotADirectoryError as error:
+            raise FileNotFoundError(error.errno, error.strerror, path) from None
+        except OSError as error:
+            raise SandboxError(f"The sandbox {self.id} could not read {path}: {error.strerror}.") from error
+        return b"".join(pieces)
 
     async def kill_agent_processes(self) -> None:
-        """See `Sandbox.kill_agent_processes`."""
-        await self._parts.channel.call(b"A")
+        try:
+            await self.channel.ask(KILL, [], 30.0)
+        except OSError as error:
+            raise SandboxError(f"The sandbox {self.id} could not be cleared: {error.strerror}.") from error
 
     async def stats(self) -> SandboxStats:
-        """See `Sandbox.stats`; all None without control groups."""
-        return self._parts.group.stats() if self._parts.group is not None else SandboxStats()
+        if self.channel.closed.is_set():
+            raise self.channel.error()
+        try:
+            return cgroups.read_stats(self.record.cgroups)
+        except (OSError, ValueError):
+            return SandboxStats()
 
     async def stop(self) -> None:
-        """See `Sandbox.stop`."""
-        if self._stopped:
-            return
-        self._stopped = True
-        await asyncio.shield(self._stop())
+        await asyncio.shield(self.begin_stop("it was stopped"))
 
-    async def _stop(self) -> None:
-        parts = self._parts
-        await parts.channel.close("it was stopped")
-        if parts.folder is None:
-            # Ending process 1 ends the namespace and everything in it; nothing in there deserves a farewell.
-            kill(parts.process.pid)
-        for _ in range(2000):
-            if parts.process.poll() is not None:
-                break
-            await asyncio.sleep(0.002)
-        else:
-            kill(parts.process.pid)
-            await asyncio.get_running_loop().run_in_executor(None, parts.process.wait)
-        if parts.group is not None:
-            for _ in range(500):
-                if parts.group.remove():
-                    break
-                await asyncio.sleep(0.004)
-        if parts.folder is not None:
-            shutil.rmtree(parts.folder, ignore_errors=True)
-        parts.forget()
+    def begin_stop(self, reason: str) -> asyncio.Task[None]:
+        """Start stopping, or join the stop under way. Runs to its end even where its caller is cancelled."""
+        if self.stopping is None:
+            if self.expiry is not None:
+                self.expiry.cancel()
+            self.channel.close(reason)
+            self.stopping = asyncio.get_running_loop().create_task(self.take_away())
+        return self.stopping
+
+    async def take_away(self) -> None:
+        """Await the end of the process, help where it does not come, then remove what is left."""
+        try:
+            if not await ended(self.process, 2.0):
+                self.process.send_signal(signal.SIGKILL)
+                await ended(self.process, 5.0)
+            await asyncio.to_thread(state.erase, self.folder, self.record)
+        finally:
+            self.on_stopped(self)
 
 
-def kill(pid: int) -> None:
-    """SIGKILL, where the process is still there."""
+def check_user(user: str) -> str:
+    """The two roles of the contract are the users there are."""
+    if user not in (AGENT, TESTS):
+        raise SandboxError(f"A local sandbox has the users '{AGENT}' and '{TESTS}', not {user!r}.")
+    return user
+
+
+async def ended(process: subprocess.Popen[bytes], timeout_s: float) -> bool:
+    """Wait for a process without polling it; whether it ended in time."""
+    if process.poll() is not None:
+        return True
+    loop = asyncio.get_running_loop()
+    done = asyncio.Event()
+    fd = os.pidfd_open(process.pid)
+    loop.add_reader(fd, done.set)
     try:
-        os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
-
-
-def _uid(user: str) -> bytes:
-    if user not in USER_IDS:
-        raise ValueError(f"A local sandbox knows the users {', '.join(USER_IDS)}, not '{user}'.")
-    return str(USER_IDS[user]).encode()
-
-
-def _path(path: str) -> bytes:
-    if "\0" in path:
-        raise OSError(errno.EINVAL, "the path holds a null byte", path)
-    return path.encode("utf-8", "surrogateescape")
+        async with asyncio.timeout(timeout_s):
+            await done.wait()
+    except TimeoutError:
+        return False
+    finally:
+        loop.remove_reader(fd)
+        os.close(fd)
+    return process.wait() is not None

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Generator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 Turn = Literal["none", "error", "detour", "mistake"]
+Facts = dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -28,12 +29,13 @@ Demonstration = Generator[Call, str, None]
 
 @dataclass(frozen=True)
 class Instance:
-    """One task before it has an id. `facts` is what the demonstrator reads off the instruction."""
+    """One task before it has an id. `facts` is what the demonstrator reads off the instruction, never the answer."""
 
     instruction: str
     files: dict[str, str]
     test: str
-    facts: dict[str, str] = field(default_factory=dict)
+    solution: str
+    facts: Facts
 
 
 @dataclass(frozen=True)
@@ -42,16 +44,14 @@ class Family:
 
     name: str
     make: Callable[[random.Random], Instance]
-    show: Callable[[dict[str, str], random.Random, Turn], Demonstration]
+    show: Callable[[Facts, random.Random, Turn], Demonstration]
 
 
-WORDS = (
-    "amber apple arrow bacon badge basil beach bell bird blue bread brick bush camel candle cedar chalk cherry cliff "
-    "cloud coral crane crow daisy deer delta dove drum dust eagle ember fern field flint forest frost garlic glass "
-    "globe grape hazel honey horn island ivory jade kite lemon lily lion maple mint moon moss olive onyx otter owl "
-    "peach pearl pine plum quartz rain reef river robin rose ruby sage salt sand shell silk snow spice stone storm "
-    "sugar swan tiger topaz tulip velvet violet wheat willow wolf"
-).split()
+_LEXICON = (
+    "amber apple arrow basil beach bell brick camel cedar cliff cloud crane dove drum eagle fern frost glass grape "
+    "honey ivory jade kite lemon lily lion maple mint moon olive otter pearl plum rain river rose sage snow storm wolf"
+)
+WORDS = tuple(_LEXICON.split())
 OUTPUTS = ("out.txt", "ans.txt", "res.txt")
 
 
@@ -79,6 +79,11 @@ def words(rng: random.Random, n: int) -> list[str]:
     return rng.sample(WORDS, n)
 
 
+def output(rng: random.Random) -> str:
+    """A name for the file that the answer goes to."""
+    return rng.choice(OUTPUTS)
+
+
 def holds(path: str, text: str) -> str:
-    """A test: the file holds just this text."""
-    return f'[ "$(cat {path})" = "{text}" ]'
+    """A test: the file holds just this text, whatever the blanks around it."""
+    return f'[ "$(set -f; echo $(cat {path}))" = "{text}" ]'

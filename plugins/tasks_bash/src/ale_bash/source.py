@@ -1,7 +1,9 @@
-"""The task source `bash`: families with parameters (splits `train` and `heldout`) and graded tasks (split `graded`).
+"""The task source `bash`: families with parameters (`train`, `heldout`) and graded tasks (`graded`).
 
-An instance is drawn from a seed of its own: (seed, split, family, number). Held-out instances are drawn first, and a
-training instance with the same instruction and files is skipped, so the splits share none.
+1. Number n of a family is drawn from a seed of its own, (seed, split, family, n): no draw depends on another, nor on
+   which other families are chosen.
+2. Families take turns, so that any prefix of a split is balanced.
+3. A draw with the instruction and the files of an earlier one is skipped, and so is, in `train`, one of `heldout`.
 """
 
 from __future__ import annotations
@@ -10,22 +12,26 @@ import difflib
 import hashlib
 import json
 import random
-from collections.abc import Iterable, Iterator, Sequence
-from functools import cache
-from importlib import resources
+from collections.abc import Iterable, Iterator
+from itertools import chain, count, islice
+from typing import Literal
 
 from pydantic import Field, field_validator
 
 from ale.errors import ConfigError
-from ale.messages import Message, ToolCall, ToolSpec
 from ale.specs.driver import PluginConfig
 from ale.specs.scaffold import Responder
 from ale.specs.tasks import TaskSource
 from ale.task import HELDOUT, TRAIN, Task, TaskTests
+from ale_bash.demonstrator import Demonstrator, run_solution
 from ale_bash.families import FAMILIES
-from ale_bash.family import Call, Family, Instance, Turn
+from ale_bash.family import Family, Turn
+from ale_bash.graded import graded_part, graded_tasks
 
 GRADED = "graded"
+MAX_KNOWN_DRAWS = 1000
+TEST_TIMEOUT_S = 10.0
+WRONG_TURNS: tuple[Turn, ...] = ("error", "detour", "mistake", "mistake")
 
 
 class BashTasks(TaskSource):
@@ -34,11 +40,25 @@ class BashTasks(TaskSource):
     class Config(PluginConfig):
         """Settings of the task source `bash`."""
 
-        families: tuple[str, ...] = Field(tuple(FAMILIES), min_length=1, description=f"Families to draw from: {', '.join(FAMILIES)}.")
-        train_tasks: int = Field(8192, gt=0, description="Tasks of the split `train`.")
-        heldout_tasks: int = Field(256, gt=0, description="Tasks of the split `heldout`.")
+        families: tuple[str, ...] = Field(
+            tuple(FAMILIES), min_length=1, description=f"Families to draw from: {', '.join(FAMILIES)}."
+        )
+        include: Literal["families", "graded", "all"] = Field(
+            "families",
+            description="What `train` and `heldout` hold: tasks of the families, graded ones (every fourth is held "
+            "out), or graded ones followed by the families. The split `graded` always holds all graded tasks.",
+        )
+        train_tasks: int | None = Field(
+            8192, gt=0, description="Family tasks of the split `train`, all different; null: no end, some come again."
+        )
+        heldout_tasks: int = Field(256, gt=0, description="Family tasks of the split `heldout`.")
         seed: int = Field(0, ge=0, description="Seed of the instances; the run's own seed does not change them.")
-        wrong_turn_rate: float = Field(0.5, ge=0, le=1, description="Share of demonstrations with a wrong turn.")
+        wrong_turn_rate: float = Field(
+            0.5,
+            ge=0,
+            le=1,
+            description="Share of demonstrations with a wrong turn: half of these are mistakes that go unnoticed.",
+        )
 
         @field_validator("families")
         @classmethod
@@ -48,80 +68,65 @@ class BashTasks(TaskSource):
                     near = difflib.get_close_matches(name, FAMILIES, 1)
                     hint = f" (did you mean '{near[0]}'?)" if near else ""
                     raise ValueError(f"there is no family '{name}'{hint}; the families are {', '.join(FAMILIES)}")
+            if len(set(names)) < len(names):
+                raise ValueError(f"a family stands twice in {', '.join(names)}; name each once")
             return names
 
     config: Config
 
     def tasks(self, split: str) -> Iterable[Task]:
-        """See `TaskSource.tasks`; families take turns."""
+        """See `TaskSource.tasks`."""
         if split == GRADED:
             return graded_tasks()
         if split not in (TRAIN, HELDOUT):
             raise ConfigError(f"The task source 'bash' has the splits {TRAIN}, {HELDOUT} and {GRADED}, not '{split}'.")
-        return self._family_tasks(split)
-
-    def _family_tasks(self, split: str) -> Iterator[Task]:
-        count = self.config.heldout_tasks if split == HELDOUT else self.config.train_tasks
-        taken = set() if split == HELDOUT else {_content(task) for task in self._family_tasks(HELDOUT)}
-        draws = dict.fromkeys(self.config.families, 0)
-        for i in range(count):
-            family = FAMILIES[self.config.families[i % len(self.config.families)]]
-            while True:
-                number = draws[family.name]
-                draws[family.name] += 1
-                task = self._task(family, split, number)
-                if split == HELDOUT or _content(task) not in taken:
-                    yield task
-                    break
-
-    def _task(self, family: Family, split: str, number: int) -> Task:
-        instance = self._instance(family, split, number)
-        return Task(
-            id=f"{family.name}-{split}-{number}", instruction=instance.instruction, files=instance.files,
-            tests=TaskTests(command=instance.test), tags=(family.name,), metadata={"facts": instance.facts},
-        )  # fmt: skip
-
-    def _instance(self, family: Family, split: str, number: int) -> Instance:
-        return family.make(random.Random(f"{self.config.seed}/{split}/{family.name}/{number}"))
+        graded = graded_part(split) if self.config.include != "families" else ()
+        return graded if self.config.include == "graded" else chain(graded, self._family_tasks(split))
 
     def demonstrator(self, task: Task, seed: int) -> Responder | None:
-        """Shows tasks of the families; graded ones have a reference solution instead."""
-        family = FAMILIES.get(task.tags[0]) if task.tags else None
-        if family is None or "facts" not in task.metadata:
-            return None
+        """A demonstrator of the task's family; a graded task's runs the reference solution."""
+        if "facts" not in task.metadata:
+            return Demonstrator(run_solution(task.solution)) if task.solution else None
         rng = random.Random(f"{seed}/{task.id}")
-        turn: Turn = "none"
-        if rng.random() < self.config.wrong_turn_rate:
-            turn = rng.choice(("error", "detour", "mistake", "mistake"))
-        return _Demonstrator(family, task.metadata["facts"], rng, turn)
+        turn: Turn = rng.choice(WRONG_TURNS) if rng.random() < self.config.wrong_turn_rate else "none"
+        return Demonstrator(FAMILIES[task.tags[0]].show(task.metadata["facts"], rng, turn))
+
+    def _family_tasks(self, split: str) -> Iterator[Task]:
+        if split == HELDOUT:
+            yield from islice(self._take_turns(HELDOUT, set()), self.config.heldout_tasks)
+        else:
+            known = {content_hash(task) for task in self._family_tasks(HELDOUT)}
+            yield from islice(self._take_turns(TRAIN, known), self.config.train_tasks)
+
+    def _take_turns(self, split: str, known: set[bytes]) -> Iterator[Task]:
+        """Tasks whose content is not in `known`, family by family, without end."""
+        endless = split == TRAIN and self.config.train_tasks is None
+        numbers = {name: count() for name in self.config.families}
+        while True:
+            for name in self.config.families:
+                for number in islice(numbers[name], MAX_KNOWN_DRAWS):
+                    task = self._draw(FAMILIES[name], split, number)
+                    content = content_hash(task)
+                    if content not in known:
+                        break
+                else:
+                    raise ConfigError(
+                        f"The family '{name}' has no further tasks for the split '{split}'; "
+                        "lower tasks.train_tasks or tasks.heldout_tasks, or choose more families."
+                    )
+                if not endless:
+                    known.add(content)
+                yield task
+
+    def _draw(self, family: Family, split: str, number: int) -> Task:
+        instance = family.make(random.Random(f"{self.config.seed}/{split}/{family.name}/{number}"))
+        return Task(
+            id=f"{family.name}-{split}-{number}", instruction=instance.instruction, files=instance.files,
+            tests=TaskTests(command=instance.test, timeout_s=TEST_TIMEOUT_S), tags=(family.name,), image=None,
+            solution=instance.solution, metadata={"facts": instance.facts},
+        )  # fmt: skip
 
 
-class _Demonstrator:
-    """Turns a family's generator into a responder."""
-
-    def __init__(self, family: Family, facts: dict[str, str], rng: random.Random, turn: Turn) -> None:
-        self._steps = family.show(facts, rng, turn)
-        self._begun = False
-        self._calls = 0
-
-    async def __call__(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Message:
-        """The next call, in view of the last answer."""
-        try:
-            call = self._steps.send(messages[-1].content) if self._begun else next(self._steps)
-        except StopIteration:
-            call = Call("finish", {})
-        self._begun = True
-        self._calls += 1
-        arguments = json.dumps(call.arguments, ensure_ascii=False)
-        return Message("assistant", "", (ToolCall(f"call_{self._calls - 1}_0", call.name, arguments),))
-
-
-def _content(task: Task) -> str:
-    return hashlib.sha256(json.dumps([task.instruction, task.files], sort_keys=True).encode()).hexdigest()
-
-
-@cache
-def graded_tasks() -> tuple[Task, ...]:
-    """The hand-written tasks, easy ones first."""
-    text = resources.files("ale_bash").joinpath("graded.jsonl").read_text()
-    return tuple(Task.model_validate_json(line) for line in text.splitlines() if line.strip())
+def content_hash(task: Task) -> bytes:
+    """What makes two tasks the same: instruction and files."""
+    return hashlib.sha256(json.dumps([task.instruction, task.files], sort_keys=True).encode()).digest()[:16]

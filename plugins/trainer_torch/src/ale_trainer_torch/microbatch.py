@@ -1,7 +1,8 @@
 """How a packed batch is cut into padded micro-batches.
 
-Trajectories are sorted by their longest sequence and filled greedily up to a token budget, so that rows of one
-micro-batch have like lengths and little is padding. The sequences of one trajectory stay together.
+Trajectories are sorted by their longest sequence and filled greedily, up to a token budget and as long as the
+shortest row is not much shorter than the longest, so that little is padding. The sequences of one trajectory stay
+together.
 """
 
 from __future__ import annotations
@@ -12,6 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ale.specs.trainer import TrainBatch
+
+LIKE_LENGTHS = 0.8
+"""Least ratio of the shortest to the longest trajectory of a micro-batch."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +40,8 @@ def cut(batch: TrainBatch, max_tokens: int) -> list[MicroBatch]:
     cuts: list[list[int]] = []
     for group in ordered:
         longest = max(int(batch.lengths[s]) for s in group)
-        if cuts and (len(cuts[-1]) + len(group)) * longest <= max_tokens:
+        fits = cuts and (len(cuts[-1]) + len(group)) * longest <= max_tokens
+        if fits and int(batch.lengths[cuts[-1][0]]) >= LIKE_LENGTHS * longest:
             cuts[-1].extend(group)
         else:
             cuts.append(list(group))

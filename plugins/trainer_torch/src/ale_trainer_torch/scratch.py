@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Qwen2Config
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast, Qwen2Config
 
 from ale.specs.trainer import ScratchModel
 
 
 def write_scratch_model(model: ScratchModel, folder: Path, seed: int) -> None:
     """Random weights in the shape of `model`, next to the tokenizer that `folder` already holds."""
-    tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(str(folder), local_files_only=True)
     intermediate = model.intermediate_size or -(-model.hidden_size * 8 // 3 // 16) * 16
     config_class = {"qwen2": Qwen2Config, "llama": LlamaConfig}[model.architecture]
     config = config_class(
@@ -24,6 +24,9 @@ def write_scratch_model(model: ScratchModel, folder: Path, seed: int) -> None:
         num_key_value_heads=model.kv_heads,
         max_position_embeddings=model.max_length,
         tie_word_embeddings=True,
+        # The library's 0.02 suits widths in the thousands; a narrow model that starts so small takes several times
+        # as many steps to learn to copy.
+        initializer_range=0.75 * model.hidden_size**-0.5,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
         bos_token_id=None,

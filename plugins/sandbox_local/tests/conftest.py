@@ -1,0 +1,60 @@
+"""The same behaviour tests run over both modes; those that are about namespaces ask for bubblewrap."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from ale.specs.driver import DriverContext
+from ale.specs.sandbox import Resources, SandboxSpec
+from ale_local import LocalSandbox, LocalSandboxConfig, LocalSandboxProvider
+
+SMALL = Resources(memory_mib=256, pids=64, disk_mib=16)
+
+
+def provider_for(isolation: str) -> LocalSandboxProvider:
+    """A provider, not started yet."""
+    return LocalSandboxProvider(LocalSandboxConfig(isolation=isolation), DriverContext(labels={"run": "r1"}))
+
+
+@pytest.fixture(autouse=True)
+def own_state(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """State folders of their own, so that tests see only what they started themselves."""
+    folder = tmp_path_factory.mktemp("state")
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+    return folder
+
+
+@pytest.fixture(params=["none", pytest.param("bubblewrap", marks=pytest.mark.bwrap)])
+async def provider(request: pytest.FixtureRequest) -> AsyncIterator[LocalSandboxProvider]:
+    """A provider of each isolation."""
+    if request.param == "bubblewrap" and shutil.which("bwrap") is None:
+        pytest.skip("bubblewrap is not installed")
+    async with provider_for(request.param) as started:
+        yield started
+
+
+@pytest.fixture
+async def sandbox(provider: LocalSandboxProvider) -> AsyncIterator[LocalSandbox]:
+    """A small sandbox of each isolation."""
+    async with await provider.start_sandbox(SandboxSpec(resources=SMALL)) as started:
+        yield started
+
+
+@pytest.fixture
+async def wrapped() -> AsyncIterator[LocalSandboxProvider]:
+    """A provider with bubblewrap."""
+    if shutil.which("bwrap") is None:
+        pytest.skip("bubblewrap is not installed")
+    async with provider_for("bubblewrap") as started:
+        yield started
+
+
+@pytest.fixture
+async def box(wrapped: LocalSandboxProvider) -> AsyncIterator[LocalSandbox]:
+    """A small sandbox of namespaces."""
+    async with await wrapped.start_sandbox(SandboxSpec(resources=SMALL)) as started:
+        yield started

@@ -1,0 +1,55 @@
+"""Repair a configuration until a check passes: `repair`. Only the check's output says what is wrong.
+
+The hidden test looks at the configuration itself, so that an agent who rewrites the check gains nothing.
+"""
+
+from __future__ import annotations
+
+import random
+
+from ale_bash.family import WORDS, Demonstration, Facts, Family, Instance, Turn, look, shell
+
+SETTINGS = {
+    "mode": ("fast", "slow", "safe"),
+    "level": ("low", "high", "mid"),
+    "color": ("red", "blue", "green"),
+}
+
+
+def make(rng: random.Random) -> Instance:
+    """A file of three settings, one of them wrong, and a check that names it."""
+    wanted = {key: rng.choice(values) for key, values in SETTINGS.items()}
+    bad = rng.choice(list(SETTINGS))
+    wrong = rng.choice([v for v in SETTINGS[bad] if v != wanted[bad]])
+    path = f"{rng.choice(WORDS)}.conf"
+    conf = "".join(f"{key}={wrong if key == bad else value}\n" for key, value in wanted.items())
+    check = "".join(f"grep -qx {k}={v} {path} || {{ echo {k} must be {v}; exit 1; }}\n" for k, v in wanted.items())
+    test = [*(f"grep -qx {k}={v} {path}" for k, v in wanted.items()), f'[ "$(grep -c = {path})" -eq {len(wanted)} ]']
+    text = rng.choice((f"Repair {path} so that check.sh passes.", f"Mend {path}: check.sh must pass."))
+    solution = f"sed -i s/{bad}=.*/{bad}={wanted[bad]}/ {path}"
+    return Instance(text, {path: conf, "check.sh": check + "echo ok\n"}, " && ".join(test), solution, {"path": path})
+
+
+def show(facts: Facts, rng: random.Random, turn: Turn) -> Demonstration:
+    """Run the check, mend what it names, perhaps check again; a mistake sets another value, or changes no file."""
+    path = facts["path"]
+    if turn == "error":
+        yield shell("check.sh")
+    if turn == "detour":
+        yield look(rng, path)
+    said = (yield shell("sh check.sh")).split()
+    if len(said) < 4:
+        return
+    key, value, flag = said[0], said[3], "-i "
+    if turn == "mistake" and rng.random() < 0.7:
+        value = rng.choice([v for v in SETTINGS.get(key, ("on", "off")) if v != value])
+    elif turn == "mistake":
+        flag = ""
+    edit = f"sed {flag}s/{key}=.*/{key}={value}/ {path}"
+    again = rng.random() if turn != "mistake" else 1.0
+    yield shell(f"{edit}; sh check.sh" if again < 0.2 else edit)
+    if 0.2 <= again < 0.4:
+        yield shell("sh check.sh")
+
+
+REPAIR = Family("repair", make, show)
