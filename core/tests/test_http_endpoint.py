@@ -12,11 +12,14 @@ from ale.endpoint.http import serve
 from ale.endpoint.session import EndpointSession, ModelEndpoint
 from ale.endpoint.tokenizer import byte_tokenizer
 from ale.errors import ConfigError, EngineError
-from ale.plugins import Hooks
+from ale.hooks import Hooks
 from ale.specs.driver import DriverContext, PluginConfig
 from ale.specs.engine import GenerateRequest, Generation, InferenceEngine, Sampling
 
-TOOL = {"type": "function", "function": {"name": "shell", "parameters": {"type": "object", "properties": {"command": {}}}}}
+TOOL = {
+    "type": "function",
+    "function": {"name": "shell", "parameters": {"type": "object", "properties": {"command": {}}}},
+}
 
 
 class Echo(InferenceEngine):
@@ -62,7 +65,11 @@ async def test_an_agent_talks_and_every_token_is_recorded(session: EndpointSessi
     message = first["choices"][0]["message"]
     assert first["choices"][0]["finish_reason"] == "tool_calls"
     assert message["tool_calls"][0]["function"] == {"name": "shell", "arguments": '{"command": "ls"}'}
-    answer = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": [{"type": "text", "text": "a"}]}
+    answer = {
+        "role": "tool",
+        "tool_call_id": message["tool_calls"][0]["id"],
+        "content": [{"type": "text", "text": "a"}],
+    }
     second = (await post(session, messages=[*USER, message, answer], tools=[TOOL])).json()
     assert second["usage"]["prompt_tokens"] > first["usage"]["total_tokens"]
     (sequence,) = session.recorder.sequences
@@ -77,7 +84,9 @@ async def test_a_key_opens_its_own_session_only_while_it_lasts(
     url, key = session.base_url, session.api_key
     endpoint.close(session)
     async with httpx.AsyncClient(trust_env=False) as client:
-        late = await client.post(f"{url}/chat/completions", json={"messages": USER}, headers={"Authorization": f"Bearer {key}"})
+        late = await client.post(
+            f"{url}/chat/completions", json={"messages": USER}, headers={"Authorization": f"Bearer {key}"}
+        )
     assert late.status_code == 401
     assert late.json()["error"]["code"] == "invalid_api_key"
 
@@ -100,7 +109,6 @@ async def test_bad_requests_are_answered_with_a_sentence(
 ) -> None:
     answer = await post(session, **body)
     assert answer.status_code == 400
-
 
     assert re.search(sentence, answer.json()["error"]["message"])
     assert not session.recorder.chunks

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 
 import pytest
@@ -13,8 +14,8 @@ from ale.endpoint.recorder import Recorder
 from ale.endpoint.session import ModelEndpoint
 from ale.endpoint.tokenizer import ChatTokenizer, byte_tokenizer, train_tokenizer
 from ale.errors import BudgetExceeded
+from ale.hooks import Hooks
 from ale.messages import Message, ToolCall, ToolSpec
-from ale.plugins import Hooks
 from ale.specs.driver import DriverContext, PluginConfig
 from ale.specs.engine import GenerateRequest, Generation, InferenceEngine, PolicyVersion, Sampling
 
@@ -56,20 +57,20 @@ class RandomEngine(InferenceEngine):
         if self.rng.random() < 0.8 or not ids:
             ids, finish = [*ids, stop], "stop"
         self._version += self.rng.randrange(2)
-        generation = Generation(
-            tuple(ids), tuple(-self.rng.random() for _ in ids), (self._version,) * len(ids), finish
-        )
+        generation = Generation(tuple(ids), tuple(-self.rng.random() for _ in ids), (self._version,) * len(ids), finish)
         self.log.append((request, generation))
         return generation
 
 
 TOKENIZERS = {
     "bytes": byte_tokenizer(),
-    "bpe": train_tokenizer(["shell ls cat a.txt word found in the file", "<|im_start|>user\nhello<|im_end|>\n"] * 20, 330),
+    "bpe": train_tokenizer(
+        ["shell ls cat a.txt word found in the file", "<|im_start|>user\nhello<|im_end|>\n"] * 20, 330
+    ),
 }
 
 
-def open_session(tokenizer: ChatTokenizer, seed: int, **budget: int):  # noqa: ANN201
+def open_session(tokenizer: ChatTokenizer, seed: int, **budget: int):
     engine = RandomEngine(tokenizer, seed)
     endpoint = ModelEndpoint(tokenizer, engine, Hooks())
     budget = {"max_calls": 100, "max_context": 4096} | budget
@@ -77,8 +78,12 @@ def open_session(tokenizer: ChatTokenizer, seed: int, **budget: int):  # noqa: A
 
 
 @settings(max_examples=60, deadline=None)
-@given(seed=st.integers(0, 10**6), answers=st.lists(TEXT, min_size=1, max_size=6), name=st.sampled_from(sorted(TOKENIZERS)))
-def test_a_growing_conversation_is_one_line_of_exactly_what_was_sampled(seed: int, answers: list[str], name: str) -> None:
+@given(
+    seed=st.integers(0, 10**6), answers=st.lists(TEXT, min_size=1, max_size=6), name=st.sampled_from(sorted(TOKENIZERS))
+)
+def test_a_growing_conversation_is_one_line_of_exactly_what_was_sampled(
+    seed: int, answers: list[str], name: str
+) -> None:
     engine, session = open_session(TOKENIZERS[name], seed)
     history = [Message("system", "You act."), Message("user", "do it")]
 
@@ -100,7 +105,7 @@ def test_a_growing_conversation_is_one_line_of_exactly_what_was_sampled(seed: in
         assert sequence.token_ids[chunk.start : chunk.end] == generation.token_ids
         assert (chunk.logprobs, chunk.versions) == (generation.logprobs, generation.versions)
     spans = [(c.start, c.end) for c in chunks]
-    assert all(a[1] <= b[0] for a, b in zip(spans, spans[1:], strict=False)), "chunks never overlap"
+    assert all(a[1] <= b[0] for a, b in itertools.pairwise(spans)), "chunks never overlap"
     assert spans[-1][1] == len(sequence.token_ids)
     assert sequence.messages == tuple(history[: len(sequence.messages)])
 
@@ -142,7 +147,9 @@ def test_sampled_tokens_are_reused_where_tokenizing_the_text_again_gives_others(
     odd = (*(tokenizer.encode(c)[0] for c in "shell"), *tokenizer.stop_token_ids)
     assert tuple(tokenizer.encode("shell")) != odd[:-1], "the vocabulary has a token for the whole word"
     reply = Message("assistant", "shell")
-    recorder.add_sampled(recorder.prompt(history), Generation(odd, (0.0,) * len(odd), (0,) * len(odd), "stop"), reply, None)
+    recorder.add_sampled(
+        recorder.prompt(history), Generation(odd, (0.0,) * len(odd), (0,) * len(odd), "stop"), reply, None
+    )
     following = recorder.prompt([*history, reply, Message("user", "go on")])
     first = len(recorder.prompt(history).token_ids)
     assert following.token_ids[first : first + len(odd)] == odd

@@ -41,7 +41,9 @@ class ModelConfig(Section):
     """The policy to start from: a Hugging Face folder, or a small one made from nothing."""
 
     path: Path | None = Field(None, description="Folder with a causal language model and its tokenizer.")
-    scratch: ScratchModel | None = Field(None, description="Make a small model; its tokenizer is trained on the demonstrations.")
+    scratch: ScratchModel | None = Field(
+        None, description="Make a small model; its tokenizer is trained on the demonstrations."
+    )
 
     @model_validator(mode="after")
     def _one_of_them(self) -> ModelConfig:
@@ -69,7 +71,9 @@ class RolloutConfig(Section):
     max_context: int = Field(1024, gt=0, description="Tokens of one context window, prompt and response.")
     timeout_s: float = Field(120.0, gt=0, description="Seconds of one episode.")
     max_resamples: int = Field(2, ge=0, description="Times an episode with an infrastructure fault is made anew.")
-    max_illegal_calls: int = Field(0, ge=0, description="Reject a rollout with this many illegal tool calls in a row; 0: never.")
+    max_illegal_calls: int = Field(
+        0, ge=0, description="Reject a rollout with this many illegal tool calls in a row; 0: never."
+    )
 
 
 class DemonstrationsConfig(Section):
@@ -94,10 +98,18 @@ class RLConfig(Section):
     """Reinforcement learning."""
 
     steps: int = Field(45, ge=0, description="Steps, each with rollouts and an update.")
-    prompts_per_step: int = Field(8, gt=0, description="Tasks a step; the algorithm's group_size says how many rollouts each.")
+    prompts_per_step: int = Field(
+        8, gt=0, description="Tasks a step; the algorithm's group_size says how many rollouts each."
+    )
     updates_per_step: int = Field(1, gt=0, description="Optimizer steps over disjoint parts of the step's batch.")
-    min_entropy: float = Field(0.02, ge=0, description="Stop the run when the policy's mean entropy (nats) stays below this for 5 steps while success falls.")
-    checkpoint_every: int = Field(0, ge=0, description="Save the trainer's state every so many steps; 0: only at the end.")
+    min_entropy: float = Field(
+        0.02,
+        ge=0,
+        description="Stop the run when the policy's mean entropy (nats) stays below this for 5 steps while success falls.",
+    )
+    checkpoint_every: int = Field(
+        0, ge=0, description="Save the trainer's state every so many steps; 0: only at the end."
+    )
 
 
 class EvalConfig(Section):

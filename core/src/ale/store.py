@@ -126,7 +126,9 @@ class RunStore:
 
     def events(self) -> list[tuple[float, str, dict[str, Any]]]:
         """Everything that happened: (time, kind, data)."""
-        return [(t, kind, json.loads(data)) for t, kind, data in self._db.execute("SELECT * FROM events ORDER BY rowid")]
+        return [
+            (t, kind, json.loads(data)) for t, kind, data in self._db.execute("SELECT * FROM events ORDER BY rowid")
+        ]
 
     def count(self, sql_condition: str = "1", parameters: Iterable[Any] = ()) -> int:
         """Number of stored rollouts that meet the condition."""

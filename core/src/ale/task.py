@@ -19,7 +19,9 @@ class TaskTests(BaseModel):
         default_factory=dict,
         description="Test files, path -> text; they are put into the folder that $ALE_TESTS names while the command runs.",
     )
-    timeout_s: float = Field(30.0, gt=0, description="Seconds before the tests are stopped; a time-out is a failed test.")
+    timeout_s: float = Field(
+        30.0, gt=0, description="Seconds before the tests are stopped; a time-out is a failed test."
+    )
 
 
 class Task(BaseModel):

@@ -6,17 +6,17 @@ import json
 from collections.abc import AsyncIterator
 
 import pytest
-from ale_iflow import IFlow
-from ale_local import LocalSandboxProvider
 
 from ale.endpoint.session import EndpointSession, ModelEndpoint
 from ale.endpoint.tokenizer import byte_tokenizer
+from ale.hooks import Hooks
 from ale.messages import Message, ToolCall
-from ale.plugins import Hooks
 from ale.specs.driver import DriverContext
 from ale.specs.engine import Sampling
 from ale.specs.sandbox import Sandbox, SandboxSpec
 from ale.task import Task, TaskTests
+from ale_iflow import IFlow
+from ale_local import LocalSandboxProvider
 
 TASK = Task(id="t", instruction="Do it.", tests=TaskTests(command="true"))
 
@@ -106,11 +106,7 @@ async def test_failed_executions_are_told_apart_from_answers(sandbox: Sandbox) -
 
 
 async def test_long_output_loses_its_middle_and_turns_are_limited(sandbox: Sandbox) -> None:
-    ended, session = await play(
-        sandbox, *[call("shell", command="seq 1 1000")] * 2, max_turns=2, max_output_chars=100
-    )
+    ended, session = await play(sandbox, *[call("shell", command="seq 1 1000")] * 2, max_turns=2, max_output_chars=100)
     assert ended == "max_turns"
     assert len(session.observations[0].text) < 150
     assert "characters cut" in session.observations[0].text
-
-

@@ -7,9 +7,9 @@ from pathlib import Path
 from ale.cli.run_command import configure_logging, print_result, run_until_signal
 from ale.config import load_run_config
 from ale.errors import ConfigError
+from ale.hooks import load_hooks
 from ale.pipeline.offline import first_policy
 from ale.pipeline.run import run as run_pipeline
-from ale.plugins import load_hooks
 from ale.store import CONFIG_NAME
 from ale.view.progress import display
 

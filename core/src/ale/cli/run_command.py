@@ -15,24 +15,26 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ale.config import load_run_config
-from ale.errors import ConfigError
+from ale.errors import AleError, ConfigError
+from ale.hooks import load_hooks
 from ale.pipeline.run import Only, RunResult
 from ale.pipeline.run import run as run_pipeline
-from ale.plugins import load_hooks
 from ale.view.progress import display
 
 T = TypeVar("T")
 
 
-class Interrupted(Exception):
+class Interrupted(AleError):
     """A signal ended the run; `exit_code` is 128 plus its number."""
 
     def __init__(self, signal_number: int) -> None:
-        super().__init__(f"interrupted by {signal.Signals(signal_number).name}")
-        self.exit_code = 128 + signal_number
+        super().__init__(f"The run was interrupted by {signal.Signals(signal_number).name}.")
+        self.exit_code = 128 + signal_number  # type: ignore[misc]
 
 
-def run(file: Path, overrides: list[str], only: str = "all", source: Path | None = None, out: Path | None = None) -> int:
+def run(
+    file: Path, overrides: list[str], only: str = "all", source: Path | None = None, out: Path | None = None
+) -> int:
     """Run; prints what a newcomer wants to know, the path of summary.json last."""
     if only not in ("all", "rollout", "train"):
         raise ConfigError(f"--only takes 'rollout' or 'train', not '{only}'.")

@@ -78,9 +78,9 @@ def read_request(body: bytes) -> tuple[list[Message], list[ToolSpec]]:
     if not isinstance(data, dict) or not isinstance(data.get("messages"), list) or not data["messages"]:
         raise ValueError("The request needs 'messages', a list with at least one message.")
     if data.get("stream"):
-        raise ValueError("This endpoint does not stream; send \"stream\": false.")
+        raise ValueError('This endpoint does not stream; send "stream": false.')
     if data.get("n") not in (None, 1):
-        raise ValueError("This endpoint gives one choice a call; send \"n\": 1.")
+        raise ValueError('This endpoint gives one choice a call; send "n": 1.')
     messages = []
     for i, raw in enumerate(data["messages"]):
         if not isinstance(raw, dict):

@@ -16,8 +16,8 @@ from ale.endpoint.recorder import Recorder
 from ale.endpoint.tokenizer import ChatTokenizer
 from ale.endpoint.tool_format import parse_reply, render_reply
 from ale.errors import BudgetExceeded, ConfigError
+from ale.hooks import Hooks
 from ale.messages import ChatReply, ChunkErrorKind, Message, ToolSpec
-from ale.plugins import Hooks
 from ale.specs.engine import GenerateRequest, InferenceEngine, Sampling
 from ale.specs.scaffold import ModelSession, Responder
 from ale.trajectory import ChunkError, Observation
@@ -52,7 +52,9 @@ class EndpointSession(ModelSession):
     def base_url(self) -> str:
         """OpenAI-compatible base URL (ends in `/v1`)."""
         if self._endpoint.base_url is None:
-            raise ConfigError("This run serves no HTTP; set endpoint.http=true for scaffolds in processes of their own.")
+            raise ConfigError(
+                "This run serves no HTTP; set endpoint.http=true for scaffolds in processes of their own."
+            )
         return self._endpoint.base_url
 
     @property

@@ -68,7 +68,9 @@ class ChatTokenizer:
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise ConfigError(f"The folder {folder} holds no tokenizer that can be loaded: {reason}") from error
         if not getattr(hf, "chat_template", None):
-            raise ConfigError(f"The tokenizer in {folder} has no chat template; add a chat_template.jinja to the folder.")
+            raise ConfigError(
+                f"The tokenizer in {folder} has no chat template; add a chat_template.jinja to the folder."
+            )
         if not hasattr(hf, "backend_tokenizer"):
             raise ConfigError(f"The tokenizer in {folder} is a slow one; convert it to tokenizer.json first.")
         stop: list[int] = []

@@ -63,5 +63,5 @@ def _read_call(block: str, call_id: str) -> ToolCall:
         raise ValueError('A tool call must be an object with "name" and "arguments".')
     arguments = data.get("arguments", {})
     if not isinstance(arguments, dict):
-        raise ValueError(f'The "arguments" of \'{data["name"]}\' must be a JSON object.')
+        raise ValueError(f"The \"arguments\" of '{data['name']}' must be a JSON object.")
     return ToolCall(call_id, data["name"], json.dumps(arguments, ensure_ascii=False))

@@ -85,4 +85,3 @@ def retokenize(trajectory: Trajectory, tokenizer: ChatTokenizer) -> Trajectory:
             if error is not None:
                 recorder.mark_error(chunk.index, error)
     return replace(trajectory, sequences=recorder.sequences, chunks=recorder.chunks)
-

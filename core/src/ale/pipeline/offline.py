@@ -28,7 +28,9 @@ def first_policy(run: Path, names: Sequence[str] = POLICIES) -> Path:
     for name in names:
         if (run / "model" / name / "config.json").is_file():
             return run / "model" / name
-    raise ConfigError(f"{run} holds no policy (looked for model/{', model/'.join(names)}); name one with model.path=FOLDER.")
+    raise ConfigError(
+        f"{run} holds no policy (looked for model/{', model/'.join(names)}); name one with model.path=FOLDER."
+    )
 
 
 async def roll_out_only(bench: Workbench, source: Path | None) -> None:

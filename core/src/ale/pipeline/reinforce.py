@@ -114,7 +114,8 @@ def rollout_metrics(trajectories: Sequence[Trajectory], version: int) -> dict[st
         "chunks": len(chunks) / n,
         "chunk_tokens": sum(map(len, chunks)) / max(1, len(chunks)),
         "sampled_tokens": float(sum(t.sampled_tokens for t in trajectories)),
-        "illegal_calls": sum(c.error is not None and c.error.kind == "illegal_call" for c in chunks) / max(1, len(chunks)),
+        "illegal_calls": sum(c.error is not None and c.error.kind == "illegal_call" for c in chunks)
+        / max(1, len(chunks)),
         "failed_executions": sum(c.error is not None and c.error.kind == "execution_failed" for c in chunks)
         / max(1, len(chunks)),
         "staleness": sum(version - t.policy_version for t in trajectories) / n,

@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from ale.config import LoadedConfig
 from ale.errors import ConfigError
+from ale.hooks import Hooks
 from ale.pipeline.bootstrap import demonstrate, load_model, scratch_model
 from ale.pipeline.evaluate import evaluate
 from ale.pipeline.offline import roll_out_only, train_only
@@ -23,7 +24,6 @@ from ale.pipeline.progress import Progress
 from ale.pipeline.reinforce import reinforce
 from ale.pipeline.supervised import warm_start
 from ale.pipeline.workbench import Workbench, open_workbench
-from ale.plugins import Hooks
 from ale.run_config import RunConfig
 from ale.store import CONFIG_NAME, RunStore, write_summary
 
@@ -89,12 +89,16 @@ def check(config: RunConfig, only: Only, source: Path | None) -> None:
         raise ConfigError(f"'--from {source}': there is no run folder (it holds no run.db).")
     if only == "rollout":
         if config.model.scratch is not None and source is None:
-            raise ConfigError("'--only rollout' needs a policy: model.path=FOLDER, '--from RUN', or the engine 'scripted'.")
+            raise ConfigError(
+                "'--only rollout' needs a policy: model.path=FOLDER, '--from RUN', or the engine 'scripted'."
+            )
         return
     if only == "train":
         return
     if config.model.scratch is not None and config.sft is None:
-        raise ConfigError("model.scratch: the tokenizer is trained on demonstrations, so the run needs an 'sft' section.")
+        raise ConfigError(
+            "model.scratch: the tokenizer is trained on demonstrations, so the run needs an 'sft' section."
+        )
     if (config.sft or config.rl) and config.trainer is None:
         raise ConfigError("trainer: 'sft' and 'rl' need a trainer; name one, or use '--only rollout'.")
     if (config.sft or config.rl) and config.model.scratch is None and config.model.path is None:
@@ -157,4 +161,3 @@ def summarize(
 def peak_memory_mib() -> float:
     """Largest resident set of this process so far (its children's come on top)."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-

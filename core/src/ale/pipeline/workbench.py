@@ -12,8 +12,9 @@ from typing import Any
 from ale.endpoint.session import ModelEndpoint
 from ale.endpoint.tokenizer import ChatTokenizer, byte_tokenizer
 from ale.errors import AleError
+from ale.hooks import Hooks
 from ale.pipeline.progress import Progress
-from ale.plugins import Hooks, build_driver
+from ale.plugins import build_driver
 from ale.rollout.episode import Episodes
 from ale.rollout.scheduler import Rollouts
 from ale.run_config import PluginChoice, RunConfig

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from ale.endpoint.session import EndpointSession, ModelEndpoint
 from ale.errors import AgentError, AleError, BudgetExceeded, ConfigError
-from ale.plugins import Hooks
+from ale.hooks import Hooks
 from ale.rollout.observed import ObservedSandbox
 from ale.run_config import RolloutConfig, SandboxNeeds
 from ale.specs.algorithm import RolloutRequest

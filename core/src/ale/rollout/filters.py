@@ -7,7 +7,7 @@ an observer vetoes.
 
 from __future__ import annotations
 
-from ale.plugins import Hooks
+from ale.hooks import Hooks
 from ale.run_config import RolloutConfig
 from ale.trajectory import Trajectory
 

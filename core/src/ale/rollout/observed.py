@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ale.plugins import Hooks
+from ale.hooks import Hooks
 from ale.specs.sandbox import AGENT, ExecResult, Sandbox, SandboxStats
 from ale.task import Task
 

@@ -16,11 +16,7 @@ from typing import Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict
 
-API_VERSION = "1.0"
-"""Version of the plugin contracts. A driver made for another major version is refused."""
-
-KINDS = ("sandbox", "engine", "trainer", "algorithm", "scaffold", "reward", "tasks")
-"""The kinds of driver; each has the entry-point group `ale.<kind>`."""
+from ale.specs.kinds import API_VERSION
 
 
 class PluginConfig(BaseModel):

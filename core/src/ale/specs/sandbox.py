@@ -41,17 +41,23 @@ class SandboxSpec(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    id: str | None = Field(None, description="Name of the sandbox; null lets the provider choose. Starting an id twice is refused.")
+    id: str | None = Field(
+        None, description="Name of the sandbox; null lets the provider choose. Starting an id twice is refused."
+    )
     image: str | None = Field(None, description="Container image; null: the provider's default.")
     from_snapshot: str | None = Field(None, description="Start from this snapshot (capability `snapshot`).")
     resources: Resources = Resources()
     network: NetworkMode = "none"
     allow: tuple[str, ...] = Field((), description="`host:port` entries for the network mode `allow`.")
     env: dict[str, str] = Field(default_factory=dict)
-    files: dict[str, bytes] = Field(default_factory=dict, description="Files to put into the work folder, relative path -> bytes.")
+    files: dict[str, bytes] = Field(
+        default_factory=dict, description="Files to put into the work folder, relative path -> bytes."
+    )
     workdir: str = Field("/workspace", description="Absolute path of the work folder inside the sandbox.")
     labels: dict[str, str] = Field(default_factory=dict, description="For listing and pruning, e.g. the run id.")
-    lifetime_s: float | None = Field(None, gt=0, description="The provider removes the sandbox after this many seconds.")
+    lifetime_s: float | None = Field(
+        None, gt=0, description="The provider removes the sandbox after this many seconds."
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +142,9 @@ class Sandbox(ABC):
 
     async def snapshot(self, name: str | None = None) -> str:
         """Keep the file system's state; returns a name for `SandboxSpec.from_snapshot`."""
-        raise PluginError(f"The sandbox {self.id} cannot make snapshots; use a provider with the capability 'snapshot'.")
+        raise PluginError(
+            f"The sandbox {self.id} cannot make snapshots; use a provider with the capability 'snapshot'."
+        )
 
     async def __aenter__(self) -> Self:
         return self

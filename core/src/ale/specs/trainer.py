@@ -58,7 +58,8 @@ class LossInput:
     """What a loss sees of one micro-batch: tensors of the backend, packed like `TrainBatch`, M tokens.
 
     `logprobs` [M] carries the gradient; `entropy` [M] (nats) does not. `chunk_ids` [M] index `chunks`, whose
-    columns are tensors here, and which is the table of the *whole* batch.
+    columns are tensors here, and which is the table of the *whole* batch. `old_logprobs` is None where the batch has
+    none: the loss then decides whether the engine's will do.
     """
 
     logprobs: Any
@@ -108,7 +109,9 @@ class ScratchModel(BaseModel):
     layers: int = Field(4, gt=0, description="Decoder layers.")
     heads: int = Field(4, gt=0, description="Attention heads.")
     kv_heads: int = Field(2, gt=0, description="Key/value heads.")
-    intermediate_size: int | None = Field(None, gt=0, description="Width of the feed-forward part; null: 8/3 of the width, rounded to 16.")
+    intermediate_size: int | None = Field(
+        None, gt=0, description="Width of the feed-forward part; null: 8/3 of the width, rounded to 16."
+    )
     vocab_size: int = Field(640, ge=300, description="Tokens of the byte-level BPE, special ones included.")
     max_length: int = Field(1024, gt=0, description="Longest context, tokens.")
 

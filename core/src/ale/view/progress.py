@@ -14,7 +14,12 @@ from typing import Any
 
 from ale.pipeline.progress import Progress
 
-_FORMATS = {"tokens_per_s": "{:.0f} tok/s", "success": "success {:.2f}", "heldout": "held-out {:.2f}", "loss": "loss {:.3f}"}
+_FORMATS = {
+    "tokens_per_s": "{:.0f} tok/s",
+    "success": "success {:.2f}",
+    "heldout": "held-out {:.2f}",
+    "loss": "loss {:.3f}",
+}
 
 
 def _figures(values: dict[str, float]) -> str:

@@ -1,8 +1,9 @@
-"""Supervised fine-tuning on trajectories, turn by turn (paper 3.2.2).
+"""Supervised fine-tuning on trajectories, turn by turn (paper, 3.2.2).
 
 Eq. 1: `L = - 1/(sum_k m_k |c_k| + eps) * sum_k m_k log pi(c_k | s_k)`; Eq. 2: `m_k = m_err * m_task`.
-A turn is a chunk. `m_err = 0` where its tool call was malformed or its execution failed, as recorded with the chunk;
-`m_task = 0` where one of the configured rules (`rules.py`) says that the turn teaches nothing of the task.
+A turn is a chunk, and `k` runs over all turns of all trajectories of the batch. `m_err = 0` where the turn's tool call
+was malformed or its execution failed, as recorded with the chunk; `m_task = 0` where one of the configured rules
+(`rules.py`) says that the turn teaches nothing of the task. Masked turns stay in the context of the later ones.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from ale.trajectory import Chunk, Trajectory
 from ale_sft.rules import RULES
 
 EPSILON = 1e-8
+"""eps of Eq. 1."""
 
 
 class SFT(Algorithm):
@@ -28,8 +30,12 @@ class SFT(Algorithm):
     class Config(PluginConfig):
         """Settings of the algorithm `sft`."""
 
-        mask_errors: bool = Field(True, description="m_err of Eq. 2: no loss on turns whose call was illegal or failed.")
-        task_rules: tuple[str, ...] = Field((), description=f"m_task of Eq. 2: rules that mask turns; of {', '.join(RULES)}.")
+        mask_errors: bool = Field(
+            True, description="m_err of Eq. 2: no loss on turns whose call was malformed or failed."
+        )
+        task_rules: tuple[str, ...] = Field(
+            (), description=f"m_task of Eq. 2: rules that take the loss off turns; of {', '.join(RULES)}."
+        )
 
         @field_validator("task_rules")
         @classmethod
@@ -42,29 +48,29 @@ class SFT(Algorithm):
     config: Config
     old_logprobs = "none"
 
-    def mask(self, trajectory: Trajectory, chunk: Chunk) -> bool:
-        """`m_k` of Eq. 2."""
-        if self.config.mask_errors and chunk.error is not None:
+    def mask(self, trajectory: Trajectory, position: int) -> bool:
+        """`m_k` of Eq. 2 for the turn at `position` among the chunks of the trajectory."""
+        if self.config.mask_errors and trajectory.chunks[position].error is not None:
             return False
-        return not any(RULES[name](trajectory, chunk) for name in self.config.task_rules)
+        return not any(RULES[name](trajectory, position) for name in self.config.task_rules)
 
     def batch(self, trajectories: Sequence[Trajectory]) -> TrainBatch | None:
-        """See `Algorithm.batch`; chunks count whether or not the policy sampled them."""
+        """See `Algorithm.batch`; turns count whether or not the policy sampled them: demonstrations are not its own."""
 
         def credit(trajectory: Trajectory, chunk: Chunk, position: int, count: int) -> Credit | None:
-            return Credit(1.0, True) if self.mask(trajectory, chunk) else None
+            return Credit(1.0, True) if self.mask(trajectory, position) else None
 
         return pack(trajectories, credit, lambda table, tokens: tokens + EPSILON)
 
     def loss(self, inputs: LossInput) -> LossOutput:
         """Eq. 1 over one micro-batch."""
-        loss = -inputs.logprobs.sum() / inputs.normalizer
+        logprobs = inputs.logprobs
         with torch.no_grad():
-            sums = {"loss_tokens": inputs.logprobs.new_tensor(inputs.logprobs.numel()), "entropy_sum": inputs.entropy.sum()}
-        return LossOutput(loss, sums)
+            sums = {"loss_tokens": logprobs.new_tensor(len(logprobs)), "entropy_sum": inputs.entropy.sum()}
+        return LossOutput(-logprobs.sum() / inputs.normalizer, sums)
 
     def metrics(self, totals: Mapping[str, float]) -> dict[str, float]:
-        """Means over the tokens with loss."""
+        """`loss` is nats a token with loss; `entropy` the policy's mean entropy there."""
         out = dict(totals)
         out["entropy"] = out.pop("entropy_sum", 0.0) / max(1.0, out.get("loss_tokens", 0.0))
         return out

@@ -6,24 +6,30 @@ from collections.abc import Callable
 
 from ale.trajectory import Chunk, Trajectory
 
+Rule = Callable[[Trajectory, int], bool]
+"""(trajectory, position of the turn among its chunks) -> whether the turn is masked."""
 
-def near_duplicate(trajectory: Trajectory, chunk: Chunk) -> bool:
-    """The turn repeats the one before it, token for token."""
-    if chunk.index == 0:
+
+def near_duplicate(trajectory: Trajectory, position: int) -> bool:
+    """The turn says what the one directly before it said, token for token: a loop, not progress."""
+    if position == 0:
         return False
-    return _tokens(trajectory, chunk) == _tokens(trajectory, trajectory.chunks[chunk.index - 1])
+    now, before = trajectory.chunks[position], trajectory.chunks[position - 1]
+    return len(now) > 0 and _tokens(trajectory, now) == _tokens(trajectory, before)
 
 
-def side_context(trajectory: Trajectory, chunk: Chunk) -> bool:
+def side_context(trajectory: Trajectory, position: int) -> bool:
     """The turn stands in another context than the one in which the episode ended: it was compressed away, or
     belongs to another sub-task."""
-    return chunk.sequence != trajectory.chunks[-1].sequence
+    return trajectory.chunks[position].sequence != trajectory.chunks[-1].sequence
 
 
-RULES: dict[str, Callable[[Trajectory, Chunk], bool]] = {
-    "near_duplicate": near_duplicate,
-    "side_context": side_context,
-}
+def truncated(trajectory: Trajectory, position: int) -> bool:
+    """The turn ran into the token limit: it ends in the middle of a thought."""
+    return trajectory.chunks[position].finish_reason == "length"
+
+
+RULES: dict[str, Rule] = {"near_duplicate": near_duplicate, "side_context": side_context, "truncated": truncated}
 
 
 def _tokens(trajectory: Trajectory, chunk: Chunk) -> tuple[int, ...]:

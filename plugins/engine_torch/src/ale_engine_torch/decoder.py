@@ -124,7 +124,9 @@ class LlamaDecoder:
             past_k = keys.view(n * s.kv_heads, self.max_context, s.head_dim)[:, :longest]
             past_v = values.view(n * s.kv_heads, self.max_context, s.head_dim)[:, :longest]
             q = q.reshape(n * s.kv_heads, groups, s.head_dim) * s.head_dim**-0.5
-            scores = torch.baddbmm(mask, q, past_k.transpose(1, 2)) if groups == 1 else q @ past_k.transpose(1, 2) + mask
+            scores = (
+                torch.baddbmm(mask, q, past_k.transpose(1, 2)) if groups == 1 else q @ past_k.transpose(1, 2) + mask
+            )
             attended = torch.bmm(torch.softmax(scores, dim=-1), past_v)
             x = self._finish(layer, x, attended.reshape(n, s.heads * s.head_dim))
         return F.linear(F.rms_norm(x, (s.hidden,), self._norm, s.eps), self._head).float()
@@ -175,5 +177,7 @@ class LlamaDecoder:
     def _finish(self, layer: _Layer, x: Tensor, attended: Tensor) -> Tensor:
         """Output projection and feed-forward part, with their residuals."""
         x = x + F.linear(attended, layer.out)
-        gate, up = F.linear(F.rms_norm(x, (self.shape.hidden,), layer.norm_mlp, self.shape.eps), layer.gate_up).chunk(2, -1)
+        gate, up = F.linear(F.rms_norm(x, (self.shape.hidden,), layer.norm_mlp, self.shape.eps), layer.gate_up).chunk(
+            2, -1
+        )
         return x + F.linear(F.silu(gate) * up, layer.down)

@@ -33,7 +33,9 @@ class TorchEngine(InferenceEngine):
     class Config(PluginConfig):
         """Settings of the engine `torch`."""
 
-        max_batch: int = Field(64, gt=0, description="Slots: sessions whose context is kept, and most requests at once.")
+        max_batch: int = Field(
+            64, gt=0, description="Slots: sessions whose context is kept, and most requests at once."
+        )
         max_context: int = Field(2048, gt=0, description="Tokens of one slot; the model's own limit, if that is less.")
         device: str = Field("auto", description="auto, cpu or cuda.")
         dtype: Literal["float32", "bfloat16"] = Field("float32", description="Type of weights and cache.")

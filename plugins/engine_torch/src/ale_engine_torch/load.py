@@ -44,7 +44,9 @@ def load_decoder(folder: Path, slots: int, max_context: int, device: torch.devic
             return AnyModelDecoder(folder, slots, context, device, dtype)
         except (OSError, ValueError, KeyError) as error:
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise ConfigError(f"The folder {folder} holds no causal language model that can be loaded: {reason}") from error
+            raise ConfigError(
+                f"The folder {folder} holds no causal language model that can be loaded: {reason}"
+            ) from error
     weights: dict[str, Tensor] = {}
     for file in sorted(folder.glob("*.safetensors")):
         weights |= load_file(file)

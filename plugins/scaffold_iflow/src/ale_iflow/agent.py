@@ -25,10 +25,14 @@ class IFlow(Scaffold):
     class Config(PluginConfig):
         """Settings of the scaffold `iflow`."""
 
-        system_prompt: str = Field("You are an agent in a shell. Solve the task, then call finish.", description="The first message.")
+        system_prompt: str = Field(
+            "You are an agent in a shell. Solve the task, then call finish.", description="The first message."
+        )
         max_turns: int = Field(8, gt=0, description="Model calls before the episode ends.")
         command_timeout_s: float = Field(20.0, gt=0, description="Seconds of one shell command.")
-        max_output_chars: int = Field(4000, gt=0, description="Characters of one tool answer; the middle of a longer one is cut out.")
+        max_output_chars: int = Field(
+            4000, gt=0, description="Characters of one tool answer; the middle of a longer one is cut out."
+        )
 
     config: Config
 
@@ -48,7 +52,9 @@ class IFlow(Scaffold):
             finished = False
             for call in reply.message.tool_calls:
                 outcome = await box.run(call)
-                session.observe(reply.chunk, call.name, outcome.arguments, outcome.text, outcome.exit_code, outcome.seconds)
+                session.observe(
+                    reply.chunk, call.name, outcome.arguments, outcome.text, outcome.exit_code, outcome.seconds
+                )
                 if outcome.error is not None:
                     session.mark_error(reply.chunk, outcome.error, outcome.text)
                 history.append(Message("tool", outcome.text, tool_call_id=call.id))

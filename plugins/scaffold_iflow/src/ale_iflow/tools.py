@@ -21,7 +21,9 @@ def _tool(name: str, description: str, **parameters: str) -> ToolSpec:
 TOOLS = (
     _tool("shell", "Run a shell command in the work folder.", command="The command."),
     _tool("read_file", "Read a text file.", path="Path of the file."),
-    _tool("write_file", "Write a text file; an old one is replaced.", path="Path of the file.", content="The whole text."),
+    _tool(
+        "write_file", "Write a text file; an old one is replaced.", path="Path of the file.", content="The whole text."
+    ),
     _tool(FINISH, "Say that the task is done."),
 )
 _SPECS = {tool.name: tool for tool in TOOLS}
@@ -107,6 +109,8 @@ def _check(call: ToolCall) -> tuple[dict[str, Any], str | None]:
     for key in wanted:
         if not isinstance(arguments.get(key), str):
             return arguments, f"{call.name} needs '{key}' as a text."
+        if key == "path" and (not arguments[key] or "\0" in arguments[key]):
+            return arguments, f"{call.name} needs 'path' as the name of a file."
     for key in arguments:
         if key not in wanted:
             return arguments, f"{call.name} takes no '{key}'; it takes {', '.join(wanted) or 'nothing'}."

@@ -1,0 +1,139 @@
+"""The command line. Each command imports what it needs when it runs, so that `ale --help` is instant."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ale import __version__
+from ale.errors import AleError
+
+app = typer.Typer(
+    name="ale", help="Train agents that act.", no_args_is_help=True, add_completion=False, rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)  # fmt: skip
+plugins_app = typer.Typer(help="What is installed.", no_args_is_help=True, rich_markup_mode=None)
+config_app = typer.Typer(help="Look at run files and settings.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(plugins_app, name="plugins")
+app.add_typer(config_app, name="config")
+
+RunFile = Annotated[Path, typer.Argument(metavar="FILE", help="The run file (YAML).")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[KEY=VALUE]...", help="Settings that win over the file, such as rl.steps=3."),
+]
+
+
+@app.callback(invoke_without_command=True)
+def _root(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+    if version:
+        print(__version__)
+        raise typer.Exit
+
+
+@app.command("run")
+def run_(
+    file: RunFile,
+    overrides: Overrides = None,
+    only: Annotated[str, typer.Option(help="Half of the loop: rollout (keep a dump) or train (on a dump).")] = "all",
+    source: Annotated[
+        Path | None, typer.Option("--from", metavar="RUN", help="Run folder to take the policy or the dump from.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Run folder to write; default: a new one in run_dir.")] = None,
+) -> None:
+    """Execute a run; the last line is the path of its summary.json."""
+    from ale.cli.run_command import run
+
+    run(file, overrides or [], only, source, out)
+
+
+@app.command("eval")
+def eval_(
+    target: Annotated[Path, typer.Argument(metavar="RUN|FILE", help="A run folder, or a run file with --model.")],
+    overrides: Overrides = None,
+    model: Annotated[Path | None, typer.Option(help="Model folder; default: the run's most trained policy.")] = None,
+    episodes: Annotated[int | None, typer.Option(min=1, help="Held-out episodes.")] = None,
+) -> None:
+    """Held-out success of a policy, without training."""
+    from ale.cli.eval_command import evaluate
+
+    evaluate(target, model, episodes, overrides or [])
+
+
+@app.command("report")
+def report_(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The run folder.")],
+    output: Annotated[Path | None, typer.Option(help="Where to write; default: report.html in the run folder.")] = None,
+) -> None:
+    """Write one self-contained HTML page about a run."""
+    from ale.cli.report_command import report
+
+    report(run, output)
+
+
+@plugins_app.command("list")
+def plugins_list(
+    kind: Annotated[str | None, typer.Option(help="Only this kind, such as sandbox.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Every installed plugin, read from metadata without importing any."""
+    from ale.cli.plugins_command import show
+
+    show(kind, as_json)
+
+
+@config_app.command("show")
+def config_show(file: RunFile, overrides: Overrides = None) -> None:
+    """The resolved configuration of a run file."""
+    from ale.config import load_run_config
+
+    print(load_run_config(file, overrides or []).to_yaml(), end="")
+
+
+@config_app.command("validate")
+def config_validate(file: RunFile, overrides: Overrides = None) -> None:
+    """Check a run file and the settings of every plugin that it names."""
+    from ale.config import load_run_config
+
+    load_run_config(file, overrides or [])
+    print(f"{file} is valid.")
+
+
+@config_app.command("describe")
+def config_describe(
+    kind: Annotated[str | None, typer.Argument(metavar="[KIND]", help="A kind of plugin.")] = None,
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="A plugin of that kind.")] = None,
+) -> None:
+    """Every key with type, default and meaning: of a run file, or of a plugin."""
+    from ale.cli.config_command import describe
+
+    describe(kind, name)
+
+
+def main() -> None:
+    """Run the command line; a mistake is a sentence on stderr and an exit code, never a traceback."""
+    if len(sys.argv) > 1 and not sys.argv[1].startswith("-") and sys.argv[1] not in _own_commands():
+        _add_plugin_commands()
+    try:
+        app()
+    except AleError as error:
+        for line in str(error).splitlines():
+            print(f"error: {line}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(130)
+
+
+def _own_commands() -> set[str]:
+    return {"run", "eval", "report", "plugins", "config"}
+
+
+def _add_plugin_commands() -> None:
+    """An unknown command may be an observer's (`ale_commands`); only then are observers loaded."""
+    from ale.hooks import load_hooks
+
+    load_hooks().call("ale_commands", app=app)

@@ -1,0 +1,62 @@
+"""From rewards to signals: the `R` that Eq. 7 discounts.
+
+The paper's reward is 0 or 1, and a 0 would leave the failed trajectories without gradient while Eq. 9 has a term for
+them. So `R` is made from the reward in one of three ways. T+ are the trajectories whose signal is above 0; for
+rewards of 0 and 1 these are the rewarded ones, whichever way is taken.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from ale.trajectory import Trajectory
+
+ReturnSignal = Literal["signed", "raw", "group_centered"]
+
+
+@dataclass(frozen=True, slots=True)
+class Signals:
+    """Trajectories with their signals, in the order they came, and how many groups had no spread."""
+
+    trajectories: list[Trajectory]
+    values: list[float]
+    dropped_groups: int = 0
+
+
+def signals(kind: ReturnSignal, trajectories: Sequence[Trajectory], negative_signal: float) -> Signals:
+    """The signals of the trajectories that have a reward to be trusted; the others are left out."""
+    kept = [t for t in trajectories if t.reward is not None and t.failure is None and t.rejected is None]
+    if kind == "group_centered":
+        return group_centered(kept)
+    rewards = [reward_of(t) for t in kept]
+    if kind == "signed":
+        return Signals(kept, [1.0 if r > 0 else negative_signal for r in rewards])
+    return Signals(kept, rewards)
+
+
+def group_centered(trajectories: Sequence[Trajectory]) -> Signals:
+    """Reward minus the mean of its group; a group whose rewards are all alike teaches nothing and is dropped."""
+    # By position, not by id: two rollouts that share an id are still two.
+    groups: dict[str, list[int]] = defaultdict(list)
+    for i, t in enumerate(trajectories):
+        groups[t.group].append(i)
+    centered: dict[int, float] = {}
+    dropped = 0
+    for members in groups.values():
+        rewards = [reward_of(trajectories[i]) for i in members]
+        if min(rewards) == max(rewards):
+            dropped += 1
+            continue
+        mean = sum(rewards) / len(rewards)
+        centered |= {i: r - mean for i, r in zip(members, rewards, strict=True)}
+    order = sorted(centered)
+    return Signals([trajectories[i] for i in order], [centered[i] for i in order], dropped)
+
+
+def reward_of(trajectory: Trajectory) -> float:
+    """The reward of a trajectory that has one."""
+    assert trajectory.reward is not None
+    return trajectory.reward.value

@@ -1,0 +1,198 @@
+"""The model being trained and its optimizer: the blocking half of the trainer, used from one thread only.
+
+An update cuts the batch into micro-batches, adds up their gradients, looks whether all is finite, clips, and steps
+once. The loss is a function that comes with the call.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from ale.errors import TrainerError
+from ale.specs.trainer import ChunkTensors, LossFunction, LossInput, TrainBatch
+from ale_trainer_torch.folder import read_model
+from ale_trainer_torch.microbatch import MicroBatch, cut, padding_waste
+from ale_trainer_torch.policy import selects_positions, token_logprobs
+
+
+@dataclass(frozen=True, slots=True)
+class Optimization:
+    """How to step."""
+
+    lr: float
+    betas: tuple[float, float]
+    eps: float
+    weight_decay: float
+    max_grad_norm: float
+    micro_batch_tokens: int
+    gradient_checkpointing: bool
+
+
+class Learner:
+    """A policy and its AdamW. `folder` is where it was read from."""
+
+    def __init__(self, folder: Path, device: torch.device, dtype: torch.dtype, how: Optimization) -> None:
+        self.folder = folder
+        self.model = read_model(folder, dtype).to(device)
+        self.version = 0
+        self._device = device
+        self._how = how
+        self._select = selects_positions(self.model)
+        if how.gradient_checkpointing:
+            checkpoint_layers(self.model)
+        self.optimizer = torch.optim.AdamW(
+            parameter_groups(self.model.parameters(), how.weight_decay), lr=how.lr, betas=how.betas, eps=how.eps
+        )
+
+    @torch.no_grad()
+    def logprobs(self, batch: TrainBatch) -> npt.NDArray[np.float32]:
+        """Log-probability of each token with loss, 0 elsewhere. [N]
+
+        Cut like an update, so that the same weights give the same numbers in both, bit by bit.
+        """
+        out = np.zeros(len(batch.token_ids), dtype=np.float32)
+        for part in cut(batch, self._how.micro_batch_tokens):
+            out[part.index] = self._forward(part)[0].cpu().numpy()
+        return out
+
+    def update(self, batch: TrainBatch, loss: LossFunction, lr: float | None) -> dict[str, float]:
+        """One optimizer step; see `TrainerBackend.update`."""
+        began = time.monotonic()
+        lr = self._how.lr if lr is None else lr
+        self.optimizer.zero_grad(set_to_none=True)
+        parts = cut(batch, self._how.micro_batch_tokens)
+        chunks = self._chunk_tensors(batch)
+        total, sums = 0.0, dict[str, float]()
+        for part in parts:
+            if not part.wanted.any():
+                continue
+            out = loss(self._loss_input(batch, part, chunks))
+            total += float(out.loss.detach())
+            self._require_finite(total, "loss")
+            if out.loss.requires_grad:
+                out.loss.backward()
+            for name, value in out.sums.items():
+                sums[name] = sums.get(name, 0.0) + float(value)
+        norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._how.max_grad_norm))
+        self._require_finite(norm, "gradient norm")
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return sums | {
+            "loss": total,
+            "grad_norm": norm,
+            "lr": lr,
+            "tokens": float(len(batch.token_ids)),
+            "padding_waste": padding_waste(parts),
+            "seconds": time.monotonic() - began,
+        }
+
+    def weights(self) -> dict[str, Tensor]:
+        """Copies of all weights under their Hugging Face names; tied ones share their copy."""
+        copies: dict[int, Tensor] = {}
+        out: dict[str, Tensor] = {}
+        for name, value in self.model.state_dict().items():
+            key = value.data_ptr()
+            if key not in copies or copies[key].shape != value.shape:
+                copies[key] = value.detach().clone()
+            out[name] = copies[key]
+        return out
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint holds beside the weights."""
+        cuda = torch.cuda.get_rng_state(self._device) if self._device.type == "cuda" else None
+        return {
+            "optimizer": self.optimizer.state_dict(),
+            "version": self.version,
+            "rng": torch.get_rng_state(),
+            "cuda_rng": cuda,
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from what `state` returned."""
+        try:
+            self.optimizer.load_state_dict(state["optimizer"])
+        except (ValueError, KeyError) as error:
+            raise TrainerError(
+                f"The optimizer state in {self.folder} is not of this model; take the model's own checkpoint, "
+                "or start from its weights alone (model.path)."
+            ) from error
+        self.version = int(state["version"])
+        torch.set_rng_state(state["rng"])
+        if state["cuda_rng"] is not None and self._device.type == "cuda":
+            torch.cuda.set_rng_state(state["cuda_rng"], self._device)
+
+    def _forward(self, part: MicroBatch) -> tuple[Tensor, Tensor]:
+        tokens = torch.from_numpy(part.tokens).to(self._device)
+        wanted = torch.from_numpy(part.wanted).to(self._device)
+        try:
+            return token_logprobs(self.model, tokens, wanted, select=self._select)
+        except torch.OutOfMemoryError as error:
+            raise TrainerError(
+                f"A micro-batch of {tokens.shape[0]} sequences of up to {tokens.shape[1]} tokens does not fit into the "
+                "device's memory; lower trainer.micro_batch_tokens or set trainer.gradient_checkpointing."
+            ) from error
+        except IndexError as error:
+            limit = getattr(self.model.config, "max_position_embeddings", "?")
+            raise TrainerError(
+                f"The model cannot take this batch: its longest sequence has {tokens.shape[1]} tokens (the model's "
+                f"context: {limit}), its highest token id is {int(tokens.max())} (the model's vocabulary: "
+                f"{self.model.config.vocab_size}). Lower rollout.max_context, or use the model's own tokenizer."
+            ) from error
+
+    def _loss_input(self, batch: TrainBatch, part: MicroBatch, chunks: ChunkTensors) -> LossInput:
+        index = part.index
+
+        def pick(values: npt.NDArray[Any]) -> Tensor:
+            return torch.from_numpy(values[index]).to(self._device)
+
+        logprobs, entropy = self._forward(part)
+        old = None if batch.old_logprobs is None else pick(batch.old_logprobs)
+        engine = pick(batch.engine_logprobs)
+        return LossInput(logprobs, entropy, old, engine, pick(batch.chunk_ids), chunks, batch.normalizer)
+
+    def _chunk_tensors(self, batch: TrainBatch) -> ChunkTensors:
+        c = batch.chunks
+        columns = (c.trajectory, c.position, c.count, c.returns, c.positive)
+        return ChunkTensors(*(torch.from_numpy(np.ascontiguousarray(x)).to(self._device) for x in columns))
+
+    def _require_finite(self, value: float, what: str) -> None:
+        if math.isfinite(value):
+            return
+        self.optimizer.zero_grad(set_to_none=True)
+        raise TrainerError(
+            f"The {what} is {value}; the weights were left as they are. "
+            "Lower trainer.lr, or look for log-probabilities of -inf in the batch."
+        )
+
+
+def parameter_groups(parameters: Iterable[Tensor], weight_decay: float) -> list[dict[str, Any]]:
+    """Weight decay for matrices alone: on norms and biases it would pull towards no particular sense."""
+    trained = [p for p in parameters if p.requires_grad]
+    return [
+        {"params": [p for p in trained if p.dim() >= 2], "weight_decay": weight_decay},
+        {"params": [p for p in trained if p.dim() < 2], "weight_decay": 0.0},
+    ]
+
+
+def checkpoint_layers(model: Any) -> None:
+    """Recompute each layer's activations in the backward pass instead of keeping them.
+
+    The library does so only in layers that are in training mode. The mode is set on the layers themselves and not on
+    the modules inside them, whose dropout stays off.
+    """
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    for module in model.modules():
+        if getattr(module, "gradient_checkpointing", False):
+            module.training = True
