@@ -7,10 +7,12 @@ is the one for runs without a model (scripted engines, demonstrations before the
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from functools import cached_property
+from datetime import datetime
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -53,12 +55,12 @@ class ChatTokenizer:
         self._fast = hugging_face.backend_tokenizer
         eos = hugging_face.eos_token_id
         self._stop = tuple(dict.fromkeys([*([eos] if eos is not None else []), *stop_token_ids]))
+        self._template = _compile(hugging_face.chat_template)
+        self._special = hugging_face.special_tokens_map
 
     @classmethod
     def load(cls, folder: Path) -> ChatTokenizer:
         """Read a folder with `tokenizer.json` and a chat template. Raises `ConfigError`."""
-        import json
-
         from transformers import PreTrainedTokenizerFast
 
         try:
@@ -106,17 +108,36 @@ class ChatTokenizer:
     def render(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, prompt: bool) -> str:
         """The conversation as text by the chat template; with `prompt`, ending where the model goes on."""
         return str(
-            self._hf.apply_chat_template(
-                [_for_template(m) for m in messages],
+            self._template.render(
+                messages=[_for_template(m) for m in messages],
                 tools=[t.to_openai() for t in tools] or None,
-                tokenize=False,
                 add_generation_prompt=prompt,
+                **self._special,
             )
         )
 
     def save(self, folder: Path) -> None:
         """Write the tokenizer's files into `folder`."""
         self._hf.save_pretrained(str(folder))
+
+
+@cache
+def _compile(template: str) -> Any:
+    """A chat template the way transformers renders it (which does much else at each call, some 3 ms of it)."""
+    from jinja2.ext import loopcontrols
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    def refuse(message: str) -> None:
+        raise ConfigError(f"The chat template refuses this conversation: {message}")
+
+    def to_json(value: Any, indent: int | None = None) -> str:
+        return json.dumps(value, ensure_ascii=False, indent=indent)
+
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+    environment.filters["tojson"] = to_json
+    environment.globals["raise_exception"] = refuse
+    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    return environment.from_string(template)
 
 
 def _for_template(message: Message) -> dict[str, Any]:

@@ -1,0 +1,136 @@
+"""Pydantic's complaints as sentences, one a mistake: the YAML path, what is wrong, what is valid, the nearest name."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeVar, get_args
+
+from pydantic import BaseModel, ValidationError
+
+from ale.errors import ConfigError
+
+M = TypeVar("M", bound=BaseModel)
+
+
+def validated(model: type[M], data: Mapping[str, Any], where: str = "") -> M:
+    """`data` as a model; `where` is its YAML path. Raises `ConfigError` with a line a mistake."""
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        raise ConfigError("\n".join(_sentences(model, error, data, where))) from None
+    except RecursionError:
+        raise ConfigError(f"{where or 'The run file'}: the values are nested too deeply.") from None
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """` Did you mean 'x'?` with the nearest of the names, or nothing."""
+    near = difflib.get_close_matches(name, list(names), 1, cutoff=0.5)
+    return f" Did you mean '{near[0]}'?" if near else ""
+
+
+def shown(value: Any) -> str:
+    """A value of the user's as it can stand in one line."""
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def one_line(error: object) -> str:
+    """What an error says, as one line without its full stop."""
+    return " ".join(str(error).split()).rstrip(".") or type(error).__name__
+
+
+def model_in(annotation: Any) -> type[BaseModel] | None:
+    """The section that a field holds, also where it may be null; None for plain values."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next((found for a in get_args(annotation) if (found := model_in(a)) is not None), None)
+
+
+def _sentences(model: type[BaseModel], error: ValidationError, data: Any, where: str) -> list[str]:
+    by_path: dict[str, list[str]] = {}
+    for item in error.errors(include_url=False):
+        location = _yaml_location(item["loc"], data, item["type"] == "missing")
+        path = ".".join(map(_key, [*([where] if where else []), *location])) or "The run file"
+        by_path.setdefault(path, []).append(_complaint(model, item, location))
+    # A union complains once a member, all about one value: one sentence.
+    return [f"{path}: {'; or '.join(dict.fromkeys(found))}" for path, found in by_path.items()]
+
+
+def _yaml_location(location: Sequence[int | str], data: Any, missing: bool) -> list[str]:
+    """The part of pydantic's location that the user wrote: without the names of union members."""
+    kept: list[str] = []
+    for i, part in enumerate(location):
+        if isinstance(data, dict) and part in data:
+            data = data[part]
+        elif isinstance(data, list) and isinstance(part, int) and part < len(data):
+            data = data[part]
+        elif not (missing and i == len(location) - 1):
+            continue
+        kept.append(str(part))
+    return kept
+
+
+def _key(part: str) -> str:
+    return part if part.isprintable() and len(part) <= 60 else shown(part)
+
+
+def _complaint(model: type[BaseModel], item: Any, location: list[str]) -> str:
+    if item["type"] == "extra_forbidden":
+        names = _fields_at(model, location[:-1])
+        hint = nearest(location[-1], names) or _elsewhere(model, location[-1])
+        return f"there is no such key.{hint} Valid here: {', '.join(names) or 'no keys'}."
+    if item["type"] == "missing":
+        return "this key is missing."
+    message = item["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ").rstrip(".")
+    message = re.sub("^Input should be ", "must be ", message)
+    message = one_line(message[:1].lower() + message[1:])
+    if item["type"] in ("value_error", "assertion_error"):
+        return f"{message}."
+    hint = ""
+    if item["type"] == "literal_error" and isinstance(item["input"], str):
+        hint = nearest(item["input"], re.findall("'([^']*)'", str(item["ctx"]["expected"])))
+    return f"{message} (it is {shown(item['input'])}).{hint}"
+
+
+def _elsewhere(model: type[BaseModel], name: str) -> str:
+    places = [row[0] for row in describe(model) if row[0].rpartition(".")[2] == name]
+    return f" There is '{places[0]}'." if len(places) == 1 else ""
+
+
+def _fields_at(model: type[BaseModel], location: Iterable[str]) -> list[str]:
+    """The valid keys at a place inside a model."""
+    current: type[BaseModel] | None = model
+    for part in location:
+        field = current.model_fields.get(part) if current is not None else None
+        current = model_in(field.annotation) if field is not None else current
+    return list(current.model_fields) if current is not None else []
+
+
+def describe(model: type[BaseModel], prefix: str = "", plugin: type[BaseModel] | None = None) -> list[tuple[str, ...]]:
+    """Every key of a model: (path, type, default, meaning), sections opened; those made of `plugin` are kept whole."""
+    rows: list[tuple[str, ...]] = []
+    for name, field in model.model_fields.items():
+        inner = model_in(field.annotation)
+        if inner is not None and inner is not plugin and _is_section(field.annotation):
+            rows += describe(inner, f"{prefix}{name}.", plugin)
+            continue
+        default = field.get_default(call_default_factory=True)
+        value = default.use if isinstance(default, BaseModel) and hasattr(default, "use") else default
+        kind = "plugin" if plugin is not None and inner is plugin else _type_name(field.annotation)
+        default_text = "required" if field.is_required() else "null" if value is None else str(value)
+        rows.append((f"{prefix}{name}", kind, default_text, one_line(field.description or "") + "."))
+    return rows
+
+
+def _is_section(annotation: Any) -> bool:
+    """A model, or a model that may be null; a list of models is a value."""
+    members = [a for a in get_args(annotation) if a is not type(None)] or [annotation]
+    return len(members) == 1 and isinstance(members[0], type) and issubclass(members[0], BaseModel)
+
+
+def _type_name(annotation: Any) -> str:
+    text = annotation.__name__ if isinstance(annotation, type) and not get_args(annotation) else str(annotation)
+    text = re.sub(r"Literal\[([^\]]*)\]", lambda m: m[1].replace("'", "").replace(", ", " | "), text)
+    return re.sub(r"\b(?:[a-z_]\w*\.)+", "", text).replace("NoneType", "null").replace("None", "null")

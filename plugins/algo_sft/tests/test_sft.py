@@ -1,0 +1,69 @@
+"""Eqs. 1 and 2 against a slow loop."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from ale_sft import SFT
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ale.messages import Message
+from ale.specs.driver import DriverContext
+from ale.specs.trainer import ChunkTensors, LossInput
+from ale.trajectory import Chunk, ChunkError, Sequence, Trajectory
+
+
+def trajectory(lengths: list[int], errors: list[bool], tokens: list[int] | None = None) -> Trajectory:
+    chunks, at = [], 1
+    for i, (n, bad) in enumerate(zip(lengths, errors, strict=True)):
+        error = ChunkError("execution_failed", "no") if bad else None
+        chunks.append(Chunk(i, 0, at, at + n, (), (), "stop", sampled=False, error=error))
+        at += n
+    ids = tuple(tokens or range(at))
+    return Trajectory(
+        "t", "t", "train", "demonstrations", 0, "g", 0, 0, (Sequence(ids, (Message("user", "x"),)),), tuple(chunks)
+    )
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    shape=st.lists(st.tuples(st.integers(1, 4), st.booleans()), min_size=1, max_size=6),
+    mask_errors=st.booleans(),
+    data=st.data(),
+)
+def test_the_loss_is_the_masked_mean_of_eq_1(shape: list[tuple[int, bool]], mask_errors: bool, data: st.DataObject) -> None:
+    lengths, errors = [n for n, _ in shape], [bad for _, bad in shape]
+    sft = SFT(SFT.Config(mask_errors=mask_errors), DriverContext())
+    batch = sft.batch([trajectory(lengths, errors)])
+    m = [not (bad and mask_errors) for bad in errors]
+    if not any(m):
+        assert batch is None
+        return
+    assert batch is not None
+    n = sum(lengths)
+    logp = data.draw(st.lists(st.floats(-9, 0), min_size=n, max_size=n))
+    numerator, denominator, at = 0.0, 0.0, 0
+    for keep, length in zip(m, lengths, strict=True):
+        if keep:
+            numerator += sum(logp[at : at + length])
+            denominator += length
+        at += length
+    kept = [logp[i] for i, row in enumerate(batch.chunk_ids[1:]) if row >= 0]
+    inputs = LossInput(
+        torch.tensor(kept, dtype=torch.float64), torch.zeros(len(kept)), None, None, None,
+        ChunkTensors(None, None, None, None, None), batch.normalizer,
+    )  # fmt: skip
+    assert float(sft.loss(inputs).loss) == pytest.approx(-numerator / denominator, abs=1e-6)
+
+
+def test_repeated_turns_are_masked_by_the_rule() -> None:
+    sft = SFT(SFT.Config(task_rules=("near_duplicate",)), DriverContext())
+    batch = sft.batch([trajectory([2, 2, 2], [False] * 3, [0, 5, 6, 5, 6, 7, 8])])
+    assert batch is not None
+    assert batch.chunk_ids.tolist() == [-1, 0, 0, -1, -1, 1, 1]
+
+
+def test_an_unknown_rule_is_refused_by_name() -> None:
+    with pytest.raises(ValueError, match="there is no rule 'nope'; the rules are near_duplicate, side_context"):
+        SFT.Config(task_rules=("nope",))

@@ -1,0 +1,150 @@
+"""Whole runs through the command line, as a user types them."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import SCRIPTED, TINY, ale, summary_of
+
+from ale.store import RunStore
+
+RunFile = Callable[[str], Path]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of one whole tiny run that several tests look at."""
+    folder = tmp_path_factory.mktemp("tiny")
+    file = folder / "run.yaml"
+    file.write_text(TINY.format(runs=folder / "runs"))
+    summary_of(ale("run", file, "--out", folder / "run"))
+    return folder / "run"
+
+
+def test_a_run_goes_from_nothing_to_a_report(finished: Path) -> None:
+    import json
+
+    summary = json.loads((finished / "summary.json").read_text())
+    assert summary["status"] == "completed"
+    assert summary["seed"] == 1
+    labels = ["before_sft", "after_sft", "step_1", "after_rl"]
+    assert list(summary["heldout"]) == labels
+    assert all(v["episodes"] == 4 for v in summary["heldout"].values())
+    assert {"demonstrations", "supervised", "rollout", "training", "evaluation", "total"} <= set(summary["seconds"])
+    assert summary["rollouts"] == 12 + 4 * 4 + 2 * 4
+    assert summary["sampled_tokens"] > 0
+    assert summary["tokens_per_s"] > 0
+    assert summary["peak_memory_mib"] > 50
+    assert summary["final_policy_version"] == 3
+    assert summary["failures"] == {}
+    assert (finished / "report.html").stat().st_size > 5000
+    for name in ("initial", "sft", "final"):
+        assert (finished / "model" / name / "model.safetensors").is_file()
+
+
+def test_every_sampled_token_is_kept_with_its_logprob_and_version(finished: Path) -> None:
+    with RunStore.open(finished) as store:
+        rollouts = list(store.trajectories("stage = 'rl'"))
+    assert {t.policy_version for t in rollouts} == {1, 2}
+    for t in rollouts:
+        assert t.reward is not None
+        for chunk in t.chunks:
+            assert chunk.sampled
+            assert len(chunk.logprobs) == len(chunk.versions) == chunk.end - chunk.start > 0
+            assert set(chunk.versions) == {t.policy_version}
+
+
+def test_a_model_folder_is_one_that_transformers_loads(finished: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(finished / "model" / "final")
+    assert model.config.model_type == "qwen2"
+
+
+def test_eval_needs_only_the_run_folder(finished: Path) -> None:
+    done = ale("eval", finished, "--episodes", "3", f"run_dir={finished.parent / 'evals'}")
+    summary = summary_of(done)
+    assert [v["episodes"] for v in summary["heldout"].values()] == [3]
+    assert "held-out success" in done.stdout
+
+
+def test_the_halves_of_the_loop_fit_together(finished: Path, tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text(TINY.format(runs=tmp_path / "runs"))
+    dump = tmp_path / "dump"
+    rolled = summary_of(ale("run", file, "--only", "rollout", "--from", finished, "--out", dump))
+    assert rolled["rollouts"] == 8
+    assert rolled["final_policy_version"] == 0
+    trained = summary_of(ale("run", file, "--only", "train", "--from", dump))
+    assert trained["final_policy_version"] == 2
+    assert set(trained["heldout"]) == {"before_rl", "after_rl"}
+
+
+def test_a_trained_folder_is_a_starting_point(finished: Path, tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text(TINY.format(runs=tmp_path / "runs"))
+    path = finished / "model" / "final"
+    summary = summary_of(ale("run", file, f"model.path={path}", "model.scratch=null", "sft=null", "eval.every=0"))
+    assert set(summary["heldout"]) == {"before_rl", "after_rl"}
+
+
+def test_the_same_seed_gives_the_same_run(run_file: RunFile, tmp_path: Path) -> None:
+    file = run_file(TINY)
+    metrics = []
+    for name in ("a", "b"):
+        summary_of(ale("run", file, "--out", tmp_path / name, "rollout.concurrency=1", "eval.every=0"))
+        with RunStore.open(tmp_path / name) as store:
+            metrics.append([t.sequences for t in store.trajectories("stage = 'rl' AND step = 1")])
+    assert metrics[0] == metrics[1]
+
+
+def test_a_scripted_engine_needs_no_model(run_file: RunFile) -> None:
+    summary = summary_of(ale("run", run_file(SCRIPTED), "--only", "rollout"))
+    assert summary["rollouts"] == 8
+    assert summary["failures"] == {}
+
+
+def test_nonsense_neither_hangs_nor_crashes(run_file: RunFile) -> None:
+    file = run_file(SCRIPTED.replace("answers: [{finish}]", "random: true"))
+    assert summary_of(ale("run", file, "--only", "rollout"))["rollouts"] == 8
+
+
+def test_without_isolation_one_line_says_so(run_file: RunFile) -> None:
+    done = ale("run", run_file(SCRIPTED), "--only", "rollout", "sandbox.isolation=none")
+    assert summary_of(done)["rollouts"] == 8
+    assert sum("isolate NOTHING" in line for line in done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["run", "nowhere.yaml"], "There is no run file nowhere.yaml."),
+        (["run", "FILE", "rl.stepz=1"], "rl.stepz: there is no such key. Did you mean 'steps'?"),
+        (["run", "FILE", "algorithm.gama=1"], "algorithm.gama: there is no such key. Did you mean 'gamma'?"),
+        (["run", "FILE", "sandbox=lokal"], "there is no sandbox plugin 'lokal'. Did you mean 'local'?"),
+        (["run", "FILE", "rl.steps=many"], "rl.steps: input should be a valid integer"),
+        (["run", "FILE", "--only", "train"], "'--only train' trains on a dump"),
+        (["run", "FILE", "--only", "half"], "--only takes 'rollout' or 'train'"),
+        (["run", "FILE", "sft=null"], "model.scratch: the tokenizer is trained on demonstrations"),
+        (["eval", "."], "is not a run folder"),
+        (["report", "."], "is not a run folder"),
+    ],
+)
+def test_a_mistake_is_a_sentence_and_exit_code_2(
+    run_file: RunFile, tmp_path: Path, arguments: list[str], sentence: str
+) -> None:
+    file = run_file(TINY)
+    done = ale(*[str(file) if a == "FILE" else a for a in arguments], cwd=tmp_path)
+    assert done.returncode == 2, done.stderr
+    assert sentence in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "runs").exists(), "nothing was begun"
+
+
+def test_the_database_is_readable_with_any_sqlite(finished: Path) -> None:
+    with sqlite3.connect(finished / "run.db") as db:
+        (n,) = db.execute("SELECT COUNT(*) FROM trajectories WHERE stage = 'eval'").fetchone()
+    assert n == 16
