@@ -1,21 +1,27 @@
-"""Drivers by name: found in what is installed, loaded one at a time when a run names them.
+"""Drivers by name: found in what is installed, imported one at a time when a run names them.
 
 1. `installed.py` lists; two packages that claim one name are seen there, and `package:name` picks one.
-2. stevedore loads the one driver that is wanted.
+2. stevedore imports the one driver that is wanted, and nothing else.
 3. Whatever a plugin does wrong on import becomes a sentence that names it (`SystemExit` too).
+4. The class must keep the contract of its kind, in the major version of this ALE, before it is built.
 """
 
 from __future__ import annotations
 
-import difflib
+import importlib
+import inspect
+from collections.abc import Mapping
 from importlib import metadata
 from typing import Any
 
-from ale.errors import ConfigError, PluginError
+from pydantic import BaseModel
+
+from ale.errors import AleError, ConfigError, PluginError
 from ale.installed import PluginInfo, list_plugins, major
 from ale.run_config import PluginChoice
 from ale.specs.driver import Driver, DriverContext
-from ale.specs.kinds import API_VERSION
+from ale.specs.kinds import API_VERSION, KINDS
+from ale.validation import nearest, one_line, validated
 
 OWN_PACKAGES = {
     ("sandbox", "local"): "ale-plugin-local", ("engine", "torch"): "ale-plugin-engine-torch",
@@ -26,72 +32,135 @@ OWN_PACKAGES = {
 }  # fmt: skip
 """Which package brings a default plugin, for the sentence that says what to install."""
 
+CONTRACTS = {
+    "sandbox": "SandboxProvider", "engine": "InferenceEngine", "trainer": "TrainerBackend", "algorithm": "Algorithm",
+    "scaffold": "Scaffold", "reward": "Reward", "tasks": "TaskSource",
+}  # fmt: skip
+"""The class in `ale.specs.<kind>` that a driver of the kind is made from."""
 
-def find_plugin(kind: str, name: str, yaml_path: str) -> PluginInfo:
+
+def find_plugin(kind: str, name: str, yaml_path: str = "") -> PluginInfo:
     """The one plugin that `name` (or `package:name`) means. Raises `ConfigError` or `PluginError` with a sentence."""
+    where = yaml_path or kind
+    check_kind(kind)
     installed = list_plugins(kind)
     package, _, bare = name.rpartition(":")
     matches = [i for i in installed if i.name == bare and package in ("", i.package)]
     if not matches:
-        names = sorted({i.name for i in installed})
-        near = difflib.get_close_matches(bare, names, 1)
-        hint = f" Did you mean '{near[0]}'?" if near else ""
-        own = OWN_PACKAGES.get((kind, bare))
-        bring = f" `pip install {own}` brings it." if own else ""
-        raise ConfigError(
-            f"{yaml_path}: there is no {kind} plugin '{name}'.{hint}{bring} Installed: {', '.join(names) or 'none'}."
-        )
+        raise ConfigError(f"{where}: there is no {kind} plugin '{name}'.{_hint(kind, package, bare, installed)}")
     if len(matches) > 1:
-        choices = " and ".join(f"{i.package}:{i.name}" for i in matches)
-        raise ConfigError(
-            f"{yaml_path}: two packages claim the {kind} plugin '{bare}'; write {choices.replace(' and ', ' or ')}."
-        )
+        packages = " and ".join(i.package for i in matches)
+        choices = " or ".join(f"{i.package}:{i.name}" for i in matches)
+        raise ConfigError(f"{where}: {packages} both bring the {kind} plugin '{bare}'; write {choices}.")
     info = matches[0]
-    if info.status == "incompatible":
-        raise PluginError(
-            f"{yaml_path}: {info.package} {info.version} was made for plugin API {info.api_version}, this ALE has "
-            f"{API_VERSION}; install a version of {info.package} made for {major(API_VERSION)}.x."
-        )
+    if major(info.api_version) != major(API_VERSION):
+        raise PluginError(f"{where}: {_what(info)} {_made_for(info.api_version, info.package)}")
     return info
 
 
-def load_driver_class(kind: str, name: str, yaml_path: str) -> type[Driver]:
-    """Import a driver. Raises `ConfigError` or `PluginError` with a sentence."""
+def check_kind(kind: str) -> None:
+    """Raises `ConfigError` where there is no such kind of plugin."""
+    if kind not in KINDS:
+        raise ConfigError(f"There is no kind of plugin '{kind}'.{nearest(kind, KINDS)} The kinds: {', '.join(KINDS)}.")
+
+
+def load_driver_class(kind: str, name: str, yaml_path: str = "") -> type[Driver]:
+    """Import a driver; `yaml_path` says where the run file names it. Raises `ConfigError` or `PluginError`."""
     info = find_plugin(kind, name, yaml_path)
-    what = f"{yaml_path}: the {kind} plugin '{info.name}' of {info.package} {info.version}"
+    what = f"{yaml_path or kind}: {_what(info)}"
     try:
         loaded = _load(info)
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # a plugin may raise anything, SystemExit and AssertionError among it
-        reason = str(error).splitlines()[0] if str(error) else "no reason given"
-        raise PluginError(f"{what} cannot be imported: {type(error).__name__}: {reason}") from error
-    if not (isinstance(loaded, type) and issubclass(loaded, Driver)):
-        raise PluginError(f"{what} is no driver: {info.target} must be a class made from the contract in ale.specs.")
-    if major(loaded.api_version) != major(API_VERSION):
-        raise PluginError(f"{what} was made for plugin API {loaded.api_version}, this ALE has {API_VERSION}.")
+        raise PluginError(
+            f"{what} cannot be imported: {type(error).__name__}: {one_line(error)}. Repair or reinstall {info.package}."
+        ) from error
+    contract = getattr(importlib.import_module(f"ale.specs.{kind}"), CONTRACTS[kind])
+    if not (isinstance(loaded, type) and issubclass(loaded, contract) and issubclass(loaded, Driver)):
+        raise PluginError(
+            f"{what} is no {kind} driver: {info.target} must be a class made from ale.specs.{kind}.{contract.__name__}."
+        )
+    api_version = str(loaded.api_version)
+    if major(api_version) != major(API_VERSION):
+        raise PluginError(f"{what} {_made_for(api_version, info.package)}")
+    missing = ", ".join(sorted(getattr(loaded, "__abstractmethods__", ())))
+    if missing:
+        raise PluginError(f"{what} is unfinished: {info.target} lacks {missing}, which the contract asks for.")
+    if not (inspect.isclass(loaded.Config) and issubclass(loaded.Config, BaseModel)):
+        raise PluginError(
+            f"{what}: {info.target}.Config must be a pydantic model, such as ale.specs.driver.PluginConfig."
+        )
     return loaded
 
 
-def _load(info: PluginInfo) -> Any:
-    """One driver through stevedore; its cache is off, for it can be stale right after an install."""
-    if info.status == "duplicate":
-        return metadata.EntryPoint(info.name, info.target, f"ale.{info.kind}").load()
-    from stevedore import DriverManager, _cache
+def validated_settings(cls: type[Driver], settings: Mapping[str, Any], yaml_path: str) -> BaseModel:
+    """A plugin's `Config` from its section. Raises `ConfigError` with a line a mistake."""
+    try:
+        return validated(cls.Config, dict(settings), yaml_path)
+    except AleError:
+        raise
+    except Exception as error:  # a validator of the plugin's own
+        raise PluginError(
+            f"{yaml_path}: the checks in {cls.__module__}.{cls.__qualname__}.Config failed: "
+            f"{type(error).__name__}: {one_line(error)}."
+        ) from error
 
-    _cache._c._disable_caching = True
+
+def build_driver(kind: str, choice: PluginChoice, context: DriverContext, yaml_path: str = "") -> Driver:
+    """The driver that a section of the run names, with its settings validated. Raises `ConfigError`, `PluginError`."""
+    where = yaml_path or kind
+    cls = load_driver_class(kind, choice.use, where)
+    config = validated_settings(cls, choice.settings, where)
+    try:
+        return cls(config, context)
+    except AleError:
+        raise
+    except Exception as error:
+        raise PluginError(
+            f"{where}: the {kind} plugin '{choice.use}' cannot be built: {type(error).__name__}: {one_line(error)}."
+        ) from error
+
+
+def _load(info: PluginInfo) -> Any:
+    """One driver through stevedore, of exactly the package that was found."""
+    from stevedore import DriverManager
+
+    entry = metadata.EntryPoint(info.name, info.target, f"ale.{info.kind}")
+
+    class OneDriver(DriverManager):  # type: ignore[misc]
+        """Sees this one entry point: stevedore's own list is cached in three places and forgets the package."""
+
+        def list_entry_points(self) -> list[metadata.EntryPoint]:
+            return [entry]
 
     def fail(manager: Any, entry: Any, error: BaseException) -> None:
         raise error
 
-    manager: Any = DriverManager(f"ale.{info.kind}", info.name, on_load_failure_callback=fail)
+    importlib.invalidate_caches()
+    manager: Any = OneDriver(entry.group, entry.name, on_load_failure_callback=fail)
     # Not `manager.driver`: it would hand out the class only where the (missing) instance is falsy.
     return manager.extensions[0].plugin
 
 
-def build_driver(kind: str, choice: PluginChoice, context: DriverContext, yaml_path: str) -> Driver:
-    """The driver that a section of the run names, with its settings validated."""
-    from ale.config import validated_settings
+def _what(info: PluginInfo) -> str:
+    return f"the {info.kind} plugin '{info.name}' of {info.package} {info.version}"
 
-    cls = load_driver_class(kind, choice.use, yaml_path)
-    return cls(validated_settings(cls, choice.settings, yaml_path), context)
+
+def _made_for(api_version: str, package: str) -> str:
+    return (
+        f"was made for version {api_version} of the plugin contracts, this ALE has {API_VERSION}; "
+        f"install a release of {package} made for {major(API_VERSION)}.x."
+    )
+
+
+def _hint(kind: str, package: str, name: str, installed: list[PluginInfo]) -> str:
+    names = sorted({i.name for i in installed})
+    own = OWN_PACKAGES.get((kind, name))
+    if own and name not in names:
+        hint = f" `pip install {own}` brings it."
+    elif package and name in names:
+        hint = f" '{name}' comes from {', '.join(i.package for i in installed if i.name == name)}."
+    else:
+        hint = nearest(name, {*names, *(n for k, n in OWN_PACKAGES if k == kind)})
+    return f"{hint} Installed: {', '.join(names) or 'none'}."

@@ -135,13 +135,15 @@ class RunConfig(Section):
     seed: int = Field(1, ge=0, description="Seeds tasks, weights and sampling.")
     run_dir: Path = Field(Path("runs"), description="Folder in which run folders are made.")
     model: ModelConfig = ModelConfig()
-    tasks: PluginChoice
-    scaffold: PluginChoice = PluginChoice(use="iflow")
-    sandbox: PluginChoice = PluginChoice(use="local")
-    reward: PluginChoice = PluginChoice(use="tests")
-    engine: PluginChoice = PluginChoice(use="torch")
-    trainer: PluginChoice | None = Field(PluginChoice(use="torch"), description="Null where nothing is trained.")
-    algorithm: PluginChoice = PluginChoice(use="ipa")
+    tasks: PluginChoice = Field(description="Where the tasks come from.")
+    scaffold: PluginChoice = Field(PluginChoice(use="iflow"), description="The agent around the model.")
+    sandbox: PluginChoice = Field(PluginChoice(use="local"), description="Where the agent's commands run.")
+    reward: PluginChoice = Field(PluginChoice(use="tests"), description="What scores an episode.")
+    engine: PluginChoice = Field(PluginChoice(use="torch"), description="What samples the policy's tokens.")
+    trainer: PluginChoice | None = Field(
+        PluginChoice(use="torch"), description="What updates the weights; null where nothing is trained."
+    )
+    algorithm: PluginChoice = Field(PluginChoice(use="ipa"), description="The loss, and where rollouts start.")
     needs: SandboxNeeds = SandboxNeeds()
     endpoint: EndpointConfig = EndpointConfig()
     rollout: RolloutConfig = RolloutConfig()

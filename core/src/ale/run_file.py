@@ -134,9 +134,11 @@ def _merge(base: Mapping[str, Any], over: Mapping[str, Any], path: str = "") -> 
     out = dict(base)
     for key, value in over.items():
         old, here = out.get(key), f"{path}{key}"
-        both = isinstance(old, dict) and isinstance(value, dict)
-        same = here not in PLUGIN_PATHS or (both and value.get("use", old.get("use")) == old.get("use"))
-        out[key] = _merge(old, value, f"{here}.") if both and same else value
+        if isinstance(old, dict) and isinstance(value, dict):
+            other_plugin = here in PLUGIN_PATHS and value.get("use", old.get("use")) != old.get("use")
+            out[key] = value if other_plugin else _merge(old, value, f"{here}.")
+        else:
+            out[key] = value
     return out
 
 
@@ -209,7 +211,7 @@ def _mapping(loader: _StrictLoader, node: yaml.MappingNode) -> dict[Any, Any]:
     for key_node, _ in node.value:
         if key_node.tag == "tag:yaml.org,2002:merge":
             continue
-        key = loader.construct_object(key_node, deep=True)  # type: ignore[no-untyped-call]
+        key = loader.construct_object(key_node, deep=True)
         if not isinstance(key, str):
             problem = f"the key {shown(key)} is not a text; put it in quotes"
             raise yaml.constructor.ConstructorError(None, None, problem, key_node.start_mark)
@@ -225,6 +227,6 @@ _StrictLoader.yaml_implicit_resolvers = {
     first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
-_StrictLoader.add_implicit_resolver(  # type: ignore[no-untyped-call]
+_StrictLoader.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+$"), list("-+0123456789.")
 )

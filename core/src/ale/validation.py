@@ -62,9 +62,8 @@ def _yaml_location(location: Sequence[int | str], data: Any, missing: bool) -> l
     """The part of pydantic's location that the user wrote: without the names of union members."""
     kept: list[str] = []
     for i, part in enumerate(location):
-        if isinstance(data, dict) and part in data:
-            data = data[part]
-        elif isinstance(data, list) and isinstance(part, int) and part < len(data):
+        inside = data.keys() if isinstance(data, dict) else range(len(data)) if isinstance(data, list) else ()
+        if part in inside:
             data = data[part]
         elif not (missing and i == len(location) - 1):
             continue
@@ -79,12 +78,13 @@ def _key(part: str) -> str:
 def _complaint(model: type[BaseModel], item: Any, location: list[str]) -> str:
     if item["type"] == "extra_forbidden":
         names = _fields_at(model, location[:-1])
-        hint = nearest(location[-1], names) or _elsewhere(model, location[-1])
+        hint = _elsewhere(model, location[-1]) or nearest(location[-1], names)
         return f"there is no such key.{hint} Valid here: {', '.join(names) or 'no keys'}."
     if item["type"] == "missing":
         return "this key is missing."
+    if item["type"] in ("model_type", "dict_type"):
+        return f"must be a mapping of keys to values (it is {shown(item['input'])})."
     message = item["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ").rstrip(".")
-    message = re.sub("^Input should be ", "must be ", message)
     message = one_line(message[:1].lower() + message[1:])
     if item["type"] in ("value_error", "assertion_error"):
         return f"{message}."
@@ -95,8 +95,9 @@ def _complaint(model: type[BaseModel], item: Any, location: list[str]) -> str:
 
 
 def _elsewhere(model: type[BaseModel], name: str) -> str:
+    """Where in the model the very same key is valid."""
     places = [row[0] for row in describe(model) if row[0].rpartition(".")[2] == name]
-    return f" There is '{places[0]}'." if len(places) == 1 else ""
+    return f" There is {' and '.join(places)}." if 1 <= len(places) <= 3 else ""
 
 
 def _fields_at(model: type[BaseModel], location: Iterable[str]) -> list[str]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
-from ale_sft import SFT
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -12,6 +13,7 @@ from ale.messages import Message
 from ale.specs.driver import DriverContext
 from ale.specs.trainer import ChunkTensors, LossInput
 from ale.trajectory import Chunk, ChunkError, Sequence, Trajectory
+from ale_sft import SFT
 
 
 def trajectory(lengths: list[int], errors: list[bool], tokens: list[int] | None = None) -> Trajectory:
@@ -32,7 +34,9 @@ def trajectory(lengths: list[int], errors: list[bool], tokens: list[int] | None 
     mask_errors=st.booleans(),
     data=st.data(),
 )
-def test_the_loss_is_the_masked_mean_of_eq_1(shape: list[tuple[int, bool]], mask_errors: bool, data: st.DataObject) -> None:
+def test_the_loss_is_the_masked_mean_of_eq_1(
+    shape: list[tuple[int, bool]], mask_errors: bool, data: st.DataObject
+) -> None:
     lengths, errors = [n for n, _ in shape], [bad for _, bad in shape]
     sft = SFT(SFT.Config(mask_errors=mask_errors), DriverContext())
     batch = sft.batch([trajectory(lengths, errors)])
@@ -67,3 +71,32 @@ def test_repeated_turns_are_masked_by_the_rule() -> None:
 def test_an_unknown_rule_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match="there is no rule 'nope'; the rules are near_duplicate, side_context"):
         SFT.Config(task_rules=("nope",))
+
+
+def test_truncated_turns_and_side_contexts_are_masked_by_their_rules() -> None:
+    sequences = (Sequence((0, 1, 2, 3), ()), Sequence((0, 4, 5), ()))
+    chunks = (
+        Chunk(0, 1, 1, 3, (), (), "stop", sampled=False),
+        Chunk(1, 0, 1, 2, (), (), "length", sampled=False),
+        Chunk(2, 0, 3, 4, (-0.1,), (0,), "stop"),
+    )
+    t = Trajectory("t", "t", "train", "demonstrations", 0, "g", 0, 0, sequences, chunks)
+
+    def tokens(*rules: str) -> list[int]:
+        batch = SFT(SFT.Config(task_rules=rules), DriverContext()).batch([t])
+        assert batch is not None
+        return sorted(batch.token_ids[batch.chunk_ids >= 0].tolist())
+
+    assert tokens() == [1, 3, 4, 5]
+    assert tokens("truncated") == [3, 4, 5]
+    assert tokens("side_context") == [1, 3]
+    assert tokens("side_context", "truncated", "near_duplicate") == [3]
+
+
+def test_the_gradient_is_the_same_for_every_token_with_loss() -> None:
+    logprobs = torch.randn(7, dtype=torch.float64, requires_grad=True)
+    inputs = LossInput(logprobs, torch.zeros(7), None, None, None, ChunkTensors(*[None] * 5), 7.0)
+    assert torch.autograd.gradcheck(
+        lambda x: SFT(SFT.Config(), DriverContext()).loss(replace(inputs, logprobs=x)).loss,
+        (logprobs,),
+    )

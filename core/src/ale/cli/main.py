@@ -1,15 +1,21 @@
-"""The command line. Each command imports what it needs when it runs, so that `ale --help` is instant."""
+"""The command line. Each command imports what it needs when it runs, so that `ale --help` is instant.
+
+`main` turns the errors of ALE into lines on stderr and an exit code; the commands only raise them. An error that is no
+`AleError` is a fault in the code, and its traceback is shown.
+"""
 
 from __future__ import annotations
 
+import os
 import sys
+from itertools import takewhile
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from ale import __version__
-from ale.errors import AleError
+from ale.errors import AleError, ConfigError
 
 app = typer.Typer(
     name="ale", help="Train agents that act.", no_args_is_help=True, add_completion=False, rich_markup_mode=None,
@@ -19,6 +25,7 @@ plugins_app = typer.Typer(help="What is installed.", no_args_is_help=True, rich_
 config_app = typer.Typer(help="Look at run files and settings.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(plugins_app, name="plugins")
 app.add_typer(config_app, name="config")
+OWN_COMMANDS = frozenset({"run", "eval", "report", "plugins", "config"})
 
 RunFile = Annotated[Path, typer.Argument(metavar="FILE", help="The run file (YAML).")]
 Overrides = Annotated[
@@ -28,7 +35,10 @@ Overrides = Annotated[
 
 
 @app.callback(invoke_without_command=True)
-def _root(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+def _root(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error too.")] = False,
+) -> None:
     if version:
         print(__version__)
         raise typer.Exit
@@ -115,21 +125,36 @@ def config_describe(
 
 def main() -> None:
     """Run the command line; a mistake is a sentence on stderr and an exit code, never a traceback."""
-    if len(sys.argv) > 1 and not sys.argv[1].startswith("-") and sys.argv[1] not in _own_commands():
-        _add_plugin_commands()
+    arguments = sys.argv[1:]
+    options = list(takewhile(lambda word: word.startswith("-"), arguments))
+    command = arguments[len(options)] if len(arguments) > len(options) else None
     try:
-        app()
+        if command is not None and command not in OWN_COMMANDS:
+            _add_plugin_commands()
+        # Not standalone: typer would take a Ctrl-C for itself, and answer it with another exit code in each version.
+        code = app(standalone_mode=False)
+        sys.stdout.flush()
     except AleError as error:
+        if "--debug" in options:
+            import traceback
+
+            traceback.print_exc()
         for line in str(error).splitlines():
             print(f"error: {line}", file=sys.stderr)
         sys.exit(error.exit_code)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, typer.Abort):
         print("interrupted", file=sys.stderr)
         sys.exit(130)
-
-
-def _own_commands() -> set[str]:
-    return {"run", "eval", "report", "plugins", "config"}
+    except BrokenPipeError:  # `ale plugins list | head -1`: whoever read has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except Exception as error:
+        # A mistake in the command line itself; the class is typer's or click's, depending on typer's version.
+        if not callable(getattr(error, "show", None)):
+            raise
+        error.show()  # type: ignore[attr-defined]
+        sys.exit(ConfigError.exit_code)
+    sys.exit(code if isinstance(code, int) else 0)
 
 
 def _add_plugin_commands() -> None:

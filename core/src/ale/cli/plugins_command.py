@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 
 from ale.errors import ConfigError
@@ -13,7 +14,7 @@ from ale.specs.kinds import KINDS
 def show(kind: str | None, as_json: bool) -> None:
     """Print what is installed."""
     if kind is not None and kind not in KINDS:
-        raise ConfigError(f"There is no kind '{kind}'; the kinds are {', '.join(KINDS)}.")
+        raise ConfigError(f"There is no kind of plugin '{kind}'. The kinds: {', '.join(KINDS)}.")
     infos = list_plugins(kind)
     if as_json:
         print(json.dumps([asdict(info) for info in infos], indent=2))
@@ -23,7 +24,7 @@ def show(kind: str | None, as_json: bool) -> None:
     print_table(rows)
 
 
-def print_table(rows: list[tuple[str, ...]]) -> None:
+def print_table(rows: Sequence[tuple[str, ...]]) -> None:
     """Columns aligned with blanks; the last one is free."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)]
     for row in rows:

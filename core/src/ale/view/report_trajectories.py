@@ -1,0 +1,232 @@
+"""Which rollouts the report shows, and each as a conversation that the page can draw.
+
+Chosen are, in this order: the newest evaluation whole, what went wrong (faults and rejected rollouts), and a sample
+spread over stages, steps and outcomes. Long texts lose their middle, and where a share of the page's size is used up
+a choice is thinned out evenly; the page says how many of how many it shows.
+
+A rollout has one *line* a context that the model saw. A reply that the policy or a demonstrator gave carries its
+chunk; a tool's answer carries its observation. What an earlier line holds already is not repeated.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from ale.messages import Message, ToolCall
+from ale.store import RunStore
+from ale.trajectory import Chunk, Observation, Trajectory
+from ale.view.report_facts import EVAL_STAGE
+from ale.view.report_json import encode, visible
+
+MAX_SAMPLE, MAX_FAULTS = 400, 50
+SAMPLE_BYTES, EVAL_BYTES, FAULT_BYTES = 2_800_000, 2_800_000, 800_000
+HEAD_CHARS, TAIL_CHARS = 6000, 2000
+MAX_BARS = 120
+
+_WRONG = "(rejected IS NOT NULL OR failure IS NOT NULL)"
+_LAST_ROUND = f"stage = '{EVAL_STAGE}' AND step = (SELECT MAX(step) FROM trajectories WHERE stage = '{EVAL_STAGE}')"
+_FAULTS = f"id IN (SELECT id FROM trajectories WHERE {_WRONG} ORDER BY finished_at DESC LIMIT ?)"
+# One of each (stage, step, outcome), then a second one, and so on; the product spreads what the limit lets through.
+_SAMPLE = f"""id IN (SELECT id FROM (
+  SELECT id, step, ROW_NUMBER() OVER (PARTITION BY stage, step, passed ORDER BY rowid) AS nth
+  FROM trajectories WHERE NOT {_WRONG}) ORDER BY nth, (step * 7919) % 1009 LIMIT ?)"""
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkView:
+    """A chunk: its tokens in number, their log-probabilities as at most `MAX_BARS` means over `per` tokens each."""
+
+    index: int
+    tokens: int
+    sampled: bool
+    finish: str
+    mean: float | None = None
+    bars: tuple[float, ...] = ()
+    per: int = 1
+    versions: tuple[int, ...] = ()
+    error: str = ""
+    error_text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CallView:
+    """A tool call: its arguments by name, or `raw` where they are not a JSON object."""
+
+    name: str
+    arguments: tuple[tuple[str, str], ...] = ()
+    raw: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One message. `unseen` marks an answer that the model was not shown any more."""
+
+    role: str
+    text: str = ""
+    calls: tuple[CallView, ...] = ()
+    chunk: ChunkView | None = None
+    tool: str = ""
+    exit_code: int | None = None
+    seconds: float | None = None
+    unseen: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One context; its first `shared` messages stand in line `shared_with` already."""
+
+    tokens: int
+    turns: tuple[Turn, ...]
+    tools: tuple[str, ...] = ()
+    shared: int | None = None
+    shared_with: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TrajectoryView:
+    """A rollout as the page shows it."""
+
+    id: str
+    task: str
+    stage: str
+    step: int
+    split: str
+    group: str
+    seed: int
+    version: int
+    outcome: str
+    tokens: int
+    chunks: int
+    lines: tuple[Line, ...]
+    tags: tuple[str, ...] = ()
+    reward: float | None = None
+    detail: str = ""
+    reward_seconds: float | None = None
+    rejected: str = ""
+    fault: str = ""
+    fault_text: str = ""
+    ended_by: str = ""
+    seconds: float = 0.0
+    timings: tuple[tuple[str, float], ...] = ()
+
+
+def choose(store: RunStore) -> list[TrajectoryView]:
+    """The rollouts to show, in the order in which they finished within each stage and step."""
+    faults = _within(FAULT_BYTES, store.trajectories(_FAULTS, (MAX_FAULTS,)))
+    chosen = {
+        view.id: view
+        for views in (
+            _within(EVAL_BYTES, store.trajectories(_LAST_ROUND)),
+            faults,
+            _within(SAMPLE_BYTES, store.trajectories(_SAMPLE, (MAX_SAMPLE - len(faults),))),
+        )
+        for view in views
+    }
+    stages = list(dict.fromkeys(view.stage for view in chosen.values()))
+    return sorted(chosen.values(), key=lambda view: (stages.index(view.stage), view.step))
+
+
+def _within(limit: int, trajectories: Iterator[Trajectory]) -> list[TrajectoryView]:
+    """As many of them as fit into `limit` bytes, left out evenly."""
+    sized = [(view, len(encode(view))) for view in map(view_of, trajectories)]
+    kept = sized
+    while (size := sum(n for _, n in kept)) > limit:
+        count = min(len(kept) - 1, max(1, int(len(kept) * limit / size)))
+        kept = [sized[i * len(sized) // count] for i in range(count)] if count else []
+    return [view for view, _ in kept]
+
+
+def view_of(t: Trajectory) -> TrajectoryView:
+    """A rollout as the page shows it."""
+    outcome = "fault" if t.failure else "rejected" if t.rejected else "passed" if t.passed else "failed"
+    return TrajectoryView(
+        t.id, visible(t.task_id), t.stage, t.step, t.split, visible(t.group), t.seed, t.policy_version,
+        outcome, sum(map(len, t.chunks)), len(t.chunks), _lines(t), tuple(visible(tag) for tag in t.tags),
+        t.reward.value if t.reward else None, _cut(t.reward.detail) if t.reward else "",
+        t.reward.seconds if t.reward else None, visible(t.rejected or ""),
+        t.failure.kind if t.failure else "", _cut(t.failure.message) if t.failure else "",
+        visible(t.ended_by), t.seconds, t.timings,
+    )  # fmt: skip
+
+
+def _lines(t: Trajectory) -> tuple[Line, ...]:
+    lines: list[Line] = []
+    for i, sequence in enumerate(t.sequences):
+        messages = sequence.messages
+        shared, owner = max(
+            ((_common(messages, other.messages), j) for j, other in enumerate(t.sequences[:i])),
+            default=(0, 0), key=lambda pair: pair[0],
+        )  # fmt: skip
+        own = [chunk for chunk in t.chunks if chunk.sequence == i]
+        turns = tuple(_turns(messages, shared, own, t.observations))
+        tools = tuple(visible(tool.name) for tool in sequence.tools)
+        lines.append(Line(len(sequence.token_ids), turns, tools, shared or None, owner if shared else None))
+    return tuple(lines)
+
+
+def _common(a: tuple[Message, ...], b: tuple[Message, ...]) -> int:
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+def _turns(
+    messages: tuple[Message, ...], shared: int, chunks: list[Chunk], observations: tuple[Observation, ...]
+) -> Iterator[Turn]:
+    replies = [i for i, message in enumerate(messages) if message.role == "assistant"]
+    # The chunks of a line are its last replies: what it took over from another line was made there.
+    chunk_at = dict(zip(reversed(replies), reversed(chunks), strict=False))
+    shared = min([shared, *chunk_at])
+    answers: list[Observation] = []
+    for i, message in enumerate(messages):
+        chunk = chunk_at.get(i)
+        if message.role == "assistant":
+            yield from map(_unseen, answers)
+            answers = [o for o in observations if chunk is not None and o.chunk == chunk.index]
+        answer = answers.pop(0) if message.role == "tool" and answers else None
+        if i < shared:
+            continue
+        yield Turn(
+            message.role, _cut(message.content), tuple(map(_call, message.tool_calls)),
+            _chunk(chunk) if chunk else None,
+            *((visible(answer.tool), answer.exit_code, answer.seconds) if answer else ()),
+        )  # fmt: skip
+    yield from map(_unseen, answers)
+
+
+def _unseen(o: Observation) -> Turn:
+    return Turn("tool", _cut(o.text), tool=visible(o.tool), exit_code=o.exit_code, seconds=o.seconds, unseen=True)
+
+
+def _chunk(chunk: Chunk) -> ChunkView:
+    logprobs = chunk.logprobs
+    per = max(1, -(-len(logprobs) // MAX_BARS))
+    groups = [logprobs[i : i + per] for i in range(0, len(logprobs), per)]
+    versions = tuple(sorted(set(chunk.versions)))
+    return ChunkView(
+        chunk.index, len(chunk), chunk.sampled, chunk.finish_reason,
+        sum(logprobs) / len(logprobs) if logprobs else None, tuple(round(sum(g) / len(g), 3) for g in groups), per,
+        versions if len(versions) < 3 else (versions[0], versions[-1]),
+        chunk.error.kind if chunk.error else "", _cut(chunk.error.message) if chunk.error else "",
+    )  # fmt: skip
+
+
+def _call(call: ToolCall) -> CallView:
+    try:
+        arguments = call.parsed_arguments()
+        named = tuple((visible(key), _cut(_text(value))) for key, value in arguments.items())
+    except (ValueError, RecursionError):
+        return CallView(visible(call.name), raw=_cut(call.arguments))
+    return CallView(visible(call.name), named)
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _cut(text: str) -> str:
+    left_out = len(text) - HEAD_CHARS - TAIL_CHARS
+    if left_out > 0:
+        text = f"{text[:HEAD_CHARS]}\n[… {left_out:,} characters left out here …]\n{text[-TAIL_CHARS:]}"
+    return visible(text)

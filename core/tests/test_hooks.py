@@ -1,0 +1,98 @@
+"""Observers: whatever they do, the run goes on, and a veto that fails is a refusal."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from ale.hooks import Hooks
+from ale.specs.events import hookimpl
+
+
+class Recording:
+    """Hears, and may raise."""
+
+    def __init__(self, error: BaseException | None = None, answer: str | None = None) -> None:
+        self.heard: list[str] = []
+        self.error, self.answer = error, answer
+
+    @hookimpl
+    def ale_run_finished(self, run_id: str) -> None:
+        self.heard.append(run_id)
+        if self.error:
+            raise self.error
+
+    @hookimpl
+    def ale_before_exec(self, command: str) -> str | None:
+        self.heard.append(command)
+        if self.error:
+            raise self.error
+        return self.answer
+
+
+def exec_refusal(hooks: Hooks) -> str | None:
+    return hooks.refusal("ale_before_exec", sandbox_id="s", task=None, command="rm -rf /")
+
+
+def test_without_observers_nothing_is_watched_and_nothing_refused() -> None:
+    hooks = Hooks()
+    assert not hooks.watches("ale_before_exec")
+    assert exec_refusal(hooks) is None
+    hooks.call("ale_run_finished", run_id="r", summary={})
+
+
+@pytest.mark.parametrize("error", [ValueError("spam"), SystemExit(1), AssertionError()])
+def test_an_observer_that_raises_is_logged_and_the_others_hear(
+    error: BaseException, caplog: pytest.LogCaptureFixture
+) -> None:
+    bad, good = Recording(error), Recording()
+    for order in ([("bad", bad), ("good", good)], [("good", good), ("bad", bad)]):
+        Hooks(order).call("ale_run_finished", run_id="r", summary={})
+    assert good.heard == ["r", "r"]
+    assert f"the observer 'bad' failed in ale_run_finished: {type(error).__name__}" in caplog.text
+
+
+def test_ctrl_c_in_an_observer_is_ctrl_c() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        Hooks([("x", Recording(KeyboardInterrupt()))]).call("ale_run_finished", run_id="r", summary={})
+
+
+def test_the_first_refusal_counts() -> None:
+    assert exec_refusal(Hooks([("a", Recording()), ("b", Recording(answer="No."))])) == "No."
+    assert exec_refusal(Hooks([("a", Recording()), ("b", Recording())])) is None
+
+
+def test_a_veto_that_fails_refuses() -> None:
+    hooks = Hooks([("careful", Recording(RuntimeError("no rules")))])
+    assert exec_refusal(hooks) == "the observer 'careful' failed: RuntimeError: no rules"
+
+
+@hookimpl
+def ale_run_finnished(run_id: str) -> None: ...
+
+
+@hookimpl
+def ale_run_finished(nobody: str) -> None: ...
+
+
+@hookimpl(wrapper=True)
+def ale_before_exec(command: str):  # type: ignore[no-untyped-def]
+    return (yield)
+
+
+@pytest.mark.parametrize(
+    ("hook", "reason"),
+    [(ale_run_finnished, "ale_run_finnished"), (ale_run_finished, "nobody"), (ale_before_exec, "cannot be wrapped")],
+)
+def test_an_observer_whose_hooks_do_not_fit_is_left_out_whole(
+    hook: object, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    name = getattr(hook, "__name__", "")
+    bad, good = SimpleNamespace(**{name: hook}), Recording()
+    hooks = Hooks([("bad", bad), ("good", good)])
+    hooks.call("ale_run_finished", run_id="r", summary={})
+    assert exec_refusal(hooks) is None
+    assert good.heard == ["r", "rm -rf /"]
+    assert "the observer 'bad' is left out" in caplog.text
+    assert reason in caplog.text

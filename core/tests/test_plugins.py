@@ -1,0 +1,269 @@
+"""The registry against plugins of strangers: throw-away packages, good and bad, on a path of the test's own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ale.errors import ConfigError, PluginError
+from ale.hooks import load_hooks
+from ale.installed import list_plugins
+from ale.plugins import build_driver, load_driver_class
+from ale.run_config import PluginChoice
+from ale.specs.driver import DriverContext
+
+REWARD = """
+from ale.specs.reward import Reward
+from ale.specs.driver import PluginConfig
+from pydantic import Field
+class Fixed(Reward):
+    class Config(PluginConfig):
+        value: float = Field(1.0, description="The score.")
+    async def score(self, *args, **kwargs): ...
+"""
+
+Install = Callable[..., None]
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
+    """Puts a package with one entry point on the path, as an installer would leave it, and takes it away again."""
+    monkeypatch.syspath_prepend(tmp_path)
+    before = set(sys.modules)
+
+    def make(
+        package: str, source: str = REWARD, *, name: str = "fixed", kind: str = "reward", target: str = "",
+        manifest: object = None, module: str = "",
+    ) -> None:  # fmt: skip
+        module = module or package.replace("-", "_")
+        folder, info = tmp_path / module, tmp_path / f"{package.replace('-', '_')}-2.1.dist-info"
+        folder.mkdir()
+        info.mkdir()
+        (folder / "__init__.py").write_text(textwrap.dedent(source))
+        if manifest is not None:
+            (folder / "ale-plugin.json").write_text(manifest if isinstance(manifest, str) else json.dumps(manifest))
+        (info / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: {package}\nVersion: 2.1\nSummary: From afar.\n\nA long description.\n"
+        )
+        (info / "entry_points.txt").write_text(f"[ale.{kind}]\n{name} = {target or module + ':Fixed'}\n")
+        (info / "RECORD").write_text(f"{module}/__init__.py,,\n")
+
+    yield make  # type: ignore[misc]
+    for imported in set(sys.modules) - before:
+        if str(getattr(sys.modules[imported], "__file__", "")).startswith(str(tmp_path)):
+            del sys.modules[imported]
+
+
+def refusal(name: str, kind: str = "reward") -> str:
+    """The sentence that refuses a plugin; one line of text that names where it was asked for."""
+    with pytest.raises((ConfigError, PluginError)) as caught:
+        load_driver_class(kind, name, "reward")
+    assert str(caught.value).startswith("reward: ")
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_the_default_plugins_are_listed_with_what_their_manifest_says() -> None:
+    found = {(i.kind, i.name): i for i in list_plugins()}
+    for kind, name in (("sandbox", "local"), ("engine", "torch"), ("algorithm", "ipa"), ("tasks", "bash")):
+        info = found[kind, name]
+        assert info.status == "ok"
+        assert info.summary
+        assert info.api_version == "1.0"
+        assert info.package.startswith("ale-plugin-")
+
+
+def test_a_strangers_plugin_is_listed_loaded_and_built(install: Install) -> None:
+    about = {"kind": "reward", "name": "fixed", "summary": "Always one.", "capabilities": ["partial"]}
+    install("far-away", manifest={"api_version": "1.3", "plugins": [about]})
+    (info,) = [i for i in list_plugins("reward") if i.name == "fixed"]
+    assert (info.package, info.version, info.status) == ("far-away", "2.1", "ok")
+    assert (info.summary, info.capabilities, info.api_version) == ("Always one.", ("partial",), "1.3")
+    driver = build_driver("reward", PluginChoice(use="fixed", settings={"value": 0.5}), DriverContext())
+    assert driver.config.value == 0.5
+
+
+def test_listing_imports_no_plugin(install: Install) -> None:
+    install("far-away", "raise SystemExit('imported')")
+    assert "fixed" in {i.name for i in list_plugins("reward")}
+    assert "far_away" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    "manifest",
+    ["{", "[]", '"x"', '{"plugins": 3}', '{"plugins": [3, null]}', "\x00", '{"plugins": [{"kind": "reward", "name": "fixed", "capabilities": 3}]}'],
+)  # fmt: skip
+def test_a_manifest_that_makes_no_sense_leaves_the_summary_of_the_package(install: Install, manifest: str) -> None:
+    install("far-away", manifest=manifest)
+    (info,) = [i for i in list_plugins("reward") if i.name == "fixed"]
+    assert (info.status, info.summary, info.capabilities) == ("ok", "From afar.", ())
+
+
+def test_metadata_that_cannot_be_read_hides_only_its_own_package(install: Install, tmp_path: Path) -> None:
+    install("far-away", "", name="hidden")
+    next(tmp_path.glob("*.dist-info")).joinpath("entry_points.txt").write_bytes(b"[ale.reward]\n\xff\xfe = x\n")
+    for name in ("nothing-1.0.dist-info", "empty-1.0.dist-info"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "empty-1.0.dist-info" / "entry_points.txt").write_text("[ale.reward]\nx = y:z\n")
+    names = {i.name for i in list_plugins("reward")}
+    assert "tests" in names
+    assert not {"hidden", "x"} & names
+
+
+def test_an_unknown_name_says_what_is_installed_and_the_nearest() -> None:
+    assert refusal("testz") == "reward: there is no reward plugin 'testz'. Did you mean 'tests'? Installed: tests."
+
+
+def test_one_of_ours_that_is_missing_names_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ale.plugins.list_plugins", lambda kind: [])
+    assert refusal("tests") == (
+        "reward: there is no reward plugin 'tests'. `pip install ale-plugin-tests` brings it. Installed: none."
+    )
+
+
+def test_an_unknown_kind_is_a_sentence() -> None:
+    with pytest.raises(ConfigError, match=r"There is no kind of plugin 'rewards'. Did you mean 'reward'\?"):
+        load_driver_class("rewards", "tests")
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        ("raise SystemExit(3)", "SystemExit: 3"),
+        ("raise AssertionError", "AssertionError: AssertionError"),
+        ("import no_such_library", "ModuleNotFoundError: No module named 'no_such_library'"),
+        ("raise ValueError('two\\nlines')", "ValueError: two lines"),
+        ("def", "SyntaxError: "),
+        ("x = 1", "has no attribute 'Fixed'"),
+        ("class Odd(BaseException): pass\nraise Odd('odd')", "Odd: odd"),
+    ],
+)
+def test_a_plugin_that_cannot_be_imported_gives_its_reason(install: Install, source: str, reason: str) -> None:
+    install("far-away", source)
+    sentence = refusal("fixed")
+    assert "the reward plugin 'fixed' of far-away 2.1 cannot be imported" in sentence
+    assert reason in sentence
+
+
+def test_ctrl_c_during_an_import_is_ctrl_c(install: Install) -> None:
+    install("far-away", "raise KeyboardInterrupt")
+    with pytest.raises(KeyboardInterrupt):
+        load_driver_class("reward", "fixed")
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        ("Fixed = 3", "is no reward driver: far_away:Fixed must be a class made from ale.specs.reward.Reward."),
+        ("def Fixed(): ...", "is no reward driver"),
+        ("from ale.specs.sandbox import SandboxProvider as Fixed", "is no reward driver"),
+        ("from ale.specs.reward import Reward\nclass Fixed(Reward): ...", "is unfinished: far_away:Fixed lacks score"),
+        (REWARD + "Fixed.api_version = '2.0'", "was made for version 2.0 of the plugin contracts, this ALE has 1.0"),
+        (REWARD + "Fixed.Config = dict", "far_away:Fixed.Config must be a pydantic model"),
+    ],
+)
+def test_a_class_that_does_not_keep_the_contract_is_refused(install: Install, source: str, reason: str) -> None:
+    install("far-away", source)
+    assert reason in refusal("fixed")
+
+
+def test_another_major_version_is_refused_without_an_import(install: Install) -> None:
+    install("far-away", "raise SystemExit('imported')", manifest={"api_version": "2.0"})
+    (info,) = [i for i in list_plugins("reward") if i.name == "fixed"]
+    assert info.status == "incompatible"
+    assert "install a release of far-away made for 1.x" in refusal("fixed")
+
+
+def test_a_package_whose_module_is_gone_is_broken(install: Install) -> None:
+    install("far-away", target="not_there:Fixed")
+    install("no-target", name="empty", target="::")
+    assert {i.name: i.status for i in list_plugins("reward")} == {"tests": "ok", "fixed": "broken", "empty": "broken"}
+    assert "No module named 'not_there'" in refusal("fixed")
+    assert "cannot be imported" in refusal("empty")
+
+
+def test_two_packages_with_one_name_are_told_apart_by_their_package(install: Install) -> None:
+    install("first-one")
+    install("other-one")
+    assert {i.package for i in list_plugins("reward") if i.status == "duplicate"} == {"first-one", "other-one"}
+    assert refusal("fixed") == (
+        "reward: first-one and other-one both bring the reward plugin 'fixed'; "
+        "write first-one:fixed or other-one:fixed."
+    )
+    assert load_driver_class("reward", "other-one:fixed").__module__ == "other_one"
+    assert load_driver_class("reward", "first-one:fixed").__module__ == "first_one"
+    assert "'fixed' comes from first-one, other-one." in refusal("third-one:fixed")
+
+
+def test_a_duplicate_for_another_version_is_refused_too(install: Install) -> None:
+    install("first-one", manifest={"api_version": "2.0"})
+    install("other-one")
+    assert "made for version 2.0" in refusal("first-one:fixed")
+
+
+def test_settings_that_do_not_fit_name_their_path(install: Install) -> None:
+    install("far-away")
+    with pytest.raises(ConfigError) as caught:
+        build_driver("reward", PluginChoice(use="fixed", settings={"valeu": 1}), DriverContext(), "some.reward")
+    assert str(caught.value) == "some.reward.valeu: there is no such key. Did you mean 'value'? Valid here: value."
+
+
+def test_a_driver_that_fails_while_it_is_built_is_a_sentence(install: Install) -> None:
+    install("far-away", REWARD + "    def __init__(self, config, context): raise KeyError('spam')\n")
+    with pytest.raises(PluginError, match="'fixed' cannot be built: KeyError: 'spam'"):
+        build_driver("reward", PluginChoice(use="fixed"), DriverContext())
+
+
+def test_a_validator_that_crashes_is_the_plugins_fault(install: Install) -> None:
+    validator = "        @model_validator(mode='before')\n        def f(cls, v): return v['nothing']\n"
+    source = "from pydantic import model_validator" + REWARD.replace("        value:", f"{validator}        value:")
+    install("far-away", source)
+    with pytest.raises(PluginError, match=r"reward: the checks in far_away.Fixed.Config failed: KeyError"):
+        build_driver("reward", PluginChoice(use="fixed"), DriverContext())
+
+
+OBSERVER = """
+from ale.specs.events import hookimpl
+heard = []
+@hookimpl
+def ale_run_finished(run_id): heard.append(run_id)
+"""
+
+
+def test_an_observer_that_cannot_be_loaded_is_left_out_and_logged(
+    install: Install, caplog: pytest.LogCaptureFixture
+) -> None:
+    install("broken-one", "raise SystemExit(1)", kind="hooks", name="broken", target="broken_one")
+    install("good-one", OBSERVER, kind="hooks", name="good", target="good_one")
+    hooks = load_hooks()
+    hooks.call("ale_run_finished", run_id="r1", summary={})
+    assert sys.modules["good_one"].heard == ["r1"]
+    assert "the observer 'broken' cannot be loaded and is left out: SystemExit: 1" in caplog.text
+
+
+def test_ale_plugins_limits_which_observers_load(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
+    install("good-one", OBSERVER, kind="hooks", name="good", target="good_one")
+    install("other-one", OBSERVER, kind="hooks", name="other", target="other_one")
+    monkeypatch.setenv("ALE_PLUGINS", "other, third")
+    assert load_hooks().watches("ale_run_finished")
+    assert "other_one" in sys.modules
+    assert "good_one" not in sys.modules
+
+
+def test_a_fresh_install_is_seen_by_a_running_process(install: Install) -> None:
+    load_driver_class("reward", "tests")
+    install("far-away")
+    assert load_driver_class("reward", "fixed").__name__ == "Fixed"
+
+
+def test_the_import_of_the_core_loads_nothing_heavy() -> None:
+    code = "import ale, ale.cli.main, ale.installed, sys; print([m for m in HEAVY if m in sys.modules])"
+    heavy = ("torch", "ray", "transformers", "stevedore", "omegaconf", "pydantic", "rich", "numpy", "pluggy", "yaml")
+    done = subprocess.run([sys.executable, "-c", f"HEAVY = {heavy}\n{code}"], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,146 @@
+"""What of a rollout is trained on, and with which signal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from ale.errors import PluginError
+from ale.specs.trainer import LossInput, TrainBatch
+from ale.trajectory import Chunk, ChunkError, Sequence, Trajectory
+from ale_ipa import IPA
+
+Make = Callable[..., IPA]
+Build = Callable[..., Trajectory]
+Inputs = Callable[..., LossInput]
+
+
+def test_chunks_are_counted_over_all_sequences_of_the_trajectory(make: Make, build: Build) -> None:
+    sequences = (Sequence((0, 1, 2, 3, 4), ()), Sequence((0, 1, 9, 9), ()))
+    chunks = (
+        Chunk(0, 0, 1, 2, (-1.0,), (0,), "stop"),
+        Chunk(1, 1, 2, 4, (-1.0, -1.0), (0, 0), "stop"),
+        Chunk(2, 0, 3, 5, (-1.0, -1.0), (0, 0), "stop"),
+    )
+    batch = make(gamma=0.5).batch([build("t", 1.0, sequences=sequences, chunks=chunks)])
+    assert batch is not None
+    rows = {int(p): float(g) for p, g in zip(batch.chunks.position, batch.chunks.returns, strict=True)}
+    assert rows == {0: 0.25, 1: 0.5, 2: 1.0}
+    assert batch.lengths.tolist() == [5, 4]
+    assert batch.trajectory.tolist() == [0, 0]
+
+
+def test_error_turns_and_truncated_turns_are_data(make: Make, build: Build) -> None:
+    chunks = (
+        Chunk(0, 0, 1, 2, (-1.0,), (0,), "stop", error=ChunkError("illegal_call", "no such tool")),
+        Chunk(1, 0, 3, 4, (-1.0,), (0,), "length", error=ChunkError("truncated", "cut off")),
+    )
+    batch = make().batch([build("t", 0.0, sequences=(Sequence((0, 1, 2, 3), ()),), chunks=chunks)])
+    assert batch is not None
+    assert batch.chunk_ids.tolist() == [-1, 0, -1, 1]
+
+
+def test_an_empty_chunk_is_no_row(make: Make, build: Build) -> None:
+    chunks = (Chunk(0, 0, 1, 1, (), (), "abort"), Chunk(1, 0, 2, 3, (-1.0,), (0,), "stop"))
+    batch = make(gamma=0.5).batch([build("t", 1.0, sequences=(Sequence((0, 1, 2), ()),), chunks=chunks)])
+    assert batch is not None
+    assert batch.chunks.returns.tolist() == [1.0]
+
+
+@pytest.mark.parametrize(
+    ("config", "returns", "positive"),
+    [
+        ({}, [1.0, 1.0, -0.05], [True, True, False]),
+        ({"negative_signal": -1.0}, [1.0, 1.0, -1.0], [True, True, False]),
+        ({"return_signal": "raw"}, [1.0, 0.25, 0.0], [True, True, False]),
+        # T+ is what is above the group's mean: a rewarded rollout below it is pushed down, so its ratio is truncated.
+        ({"return_signal": "group_centered"}, [0.5833333, -0.1666667, -0.4166667], [True, False, False]),
+    ],
+)
+def test_signals_of_graded_rewards(
+    make: Make, build: Build, config: dict[str, Any], returns: list[float], positive: list[bool]
+) -> None:
+    batch = make(**config).batch([build("a", 1.0), build("b", 0.25), build("c", 0.0)])
+    assert batch is not None
+    assert batch.chunks.returns.tolist() == pytest.approx(returns)
+    assert batch.chunks.positive.tolist() == positive
+
+
+def test_rollouts_that_share_an_id_are_still_two(make: Make, build: Build) -> None:
+    batch = make(return_signal="group_centered").batch([build("same", 1.0), build("same", 0.0)])
+    assert batch is not None
+    assert batch.chunks.returns.tolist() == [0.5, -0.5]
+
+
+def test_failed_environments_do_not_count_as_zeros_in_their_group(make: Make, build: Build) -> None:
+    ipa = make(return_signal="group_centered")
+    broken = build("c", None)
+    assert ipa.batch([build("a", 1.0), build("b", 1.0), broken]) is None
+    assert ipa.metrics({})["dropped_groups"] == 1.0
+    assert ipa.metrics({})["dropped_groups"] == 0.0
+
+
+def test_a_batch_in_which_nothing_was_learnt_is_none(make: Make, build: Build) -> None:
+    assert make(return_signal="raw").batch([build("a", 0.0), build("b", 0.0)]) is None
+    assert make(negative_signal=0.0).batch([build("a", 0.0)]) is None
+
+
+@pytest.mark.parametrize(("normalization", "z"), [("token", 6.0), ("chunk", 4.0), ("trajectory", 3.0)])
+def test_the_normalizer_counts_what_carries_loss(make: Make, build: Build, normalization: str, z: float) -> None:
+    batch = make(normalization=normalization).batch([build("a", 1.0), build("b", 0.0, [2]), build("c", 0.0, [1, 2])])
+    assert batch is not None
+    assert batch.normalizer == z
+
+
+def test_plans_ask_for_group_size_rollouts_of_each_task(make: Make) -> None:
+    assert make(group_size=3).group_size == 3
+    assert make().old_logprobs == "recompute"
+    assert make(old_logprobs="engine").old_logprobs == "engine"
+
+
+def batch_of_two(make: Make, build: Build) -> TrainBatch:
+    batch = make().batch([build("a", 1.0, [2, 1]), build("b", 0.0, [1, 1])])
+    assert batch is not None
+    return batch
+
+
+def test_missing_old_logprobs_are_refused_unless_the_engines_are_asked_for(
+    make: Make, build: Build, loss_input: Inputs
+) -> None:
+    inputs = loss_input(batch_of_two(make, build), [-1.0] * 5, None)
+    with pytest.raises(PluginError, match=r"fill TrainBatch\.old_logprobs"):
+        make().loss(inputs)
+    engine = make(old_logprobs="engine")
+    metrics = engine.metrics({k: float(v) for k, v in engine.loss(inputs).sums.items()})
+    assert (metrics["masked"], metrics["engine_gap"]) == (0.0, 0.0)
+
+
+def test_metrics_are_means_over_the_right_tokens(make: Make, build: Build, loss_input: Inputs) -> None:
+    # Engine: -0.1, -0.2, ... in each chunk. The second trajectory's first chunk disagrees with it and is masked.
+    inputs = loss_input(batch_of_two(make, build), [-1.0, -1.0, -0.1, -1.0, -0.1], [-2.0, -2.0, -0.1, 3.0, -1.1])
+    ipa = make()
+    out = ipa.metrics({k: float(v) for k, v in ipa.loss(inputs).sums.items()} | {"loss": 7.0})
+    e = float(torch.tensor(1.0).exp())
+    assert out["loss"] == 7.0
+    assert (out["loss_tokens"], out["chunks"]) == (5.0, 4.0)
+    assert (out["positive"], out["masked"], out["masked_chunks"]) == pytest.approx((0.6, 0.2, 0.25))
+    assert out["clipped"] == pytest.approx(0.5)
+    ratios = [e, e, 1.0, float(torch.tensor(-4.0).exp()), e]
+    assert out["ratio"] == pytest.approx(sum(ratios) / 5, rel=1e-5)
+    assert out["ratio_std"] == pytest.approx(float(torch.tensor(ratios).std(correction=0)), rel=1e-4)
+    assert out["kl_old"] == pytest.approx((3 * (e - 2) + (ratios[3] - 1 + 4)) / 5, rel=1e-5)
+    assert out["engine_gap"] == pytest.approx((1.9 + 1.8 + 0.0 + 3.1 + 1.0) / 5, rel=1e-5)
+    assert out["entropy"] == 0.5
+
+
+def test_sums_add_up_over_micro_batches(make: Make, build: Build, loss_input: Inputs) -> None:
+    ipa, batch = make(), batch_of_two(make, build)
+    new, old = [-1.0, -1.0, -0.1, -1.0, -0.1], [-2.0, -2.0, -0.1, 3.0, -1.1]
+    whole = ipa.loss(loss_input(batch, new, old))
+    parts = [ipa.loss(loss_input(batch, new, old, part)) for part in (slice(0, 3), slice(3, 5))]
+    assert float(whole.loss) == pytest.approx(sum(float(p.loss) for p in parts))
+    for name, value in whole.sums.items():
+        assert float(value) == pytest.approx(sum(float(p.sums[name]) for p in parts))

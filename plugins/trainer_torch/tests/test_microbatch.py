@@ -1,0 +1,59 @@
+"""Cutting: budget, togetherness, completeness."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ale.specs.trainer import ChunkTable, TrainBatch
+from ale_trainer_torch.microbatch import cut, padding_waste
+
+
+def batch_of(lengths: list[list[int]]) -> TrainBatch:
+    """One trajectory a list; every token but the first of a sequence carries loss."""
+    flat = [n for trajectory in lengths for n in trajectory]
+    owners = [t for t, trajectory in enumerate(lengths) for _ in trajectory]
+    ids = np.concatenate([np.full(n, s) for s, n in enumerate(flat)])
+    z = np.zeros(len(flat))
+    table = ChunkTable(np.array(owners), z, z, z, z > 0)
+    n = sum(flat)
+    return TrainBatch(np.arange(1, n + 1), np.array(flat), np.array(owners), ids, np.zeros(n, np.float32), table, 1.0)
+
+
+SHAPES = st.lists(st.lists(st.integers(1, 30), min_size=1, max_size=3), min_size=1, max_size=12)
+
+
+@settings(max_examples=100, deadline=None)
+@given(lengths=SHAPES, budget=st.integers(1, 120))
+def test_every_token_is_computed_once_at_its_place(lengths: list[list[int]], budget: int) -> None:
+    batch = batch_of(lengths)
+    parts = cut(batch, budget)
+    real = np.concatenate([p.source[p.source >= 0] for p in parts])
+    assert sorted(real.tolist()) == list(range(len(batch.token_ids)))
+    for p in parts:
+        assert (p.tokens[p.source >= 0] == batch.token_ids[p.source[p.source >= 0]]).all()
+        assert not p.wanted[:, 0].any()
+        assert not p.wanted[p.source < 0].any()
+    assert sum(len(p.index) for p in parts) == len(batch.token_ids) - len(batch.lengths)
+
+
+@settings(max_examples=100, deadline=None)
+@given(lengths=SHAPES, budget=st.integers(1, 120))
+def test_trajectories_stay_together_within_the_budget(lengths: list[list[int]], budget: int) -> None:
+    batch = batch_of(lengths)
+    owner = np.repeat(batch.trajectory, batch.lengths)
+    seen: set[int] = set()
+    for p in cut(batch, budget):
+        trajectories = set(owner[p.source[p.source >= 0]].tolist())
+        assert not trajectories & seen
+        seen |= trajectories
+        assert p.tokens.size <= budget or len(trajectories) == 1
+
+
+def test_like_lengths_share_a_micro_batch_so_that_little_is_padding() -> None:
+    parts = cut(batch_of([[100], [10], [95], [9], [10]]), 10_000)
+    assert [p.tokens.shape for p in parts] == [(3, 10), (2, 100)]
+    assert padding_waste(parts) == pytest.approx(6 / 230)
+    assert padding_waste([]) == 0.0

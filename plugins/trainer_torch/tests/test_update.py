@@ -1,0 +1,224 @@
+"""Updates: what a step does, and what it leaves alone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from ale.errors import ConfigError, TrainerError
+from ale.specs.trainer import LossFunction, LossInput, LossOutput, TrainBatch
+from ale_trainer_torch import TorchTrainer
+
+ModelFolder = Callable[[str], Path]
+Trainers = Callable[..., AbstractAsyncContextManager[TorchTrainer]]
+Batches = Callable[..., TrainBatch]
+
+
+async def weights_of(trainer: TorchTrainer) -> dict[str, torch.Tensor]:
+    weights = (await trainer.publish()).weights
+    assert weights is not None
+    return dict(weights)
+
+
+def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
+
+
+def squared_loss(inputs: LossInput) -> LossOutput:
+    """Looks across each trajectory: the square of its summed log-probability."""
+    owner = inputs.chunks.trajectory[inputs.chunk_ids]
+    sums = torch.zeros(int(owner.max()) + 1).index_add_(0, owner, inputs.logprobs)
+    return LossOutput((sums / 100).square().sum() / inputs.normalizer, {})
+
+
+@pytest.mark.parametrize("name", ["qwen2", "gpt2", "cohere"])
+async def test_the_loss_falls(
+    model_folder: ModelFolder, trainer: Trainers, name: str, random_batch: Batches, likelihood_loss: LossFunction
+) -> None:
+    batch = random_batch()
+    async with trainer(model_folder(name), lr=1e-2) as t:
+        losses = [(await t.update(batch, likelihood_loss))["loss"] for _ in range(12)]
+        after = await t.logprobs(batch)
+    assert losses[-1] < losses[0] - 0.05
+    assert -after.sum() / batch.normalizer < losses[0]
+
+
+@pytest.mark.parametrize("name", ["qwen2", "gpt2"])
+@pytest.mark.parametrize("across", [False, True])
+async def test_the_gradient_does_not_depend_on_how_the_batch_is_cut(
+    model_folder: ModelFolder,
+    trainer: Trainers,
+    name: str,
+    across: bool,
+    random_batch: Batches,
+    likelihood_loss: LossFunction,
+) -> None:
+    batch = random_batch(1)
+    loss = squared_loss if across else likelihood_loss
+    seen = []
+    for budget in (1, 90, 100_000):
+        # A norm far above any gradient: nothing is clipped; SGD-like differences show in grad_norm and first moments.
+        async with trainer(model_folder(name), micro_batch_tokens=budget, max_grad_norm=1e9) as t:
+            metrics = await t.update(batch, loss)
+            learner = t._learner
+            assert learner is not None
+            moments = torch.cat([s["exp_avg"].flatten() for s in learner.optimizer.state.values()])
+            seen.append((metrics["loss"], metrics["grad_norm"], moments))
+    for value, norm, moments in seen[1:]:
+        assert value == pytest.approx(seen[0][0], rel=1e-5)
+        assert norm == pytest.approx(seen[0][1], rel=1e-5)
+        assert torch.allclose(moments, seen[0][2], atol=1e-6)
+
+
+async def test_logprobs_do_not_depend_on_padding_and_are_zero_without_loss(
+    model_folder: ModelFolder, trainer: Trainers, random_batch: Batches
+) -> None:
+    batch = random_batch(2)
+    found = []
+    for budget in (1, 100_000):
+        async with trainer(model_folder("qwen2"), micro_batch_tokens=budget) as t:
+            found.append(await t.logprobs(batch))
+    assert found[0].shape == batch.token_ids.shape
+    assert np.allclose(found[0], found[1], atol=1e-5)
+    assert (found[0][batch.chunk_ids < 0] == 0).all()
+    assert (found[0][batch.chunk_ids >= 0] < 0).all()
+
+
+async def test_an_update_sees_the_very_numbers_that_logprobs_gave(
+    model_folder: ModelFolder, trainer: Trainers, random_batch: Batches, likelihood_loss: LossFunction
+) -> None:
+    def identical(inputs: LossInput) -> LossOutput:
+        assert torch.equal(inputs.logprobs.detach(), inputs.old_logprobs)
+        return likelihood_loss(inputs)
+
+    batch = random_batch(3)
+    # gpt2's own configuration has dropout: it must be off.
+    async with trainer(model_folder("gpt2"), micro_batch_tokens=120) as t:
+        await t.update(replace(batch, old_logprobs=await t.logprobs(batch)), identical)
+
+
+async def test_a_batch_without_old_logprobs_says_so_to_the_loss(
+    model_folder: ModelFolder, trainer: Trainers, random_batch: Batches, likelihood_loss: LossFunction
+) -> None:
+    def absent(inputs: LossInput) -> LossOutput:
+        assert inputs.old_logprobs is None
+        return likelihood_loss(inputs)
+
+    async with trainer(model_folder("qwen2")) as t:
+        await t.update(random_batch(), absent)
+
+
+async def test_metrics_tell_what_the_contract_promises(
+    model_folder: ModelFolder, trainer: Trainers, random_batch: Batches, likelihood_loss: LossFunction
+) -> None:
+    batch = random_batch()
+    async with trainer(model_folder("qwen2"), micro_batch_tokens=80, lr=3e-4) as t:
+        metrics = await t.update(batch, likelihood_loss)
+        other = await t.update(batch, likelihood_loss, lr=1e-5)
+    assert metrics["n"] == (batch.chunk_ids >= 0).sum()
+    assert metrics["tokens"] == len(batch.token_ids)
+    assert metrics["lr"] == 3e-4
+    assert other["lr"] == 1e-5
+    assert 0 <= metrics["padding_waste"] < 0.3
+    assert metrics["seconds"] > 0
+    assert metrics["grad_norm"] > 0
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+async def test_a_loss_that_is_not_finite_leaves_weights_and_optimizer_alone(
+    model_folder: ModelFolder, trainer: Trainers, bad: float, random_batch: Batches, likelihood_loss: LossFunction
+) -> None:
+    batch = random_batch()
+    async with trainer(model_folder("qwen2")) as t:
+        await t.update(batch, likelihood_loss)
+        before = await weights_of(t)
+        with pytest.raises(TrainerError, match="weights were left as they are"):
+            await t.update(batch, lambda inputs: LossOutput(inputs.logprobs.sum() * bad, {}))
+        assert same(await weights_of(t), before)
+        expected = await t.update(batch, likelihood_loss)
+    async with trainer(model_folder("qwen2")) as t:
+        await t.update(batch, likelihood_loss)
+        assert (await t.update(batch, likelihood_loss))["loss"] == expected["loss"]
+
+
+async def test_a_gradient_that_is_not_finite_leaves_the_weights_alone(
+    model_folder: ModelFolder, trainer: Trainers, random_batch: Batches
+) -> None:
+    async with trainer(model_folder("qwen2")) as t:
+        before = await weights_of(t)
+        with pytest.raises(TrainerError, match="gradient norm is"):
+            # sqrt at 0: the value is finite, its slope is not.
+            await t.update(random_batch(), lambda i: LossOutput((i.logprobs.sum() * 0).sqrt(), {}))
+        assert same(await weights_of(t), before)
+
+
+async def test_published_weights_are_copies_under_rising_versions(
+    model_folder: ModelFolder, trainer: Trainers, random_batch: Batches, likelihood_loss: LossFunction
+) -> None:
+    async with trainer(model_folder("qwen2"), lr=1e-2) as t:
+        first = await t.publish()
+        assert first.weights is not None
+        assert {"model.embed_tokens.weight", "lm_head.weight"} <= set(first.weights)
+        kept = {k: v.clone() for k, v in first.weights.items()}
+        await t.update(random_batch(), likelihood_loss)
+        second = await t.publish()
+        assert (first.version, second.version) == (1, 2)
+        assert same(dict(first.weights), kept)
+        assert not same(dict(second.weights or {}), kept)
+
+
+@pytest.mark.parametrize("name", ["qwen2", "gpt2"])
+async def test_recomputed_activations_give_the_same_step(
+    model_folder: ModelFolder, trainer: Trainers, name: str, random_batch: Batches, likelihood_loss: LossFunction
+) -> None:
+    norms = []
+    for recompute in (False, True):
+        async with trainer(model_folder(name), gradient_checkpointing=recompute) as t:
+            norms.append((await t.update(random_batch(), likelihood_loss))["grad_norm"])
+    assert norms[0] == pytest.approx(norms[1], rel=1e-5)
+
+
+async def test_the_event_loop_stays_free_during_an_update(
+    model_folder: ModelFolder, trainer: Trainers, random_batch: Batches, likelihood_loss: LossFunction
+) -> None:
+    ticks = 0
+    async with trainer(model_folder("qwen2"), micro_batch_tokens=1) as t:
+        update = asyncio.create_task(t.update(random_batch(trajectories=30), likelihood_loss))
+        while not update.done():
+            await asyncio.sleep(0.001)
+            ticks += 1
+        await update
+    assert ticks > 3
+
+
+async def test_sequences_beyond_the_model_are_a_sentence(
+    model_folder: ModelFolder, trainer: Trainers, random_batch: Batches, likelihood_loss: LossFunction
+) -> None:
+    batch = random_batch()
+    async with trainer(model_folder("gpt2")) as t:
+        with pytest.raises(TrainerError, match="vocabulary: 300"):
+            await t.update(replace(batch, token_ids=batch.token_ids + 400), likelihood_loss)
+
+
+async def test_a_trainer_without_model_or_thread_says_what_is_missing(trainer: Trainers) -> None:
+    async with trainer() as t:
+        with pytest.raises(TrainerError, match="no model yet"):
+            await t.publish()
+    with pytest.raises(TrainerError, match="not running"):
+        await t.load_model(Path("x"))
+
+
+def test_a_gpu_that_is_not_there_is_refused_before_the_start() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is one")
+    from ale.specs.driver import DriverContext
+
+    with pytest.raises(ConfigError, match=r"trainer\.device is 'cuda'"):
+        TorchTrainer(TorchTrainer.Config(device="cuda"), DriverContext())
