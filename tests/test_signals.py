@@ -23,7 +23,9 @@ def start(folder: Path) -> subprocess.Popen[str]:
     file = folder / "run.yaml"
     file.write_text(TINY.format(runs=folder / "runs"))
     command = [str(ALE), "run", str(file), "--out", str(folder / "run"), "rl.steps=500", "sft.demonstrations.count=60"]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True)
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
 
 
 def residents() -> set[int]:

@@ -265,5 +265,7 @@ def test_a_fresh_install_is_seen_by_a_running_process(install: Install) -> None:
 def test_the_import_of_the_core_loads_nothing_heavy() -> None:
     code = "import ale, ale.cli.main, ale.installed, sys; print([m for m in HEAVY if m in sys.modules])"
     heavy = ("torch", "ray", "transformers", "stevedore", "omegaconf", "pydantic", "rich", "numpy", "pluggy", "yaml")
-    done = subprocess.run([sys.executable, "-c", f"HEAVY = {heavy}\n{code}"], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", f"HEAVY = {heavy}\n{code}"], capture_output=True, text=True, check=True
+    )
     assert done.stdout.strip() == "[]"

@@ -14,13 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from ale.errors import AleError, ConfigError
 from ale.installed import list_plugins
 from ale.plugins import load_driver_class, validated_settings
 from ale.run_config import PluginChoice, RunConfig
-from ale.run_file import PLUGIN_PATHS, apply_override, default_plugin, read_run_file
+from ale.run_file import PLUGIN_PATHS, apply_override, default_plugin, dump_yaml, read_run_file
 from ale.validation import one_line, shown, validated
 
 OPTIONAL_PLUGINS = frozenset({"trainer"})
@@ -39,7 +37,7 @@ class LoadedConfig:
         """The resolved configuration as a run file that loads to the same configuration."""
         # A text with '${' in it would be resolved a second time when the file is read again.
         data = _map_texts(self.resolved, lambda text: text.replace("${", "\\${"))
-        return yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=120)
+        return dump_yaml(data)
 
 
 def load_run_config(path: Path | str, overrides: Sequence[str] = ()) -> LoadedConfig:

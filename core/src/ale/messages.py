@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 Role = Literal["system", "user", "assistant", "tool"]
+FinishWord = Literal["stop", "length", "tool_calls"]
+"""Why a reply ended, in the words of chat completions."""
 ChunkErrorKind = Literal["illegal_call", "execution_failed", "truncated"]
 
 
@@ -121,7 +123,7 @@ class ChatReply:
     """
 
     message: Message
-    finish_reason: Literal["stop", "length", "tool_calls"]
+    finish_reason: FinishWord
     chunk: int
     prompt_tokens: int
     completion_tokens: int

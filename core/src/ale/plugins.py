@@ -128,7 +128,7 @@ def _load(info: PluginInfo) -> Any:
 
     entry = metadata.EntryPoint(info.name, info.target, f"ale.{info.kind}")
 
-    class OneDriver(DriverManager):  # type: ignore[misc]
+    class OneDriver(DriverManager):  # type: ignore[type-arg]
         """Sees this one entry point: stevedore's own list is cached in three places and forgets the package."""
 
         def list_entry_points(self) -> list[metadata.EntryPoint]:

@@ -222,6 +222,15 @@ def _mapping(loader: _StrictLoader, node: yaml.MappingNode) -> dict[Any, Any]:
     return loader.construct_mapping(node, deep=True)
 
 
+class _StrictDumper(yaml.SafeDumper):
+    """Puts quotes around the texts that `_StrictLoader` would take for something else."""
+
+
+def dump_yaml(data: Any) -> str:
+    """Plain data as YAML that `parse_yaml` reads back unchanged."""
+    return yaml.dump(data, Dumper=_StrictDumper, sort_keys=False, allow_unicode=True, width=120)
+
+
 _StrictLoader.add_constructor("tag:yaml.org,2002:map", _mapping)
 _StrictLoader.yaml_implicit_resolvers = {
     first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
@@ -230,3 +239,4 @@ _StrictLoader.yaml_implicit_resolvers = {
 _StrictLoader.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+$"), list("-+0123456789.")
 )
+_StrictDumper.yaml_implicit_resolvers = _StrictLoader.yaml_implicit_resolvers

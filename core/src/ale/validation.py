@@ -50,7 +50,10 @@ def model_in(annotation: Any) -> type[BaseModel] | None:
 
 def _sentences(model: type[BaseModel], error: ValidationError, data: Any, where: str) -> list[str]:
     by_path: dict[str, list[str]] = {}
-    for item in error.errors(include_url=False):
+    items = error.errors(include_url=False)
+    for item in items:
+        if item["type"] == "too_short" and any(len(i["loc"]) > len(item["loc"]) for i in items):
+            continue  # follows from a wrong item, which is told by itself
         location = _yaml_location(item["loc"], data, item["type"] == "missing")
         path = ".".join(map(_key, [*([where] if where else []), *location])) or "The run file"
         by_path.setdefault(path, []).append(_complaint(model, item, location))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -21,7 +21,7 @@ def make_ipa(**config: Any) -> IPA:
 
 
 def build_trajectory(
-    name: str, reward: float | None, chunk_lengths: tuple[int, ...] = (1,), **changes: Any
+    name: str, reward: float | None, chunk_lengths: Iterable[int] = (1,), **changes: Any
 ) -> Trajectory:
     """One sequence: two prompt tokens, then chunks with one token of the environment behind each."""
     tokens, chunks, at = [0, 0], [], 2
@@ -37,36 +37,42 @@ def build_trajectory(
     return Trajectory(**{**values, **changes})
 
 
-def input_of(batch: TrainBatch, new: list[float], old: list[float] | None, part: slice = slice(None)) -> LossInput:
+def input_of(
+    batch: TrainBatch,
+    new: list[float],
+    old: list[float] | None,
+    part: slice = slice(None),
+    dtype: torch.dtype = torch.float32,
+) -> LossInput:
     """The tokens with loss (or a slice of them) as a micro-batch; entropy 0.5 everywhere."""
     keep = batch.chunk_ids >= 0
     c = batch.chunks
     table = ChunkTensors(*(torch.from_numpy(x) for x in (c.trajectory, c.position, c.count, c.returns, c.positive)))
-    logprobs = torch.tensor(new)[part]
+    logprobs = torch.tensor(new, dtype=dtype)[part]
     return LossInput(
         logprobs,
         torch.full_like(logprobs, 0.5),
-        None if old is None else torch.tensor(old)[part],
-        torch.from_numpy(batch.engine_logprobs[keep])[part],
+        None if old is None else torch.tensor(old, dtype=dtype)[part],
+        torch.from_numpy(batch.engine_logprobs[keep]).to(dtype)[part],
         torch.from_numpy(batch.chunk_ids[keep])[part],
         table,
         batch.normalizer,
     )
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def make() -> Callable[..., IPA]:
     """Makes algorithms."""
     return make_ipa
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def build() -> Callable[..., Trajectory]:
     """Makes trajectories."""
     return build_trajectory
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def loss_input() -> Callable[..., LossInput]:
     """Makes loss inputs."""
     return input_of

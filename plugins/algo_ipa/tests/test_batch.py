@@ -10,7 +10,7 @@ import torch
 
 from ale.errors import PluginError
 from ale.specs.trainer import LossInput, TrainBatch
-from ale.trajectory import Chunk, ChunkError, Sequence, Trajectory
+from ale.trajectory import Chunk, ChunkError, Failure, Sequence, Trajectory
 from ale_ipa import IPA
 
 Make = Callable[..., IPA]
@@ -144,3 +144,67 @@ def test_sums_add_up_over_micro_batches(make: Make, build: Build, loss_input: In
     assert float(whole.loss) == pytest.approx(sum(float(p.loss) for p in parts))
     for name, value in whole.sums.items():
         assert float(value) == pytest.approx(sum(float(p.sums[name]) for p in parts))
+
+
+def test_adjacent_chunks_do_not_fuse(make: Make, build: Build) -> None:
+    chunks = (Chunk(0, 0, 1, 3, (-1.0, -1.0), (0, 0), "stop"), Chunk(1, 0, 3, 5, (-1.0, -1.0), (0, 0), "stop"))
+    t = build("t", 1.0, [1], sequences=(Sequence((0, 1, 2, 3, 4), ()),), chunks=chunks)
+    batch = make(gamma=0.5).batch([t])
+    assert batch is not None
+    assert batch.chunk_ids.tolist() == [-1, 0, 0, 1, 1]
+    assert batch.chunks.returns.tolist() == [0.5, 1.0]
+
+
+def test_what_the_policy_did_not_sample_carries_no_loss_but_counts_for_the_discount(make: Make, build: Build) -> None:
+    chunks = (Chunk(0, 0, 1, 2, (), (), "stop", sampled=False), Chunk(1, 0, 3, 4, (-1.0,), (0,), "stop"))
+    t = build("t", 1.0, [1], sequences=(Sequence((0, 1, 2, 3), ()),), chunks=chunks)
+    batch = make().batch([t])
+    assert batch is not None
+    assert batch.chunk_ids.tolist() == [-1, -1, -1, 0]
+    assert (batch.chunks.position.tolist(), batch.chunks.count.tolist()) == ([1], [2])
+
+
+def test_untrusted_rollouts_are_left_out_and_nothing_left_is_none(make: Make, build: Build) -> None:
+    ipa = make()
+    bad = [
+        build("a", 1.0, [2], failure=Failure("sandbox", "gone", True)),
+        build("b", 1.0, [2], rejected="veto"),
+        build("c", None, [2]),
+    ]
+    assert ipa.batch(bad) is None
+    assert ipa.batch([]) is None
+    kept = ipa.batch([*bad, build("d", 1.0, [2])])
+    assert kept is not None
+    assert len(kept.lengths) == 1
+
+
+def test_group_centered_signals_sum_to_zero_and_even_groups_are_dropped_and_counted(make: Make, build: Build) -> None:
+    ipa = make(return_signal="group_centered", gamma=1.0)
+    ts = [
+        build("a", 1.0, [1], group="g"),
+        build("b", 0.0, [1], group="g"),
+        build("c", 1.0, [1], group="h"),
+        build("d", 1.0, [1], group="h"),
+    ]
+    batch = ipa.batch(ts)
+    assert batch is not None
+    assert batch.chunks.returns.tolist() == [0.5, -0.5]
+    assert ipa.metrics({"loss_tokens": 1.0})["dropped_groups"] == 1.0
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"return_signal": "raw", "negative_signal": -0.1},
+        {"level": "trajectory", "gamma": 0.9},
+        {"old_logprobs": "engine", "mismatch_threshold": 3.0},
+        {"return_signal": "group_centered", "group_size": 1},
+        {"old_logprobs": "engine", "mask_level": "token"},
+        {"mismatch_threshold": 1.0, "mismatch_lower": 1.5},
+        {"level": "token", "return_level": "chunk", "ratio_level": "chunk", "mask_level": "chunk"},
+        {"gama": 1},
+    ],
+)
+def test_settings_that_would_do_nothing_are_refused(config: dict[str, Any]) -> None:
+    with pytest.raises(ValueError):
+        IPA.Config(**config)

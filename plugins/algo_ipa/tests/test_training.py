@@ -59,7 +59,8 @@ def rollouts(build: Build, seed: int, count: int = 8) -> list[Trajectory]:
     rng = np.random.default_rng(seed)
     out = []
     for i in range(count):
-        sequences, chunks = [], []
+        sequences: list[Sequence] = []
+        chunks: list[Chunk] = []
         for s in range(int(rng.integers(1, 3))):
             at = 2
             for _ in range(int(rng.integers(1, 4))):
@@ -80,7 +81,7 @@ def rollouts(build: Build, seed: int, count: int = 8) -> list[Trajectory]:
         {},
         {"level": "token"},
         {"return_level": "trajectory", "ratio_level": "trajectory", "mask_level": "token", "negative_signal": -1.0},
-        {"level": "trajectory", "return_signal": "group_centered", "normalization": "chunk"},
+        {"level": "trajectory", "return_signal": "group_centered", "normalization": "chunk", "mismatch_threshold": 0.9},
         {"ratio_level": "token", "mask_level": "trajectory", "normalization": "trajectory", "mismatch_threshold": 1.0},
     ],
 )

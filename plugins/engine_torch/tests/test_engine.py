@@ -89,7 +89,9 @@ async def test_a_session_computes_only_what_is_new(engine: TorchEngine) -> None:
     assert engine.metrics()["cached_prompt_tokens"] == 20 + len(first.token_ids) - 1
 
 
-async def test_new_weights_void_the_cache_and_mark_the_tokens(engine: TorchEngine, folder: Path, tmp_path: Path) -> None:
+async def test_new_weights_void_the_cache_and_mark_the_tokens(
+    engine: TorchEngine, folder: Path, tmp_path: Path
+) -> None:
     history = list(range(20))
     await engine.generate(request(history, session="s"))
     model = AutoModelForCausalLM.from_pretrained(folder)
@@ -117,7 +119,9 @@ async def test_weights_may_change_in_the_middle_of_a_generation(engine: TorchEng
 
 async def test_a_seed_gives_the_same_tokens_whatever_else_runs(engine: TorchEngine) -> None:
     alone = await engine.generate(request([5, 6, 7], seed=3, session="a"))
-    crowd = await asyncio.gather(*(engine.generate(request([5, 6, 7 + i], seed=3 + i, session=f"b{i}")) for i in range(5)))
+    crowd = await asyncio.gather(
+        *(engine.generate(request([5, 6, 7 + i], seed=3 + i, session=f"b{i}")) for i in range(5))
+    )
     assert crowd[0].token_ids == alone.token_ids
     assert len({g.token_ids for g in crowd}) > 1
 

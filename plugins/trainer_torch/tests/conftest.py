@@ -44,7 +44,8 @@ CONFIGS = {
 def write_tokenizer(folder: Path) -> None:
     words = {f"t{i}": i for i in range(VOCAB)}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="t0"))
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="t1", pad_token="t0").save_pretrained(str(folder))
+    fast: Any = PreTrainedTokenizerFast
+    fast(tokenizer_object=tokenizer, eos_token="t1", pad_token="t0").save_pretrained(str(folder))
 
 
 @pytest.fixture
@@ -64,7 +65,8 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pa
         folder = tmp_path_factory.mktemp(name)
         write_tokenizer(folder)
         torch.manual_seed(3)
-        AutoModelForCausalLM.from_config(CONFIGS[name]).save_pretrained(str(folder))  # type: ignore[no-untyped-call]
+        auto: Any = AutoModelForCausalLM
+        auto.from_config(CONFIGS[name]).save_pretrained(str(folder))
         return folder
 
     return functools.cache(make)

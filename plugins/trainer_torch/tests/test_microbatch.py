@@ -16,8 +16,8 @@ def batch_of(lengths: list[list[int]]) -> TrainBatch:
     flat = [n for trajectory in lengths for n in trajectory]
     owners = [t for t, trajectory in enumerate(lengths) for _ in trajectory]
     ids = np.concatenate([np.full(n, s) for s, n in enumerate(flat)])
-    z = np.zeros(len(flat))
-    table = ChunkTable(np.array(owners), z, z, z, z > 0)
+    zeros = np.zeros(len(flat), np.int64)
+    table = ChunkTable(np.array(owners), zeros, zeros, zeros.astype(np.float32), zeros > 0)
     n = sum(flat)
     return TrainBatch(np.arange(1, n + 1), np.array(flat), np.array(owners), ids, np.zeros(n, np.float32), table, 1.0)
 

@@ -131,7 +131,7 @@ def main() -> None:
     try:
         if command is not None and command not in OWN_COMMANDS:
             _add_plugin_commands()
-        # Not standalone: typer would take a Ctrl-C for itself, and answer it with another exit code in each version.
+        # Not standalone: typer would print mistakes and Ctrl-C in its own way, and end the process.
         code = app(standalone_mode=False)
         sys.stdout.flush()
     except AleError as error:
@@ -143,8 +143,7 @@ def main() -> None:
             print(f"error: {line}", file=sys.stderr)
         sys.exit(error.exit_code)
     except (KeyboardInterrupt, typer.Abort):
-        print("interrupted", file=sys.stderr)
-        sys.exit(130)
+        code = 130
     except BrokenPipeError:  # `ale plugins list | head -1`: whoever read has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
@@ -154,6 +153,8 @@ def main() -> None:
             raise
         error.show()  # type: ignore[attr-defined]
         sys.exit(ConfigError.exit_code)
+    if code == 130:  # newer releases of typer turn a Ctrl-C into this number, older ones into an exception
+        print("interrupted", file=sys.stderr)
     sys.exit(code if isinstance(code, int) else 0)
 
 

@@ -17,7 +17,7 @@ from ale.endpoint.tokenizer import ChatTokenizer
 from ale.endpoint.tool_format import parse_reply, render_reply
 from ale.errors import BudgetExceeded, ConfigError
 from ale.hooks import Hooks
-from ale.messages import ChatReply, ChunkErrorKind, Message, ToolSpec
+from ale.messages import ChatReply, ChunkErrorKind, FinishWord, Message, ToolSpec
 from ale.specs.engine import GenerateRequest, InferenceEngine, Sampling
 from ale.specs.scaffold import ModelSession, Responder
 from ale.trajectory import ChunkError, Observation
@@ -72,8 +72,8 @@ class EndpointSession(ModelSession):
         if given is not None:
             chunk = self.recorder.add_given(prompt, render_reply(given), given)
             self._endpoint.hooks.call("ale_model_called", session_id=self.id, chunk=chunk)
-            finish = "tool_calls" if given.tool_calls else "stop"
-            return ChatReply(given, finish, chunk.index, len(prompt.token_ids), len(chunk))
+            given_finish: FinishWord = "tool_calls" if given.tool_calls else "stop"
+            return ChatReply(given, given_finish, chunk.index, len(prompt.token_ids), len(chunk))
         room = min(self._max_context, self._endpoint.engine.max_context) - len(prompt.token_ids)
         if room < 1:
             raise BudgetExceeded(
@@ -93,7 +93,7 @@ class EndpointSession(ModelSession):
             error = ChunkError("truncated", "The response was cut at its token limit.")
         chunk = self.recorder.add_sampled(prompt, generation, parsed.message, error)
         self._endpoint.hooks.call("ale_model_called", session_id=self.id, chunk=chunk)
-        finish = "tool_calls" if parsed.message.tool_calls else "stop" if stopped else "length"
+        finish: FinishWord = "tool_calls" if parsed.message.tool_calls else "stop" if stopped else "length"
         return ChatReply(
             parsed.message, finish, chunk.index, len(prompt.token_ids), len(sampled), parsed.illegal
         )  # fmt: skip

@@ -194,5 +194,6 @@ def _empty_bpe(split: Any) -> tuple[Any, list[str]]:
 def _wrap(bpe: Any) -> ChatTokenizer:
     from transformers import PreTrainedTokenizerFast
 
-    hf = PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token=TURN_END, pad_token=PAD, chat_template=CHAT_TEMPLATE)
+    fast: Any = PreTrainedTokenizerFast  # untyped in the library
+    hf = fast(tokenizer_object=bpe, eos_token=TURN_END, pad_token=PAD, chat_template=CHAT_TEMPLATE)
     return ChatTokenizer(hf)

@@ -32,12 +32,14 @@ _SCRIPTS = ("report_dom.js", "report_charts.js", "report_bars.js", "report_turns
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """What the page's script gets. `counts` is the number of rollouts of each stage in the whole run."""
+    """What the page's script gets: `counts` has the rollouts of each stage in the whole run, `rounds` the names of
+    evaluations by step."""
 
     charts: list[Chart]
     metrics: dict[str, MetricTable]
     trajectories: list[TrajectoryView]
     counts: dict[str, int]
+    rounds: dict[int, str]
 
 
 def write_report(folder: Path, output: Path | None = None) -> Path:
@@ -47,7 +49,9 @@ def write_report(folder: Path, output: Path | None = None) -> Path:
         facts = read_facts(store, metrics)
         shown = choose(store)
         counts = {view.stage: store.count("stage = ?", (view.stage,)) for view in shown}
-    page = Page(charts(facts, metrics), metric_tables(metrics), shown, counts)
+    page = Page(
+        charts(facts, metrics), metric_tables(metrics), shown, counts, {e.step: e.label for e in facts.evaluations}
+    )
     path = output or folder / REPORT_NAME
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")

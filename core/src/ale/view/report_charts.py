@@ -167,7 +167,9 @@ def family_chart(facts: RunFacts, metrics: Metrics) -> BarChart | None:
     """Held-out success by the first tag of the task: before training and in the newest round."""
     found = metrics.get(EVAL_STAGE, {})
     rounds = _before_and_after(facts.evaluations)
-    families = {name.removeprefix(FAMILY_PREFIX): dict(v) for name, v in found.items() if name.startswith(FAMILY_PREFIX)}
+    families = {
+        name.removeprefix(FAMILY_PREFIX): dict(v) for name, v in found.items() if name.startswith(FAMILY_PREFIX)
+    }
     if not rounds or not families:
         return None
     bars = tuple(Bar(name, tuple(v.get(e.step) for e in rounds)) for name, v in sorted(families.items()))

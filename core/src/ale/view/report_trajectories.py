@@ -114,7 +114,7 @@ class TrajectoryView:
 
 
 def choose(store: RunStore) -> list[TrajectoryView]:
-    """The rollouts to show, in the order in which they finished within each stage and step."""
+    """The rollouts to show: by stage, the newest step first, in the order in which they finished."""
     faults = _within(FAULT_BYTES, store.trajectories(_FAULTS, (MAX_FAULTS,)))
     chosen = {
         view.id: view
@@ -126,7 +126,7 @@ def choose(store: RunStore) -> list[TrajectoryView]:
         for view in views
     }
     stages = list(dict.fromkeys(view.stage for view in chosen.values()))
-    return sorted(chosen.values(), key=lambda view: (stages.index(view.stage), view.step))
+    return sorted(chosen.values(), key=lambda view: (stages.index(view.stage), -view.step))
 
 
 def _within(limit: int, trajectories: Iterator[Trajectory]) -> list[TrajectoryView]:

@@ -167,7 +167,8 @@ class LlamaDecoder:
         """Projected and rotated: [..., heads, head_dim] and twice [..., kv_heads, head_dim]."""
         s = self.shape
         normed = F.rms_norm(x, (s.hidden,), layer.norm_in, s.eps)
-        qkv = F.linear(normed, layer.qkv, layer.qkv_bias).unflatten(-1, (s.heads + 2 * s.kv_heads, s.head_dim))
+        qkv = F.linear(normed, layer.qkv, layer.qkv_bias)
+        qkv = qkv.view(*qkv.shape[:-1], s.heads + 2 * s.kv_heads, s.head_dim)
         rotated = qkv[..., : s.heads + s.kv_heads, :]
         half = s.head_dim // 2
         turned = torch.cat([-rotated[..., half:], rotated[..., :half]], dim=-1)

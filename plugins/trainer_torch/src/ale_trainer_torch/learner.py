@@ -192,7 +192,9 @@ def checkpoint_layers(model: Any) -> None:
     The library does so only in layers that are in training mode. The mode is set on the layers themselves and not on
     the modules inside them, whose dropout stays off.
     """
-    model.gradient_checkpointing_enable({"use_reentrant": False})
+    # Later releases of the library have it under the second name and warn about the first.
+    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    enable({"use_reentrant": False})
     for module in model.modules():
         if getattr(module, "gradient_checkpointing", False):
             module.training = True

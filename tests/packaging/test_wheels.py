@@ -1,0 +1,135 @@
+"""The wheels of all packages, alone: installed where nothing of the checkout can be seen, they train.
+
+The clean environment sees the third-party packages of this one through links, so that nothing is downloaded; of ALE it
+sees only the wheels.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import sysconfig
+import tomllib
+import venv
+import zipfile
+from email.parser import Parser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = [ROOT / "core", *sorted(p.parent for p in (ROOT / "plugins").glob("*/pyproject.toml"))]
+RUN = """
+name: wheels
+model:
+  scratch: {hidden_size: 32, layers: 1, heads: 2, kv_heads: 1, vocab_size: 400, max_length: 512}
+tasks: {use: bash, families: [write]}
+engine: {use: torch, threads: 1, max_batch: 4}
+trainer: {use: torch, threads: 1}
+algorithm: {use: ipa, group_size: 2}
+rollout: {concurrency: 4, max_calls: 2, max_tokens: 16, max_context: 512}
+sft: {demonstrations: {count: 6, keep_failed: true}, steps: 2, batch_size: 4}
+rl: {steps: 2, prompts_per_step: 2}
+eval: {episodes: 2, every: 0}
+"""
+
+
+def call(*command: str | Path, cwd: Path | None = None, timeout_s: float = 280) -> str:
+    """What a command prints; its failure fails the test with what it said."""
+    environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "VIRTUAL_ENV", "PYTHONHOME")}
+    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=timeout_s)
+    assert done.returncode == 0, f"{command}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+    return done.stdout
+
+
+def project(package: Path) -> dict[str, Any]:
+    return dict(tomllib.loads((package / "pyproject.toml").read_text())["project"])
+
+
+@pytest.fixture(scope="module")
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The wheel of each package, by the package's name."""
+    folder = tmp_path_factory.mktemp("dist")
+    flags = ["--quiet", "--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir", folder]
+    call(sys.executable, "-m", "pip", "wheel", *flags, *PACKAGES)
+    return {path.name.split("-")[0].replace("_", "-"): path for path in folder.glob("*.whl")}
+
+
+@pytest.fixture(scope="module")
+def clean(wheels: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bin folder of an environment in which only the wheels are installed."""
+    root = tmp_path_factory.mktemp("clean")
+    venv.create(root / "venv", with_pip=False, symlinks=True)
+    python = root / "venv" / "bin" / "python"
+    # Installed before the links are there: pip must not take anything for already installed.
+    flags = ["--quiet", "--no-deps", "--no-index", "--no-warn-script-location"]
+    call(sys.executable, "-m", "pip", "--python", python, "install", *flags, *wheels.values())
+    third_party = root / "third-party"
+    third_party.mkdir()
+    for folder in {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}:
+        for entry in Path(folder).iterdir():
+            # Neither ALE's own packages nor the .pth files of editable installs, which lead to the checkout.
+            if not entry.name.startswith("ale_") and entry.suffix != ".pth":
+                (third_party / entry.name).symlink_to(entry)
+    (site,) = (root / "venv" / "lib").glob("python*/site-packages")
+    (site / "third-party.pth").write_text(f"{third_party}\n")
+    return python.parent
+
+
+@pytest.mark.parametrize("package", PACKAGES, ids=lambda p: p.name)
+def test_a_wheel_holds_every_file_of_its_package(wheels: dict[str, Path], package: Path) -> None:
+    names = set(zipfile.ZipFile(wheels[project(package)["name"]]).namelist())
+    source = package / "src"
+    wanted = {
+        str(path.relative_to(source))
+        for path in source.rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    assert wanted <= names
+    assert any(name.endswith("/py.typed") for name in names)
+    assert not [name for name in names if "test" in name.split("/")[0] and not name.startswith("ale_tests")]
+
+
+@pytest.mark.parametrize("package", PACKAGES[1:], ids=lambda p: p.name)
+def test_a_plugins_wheel_says_what_it_brings(wheels: dict[str, Path], package: Path) -> None:
+    about = project(package)
+    wheel = zipfile.ZipFile(wheels[about["name"]])
+    (manifest,) = [json.loads(wheel.read(n)) for n in wheel.namelist() if n.endswith("/ale-plugin.json")]
+    entries = {(g, name) for g, names in about["entry-points"].items() for name in names}
+    assert {(f"ale.{p['kind']}", p["name"]) for p in manifest["plugins"]} == {e for e in entries if e[0] != "ale.hooks"}
+    assert all(p["summary"] for p in manifest["plugins"])
+    (metadata,) = [wheel.read(n).decode() for n in wheel.namelist() if n.endswith(".dist-info/METADATA")]
+    headers = Parser().parsestr(metadata)
+    assert any(r.startswith("ale-core") for r in headers.get_all("Requires-Dist", []))
+    assert headers["License-Expression"] == "Apache-2.0"
+    assert headers["Requires-Python"] == ">=3.11"
+    assert str(ROOT) not in metadata
+
+
+def test_the_wheel_of_the_bash_tasks_brings_the_graded_ones(wheels: dict[str, Path]) -> None:
+    text = zipfile.ZipFile(wheels["ale-plugin-bash"]).read("ale_bash/graded.jsonl").decode()
+    assert len([json.loads(line) for line in text.splitlines()]) >= 20
+
+
+def test_what_is_installed_is_the_wheels(clean: Path, tmp_path: Path) -> None:
+    where = call(clean / "python", "-c", "import ale, ale_ipa; print(ale.__file__, ale_ipa.__file__)", cwd=tmp_path)
+    for path in where.split():
+        assert Path(path).is_relative_to(clean.parent)
+    listed = json.loads(call(clean / "ale", "plugins", "list", "--json", cwd=tmp_path))
+    assert {i["package"] for i in listed} == {project(p)["name"] for p in PACKAGES[1:]}
+    assert {i["status"] for i in listed} == {"ok"}
+    assert all(i["summary"] for i in listed)
+
+
+def test_the_wheels_train_from_any_folder(clean: Path, tmp_path: Path) -> None:
+    (tmp_path / "tiny.yaml").write_text(RUN)
+    printed = call(clean / "ale", "run", "tiny.yaml", cwd=tmp_path)
+    summary = json.loads((tmp_path / printed.splitlines()[-1]).read_text())
+    assert summary["status"] == "completed"
+    assert set(summary["heldout"]) >= {"after_sft", "after_rl"}
+    assert (tmp_path / "runs" / summary["run_id"] / "model" / "final").is_dir()
