@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import SCRIPTED, TINY, ale, summary_of
+from ale_command import SCRIPTED, TINY, ale, summary_of
 
 from ale.store import RunStore
 

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import ALE, TINY, ale
+from ale_command import ALE, TINY, ale
 
 from ale.store import RunStore
 

@@ -156,6 +156,16 @@ def test_overrides_round_trip(load: Load, steps: int, entropy: float, answers: l
     assert load(loaded.to_yaml()).run == loaded.run
 
 
+@quick
+@given(st.text("\\${}a\"' :", min_size=1, max_size=12))
+def test_any_text_survives_being_written_and_read_again(load: Load, text: str) -> None:
+    try:
+        first = load({**MINIMAL, "engine": {"use": "scripted", "answers": [text]}})
+    except ConfigError:
+        return  # an interpolation that leads nowhere
+    assert load(first.to_yaml()).run == first.run
+
+
 # -- what is refused -------------------------------------------------------------------------------------------
 
 
@@ -179,7 +189,7 @@ def test_overrides_round_trip(load: Load, steps: int, entropy: float, answers: l
         (["sft.algorithm.gama=1"], "sft.algorithm.gama: there is no such key. Valid here: mask_errors"),
         (["sft.algorithm=sfd"], "sft.algorithm: there is no algorithm plugin 'sfd'. Did you mean 'sft'?"),
         (["sandbox.settings={isolation: none}"], "sandbox.settings: there is no such key."),
-        (["name=${nope}"], "name: Interpolation key 'nope' not found."),
+        (["name=${nope}"], "name: Interpolation key 'nope' not found. A text that is no interpolation is written \\${...}."),
         (["name=${name}"], "name: "),
         (["name=???"], "name: Missing mandatory value"),
         (["seed=.nan"], "The override 'seed=.nan' is not a number (.nan)."),

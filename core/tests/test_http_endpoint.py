@@ -132,5 +132,5 @@ async def test_a_spent_budget_is_final_and_an_engine_fault_is_worth_a_retry(
 
 def test_a_run_without_http_says_so() -> None:
     model = ModelEndpoint(byte_tokenizer(), Echo(PluginConfig(), DriverContext()), Hooks())
-    with pytest.raises(ConfigError, match="endpoint.http=true"):
+    with pytest.raises(ConfigError, match=r"endpoint\.http=true"):
         _ = model.open("s", Sampling(), max_calls=1, max_context=9).base_url

@@ -9,6 +9,7 @@ Whatever is wrong in steps 3 and 4 is collected: one sentence a mistake, one lin
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,9 +36,7 @@ class LoadedConfig:
 
     def to_yaml(self) -> str:
         """The resolved configuration as a run file that loads to the same configuration."""
-        # A text with '${' in it would be resolved a second time when the file is read again.
-        data = _map_texts(self.resolved, lambda text: text.replace("${", "\\${"))
-        return dump_yaml(data)
+        return dump_yaml(_escaped(self.resolved))
 
 
 def load_run_config(path: Path | str, overrides: Sequence[str] = ()) -> LoadedConfig:
@@ -124,7 +123,7 @@ def _names(kind: str) -> str:
 def _resolved(data: dict[str, Any], source: str) -> dict[str, Any]:
     """The data with every `${...}` replaced."""
     from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
+    from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
     try:
         resolved = OmegaConf.to_container(OmegaConf.create(data), resolve=True, throw_on_missing=True)
@@ -132,14 +131,20 @@ def _resolved(data: dict[str, Any], source: str) -> dict[str, Any]:
         raise ConfigError(f"{source}: an interpolation ${{...}} refers to itself.") from None
     except OmegaConfBaseException as error:
         where = getattr(error, "full_key", None) or source
-        raise ConfigError(f"{where}: {one_line(str(error).partition('    full_key:')[0])}.") from None
+        hint = (
+            "" if isinstance(error, MissingMandatoryValue) else " A text that is no interpolation is written \\${...}."
+        )
+        raise ConfigError(f"{where}: {one_line(str(error).partition('    full_key:')[0])}.{hint}") from None
     assert isinstance(resolved, dict)
     return resolved  # type: ignore[return-value]
 
 
-def _map_texts(value: Any, change: Any) -> Any:
+def _escaped(value: Any) -> Any:
+    """Texts with `${` in them as OmegaConf must find them to leave them as they are."""
     if isinstance(value, dict):
-        return {k: _map_texts(v, change) for k, v in value.items()}
+        return {key: _escaped(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_map_texts(v, change) for v in value]
-    return change(value) if isinstance(value, str) else value
+        return [_escaped(item) for item in value]
+    if isinstance(value, str):
+        return re.sub(r"(\\*)\$\{", lambda match: match[1] * 2 + "\\${", value)
+    return value

@@ -9,17 +9,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from ale_engine_torch import TorchEngine
-from ale_engine_torch.any_model import AnyModelDecoder
-from ale_engine_torch.decoder import LlamaDecoder
-from ale_engine_torch.load import load_decoder
-from ale_engine_torch.sampling import sample, uniform_stream
 from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, Qwen2Config
 
 from ale.endpoint.tokenizer import byte_tokenizer
 from ale.errors import ConfigError, EngineError
 from ale.specs.driver import DriverContext
 from ale.specs.engine import GenerateRequest, Generation, PolicyVersion, Sampling
+from ale_engine_torch import TorchEngine
+from ale_engine_torch.any_model import AnyModelDecoder
+from ale_engine_torch.decoder import LlamaDecoder
+from ale_engine_torch.load import load_decoder
+from ale_engine_torch.sampling import sample, uniform_stream
 
 VOCAB = 80
 SHAPES = {
@@ -109,7 +109,7 @@ async def test_new_weights_void_the_cache_and_mark_the_tokens(
 async def test_weights_may_change_in_the_middle_of_a_generation(engine: TorchEngine, folder: Path) -> None:
     weights = AutoModelForCausalLM.from_pretrained(folder).state_dict()
     running = asyncio.create_task(engine.generate(request([1, 2, 3], max_tokens=200)))
-    while engine.metrics().get("sampled_tokens", 0) < 5:
+    while engine.metrics().get("sampled_tokens", 0) < 5:  # noqa: ASYNC110 - a counter, not an event
         await asyncio.sleep(0.001)
     await engine.load_weights(PolicyVersion(1, weights=weights))
     versions = (await running).versions

@@ -10,7 +10,7 @@ function barChart(spec) {
     drawn = width;
     const longest = Math.max(...spec.bars.map((b) => b.label.length));
     const left = Math.min(width * 0.4, longest * 7 + 14), right = width - 84;
-    const thick = several ? 9 : 14, row = spec.series.length * (thick + 2) + 12;
+    const thick = several ? 12 : 15, row = spec.series.length * (thick + 2) + 12;
     const height = spec.bars.length * row + 6;
     const finite = spec.bars.flatMap((b) => b.values).filter(Number.isFinite);
     const most = spec.format === "share" ? 1 : Math.max(...finite, 1e-9);
@@ -32,7 +32,7 @@ function barChart(spec) {
         root.append(
           svg("rect", { x: left, y, width: length, height: thick - 1, rx: 2, class: kind },
             svg("title", {}, `${bar.label}, ${spec.series[k]}: ${show(value, spec.format)}`)),
-          svg("text", { x: left + length + 6, y: y + thick - (several ? 0 : 3), class: "value" }, show(value, spec.format)));
+          svg("text", { x: left + length + 6, y: y + thick - (several ? 2 : 3), class: "value" }, show(value, spec.format)));
       });
     });
     plot.replaceChildren(root);
@@ -45,7 +45,7 @@ function barChart(spec) {
     svg("svg", { width: 22, height: 12, "aria-hidden": "true" },
       svg("rect", { x: 1, y: 2, width: 20, height: 8, rx: 2, class: k === 0 ? "bar earlier" : "bar" })), name)));
   return el("figure", { class: "chart", id: "chart-" + spec.id },
-    el("figcaption", {}, el("h4", {}, spec.title), key), plot, spec.note && el("p", { class: "note" }, spec.note),
+    el("figcaption", {}, el("h4", {}, spec.title, el("small", {}, spec.x)), key), plot, spec.note && el("p", { class: "note" }, spec.note),
     tableOf(spec.title, ["", ...spec.series],
       () => spec.bars.map((b) => [b.label, ...b.values.map((v) => show(v, spec.format))])));
 }

@@ -103,7 +103,7 @@ function lineChart(spec, tables) {
   const every = Math.max(...spec.series.map((s) => (s.stage && tables[s.stage].every) || 1));
   const notes = [spec.note, every > 1 ? `Every ${every}th step is shown.` : ""].filter(Boolean).join(" ");
   return el("figure", { class: spec.wide ? "chart wide" : "chart", id: "chart-" + spec.id },
-    el("figcaption", {}, el("h4", {}, spec.title), lines.length > 1 && legend(lines.map((l) => l.label))),
+    el("figcaption", {}, el("h4", {}, spec.title, el("small", {}, spec.y)), lines.length > 1 && legend(lines.map((l) => l.label))),
     plot, notes && el("p", { class: "note" }, notes),
     tableOf(spec.title, [spec.x, ...lines.map((l) => l.label)],
       () => xs.map((x) => [names.get(x) || show(x), ...lines.map((line) => valueOf(at(line, x)))])));
@@ -114,7 +114,7 @@ function scales(lines, spec, width, height) {
   const ys = all.flatMap((p) => [p.y, p.low, p.high]).filter(Number.isFinite);
   if (spec.zero) ys.push(0);
   let low = ys.length ? Math.min(...ys) : 0, high = ys.length ? Math.max(...ys) : 1;
-  if (low === high) [low, high] = spec.zero && low === 0 ? [0, 1] : [low - Math.abs(low || 1) / 2, high + Math.abs(high || 1) / 2];
+  if (low === high) [low, high] = spec.zero && low === 0 ? [0, spec.format === "share" ? 0.1 : 1] : [low - Math.abs(low || 1) / 2, high + Math.abs(high || 1) / 2];
   const ticks = niceTicks(low, high, 4);
   const step = ticks.length > 1 ? ticks[1] - ticks[0] : high - low;
   low = Math.min(low, Math.floor(low / step + 1e-9) * step);
@@ -139,7 +139,7 @@ function drawAxes(root, spec, s, names) {
   }
   root.append(svg("line", { x1: s.left, x2: s.right, y1: s.bottom, y2: s.bottom, class: "axis" }));
   const named = (spec.ticks || []).map(([x, label]) => [x, label]);
-  const round = niceTicks(...s.domain, Math.max(2, (s.right - s.left) / 90))
+  const round = niceTicks(...s.domain, Math.max(2, (s.right - s.left) / 60))
     .filter((x) => Number.isInteger(x) && !names.has(x) || (spec.ticks && x > 0 && Number.isInteger(x)))
     .map((x) => [x, show(x)]);
   const taken = [];
@@ -151,8 +151,7 @@ function drawAxes(root, spec, s, names) {
     root.append(svg("line", { x1: x, x2: x, y1: s.bottom, y2: s.bottom + 4, class: "axis" }),
       svg("text", { x: place, y: s.bottom + 17, "text-anchor": "middle" }, label));
   }
-  root.append(svg("text", { x: s.right, y: s.height - 4, "text-anchor": "end", class: "unit" }, spec.x),
-    svg("text", { x: s.left - 8 - (MARGIN.left - 8), y: s.height - 4, class: "unit" }, "↑ " + spec.y));
+  root.append(svg("text", { x: s.right, y: s.height - 4, "text-anchor": "end", class: "unit" }, spec.x));
 }
 
 function drawLine(line, index, s) {

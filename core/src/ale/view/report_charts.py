@@ -93,21 +93,21 @@ Chart = LineChart | BarChart
 OUTCOME, WARM_START, TRAINING = "Outcome", "Supervised warm start", "Reinforcement learning"
 
 _STAGE_CHARTS: tuple[tuple[str, str, str, Format, bool, tuple[tuple[str, str], ...]], ...] = (
-    (SFT_STAGE, "Loss", "loss", "number", False, (("loss", "loss"),)),
+    (SFT_STAGE, "Loss", "per update", "number", False, (("loss", "loss"),)),
     (SFT_STAGE, "Entropy", "nats per token", "number", True, (("entropy", "entropy"),)),
     (SFT_STAGE, "Gradient norm", "norm before clipping", "number", True, (("grad_norm", "gradient norm"),)),
     (RL_STAGE, "Training reward", "mean reward", "number", True, (("reward", "reward"),)),
-    (RL_STAGE, "Loss", "loss", "number", False, (("loss", "loss"),)),
+    (RL_STAGE, "Loss", "per update", "number", False, (("loss", "loss"),)),
     (RL_STAGE, "Entropy", "nats per token", "number", True, (("entropy", "entropy"),)),
     (RL_STAGE, "Gradient norm", "norm before clipping", "number", True, (("grad_norm", "gradient norm"),)),
-    (RL_STAGE, "Chunks per rollout", "model calls", "number", True, (("chunks", "chunks"),)),
-    (RL_STAGE, "Errors of the agent", "share of chunks", "share", True,
+    (RL_STAGE, "Chunks per rollout", "mean", "number", True, (("chunks", "chunks"),)),
+    (RL_STAGE, "Agent errors", "share of chunks", "share", True,
      (("illegal_calls", "illegal calls"), ("failed_executions", "failed executions"))),
     (RL_STAGE, "Importance ratio", "new / old probability", "number", True,
      (("ratio", "mean"), ("ratio_std", "standard deviation"))),
     (RL_STAGE, "Left out of the gradient", "share", "share", True,
      (("masked", "masked tokens"), ("masked_chunks", "masked chunks"), ("clipped", "clipped tokens"))),
-    (RL_STAGE, "Time per step", "seconds", "seconds", True, (("rollout_s", "rollouts"), ("train_s", "training"))),
+    (RL_STAGE, "Time per step", "", "seconds", True, (("rollout_s", "rollouts"), ("train_s", "training"))),
 )  # fmt: skip
 
 
@@ -188,7 +188,7 @@ def time_chart(facts: RunFacts) -> BarChart | None:
         return None
     bars = tuple(Bar(name, (value,)) for name, value in seconds.items())
     note = "" if facts.seconds is not None else "So far, of the RL steps that are done."
-    return BarChart("time", OUTCOME, "Time by stage", "seconds", ("seconds",), bars, "seconds", note)
+    return BarChart("time", OUTCOME, "Time by stage", "", ("seconds",), bars, "seconds", note)
 
 
 def _before_and_after(rounds: tuple[Evaluation, ...]) -> tuple[Evaluation, ...]:
