@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -32,7 +32,7 @@ Install = Callable[..., None]
 
 
 @pytest.fixture
-def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
     """Puts a package with one entry point on the path, as an installer would leave it, and takes it away again."""
     monkeypatch.syspath_prepend(tmp_path)
     before = set(sys.modules)
@@ -54,7 +54,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
         (info / "entry_points.txt").write_text(f"[ale.{kind}]\n{name} = {target or module + ':Fixed'}\n")
         (info / "RECORD").write_text(f"{module}/__init__.py,,\n")
 
-    yield make  # type: ignore[misc]
+    yield make
     for imported in set(sys.modules) - before:
         if str(getattr(sys.modules[imported], "__file__", "")).startswith(str(tmp_path)):
             del sys.modules[imported]

@@ -55,7 +55,7 @@ def project(package: Path) -> dict[str, Any]:
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The wheel of each package, by the package's name."""
     folder = tmp_path_factory.mktemp("dist")
-    flags = ["--quiet", "--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir", folder]
+    flags = ["--quiet", "--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir", str(folder)]
     call(sys.executable, "-m", "pip", "wheel", *flags, *PACKAGES)
     return {path.name.split("-")[0].replace("_", "-"): path for path in folder.glob("*.whl")}
 

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import random
 
-from ale_bash.family import WORDS, Demonstration, Facts, Family, Instance, Turn, look, shell
+from ale_bash.family import Demonstration, Facts, Family, Instance, Turn, look, shell
 
 SETTINGS = {
     "mode": ("fast", "slow", "safe"),
     "level": ("low", "high", "mid"),
     "color": ("red", "blue", "green"),
 }
+NAMES = ("app", "web", "db", "mail", "proxy", "cache")
 
 
 def make(rng: random.Random) -> Instance:
@@ -21,7 +22,7 @@ def make(rng: random.Random) -> Instance:
     wanted = {key: rng.choice(values) for key, values in SETTINGS.items()}
     bad = rng.choice(list(SETTINGS))
     wrong = rng.choice([v for v in SETTINGS[bad] if v != wanted[bad]])
-    path = f"{rng.choice(WORDS)}.conf"
+    path = f"{rng.choice(NAMES)}.conf"
     conf = "".join(f"{key}={wrong if key == bad else value}\n" for key, value in wanted.items())
     check = "".join(f"grep -qx {k}={v} {path} || {{ echo {k} must be {v}; exit 1; }}\n" for k, v in wanted.items())
     test = [*(f"grep -qx {k}={v} {path}" for k, v in wanted.items()), f'[ "$(grep -c = {path})" -eq {len(wanted)} ]']
