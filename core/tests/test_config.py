@@ -137,8 +137,10 @@ def test_numbers_dates_and_merge_keys_are_what_they_look_like(load: Load) -> Non
 
 
 def test_the_resolved_configuration_is_a_run_file_again(load: Load) -> None:
-    first = load({**MINIMAL, "seed": 3, "engine": {"use": "scripted", "answers": ["echo \\${HOME}", "é\n\t"]}})
-    assert first.run.engine.settings["answers"] == ["echo ${HOME}", "é\n\t"]
+    first = load(
+        {**MINIMAL, "seed": 3, "engine": {"use": "scripted", "answers": ["echo \\${HOME}", "é\n\t", "\x85", "0E0"]}}
+    )
+    assert first.run.engine.settings["answers"] == ["echo ${HOME}", "é\n\t", "\x85", "0E0"]
     again = load(first.to_yaml())
     assert (again.resolved, again.run) == (first.resolved, first.run)
 

@@ -226,6 +226,12 @@ class _StrictDumper(yaml.SafeDumper):
     """Puts quotes around the texts that `_StrictLoader` would take for something else."""
 
 
+def _text(dumper: _StrictDumper, value: str) -> yaml.ScalarNode:
+    # PyYAML writes these line breaks and marks as they are, and reads them as something else, unless in double quotes.
+    style = '"' if re.search("[\x85\u2028\u2029\ufeff]", value) else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style)
+
+
 def dump_yaml(data: Any) -> str:
     """Plain data as YAML that `parse_yaml` reads back unchanged."""
     return yaml.dump(data, Dumper=_StrictDumper, sort_keys=False, allow_unicode=True, width=120)
@@ -240,3 +246,4 @@ _StrictLoader.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+$"), list("-+0123456789.")
 )
 _StrictDumper.yaml_implicit_resolvers = _StrictLoader.yaml_implicit_resolvers
+_StrictDumper.add_representer(str, _text)

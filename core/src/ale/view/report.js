@@ -39,4 +39,8 @@ else place.append(el("p", { class: "notice" }, "This run has no metrics yet."));
 const home = document.getElementById("browser");
 if (data.trajectories.length) browser(data, home);
 else home.replaceWith(el("p", { class: "notice" }, "This run has no rollouts yet."));
+// The place that the address names was not there, or elsewhere, when the file was opened.
+const named = location.hash.startsWith("#t=") ? "browser" : location.hash.slice(1);
+const target = named && document.getElementById(named);
+if (target) target.scrollIntoView({ behavior: "instant" });
 document.documentElement.dataset.ready = "1";

@@ -3,6 +3,9 @@
 function barChart(spec) {
   const plot = el("div", { class: "plot", role: "img", "aria-label": spec.title + ". The numbers are in the table below." });
   const several = spec.series.length > 1;
+  const thick = several ? 12 : 15, row = spec.series.length * (thick + 2) + 12;
+  const height = spec.bars.length * row + 6;
+  plot.style.height = height + "px";
   let drawn = 0;
 
   function draw() {
@@ -10,8 +13,6 @@ function barChart(spec) {
     drawn = width;
     const longest = Math.max(...spec.bars.map((b) => b.label.length));
     const left = Math.min(width * 0.4, longest * 7 + 14), right = width - 84;
-    const thick = several ? 12 : 15, row = spec.series.length * (thick + 2) + 12;
-    const height = spec.bars.length * row + 6;
     const finite = spec.bars.flatMap((b) => b.values).filter(Number.isFinite);
     const most = spec.format === "share" ? 1 : Math.max(...finite, 1e-9);
     const root = svg("svg", { width, height, viewBox: `0 0 ${width} ${height}`, "aria-hidden": "true" });

@@ -81,7 +81,7 @@ function browser(data, home) {
       const box = link.getBoundingClientRect(), frame = rows.getBoundingClientRect();
       if (box.top < frame.top || box.bottom > frame.bottom) rows.scrollTop += box.top - frame.top - frame.height / 2;
     }
-    if (byHand && matchMedia("(max-width: 820px)").matches) tools.scrollIntoView();
+    if (byHand && matchMedia("(max-width: 820px)").matches) tools.scrollIntoView({ behavior: "instant" });
   }
 
   function move(by) {

@@ -39,6 +39,8 @@ function lineChart(spec, tables) {
 
   const plot = el("div", { class: "plot", tabindex: "0", role: "img", "aria-label": summary() });
   const tip = el("div", { class: "tip", hidden: true });
+  const height = spec.wide ? 280 : 200;
+  plot.style.height = height + "px";
   let scale = null, chosen = -1;
 
   function summary() {
@@ -52,7 +54,7 @@ function lineChart(spec, tables) {
   }
 
   function draw() {
-    const width = Math.max(220, plot.clientWidth), height = spec.wide ? 280 : 200;
+    const width = Math.max(220, plot.clientWidth);
     scale = scales(lines, spec, width, height);
     const root = svg("svg", { width, height, viewBox: `0 0 ${width} ${height}`, "aria-hidden": "true" });
     drawAxes(root, spec, scale, names);

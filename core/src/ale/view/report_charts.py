@@ -174,7 +174,7 @@ def family_chart(facts: RunFacts, metrics: Metrics) -> BarChart | None:
         return None
     bars = tuple(Bar(name, tuple(v.get(e.step) for e in rounds)) for name, v in sorted(families.items()))
     return BarChart(
-        "families", OUTCOME, "Held-out success by task family", "tasks solved",
+        "families", OUTCOME, "Success by task family", "held-out",
         tuple(e.label for e in rounds), bars, "share",
     )  # fmt: skip
 
