@@ -17,12 +17,12 @@ import time
 from pathlib import Path
 
 import torch
-from ale_engine_torch import TorchEngine
 from transformers import AutoModelForCausalLM, GenerationConfig, Qwen2Config
 
 from ale.endpoint.tokenizer import byte_tokenizer
 from ale.specs.driver import DriverContext
 from ale.specs.engine import GenerateRequest, Sampling
+from ale_engine_torch import TorchEngine
 
 BATCHES = (1, 16, 64)
 PROMPT, NEW, VOCAB = 236, 128, 640

@@ -28,7 +28,7 @@ function chartSections() {
     sections.get(spec.section).push(spec.bars ? barChart(spec) : lineChart(spec, data.metrics));
   }
   return [...sections].map(([name, figures]) =>
-    el("section", { class: "charts" }, el("h3", {}, name), el("div", { class: "grid" }, figures)));
+    el("section", { class: "charts" }, el("h3", {}, name), el("div", { class: name === "Outcome" ? "grid two" : "grid" }, figures)));
 }
 
 const place = document.getElementById("charts");

@@ -29,8 +29,12 @@ function announce(text) {
 
 // A number for people. `unit` is "share", "seconds" or "number"; text (such as "NaN") stays as it is.
 function show(value, unit) {
+  return typeof value === "number" && value < 0 ? "−" + digits(-value, unit) : digits(value, unit);
+}
+
+function digits(value, unit) {
   if (value === null || value === undefined) return "–";
-  if (typeof value !== "number") return value === "NaN" ? "not a number" : String(value).replace("Infinity", "∞");
+  if (typeof value !== "number") return value === "NaN" ? "not a number" : String(value).replace("-", "−").replace("Infinity", "∞");
   if (unit === "share") return trim((100 * value).toFixed(1)) + " %";
   if (unit === "seconds" && Math.abs(value) >= 60) {
     const whole = Math.round(value);
@@ -43,8 +47,8 @@ function show(value, unit) {
   return trim(value.toFixed(size >= 100 ? 1 : size >= 10 ? 2 : size >= 0.1 ? 3 : 4)) + suffix;
 }
 
-function trim(digits) {
-  return digits.includes(".") ? digits.replace(/\.?0+$/, "") : digits;
+function trim(text) {
+  return text.includes(".") ? text.replace(/\.?0+$/, "") : text;
 }
 
 // Round places for about `count` ticks from `low` to `high`.

@@ -189,7 +189,7 @@ def _turns(
             continue
         yield Turn(
             message.role, _cut(message.content), tuple(map(_call, message.tool_calls)),
-            _chunk(chunk) if chunk else None,
+            _chunk(chunk, observations) if chunk else None,
             *((visible(answer.tool), answer.exit_code, answer.seconds) if answer else ()),
         )  # fmt: skip
     yield from map(_unseen, answers)
@@ -199,8 +199,12 @@ def _unseen(o: Observation) -> Turn:
     return Turn("tool", _cut(o.text), tool=visible(o.tool), exit_code=o.exit_code, seconds=o.seconds, unseen=True)
 
 
-def _chunk(chunk: Chunk) -> ChunkView:
+def _chunk(chunk: Chunk, observations: tuple[Observation, ...]) -> ChunkView:
     logprobs = chunk.logprobs
+    # A failed execution is told with the tool's answer, which stands in the next turn already.
+    told = chunk.error is not None and any(
+        o.chunk == chunk.index and o.text == chunk.error.message for o in observations
+    )
     per = max(1, -(-len(logprobs) // MAX_BARS))
     groups = [logprobs[i : i + per] for i in range(0, len(logprobs), per)]
     versions = tuple(sorted(set(chunk.versions)))
@@ -208,7 +212,7 @@ def _chunk(chunk: Chunk) -> ChunkView:
         chunk.index, len(chunk), chunk.sampled, chunk.finish_reason,
         sum(logprobs) / len(logprobs) if logprobs else None, tuple(round(sum(g) / len(g), 3) for g in groups), per,
         versions if len(versions) < 3 else (versions[0], versions[-1]),
-        chunk.error.kind if chunk.error else "", _cut(chunk.error.message) if chunk.error else "",
+        chunk.error.kind if chunk.error else "", _cut(chunk.error.message) if chunk.error and not told else "",
     )  # fmt: skip
 
 
