@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -30,7 +29,7 @@ def load(tmp_path: Path) -> Load:
     """Loads a run file of this text, these bytes or this data."""
 
     def make(content: Any = MINIMAL, *overrides: str, name: str = "run.yaml") -> LoadedConfig:
-        text = content if isinstance(content, (str, bytes)) else yaml.safe_dump(content)
+        text = content if isinstance(content, (str, bytes)) else dump_yaml(content)
         path = tmp_path / name
         path.write_bytes(text if isinstance(text, bytes) else text.encode())
         return load_run_config(path, overrides)

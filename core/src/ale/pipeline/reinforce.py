@@ -31,8 +31,8 @@ async def reinforce(bench: Workbench, config: RLConfig) -> None:
     tasks = bench.take_tasks(TRAIN)
     guard = CollapseGuard(config.min_entropy)
     previous: list[Trajectory] = []
+    first = time.monotonic()
     for step in range(1, config.steps + 1):
-        bench.progress.stage(f"RL step {step}/{config.steps}", 0)
         began = time.monotonic()
         with bench.timed("rollout"):
             previous = await roll_out(bench, [next(tasks) for _ in range(config.prompts_per_step)], step, previous)
@@ -45,7 +45,10 @@ async def reinforce(bench: Workbench, config: RLConfig) -> None:
         bench.store.add_metrics(RL_STAGE, step, metrics)
         bench.hooks.call("ale_step_finished", stage=RL_STAGE, step=step, metrics=metrics)
         bench.progress.numbers(
-            success=metrics["success"], entropy=metrics.get("entropy", 0.0), tokens_per_s=metrics["tokens_per_s"]
+            remaining_s=(time.monotonic() - first) / step * (config.steps - step),
+            success=metrics["success"],
+            entropy=metrics.get("entropy", 0.0),
+            tokens_per_s=metrics["tokens_per_s"],
         )
         guard.check(metrics)
         every = bench.config.eval.every
@@ -62,7 +65,8 @@ async def roll_out(
     history = RolloutHistory(step, bench.config.seed, previous)
     requests = bench.algorithm.plan(tasks, history)
     c = bench.config.rollout
-    bench.progress.stage(f"RL step {step} rollouts", len(requests))
+    total = bench.config.rl.steps if bench.config.rl else step
+    bench.progress.stage(f"RL step {step}/{total}", len(requests))
     done = await bench.rollouts.run(requests, Stage(RL_STAGE, step, TRAIN, c.temperature, c.top_p, c.top_k))
     if not done:
         raise AleError(f"No rollout of step {step} can be trusted; the events and trajectories of the run say why.")

@@ -15,6 +15,7 @@ from typing import Any
 from ale.pipeline.progress import Progress
 
 _FORMATS = {
+    "remaining_s": "{:.0f} s of RL left",
     "tokens_per_s": "{:.0f} tok/s",
     "success": "success {:.2f}",
     "heldout": "held-out {:.2f}",
