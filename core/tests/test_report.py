@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import json
 import math
+import os
 import re
 import shutil
 import subprocess
@@ -138,8 +139,10 @@ def test_a_run_that_is_being_written_is_reported(tmp_path: Path, trajectory: Mak
 
 
 def test_a_summary_older_than_the_last_start_is_not_used(tmp_path: Path, trajectory: Make) -> None:
-    finish(tmp_path)
     fill_run(tmp_path, trajectory)
+    finish(tmp_path)
+    os.utime(tmp_path / "summary.json", (1, 1))
+    assert "running" in write_report(tmp_path).read_text().split("</header>")[0]
     (tmp_path / "summary.json").touch()
     assert "completed" in write_report(tmp_path).read_text().split("</header>")[0]
     (tmp_path / "summary.json").write_text("{")

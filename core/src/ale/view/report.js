@@ -11,7 +11,7 @@ function metricBox() {
   const draw = () => {
     const [stage, metric] = box.value.split("\n");
     place.replaceChildren(lineChart({
-      id: "metric", title: `${stage}: ${metric}`, x: stage + " step", y: metric, wide: true, format: "number",
+      id: "metric", title: `${stage}: ${metric}`, x: stage + " step", wide: true, format: "number",
       series: [{ label: metric, stage, metric }],
     }, data.metrics));
   };

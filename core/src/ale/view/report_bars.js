@@ -46,7 +46,7 @@ function barChart(spec) {
     svg("svg", { width: 22, height: 12, "aria-hidden": "true" },
       svg("rect", { x: 1, y: 2, width: 20, height: 8, rx: 2, class: k === 0 ? "bar earlier" : "bar" })), name)));
   return el("figure", { class: "chart", id: "chart-" + spec.id },
-    el("figcaption", {}, el("h4", {}, spec.title, el("small", {}, spec.x)), key), plot, spec.note && el("p", { class: "note" }, spec.note),
+    el("figcaption", {}, el("h4", {}, spec.title, spec.x && el("small", {}, spec.x)), key), plot, spec.note && el("p", { class: "note" }, spec.note),
     tableOf(spec.title, ["", ...spec.series],
       () => spec.bars.map((b) => [b.label, ...b.values.map((v) => show(v, spec.format))])));
 }

@@ -77,7 +77,7 @@ function lineChart(spec, tables) {
       if (p && Number.isFinite(p.y)) cross.append(mark(MARKS[i], px, scale.y(p.y), 4.5, { class: "mark s" + i }));
     });
     const rows = lines.map((line) => [line.label, valueOf(at(line, x))]);
-    tip.replaceChildren(el("strong", {}, nameOf(x)), rows.map(([label, value]) =>
+    tip.replaceChildren(el("strong", {}, nameOf(x)), ...rows.map(([label, value]) =>
       el("span", {}, lines.length > 1 ? label + " " : "", el("b", {}, value))));
     const room = scale.width - tip.offsetWidth - 4;
     tip.style.left = Math.max(4, Math.min(room, px > scale.width / 2 ? px - tip.offsetWidth - 12 : px + 12)) + "px";
@@ -105,7 +105,7 @@ function lineChart(spec, tables) {
   const every = Math.max(...spec.series.map((s) => (s.stage && tables[s.stage].every) || 1));
   const notes = [spec.note, every > 1 ? `Every ${every}th step is shown.` : ""].filter(Boolean).join(" ");
   return el("figure", { class: spec.wide ? "chart wide" : "chart", id: "chart-" + spec.id },
-    el("figcaption", {}, el("h4", {}, spec.title, el("small", {}, spec.y)), lines.length > 1 && legend(lines.map((l) => l.label))),
+    el("figcaption", {}, el("h4", {}, spec.title, spec.y && el("small", {}, spec.y)), lines.length > 1 && legend(lines.map((l) => l.label))),
     plot, notes && el("p", { class: "note" }, notes),
     tableOf(spec.title, [spec.x, ...lines.map((l) => l.label)],
       () => xs.map((x) => [names.get(x) || show(x), ...lines.map((line) => valueOf(at(line, x)))])));
@@ -116,7 +116,10 @@ function scales(lines, spec, width, height) {
   const ys = all.flatMap((p) => [p.y, p.low, p.high]).filter(Number.isFinite);
   if (spec.zero) ys.push(0);
   let low = ys.length ? Math.min(...ys) : 0, high = ys.length ? Math.max(...ys) : 1;
-  if (low === high) [low, high] = spec.zero && low === 0 ? [0, spec.format === "share" ? 0.1 : 1] : [low - Math.abs(low || 1) / 2, high + Math.abs(high || 1) / 2];
+  if (low === high) {
+    const pad = Math.abs(low) / 2;
+    [low, high] = low === 0 ? [0, spec.format === "share" ? 0.1 : 1] : [low - pad, high + pad];
+  }
   const ticks = niceTicks(low, high, 4);
   const step = ticks.length > 1 ? ticks[1] - ticks[0] : high - low;
   low = Math.min(low, Math.floor(low / step + 1e-9) * step);
@@ -124,7 +127,8 @@ function scales(lines, spec, width, height) {
   if (spec.format === "share") high = Math.max(low, Math.min(1, high));
   let left = Math.min(...all.map((p) => p.x)), right = Math.max(...all.map((p) => p.x));
   if (left === right) [left, right] = [left - 1, right + 1];
-  const box = { left: MARGIN.left, right: width - MARGIN.right, top: MARGIN.top, bottom: height - MARGIN.bottom };
+  const widest = Math.max(...niceTicks(low, high, 4).map((tick) => showTick(tick, spec.format).length));
+  const box = { left: Math.max(MARGIN.left, widest * 7 + 14), right: width - MARGIN.right, top: MARGIN.top, bottom: height - MARGIN.bottom };
   const span = Math.max(high - low, 1e-12);
   return {
     ...box, width, height, domain: [left, right], ticks: niceTicks(low, high, 4),
@@ -137,7 +141,7 @@ function drawAxes(root, spec, s, names) {
   for (const tick of s.ticks) {
     const y = s.y(tick);
     root.append(svg("line", { x1: s.left, x2: s.right, y1: y, y2: y, class: "grid" }),
-      svg("text", { x: s.left - 8, y: y + 4, "text-anchor": "end" }, show(tick, spec.format)));
+      svg("text", { x: s.left - 8, y: y + 4, "text-anchor": "end" }, showTick(tick, spec.format)));
   }
   root.append(svg("line", { x1: s.left, x2: s.right, y1: s.bottom, y2: s.bottom, class: "axis" }));
   const named = (spec.ticks || []).map(([x, label]) => [x, label]);

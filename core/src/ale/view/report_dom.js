@@ -42,13 +42,18 @@ function digits(value, unit) {
   }
   const suffix = unit === "seconds" ? " s" : "";
   const size = Math.abs(value);
-  if (size >= 1e6 || (size < 1e-3 && size > 0)) return value.toExponential(2).replace("e+", "e") + suffix;
+  if (size >= 1e6 || (size < 1e-3 && size > 0)) return value.toExponential(2).replace(/\.?0*e\+?/, "e") + suffix;
   if (Number.isInteger(value)) return value.toLocaleString("en") + suffix;
   return trim(value.toFixed(size >= 100 ? 1 : size >= 10 ? 2 : size >= 0.1 ? 3 : 4)) + suffix;
 }
 
 function trim(text) {
   return text.includes(".") ? text.replace(/\.?0+$/, "") : text;
+}
+
+// A number at an axis: short, and every tick in the same unit.
+function showTick(value, unit) {
+  return unit === "seconds" ? show(value, "number") + " s" : show(value, unit);
 }
 
 // Round places for about `count` ticks from `low` to `high`.

@@ -147,5 +147,5 @@ def _total(stage: dict[str, list[tuple[int, float]]], name: str) -> float:
 
 
 def _speed(rl: dict[str, list[tuple[int, float]]]) -> float | None:
-    seconds = _total(rl, "rollout_s")
-    return _total(rl, "sampled_tokens") / seconds if seconds else None
+    tokens, seconds = _total(rl, "sampled_tokens"), _total(rl, "rollout_s")
+    return tokens / seconds if tokens and seconds else None
