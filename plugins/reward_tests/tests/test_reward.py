@@ -90,7 +90,7 @@ async def test_a_time_out_fails(sandbox: LocalSandbox) -> None:
 async def test_nothing_of_the_agent_watches_and_nothing_of_the_tests_stays(sandbox: LocalSandbox) -> None:
     spy = "while :; do cp -r $TMPDIR/ale-tests-* . 2>/dev/null; touch running; sleep .01; done"
     await sandbox.exec(f"({spy}) >/dev/null 2>&1 &")
-    await asyncio.sleep(0.1)
+    await sandbox.exec("until [ -e running ]; do sleep .01; done")
     tests = task("ls $ALE_TESTS; rm running; sleep .2; test ! -e running", {"hidden": "x"})
     score = await REWARD.score(tests, sandbox, TRAJECTORY)
     assert (score.passed, score.detail) == (True, "hidden")
