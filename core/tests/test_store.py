@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import subprocess
@@ -44,6 +45,24 @@ def test_metrics_and_events_come_back_in_order(tmp_path: Path) -> None:
         assert store.stages() == ["sft", "rl"]
         assert store.metrics("rl") == {"loss": [(1, 1.0), (2, 0.5)], "success": [(1, 0.25)]}
         assert [(kind, data) for _, kind, data in store.events()] == [("note", {"text": "hi"})]
+
+
+def test_a_metric_that_is_no_number_breaks_nothing(tmp_path: Path) -> None:
+    with RunStore.create(tmp_path) as store:
+        store.add_metrics("rl", 1, {"loss": math.nan, "gap": math.inf})
+        store.add_metrics("rl", 2, {"loss": 1.0})
+    with RunStore.open(tmp_path) as store:
+        metrics = store.metrics("rl")
+    assert math.isnan(metrics["loss"][0][1])
+    assert metrics["loss"][1] == (2, 1.0)
+    assert metrics["gap"] == [(1, math.inf)]
+
+
+def test_a_folder_may_have_any_name(tmp_path: Path) -> None:
+    folder = tmp_path / "run #1 50%? é"
+    RunStore.create(folder).close()
+    with RunStore.open(folder) as store:
+        assert store.count() == 0
 
 
 def test_what_is_no_run_folder_is_refused_with_a_sentence(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ may open the file while a run writes it.
 from __future__ import annotations
 
 import json
+import math
 import sqlite3
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -34,7 +35,7 @@ CREATE TABLE IF NOT EXISTS trajectories (
   finished_at REAL NOT NULL, data TEXT NOT NULL);
 CREATE INDEX IF NOT EXISTS trajectories_by_stage ON trajectories (stage, step);
 CREATE TABLE IF NOT EXISTS metrics (
-  stage TEXT NOT NULL, step INTEGER NOT NULL, name TEXT NOT NULL, value REAL NOT NULL, time REAL NOT NULL,
+  stage TEXT NOT NULL, step INTEGER NOT NULL, name TEXT NOT NULL, value REAL, time REAL NOT NULL,
   PRIMARY KEY (stage, step, name));
 CREATE TABLE IF NOT EXISTS events (time REAL NOT NULL, kind TEXT NOT NULL, data TEXT NOT NULL);
 """
@@ -65,7 +66,7 @@ class RunStore:
         if not path.is_file():
             raise ConfigError(f"{folder} is not a run folder: it holds no {DB_NAME}.")
         try:
-            db = sqlite3.connect(f"file:{path}?mode=ro", uri=True, check_same_thread=False)
+            db = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, check_same_thread=False)
             version = db.execute("SELECT value FROM meta WHERE key = 'schema'").fetchone()
         except sqlite3.DatabaseError as error:
             raise ConfigError(f"{path} cannot be read as a run database: {error}.") from error
@@ -99,7 +100,12 @@ class RunStore:
         now = time.time()
         rows = [(stage, step, name, float(value), now) for name, value in metrics.items()]
         self._db.execute("BEGIN")
-        self._db.executemany("INSERT OR REPLACE INTO metrics VALUES (?, ?, ?, ?, ?)", rows)
+        try:
+            # SQLite keeps a nan as NULL.
+            self._db.executemany("INSERT OR REPLACE INTO metrics VALUES (?, ?, ?, ?, ?)", rows)
+        except BaseException:
+            self._db.execute("ROLLBACK")
+            raise
         self._db.execute("COMMIT")
 
     def add_event(self, kind: str, **data: Any) -> None:
@@ -117,7 +123,7 @@ class RunStore:
         out: dict[str, list[tuple[int, float]]] = {}
         sql = "SELECT name, step, value FROM metrics WHERE stage = ? ORDER BY name, step"
         for name, step, value in self._db.execute(sql, (stage,)):
-            out.setdefault(name, []).append((step, value))
+            out.setdefault(name, []).append((step, math.nan if value is None else value))
         return out
 
     def stages(self) -> list[str]:
