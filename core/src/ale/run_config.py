@@ -102,6 +102,12 @@ class RLConfig(Section):
         8, gt=0, description="Tasks a step; the algorithm's group_size says how many rollouts each."
     )
     updates_per_step: int = Field(1, gt=0, description="Optimizer steps over disjoint parts of the step's batch.")
+    lr: float | None = Field(
+        None,
+        gt=0,
+        description="Learning rate of the first step, falling linearly to a tenth at the last; "
+        "null: the trainer's own, constant.",
+    )
     min_entropy: float = Field(
         0.02,
         ge=0,

@@ -85,13 +85,20 @@ async def train_step(
     collected: list[dict[str, float]] = []
     for batch in batches:
         bench.hooks.call("ale_batch_ready", step=step, batch=batch)
-        totals = await bench.backend.update(batch, bench.algorithm.loss)
+        totals = await bench.backend.update(batch, bench.algorithm.loss, lr=learning_rate(config, step))
         collected.append(bench.algorithm.metrics(totals))
     await bench.publish()
     names = {name for metrics in collected for name in metrics}
     return {n: sum(m.get(n, 0.0) for m in collected) / len(collected) for n in sorted(names)} | {
         "updates": float(len(batches))
     }
+
+
+def learning_rate(config: RLConfig, step: int) -> float | None:
+    """`lr` at the first step, a tenth of it at the last, a line between; None for the trainer's own."""
+    if config.lr is None:
+        return None
+    return config.lr * (1 - 0.9 * min(1.0, (step - 1) / max(1, config.steps - 1)))
 
 
 def disjoint_parts(trajectories: Sequence[Trajectory], parts: int, seed: int) -> list[list[Trajectory]]:

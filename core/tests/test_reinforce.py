@@ -1,0 +1,44 @@
+"""The pieces of the RL loop that need no model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from ale.errors import TrainerError
+from ale.pipeline.reinforce import CollapseGuard, disjoint_parts, learning_rate
+from ale.run_config import RLConfig
+from ale.trajectory import Trajectory
+
+
+def test_the_learning_rate_falls_to_a_tenth_or_is_the_trainers() -> None:
+    config = RLConfig(steps=11, lr=1.0)
+    assert [round(learning_rate(config, s) or 0, 3) for s in (1, 6, 11)] == [1.0, 0.55, 0.1]
+    assert learning_rate(RLConfig(steps=1, lr=2.0), 1) == 2.0
+    assert learning_rate(RLConfig(), 1) is None
+
+
+def test_parts_are_whole_groups_and_lose_nothing(trajectory: Callable[..., Trajectory]) -> None:
+    all_of_them = [trajectory(f"{g}-{i}", group=str(g)) for g in range(5) for i in range(3)]
+    parts = disjoint_parts(all_of_them, 2, seed=1)
+    assert sorted(t.id for part in parts for t in part) == sorted(t.id for t in all_of_them)
+    assert len(parts) == 2
+    groups = [{t.group for t in part} for part in parts]
+    assert not groups[0] & groups[1]
+    assert len(disjoint_parts(all_of_them[:3], 4, seed=1)) == 1, "no part is empty"
+
+
+def test_a_collapsing_run_is_stopped_with_a_sentence() -> None:
+    guard = CollapseGuard(0.02)
+    guard.check({"success": 0.8, "entropy": 0.01})
+    for _ in range(4):
+        guard.check({"success": 0.1, "entropy": 0.01})
+    with pytest.raises(TrainerError, match="The policy is collapsing"):
+        guard.check({"success": 0.1, "entropy": 0.01})
+
+
+def test_low_entropy_alone_or_a_bad_patch_alone_is_no_collapse() -> None:
+    guard = CollapseGuard(0.02)
+    for success, entropy in [(0.9, 0.001), (0.1, 0.5)] * 10:
+        guard.check({"success": success, "entropy": entropy})
