@@ -88,15 +88,18 @@ async def test_a_time_out_fails(sandbox: LocalSandbox) -> None:
 
 
 async def test_nothing_of_the_agent_watches_and_nothing_of_the_tests_stays(sandbox: LocalSandbox) -> None:
+    # A checkout below /tmp shows there, for the sandbox is given its Python.
+    before = (await sandbox.exec('ls "$TMPDIR"', user=TESTS)).stdout
     spy = "while :; do cp -r $TMPDIR/ale-tests-* . 2>/dev/null; touch running; sleep .01; done"
     await sandbox.exec(f"({spy}) >/dev/null 2>&1 &")
     await sandbox.exec("until [ -e running ]; do sleep .01; done")
     tests = task("ls $ALE_TESTS; rm running; sleep .2; test ! -e running", {"hidden": "x"})
     score = await REWARD.score(tests, sandbox, TRAJECTORY)
     assert (score.passed, score.detail) == (True, "hidden")
-    assert (await sandbox.exec('ls -d ale-tests* "$TMPDIR"/*', user=TESTS)).stdout == b""
+    assert (await sandbox.exec("ls -d ale-tests*", user=TESTS)).stdout == b""
+    assert (await sandbox.exec('ls "$TMPDIR"', user=TESTS)).stdout == before
     await REWARD.score(task("sleep 60", {"hidden": "x"}, timeout_s=0.2), sandbox, TRAJECTORY)
-    assert (await sandbox.exec('ls "$TMPDIR"', user=TESTS)).stdout == b""
+    assert (await sandbox.exec('ls "$TMPDIR"', user=TESTS)).stdout == before
 
 
 async def test_tests_read_what_the_agent_closed(sandbox: LocalSandbox) -> None:
