@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
+import time
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +68,38 @@ async def test_sessions_take_the_recorded_conversations_in_turn(tmp_path: Path) 
     assert [t.removesuffix("<|im_end|>") for t in said] == ["a", "c", "b", "a"]
 
 
+async def test_an_end_text_follows_when_the_answers_are_used_up() -> None:
+    engine = await make(answers=["a", "b"], end="over")
+    assert [await say(engine, call=i) for i in range(1, 4)] == ["b<|im_end|>", "over<|im_end|>", "over<|im_end|>"]
+
+
+async def test_a_json_recording_is_a_list_or_goes_by_session(tmp_path: Path) -> None:
+    listed, keyed = tmp_path / "list.json", tmp_path / "keyed.json"
+    listed.write_text(json.dumps([["a"], ["b"]]))
+    keyed.write_text(json.dumps({"x": ["a"], "y": ["b"]}))
+    assert await say(await make(recording=listed), "any") == "a<|im_end|>"
+    engine = await make(recording=keyed)
+    assert await say(engine, "y") == "b<|im_end|>"
+    with pytest.raises(EngineError, match="no conversation 'z'"):
+        await say(engine, "z")
+
+
+async def test_a_context_that_is_full_is_an_engine_error_and_a_nearly_full_one_cuts() -> None:
+    engine = await make(answers=["abcdef"], max_context=10)
+    assert len((await engine.generate(GenerateRequest((1,) * 8, Sampling()))).token_ids) == 2
+    with pytest.raises(EngineError, match="context of 10"):
+        await engine.generate(GenerateRequest((1,) * 10, Sampling()))
+    metrics = engine.metrics()
+    assert (metrics["requests"], metrics["prompt_tokens"], metrics["sampled_tokens"]) == (1, 8, 2)
+
+
+async def test_latency_delays_but_does_not_queue() -> None:
+    engine = await make(answers=["a"], latency_s=0.2)
+    began = time.perf_counter()
+    await asyncio.gather(*(say(engine, f"{i}") for i in range(20)))
+    assert 0.2 <= time.perf_counter() - began < 2
+
+
 async def test_noise_is_reproducible_and_says_how_likely_it_was() -> None:
     one, two = await make(random=True), await make(random=True)
     assert [await say(one, call=i) for i in range(5)] == [await say(two, call=i) for i in range(5)]
@@ -73,7 +107,9 @@ async def test_noise_is_reproducible_and_says_how_likely_it_was() -> None:
     assert all(p == pytest.approx(-math.log(TOKENIZER.vocab_size)) for p in generation.logprobs)
 
 
-@pytest.mark.parametrize("config", [{}, {"answers": ["a"], "random": True}, {"answers": []}])
+@pytest.mark.parametrize(
+    "config", [{}, {"answers": ["a"], "random": True}, {"answers": []}, {"random": True, "end": "x"}]
+)
 def test_exactly_one_source_is_needed(config: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         ScriptedEngine.Config(**config)

@@ -1,85 +1,24 @@
-"""The engine against transformers: what it says it sampled, with which probability, is what a full forward says."""
+"""The engine's life: sessions, weights, cancellation, pausing, failing, closing."""
 
 from __future__ import annotations
 
 import asyncio
-import random
-from collections.abc import AsyncIterator
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, Qwen2Config
+from transformers import AutoModelForCausalLM
 
 from ale.endpoint.tokenizer import byte_tokenizer
 from ale.errors import ConfigError, EngineError
 from ale.specs.driver import DriverContext
-from ale.specs.engine import GenerateRequest, Generation, PolicyVersion, Sampling
+from ale.specs.engine import PolicyVersion
 from ale_engine_torch import TorchEngine
-from ale_engine_torch.any_model import AnyModelDecoder
-from ale_engine_torch.decoder import LlamaDecoder
-from ale_engine_torch.load import load_decoder
-from ale_engine_torch.sampling import sample, uniform_stream
 
-VOCAB = 80
-SHAPES = {
-    "qwen2": Qwen2Config(vocab_size=VOCAB, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=256, tie_word_embeddings=True),
-    "llama": LlamaConfig(vocab_size=VOCAB, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=4, max_position_embeddings=256, rope_theta=500.0),
-    "gpt2": GPT2Config(vocab_size=VOCAB, n_embd=32, n_layer=2, n_head=4, n_positions=256),
-}  # fmt: skip
-
-
-@pytest.fixture(scope="module", params=sorted(SHAPES))
-def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp(request.param)
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(SHAPES[request.param])
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, 0, 0.2)
-    model.save_pretrained(path)
-    return path
-
-
-@pytest.fixture
-async def engine(folder: Path) -> AsyncIterator[TorchEngine]:
-    async with TorchEngine(TorchEngine.Config(max_batch=6, threads=1), DriverContext(seed=1)) as e:
-        await e.load_model(folder, byte_tokenizer())
-        yield e
-
-
-def surprise(folder: Path, prompt: list[int], generation: Generation) -> float:
-    """Largest difference between recorded log-probabilities and those of a full forward pass."""
-    model = AutoModelForCausalLM.from_pretrained(folder)
-    with torch.no_grad():
-        logprobs = torch.log_softmax(model(torch.tensor([[*prompt, *generation.token_ids]])).logits[0], -1)
-    wanted = logprobs[len(prompt) - 1 : -1].gather(-1, torch.tensor(generation.token_ids)[:, None])[:, 0]
-    return float((wanted - torch.tensor(generation.logprobs)).abs().max())
-
-
-def request(prompt: list[int], seed: int = 0, session: str = "", **sampling: object) -> GenerateRequest:
-    values: dict[str, object] = {"max_tokens": 12, "seed": seed, **sampling}
-    return GenerateRequest(tuple(prompt), Sampling(**values), session)  # type: ignore[arg-type]
-
-
-async def test_many_conversations_at_once_record_what_the_model_says(engine: TorchEngine, folder: Path) -> None:
-    rng = random.Random(0)
-    seen: list[tuple[list[int], Generation]] = []
-
-    async def converse(name: int) -> None:
-        history = [rng.randrange(VOCAB) for _ in range(rng.randrange(3, 40))]
-        for turn in range(3):
-            sampling = {"max_tokens": rng.randrange(1, 20), "stop_token_ids": (7,)}
-            generation = await engine.generate(request(history, name * 10 + turn, str(name), **sampling))
-            seen.append((list(history), generation))
-            history += [*generation.token_ids, *(rng.randrange(VOCAB) for _ in range(rng.randrange(1, 9)))]
-            await asyncio.sleep(0)
-
-    await asyncio.gather(*(converse(i) for i in range(14)))  # more than there are slots
-    assert len(seen) == 42
-    assert max(surprise(folder, prompt, generation) for prompt, generation in seen) < 1e-4
-    metrics = engine.metrics()
-    assert metrics["sampled_tokens"] == sum(len(g.token_ids) for _, g in seen)
-    assert 0 < metrics["slot_use"] <= 1
+from .conftest import request, surprise
 
 
 async def test_a_session_computes_only_what_is_new(engine: TorchEngine) -> None:
@@ -185,21 +124,96 @@ async def test_without_a_model_there_is_a_sentence(tmp_path: Path) -> None:
             await engine.load_model(tmp_path, byte_tokenizer())
 
 
-def test_the_fast_decoder_is_taken_where_it_is_exact(folder: Path) -> None:
-    decoder = load_decoder(folder, 2, 64, torch.device("cpu"), torch.float32)
-    known = folder.name.startswith(("qwen2", "llama"))
-    assert isinstance(decoder, LlamaDecoder if known else AnyModelDecoder)
+async def test_weights_of_another_model_are_refused_and_change_nothing(engine: TorchEngine, folder: Path) -> None:
+    before = await engine.generate(request([1, 2, 3]))
+    good = AutoModelForCausalLM.from_pretrained(folder).state_dict()
+    halves = {name: w * 0.5 for name, w in good.items()}
+    for weights, said in (
+        (
+            {n: w for n, w in halves.items() if not n.endswith("layers.1.mlp.down_proj.weight")},
+            "lack 'model.layers.1.mlp",
+        ),
+        ({**halves, "model.norm.weight": torch.ones(31)}, "different models"),
+    ):
+        with pytest.raises(EngineError, match=said):
+            await engine.load_weights(PolicyVersion(9, weights=weights))
+    assert engine.version == 0
+    assert await engine.generate(request([1, 2, 3])) == before
 
 
-def test_sampling_follows_the_distribution_and_its_cuts() -> None:
-    logits = torch.log(torch.tensor([[0.5, 0.3, 0.15, 0.05]])).repeat(4000, 1)
-    draws = uniform_stream(7, 4000)
-    tokens, logprobs = sample(logits, draws, [Sampling()] * 4000)
-    shares = torch.bincount(tokens, minlength=4) / 4000
-    assert torch.allclose(shares, torch.tensor([0.5, 0.3, 0.15, 0.05]), atol=0.03)
-    assert torch.allclose(logprobs.exp(), torch.tensor([0.5, 0.3, 0.15, 0.05])[tokens])
-    assert set(sample(logits, draws, [Sampling(top_k=2)] * 4000)[0].tolist()) == {0, 1}
-    assert set(sample(logits, draws, [Sampling(top_p=0.4)] * 4000)[0].tolist()) == {0}
-    sharp = sample(logits, draws, [Sampling(temperature=0.1)] * 4000)[0]
-    assert float((sharp == 0).float().mean()) > 0.98
-    assert sample(logits[:1], [1.0 - 1e-12], [Sampling(top_k=2)])[0].item() in (0, 1), "the last edge stays inside"
+async def test_weights_come_from_a_folder_where_memory_holds_none(
+    engine: TorchEngine, folder: Path, tmp_path: Path
+) -> None:
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    with torch.no_grad():
+        model.model.norm.weight.mul_(0.5)
+    model.save_pretrained(tmp_path)
+    await engine.load_weights(PolicyVersion(2, path=tmp_path))
+    assert surprise(tmp_path, [1, 2, 3], await engine.generate(request([1, 2, 3]))) < 1e-4
+    with pytest.raises(EngineError, match="neither weights nor a folder"):
+        await engine.load_weights(PolicyVersion(3))
+
+
+async def test_a_step_that_fails_fails_its_requests_and_the_engine_goes_on(
+    engine: TorchEngine, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert engine._scheduler is not None
+    decoder: Any = engine._scheduler.decoder
+    decode, steps = decoder.decode, iter(range(3))
+
+    def stumble(*args: Any) -> Any:
+        if next(steps, None) == 2:
+            raise RuntimeError("out of luck")
+        return decode(*args)
+
+    monkeypatch.setattr(decoder, "decode", stumble)
+    calls = (engine.generate(request([i, 2, 3], session=f"{i}")) for i in range(9))
+    results = await asyncio.gather(*calls, return_exceptions=True)
+    assert all(isinstance(r, EngineError) and "failed in a step: out of luck" in str(r) for r in results)
+    generation = await engine.generate(request([1, 2, 3], session="1"))
+    assert surprise(folder, [1, 2, 3], generation) < 1e-4
+
+
+async def test_broken_weights_are_said_to_be_broken(engine: TorchEngine, folder: Path) -> None:
+    weights = {n: w * float("nan") for n, w in AutoModelForCausalLM.from_pretrained(folder).state_dict().items()}
+    await engine.load_weights(PolicyVersion(1, weights=weights))
+    with pytest.raises(EngineError, match=r"not numbers|out of bounds"):
+        await engine.generate(request([1, 2, 3]))
+
+
+async def test_another_model_fails_what_the_old_one_was_generating(engine: TorchEngine, folder: Path) -> None:
+    running = asyncio.create_task(engine.generate(request([1, 2], max_tokens=250)))
+    await asyncio.sleep(0)
+    await engine.load_model(folder, byte_tokenizer())
+    with pytest.raises(EngineError, match="was replaced"):
+        await asyncio.wait_for(running, 20)
+    assert len((await engine.generate(request([1, 2]))).token_ids) == 12
+
+
+async def test_an_idle_engine_burns_no_cpu(engine: TorchEngine) -> None:
+    await engine.generate(request([1, 2]))
+    began = time.process_time()
+    await asyncio.sleep(0.5)
+    assert time.process_time() - began < 0.1
+
+
+async def test_counters_survive_another_model_and_closing(engine: TorchEngine, folder: Path) -> None:
+    await engine.generate(request([1, 2]))
+    await engine.load_model(folder, byte_tokenizer())
+    await engine.generate(request([1, 2]))
+    await engine.close()
+    metrics = engine.metrics()
+    assert (metrics["requests"], metrics["prompt_tokens"], metrics["sampled_tokens"]) == (2, 4, 24)
+    assert metrics["busy_s"] == metrics["prefill_s"] + metrics["decode_s"] > 0
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+async def test_a_gpu_that_is_not_there_is_a_sentence() -> None:
+    with pytest.raises(ConfigError, match=r"engine\.device"):
+        await TorchEngine(TorchEngine.Config(device="cuda"), DriverContext()).start()
+
+
+async def test_bfloat16_samples_too(folder_of: Callable[[str], Path]) -> None:
+    async with TorchEngine(TorchEngine.Config(max_batch=2, threads=1, dtype="bfloat16"), DriverContext()) as engine:
+        await engine.load_model(folder_of("llama"), byte_tokenizer())
+        assert len((await engine.generate(request([1, 2, 3]))).token_ids) == 12

@@ -7,31 +7,19 @@ the run's tokenizer like a model's would; its log-probabilities are 0 (certain),
 from __future__ import annotations
 
 import asyncio
-import importlib
-import importlib.util
 import inspect
-import json
 import math
 import random
-from collections.abc import Callable
-from dataclasses import dataclass
+import time
 from pathlib import Path
 from typing import Any
 
 from pydantic import Field, model_validator
 
-from ale.errors import ConfigError, EngineError
+from ale.errors import EngineError
 from ale.specs.driver import DriverContext, PluginConfig
 from ale.specs.engine import GenerateRequest, Generation, InferenceEngine, PolicyVersion, Tokenizer
-
-
-@dataclass(frozen=True, slots=True)
-class ScriptedCall:
-    """What a function is told: the session, which of its calls this is (from 0), and the prompt as text."""
-
-    session: str
-    call: int
-    prompt: str
+from ale_scripted.sources import ScriptedCall, load_function, read_recording
 
 
 class ScriptedEngine(InferenceEngine):
@@ -43,13 +31,19 @@ class ScriptedEngine(InferenceEngine):
         answers: tuple[str, ...] | None = Field(
             default=None, min_length=1, description="Texts, one a call of a session; the last one is repeated."
         )
+        end: str | None = Field(
+            default=None, description="Said once answers or the recorded conversation are used up, instead of the last."
+        )
         function: str | None = Field(
             default=None,
             description="`package.module:name` or `path/to/file.py:name`: a function (plain or async) from a ScriptedCall to a text.",
         )
         recording: Path | None = Field(
             default=None,
-            description="JSONL file, a conversation a line: a list of assistant texts; sessions take them in turn.",
+            description=(
+                "JSONL (a conversation a line) or JSON file (a list of conversations, or an object session -> "
+                "conversation); a conversation is a list of assistant texts. Sessions take those of a list in turn."
+            ),
         )
         random: bool = Field(default=False, description="Random tokens: shows that nothing breaks on nonsense.")
         random_tokens: int = Field(default=40, gt=0, description="Most tokens of a random answer.")
@@ -63,6 +57,8 @@ class ScriptedEngine(InferenceEngine):
             if len(given) != 1:
                 found = f"not {' and '.join(given)}" if given else "none is given"
                 raise ValueError(f"give exactly one of answers, function, recording and random; {found}")
+            if self.end is not None and self.answers is None and self.recording is None:
+                raise ValueError("end goes with answers or recording; a function and random decide themselves")
             return self
 
     config: Config
@@ -71,10 +67,11 @@ class ScriptedEngine(InferenceEngine):
         super().__init__(config, context)
         self._tokenizer: Tokenizer | None = None
         self._version = 0
-        self._conversations = _read_recording(config.recording) if config.recording else []
-        self._function = _load_function(config.function) if config.function else None
+        self._recording = read_recording(config.recording) if config.recording else []
+        self._function = load_function(config.function) if config.function else None
         self._turn: dict[str, int] = {}
-        self._sampled = 0
+        self._requests = self._prompt_tokens = self._sampled = 0
+        self._busy_s = 0.0
 
     @property
     def max_context(self) -> int:
@@ -97,7 +94,14 @@ class ScriptedEngine(InferenceEngine):
     async def generate(self, request: GenerateRequest) -> Generation:
         """The next answer of the session, cut at `max_tokens` as a model's would be."""
         if self._tokenizer is None:
-            raise EngineError("The engine 'scripted' has no tokenizer yet.")
+            raise EngineError("The engine 'scripted' has no tokenizer yet; call load_model first.")
+        room = self.config.max_context - len(request.token_ids)
+        if room < 1:
+            raise EngineError(
+                f"A prompt of {len(request.token_ids)} tokens cannot be answered in a context of "
+                f"{self.config.max_context}. Raise engine.max_context, or let the agent shorten its context sooner."
+            )
+        began = time.perf_counter()
         if self.config.latency_s:
             await asyncio.sleep(self.config.latency_s)
         if self.config.random:
@@ -105,9 +109,12 @@ class ScriptedEngine(InferenceEngine):
         else:
             stop = request.sampling.stop_token_ids or self._tokenizer.stop_token_ids
             ids, logprob = [*self._tokenizer.encode(await self._text(request)), *stop[:1]], 0.0
-        cut = len(ids) > request.sampling.max_tokens
-        ids = ids[: request.sampling.max_tokens]
+        limit = min(request.sampling.max_tokens, room)
+        cut, ids = len(ids) > limit, ids[:limit]
+        self._requests += 1
+        self._prompt_tokens += len(request.token_ids)
         self._sampled += len(ids)
+        self._busy_s += time.perf_counter() - began
         return Generation(
             tuple(ids), (logprob,) * len(ids), (self._version,) * len(ids), "length" if cut else "stop"
         )  # fmt: skip
@@ -134,43 +141,24 @@ class ScriptedEngine(InferenceEngine):
                 raise EngineError(f"engine.function must return a text, not {type(answer).__name__}.")
             return answer
         texts = self.config.answers or self._conversation(request.session)
+        if request.call >= len(texts) and self.config.end is not None:
+            return self.config.end
         return texts[min(request.call, len(texts) - 1)]
 
     def _conversation(self, session: str) -> tuple[str, ...]:
+        if isinstance(self._recording, dict):
+            if session not in self._recording:
+                raise EngineError(f"engine.recording: {self.config.recording} has no conversation '{session}'.")
+            return self._recording[session]
         index = self._turn.setdefault(session, len(self._turn))
-        return self._conversations[index % len(self._conversations)]
+        return self._recording[index % len(self._recording)]
 
     def metrics(self) -> dict[str, float]:
-        """Sampled tokens."""
-        return {"sampled_tokens": float(self._sampled)}
-
-
-def _read_recording(path: Path) -> list[tuple[str, ...]]:
-    try:
-        rows = [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"engine.recording: {path} cannot be read: {error}.") from error
-    if not rows or not all(isinstance(r, list) and r and all(isinstance(t, str) for t in r) for r in rows):
-        raise ConfigError(f"engine.recording: each line of {path} must be a JSON list of at least one text.")
-    return [tuple(row) for row in rows]
-
-
-def _load_function(target: str) -> Callable[[ScriptedCall], Any]:
-    where, _, name = target.rpartition(":")
-    if not where or not name:
-        raise ConfigError(f"engine.function: '{target}' must be 'package.module:name' or 'path/to/file.py:name'.")
-    try:
-        if where.endswith(".py"):
-            spec = importlib.util.spec_from_file_location(Path(where).stem, where)
-            assert spec is not None
-            assert spec.loader is not None
-            module = importlib.util.module_from_spec(spec)
-            spec.loader.exec_module(module)
-        else:
-            module = importlib.import_module(where)
-        function = getattr(module, name)
-    except Exception as error:
-        raise ConfigError(f"engine.function: '{target}' cannot be loaded: {type(error).__name__}: {error}.") from error
-    if not callable(function):
-        raise ConfigError(f"engine.function: '{target}' is not a function.")
-    return function  # type: ignore[no-any-return]
+        """Counters since the start. `slot_use` is 1: an engine without slots wastes none."""
+        return {
+            "requests": float(self._requests),
+            "prompt_tokens": float(self._prompt_tokens),
+            "sampled_tokens": float(self._sampled),
+            "busy_s": self._busy_s,
+            "slot_use": 1.0,
+        }

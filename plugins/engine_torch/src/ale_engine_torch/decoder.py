@@ -1,184 +1,184 @@
-"""A decoder of the Llama family (Llama, Qwen2) with a static KV cache, made for many short requests on few cores.
+"""A decoder of the Llama family (Llama, Qwen2, Qwen3) with a static KV cache, made for many short requests on few cores.
 
-1. The cache is `[layers, slots, kv_heads, max_context, head_dim]`. The scheduler keeps the slots that decode in front
-   (rows `0..n`), so that a decode step reads a slice of the cache and copies nothing.
-2. A decode step is one token for each of n rows: fused qkv and gate/up projections, grouped attention as two batched
-   matrix products over the cache up to the longest row.
+1. The cache is `[layers, 2, slots, kv_heads, max_context, head_dim]`, keys and values. The scheduler keeps the slots
+   that decode in front (rows `0..n`), so that a decode step reads a slice of the cache and copies nothing.
+2. A decode step is one token for each of n rows. What counts for a tiny model is the number of kernels and the bytes
+   of cache that are read: projections are fused, keys and values are written with one scatter, and the rows are
+   attended in two parts with a longest row of their own, so that a few long contexts do not slow all others down.
 3. A prefill writes several tokens of several slots at once, behind what the slots already hold.
-
-Weights are read by their Hugging Face names, from a folder's tensors or from a trainer's memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ale.errors import EngineError
+from ale_engine_torch.shape import Shape, rotary_frequencies
+from ale_engine_torch.weights import Layer, Weights
 
+IntArray = npt.NDArray[np.int64]
 
-@dataclass(frozen=True)
-class Shape:
-    """What of a Hugging Face config the decoder needs."""
+TAIL_ROWS = 16
+"""The rows at the end that are attended by themselves, where that saves enough; the scheduler moves long ones there."""
 
-    layers: int
-    hidden: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    vocab: int
-    eps: float
-    rope_theta: float
-
-
-@dataclass
-class _Layer:
-    norm_in: Tensor
-    qkv: Tensor
-    qkv_bias: Tensor | None
-    out: Tensor
-    norm_mlp: Tensor
-    gate_up: Tensor
-    down: Tensor
+SPLIT_SAVES = 4096
+"""Cache positions that a second attention call must save in every layer to be worth its kernels."""
 
 
 class LlamaDecoder:
     """See the module's docstring. Not thread-safe: the engine's one thread owns it."""
 
+    prefix_reuse = True
+
     def __init__(self, shape: Shape, slots: int, max_context: int, device: torch.device, dtype: torch.dtype) -> None:
-        self.shape, self.max_context = shape, max_context
+        self.shape, self.slots, self.max_context = shape, slots, max_context
         self._device, self._dtype = device, dtype
-        size = (shape.layers, slots, shape.kv_heads, max_context, shape.head_dim)
-        self._keys = torch.zeros(size, device=device, dtype=dtype)
-        self._values = torch.zeros(size, device=device, dtype=dtype)
-        inverse = shape.rope_theta ** (-torch.arange(0, shape.head_dim, 2, dtype=torch.float32) / shape.head_dim)
-        angles = torch.arange(max_context, dtype=torch.float32)[:, None] * inverse[None, :]
-        angles = torch.cat([angles, angles], dim=-1)
-        self._cos, self._sin = angles.cos().to(device, dtype), angles.sin().to(device, dtype)
-        self._steps = torch.arange(max_context, device=device)
-        self._layers: list[_Layer] = []
-        self._embedding = self._head = self._norm = torch.empty(0)
+        self.weights = Weights(shape, device, dtype)
+        self._cache = torch.zeros(
+            (shape.layers, 2, slots, shape.kv_heads, max_context, shape.head_dim), device=device, dtype=dtype
+        )
+        angles = torch.arange(max_context, dtype=torch.float32)[:, None] * rotary_frequencies(shape)[None, :]
+        self._turns = torch.polar(torch.ones_like(angles), angles).to(device)[:, None]
+        # Zeros, then minus infinity: every row of a causal mask is a window of it.
+        self._mask = torch.zeros(2 * max_context, device=device, dtype=dtype)
+        self._mask[max_context:] = float("-inf")
+        # Where the first position of (keys or values, kv head) of slot 0 stands in a layer's cache, counted in vectors.
+        heads = np.arange(shape.kv_heads)[None, :] + np.arange(2)[:, None] * (slots * shape.kv_heads)
+        self._heads_at: IntArray = heads.reshape(-1) * max_context
 
-    def load(self, weights: Mapping[str, Tensor]) -> None:
-        """Take over weights by their Hugging Face names. Raises `EngineError` where one is missing."""
+    def load(self, weights: dict[str, Tensor]) -> None:
+        """Take over weights by their Hugging Face names. Raises `EngineError`, with nothing changed."""
+        self.weights.load(weights)
 
-        def get(name: str) -> Tensor:
-            if name not in weights:
-                raise EngineError(f"The weights lack '{name}'; they are not of the model that was loaded.")
-            return weights[name].detach().to(self._device, self._dtype)
-
-        def maybe(name: str) -> Tensor | None:
-            return get(name) if name in weights else None
-
-        layers = []
-        for i in range(self.shape.layers):
-            p = f"model.layers.{i}."
-            biases = [maybe(f"{p}self_attn.{x}_proj.bias") for x in "qkv"]
-            layers.append(
-                _Layer(
-                    norm_in=get(p + "input_layernorm.weight").clone(),
-                    qkv=torch.cat([get(f"{p}self_attn.{x}_proj.weight") for x in "qkv"]),
-                    qkv_bias=torch.cat([b for b in biases if b is not None]) if biases[0] is not None else None,
-                    out=get(p + "self_attn.o_proj.weight").clone(),
-                    norm_mlp=get(p + "post_attention_layernorm.weight").clone(),
-                    gate_up=torch.cat([get(p + "mlp.gate_proj.weight"), get(p + "mlp.up_proj.weight")]),
-                    down=get(p + "mlp.down_proj.weight").clone(),
-                )
-            )
-        self._embedding = get("model.embed_tokens.weight").clone()
-        self._head = get("lm_head.weight").clone() if "lm_head.weight" in weights else self._embedding
-        self._norm = get("model.norm.weight").clone()
-        self._layers = layers
-
-    def swap(self, a: int, b: int) -> None:
-        """Exchange the contents of two slots."""
-        pair, other = [a, b], [b, a]
-        for cache in (self._keys, self._values):
-            cache[:, pair] = cache[:, other]
+    def swap(self, a: int, b: int, length: int) -> None:
+        """Exchange the first `length` positions of two slots."""
+        one, other = self._cache[:, :, a, :, :length], self._cache[:, :, b, :, :length]
+        kept = one.clone()
+        one.copy_(other)
+        other.copy_(kept)
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         """Copy the first `length` positions of one slot to another."""
-        for cache in (self._keys, self._values):
-            cache[:, target, :, :length] = cache[:, source, :, :length]
+        self._cache[:, :, target, :, :length].copy_(self._cache[:, :, source, :, :length])
 
-    def decode(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        """One token for each of the rows `0..n`. tokens, positions [n] int64 -> logits [n, vocab]."""
-        n, longest = len(tokens), int(positions.max()) + 1
-        s = self.shape
-        groups = s.heads // s.kv_heads
-        rows = self._steps[:n]
-        x = F.embedding(tokens, self._embedding)
-        cos, sin = self._cos[positions][:, None], self._sin[positions][:, None]
-        mask = torch.zeros((n, 1, 1, longest), device=x.device, dtype=x.dtype)
-        mask.masked_fill_((self._steps[:longest][None, :] > positions[:, None])[:, None, None], float("-inf"))
-        mask = mask.expand(n, s.kv_heads, 1, longest).reshape(n * s.kv_heads, 1, longest)
-        for i, layer in enumerate(self._layers):
-            q, k, v = self._qkv(layer, x, cos, sin)
-            keys, values = self._keys[i, :n], self._values[i, :n]
-            keys[rows, :, positions] = k
-            values[rows, :, positions] = v
-            past_k = keys.view(n * s.kv_heads, self.max_context, s.head_dim)[:, :longest]
-            past_v = values.view(n * s.kv_heads, self.max_context, s.head_dim)[:, :longest]
-            q = q.reshape(n * s.kv_heads, groups, s.head_dim) * s.head_dim**-0.5
-            scores = (
-                torch.baddbmm(mask, q, past_k.transpose(1, 2)) if groups == 1 else q @ past_k.transpose(1, 2) + mask
-            )
-            attended = torch.bmm(torch.softmax(scores, dim=-1), past_v)
-            x = self._finish(layer, x, attended.reshape(n, s.heads * s.head_dim))
-        return F.linear(F.rms_norm(x, (s.hidden,), self._norm, s.eps), self._head).float()
+    def decode(self, tokens: IntArray, positions: IntArray) -> Tensor:
+        """One token for each of the rows `0..n`. tokens, positions [n] -> logits [n, vocab] float32."""
+        s, w, n = self.shape, self.weights, len(tokens)
+        x = F.embedding(self._on_device(tokens), w.embedding)
+        turns = self._turns.index_select(0, self._on_device(positions))
+        written = self._on_device(self._where(np.arange(n), positions))
+        parts = [(a, b, longest, self._decode_mask(positions[a:b], longest)) for a, b, longest in _parts(positions)]
+        vectors = self._cache.view(s.layers, -1, s.head_dim)
+        rows = self._cache.view(s.layers, 2, self.slots * s.kv_heads, self.max_context, s.head_dim)
+        scale, groups, kv = s.head_dim**-0.5, s.heads // s.kv_heads, s.kv_heads
+        for i, layer in enumerate(w.layers):
+            qkv = self._qkv(layer, x, turns)
+            vectors[i].index_copy_(0, written, qkv[:, s.heads :].reshape(-1, s.head_dim))
+            query = qkv[:, : s.heads].reshape(n * kv, groups, s.head_dim)
+            keys, values = rows[i].unbind(0)
+            attended = []
+            for a, b, longest, mask in parts:
+                part = slice(a * kv, b * kv)
+                scores = torch.baddbmm(mask, query[part], keys[part, :longest].transpose(1, 2), alpha=scale)
+                attended.append(torch.bmm(torch.softmax(scores, dim=-1), values[part, :longest]))
+            joined = attended[0] if len(attended) == 1 else torch.cat(attended)
+            x = self._finish(layer, x, joined.view(n, s.heads * s.head_dim))
+        return self._logits(x)
 
     def prefill(self, slots: Sequence[int], tokens: Sequence[Sequence[int]], starts: Sequence[int]) -> Tensor:
         """Write `tokens[i]` into slot `slots[i]` from position `starts[i]` on; logits [B, vocab] of each last token."""
-        s, b = self.shape, len(slots)
-        width = max(map(len, tokens))
-        padded = torch.zeros((b, width), dtype=torch.long)
+        s, w, b = self.shape, self.weights, len(slots)
+        lengths = np.array([len(row) for row in tokens])
+        width, begin = int(lengths.max()), np.array(starts)
+        padded = np.zeros((b, width), dtype=np.int64)
         for i, row in enumerate(tokens):
-            padded[i, : len(row)] = torch.tensor(row)
-        padded = padded.to(self._device)
-        begin = torch.tensor(starts, device=self._device)
-        lengths = torch.tensor([len(t) for t in tokens], device=self._device)
-        # Padding sits behind the real tokens; its positions are clamped, and what it writes lies beyond every real
-        # position of its slot, where nothing looks before it is overwritten.
-        positions = (begin[:, None] + self._steps[:width][None, :]).clamp(max=self.max_context - 1)
-        longest = int((begin + lengths).max())
-        real = self._steps[:width][None, :] < lengths[:, None]
-        index = torch.tensor(slots, device=self._device)
-        where = index[:, None].expand(b, width)[real], positions[real]
-        x = F.embedding(padded, self._embedding)
-        cos, sin = self._cos[positions][:, :, None], self._sin[positions][:, :, None]
-        mask = (self._steps[:longest][None, None, :] <= positions[:, :, None])[:, None]
-        for i, layer in enumerate(self._layers):
-            q, k, v = self._qkv(layer, x, cos, sin)
-            self._keys[i][where[0], :, where[1]] = k[real]
-            self._values[i][where[0], :, where[1]] = v[real]
-            keys, values = self._keys[i, index, :, :longest], self._values[i, index, :, :longest]
+            padded[i, : len(row)] = row
+        real = np.arange(width)[None, :] < lengths[:, None]
+        # Padding stands behind the real tokens and is not written to the cache; only its position has to exist.
+        positions = np.minimum(begin[:, None] + np.arange(width)[None, :], self.max_context - 1)
+        filled = self._on_device(np.flatnonzero(real))
+        written = self._on_device(self._where(np.repeat(np.array(slots), lengths), positions[real]))
+        x = F.embedding(self._on_device(padded.reshape(-1)), w.embedding)
+        turns = self._turns.index_select(0, self._on_device(positions.reshape(-1)))
+        fresh, longest = not begin.any(), int((begin + lengths).max())
+        index, mask = self._on_device(np.array(slots)), None
+        if not fresh:
+            mask = self._on_device(np.arange(longest)[None, None, None, :] <= positions[:, None, :, None])
+        vectors = self._cache.view(s.layers, -1, s.head_dim)
+        for i, layer in enumerate(w.layers):
+            qkv = self._qkv(layer, x, turns)
+            new = qkv[:, s.heads :] if len(filled) == b * width else qkv[:, s.heads :].index_select(0, filled)
+            vectors[i].index_copy_(0, written, new.reshape(-1, s.head_dim))
+            heads = qkv.view(b, width, -1, s.head_dim).transpose(1, 2)
+            query, key, value = torch.split(heads, [s.heads, s.kv_heads, s.kv_heads], dim=1)
+            if not fresh:
+                key, value = self._cache[i][:, index, :, :longest].unbind(0)
             attended = F.scaled_dot_product_attention(
-                q.transpose(1, 2), keys, values, attn_mask=mask, enable_gqa=s.heads != s.kv_heads
+                query, key, value, attn_mask=mask, is_causal=fresh, enable_gqa=s.heads != s.kv_heads
             )
-            x = self._finish(layer, x, attended.transpose(1, 2).reshape(b, width, s.heads * s.head_dim))
-        last = x[torch.arange(b, device=x.device), lengths - 1]
-        return F.linear(F.rms_norm(last, (s.hidden,), self._norm, s.eps), self._head).float()
+            x = self._finish(layer, x, attended.transpose(1, 2).reshape(b * width, s.heads * s.head_dim))
+        last = np.arange(b) * width + lengths - 1
+        return self._logits(x.index_select(0, self._on_device(last)))
 
-    def _qkv(self, layer: _Layer, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Projected and rotated: [..., heads, head_dim] and twice [..., kv_heads, head_dim]."""
+    # -- parts of a layer --------------------------------------------------------------------------------------
+
+    def _qkv(self, layer: Layer, x: Tensor, turns: Tensor) -> Tensor:
+        """[tokens, heads + 2 kv_heads, head_dim]; queries and keys are turned by their positions."""
         s = self.shape
         normed = F.rms_norm(x, (s.hidden,), layer.norm_in, s.eps)
-        qkv = F.linear(normed, layer.qkv, layer.qkv_bias)
-        qkv = qkv.view(*qkv.shape[:-1], s.heads + 2 * s.kv_heads, s.head_dim)
-        rotated = qkv[..., : s.heads + s.kv_heads, :]
-        half = s.head_dim // 2
-        turned = torch.cat([-rotated[..., half:], rotated[..., :half]], dim=-1)
-        rotated = rotated * cos + turned * sin
-        return rotated[..., : s.heads, :], rotated[..., s.heads :, :], qkv[..., s.heads + s.kv_heads :, :]
+        qkv = F.linear(normed, layer.qkv, layer.qkv_bias).view(len(x), -1, s.head_dim)
+        if layer.query_norm is not None and layer.key_norm is not None:
+            query, key, value = torch.split(qkv, [s.heads, s.kv_heads, s.kv_heads], dim=1)
+            query = F.rms_norm(query, (s.head_dim,), layer.query_norm, s.eps)
+            key = F.rms_norm(key, (s.head_dim,), layer.key_norm, s.eps)
+            qkv = torch.cat([query, key, value], dim=1)
+        turned = qkv[:, : s.heads + s.kv_heads]
+        pairs = turned.float().view(
+            len(x), -1, s.head_dim // 2, 2
+        )  # for float32 a view: the multiplication is in place
+        torch.view_as_complex(pairs).mul_(turns)
+        if pairs.dtype != qkv.dtype:
+            turned.copy_(pairs.flatten(-2))
+        return qkv
 
-    def _finish(self, layer: _Layer, x: Tensor, attended: Tensor) -> Tensor:
+    def _finish(self, layer: Layer, x: Tensor, attended: Tensor) -> Tensor:
         """Output projection and feed-forward part, with their residuals."""
-        x = x + F.linear(attended, layer.out)
-        gate, up = F.linear(F.rms_norm(x, (self.shape.hidden,), layer.norm_mlp, self.shape.eps), layer.gate_up).chunk(
-            2, -1
-        )
-        return x + F.linear(F.silu(gate) * up, layer.down)
+        s = self.shape
+        x = torch.addmm(x, attended, layer.out.t())
+        gate, up = F.linear(F.rms_norm(x, (s.hidden,), layer.norm_mlp, s.eps), layer.gate_up).chunk(2, -1)
+        return torch.addmm(x, F.silu(gate).mul_(up), layer.down.t())
+
+    def _logits(self, x: Tensor) -> Tensor:
+        s, w = self.shape, self.weights
+        return F.linear(F.rms_norm(x, (s.hidden,), w.norm, s.eps), w.head).float()
+
+    # -- indices -----------------------------------------------------------------------------------------------
+
+    def _on_device(self, array: npt.NDArray[np.generic]) -> Tensor:
+        return torch.from_numpy(array).to(self._device)
+
+    def _where(self, slots: IntArray, positions: IntArray) -> IntArray:
+        """Where each token's keys and values (of all kv heads) stand in a layer's cache, counted in vectors."""
+        slot_at = slots * (self.shape.kv_heads * self.max_context) + positions
+        return (slot_at[:, None] + self._heads_at[None, :]).reshape(-1)
+
+    def _decode_mask(self, positions: IntArray, longest: int) -> Tensor:
+        """[rows * kv_heads, 1, longest]: 0 up to the row's position, minus infinity behind it."""
+        starts = (self.max_context - 1 - positions).repeat(self.shape.kv_heads)
+        return self._mask.unfold(0, longest, 1).index_select(0, self._on_device(starts))[:, None]
+
+
+def _parts(positions: IntArray) -> list[tuple[int, int, int]]:
+    """(first row, end, longest context): all rows at once, or the last ones by themselves where that saves work."""
+    n, longest = len(positions), int(positions.max()) + 1
+    if n >= 2 * TAIL_ROWS:
+        body = n - TAIL_ROWS
+        shorter = int(positions[:body].max()) + 1
+        if (longest - shorter) * body >= SPLIT_SAVES:
+            return [(0, body, shorter), (body, n, int(positions[body:].max()) + 1)]
+    return [(0, n, longest)]

@@ -1,7 +1,10 @@
 """The engine: one thread that steps the scheduler, and asyncio on the other side.
 
-Requests, cancellations and control calls (weights, pause) reach the thread through a queue and are looked at between
-two steps. Finished generations go back with `call_soon_threadsafe`. Without work the thread sleeps on the queue.
+1. Requests, cancellations and control calls (weights, pause) reach the thread as *errands* through a queue and are run
+   between two steps. Without work the thread sleeps on the queue.
+2. Finished generations are gathered over a step and go back with one `call_soon_threadsafe` an event loop.
+3. What fails in a step fails the requests that were in the engine; it forgets its cache and goes on. Once the thread
+   has ended, errands still in the queue are told so: nobody waits for ever.
 """
 
 from __future__ import annotations
@@ -21,8 +24,11 @@ from pydantic import Field
 from ale.errors import ConfigError, EngineError
 from ale.specs.driver import DriverContext, PluginConfig
 from ale.specs.engine import GenerateRequest, Generation, InferenceEngine, PolicyVersion, Tokenizer
-from ale_engine_torch.load import load_decoder
-from ale_engine_torch.scheduler import Job, Scheduler
+from ale_engine_torch.load import DtypeName, load_decoder, read_weights
+from ale_engine_torch.scheduler import Counters, Job, Scheduler
+
+Errand = Callable[[EngineError | None], None]
+"""Work for the thread; it is called with an error instead where the thread has ended."""
 
 
 class TorchEngine(InferenceEngine):
@@ -36,29 +42,34 @@ class TorchEngine(InferenceEngine):
         max_batch: int = Field(
             64, gt=0, description="Slots: sessions whose context is kept, and most requests at once."
         )
-        max_context: int = Field(2048, gt=0, description="Tokens of one slot; the model's own limit, if that is less.")
-        device: str = Field("auto", description="auto, cpu or cuda.")
-        dtype: Literal["float32", "bfloat16"] = Field("float32", description="Type of weights and cache.")
-        threads: int = Field(0, ge=0, description="CPU threads of the engine's thread; 0: torch's own choice.")
+        max_context: int = Field(2048, gt=1, description="Tokens of one slot; the model's own limit, if that is less.")
+        device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto takes a GPU where there is one.")
+        dtype: DtypeName = Field(
+            "auto",
+            description="Type of weights and cache. auto: float32 on the CPU, on a GPU what the folder was saved as.",
+        )
+        threads: int = Field(0, ge=0, description="CPU threads of the engine's thread; 0 leaves torch's choice.")
 
     config: Config
 
     def __init__(self, config: Any, context: DriverContext) -> None:
         super().__init__(config, context)
         self._scheduler: Scheduler | None = None
-        self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[Errand] = queue.SimpleQueue()
+        self._outbox: list[tuple[asyncio.AbstractEventLoop, Callable[[], None]]] = []
         self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()  # nothing enters the inbox once `_gone` is set
+        self._gone: EngineError | None = EngineError("The engine 'torch' has not been started.")
         self._stopping = self._paused = False
         self._requests = 0
-        self._max_context = config.max_context
+        self._counters = Counters()
+        self._max_context = self.config.max_context
         self._version = 0
-        cuda = torch.cuda.is_available()
-        self._device = torch.device(("cuda" if cuda else "cpu") if config.device == "auto" else config.device)
 
     @property
     def max_context(self) -> int:
         """Most tokens (prompt and response) of one request."""
-        return int(self._max_context)
+        return self._max_context
 
     @property
     def version(self) -> int:
@@ -67,7 +78,13 @@ class TorchEngine(InferenceEngine):
 
     async def start(self) -> None:
         """Start the thread."""
-        self._thread = threading.Thread(target=self._loop, name="ale-engine", daemon=True)
+        if self.config.device == "cuda" and not torch.cuda.is_available():
+            raise ConfigError(
+                "engine.device: 'cuda' was asked for, but torch finds no GPU here. Set engine.device to auto or cpu, "
+                "or install a build of torch for your GPU."
+            )
+        self._gone, self._stopping, self._paused = None, False, False
+        self._thread = threading.Thread(target=self._run, name="ale-engine", daemon=True)
         self._thread.start()
 
     async def close(self) -> None:
@@ -76,77 +93,81 @@ class TorchEngine(InferenceEngine):
             return
         thread, self._thread = self._thread, None
 
-        def stop() -> None:
+        def stop(gone: EngineError | None) -> None:
             self._stopping = True
 
-        self._inbox.put(stop)
-        await asyncio.get_running_loop().run_in_executor(None, thread.join)
-        self._scheduler = None
+        with contextlib.suppress(EngineError):
+            self._send(stop)
+        await asyncio.shield(asyncio.get_running_loop().run_in_executor(None, thread.join))
 
     async def load_model(self, folder: Path | None, tokenizer: Tokenizer) -> None:
-        """See `InferenceEngine.load_model`."""
+        """See `InferenceEngine.load_model`. What the engine was generating fails."""
         if folder is None:
             raise ConfigError("engine: 'torch' needs a model; give model.path or model.scratch.")
-        dtype = getattr(torch, self.config.dtype)
 
         def load() -> None:
-            decoder = load_decoder(folder, self.config.max_batch, self.config.max_context, self._device, dtype)
-            self._scheduler = Scheduler(decoder, self.config.max_batch, self._device)
+            name = self.config.device
+            device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
+            slots = self.config.max_batch
+            decoder = load_decoder(folder, slots, self.config.max_context, device, self.config.dtype)
+            if self._scheduler is not None:
+                self._scheduler.fail_all(EngineError("The engine's model was replaced while it generated; try again."))
+            self._scheduler = Scheduler(decoder, slots, self._counters)
             self._max_context, self._version = decoder.max_context, 0
 
         await self._in_thread(load)
 
     async def load_weights(self, policy: PolicyVersion) -> None:
-        """See `InferenceEngine.load_weights`; takes them from memory."""
+        """See `InferenceEngine.load_weights`; from memory where they are there, else from the folder."""
         weights = policy.weights
         if weights is None:
-            raise EngineError("The engine 'torch' takes weights from memory; this policy version has none.")
+            if policy.path is None:
+                raise EngineError(f"Policy version {policy.version} holds neither weights nor a folder to load.")
+            named = await asyncio.to_thread(read_weights, policy.path)
+        else:
+            named = dict(weights)
 
-        def swap() -> None:
+        def replace() -> None:
             scheduler = self._ready()
-            scheduler.decoder.load(weights)
+            scheduler.decoder.load(named)
             scheduler.weights_changed(policy.version)
             self._version = policy.version
 
-        await self._in_thread(swap)
+        await self._in_thread(replace)
 
     async def generate(self, request: GenerateRequest) -> Generation:
         """See `InferenceEngine.generate`."""
-        if len(request.token_ids) >= self._max_context or not request.token_ids:
-            raise EngineError(
-                f"A prompt of {len(request.token_ids)} tokens cannot be answered in a context of {self._max_context}."
-            )
+        self._check(request)
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Generation] = loop.create_future()
 
-        def settle(result: Generation | BaseException) -> None:
-            if future.done():
-                return
-            if isinstance(result, BaseException):
-                future.set_exception(result)
-            else:
-                future.set_result(result)
-
         def deliver(result: Generation | BaseException) -> None:
-            with contextlib.suppress(RuntimeError):  # the loop has been closed: nobody waits any more
-                loop.call_soon_threadsafe(settle, result)
+            self._outbox.append((loop, lambda: _settle(future, result)))
 
         self._requests += 1
         seed = request.sampling.seed
         # Without a seed of its own a request gets one from the run's seed and its number.
         job = Job(request, deliver, self.context.seed * 1_000_003 + self._requests if seed is None else seed)
 
-        def submit() -> None:
+        def submit(gone: EngineError | None) -> None:
             try:
+                if gone is not None:
+                    raise gone
                 self._ready().submit(job)
-            except EngineError as error:
-                deliver(error)
+            except Exception as error:
+                deliver(error if isinstance(error, EngineError) else _failure("could not take a request", error))
+
+        def cancel(gone: EngineError | None) -> None:
+            if gone is None and self._scheduler is not None:
+                self._scheduler.cancel(job)
 
         self._send(submit)
         try:
             return await future
-        finally:
-            job.cancelled = True
+        except asyncio.CancelledError:
+            with contextlib.suppress(EngineError):
+                self._send(cancel)
+            raise
 
     async def pause(self) -> None:
         """Finish the step under way, then hold."""
@@ -157,67 +178,119 @@ class TorchEngine(InferenceEngine):
         await self._in_thread(lambda: setattr(self, "_paused", False))
 
     def metrics(self) -> dict[str, float]:
-        """Counters since the model was loaded, and `slot_use`: mean share of the slots that decoded in a step."""
-        if self._scheduler is None:
-            return {}
-        counters = asdict(self._scheduler.counters)
+        """Counters since the start. `cached_prompt_tokens` of `prompt_tokens` were not computed again; `busy_s` is
+        `prefill_s` + `decode_s`; `slot_use` is the mean share of the slots that decoded in a step."""
+        counters = asdict(self._counters)
         active, steps = counters.pop("active_sum"), counters["steps"]
         counters["slot_use"] = active / (steps * self.config.max_batch) if steps else 0.0
         counters["busy_s"] = counters["prefill_s"] + counters["decode_s"]
         return counters
 
-    # -- the thread --------------------------------------------------------------------------------------------
+    # -- from the event loop to the thread ---------------------------------------------------------------------
 
-    def _send(self, work: Callable[[], None]) -> None:
-        if self._thread is None or not self._thread.is_alive():
-            raise EngineError("The engine is closed.")
-        self._inbox.put(work)
+    def _check(self, request: GenerateRequest) -> None:
+        length = len(request.token_ids)
+        if length == 0:
+            raise EngineError("The engine 'torch' was given an empty prompt; a prompt has at least one token.")
+        if length >= self._max_context:
+            raise EngineError(
+                f"A prompt of {length} tokens cannot be answered in a context of {self._max_context}. Raise "
+                "engine.max_context (and the model's own limit), or let the agent shorten its context sooner."
+            )
+        if request.sampling.max_tokens < 1:
+            raise EngineError(f"max_tokens must be at least 1, not {request.sampling.max_tokens}.")
+
+    def _send(self, errand: Errand) -> None:
+        with self._lock:
+            if self._gone is not None:
+                raise EngineError(*self._gone.args)
+            self._inbox.put(errand)
 
     async def _in_thread(self, work: Callable[[], None]) -> None:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
 
-        def settle(error: BaseException | None) -> None:
-            if not future.done():
-                future.set_result(None) if error is None else future.set_exception(error)
+        def errand(gone: EngineError | None) -> None:
+            result: BaseException | None = gone
+            if result is None:
+                try:
+                    work()
+                except Exception as error:
+                    result = error
+            self._outbox.append((loop, lambda: _settle(future, result)))
 
-        def run() -> None:
-            error: BaseException | None = None
-            try:
-                work()
-            except Exception as problem:
-                error = problem
-            with contextlib.suppress(RuntimeError):
-                loop.call_soon_threadsafe(settle, error)
-
-        self._send(run)
+        self._send(errand)
         await future
+
+    # -- the thread --------------------------------------------------------------------------------------------
 
     def _ready(self) -> Scheduler:
         if self._scheduler is None:
-            raise EngineError("The engine has no model yet.")
+            raise EngineError("The engine 'torch' has no model yet; call load_model first.")
         return self._scheduler
 
-    def _loop(self) -> None:
-        if self.config.threads:
-            torch.set_num_threads(self.config.threads)
-        while not self._stopping:
-            scheduler = self._scheduler
-            busy = scheduler is not None and scheduler.busy and not self._paused
-            self._read_inbox(wait=not busy)
-            if busy and scheduler is self._scheduler and scheduler is not None and not self._stopping:
-                try:
-                    scheduler.step()
-                except Exception as error:
-                    failure = EngineError(f"The engine failed in a step: {type(error).__name__}: {error}")
-                    failure.__cause__ = error
-                    scheduler.fail_all(failure)
-        if self._scheduler is not None:
-            self._scheduler.fail_all(EngineError("The engine was closed."))
+    def _run(self) -> None:
+        end = EngineError("The engine was closed.")
+        try:
+            if self.config.threads:
+                torch.set_num_threads(self.config.threads)
+            while not self._stopping:
+                self._turn()
+        except BaseException as error:  # nothing is meant to come here; the requests must hear of it all the same
+            end = _failure("died", error)
+        finally:
+            with self._lock:
+                self._gone = end
+            self._read_inbox(end)
+            if self._scheduler is not None:
+                self._scheduler.fail_all(end)
+                self._scheduler = None  # gives the cache's memory back
+            self._flush()
 
-    def _read_inbox(self, *, wait: bool) -> None:
+    def _turn(self) -> None:
+        """Run what has arrived (wait for it where there is nothing else to do), then a step."""
+        if self._paused or self._scheduler is None or not self._scheduler.busy:
+            self._inbox.get()(None)
+        self._read_inbox(None)
+        scheduler = self._scheduler
+        if scheduler is not None and scheduler.busy and not self._paused and not self._stopping:
+            try:
+                scheduler.step()
+            except Exception as error:
+                scheduler.fail_all(_failure("failed in a step", error))
+        self._flush()
+
+    def _read_inbox(self, gone: EngineError | None) -> None:
         with contextlib.suppress(queue.Empty):
-            if wait:
-                self._inbox.get()()
             while True:
-                self._inbox.get_nowait()()
+                self._inbox.get_nowait()(gone)
+
+    def _flush(self) -> None:
+        """Hand over what is done, with one wake-up an event loop."""
+        done, self._outbox = self._outbox, []
+        for loop in {id(loop): loop for loop, _ in done}.values():
+            calls = [call for owner, call in done if owner is loop]
+            with contextlib.suppress(RuntimeError):  # that loop has been closed: nobody waits any more
+                loop.call_soon_threadsafe(_call_all, calls)
+
+
+def _settle(future: asyncio.Future[Any], result: Any) -> None:
+    """Set a future, unless whoever waited has gone."""
+    if future.done():
+        return
+    if isinstance(result, BaseException):
+        future.set_exception(result)
+    else:
+        future.set_result(result)
+
+
+def _call_all(calls: list[Callable[[], None]]) -> None:
+    for call in calls:
+        call()
+
+
+def _failure(what: str, error: BaseException) -> EngineError:
+    reason = str(error) or type(error).__name__
+    failure = EngineError(f"The engine 'torch' {what}: {reason}")
+    failure.__cause__ = error
+    return failure

@@ -3,41 +3,45 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from ale.errors import ConfigError
+from ale.errors import ConfigError, EngineError
 from ale_engine_torch.any_model import AnyModelDecoder
-from ale_engine_torch.decoder import LlamaDecoder, Shape
+from ale_engine_torch.decoder import LlamaDecoder
+from ale_engine_torch.shape import fast_shape
 
-FAST_MODEL_TYPES = ("llama", "qwen2")
+DtypeName = Literal["auto", "float32", "bfloat16"]
 
 
 class Decoder(Protocol):
-    """What the scheduler needs of a model."""
+    """What the scheduler needs of a model. Rows are slots of its cache; only the engine's thread calls it."""
 
     max_context: int
+    prefix_reuse: bool
+    """Whether a slot's first positions may be kept while what follows them is replaced."""
 
-    def load(self, weights: Mapping[str, Tensor]) -> None: ...
-    def swap(self, a: int, b: int) -> None: ...
+    def load(self, weights: dict[str, Tensor]) -> None: ...
+    def swap(self, a: int, b: int, length: int) -> None: ...
     def copy_prefix(self, source: int, target: int, length: int) -> None: ...
-    def decode(self, tokens: Tensor, positions: Tensor) -> Tensor: ...
+    def decode(self, tokens: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]) -> Tensor: ...
     def prefill(self, slots: Sequence[int], tokens: Sequence[Sequence[int]], starts: Sequence[int]) -> Tensor: ...
 
 
-def load_decoder(folder: Path, slots: int, max_context: int, device: torch.device, dtype: torch.dtype) -> Decoder:
+def load_decoder(folder: Path, slots: int, max_context: int, device: torch.device, dtype_name: DtypeName) -> Decoder:
     """Raises `ConfigError` where the folder holds no model."""
-    try:
-        config = json.loads((folder / "config.json").read_text())
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"The folder {folder} holds no model: its config.json cannot be read ({error}).") from error
+    config = _read_config(folder)
     limit = config.get("max_position_embeddings") or config.get("n_positions") or max_context
     context = min(max_context, int(limit))
+    dtype = _dtype(config, device, dtype_name)
     shape = fast_shape(config)
     if shape is None or not list(folder.glob("*.safetensors")):
         try:
@@ -47,36 +51,40 @@ def load_decoder(folder: Path, slots: int, max_context: int, device: torch.devic
             raise ConfigError(
                 f"The folder {folder} holds no causal language model that can be loaded: {reason}"
             ) from error
-    weights: dict[str, Tensor] = {}
-    for file in sorted(folder.glob("*.safetensors")):
-        weights |= load_file(file)
     decoder = LlamaDecoder(shape, slots, context, device, dtype)
-    decoder.load(weights)
+    try:
+        decoder.load(read_weights(folder))
+    except EngineError as error:
+        raise ConfigError(f"The model in {folder} cannot be used: {error}") from error
     return decoder
 
 
-def fast_shape(config: Mapping[str, Any]) -> Shape | None:
-    """The shape, where `LlamaDecoder` computes exactly what this config means; else None."""
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    plain_rope = rope.get("rope_type", rope.get("type", "default")) == "default"
-    known = (
-        config.get("model_type") in FAST_MODEL_TYPES
-        and plain_rope
-        and config.get("hidden_act", "silu") == "silu"
-        and not config.get("use_sliding_window", False)
-        and not config.get("mlp_bias", False)
-        and not (config["model_type"] == "llama" and config.get("attention_bias", False))
-    )
-    if not known:
-        return None
-    heads = int(config["num_attention_heads"])
-    return Shape(
-        layers=int(config["num_hidden_layers"]),
-        hidden=int(config["hidden_size"]),
-        heads=heads,
-        kv_heads=int(config.get("num_key_value_heads") or heads),
-        head_dim=int(config.get("head_dim") or config["hidden_size"] // heads),
-        vocab=int(config["vocab_size"]),
-        eps=float(config.get("rms_norm_eps", 1e-6)),
-        rope_theta=float(rope.get("rope_theta") or config.get("rope_theta") or 10000.0),
-    )
+def read_weights(folder: Path) -> dict[str, Tensor]:
+    """All tensors of a folder's safetensors files. Raises `EngineError` where there is none."""
+    weights: dict[str, Tensor] = {}
+    try:
+        for file in sorted(folder.glob("*.safetensors")):
+            weights |= load_file(file)
+    except (OSError, SafetensorError) as error:
+        raise EngineError(f"The weights in {folder} cannot be read: {error}.") from error
+    if not weights:
+        raise EngineError(f"The folder {folder} holds no *.safetensors file to read weights from.")
+    return weights
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    try:
+        config = json.loads((folder / "config.json").read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"The folder {folder} holds no model: its config.json cannot be read ({error}).") from error
+    if not isinstance(config, dict):
+        raise ConfigError(f"The folder {folder} holds no model: its config.json is not an object.")
+    return config
+
+
+def _dtype(config: dict[str, Any], device: torch.device, name: DtypeName) -> torch.dtype:
+    """`auto`: float32 on the CPU; on a GPU what the folder was saved as, if that is float32 or bfloat16."""
+    if name == "auto":
+        saved = config.get("dtype") or config.get("torch_dtype")
+        name = "bfloat16" if device.type == "cuda" and saved != "float32" else "float32"
+    return torch.bfloat16 if name == "bfloat16" else torch.float32

@@ -1,10 +1,11 @@
 """Continuous batching: which request sits in which slot, and what the next step computes.
 
-- A slot belongs to a *session* from its first call on. When a call ends, the slot keeps the session's tokens and
-  their cache; the session's next call computes only what is new. A free slot is taken from the session that has been
-  idle longest. A waiting agent therefore holds a slot but no place in the batch.
-- Slots that decode are kept in front (rows `0..active`), by swapping.
-- A step first prefills what has arrived (as one padded batch a length class), then decodes one token for every row.
+- When a call ends, its slot keeps the session's tokens and their cache; the session's next call computes only what is
+  new. A slot is taken from the session that has been idle longest. A waiting agent has no place in the batch.
+- A prompt that begins like what another slot holds (the system prompt, the task of the same group) copies that part.
+  Requests that arrive together are admitted in waves, so that the later ones can copy from the first.
+- Slots that decode are kept in front (rows `0..active`), by swapping; long contexts drift to the end of these.
+- A step admits and prefills what has arrived, up to a budget, then decodes one token for every row.
 """
 
 from __future__ import annotations
@@ -14,14 +15,22 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 
+from ale.errors import EngineError
 from ale.specs.engine import GenerateRequest, Generation
 from ale.trajectory import FinishReason
+from ale_engine_torch.decoder import TAIL_ROWS
 from ale_engine_torch.load import Decoder
-from ale_engine_torch.sampling import sample, uniform_stream
+from ale_engine_torch.sampling import is_plain, sample, uniform_stream
+from ale_engine_torch.slots import SHARE_MIN, IntArray, SlotTable
 
-PREFILL_BATCH_TOKENS = 4096
+PREFILL_TOKENS = 2048
+"""Most tokens that a step prefills before those that decode get their turn (a single longer prompt excepted)."""
+
+MISPLACED_BY = 64
+"""Positions by which a row must be longer than one of the tail to change places with it."""
 
 
 @dataclass(eq=False)
@@ -32,22 +41,13 @@ class Job:
     deliver: Callable[[Generation | BaseException], None]
     seed: int
     limit: int = 0
+    plain: bool = True
+    stops: frozenset[int] = frozenset()
+    prompt: IntArray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     uniforms: list[float] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
-    cancelled: bool = False
-
-
-@dataclass(eq=False)
-class _Slot:
-    """`tokens` are those whose keys and values the cache holds, all computed with the weights numbered `weights`."""
-
-    session: str = ""
-    tokens: list[int] = field(default_factory=list)
-    weights: int = -1
-    job: Job | None = None
-    used: float = 0.0
 
 
 @dataclass
@@ -64,201 +64,194 @@ class Counters:
     active_sum: float = 0
 
 
+@dataclass(frozen=True)
+class _Admitted:
+    """A row whose slot holds the prompt up to `start`; `tokens` are still to be computed."""
+
+    row: int
+    tokens: IntArray
+    start: int
+
+
 class Scheduler:
     """Owns the decoder; used by one thread."""
 
-    def __init__(self, decoder: Decoder, slots: int, device: torch.device) -> None:
+    def __init__(self, decoder: Decoder, slots: int, counters: Counters) -> None:
         self.decoder = decoder
-        self.counters = Counters()
+        self.counters = counters
         self.version = 0
-        self._device = device
-        self._slots = [_Slot() for _ in range(slots)]
-        self._active = 0
+        self._table = SlotTable(slots, decoder.max_context)
+        self._jobs: list[Job] = []  # of the rows 0..active
         self._waiting: deque[Job] = deque()
-        self._weights = 0
 
     @property
     def busy(self) -> bool:
         """Whether a step has anything to do."""
-        return self._active > 0 or bool(self._waiting)
+        return bool(self._jobs) or bool(self._waiting)
 
     def submit(self, job: Job) -> None:
         """Queue a job whose prompt fits the context."""
         request = job.request
         job.limit = min(request.sampling.max_tokens, self.decoder.max_context - len(request.token_ids))
+        job.plain = is_plain(request.sampling)
+        job.stops = frozenset(request.sampling.stop_token_ids)
+        job.prompt = np.array(request.token_ids, dtype=np.int64)
         job.uniforms = uniform_stream(job.seed, job.limit)
         self._waiting.append(job)
+
+    def cancel(self, job: Job) -> None:
+        """Nobody waits for the job any more: it leaves the queue or its row."""
+        if job in self._waiting:
+            self._waiting.remove(job)
+        elif job in self._jobs:
+            self._release(self._jobs.index(job))
 
     def weights_changed(self, version: int) -> None:
         """The decoder has other weights: what idle slots hold is void. Running jobs go on with what they have."""
         self.version = version
-        self._weights += 1
+        self._table.weights += 1
 
-    def fail_all(self, error: BaseException) -> None:
-        """Deliver an error to everything queued or running."""
-        for job in [*self._waiting, *(s.job for s in self._slots if s.job is not None)]:
-            job.deliver(error)
+    def fail_all(self, error: EngineError) -> None:
+        """Deliver an error to everything queued or running, and forget what the slots hold."""
+        for job in [*self._waiting, *self._jobs]:
+            own = EngineError(*error.args)  # one each: an exception that is raised in many tasks mixes their traces
+            own.__cause__ = error.__cause__
+            job.deliver(own)
         self._waiting.clear()
-        self._active = 0
-        for slot in self._slots:
-            slot.job, slot.tokens = None, []
+        self._jobs.clear()
+        self._table.clear()
 
     @torch.inference_mode()
     def step(self) -> None:
         """Admit, prefill, decode once."""
-        self._drop_cancelled()
-        self._admit()
-        if self._active:
+        if self._waiting:
+            self._admit()
+        if self._jobs:
             self._decode()
-
-    def _drop_cancelled(self) -> None:
-        if any(job.cancelled for job in self._waiting):
-            self._waiting = deque(job for job in self._waiting if not job.cancelled)
-        for row in reversed(range(self._active)):
-            job = self._slots[row].job
-            if job is not None and job.cancelled:
-                self._release(row)
 
     # -- admission ---------------------------------------------------------------------------------------------
 
     def _admit(self) -> None:
-        admitted: list[tuple[int, list[int], int]] = []
-        while self._waiting and self._active < len(self._slots):
-            job = self._waiting.popleft()
-            row = self._place(job)
-            slot = self._slots[row]
-            prompt = job.request.token_ids
-            start = self._reusable(slot, prompt) or self._copy_shared(row, prompt, {r for r, _, _ in admitted})
-            slot.session, slot.job, slot.weights = job.request.session, job, self._weights
-            slot.tokens = list(prompt)
-            admitted.append((row, list(prompt[start:]), start))
-            self.counters.requests += 1
-            self.counters.prompt_tokens += len(prompt)
-            self.counters.cached_prompt_tokens += start
-        if admitted:
-            began = time.perf_counter()
-            for part in _length_classes(admitted):
-                self._prefill(part)
-            self.counters.prefill_s += time.perf_counter() - began
-            for row in sorted((row for row, _, _ in admitted), reverse=True):
-                self._finish_if_done(row)
+        began = time.perf_counter()
+        budget = PREFILL_TOKENS
+        while budget > 0 and self._waiting and self._table.active < self._table.count:
+            wave = self._wave(budget)
+            done: list[int] = []
+            for part in _length_classes(wave):
+                logits = self.decoder.prefill(
+                    [a.row for a in part], [a.tokens.tolist() for a in part], [a.start for a in part]
+                )
+                done += self._take([a.row for a in part], logits)
+            budget -= sum(len(a.tokens) for a in wave)
+            self._finish(done)
+        self.counters.prefill_s += time.perf_counter() - began
 
-    def _place(self, job: Job) -> int:
-        """Move the session's slot, or the longest idle one, to the end of the active rows; returns its row."""
-        idle = range(self._active, len(self._slots))
-        session = job.request.session
-        own = [r for r in idle if session and self._slots[r].session == session]
-        row = own[0] if own else min(idle, key=lambda r: self._slots[r].used)
-        self._swap(row, self._active)
-        self._active += 1
-        return self._active - 1
+    def _wave(self, budget: int) -> list[_Admitted]:
+        """Give slots to waiting jobs; those that could copy from a member of this very wave are left for the next."""
+        table, wave, later = self._table, list[_Admitted](), list[Job]()
+        ready = np.ones(table.count, dtype=np.bool_)  # what this wave is about to compute cannot be copied yet
+        try:
+            while self._waiting and table.active < table.count and budget > 0:
+                later.append(self._waiting.popleft())
+                job = later[-1]
+                common = table.common(job.prompt) if self.decoder.prefix_reuse else np.zeros_like(table.length)
+                usable = np.where(ready, common, 0)
+                if int(common.max()) >= int(usable.max()) + SHARE_MIN:
+                    continue
+                wave.append(self._place(job, usable))
+                later.pop()
+                ready[wave[-1].row] = False
+                budget -= len(wave[-1].tokens)
+        finally:
+            self._waiting.extendleft(reversed(later))  # also after a failure, so that every job hears of it
+        return wave
 
-    def _reusable(self, slot: _Slot, prompt: tuple[int, ...]) -> int:
-        """How many leading tokens of the prompt the slot's cache holds, computed with the current weights."""
-        if slot.weights != self._weights:
-            return 0
-        return _common_prefix(slot.tokens, prompt)
-
-    def _copy_shared(self, row: int, prompt: tuple[int, ...], fresh: set[int]) -> int:
-        """Copy a prefix (the system prompt, say) that another slot has computed already."""
-        best, length = -1, 15
-        for other, slot in enumerate(self._slots):
-            # What is admitted in this very step is not computed yet.
-            if other == row or other in fresh or slot.weights != self._weights:
-                continue
-            common = _common_prefix(slot.tokens, prompt)
-            if common > length:
-                best, length = other, common
-                break
-        if best < 0:
-            return 0
-        self.decoder.copy_prefix(best, row, length)
-        return length
-
-    def _prefill(self, part: list[tuple[int, list[int], int]]) -> None:
-        rows = [row for row, _, _ in part]
-        logits = self.decoder.prefill(rows, [t for _, t, _ in part], [start for _, _, start in part])
-        self._take(rows, logits)
+    def _place(self, job: Job, usable: IntArray) -> _Admitted:
+        """Move an idle slot to the end of the active rows, and copy to it what another one knows."""
+        table, session = self._table, job.request.session
+        idle, row = table.idle_row(session), table.active
+        start, source = int(usable[idle]), int(usable.argmax())
+        self._swap(idle, row)
+        if int(usable[source]) >= start + SHARE_MIN:
+            start = int(usable[source])
+            source = {idle: row, row: idle}.get(source, source)
+            self.decoder.copy_prefix(source, row, start)
+        table.active += 1
+        table.occupy(row, session, job.prompt)
+        self._jobs.append(job)
+        self.counters.requests += 1
+        self.counters.prompt_tokens += len(job.prompt)
+        self.counters.cached_prompt_tokens += start
+        return _Admitted(row, job.prompt[start:], start)
 
     # -- decoding ----------------------------------------------------------------------------------------------
 
     def _decode(self) -> None:
         began = time.perf_counter()
-        n = self._active
+        table, n = self._table, len(self._jobs)
+        misplaced = table.misplaced(TAIL_ROWS, MISPLACED_BY)
+        if misplaced is not None:
+            self._swap(*misplaced)
+        last = np.array([job.token_ids[-1] for job in self._jobs], dtype=np.int64)
+        logits = self.decoder.decode(last, table.append(n, last))
+        self._finish(self._take(range(n), logits))
         self.counters.steps += 1
         self.counters.active_sum += n
-        last, positions = [], []
-        for row in range(n):
-            slot = self._slots[row]
-            assert slot.job is not None
-            last.append(slot.job.token_ids[-1])
-            positions.append(len(slot.tokens))
-            slot.tokens.append(last[-1])
-        logits = self.decoder.decode(
-            torch.tensor(last, device=self._device), torch.tensor(positions, device=self._device)
-        )
-        self._take(list(range(n)), logits)
-        for row in reversed(range(n)):
-            self._finish_if_done(row)
         self.counters.decode_s += time.perf_counter() - began
 
-    def _take(self, rows: list[int], logits: torch.Tensor) -> None:
-        """Sample one token for each row."""
-        jobs = [job for row in rows if (job := self._slots[row].job) is not None]
+    def _take(self, rows: range | list[int], logits: torch.Tensor) -> list[int]:
+        """Sample one token for each row; returns the rows that are done."""
+        jobs = [self._jobs[row] for row in rows]
         uniforms = [job.uniforms[len(job.token_ids)] for job in jobs]
-        tokens, logprobs = sample(logits, uniforms, [job.request.sampling for job in jobs])
-        for job, token, logprob in zip(jobs, tokens.tolist(), logprobs.tolist(), strict=True):
+        settings = None if all(job.plain for job in jobs) else [job.request.sampling for job in jobs]
+        tokens, logprobs = sample(logits, uniforms, settings)
+        done = []
+        for row, job, token, logprob in zip(rows, jobs, tokens.tolist(), logprobs.tolist(), strict=True):
+            if logprob != logprob:
+                raise EngineError("the model computes values that are not numbers: its weights are broken.")
             job.token_ids.append(token)
             job.logprobs.append(logprob)
             job.versions.append(self.version)
+            if token in job.stops or len(job.token_ids) == job.limit:
+                done.append(row)
         self.counters.sampled_tokens += len(jobs)
+        return done
 
-    def _finish_if_done(self, row: int) -> None:
-        job = self._slots[row].job
-        assert job is not None
-        stopped = job.token_ids[-1] in job.request.sampling.stop_token_ids
-        if not stopped and len(job.token_ids) < job.limit:
-            return
-        reason: FinishReason = "stop" if stopped else "length"
-        generation = Generation(tuple(job.token_ids), tuple(job.logprobs), tuple(job.versions), reason)
-        self._release(row)
-        job.deliver(generation)
+    def _finish(self, rows: list[int]) -> None:
+        """Deliver what is done; from the last row on, since each one that leaves moves the last to its place."""
+        for row in sorted(rows, reverse=True):
+            job = self._jobs[row]
+            reason: FinishReason = "stop" if job.token_ids[-1] in job.stops else "length"
+            self._release(row)
+            job.deliver(Generation(tuple(job.token_ids), tuple(job.logprobs), tuple(job.versions), reason))
 
     def _release(self, row: int) -> None:
-        """The row stops decoding; its slot keeps what it has computed."""
-        slot = self._slots[row]
-        slot.job, slot.used = None, time.monotonic()
-        self._active -= 1
-        self._swap(row, self._active)
+        """The row stops decoding; its slot keeps what it has computed, the last active row takes its place."""
+        table = self._table
+        table.touch(row)
+        self._swap(row, table.active - 1)
+        self._jobs.pop()
+        table.active -= 1
 
     def _swap(self, a: int, b: int) -> None:
-        if a != b:
-            self.decoder.swap(a, b)
-            self._slots[a], self._slots[b] = self._slots[b], self._slots[a]
+        if a == b:
+            return
+        self.decoder.swap(a, b, self._table.held(a, b))
+        self._table.swap(a, b)
+        if max(a, b) < len(self._jobs):
+            self._jobs[a], self._jobs[b] = self._jobs[b], self._jobs[a]
 
 
-def _common_prefix(held: list[int], prompt: tuple[int, ...]) -> int:
-    """Length of the common prefix, leaving at least one token of the prompt to compute."""
-    limit = min(len(held), len(prompt) - 1)
-    if tuple(held[:limit]) == prompt[:limit]:
-        return limit
-    n = 0
-    while n < limit and held[n] == prompt[n]:
-        n += 1
-    return n
-
-
-def _length_classes(admitted: list[tuple[int, list[int], int]]) -> list[list[tuple[int, list[int], int]]]:
+def _length_classes(wave: list[_Admitted]) -> list[list[_Admitted]]:
     """Cut into batches of like lengths, so that little of a padded batch is padding."""
-    parts: list[list[tuple[int, list[int], int]]] = []
-    for item in sorted(admitted, key=lambda a: len(a[1])):
+    parts: list[list[_Admitted]] = []
+    for item in sorted(wave, key=lambda a: len(a.tokens)):
         part = parts[-1] if parts else None
-        fits = (
+        if (
             part is not None
-            and len(item[1]) <= 1.5 * len(part[0][1]) + 16
-            and (len(part) + 1) * len(item[1]) <= PREFILL_BATCH_TOKENS
-        )
-        if part is not None and fits:
+            and len(item.tokens) <= 1.5 * len(part[0].tokens) + 16
+            and (len(part) + 1) * len(item.tokens) <= PREFILL_TOKENS
+        ):
             part.append(item)
         else:
             parts.append([item])
