@@ -23,19 +23,3 @@ class Progress(Protocol):
     def note(self, sentence: str) -> None:
         """Something that a person wants to read."""
         ...
-
-
-class Silent:
-    """Hears nothing."""
-
-    def stage(self, name: str, total: int) -> None:
-        """Nothing."""
-
-    def advance(self, n: int = 1) -> None:
-        """Nothing."""
-
-    def numbers(self, **values: float) -> None:
-        """Nothing."""
-
-    def note(self, sentence: str) -> None:
-        """Nothing."""
