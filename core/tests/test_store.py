@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,6 +34,16 @@ def test_a_trajectory_comes_back_equal(tmp_path: Path, trajectory: Make) -> None
         assert store.count("passed = 1") == 1
         assert store.failures() == {"sandbox": 1}
         assert store.sampled_tokens() == 12
+
+
+def test_whoever_sees_the_database_can_read_it(tmp_path: Path) -> None:
+    for i in range(20):
+        with ThreadPoolExecutor(1) as pool:
+            creating = pool.submit(RunStore.create, tmp_path / str(i))
+            while not (tmp_path / str(i) / "run.db").exists():
+                assert not creating.done() or creating.result()
+            RunStore.open(tmp_path / str(i)).close()
+            creating.result().close()
 
 
 def test_metrics_and_events_come_back_in_order(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ import math
 import sqlite3
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Self
@@ -27,17 +28,17 @@ from ale.trajectory import Chunk, ChunkError, Failure, Observation, Score, Seque
 DB_NAME, SUMMARY_NAME, CONFIG_NAME = "run.db", "summary.json", "config.yaml"
 SCHEMA_VERSION = 1
 _SCHEMA = """
-CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
-CREATE TABLE IF NOT EXISTS trajectories (
+CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE trajectories (
   id TEXT PRIMARY KEY, stage TEXT NOT NULL, step INTEGER NOT NULL, split TEXT NOT NULL, task_id TEXT NOT NULL,
   grp TEXT NOT NULL, policy_version INTEGER NOT NULL, reward REAL, passed INTEGER NOT NULL, rejected TEXT,
   failure TEXT, chunks INTEGER NOT NULL, sampled_tokens INTEGER NOT NULL, seconds REAL NOT NULL,
   finished_at REAL NOT NULL, data TEXT NOT NULL);
-CREATE INDEX IF NOT EXISTS trajectories_by_stage ON trajectories (stage, step);
-CREATE TABLE IF NOT EXISTS metrics (
+CREATE INDEX trajectories_by_stage ON trajectories (stage, step);
+CREATE TABLE metrics (
   stage TEXT NOT NULL, step INTEGER NOT NULL, name TEXT NOT NULL, value REAL, time REAL NOT NULL,
   PRIMARY KEY (stage, step, name));
-CREATE TABLE IF NOT EXISTS events (time REAL NOT NULL, kind TEXT NOT NULL, data TEXT NOT NULL);
+CREATE TABLE events (time REAL NOT NULL, kind TEXT NOT NULL, data TEXT NOT NULL);
 """
 
 
@@ -52,11 +53,18 @@ class RunStore:
     def create(cls, folder: Path) -> Self:
         """Make the run folder (it may exist) and open its database for writing."""
         folder.mkdir(parents=True, exist_ok=True)
-        db = sqlite3.connect(folder / DB_NAME, isolation_level=None, check_same_thread=False)
-        db.execute("PRAGMA journal_mode=WAL")
+        path = folder / DB_NAME
+        if not path.exists():
+            # Built aside and renamed, so that whoever sees the file sees its tables too, also after a kill.
+            aside = path.with_suffix(".new")
+            aside.unlink(missing_ok=True)
+            with closing(sqlite3.connect(aside, isolation_level=None)) as db:
+                db.execute("PRAGMA journal_mode=WAL")
+                db.executescript(_SCHEMA)
+                db.execute("INSERT INTO meta VALUES ('schema', ?)", (str(SCHEMA_VERSION),))
+            aside.rename(path)
+        db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         db.execute("PRAGMA synchronous=NORMAL")
-        db.executescript(_SCHEMA)
-        db.execute("INSERT OR REPLACE INTO meta VALUES ('schema', ?)", (str(SCHEMA_VERSION),))
         return cls(folder, db)
 
     @classmethod
@@ -86,7 +94,7 @@ class RunStore:
         self.close()
 
     def add_trajectory(self, t: Trajectory) -> None:
-        """Keep a finished rollout; it is on disk when this returns."""
+        """Keep a finished rollout: when this returns, it outlives this process, however that ends."""
         row = (
             t.id, t.stage, t.step, t.split, t.task_id, t.group, t.policy_version,
             None if t.reward is None else t.reward.value, int(t.passed), t.rejected,
