@@ -7,22 +7,17 @@ from __future__ import annotations
 
 import random
 
-from ale_bash.family import Demonstration, Facts, Family, Instance, Turn, look, shell
+from ale_bash.family import WORDS, Demonstration, Facts, Family, Instance, Turn, look, shell, words
 
-SETTINGS = {
-    "mode": ("fast", "slow", "safe"),
-    "level": ("low", "high", "mid"),
-    "color": ("red", "blue", "green"),
-}
-NAMES = ("app", "web", "db", "mail", "proxy", "cache")
+KEYS = ("host", "zone", "user")
 
 
 def make(rng: random.Random) -> Instance:
     """A file of three settings, one of them wrong, and a check that names it."""
-    wanted = {key: rng.choice(values) for key, values in SETTINGS.items()}
-    bad = rng.choice(list(SETTINGS))
-    wrong = rng.choice([v for v in SETTINGS[bad] if v != wanted[bad]])
-    path = f"{rng.choice(NAMES)}.conf"
+    *values, wrong, name = words(rng, len(KEYS) + 2)
+    wanted = dict(zip(KEYS, values, strict=True))
+    bad = rng.choice(KEYS)
+    path = f"{name}.conf"
     conf = "".join(f"{key}={wrong if key == bad else value}\n" for key, value in wanted.items())
     check = "".join(f"grep -qx {k}={v} {path} || {{ echo {k} must be {v}; exit 1; }}\n" for k, v in wanted.items())
     test = [*(f"grep -qx {k}={v} {path}" for k, v in wanted.items()), f'[ "$(grep -c = {path})" -eq {len(wanted)} ]']
@@ -43,7 +38,7 @@ def show(facts: Facts, rng: random.Random, turn: Turn) -> Demonstration:
         return
     key, value, flag = said[0], said[3], "-i "
     if turn == "mistake" and rng.random() < 0.7:
-        value = rng.choice([v for v in SETTINGS.get(key, ("on", "off")) if v != value])
+        value = rng.choice([word for word in WORDS if word != value])
     elif turn == "mistake":
         flag = ""
     edit = f"sed {flag}s/{key}=.*/{key}={value}/ {path}"
