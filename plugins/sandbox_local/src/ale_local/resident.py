@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import _signal as sig  # type: ignore[import-not-found]  # `signal` builds enums: 3 ms of each start
 import os
+import resource
 import select
 import sys
 import time
@@ -318,8 +319,6 @@ def environment(pairs: list[bytes]) -> dict[bytes, bytes]:
 
 def set_rlimits(limits: dict[str, int]) -> None:
     """Limits by the kernel's per-process means, where there are no cgroups."""
-    import resource  # only needed here: one import less at each start
-
     for name, value in limits.items():
         kind = getattr(resource, name)
         hard = resource.getrlimit(kind)[1]

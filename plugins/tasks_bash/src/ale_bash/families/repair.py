@@ -19,7 +19,7 @@ def make(rng: random.Random) -> Instance:
     bad = rng.choice(KEYS)
     path = f"{name}.conf"
     conf = "".join(f"{key}={wrong if key == bad else value}\n" for key, value in wanted.items())
-    check = "".join(f"grep -qx {k}={v} {path} || {{ echo {k} must be {v}; exit 1; }}\n" for k, v in wanted.items())
+    check = "".join(f"grep -qx {k}={v} {path} || {{ echo want {k}={v}; exit 1; }}\n" for k, v in wanted.items())
     test = [*(f"grep -qx {k}={v} {path}" for k, v in wanted.items()), f'[ "$(grep -c = {path})" -eq {len(wanted)} ]']
     text = rng.choice((f"Repair {path} so that check.sh passes.", f"Mend {path}: check.sh must pass."))
     solution = f"sed -i s/{bad}=.*/{bad}={wanted[bad]}/ {path}"
@@ -33,10 +33,12 @@ def show(facts: Facts, rng: random.Random, turn: Turn) -> Demonstration:
         yield shell("check.sh")
     if turn == "detour":
         yield look(rng, path)
-    said = (yield shell("sh check.sh")).split()
-    if len(said) < 4:
+    said = yield shell("sh check.sh")
+    setting = said.removeprefix("want ").split("\n")[0]
+    if "=" not in setting:
         return
-    key, value, flag = said[0], said[3], "-i "
+    key, _, value = setting.partition("=")
+    flag = "-i "
     if turn == "mistake" and rng.random() < 0.7:
         value = rng.choice([word for word in WORDS if word != value])
     elif turn == "mistake":
