@@ -33,7 +33,7 @@ $(STAMP): Makefile core/pyproject.toml $(wildcard plugins/*/pyproject.toml)
 	  build editables hatchling httpx hypothesis mypy pytest 'pytest-asyncio>=0.24' pytest-timeout ruff types-PyYAML
 	@touch $@
 
-quickstart: install  ## Train a tiny agent end to end (about 4 minutes on 2 cores)
+quickstart: install  ## Train a tiny agent end to end (under 5 minutes on 2 cores)
 	$(BIN)/ale run examples/quickstart.yaml
 
 test: lint typecheck  ## Run ruff, mypy and all tests
