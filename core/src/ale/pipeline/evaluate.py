@@ -9,14 +9,8 @@ from ale.errors import AleError
 from ale.pipeline.workbench import Workbench
 from ale.rollout.episode import Stage
 from ale.specs.algorithm import RolloutRequest
-from ale.task import Task
 
 EVAL_STAGE = "eval"
-
-
-def heldout_tasks(bench: Workbench, episodes: int) -> list[Task]:
-    """The first `episodes` tasks of the evaluation split; a small split is gone through again."""
-    return list(itertools.islice(bench.take_tasks(bench.config.eval.split), episodes))
 
 
 async def evaluate(bench: Workbench, label: str, step: int) -> float:
@@ -26,7 +20,7 @@ async def evaluate(bench: Workbench, label: str, step: int) -> float:
     and, where that fails too, left out of the count.
     """
     config = bench.config.eval
-    tasks = heldout_tasks(bench, config.episodes)
+    tasks = list(itertools.islice(bench.take_tasks(config.split), config.episodes))
     bench.progress.stage(f"evaluation {label}", len(tasks))
     requests = [
         RolloutRequest(task, f"eval.{i}", bench.config.seed * 1_000_003 + 500_009 + i) for i, task in enumerate(tasks)

@@ -69,8 +69,7 @@ async def train_only(bench: Workbench, source: Path) -> None:
         with bench.timed("training"):
             metrics = await train_step(bench, config, trajectories, step)
         metrics |= rollout_metrics(trajectories, bench.engine.version - 1)
-        bench.store.add_metrics(RL_STAGE, step, metrics)
-        bench.hooks.call("ale_step_finished", stage=RL_STAGE, step=step, metrics=metrics)
+        bench.finish_step(RL_STAGE, step, metrics)
         bench.progress.advance()
     await evaluate(bench, "after_rl", max(steps))
     await bench.backend.save(bench.folder / "model" / "final")

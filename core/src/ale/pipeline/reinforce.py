@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -42,8 +43,7 @@ async def reinforce(bench: Workbench, config: RLConfig) -> None:
         metrics |= rollout_metrics(previous, bench.engine.version - 1)
         metrics |= {"rollout_s": rolled - began, "train_s": time.monotonic() - rolled}
         metrics["tokens_per_s"] = metrics["sampled_tokens"] / max(1e-9, rolled - began)
-        bench.store.add_metrics(RL_STAGE, step, metrics)
-        bench.hooks.call("ale_step_finished", stage=RL_STAGE, step=step, metrics=metrics)
+        bench.finish_step(RL_STAGE, step, metrics)
         bench.progress.numbers(
             remaining_s=(time.monotonic() - first) / step * (config.steps - step),
             success=metrics["success"],
@@ -118,6 +118,7 @@ def rollout_metrics(trajectories: Sequence[Trajectory], version: int) -> dict[st
     """What the rollouts of a step looked like; `version` is the policy version that the step trained on."""
     n = len(trajectories)
     chunks = [c for t in trajectories for c in t.chunks]
+    errors = Counter(c.error.kind for c in chunks if c.error is not None)
     return {
         "success": sum(t.passed for t in trajectories) / n,
         "reward": sum(t.reward.value for t in trajectories if t.reward is not None) / n,
@@ -125,10 +126,8 @@ def rollout_metrics(trajectories: Sequence[Trajectory], version: int) -> dict[st
         "chunks": len(chunks) / n,
         "chunk_tokens": sum(map(len, chunks)) / max(1, len(chunks)),
         "sampled_tokens": float(sum(t.sampled_tokens for t in trajectories)),
-        "illegal_calls": sum(c.error is not None and c.error.kind == "illegal_call" for c in chunks)
-        / max(1, len(chunks)),
-        "failed_executions": sum(c.error is not None and c.error.kind == "execution_failed" for c in chunks)
-        / max(1, len(chunks)),
+        "illegal_calls": errors["illegal_call"] / max(1, len(chunks)),
+        "failed_executions": errors["execution_failed"] / max(1, len(chunks)),
         "staleness": sum(version - t.policy_version for t in trajectories) / n,
         "episode_s": sum(t.seconds for t in trajectories) / n,
     }

@@ -33,8 +33,7 @@ async def warm_start(bench: Workbench, config: SFTConfig, demonstrations: list[T
                 continue
             totals = await bench.backend.update(batch, bench.sft.loss, lr=learning_rate(config, step))
             metrics = bench.sft.metrics(totals)
-            bench.store.add_metrics("sft", step, metrics)
-            bench.hooks.call("ale_step_finished", stage="sft", step=step, metrics=metrics)
+            bench.finish_step("sft", step, metrics)
             bench.progress.numbers(loss=metrics["loss"])
             bench.progress.advance()
         await bench.publish()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -73,6 +73,11 @@ class Workbench:
         policy = await self.backend.publish()
         await self.engine.load_weights(policy)
         return policy
+
+    def finish_step(self, stage: str, step: int, metrics: Mapping[str, float]) -> None:
+        """Keep a training step's metrics and tell the observers."""
+        self.store.add_metrics(stage, step, metrics)
+        self.hooks.call("ale_step_finished", stage=stage, step=step, metrics=metrics)
 
     def take_tasks(self, split: str) -> Iterator[Task]:
         """Tasks of a split, again from the start when they run out."""
