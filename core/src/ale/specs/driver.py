@@ -4,19 +4,18 @@
    validates the YAML section of the run against `Config` (unknown keys are refused).
 2. It builds the driver, then the run enters `async with driver:`, which calls `start()` and, whatever happens
    in between, `close()`. A driver holds no resource before `start` and none after `close`.
-3. `capabilities` says what it can do beyond the bare contract; a run that needs more is refused before it starts.
+3. `capabilities` says what it can do beyond the bare contract, `needs` what the run's other plugins must be able to do;
+   a run whose needs are not met is refused before anything starts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict
-
-from ale.specs.kinds import API_VERSION
 
 
 class PluginConfig(BaseModel):
@@ -33,20 +32,33 @@ class DriverContext:
     run_dir: Path | None = None
     seed: int = 0
     hooks: Any = None
-    """The `pluggy` hook relay of the run (`None` outside a run)."""
+    """The observers of the run (`ale.hooks.Hooks`; `None` outside a run)."""
     labels: Mapping[str, str] = field(default_factory=dict)
 
 
 class Driver:
     """Root of all driver contracts."""
 
-    api_version: ClassVar[str] = API_VERSION
+    api_version: ClassVar[str] = ""
+    """The versions of the contracts that the driver was made for, such as `>=1.1,<1.3` (see `ale.specs.kinds`)."""
     capabilities: ClassVar[frozenset[str]] = frozenset()
+    """What it can do beyond the contract, in the words of `ale.specs.kinds.CAPABILITIES`. `start` may narrow it on the
+    instance to what this machine gives."""
     Config: ClassVar[type[PluginConfig]] = PluginConfig
 
     def __init__(self, config: Any, context: DriverContext) -> None:
         self.config = config
         self.context = context
+
+    @classmethod
+    def provides(cls, config: Any) -> frozenset[str]:
+        """What it can do with these settings; override it where a setting takes a capability away."""
+        return cls.capabilities
+
+    @classmethod
+    def needs(cls, config: Any) -> Mapping[str, Collection[str]]:
+        """What the run's other plugins must be able to do with these settings: kind -> capabilities."""
+        return {}
 
     async def start(self) -> None:
         """Acquire what the driver needs. Called once, before anything else."""

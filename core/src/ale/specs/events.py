@@ -1,17 +1,24 @@
 """The pluggy hook specs: what an observer may hear. Observers come through the entry-point group `ale.hooks`.
 
-Calls are synchronous and never stand on the token path. An observer that raises is logged and does not break the
-run, except in the two *veto* hooks (`ale_before_exec`, `ale_filter_trajectory`), where an error is a refusal.
+1. A run registers the observers that its `observers:` names, and no other.
+2. An observer is best a class made from `Observer`, built with its settings like any driver; a module or an object
+   whose functions carry `hookimpl` will do. It takes only the arguments that it wants, by their names.
+3. Calls are synchronous, one observer after the other, and never stand on the token path: be quick.
+4. An observer that raises is logged, and after three errors it is told nothing more. In the two *veto* hooks
+   (`ale_before_exec`, `ale_filter_trajectory`) an error is a refusal, however often.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pluggy
 
+from ale.messages import Message
+from ale.specs.driver import Driver
+from ale.specs.sandbox import ExecResult
 from ale.specs.trainer import TrainBatch
 from ale.task import Task
 from ale.trajectory import Chunk, Trajectory
@@ -20,25 +27,49 @@ PROJECT = "ale"
 hookspec = pluggy.HookspecMarker(PROJECT)
 hookimpl = pluggy.HookimplMarker(PROJECT)
 
+VETO_HOOKS = frozenset({"ale_before_exec", "ale_filter_trajectory"})
+"""The hooks whose answer, or error, refuses."""
+
+ExecBy = Literal["agent", "reward"]
+"""Who runs a command in a sandbox."""
+
+
+class Observer(Driver):
+    """An observer with settings: its methods that carry `hookimpl` are called. `start` and `close` frame the run."""
+
 
 class HookSpecs:
     """Every hook of ALE."""
 
     @hookspec
     def ale_run_started(self, run_id: str, run_dir: Path, config: Mapping[str, Any]) -> None:
-        """A run begins; `config` is the resolved configuration."""
+        """A run begins; `config` is the resolved configuration, secrets as the references that the file holds."""
 
     @hookspec
-    def ale_sandbox_started(self, sandbox_id: str, task: Task) -> None:
-        """A sandbox for this task has started."""
+    def ale_sandbox_started(self, sandbox_id: str, episode_id: str, task: Task) -> None:
+        """A sandbox for this episode of the task has started. The episode's id is its session's and trajectory's too."""
 
     @hookspec
-    def ale_before_exec(self, sandbox_id: str, task: Task, command: str) -> str | None:
+    def ale_before_exec(self, sandbox_id: str, episode_id: str, task: Task, command: str) -> str | None:
         """The agent is about to run a command; return a sentence to refuse it (the agent sees the sentence)."""
 
     @hookspec
-    def ale_model_called(self, session_id: str, chunk: Chunk) -> None:
-        """The model answered a call."""
+    def ale_exec_started(self, sandbox_id: str, episode_id: str, task: Task, by: ExecBy, command: str) -> None:
+        """A command, the agent's (not refused) or the reward's, is handed to the sandbox."""
+
+    @hookspec
+    def ale_exec_finished(
+        self, sandbox_id: str, episode_id: str, task: Task, by: ExecBy, command: str, result: ExecResult | None,
+        error: str | None,
+    ) -> None:  # fmt: skip
+        """The command is over: with a `result`, or with the `error` (of the sandbox, or its cancellation) that ended it.
+
+        A refused command comes here too, without `ale_exec_started`: its result is what the agent sees.
+        """
+
+    @hookspec
+    def ale_model_called(self, session_id: str, chunk: Chunk, message: Message) -> None:
+        """The model, or whoever answers in its place (`chunk.sampled` is false), answered a call with `message`."""
 
     @hookspec
     def ale_trajectory_finished(self, trajectory: Trajectory) -> None:
@@ -50,11 +81,11 @@ class HookSpecs:
 
     @hookspec
     def ale_batch_ready(self, step: int, batch: TrainBatch) -> None:
-        """A batch is packed and about to be trained on."""
+        """A batch of an RL step is packed and about to be trained on."""
 
     @hookspec
     def ale_step_finished(self, stage: str, step: int, metrics: Mapping[str, float]) -> None:
-        """A training step is done."""
+        """A training step is done (stage `sft` or `rl`), or an evaluation (stage `eval`)."""
 
     @hookspec
     def ale_run_finished(self, run_id: str, summary: Mapping[str, Any]) -> None:
@@ -62,4 +93,4 @@ class HookSpecs:
 
     @hookspec
     def ale_commands(self, app: Any) -> None:
-        """Add commands to the `ale` command line (`app` is its typer application)."""
+        """Add commands to the `ale` command line (`app` is its typer application); called for an unknown command."""

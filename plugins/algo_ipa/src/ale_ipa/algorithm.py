@@ -31,6 +31,7 @@ from ale_ipa.signals import ReturnSignal, signals
 class IPA(Algorithm):
     """The algorithm `ipa`."""
 
+    api_version = ">=1.1,<1.3"
     class Config(PluginConfig):
         """Settings of the algorithm `ipa`."""
 

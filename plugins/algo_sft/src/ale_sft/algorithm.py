@@ -27,6 +27,7 @@ EPSILON = 1e-8
 class SFT(Algorithm):
     """The algorithm `sft`."""
 
+    api_version = ">=1.1,<1.3"
     class Config(PluginConfig):
         """Settings of the algorithm `sft`."""
 

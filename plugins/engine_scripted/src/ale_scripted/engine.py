@@ -25,6 +25,7 @@ from ale_scripted.sources import ScriptedCall, load_function, read_recording
 class ScriptedEngine(InferenceEngine):
     """The engine `scripted`."""
 
+    api_version = ">=1.1,<1.3"
     class Config(PluginConfig):
         """Settings of the engine `scripted`; give exactly one of answers, function, recording and random."""
 

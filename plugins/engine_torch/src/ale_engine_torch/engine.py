@@ -34,7 +34,8 @@ Errand = Callable[[EngineError | None], None]
 class TorchEngine(InferenceEngine):
     """The engine `torch`."""
 
-    capabilities = frozenset({"real_tokens", "weight_update_in_place"})
+    api_version = ">=1.1,<1.3"
+    capabilities = frozenset({"real_tokens", "weight_update_in_place", "weight_update_from_folder", "gpu"})
 
     class Config(PluginConfig):
         """Settings of the engine `torch`."""

@@ -49,6 +49,7 @@ class TestsRewardConfig(PluginConfig):
 class TestsReward(Reward):
     """Scores with the task's hidden tests."""
 
+    api_version = ">=1.1,<1.3"
     __test__ = False  # a class whose name starts with Test is not a test here
     Config: ClassVar[type[PluginConfig]] = TestsRewardConfig
     config: TestsRewardConfig

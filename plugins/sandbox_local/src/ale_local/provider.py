@@ -56,6 +56,7 @@ class LocalSandboxConfig(PluginConfig):
 class LocalSandboxProvider(SandboxProvider):
     """Sandboxes on this machine, without a daemon."""
 
+    api_version = ">=1.1,<1.3"
     Config: ClassVar[type[PluginConfig]] = LocalSandboxConfig
     capabilities: ClassVar[frozenset[str]] = frozenset({"users", "isolated", "network_none", "limits"})
     config: LocalSandboxConfig

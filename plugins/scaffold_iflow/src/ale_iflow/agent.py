@@ -22,6 +22,7 @@ from ale_iflow.tools import FINISH, TOOLS, ToolBox
 class IFlow(Scaffold):
     """Single-agent control loop."""
 
+    api_version = ">=1.1,<1.3"
     class Config(PluginConfig):
         """Settings of the scaffold `iflow`."""
 

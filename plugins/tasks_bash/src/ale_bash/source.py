@@ -37,6 +37,8 @@ WRONG_TURNS: tuple[Turn, ...] = ("error", "detour", "mistake", "mistake")
 class BashTasks(TaskSource):
     """See `TaskSource`."""
 
+    api_version = ">=1.1,<1.3"
+    capabilities = frozenset({"demonstrations"})
     class Config(PluginConfig):
         """Settings of the task source `bash`."""
 

@@ -32,7 +32,8 @@ T = TypeVar("T")
 class TorchTrainer(TrainerBackend):
     """The trainer `torch`."""
 
-    capabilities = frozenset({"weights_in_memory"})
+    api_version = ">=1.1,<1.3"
+    capabilities = frozenset({"weights_in_memory", "scratch", "gpu"})
 
     class Config(PluginConfig):
         """Settings of the trainer `torch`."""
