@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
 
 import pytest
+from strangers import Install, write_package
 
 from ale.messages import Message, ToolCall, ToolSpec
 from ale.trajectory import Chunk, ChunkError, Observation, Score, Sequence, Trajectory
@@ -36,3 +40,15 @@ def build_trajectory(trajectory_id: str = "t0", reward: float = 1.0, **changes: 
 def trajectory() -> Callable[..., Trajectory]:
     """Makes trajectories."""
     return build_trajectory
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
+    """Puts a stranger's package on the path, of child processes too, and takes it away again."""
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    before = set(sys.modules)
+    yield partial(write_package, tmp_path)
+    for imported in set(sys.modules) - before:
+        if str(getattr(sys.modules[imported], "__file__", "")).startswith(str(tmp_path)):
+            del sys.modules[imported]

@@ -51,12 +51,22 @@ def test_help_names_every_command() -> None:
 
 def test_plugins_are_listed_as_a_table_and_as_json() -> None:
     table = ale("plugins", "list").stdout.splitlines()
-    assert table[0].split() == ["KIND", "NAME", "PACKAGE", "VERSION", "STATUS", "SUMMARY"]
+    assert table[0].split() == ["KIND", "NAME", "PACKAGE", "VERSION", "API", "STATUS", "SUMMARY"]
     found = json.loads(ale("plugins", "list", "--json").stdout)
     assert len(found) == len(table) - 1
-    assert {"kind", "name", "package", "version", "status", "summary", "capabilities", "api_version", "target"} == set(
-        found[0]
-    )
+    keys = {
+        "kind",
+        "name",
+        "package",
+        "version",
+        "api_version",
+        "status",
+        "reason",
+        "summary",
+        "capabilities",
+        "target",
+    }
+    assert set(found[0]) == keys
     kinds = {info["kind"] for info in json.loads(ale("plugins", "list", "--kind", "sandbox", "--json").stdout)}
     assert kinds == {"sandbox"}
 

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from ale.errors import PluginError
 from ale.hooks import Hooks
 from ale.specs.events import hookimpl
 
@@ -85,14 +86,30 @@ def ale_before_exec(command: str):  # type: ignore[no-untyped-def]
     ("hook", "reason"),
     [(ale_run_finnished, "ale_run_finnished"), (ale_run_finished, "nobody"), (ale_before_exec, "cannot be wrapped")],
 )
-def test_an_observer_whose_hooks_do_not_fit_is_left_out_whole(
-    hook: object, reason: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    name = getattr(hook, "__name__", "")
-    bad, good = SimpleNamespace(**{name: hook}), Recording()
-    hooks = Hooks([("bad", bad), ("good", good)])
+def test_an_observer_whose_hooks_do_not_fit_is_refused_by_name(hook: object, reason: str) -> None:
+    bad, good = SimpleNamespace(**{getattr(hook, "__name__", ""): hook}), Recording()
+    hooks = Hooks([("good", good)])
+    with pytest.raises(PluginError, match=f"The observer 'bad' does not fit the hooks of ALE: .*{reason}"):
+        hooks.register("bad", bad)
     hooks.call("ale_run_finished", run_id="r", summary={})
     assert exec_refusal(hooks) is None
     assert good.heard == ["r", "rm -rf /"]
-    assert "the observer 'bad' is left out" in caplog.text
-    assert reason in caplog.text
+
+
+def test_an_observer_that_failed_three_times_is_told_nothing_more(caplog: pytest.LogCaptureFixture) -> None:
+    bad, good = Recording(ValueError("spam")), Recording()
+    hooks = Hooks([("bad", bad), ("good", good)])
+    for i in range(5):
+        hooks.call("ale_run_finished", run_id=str(i), summary={})
+    assert bad.heard == ["0", "1", "2"]
+    assert good.heard == ["0", "1", "2", "3", "4"]
+    assert caplog.text.count("ValueError: spam") == 3
+    assert caplog.text.count("It is told nothing more.") == 1
+
+
+def test_a_veto_is_asked_however_often_it_failed() -> None:
+    careful = Recording(RuntimeError("no rules"))
+    hooks = Hooks([("careful", careful)])
+    for i in range(4):
+        hooks.call("ale_run_finished", run_id=str(i), summary={})
+    assert all(exec_refusal(hooks) for _ in range(5)), "an error in a veto is a refusal, also after three"

@@ -1,40 +1,41 @@
 """The observers of a run: pluggy, with what may go wrong in an observer kept away from the run.
 
-1. Each observer of the entry-point group `ale.hooks` is loaded by itself; one that cannot be imported, or whose hooks
-   do not fit `ale.specs.events`, is logged and left out.
-2. `Hooks.call` tells every observer; one that raises is logged, and the others are told all the same.
-3. `Hooks.refusal` asks a *veto* hook; an error is a refusal: who cannot say yes has not said yes.
+1. A run registers the observers that its configuration names; one whose hooks do not fit `ale.specs.events` refuses
+   the run before it starts, as any wrong setting does.
+2. `Hooks.call` tells every observer; one that raises is logged, and the others are told all the same. After
+   `MAX_ERRORS` errors an observer is told nothing more.
+3. `Hooks.refusal` asks a *veto* hook; an error is a refusal: who cannot say yes has not said yes. So a veto is asked
+   for ever, also of an observer that is told nothing more.
 Without observers a call costs one comparison.
 """
 
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Iterable
-from importlib import metadata
 from typing import Any
 
-from ale.environment import chosen_plugins
+from ale.errors import PluginError
+from ale.validation import one_line
 
 log = logging.getLogger("ale.hooks")
-GROUP = "ale.hooks"
+MAX_ERRORS = 3
+"""Errors after which an observer is told nothing more."""
 
 
 class Hooks:
-    """The observers of one run."""
+    """The observers of one run. Raises `PluginError` for one whose hooks do not fit."""
 
     def __init__(self, observers: Iterable[tuple[str, Any]] = ()) -> None:
         self._hooks: dict[str, list[Any]] = {}
         self._manager: Any = None
+        self._errors: Counter[str] = Counter()
         for name, observer in observers:
-            self._register(name, observer)
-        if self._manager is not None:
-            for hook in vars(self._manager.hook).values():
-                # Kept as a list, last registered first as in pluggy: each is called by itself, so that one that
-                # raises does not silence the others.
-                self._hooks[hook.name] = list(reversed(hook.get_hookimpls()))
+            self.register(name, observer)
 
-    def _register(self, name: str, observer: Any) -> None:
+    def register(self, name: str, observer: Any) -> None:
+        """Add an observer: an object or a module whose functions carry `hookimpl`."""
         import pluggy
 
         from ale.specs.events import PROJECT, HookSpecs
@@ -49,23 +50,32 @@ class Hooks:
             if wrappers:
                 raise ValueError(f"{', '.join(wrappers)} is a wrapper, and the hooks of ALE cannot be wrapped")
         except Exception as error:
-            log.warning("the observer '%s' is left out: %s", name, _reason(error))
             if self._manager.get_plugin(name) is observer:
                 self._manager.unregister(name=name)
+            raise PluginError(f"The observer '{name}' does not fit the hooks of ALE: {one_line(error)}.") from error
+        for hook in vars(self._manager.hook).values():
+            # Kept as a list, last registered first as in pluggy: each is called by itself, so that one that
+            # raises does not silence the others.
+            self._hooks[hook.name] = list(reversed(hook.get_hookimpls()))
 
-    def watches(self, name: str) -> bool:
-        """Whether anybody implements this hook."""
-        return bool(self._hooks.get(name))
+    def watches(self, *names: str) -> bool:
+        """Whether anybody implements one of these hooks."""
+        return any(self._hooks.get(name) for name in names)
 
     def call(self, name: str, **arguments: Any) -> None:
         """Tell every observer; one that raises is logged."""
         if not self._hooks:
             return
         for implementation in self._hooks[name]:
+            observer = implementation.plugin_name
+            if self._errors[observer] >= MAX_ERRORS:
+                continue
             try:
                 _invoke(implementation, arguments)
             except (Exception, SystemExit) as error:
-                log.warning("the observer '%s' failed in %s: %s", implementation.plugin_name, name, _named(error))
+                self._errors[observer] += 1
+                last = " It is told nothing more." if self._errors[observer] >= MAX_ERRORS else ""
+                log.warning("the observer '%s' failed in %s: %s.%s", observer, name, _named(error), last)
 
     def refusal(self, name: str, **arguments: Any) -> str | None:
         """Ask a veto hook: the first sentence that refuses; an observer that raises refuses."""
@@ -82,23 +92,6 @@ class Hooks:
         return None
 
 
-def load_hooks() -> Hooks:
-    """The installed observers; `ALE_PLUGINS=a,b` limits which are loaded."""
-    chosen = chosen_plugins()
-    found = []
-    for entry in metadata.entry_points(group=GROUP):
-        if chosen is not None and entry.name not in chosen:
-            continue
-        try:
-            loaded = entry.load()
-            found.append((entry.name, loaded() if isinstance(loaded, type) else loaded))
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:  # SystemExit too: an observer cannot end a run
-            log.warning("the observer '%s' cannot be loaded and is left out: %s", entry.name, _named(error))
-    return Hooks(found)
-
-
 def _invoke(implementation: Any, arguments: dict[str, Any]) -> Any:
     return implementation.function(*(arguments[name] for name in implementation.argnames))
 
@@ -108,8 +101,4 @@ def _wraps(caller: Any, observer: Any) -> bool:
 
 
 def _named(error: BaseException) -> str:
-    return f"{type(error).__name__}: {_reason(error)}"
-
-
-def _reason(error: BaseException) -> str:
-    return " ".join(str(error).split()) or "no reason given"
+    return f"{type(error).__name__}: {one_line(error)}"

@@ -1,13 +1,14 @@
 """What is installed, from package metadata and each package's static `ale-plugin.json`: no plugin is imported.
 
 Nothing heavy is imported here either, so that `ale plugins list` is instant; and nothing that a package has written
-into its metadata can break the list.
+into its metadata can break the list. What only an import can show is `ale plugins check`'s to find.
 """
 
 from __future__ import annotations
 
 import json
-from collections import Counter
+import re
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from importlib import metadata
@@ -15,42 +16,67 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
-from ale.specs.kinds import API_VERSION, KINDS
+from ale.errors import ConfigError
+from ale.specs.kinds import ALL_KINDS, HOOKS
+from ale.versions import mismatch
 
 MANIFEST = "ale-plugin.json"
-Status = Literal["ok", "broken", "incompatible", "duplicate"]
+Status = Literal["ok", "broken", "incompatible", "shadowed"]
 
 
 @dataclass(frozen=True, slots=True)
 class PluginInfo:
     """A line of `ale plugins list`.
 
-    `status`: ok; broken (its module is not there); incompatible (made for another major version of the contracts);
-    duplicate (another package claims the same name).
+    `status`: ok; broken (it cannot be imported as it stands); incompatible (made for other versions of the contracts);
+    shadowed (another package brings the same name, so that a run must say `package:name`). `reason` is a sentence
+    wherever it is not ok. `api_version` is what the manifest declares, empty where it says nothing.
     """
 
     kind: str
     name: str
     package: str
     version: str
+    api_version: str
     status: Status
+    reason: str
     summary: str
     capabilities: tuple[str, ...]
-    api_version: str
     target: str
 
 
 def list_plugins(kind: str | None = None) -> list[PluginInfo]:
-    """Every installed driver in the order of kinds and names, from metadata alone."""
+    """Every installed plugin in the order of kinds and names, from metadata alone.
+
+    Raises `ConfigError` where there is no such kind.
+    """
+    if kind is not None and kind not in ALL_KINDS:
+        from ale.validation import nearest
+
+        kinds = ", ".join(ALL_KINDS)
+        raise ConfigError(f"There is no kind of plugin '{kind}'.{nearest(kind, ALL_KINDS)} The kinds: {kinds}.")
     found = [
         _describe(distribution, entry)
         for distribution, entries in _distributions()
         for entry in entries
         if kind is None or entry.group == f"ale.{kind}"
     ]
-    claims = Counter((info.kind, info.name) for info in found)
-    marked = [replace(i, status="duplicate") if claims[i.kind, i.name] > 1 else i for i in found]
-    return sorted(marked, key=lambda i: (KINDS.index(i.kind), i.name, i.package))
+    claims: dict[tuple[str, str], list[PluginInfo]] = defaultdict(list)
+    for info in found:
+        claims[info.kind, info.name].append(info)
+    return sorted(
+        (_marked(info, claims[info.kind, info.name]) for info in found),
+        key=lambda i: (ALL_KINDS.index(i.kind), i.name, i.package),
+    )
+
+
+def _marked(info: PluginInfo, claims: list[PluginInfo]) -> PluginInfo:
+    """Shadowed, where others claim the name too and the plugin would work by itself."""
+    others = sorted(other.package for other in claims if other is not info)
+    if not others or info.status != "ok":
+        return info
+    reason = f"{' and '.join(others)} brings this name too; write {info.package}:{info.name} to mean this one."
+    return replace(info, status="shadowed", reason=reason)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +90,7 @@ class _Package:
 
 
 def _distributions() -> Iterator[tuple[_Package, list[metadata.EntryPoint]]]:
-    groups = {f"ale.{kind}" for kind in KINDS}
+    groups = {f"ale.{kind}" for kind in ALL_KINDS}
     seen: set[str] = set()
     for distribution in metadata.distributions():
         try:
@@ -96,26 +122,30 @@ def _describe(package: _Package, entry: metadata.EntryPoint) -> PluginInfo:
     for plugin in plugins if isinstance(plugins, list) else ():
         if isinstance(plugin, dict) and (plugin.get("kind"), plugin.get("name")) == (kind, entry.name):
             about = plugin
-    api = str(manifest.get("api_version", API_VERSION))
+    declared = manifest.get("api_version")
+    api = declared if isinstance(declared, str) else ""
     capabilities = about.get("capabilities")
-    status: Status = "ok"
-    if major(api) != major(API_VERSION):
-        status = "incompatible"
-    elif not _is_there(module):
-        status = "broken"
+    status, reason = _status(kind, entry.value, module, api, package.name)
     return PluginInfo(
-        kind, entry.name, package.name, package.version, status,
+        kind, entry.name, package.name, package.version, api, status, reason,
         " ".join(str(about.get("summary") or package.summary).split()),
-        tuple(map(str, capabilities)) if isinstance(capabilities, list) else (), api, entry.value,
+        tuple(map(str, capabilities)) if isinstance(capabilities, list) else (), entry.value,
     )  # fmt: skip
 
 
-def _is_there(module: str) -> bool:
-    """Whether the top-level module can be found; finding it imports nothing."""
+def _status(kind: str, target: str, module: str, api: str, package: str) -> tuple[Status, str]:
+    """What can be known without an import."""
+    unfit = mismatch(api, package)
+    if unfit is not None:
+        return "incompatible", f"It {unfit}"
+    shape = r"[\w.]+(\s*:\s*[\w.]+)?" if kind == HOOKS else r"[\w.]+\s*:\s*[\w.]+"  # a module can be an observer
+    if re.fullmatch(shape + r"(\s*\[.*\])?", target.strip()) is None:
+        return "broken", f"Its entry point '{' '.join(target.split())}' is no 'module:name'; reinstall {package}."
     try:
-        return bool(module) and find_spec(module) is not None
+        there = find_spec(module) is not None  # of the top-level module: that imports nothing
     except (ImportError, ValueError):
-        return False
+        there = False
+    return ("ok", "") if there else ("broken", f"There is no module '{module}'; reinstall {package}.")
 
 
 def _manifest(distribution: metadata.Distribution, module: str) -> dict[str, Any]:
@@ -137,8 +167,3 @@ def _manifest(distribution: metadata.Distribution, module: str) -> dict[str, Any
         if isinstance(data, dict):
             return data
     return {}
-
-
-def major(version: str) -> str:
-    """The part of a version before the first dot."""
-    return version.split(".")[0]

@@ -3,7 +3,7 @@
 1. `installed.py` lists; two packages that claim one name are seen there, and `package:name` picks one.
 2. stevedore imports the one driver that is wanted, and nothing else.
 3. Whatever a plugin does wrong on import becomes a sentence that names it (`SystemExit` too).
-4. The class must keep the contract of its kind, in the major version of this ALE, before it is built.
+4. The class must keep the contract of its kind, made for a range of versions that holds this ALE's, before it is built.
 """
 
 from __future__ import annotations
@@ -17,18 +17,20 @@ from typing import Any
 from pydantic import BaseModel
 
 from ale.errors import AleError, ConfigError, PluginError
-from ale.installed import PluginInfo, list_plugins, major
+from ale.installed import PluginInfo, list_plugins
 from ale.run_config import PluginChoice
 from ale.specs.driver import Driver, DriverContext
-from ale.specs.kinds import API_VERSION, KINDS
+from ale.specs.kinds import HOOKS
 from ale.validation import nearest, one_line, validated
+from ale.versions import deprecated_form, mismatch, warn_deprecated
 
 OWN_PACKAGES = {
     ("sandbox", "local"): "ale-plugin-local", ("engine", "torch"): "ale-plugin-engine-torch",
     ("engine", "scripted"): "ale-plugin-scripted", ("trainer", "torch"): "ale-plugin-trainer-torch",
     ("algorithm", "ipa"): "ale-plugin-ipa", ("algorithm", "sft"): "ale-plugin-sft",
     ("scaffold", "iflow"): "ale-plugin-iflow", ("reward", "tests"): "ale-plugin-tests",
-    ("tasks", "bash"): "ale-plugin-bash",
+    ("tasks", "bash"): "ale-plugin-bash", ("hooks", "tensorboard"): "ale-plugin-tensorboard",
+    ("hooks", "audit_log"): "ale-plugin-audit-log",
 }  # fmt: skip
 """Which package brings a default plugin, for the sentence that says what to install."""
 
@@ -39,10 +41,19 @@ CONTRACTS = {
 """The class in `ale.specs.<kind>` that a driver of the kind is made from."""
 
 
+class FoundObserver(Driver):
+    """Stands for an observer without settings: a module, an object, or a class that is called without arguments."""
+
+    found: Any = None
+
+    def __init__(self, config: Any, context: DriverContext) -> None:
+        super().__init__(config, context)
+        self.observer = self.found() if inspect.isclass(self.found) else self.found
+
+
 def find_plugin(kind: str, name: str, yaml_path: str = "") -> PluginInfo:
     """The one plugin that `name` (or `package:name`) means. Raises `ConfigError` or `PluginError` with a sentence."""
     where = yaml_path or kind
-    check_kind(kind)
     installed = list_plugins(kind)
     package, _, bare = name.rpartition(":")
     matches = [i for i in installed if i.name == bare and package in ("", i.package)]
@@ -53,37 +64,35 @@ def find_plugin(kind: str, name: str, yaml_path: str = "") -> PluginInfo:
         choices = " or ".join(f"{i.package}:{i.name}" for i in matches)
         raise ConfigError(f"{where}: {packages} both bring the {kind} plugin '{bare}'; write {choices}.")
     info = matches[0]
-    if major(info.api_version) != major(API_VERSION):
-        raise PluginError(f"{where}: {_what(info)} {_made_for(info.api_version, info.package)}")
+    unfit = mismatch(info.api_version, info.package)
+    if unfit is not None:
+        raise PluginError(f"{where}: {_what(info)} {unfit}")
     return info
 
 
-def check_kind(kind: str) -> None:
-    """Raises `ConfigError` where there is no such kind of plugin."""
-    if kind not in KINDS:
-        raise ConfigError(f"There is no kind of plugin '{kind}'.{nearest(kind, KINDS)} The kinds: {', '.join(KINDS)}.")
-
-
 def load_driver_class(kind: str, name: str, yaml_path: str = "") -> type[Driver]:
-    """Import a driver; `yaml_path` says where the run file names it. Raises `ConfigError` or `PluginError`."""
+    """Import a driver; `yaml_path` says where the run file names it. Raises `ConfigError` or `PluginError`.
+
+    An observer that is no driver (a module, an object, a plain class) comes back as a `FoundObserver`.
+    """
     info = find_plugin(kind, name, yaml_path)
     what = f"{yaml_path or kind}: {_what(info)}"
-    try:
-        loaded = _load(info)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # a plugin may raise anything, SystemExit and AssertionError among it
-        raise PluginError(
-            f"{what} cannot be imported: {type(error).__name__}: {one_line(error)}. Repair or reinstall {info.package}."
-        ) from error
-    contract = getattr(importlib.import_module(f"ale.specs.{kind}"), CONTRACTS[kind])
+    loaded = _imported(info, what)
+    if kind == HOOKS and not (isinstance(loaded, type) and issubclass(loaded, Driver)):
+        loaded = type("Found", (FoundObserver,), {"found": staticmethod(loaded) if callable(loaded) else loaded})
+    contract: type = Driver
+    if kind in CONTRACTS:
+        contract = getattr(importlib.import_module(f"ale.specs.{kind}"), CONTRACTS[kind])
     if not (isinstance(loaded, type) and issubclass(loaded, contract) and issubclass(loaded, Driver)):
         raise PluginError(
             f"{what} is no {kind} driver: {info.target} must be a class made from ale.specs.{kind}.{contract.__name__}."
         )
-    api_version = str(loaded.api_version)
-    if major(api_version) != major(API_VERSION):
-        raise PluginError(f"{what} {_made_for(api_version, info.package)}")
+    unfit = mismatch(str(loaded.api_version), info.package)
+    if unfit is not None:
+        raise PluginError(f"{what} {unfit}")
+    old = deprecated_form(str(loaded.api_version)) if kind != HOOKS or loaded.api_version else None
+    if old is not None:
+        warn_deprecated(_what(info), old, gone_in="1.2")
     missing = ", ".join(sorted(getattr(loaded, "__abstractmethods__", ())))
     if missing:
         raise PluginError(f"{what} is unfinished: {info.target} lacks {missing}, which the contract asks for.")
@@ -91,7 +100,26 @@ def load_driver_class(kind: str, name: str, yaml_path: str = "") -> type[Driver]
         raise PluginError(
             f"{what}: {info.target}.Config must be a pydantic model, such as ale.specs.driver.PluginConfig."
         )
+    if kind == HOOKS:
+        from ale.hooks import Hooks
+
+        try:
+            Hooks([(info.name, loaded.found if issubclass(loaded, FoundObserver) else loaded)])
+        except PluginError as error:
+            raise PluginError(f"{what}: {error}") from error
     return loaded
+
+
+def _imported(info: PluginInfo, what: str) -> Any:
+    """What the entry point names. Raises `PluginError` whatever the import does short of ending the process."""
+    try:
+        return _load(info)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a plugin may raise anything, SystemExit and AssertionError among it
+        raise PluginError(
+            f"{what} cannot be imported: {type(error).__name__}: {one_line(error)}. Repair or reinstall {info.package}."
+        ) from error
 
 
 def validated_settings(cls: type[Driver], settings: Mapping[str, Any], yaml_path: str) -> BaseModel:
@@ -145,13 +173,6 @@ def _load(info: PluginInfo) -> Any:
 
 def _what(info: PluginInfo) -> str:
     return f"the {info.kind} plugin '{info.name}' of {info.package} {info.version}"
-
-
-def _made_for(api_version: str, package: str) -> str:
-    return (
-        f"was made for version {api_version} of the plugin contracts, this ALE has {API_VERSION}; "
-        f"install a release of {package} made for {major(API_VERSION)}.x."
-    )
 
 
 def _hint(kind: str, package: str, name: str, installed: list[PluginInfo]) -> str:

@@ -156,3 +156,6 @@ class RunConfig(Section):
     sft: SFTConfig | None = Field(None, description="The supervised warm start; leave it out to go without.")
     rl: RLConfig | None = Field(None, description="Reinforcement learning; leave it out to go without.")
     eval: EvalConfig = EvalConfig()
+    observers: tuple[PluginChoice, ...] = Field(
+        (), description="Observers (plugins of kind hooks) of the run: a list of names or of sections with 'use'."
+    )

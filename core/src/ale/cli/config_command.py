@@ -5,7 +5,7 @@ from __future__ import annotations
 from ale.cli.plugins_command import print_table
 from ale.errors import ConfigError
 from ale.installed import list_plugins
-from ale.plugins import check_kind, load_driver_class
+from ale.plugins import load_driver_class
 from ale.run_config import PluginChoice, RunConfig
 from ale.validation import describe as describe_model
 
@@ -15,9 +15,8 @@ def describe(kind: str | None, name: str | None) -> None:
     if kind is None:
         rows = describe_model(RunConfig, plugin=PluginChoice)
     else:
-        check_kind(kind)
+        names = ", ".join(info.name for info in list_plugins(kind)) or "none"
         if name is None:
-            names = ", ".join(info.name for info in list_plugins(kind)) or "none"
             raise ConfigError(f"Which {kind} plugin? Installed: {names}.")
         rows = describe_model(load_driver_class(kind, name, kind).Config)
     print_table([("KEY", "TYPE", "DEFAULT", "MEANING"), *rows])

@@ -7,7 +7,6 @@ from pathlib import Path
 from ale.cli.run_command import configure_logging, print_result, run_until_signal
 from ale.config import load_run_config
 from ale.errors import ConfigError
-from ale.hooks import load_hooks
 from ale.pipeline.offline import first_policy
 from ale.pipeline.run import run as run_pipeline
 from ale.store import CONFIG_NAME
@@ -29,6 +28,6 @@ def evaluate(target: Path, model: Path | None, episodes: int | None, overrides: 
     loaded = load_run_config(target, [*settings, *overrides])
     with display() as progress:
         configure_logging(progress.note)
-        result = run_until_signal(lambda: run_pipeline(loaded, progress, load_hooks()))
+        result = run_until_signal(lambda: run_pipeline(loaded, progress))
     print_result(result)
     return 0

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from itertools import takewhile
 from pathlib import Path
 from typing import Annotated
@@ -95,6 +96,29 @@ def plugins_list(
     show(kind, as_json)
 
 
+@plugins_app.command("check")
+def plugins_check(
+    kind: Annotated[str | None, typer.Option(help="Only this kind, such as sandbox.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    timeout_s: Annotated[float, typer.Option(min=0.1, help="Seconds that one import may take.")] = 60.0,
+) -> None:
+    """Import each plugin in a process of its own; the exit code is 1 where one fails."""
+    from ale.cli.plugins_command import check
+
+    raise typer.Exit(check(kind, as_json, timeout_s))
+
+
+@plugins_app.command("info")
+def plugins_info(
+    kind: Annotated[str, typer.Argument(metavar="KIND", help="Such as sandbox.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="NAME, or PACKAGE:NAME where two bring it.")],
+) -> None:
+    """One plugin: its settings, its capabilities, where it is loaded from."""
+    from ale.cli.plugins_command import info
+
+    info(kind, name)
+
+
 @config_app.command("show")
 def config_show(file: RunFile, overrides: Overrides = None) -> None:
     """The resolved configuration of a run file."""
@@ -128,6 +152,7 @@ def main() -> None:
     arguments = sys.argv[1:]
     options = list(takewhile(lambda word: word.startswith("-"), arguments))
     command = arguments[len(options)] if len(arguments) > len(options) else None
+    warnings.formatwarning = _warning_text
     try:
         if command is not None and command not in OWN_COMMANDS:
             _add_plugin_commands()
@@ -158,8 +183,19 @@ def main() -> None:
     sys.exit(code if isinstance(code, int) else 0)
 
 
+def _warning_text(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+) -> str:
+    """What a plugin's user is to know as a line without the place in our code; other warnings as Python shows them."""
+    from ale.versions import ContractDeprecation
+
+    if issubclass(category, ContractDeprecation):
+        return f"warning: {message}\n"
+    return f"{filename}:{lineno}: {category.__name__}: {message}\n"
+
+
 def _add_plugin_commands() -> None:
     """An unknown command may be an observer's (`ale_commands`); only then are observers loaded."""
-    from ale.hooks import load_hooks
+    from ale.observers import command_hooks
 
-    load_hooks().call("ale_commands", app=app)
+    command_hooks().call("ale_commands", app=app)

@@ -16,7 +16,6 @@ from typing import Any, TypeVar
 
 from ale.config import load_run_config
 from ale.errors import AleError, ConfigError
-from ale.hooks import load_hooks
 from ale.pipeline.run import Only, RunResult
 from ale.pipeline.run import run as run_pipeline
 from ale.view.progress import display
@@ -42,9 +41,7 @@ def run(
     chosen: Only = only  # type: ignore[assignment]
     with display() as progress:
         configure_logging(progress.note)
-        result = run_until_signal(
-            lambda: run_pipeline(loaded, progress, load_hooks(), only=chosen, source=source, folder=out)
-        )
+        result = run_until_signal(lambda: run_pipeline(loaded, progress, only=chosen, source=source, folder=out))
     print_result(result)
     return 0
 

@@ -71,7 +71,7 @@ class EndpointSession(ModelSession):
         given = await self._responder(messages, tools) if self._responder is not None else None
         if given is not None:
             chunk = self.recorder.add_given(prompt, render_reply(given), given)
-            self._endpoint.hooks.call("ale_model_called", session_id=self.id, chunk=chunk)
+            self._endpoint.hooks.call("ale_model_called", session_id=self.id, chunk=chunk, message=given)
             given_finish: FinishWord = "tool_calls" if given.tool_calls else "stop"
             return ChatReply(given, given_finish, chunk.index, len(prompt.token_ids), len(chunk))
         room = min(self._max_context, self._endpoint.engine.max_context) - len(prompt.token_ids)
@@ -92,7 +92,7 @@ class EndpointSession(ModelSession):
         if error is None and not stopped:
             error = ChunkError("truncated", "The response was cut at its token limit.")
         chunk = self.recorder.add_sampled(prompt, generation, parsed.message, error)
-        self._endpoint.hooks.call("ale_model_called", session_id=self.id, chunk=chunk)
+        self._endpoint.hooks.call("ale_model_called", session_id=self.id, chunk=chunk, message=parsed.message)
         finish: FinishWord = "tool_calls" if parsed.message.tool_calls else "stop" if stopped else "length"
         return ChatReply(
             parsed.message, finish, chunk.index, len(prompt.token_ids), len(sampled), parsed.illegal

@@ -36,7 +36,7 @@ async def evaluate(bench: Workbench, label: str, step: int) -> float:
             by_tag[tag].append(t.passed)
     metrics = {"success": success, "episodes": len(done), "chunks": sum(len(t.chunks) for t in done) / len(done)}
     metrics |= {f"success/{tag}": sum(v) / len(v) for tag, v in by_tag.items()}
-    bench.store.add_metrics(EVAL_STAGE, step, metrics)
+    bench.finish_step(EVAL_STAGE, step, metrics)
     bench.evaluations[label] = {"success": success, "episodes": len(done), "step": step}
     bench.progress.numbers(heldout=success)
     bench.progress.note(f"held-out success {label.replace('_', ' ')}: {success:.2f} ({len(done)} episodes)")

@@ -10,13 +10,14 @@ import asyncio
 import resource
 import time
 import uuid
-from dataclasses import dataclass
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from ale.config import LoadedConfig
 from ale.errors import ConfigError
-from ale.hooks import Hooks
+from ale.observers import open_observers
 from ale.pipeline.bootstrap import demonstrate, load_model, scratch_model
 from ale.pipeline.evaluate import evaluate
 from ale.pipeline.offline import roll_out_only, train_only
@@ -25,6 +26,7 @@ from ale.pipeline.reinforce import reinforce
 from ale.pipeline.supervised import warm_start
 from ale.pipeline.workbench import Workbench, open_workbench
 from ale.run_config import RunConfig
+from ale.specs.driver import DriverContext
 from ale.store import CONFIG_NAME, RunStore, write_summary
 
 Only = Literal["all", "rollout", "train"]
@@ -46,7 +48,7 @@ def new_run_folder(config: RunConfig) -> tuple[str, Path]:
 
 
 async def run(
-    loaded: LoadedConfig, progress: Progress, hooks: Hooks, *, only: Only = "all", source: Path | None = None,
+    loaded: LoadedConfig, progress: Progress, *, only: Only = "all", source: Path | None = None,
     folder: Path | None = None,
 ) -> RunResult:  # fmt: skip
     """Execute a run; raises what stopped it, after the summary is written."""
@@ -54,6 +56,17 @@ async def run(
     check(config, only, source)
     run_id, default_folder = new_run_folder(config)
     folder = folder or default_folder
+    async with AsyncExitStack() as stack:
+        context = DriverContext(run_id=run_id, run_dir=folder, seed=config.seed, labels={"run": run_id})
+        hooks = await open_observers(config.observers, context, stack)
+        return await _observed_run(loaded, progress, replace(context, hooks=hooks), only, source)
+
+
+async def _observed_run(
+    loaded: LoadedConfig, progress: Progress, context: DriverContext, only: Only, source: Path | None
+) -> RunResult:
+    config, run_id, folder, hooks = loaded.run, context.run_id, context.run_dir, context.hooks
+    assert folder is not None
     store = RunStore.create(folder)
     (folder / CONFIG_NAME).write_text(loaded.to_yaml())
     began = time.monotonic()
@@ -61,7 +74,7 @@ async def run(
     try:
         hooks.call("ale_run_started", run_id=run_id, run_dir=folder, config=loaded.resolved)
         store.add_event("run_started", run_id=run_id, seed=config.seed, only=only)
-        async with open_workbench(config, run_id, folder, store, hooks, progress, train=only != "rollout") as bench:
+        async with open_workbench(config, context, store, progress, train=only != "rollout") as bench:
             await stages(bench, only, source)
         status = "completed"
     except asyncio.CancelledError:

@@ -92,10 +92,11 @@ class Workbench:
 
 @asynccontextmanager
 async def open_workbench(
-    config: RunConfig, run_id: str, folder: Path, store: RunStore, hooks: Hooks, progress: Progress, *, train: bool
+    config: RunConfig, context: DriverContext, store: RunStore, progress: Progress, *, train: bool
 ) -> AsyncIterator[Workbench]:
     """Build every driver the run names, start them, and close them whatever happens."""
-    context = DriverContext(run_id=run_id, run_dir=folder, seed=config.seed, hooks=hooks, labels={"run": run_id})
+    hooks, run_id, folder = context.hooks, context.run_id, context.run_dir
+    assert folder is not None
     async with AsyncExitStack() as stack:
 
         async def start(kind: str, choice: PluginChoice, path: str | None = None) -> Any:

@@ -16,13 +16,15 @@ from dataclasses import dataclass, replace
 from ale.endpoint.session import EndpointSession, ModelEndpoint
 from ale.errors import AgentError, AleError, BudgetExceeded, ConfigError
 from ale.hooks import Hooks
-from ale.rollout.observed import ObservedSandbox
+from ale.rollout.observed import EXEC_HOOKS, ObservedSandbox
 from ale.run_config import RolloutConfig, SandboxNeeds
 from ale.specs.algorithm import RolloutRequest
 from ale.specs.engine import Sampling
+from ale.specs.events import ExecBy
 from ale.specs.reward import Reward
 from ale.specs.sandbox import Sandbox, SandboxProvider, SandboxSpec
 from ale.specs.scaffold import Responder, Scaffold
+from ale.task import Task
 from ale.trajectory import Failure, Score, Trajectory
 
 log = logging.getLogger("ale.rollout")
@@ -88,21 +90,26 @@ class Episodes:
             labels={**self.labels, "episode": session.id},
         )  # fmt: skip
         async with await self.provider.start_sandbox(spec) as sandbox:
-            self.hooks.call("ale_sandbox_started", sandbox_id=sandbox.id, task=task)
+            self.hooks.call("ale_sandbox_started", sandbox_id=sandbox.id, episode_id=session.id, task=task)
             mark = _lap(timings, "start", mark)
-            acting = ObservedSandbox(sandbox, task, self.hooks) if self.hooks.watches("ale_before_exec") else sandbox
-            ended_by = await self._act(request, acting, session)
+            ended_by = await self._act(request, self._observed(sandbox, session.id, task, "agent"), session)
             mark = _lap(timings, "act", mark)
             trajectory = replace(
                 trajectory, sequences=session.recorder.sequences, chunks=session.recorder.chunks,
                 observations=tuple(session.observations), ended_by=ended_by,
             )  # fmt: skip
-            score: Score = await self.reward.score(task, sandbox, trajectory)
+            judged = self._observed(sandbox, session.id, task, "reward")
+            score: Score = await self.reward.score(task, judged, trajectory)
             mark = _lap(timings, "score", mark)
         _lap(timings, "stop", mark)
         return replace(
             trajectory, reward=score, seconds=time.monotonic() - began, timings=tuple(timings.items())
         )  # fmt: skip
+
+    def _observed(self, sandbox: Sandbox, episode_id: str, task: Task, by: ExecBy) -> Sandbox:
+        """The sandbox as it is, or, where somebody watches commands, one that tells of them."""
+        watched = self.hooks.watches(*EXEC_HOOKS)
+        return ObservedSandbox(sandbox, episode_id, task, by, self.hooks) if watched else sandbox
 
     async def _act(self, request: RolloutRequest, sandbox: Sandbox, session: EndpointSession) -> str:
         """The agent's part; a time-out or a spent budget ends it, and what it left is scored all the same."""
