@@ -20,6 +20,7 @@ from ale.installed import list_plugins
 from ale.plugins import load_driver_class, validated_settings
 from ale.run_config import PluginChoice, RunConfig
 from ale.run_file import PLUGIN_PATHS, apply_override, default_plugin, dump_yaml, read_run_file
+from ale.specs.kinds import HOOKS
 from ale.validation import one_line, shown, validated
 
 OPTIONAL_PLUGINS = frozenset({"trainer"})
@@ -72,6 +73,8 @@ def validated_run(data: Mapping[str, Any]) -> RunConfig:
         if last in sections or choice is None:
             absent = last in OPTIONAL_PLUGINS and sections.get(last) is None
             sections[last] = choice or (None if absent else PluginChoice(use="?"))
+    if isinstance(shaped.get("observers"), list):
+        shaped["observers"] = [_observer(i, item, choices, mistakes) for i, item in enumerate(shaped["observers"])]
     run: RunConfig | None = None
     try:
         run = validated(RunConfig, shaped)
@@ -79,7 +82,8 @@ def validated_run(data: Mapping[str, Any]) -> RunConfig:
         mistakes.insert(0, str(error))
     for path, choice in choices:
         try:
-            validated_settings(load_driver_class(path.rpartition(".")[2], choice.use, path), choice.settings, path)
+            kind = HOOKS if path.startswith("observers.") else path.rpartition(".")[2]
+            validated_settings(load_driver_class(kind, choice.use, path), choice.settings, path)
         except AleError as error:
             mistakes.append(str(error))
     if mistakes or run is None:
@@ -98,6 +102,22 @@ def _choice(path: str, sections: Mapping[str, Any]) -> PluginChoice | None:
     section = sections[kind]
     if section is None and kind in OPTIONAL_PLUGINS:
         return None
+    return _chosen(path, kind, section)
+
+
+def _observer(i: int, item: Any, choices: list[tuple[str, PluginChoice]], mistakes: list[str]) -> PluginChoice:
+    """An entry of `observers`; a mistake in it is kept, and something valid stands in its place."""
+    path = f"observers.{i}"
+    try:
+        choice = _chosen(path, HOOKS, item)
+    except ConfigError as error:
+        mistakes.append(str(error))
+        return PluginChoice(use="?")
+    choices.append((path, choice))
+    return choice
+
+
+def _chosen(path: str, kind: str, section: Any) -> PluginChoice:
     if isinstance(section, str):
         return PluginChoice(use=section)
     if not isinstance(section, dict):

@@ -37,12 +37,12 @@ class ObservedSandbox(Sandbox):
     ) -> ExecResult:
         """Ask the observers where it is the agent's, run, tell what came of it."""
         if self._by == "agent":
-            refusal = self._hooks.refusal("ale_before_exec", **self._ids, command=command)
+            refusal = self._hooks.refusal("ale_before_exec", **self._ids, command=command, stdin=stdin)
             if refusal is not None:
                 refused = ExecResult(REFUSED_EXIT_CODE, b"", f"refused: {refusal}\n".encode(), 0.0)
                 self._tell("ale_exec_finished", command, result=refused, error=None)
                 return refused
-        self._tell("ale_exec_started", command)
+        self._tell("ale_exec_started", command, stdin=stdin)
         try:
             result = await self._inner.exec(
                 command, timeout_s=timeout_s, cwd=cwd, env=env, stdin=stdin, user=user,

@@ -50,11 +50,13 @@ class HookSpecs:
         """A sandbox for this episode of the task has started. The episode's id is its session's and trajectory's too."""
 
     @hookspec
-    def ale_before_exec(self, sandbox_id: str, episode_id: str, task: Task, command: str) -> str | None:
+    def ale_before_exec(self, sandbox_id: str, episode_id: str, task: Task, command: str, stdin: bytes) -> str | None:
         """The agent is about to run a command; return a sentence to refuse it (the agent sees the sentence)."""
 
     @hookspec
-    def ale_exec_started(self, sandbox_id: str, episode_id: str, task: Task, by: ExecBy, command: str) -> None:
+    def ale_exec_started(
+        self, sandbox_id: str, episode_id: str, task: Task, by: ExecBy, command: str, stdin: bytes
+    ) -> None:
         """A command, the agent's (not refused) or the reward's, is handed to the sandbox."""
 
     @hookspec

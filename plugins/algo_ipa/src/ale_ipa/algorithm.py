@@ -32,6 +32,7 @@ class IPA(Algorithm):
     """The algorithm `ipa`."""
 
     api_version = ">=1.1,<1.3"
+
     class Config(PluginConfig):
         """Settings of the algorithm `ipa`."""
 

@@ -28,6 +28,7 @@ class SFT(Algorithm):
     """The algorithm `sft`."""
 
     api_version = ">=1.1,<1.3"
+
     class Config(PluginConfig):
         """Settings of the algorithm `sft`."""
 

@@ -26,6 +26,7 @@ class ScriptedEngine(InferenceEngine):
     """The engine `scripted`."""
 
     api_version = ">=1.1,<1.3"
+
     class Config(PluginConfig):
         """Settings of the engine `scripted`; give exactly one of answers, function, recording and random."""
 

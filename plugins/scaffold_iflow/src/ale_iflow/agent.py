@@ -23,6 +23,7 @@ class IFlow(Scaffold):
     """Single-agent control loop."""
 
     api_version = ">=1.1,<1.3"
+
     class Config(PluginConfig):
         """Settings of the scaffold `iflow`."""
 

@@ -39,6 +39,7 @@ class BashTasks(TaskSource):
 
     api_version = ">=1.1,<1.3"
     capabilities = frozenset({"demonstrations"})
+
     class Config(PluginConfig):
         """Settings of the task source `bash`."""
 
