@@ -6,13 +6,17 @@ keys belong to the plugin's own `Config`; `ale.config` splits the two and valida
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from ale.specs.kinds import CAPABILITIES, HOOKS
 from ale.specs.sandbox import NetworkMode, Resources
 from ale.specs.trainer import ScratchModel
+
+Kind = Literal["sandbox", "engine", "trainer", "algorithm", "scaffold", "reward", "tasks"]
 
 
 class Section(BaseModel):
@@ -53,10 +57,24 @@ class ModelConfig(Section):
 
 
 class SandboxNeeds(Section):
-    """What every sandbox of the run gets."""
+    """What every sandbox of the run gets, and what its plugins must be able to do."""
 
     resources: Resources = Field(Resources(memory_mib=512, pids=128, disk_mib=64), description="Limits of one sandbox.")
     network: NetworkMode = Field("none", description="none, endpoint-only, allow or full.")
+    capabilities: dict[Kind, tuple[str, ...]] = Field(
+        default_factory=dict,
+        description="What else the run's plugins must be able to do: kind -> capabilities, such as sandbox: [limits].",
+    )
+
+    @field_validator("capabilities")
+    @classmethod
+    def _known_words(cls, value: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+        for kind, words in value.items():
+            for word in words:
+                if word not in CAPABILITIES[kind] and "." not in word:
+                    known = ", ".join(CAPABILITIES[kind]) or "none but plugins' own"
+                    raise ValueError(f"there is no capability '{word}' of kind {kind}; there are {known}")
+        return value
 
 
 class RolloutConfig(Section):
@@ -159,3 +177,14 @@ class RunConfig(Section):
     observers: tuple[PluginChoice, ...] = Field(
         (), description="Observers (plugins of kind hooks) of the run: a list of names or of sections with 'use'."
     )
+
+    def plugins(self) -> Iterator[tuple[str, str, PluginChoice]]:
+        """Every plugin of the run: YAML path, kind, choice."""
+        for kind in get_args(Kind):
+            choice = getattr(self, kind)
+            if choice is not None:
+                yield kind, kind, choice
+        if self.sft is not None:
+            yield "sft.algorithm", "algorithm", self.sft.algorithm
+        for i, choice in enumerate(self.observers):
+            yield f"observers.{i}", HOOKS, choice

@@ -1,13 +1,24 @@
-"""`ale config describe`: every key with its type, default and meaning."""
+"""`ale config validate`, and `describe`: every key with its type, default and meaning."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
+from ale.capabilities import check_capabilities
 from ale.cli.plugins_command import print_table
+from ale.config import load_run_config
 from ale.errors import ConfigError
 from ale.installed import list_plugins
 from ale.plugins import load_driver_class
 from ale.run_config import PluginChoice, RunConfig
 from ale.validation import describe as describe_model
+
+
+def validate(file: Path, overrides: list[str]) -> None:
+    """Check a run file, its plugins' settings, and that they can do what the run needs."""
+    run = load_run_config(file, overrides).run
+    check_capabilities(run, train=run.trainer is not None and bool(run.sft or run.rl))
+    print(f"{file} is valid.")
 
 
 def describe(kind: str | None, name: str | None) -> None:

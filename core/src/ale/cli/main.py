@@ -130,10 +130,9 @@ def config_show(file: RunFile, overrides: Overrides = None) -> None:
 @config_app.command("validate")
 def config_validate(file: RunFile, overrides: Overrides = None) -> None:
     """Check a run file and the settings of every plugin that it names."""
-    from ale.config import load_run_config
+    from ale.cli.config_command import validate
 
-    load_run_config(file, overrides or [])
-    print(f"{file} is valid.")
+    validate(file, overrides or [])
 
 
 @config_app.command("describe")

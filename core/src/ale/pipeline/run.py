@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from ale.capabilities import check_capabilities
 from ale.config import LoadedConfig
 from ale.errors import ConfigError
 from ale.observers import open_observers
@@ -54,6 +55,7 @@ async def run(
     """Execute a run; raises what stopped it, after the summary is written."""
     config = loaded.run
     check(config, only, source)
+    check_capabilities(config, train=only != "rollout" and bool(config.sft or config.rl))
     run_id, default_folder = new_run_folder(config)
     folder = folder or default_folder
     async with AsyncExitStack() as stack:

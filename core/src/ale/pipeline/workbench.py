@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ale.capabilities import check_started
 from ale.endpoint.session import ModelEndpoint
 from ale.endpoint.tokenizer import ChatTokenizer, byte_tokenizer
 from ale.errors import AleError
@@ -101,7 +102,9 @@ async def open_workbench(
 
         async def start(kind: str, choice: PluginChoice, path: str | None = None) -> Any:
             driver: Driver = build_driver(kind, choice, context, path or kind)
-            return await stack.enter_async_context(driver)
+            await stack.enter_async_context(driver)
+            check_started(config, path or kind, kind, driver)
+            return driver
 
         # Cheap drivers first: a mistake in the configuration then shows before a model is loaded.
         tasks = await start("tasks", config.tasks)

@@ -70,6 +70,11 @@ class LocalSandboxProvider(SandboxProvider):
         self.wrap: bubblewrap.Bubblewrap | None = None
         self.python = ""
 
+    @classmethod
+    def provides(cls, config: LocalSandboxConfig) -> frozenset[str]:
+        """Without isolation: the host's network, and nothing else."""
+        return frozenset({"network_full"}) if config.isolation == "none" else cls.capabilities
+
     # --- lifetime
 
     async def start(self) -> None:
@@ -93,7 +98,7 @@ class LocalSandboxProvider(SandboxProvider):
                 )
         if self.wrap is None:
             self.python = os.path.realpath(sys.executable)
-            self.capabilities = frozenset()  # type: ignore[misc]  # what this machine gives, not what the class could
+            self.capabilities = frozenset({"network_full"})  # type: ignore[misc]  # what this machine gives, not what the class could
             log.warning(
                 "The local sandboxes isolate NOTHING: commands run as this user, with its files and its network. "
                 "For isolation: %s.",

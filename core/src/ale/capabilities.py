@@ -1,0 +1,147 @@
+"""Whether a run's plugins can do what the run needs of them, found out before anything starts.
+
+Needs come from four places: the plugins themselves (`Driver.needs`), the keys `needs.network` and `needs.capabilities`,
+and what the stages of the run do (a trainer hands weights to an engine, a warm start wants demonstrations). What a
+plugin can do is `Driver.provides` of its settings. Each need that is not met is one sentence: what is needed, who
+needs it, who lacks it, and which installed plugin has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from ale.errors import AleError, PluginError
+from ale.installed import list_plugins
+from ale.plugins import load_driver_class, validated_settings
+from ale.run_config import RunConfig
+from ale.specs.driver import Driver
+from ale.specs.kinds import CAPABILITIES
+from ale.validation import one_line
+
+NETWORKS = {
+    "none": "network_none", "endpoint-only": "network_endpoint", "allow": "egress_policy", "full": "network_full",
+}  # fmt: skip
+"""Which capability a network policy asks of a sandbox."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A plugin of the run with its settings."""
+
+    path: str
+    kind: str
+    use: str
+    cls: type[Driver]
+    config: Any
+
+    def __str__(self) -> str:
+        return f"the {self.kind} plugin '{self.use}'"
+
+
+@dataclass(frozen=True)
+class Need:
+    """`who` needs every plugin of `kind` to be capable of `capability`."""
+
+    who: str
+    kind: str
+    capability: str
+
+
+def check_capabilities(run: RunConfig, *, train: bool) -> None:
+    """Refuse a run whose plugins lack what it needs; `train` where it will train. Raises `PluginError`, a line each."""
+    parts = [_part(*section) for section in run.plugins()]
+    needs = [*_of_the_run(run, parts, train), *(need for part in parts for need in _of_the_plugin(part))]
+    lacking = [
+        _sentence(need, part) for need in needs for part in parts if part.kind == need.kind and not _has(part, need)
+    ]
+    if lacking:
+        raise PluginError("\n".join(dict.fromkeys(lacking)))
+
+
+def check_started(run: RunConfig, path: str, kind: str, driver: Driver) -> None:
+    """Refuse a run that needs what this machine did not give to a driver that has started. Raises `PluginError`.
+
+    The network policy is the provider's to keep, sandbox by sandbox.
+    """
+    parts = [_part(*section) for section in run.plugins()]
+    needs = [*_asked_for(run), *(need for part in parts for need in _of_the_plugin(part))]
+    for need in needs:
+        if need.kind == kind and need.capability not in driver.capabilities:
+            name = next((part.use for part in parts if part.path == path), type(driver).__name__)
+            raise PluginError(
+                f"{path}: {need.who} needs {_meant(need)}, which '{name}' can do in general but not on this machine; "
+                "its warnings say what is missing."
+            )
+
+
+def _part(path: str, kind: str, choice: Any) -> Part:
+    cls = load_driver_class(kind, choice.use, path)
+    return Part(path, kind, choice.use, cls, validated_settings(cls, choice.settings, path))
+
+
+def _of_the_run(run: RunConfig, parts: list[Part], train: bool) -> Iterator[Need]:
+    yield Need(f"needs.network={run.needs.network}", "sandbox", NETWORKS[run.needs.network])
+    yield from _asked_for(run)
+    if not train:
+        return
+    if run.sft:
+        yield Need("sft.demonstrations", "tasks", "demonstrations")
+    if run.model.scratch:
+        yield Need("model.scratch", "trainer", "scratch")
+    for trainer in (part for part in parts if part.kind == "trainer"):
+        if "weights_in_memory" in trainer.cls.provides(trainer.config):
+            yield Need(f"{trainer}, whose weights stay in memory,", "engine", "weight_update_in_place")
+        else:
+            yield Need(f"{trainer}, which writes its weights to a folder,", "engine", "weight_update_from_folder")
+    if run.rl:
+        yield Need("rl", "engine", "real_tokens")
+
+
+def _asked_for(run: RunConfig) -> Iterator[Need]:
+    for kind, words in run.needs.capabilities.items():
+        yield from (Need(f"needs.capabilities.{kind}", kind, word) for word in words)
+
+
+def _of_the_plugin(part: Part) -> Iterator[Need]:
+    try:
+        needs = part.cls.needs(part.config)
+        found = [Need(str(part), kind, word) for kind, words in needs.items() for word in words]
+    except AleError:
+        raise
+    except Exception as error:
+        raise PluginError(f"{part.path}: {part} cannot say what it needs: {one_line(error)}.") from error
+    yield from found
+
+
+def _has(part: Part, need: Need) -> bool:
+    return need.capability in part.cls.provides(part.config)
+
+
+def _meant(need: Need) -> str:
+    meaning = CAPABILITIES.get(need.kind, {}).get(need.capability)
+    article = "an" if need.kind[0] in "aeio" else "a"
+    return f"{article} {need.kind} with '{need.capability}'{f' ({meaning})' if meaning else ''}"
+
+
+def _sentence(need: Need, part: Part) -> str:
+    having = sorted({
+        info.name for info in list_plugins(need.kind)
+        if need.capability in info.capabilities and info.status == "ok" and info.name != part.use.rpartition(":")[2]
+    })  # fmt: skip
+    if need.capability in part.cls.capabilities:
+        mend = f"change its settings{f', or use {_or(having)}' if having else ''}"
+    elif having:
+        mend = f"use {_or(having)}"
+    else:
+        mend = f"no installed {need.kind} plugin can"
+    if need.capability in NETWORKS.values():
+        modes = [mode for mode, word in NETWORKS.items() if word in part.cls.provides(part.config)]
+        mend += f"; or set needs.network to what it gives: {', '.join(modes) or 'nothing'}"
+    how = "with these settings cannot" if need.capability in part.cls.capabilities else "cannot"
+    return f"{part.path}: {need.who} needs {_meant(need)}, which '{part.use}' {how}; {mend}."
+
+
+def _or(names: list[str]) -> str:
+    return " or ".join(f"'{name}'" for name in names)

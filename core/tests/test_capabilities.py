@@ -1,0 +1,144 @@
+"""A run that needs what a plugin lacks is refused before anything starts, with the name of a plugin that has it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from strangers import Install
+
+from ale.capabilities import check_capabilities, check_started
+from ale.config import load_run_config
+from ale.errors import ConfigError, PluginError
+from ale.plugins import load_driver_class
+from ale.run_config import RunConfig
+from ale.specs.driver import DriverContext, PluginConfig
+
+BASE = """
+model: {scratch: {hidden_size: 32}}
+tasks: bash
+sft: {steps: 1}
+rl: {steps: 1}
+"""
+
+PROVIDER = """
+from ale.specs.sandbox import SandboxProvider
+from ale.specs.driver import PluginConfig
+from pydantic import Field
+class Forking(SandboxProvider):
+    api_version = ">=1.1,<1.3"
+    capabilities = frozenset({"fork", "network_none"})
+    class Config(PluginConfig):
+        plain: bool = Field(False, description="Give forks up.")
+    @classmethod
+    def provides(cls, config): return cls.capabilities - ({"fork"} if config.plain else set())
+    async def start_sandbox(self, spec): ...
+    async def list(self): return []
+    async def remove(self, sandbox_id): ...
+"""
+FORKING = {
+    "api_version": ">=1.1,<1.3",
+    "plugins": [{"kind": "sandbox", "name": "forking", "capabilities": ["fork", "network_none"]}],
+}
+
+NEEDY = """
+from ale.specs.scaffold import Scaffold
+class Needy(Scaffold):
+    api_version = ">=1.1,<1.3"
+    @classmethod
+    def needs(cls, config): return {"sandbox": ["fork"]}
+    async def run(self, task, sandbox, session): return "finish"
+"""
+
+
+def run_with(tmp_path: Path, *overrides: str) -> RunConfig:
+    file = tmp_path / "run.yaml"
+    file.write_text(BASE)
+    return load_run_config(file, overrides).run
+
+
+def refusals(run: RunConfig, *, train: bool = True) -> list[str]:
+    try:
+        check_capabilities(run, train=train)
+    except PluginError as error:
+        return str(error).splitlines()
+    return []
+
+
+def test_the_default_plugins_do_what_a_whole_run_needs(tmp_path: Path) -> None:
+    assert refusals(run_with(tmp_path)) == []
+
+
+def test_what_a_plugin_needs_of_another_is_refused_and_a_plugin_that_has_it_is_named(
+    tmp_path: Path, install: Install
+) -> None:
+    install("far-needy", NEEDY, kind="scaffold", name="needy", target="far_needy:Needy")
+    lacking = (
+        "sandbox: the scaffold plugin 'needy' needs a sandbox with 'fork' (starts from a snapshot in milliseconds), "
+        "which 'local' cannot; "
+    )
+    assert refusals(run_with(tmp_path, "scaffold=needy")) == [lacking + "no installed sandbox plugin can."]
+    install("far-forking", PROVIDER, kind="sandbox", name="forking", target="far_forking:Forking", manifest=FORKING)
+    assert refusals(run_with(tmp_path, "scaffold=needy")) == [lacking + "use 'forking'."]
+    assert refusals(run_with(tmp_path, "scaffold=needy", "sandbox=forking")) == []
+    (with_settings,) = refusals(run_with(tmp_path, "scaffold=needy", "sandbox={use: forking, plain: true}"))
+    assert with_settings.endswith("which 'forking' with these settings cannot; change its settings.")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "refused"),
+    [
+        (["needs.network=allow"], ["sandbox: needs.network=allow needs a sandbox with 'egress_policy'"]),
+        (["sandbox.isolation=none"], ["sandbox: needs.network=none needs a sandbox with 'network_none'"]),
+        (["sandbox.isolation=none", "needs.network=full"], []),
+        (["needs.capabilities={sandbox: [limits]}"], []),
+        (["needs.capabilities={engine: [sleep]}"], ["engine: needs.capabilities.engine needs an engine with 'sleep'"]),
+        (
+            ["engine={use: scripted, answers: [x]}"],
+            [
+                "engine: the trainer plugin 'torch', whose weights stay in memory, needs an engine with "
+                "'weight_update_in_place' (takes weights from memory while it runs), which 'scripted' cannot; use 'torch'.",
+                "engine: rl needs an engine with 'real_tokens'",
+            ],
+        ),
+    ],
+)
+def test_what_the_run_needs_of_its_plugins(tmp_path: Path, overrides: list[str], refused: list[str]) -> None:
+    found = refusals(run_with(tmp_path, *overrides))
+    assert len(found) == len(refused)
+    assert all(line.startswith(start) for line, start in zip(found, refused, strict=True))
+
+
+def test_without_training_the_engine_need_take_no_weights(tmp_path: Path) -> None:
+    assert refusals(run_with(tmp_path, "engine={use: scripted, answers: [x]}"), train=False) == []
+
+
+def test_what_the_machine_took_from_a_started_driver_is_refused_too(tmp_path: Path) -> None:
+    run = run_with(tmp_path, "needs.capabilities={sandbox: [limits]}")
+    driver = load_driver_class("sandbox", "local")(PluginConfig(), DriverContext())
+    check_started(run, "sandbox", "sandbox", driver)
+    driver.capabilities = driver.capabilities - {"limits"}  # type: ignore[misc]
+    with pytest.raises(
+        PluginError, match=r"sandbox: needs\.capabilities\.sandbox needs a sandbox with 'limits' .* not on this machine"
+    ):
+        check_started(run, "sandbox", "sandbox", driver)
+
+
+def test_the_command_line_refuses_before_a_run_folder_is_made(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text(f"run_dir: {tmp_path / 'runs'}\n{BASE}")
+    ale = Path(sys.executable).with_name("ale")
+    for command in (["run"], ["config", "validate"]):
+        done = subprocess.run(
+            [ale, *command, tmp_path / "run.yaml", "needs.network=full"], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 2
+        assert done.stderr.startswith("error: sandbox: needs.network=full needs a sandbox with 'network_full'")
+        assert len(done.stderr.splitlines()) == 1
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_word_that_no_kind_knows_is_a_mistake(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="there is no capability 'snapsht' of kind sandbox"):
+        run_with(tmp_path, "needs.capabilities={sandbox: [snapsht]}")
