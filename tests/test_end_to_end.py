@@ -113,7 +113,7 @@ def test_nonsense_neither_hangs_nor_crashes(run_file: RunFile) -> None:
 
 
 def test_without_isolation_one_line_says_so(run_file: RunFile) -> None:
-    done = ale("run", run_file(SCRIPTED), "--only", "rollout", "sandbox.isolation=none")
+    done = ale("run", run_file(SCRIPTED), "--only", "rollout", "sandbox.isolation=none", "needs.network=full")
     assert summary_of(done)["rollouts"] == 8
     assert sum("isolate NOTHING" in line for line in done.stderr.splitlines()) == 1
 

@@ -50,7 +50,7 @@ def deprecated_form(declared: str) -> str | None:
 
 def warn_deprecated(plugin: str, what: str, gone_in: str) -> None:
     """Tell the user once that `plugin` does `what`, which stops working in version `gone_in` of the contracts."""
-    warnings.warn(f"{plugin} {what}; from contracts {gone_in} on it is refused.", ContractDeprecation, stacklevel=3)
+    warnings.warn(f"{plugin} {what}; from contracts {gone_in} on it is refused.", ContractDeprecation, stacklevel=2)
 
 
 def current_range() -> str:

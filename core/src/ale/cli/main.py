@@ -11,7 +11,7 @@ import sys
 import warnings
 from itertools import takewhile
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -151,7 +151,7 @@ def main() -> None:
     arguments = sys.argv[1:]
     options = list(takewhile(lambda word: word.startswith("-"), arguments))
     command = arguments[len(options)] if len(arguments) > len(options) else None
-    warnings.formatwarning = _warning_text
+    _show_deprecations_once()
     try:
         if command is not None and command not in OWN_COMMANDS:
             _add_plugin_commands()
@@ -182,15 +182,21 @@ def main() -> None:
     sys.exit(code if isinstance(code, int) else 0)
 
 
-def _warning_text(
-    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
-) -> str:
-    """What a plugin's user is to know as a line without the place in our code; other warnings as Python shows them."""
-    from ale.versions import ContractDeprecation
+def _show_deprecations_once() -> None:
+    """What a plugin's user is to know becomes one line, once; other warnings are shown as Python shows them."""
+    shown: set[str] = set()
+    show = warnings.showwarning
 
-    if issubclass(category, ContractDeprecation):
-        return f"warning: {message}\n"
-    return f"{filename}:{lineno}: {category.__name__}: {message}\n"
+    def show_once(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
+        from ale.versions import ContractDeprecation
+
+        if not issubclass(category, ContractDeprecation):
+            show(message, category, *place, **more)
+        elif str(message) not in shown:
+            shown.add(str(message))
+            print(f"warning: {message}", file=sys.stderr)
+
+    warnings.showwarning = show_once
 
 
 def _add_plugin_commands() -> None:
