@@ -55,8 +55,9 @@ class TrainBatch:
 
 @dataclass(frozen=True, slots=True)
 class LossInput:
-    """What a loss sees of one micro-batch: tensors of the backend, packed like `TrainBatch`, M tokens.
+    """What a loss sees of one micro-batch: tensors of the backend, the M tokens that carry loss, in the batch's order.
 
+    Tokens without loss (`TrainBatch.chunk_ids` -1) are not among them, so every `chunk_ids` is at least 0.
     `logprobs` [M] carries the gradient; `entropy` [M] (nats) does not. `chunk_ids` [M] index `chunks`, whose
     columns are tensors here, and which is the table of the *whole* batch. `old_logprobs` is None where the batch has
     none: the loss then decides whether the engine's will do.
@@ -129,7 +130,7 @@ class TrainerBackend(Driver, ABC):
 
     @abstractmethod
     async def logprobs(self, batch: TrainBatch) -> npt.NDArray[np.float32]:
-        """Log-probability of each token of the batch under the current weights, shape [N], 0 for first tokens."""
+        """Log-probability under the current weights of each token that carries loss, shape [N], float32; 0 elsewhere."""
 
     @abstractmethod
     async def update(self, batch: TrainBatch, loss: LossFunction, *, lr: float | None = None) -> dict[str, float]:

@@ -96,7 +96,7 @@ class ScriptedEngine(InferenceEngine):
     async def generate(self, request: GenerateRequest) -> Generation:
         """The next answer of the session, cut at `max_tokens` as a model's would be."""
         if self._tokenizer is None:
-            raise EngineError("The engine 'scripted' has no tokenizer yet; call load_model first.")
+            raise EngineError("The engine 'scripted' has no tokenizer: it is closed, or load_model was not called.")
         room = self.config.max_context - len(request.token_ids)
         if room < 1:
             raise EngineError(
@@ -154,6 +154,10 @@ class ScriptedEngine(InferenceEngine):
             return self._recording[session]
         index = self._turn.setdefault(session, len(self._turn))
         return self._recording[index % len(self._recording)]
+
+    async def close(self) -> None:
+        """Answer nothing more."""
+        self._tokenizer = None
 
     def metrics(self) -> dict[str, float]:
         """Counters since the start. `slot_use` is 1: an engine without slots wastes none."""

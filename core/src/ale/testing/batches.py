@@ -1,0 +1,62 @@
+"""Trajectories and packed batches for trainers and algorithms, small, made by rule."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ale.messages import Message
+from ale.specs.trainer import ChunkTable, TrainBatch
+from ale.trajectory import Chunk, ChunkError, Score, Sequence, Trajectory
+
+
+def trajectory(i: int, *, reward: float, group: str = "g", chunks: int = 2, error: bool = False) -> Trajectory:
+    """Prompt of three tokens, then chunks of three tokens with two of the environment's between; ids below 40."""
+    tokens: list[int] = [1, 2, 3 + i % 5]
+    made: list[Chunk] = []
+    for c in range(chunks):
+        start = len(tokens)
+        tokens += [5 + (7 * i + 3 * c + k) % 30 for k in range(3)]
+        logprobs = tuple(-0.5 - 0.1 * ((i + c + k) % 7) for k in range(3))
+        problem = ChunkError("illegal_call", "no such tool") if error and c == 0 else None
+        made.append(Chunk(c, 0, start, len(tokens), logprobs, (0, 0, 0), "stop", True, problem))
+        tokens += [4, 4] if c < chunks - 1 else []
+    messages = (Message("user", "Do it."), Message("assistant", "Done."))
+    return Trajectory(
+        id=f"t{i}", task_id=f"task-{group}", split="train", stage="rl", step=1, group=group, seed=i, policy_version=0,
+        sequences=(Sequence(tuple(tokens), messages),), chunks=tuple(made), reward=Score(reward, reward > 0),
+    )  # fmt: skip
+
+
+def mixed_group(n: int = 4, group: str = "g") -> list[Trajectory]:
+    """Rollouts of one task, every other one a success."""
+    return [trajectory(i, reward=float(i % 2), group=group, chunks=1 + i % 3) for i in range(n)]
+
+
+def packed(trajectories: list[Trajectory], order: list[int] | None = None) -> TrainBatch:
+    """Every chunk trained with return 1 (success) or -1, whatever an algorithm would do."""
+    chosen = [trajectories[i] for i in order] if order is not None else trajectories
+    tokens: list[int] = []
+    lengths, owners, ids, logprobs = [], [], [], []
+    rows: list[tuple[int, int, int, float, bool]] = []
+    for t, item in enumerate(chosen):
+        (sequence,) = item.sequences
+        chunk_of, logprob_of = [-1] * len(sequence.token_ids), [0.0] * len(sequence.token_ids)
+        for chunk in item.chunks:
+            for k in range(chunk.start, chunk.end):
+                chunk_of[k], logprob_of[k] = len(rows), chunk.logprobs[k - chunk.start]
+            rows.append((t, chunk.index, len(item.chunks), 1.0 if item.passed else -1.0, item.passed))
+        tokens += sequence.token_ids
+        lengths.append(len(sequence.token_ids))
+        owners.append(t)
+        ids += chunk_of
+        logprobs += logprob_of
+    columns = list(zip(*rows, strict=True))
+    table = ChunkTable(
+        *(np.array(column, np.int64) for column in columns[:3]), np.array(columns[3], np.float32),
+        np.array(columns[4], np.bool_),
+    )  # fmt: skip
+    return TrainBatch(
+        np.array(tokens, np.int64), np.array(lengths, np.int64), np.array(owners, np.int64), np.array(ids, np.int64),
+        np.array(logprobs, np.float32), table, normalizer=float(sum(i >= 0 for i in ids)),
+        old_logprobs=np.array(logprobs, np.float32),
+    )  # fmt: skip

@@ -1,0 +1,76 @@
+"""The pytest plugin of the kit: options, what is collected, and the plugin under test as the fixture `subject`.
+
+Nothing of ALE is imported before `--ale-plugin` is given, so that it costs other test runs nothing.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from ale.testing.subject import Subject
+
+HERE = Path(__file__).parent
+SUBJECT = "ale_subject"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """The two options of the kit."""
+    group = parser.getgroup("ale", "ALE's conformance kit")
+    group.addoption("--ale-plugin", metavar="KIND:NAME", help="the plugin to test, such as sandbox:docker")
+    group.addoption("--ale-config", metavar="FILE", help="YAML file with the plugin's own settings")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Find the plugin under test; a mistake is a sentence and exit code 4."""
+    config.addinivalue_line("markers", "ale_needs(capability): only for plugins that claim the capability")
+    name, file = config.getoption("--ale-plugin"), config.getoption("--ale-config")
+    if not name:
+        if file or any(str(argument).startswith("ale.testing") for argument in config.args):
+            raise pytest.UsageError("Which plugin is to be tested? Add --ale-plugin KIND:NAME, such as sandbox:docker.")
+        return
+    from ale.errors import AleError
+    from ale.testing.subject import find_subject
+
+    try:
+        setattr(config, SUBJECT, find_subject(name, file))
+    except AleError as error:
+        raise pytest.UsageError(str(error)) from None
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Of the kit's suites, only those of the kind under test."""
+    if collection_path.parent != HERE or not collection_path.name.startswith("test_"):
+        return None
+    subject = getattr(config, SUBJECT, None)
+    return subject is None or collection_path.name not in ("test_driver.py", f"test_{subject.kind}.py")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """What a plugin does not claim is not asked of it."""
+    subject = getattr(config, SUBJECT, None)
+    if subject is None:
+        return
+    left_out = [i for i in items if any(not subject.can(m.args[0]) for m in i.iter_markers("ale_needs"))]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
+
+
+@pytest.fixture(scope="session")
+def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Subject]:
+    """The plugin under test."""
+    found: Subject | None = getattr(request.config, SUBJECT, None)
+    if found is None:
+        pytest.fail("Which plugin is to be tested? Add --ale-plugin KIND:NAME to pytest's options.", pytrace=False)
+    found.folder = tmp_path_factory.mktemp("ale")
+    # Temporary folders of its own: what the plugin leaves there is its, not some other program's.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", str(tmp_path_factory.mktemp("tmp")))
+        patch.setattr(tempfile, "tempdir", None)
+        yield found

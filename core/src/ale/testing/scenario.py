@@ -1,0 +1,93 @@
+"""Tests as coroutines: each in an event loop of its own, with a deadline, and nobody left behind.
+
+No plugin of pytest is needed for it. A coroutine that waits for ever is cancelled; a call that blocks the loop itself is
+broken off by an alarm, where tests run in the main thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import signal
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+DEADLINE_S = 120.0
+
+
+def scenario(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+    """A coroutine function as a test that pytest can call."""
+
+    @functools.wraps(test)
+    def run(*args: Any, **fixtures: Any) -> None:
+        with _alarm(DEADLINE_S + 10):
+            asyncio.run(_within_deadline(test(*args, **fixtures)))
+
+    return run
+
+
+async def _within_deadline(body: Awaitable[None]) -> None:
+    before = asyncio.all_tasks()
+    try:
+        async with asyncio.timeout(DEADLINE_S) as deadline:
+            await body
+    except TimeoutError:
+        if deadline.expired():
+            raise AssertionError(f"a call did not return within {DEADLINE_S:g} s") from None
+        raise
+    for _ in range(20):
+        left = asyncio.all_tasks() - before
+        if not left:
+            return
+        await asyncio.sleep(0.05)
+    raise AssertionError(f"the plugin must leave no asyncio task behind; there is {next(iter(left))}")
+
+
+@contextmanager
+def _alarm(seconds: float) -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
+        yield
+        return
+
+    def ring(number: int, frame: FrameType | None) -> None:
+        raise AssertionError(f"a call blocked the event loop for {seconds:g} s; blocking work belongs in a thread")
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+async def cancelled(call: Awaitable[Any], after_s: float) -> bool:
+    """Cancel a call in its middle; False where it was done before. It must end promptly and as cancelled."""
+    task = asyncio.ensure_future(call)
+    await asyncio.sleep(after_s)
+    if task.done():
+        task.exception()  # or a late "never retrieved"
+        return False
+    task.cancel()
+    done, _ = await asyncio.wait([task], timeout=20)
+    assert done, "a cancelled call must end promptly; it still runs after 20 s"
+    if task.cancelled():
+        return True
+    error = task.exception()
+    assert error is None, f"a cancelled call must raise CancelledError, not {type(error).__name__}: {error}"
+    return False
+
+
+async def fails_with(call: Awaitable[Any], *errors: type[BaseException], why: str) -> BaseException:
+    """The error that a call must raise; `why` is the contract's rule."""
+    try:
+        found = await call
+    except errors as error:
+        return error
+    except Exception as error:
+        names = " or ".join(e.__name__ for e in errors)
+        raise AssertionError(f"{why}: it must raise {names}, it raised {type(error).__name__}: {error}") from error
+    raise AssertionError(f"{why}: it must raise {' or '.join(e.__name__ for e in errors)}, it returned {found!r:.200}")

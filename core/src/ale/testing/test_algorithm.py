@@ -1,0 +1,213 @@
+"""The algorithm contract: what to roll out, what to train on, and a loss that adds up. Nothing here needs a model."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import fields, replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ale.specs.algorithm import Algorithm, RolloutHistory
+from ale.specs.trainer import ChunkTensors, LossInput, TrainBatch
+from ale.task import Task, TaskTests
+from ale.testing.batches import mixed_group, trajectory
+from ale.testing.scenario import scenario
+from ale.testing.subject import Subject
+
+TASKS = [Task(id=f"task-{i}", instruction="Do it.", tests=TaskTests(command="true")) for i in range(3)]
+
+
+@asynccontextmanager
+async def opened(subject: Subject) -> AsyncIterator[Algorithm]:
+    """The algorithm, started."""
+    async with subject.build() as algorithm:
+        yield algorithm
+
+
+def two_groups() -> list[Any]:
+    """Two tasks, four rollouts each, with and without success."""
+    second = [replace(t, id=f"u{i}", task_id="task-h", group="h") for i, t in enumerate(mixed_group(4))]
+    return [*mixed_group(4), *second]
+
+
+@scenario
+async def test_plan_asks_for_group_size_rollouts_of_each_task(subject: Subject) -> None:
+    async with opened(subject) as algorithm:
+        history = RolloutHistory(step=1, seed=1)
+        requests = algorithm.plan(TASKS, history)
+        assert requests, "plan() must ask for rollouts"
+        assert algorithm.group_size >= 1, "group_size is at least 1"
+        assert {r.task.id for r in requests} <= {t.id for t in TASKS}, (
+            "plan() must ask for rollouts of the tasks it was given"
+        )
+        assert len({r.seed for r in requests}) == len(requests), "every rollout must have a seed of its own"
+        for request in requests:
+            others = {r.task.id for r in requests if r.group == request.group}
+            assert others == {request.task.id}, f"a group must hold one task; '{request.group}' holds {others}"
+        key = [(r.task.id, r.group, r.seed, r.start_chunk) for r in requests]
+        assert key == [(r.task.id, r.group, r.seed, r.start_chunk) for r in algorithm.plan(TASKS, history)], (
+            "plan() must give the same requests for the same tasks and history"
+        )
+        later = {r.seed for r in algorithm.plan(TASKS, replace(history, step=2))}
+        assert not later & {r.seed for r in requests}, "another step must have other seeds"
+
+
+@scenario
+async def test_a_batch_is_well_formed(subject: Subject) -> None:
+    async with opened(subject) as algorithm:
+        given = two_groups()
+        batch = algorithm.batch(given)
+        assert batch is not None, "rollouts with successes and failures must give something to train on"
+        n, c = len(batch.token_ids), len(batch.chunks.returns)
+        assert batch.lengths.sum() == n, f"lengths must add up to the tokens: {batch.lengths.sum()} and {n}"
+        assert len(batch.chunk_ids) == len(batch.engine_logprobs) == n, (
+            "chunk_ids and engine_logprobs have an entry a token"
+        )
+        assert len(batch.trajectory) == len(batch.lengths), "trajectory has an entry a sequence"
+        assert (np.diff(batch.trajectory) >= 0).all(), (
+            "trajectory indices must not fall: sequences of one stay together"
+        )
+        assert batch.chunk_ids.min() >= -1, "chunk_ids are -1 or a row of chunks"
+        assert batch.chunk_ids.max() < c, "chunk_ids are -1 or a row of chunks"
+        assert (batch.engine_logprobs[batch.chunk_ids < 0] == 0).all(), "a token without loss has engine_logprobs 0"
+        assert math.isfinite(batch.normalizer), "the normalizer must be finite"
+        assert batch.normalizer > 0, f"the normalizer must be above 0, not {batch.normalizer}"
+        for field in fields(batch.chunks):
+            assert len(getattr(batch.chunks, field.name)) == c, f"chunks.{field.name} must have an entry a chunk"
+        assert np.isfinite(batch.chunks.returns).all(), "returns must be finite"
+
+
+@scenario
+async def test_only_tokens_that_the_policy_sampled_carry_loss(subject: Subject) -> None:
+    async with opened(subject) as algorithm:
+        given = two_groups()
+        batch = algorithm.batch(given)
+        assert batch is not None
+        allowed: dict[tuple[int, ...], set[int]] = {}
+        for t in given:
+            inside = {k for chunk in t.chunks for k in range(chunk.start, chunk.end)}
+            allowed.setdefault(t.sequences[0].token_ids, set()).update(inside)
+        at = 0
+        for length in batch.lengths:
+            tokens = tuple(int(x) for x in batch.token_ids[at : at + length])
+            trained = {k for k in range(length) if batch.chunk_ids[at + k] >= 0}
+            assert tokens in allowed, "a batch must hold the trajectories' sequences, token for token"
+            assert trained <= allowed[tokens], "tokens outside chunks (prompt, tool output) must carry no loss"
+            at += length
+
+
+@scenario
+async def test_nothing_to_learn_from_is_no_batch(subject: Subject) -> None:
+    async with opened(subject) as algorithm:
+        assert algorithm.batch([]) is None, "batch() of no trajectories must be None"
+        empty = replace(trajectory(0, reward=0.0), chunks=())
+        assert algorithm.batch([empty]) is None, "batch() of trajectories without chunks must be None"
+
+
+@scenario
+async def test_batch_changes_nothing_and_repeats_itself(subject: Subject) -> None:
+    async with opened(subject) as algorithm:
+        given = two_groups()
+        kept = copy.deepcopy(given)
+        first, second = algorithm.batch(given), algorithm.batch(given)
+        assert given == kept, "batch() must not change the trajectories"
+        assert first is not None
+        assert second is not None
+        for name in ("token_ids", "chunk_ids", "engine_logprobs"):
+            assert np.array_equal(getattr(first, name), getattr(second, name)), (
+                f"batch() must give the same {name} each time"
+            )
+
+
+def inputs(batch: TrainBatch, shift: float = 0.0) -> tuple[LossInput, Any]:
+    """What a trainer would hand to the loss, as float64 tensors; and the tensor that carries the gradient."""
+    torch = pytest.importorskip("torch", reason="a loss needs tensors to work on")
+    trained = batch.chunk_ids >= 0
+    old = torch.from_numpy(batch.engine_logprobs[trained].astype(np.float64))
+    logprobs = (old - shift).requires_grad_(True)
+    c = batch.chunks
+    tensors = ChunkTensors(*(torch.from_numpy(getattr(c, f.name)) for f in fields(ChunkTensors)))
+    ids = torch.from_numpy(batch.chunk_ids[trained])
+    return LossInput(logprobs, torch.zeros_like(logprobs), old, old, ids, tensors, batch.normalizer), logprobs
+
+
+@scenario
+async def test_the_loss_and_its_gradient_are_finite(subject: Subject) -> None:
+    async with opened(subject) as algorithm:
+        batch = algorithm.batch(two_groups())
+        assert batch is not None
+        for shift in (0.0, 0.3, 30.0):
+            given, logprobs = inputs(batch, shift)
+            out = algorithm.loss(given)
+            assert out.loss.numel() == 1, "the loss must be a scalar"
+            out.loss.backward()
+            gradient = logprobs.grad.numpy()
+            assert math.isfinite(float(out.loss.detach())), f"the loss must be finite (policy {shift} nats away)"
+            assert np.isfinite(gradient).all(), f"the gradient must be finite (policy {shift} nats away)"
+            if shift == 0.0:
+                assert np.abs(gradient).max() > 0, "on-policy rollouts with success and failure must give a gradient"
+            for name, value in out.sums.items():
+                assert not getattr(value, "requires_grad", False), f"sums['{name}'] must be detached"
+                assert math.isfinite(float(value)), f"sums['{name}'] must be finite"
+
+
+@scenario
+async def test_micro_batches_add_up_to_the_batch(subject: Subject) -> None:
+    async with opened(subject) as algorithm:
+        batch = algorithm.batch(two_groups())
+        assert batch is not None
+        given, logprobs = inputs(batch, 0.2)
+        whole = algorithm.loss(given)
+        whole.loss.backward()
+        ends = np.cumsum(np.add.reduceat(batch.chunk_ids >= 0, np.cumsum([0, *batch.lengths[:-1]])))
+        parts: list[tuple[float, Any]] = []
+        last = len(batch.lengths) - 1
+        begin = 0
+        for s, end in enumerate(ends):
+            if s < last and batch.trajectory[s] == batch.trajectory[s + 1]:
+                continue  # the sequences of one trajectory stay together
+            if int(end) == begin:
+                continue  # nothing in it carries loss
+            cut, cut_logprobs = inputs(batch, 0.2)
+            piece = replace(cut, **{
+                name: getattr(cut, name)[begin:end]
+                for name in ("logprobs", "entropy", "old_logprobs", "engine_logprobs", "chunk_ids")
+            })  # fmt: skip
+            out = algorithm.loss(piece)
+            out.loss.backward()
+            parts.append((float(out.loss.detach()), cut_logprobs.grad))
+            begin = int(end)
+        total = sum(loss for loss, _ in parts)
+        apart = abs(total - float(whole.loss.detach()))
+        assert apart < 1e-6 * max(1.0, abs(total)), (
+            f"the losses of micro-batches must add up to the batch's; they differ by {apart:.2g}"
+        )
+        gradient = sum(grad for _, grad in parts)
+        apart = float((gradient - logprobs.grad).abs().max())
+        assert apart < 1e-6, f"the gradients of micro-batches must add up to the batch's; they differ by {apart:.2g}"
+
+
+@scenario
+async def test_metrics_are_plain_numbers(subject: Subject) -> None:
+    async with opened(subject) as algorithm:
+        batch = algorithm.batch(two_groups())
+        assert batch is not None
+        out = algorithm.loss(inputs(batch)[0])
+        totals = {name: float(value) for name, value in out.sums.items()}
+        usual = {
+            "loss": float(out.loss.detach()),
+            "grad_norm": 1.0,
+            "lr": 1e-3,
+            "tokens": 1.0,
+            "padding_waste": 0.0,
+            "seconds": 0.1,
+        }
+        for name, value in algorithm.metrics({**totals, **usual}).items():
+            assert isinstance(name, str), "metrics have names"
+            assert isinstance(value, float | int), f"the metric '{name}' must be a number, not {type(value).__name__}"
+        assert algorithm.old_logprobs in ("recompute", "engine", "none"), "old_logprobs is recompute, engine or none"

@@ -1,0 +1,205 @@
+"""What holds for a driver of every kind: what it declares, how its settings fail, and that it leaves nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from pydantic import BaseModel
+
+from ale.errors import AleError, ConfigError
+from ale.plugins import FoundObserver, validated_settings
+from ale.specs.kinds import API_VERSION, CAPABILITIES
+from ale.testing.scenario import scenario
+from ale.testing.subject import Subject
+from ale.validation import model_in
+from ale.versions import current_range, deprecated_form, mismatch
+
+
+def models(model: type[BaseModel], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], type[BaseModel]]]:
+    """A `Config` and every model inside it, with the path that leads there."""
+    yield path, model
+    for name, field in model.model_fields.items():
+        inner = model_in(field.annotation)
+        if inner is not None and inner is not model:
+            yield from models(inner, (*path, name))
+
+
+def test_it_declares_the_versions_that_it_was_made_for(subject: Subject) -> None:
+    declared = str(subject.cls.api_version)
+    if issubclass(subject.cls, FoundObserver):
+        pytest.fail("An observer must be a class made from ale.specs.events.Observer to be published.", pytrace=False)
+    assert declared, f'the class must declare api_version = "{current_range()}"'
+    assert deprecated_form(declared) is None, f"it {deprecated_form(declared)}"
+    assert mismatch(declared, subject.info.package) is None, f"api_version must hold {API_VERSION}"
+
+
+def test_its_manifest_says_what_its_class_says(subject: Subject) -> None:
+    assert subject.info.api_version == subject.cls.api_version, (
+        f"ale-plugin.json must say the api_version of the class, {subject.cls.api_version!r}; "
+        f"it says {subject.info.api_version!r}"
+    )
+    assert set(subject.info.capabilities) == set(subject.cls.capabilities), (
+        f"ale-plugin.json must list the capabilities of the class, {sorted(subject.cls.capabilities)}; "
+        f"it lists {sorted(subject.info.capabilities)}"
+    )
+    assert subject.info.summary, "the package needs a summary, or ale-plugin.json one"
+
+
+def test_its_capabilities_are_words_that_runs_know(subject: Subject) -> None:
+    for word in subject.cls.capabilities:
+        assert word in CAPABILITIES[subject.kind] or "." in word, (
+            f"'{word}' is no capability of kind {subject.kind} ({', '.join(CAPABILITIES[subject.kind])}); "
+            "one of its own must have a dot, such as 'acme.migrate'"
+        )
+    extra = subject.cls.provides(subject.config) - subject.cls.capabilities
+    words = ", ".join(extra)
+    assert not extra or all(w in CAPABILITIES[subject.kind] for w in extra), f"provides() names unknown {words}"
+    for kind, needed in subject.cls.needs(subject.config).items():
+        assert kind in CAPABILITIES, f"needs() names the kind '{kind}', which there is not"
+        assert not isinstance(needed, str), f"needs()['{kind}'] must be a collection of capabilities, not one text"
+
+
+def test_every_setting_says_what_it_means(subject: Subject) -> None:
+    for path, model in models(subject.cls.Config):
+        for name, field in model.model_fields.items():
+            inner = model_in(field.annotation)
+            assert field.description or inner is not None, (
+                f"the setting {'.'.join((*path, name))} must have a description"
+            )
+
+
+def test_a_key_that_it_does_not_know_is_refused_wherever_it_stands(subject: Subject) -> None:
+    for path, model in models(subject.cls.Config):
+        where = ".".join(("Config", *path))
+        assert model.model_config.get("extra") == "forbid", (
+            f"{where} must refuse unknown keys (extra='forbid'), or a typo there would do nothing in silence"
+        )
+    settings: dict[str, Any] = {**subject.config.model_dump(mode="json", exclude_unset=True), "no_such_key": 1}
+    with pytest.raises(ConfigError, match=r"no_such_key: there is no such key"):
+        validated_settings(subject.cls, settings, subject.kind)
+
+
+def test_settings_cannot_be_changed_after_they_were_checked(subject: Subject) -> None:
+    for path, model in models(subject.cls.Config):
+        where = ".".join(("Config", *path))
+        assert model.model_config.get("frozen"), f"{where} must be frozen, as ale.specs.driver.PluginConfig is"
+
+
+def test_a_setting_of_the_wrong_kind_is_a_sentence_with_its_path(subject: Subject) -> None:
+    for name, field in subject.cls.Config.model_fields.items():
+        members = get_args(field.annotation) if isinstance(field.annotation, types.UnionType) else (field.annotation,)
+        if Any in members or object in members:
+            continue
+        settings = {**subject.config.model_dump(mode="json", exclude_unset=True), name: {"no": {"such": "value"}}}
+        told = ""
+        try:
+            validated_settings(subject.cls, settings, subject.kind)
+        except AleError as error:
+            told = str(error)
+        assert not told or told.startswith(f"{subject.kind}.{name}"), (
+            f"a wrong value of '{name}' must be told with its path; it was: {told}"
+        )
+
+
+def test_its_import_prints_nothing(subject: Subject) -> None:
+    code = f"from ale.plugins import load_driver_class; load_driver_class({subject.kind!r}, {subject.name!r})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, f"its import fails in a fresh process: {done.stderr[-500:]}"
+    assert not done.stdout, f"its import must print nothing; it printed {done.stdout[:200]!r}"
+
+
+@scenario
+async def test_it_may_be_closed_twice_and_without_a_start(subject: Subject) -> None:
+    driver = subject.build()
+    await driver.close()
+    driver = subject.build()
+    async with driver:
+        pass
+    await driver.close()
+
+
+@scenario
+async def test_a_driver_that_is_only_built_holds_nothing(subject: Subject) -> None:
+    before = _held()
+    drivers = [subject.build() for _ in range(3)]
+    assert _held() == before, f"a driver must acquire nothing before start(): {_more(before, _held())}"
+    del drivers
+
+
+@scenario
+async def test_start_and_close_leave_nothing_behind(subject: Subject) -> None:
+    async with subject.build():  # what is loaded once for the whole process is not counted
+        pass
+    await _settled()
+    before = _held()
+    for _ in range(2):
+        async with subject.build():
+            pass
+    for _ in range(40):
+        await _settled()
+        if not _more(before, _held()):
+            return
+        await asyncio.sleep(0.1)
+    raise AssertionError(f"start() and close() left behind {json.dumps(_more(before, _held()), default=str)}")
+
+
+@scenario
+async def test_a_start_that_is_cancelled_can_be_closed(subject: Subject) -> None:
+    for after_s in (0.0, 0.001, 0.02):
+        driver = subject.build()
+
+        async def enter(it: Any = driver) -> None:
+            async with it:
+                await asyncio.sleep(30)
+
+        task = asyncio.create_task(enter())
+        await asyncio.sleep(after_s)
+        task.cancel()
+        done, _ = await asyncio.wait([task], timeout=60)
+        assert done, "a cancelled start() must end; it still runs after 60 s"
+        assert task.cancelled(), f"a cancelled start() must raise CancelledError, not {task.exception()!r}"
+
+
+async def _settled() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+def _held() -> dict[str, set[str]]:
+    """What this process holds now: threads, children, open files, temporary entries."""
+    here = Path("/proc/self")
+    held = {"threads": {str(t.ident) for t in threading.enumerate() if t is not threading.current_thread()}}
+    if here.is_dir():
+        files = set()
+        for fd in os.listdir("/proc/self/fd"):
+            try:
+                files.add(f"{fd} -> {os.readlink(f'/proc/self/fd/{fd}')}")
+            except OSError:
+                continue
+        held["open files"] = {f for f in files if "/proc/" not in f}
+        held["processes"] = {
+            child for task in here.glob("task/*/children") for child in task.read_text().split()
+        }  # fmt: skip
+    held["temporary entries"] = set(os.listdir(tempfile.gettempdir()))
+    return held
+
+
+def _more(before: dict[str, set[str]], after: dict[str, set[str]]) -> dict[str, list[str]]:
+    """What is held now and was not before; threads of a pool are counted, not told apart."""
+    more = {name: sorted(after[name] - before[name]) for name in after}
+    if len(after["threads"]) <= len(before["threads"]) + 1:  # asyncio's own pool for blocking calls
+        more["threads"] = []
+    if len(after.get("open files", ())) <= len(before.get("open files", ())):
+        more["open files"] = []
+    return {name: found for name, found in more.items() if found}

@@ -1,0 +1,115 @@
+"""The reward contract: judges what is there, and never takes a fault of the infrastructure for a failed task."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from typing import Any
+
+from ale.errors import AleError, SandboxError, TaskError
+from ale.task import Task, TaskTests
+from ale.testing.batches import trajectory
+from ale.testing.reference import FolderSandbox
+from ale.testing.scenario import cancelled, fails_with, scenario
+from ale.testing.subject import Subject
+from ale.trajectory import Score
+
+DONE = trajectory(0, reward=0.0)
+
+
+def task(command: str, **more: Any) -> Task:
+    """A task that is solved where the file `out` says so."""
+    return Task(id="kit-reward", instruction="Write 'yes' into out.", tests=TaskTests(command=command, **more))
+
+
+GREP = task("grep -qx yes out")
+
+
+async def score(subject: Subject, of: Task, **files: str) -> Score:
+    """The score of a sandbox with these files."""
+    box = FolderSandbox()
+    async with subject.build() as reward, box:
+        await box.upload({name: text.encode() for name, text in files.items()})
+        found = await asyncio.wait_for(reward.score(of, box, DONE), 90)
+        assert isinstance(found, Score), f"score() must return a Score, not {type(found).__name__}"
+        assert isinstance(found.passed, bool), f"Score.passed must be true or false, not {found.passed!r}"
+        assert math.isfinite(found.value), f"Score.value must be a finite number, not {found.value!r}"
+        return found
+
+
+@scenario
+async def test_it_gives_a_score_for_success_and_for_failure(subject: Subject) -> None:
+    good, bad = await score(subject, GREP, out="yes\n"), await score(subject, GREP, out="no\n")
+    assert good.value >= bad.value, f"a solved task must not score below an unsolved one: {good.value} and {bad.value}"
+
+
+@scenario
+async def test_the_same_state_has_the_same_score(subject: Subject) -> None:
+    first, second = [await score(subject, GREP, out="yes\n") for _ in range(2)]
+    assert (first.value, first.passed) == (second.value, second.passed), "the same state must get the same score"
+
+
+@scenario
+async def test_an_empty_sandbox_is_a_score_and_no_error(subject: Subject) -> None:
+    await score(subject, GREP)
+
+
+@scenario
+async def test_a_dead_sandbox_is_never_a_zero(subject: Subject) -> None:
+    box = FolderSandbox()
+    async with subject.build() as reward, box:
+        box.die()
+        await fails_with(reward.score(GREP, box, DONE), SandboxError, why="scoring in a dead sandbox")
+
+
+@scenario
+async def test_a_sandbox_that_dies_meanwhile_is_never_a_zero(subject: Subject) -> None:
+    box = FolderSandbox()
+    async with subject.build() as reward, box:
+        scoring = asyncio.ensure_future(reward.score(task("sleep 30; true"), box, DONE))
+        await asyncio.sleep(0.3)
+        if scoring.done() and scoring.exception() is None:
+            return  # it judges without running the tests
+        box.die()
+        await fails_with(asyncio.wait_for(scoring, 60), SandboxError, TaskError, why="scoring in a sandbox that dies")
+
+
+@scenario
+async def test_tests_that_never_end_are_stopped(subject: Subject) -> None:
+    found = await score(subject, task("sleep 600", timeout_s=0.5), out="yes\n")
+    assert not found.passed or found.seconds < 30, "tests beyond their time-out must not run on"
+
+
+@scenario
+async def test_any_bytes_of_output_are_taken(subject: Subject) -> None:
+    found = await score(
+        subject, task("head -c 100000 /dev/urandom; printf 'größe ✓ \\377'; grep -qx yes out"), out="yes\n"
+    )
+    assert isinstance(found.detail, str), "Score.detail is text"
+
+
+@scenario
+async def test_cancelling_ends_the_scoring(subject: Subject) -> None:
+    box = FolderSandbox()
+    async with subject.build() as reward, box:
+        for after_s in (0.0, 0.02, 0.2):
+            await cancelled(reward.score(task("sleep 30"), box, DONE), after_s)
+
+
+@scenario
+async def test_episodes_are_scored_side_by_side(subject: Subject) -> None:
+    good = [i % 2 == 0 for i in range(8)]
+    found = await asyncio.gather(*(score(subject, GREP, out="yes\n" if yes else "no\n") for yes in good))
+    alone = {yes: await score(subject, GREP, out="yes\n" if yes else "no\n") for yes in (True, False)}
+    for yes, one in zip(good, found, strict=True):
+        assert one.passed == alone[yes].passed, "scores given side by side must be those given one by one"
+
+
+@scenario
+async def test_it_starts_with_hidden_tests_that_it_can_read(subject: Subject) -> None:
+    hidden = task('sh "$ALE_TESTS/check.sh"', files={"check.sh": "grep -qx yes out\n"})
+    try:
+        good, bad = await score(subject, hidden, out="yes\n"), await score(subject, hidden, out="no\n")
+    except AleError as error:
+        raise AssertionError(f"a task with test files must be scored; it raised {error}") from error
+    assert good.value >= bad.value, "test files must be there while the tests run"

@@ -1,0 +1,144 @@
+"""The scaffold contract: an agent runs to its end whatever the model says, and lets through what is not its to handle."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+
+import pytest
+
+from ale.errors import BudgetExceeded, EngineError, SandboxError
+from ale.specs.scaffold import Scaffold
+from ale.task import Task, TaskTests
+from ale.testing.reference import FolderSandbox, session
+from ale.testing.scenario import cancelled, fails_with, scenario
+from ale.testing.subject import Subject
+
+TASK = Task(
+    id="kit-1", instruction="Write the word größe ✓ into the file 'out'.", tests=TaskTests(command="grep -q größe out"),
+    files={"given.txt": "one\ntwo\n"},
+)  # fmt: skip
+BABBLE = {
+    "an empty answer": "",
+    "plain words": "I think that the answer is 42.",
+    "text of many scripts": "größe ✓ \U0001f600 日本語 \x00 \u202e",
+    "a call that is no JSON": "<tool_call>\n{'name': shell}\n</tool_call>",
+    "half a call": '<tool_call>\n{"name": "shell", "argu',
+    "a call of a tool that there is not": '<tool_call>\n{"name": "no_such_tool", "arguments": {}}\n</tool_call>',
+    "a call with wrong arguments": '<tool_call>\n{"name": "shell", "arguments": {"command": 3, "x": [null]}}\n</tool_call>',
+    "a call without arguments": '<tool_call>\n{"name": "shell"}\n</tool_call>',
+    "a long answer": "word " * 2000,
+}
+
+
+@pytest.mark.parametrize("says", BABBLE, ids=lambda says: says.replace(" ", "-"))
+def test_it_comes_to_an_end_whatever_the_model_says(subject: Subject, says: str) -> None:
+    @scenario
+    async def run() -> None:
+        box = FolderSandbox(TASK)
+        async with subject.build() as scaffold, session([BABBLE[says]]) as line, box:
+            try:
+                ended = await scaffold.run(TASK, box, line)
+            except BudgetExceeded:
+                return
+            assert isinstance(ended, str), f"run() must say in a word why it ended, not {ended!r}"
+            assert ended, "run() must say in a word why it ended"
+            assert line.recorder.chunks, "the model must be asked at least once, through the session"
+
+    run()
+
+
+@scenario
+async def test_a_spent_budget_ends_the_episode(subject: Subject) -> None:
+    box = FolderSandbox(TASK)
+    async with (
+        subject.build() as scaffold,
+        session([BABBLE["a call of a tool that there is not"]], max_calls=2) as line,
+        box,
+    ):
+        with suppress(BudgetExceeded):
+            ended = await scaffold.run(TASK, box, line)
+            assert isinstance(ended, str), "where it handles BudgetExceeded itself, run() must say why it ended"
+        assert line.calls <= 2, "no call beyond the budget"
+
+
+@scenario
+async def test_the_task_reaches_the_model_unchanged(subject: Subject) -> None:
+    box = FolderSandbox(TASK)
+    async with subject.build() as scaffold, session(["I am done."], max_calls=3) as line, box:
+        with suppress(BudgetExceeded):
+            await scaffold.run(TASK, box, line)
+        (first, *_) = line.recorder.sequences
+        told = "\n".join(m.content for m in first.messages)
+        assert TASK.instruction in told, "the model must be told the task's instruction, unicode included"
+        assert TASK.tests.command not in told, "the model must not see the hidden tests"
+
+
+@scenario
+async def test_a_dead_sandbox_gets_out_as_a_sandbox_error(subject: Subject) -> None:
+    calls = [_first_tool_call(await _tools(subject))]
+    if calls == [""]:
+        return  # an agent without tools of ours: it cannot meet the sandbox through the model
+    box = FolderSandbox(TASK)
+    async with subject.build() as scaffold, session(calls) as line, box:
+        box.die()
+        why = "an agent whose sandbox is dead"
+        await fails_with(asyncio.wait_for(scaffold.run(TASK, box, line), 60), SandboxError, why=why)
+
+
+@scenario
+async def test_a_failing_engine_gets_out_as_an_engine_error(subject: Subject) -> None:
+    box = FolderSandbox(TASK)
+    async with subject.build() as scaffold, session([EngineError("The engine is lost.")]) as line, box:
+        why = "an agent whose engine fails"
+        await fails_with(asyncio.wait_for(scaffold.run(TASK, box, line), 60), EngineError, why=why)
+
+
+@scenario
+async def test_cancelling_ends_the_agent_promptly(subject: Subject) -> None:
+    for after_s in (0.0, 0.005, 0.05):
+        box = FolderSandbox(TASK)
+        babble = BABBLE["a call of a tool that there is not"]
+        async with subject.build() as scaffold, session([babble], max_calls=10_000, max_context=1 << 20) as line, box:
+            await cancelled(scaffold.run(TASK, box, line), after_s)
+
+
+@scenario
+async def test_episodes_run_side_by_side(subject: Subject) -> None:
+    async with subject.build() as scaffold:
+        found: list[str] = []
+
+        async def one(i: int) -> None:
+            task = TASK.model_copy(update={"id": f"kit-{i}", "instruction": f"Say the number {i}."})
+            box = FolderSandbox(task)
+            async with session([f"It is {i}."], max_calls=3) as line, box:
+                with suppress(BudgetExceeded):
+                    await scaffold.run(task, box, line)
+                found.append("\n".join(m.content for m in line.recorder.sequences[0].messages))
+
+        await asyncio.gather(*(one(i) for i in range(6)))
+        for text in found:
+            others = sum(f"Say the number {i}." in text for i in range(6))
+            assert others == 1, "episodes side by side must not see each other's tasks"
+
+
+async def _tools(subject: Subject) -> list[tuple[str, dict[str, object]]]:
+    """The tools that the agent tells the model of."""
+    box = FolderSandbox(TASK)
+    scaffold: Scaffold = subject.build()
+    async with scaffold, session(["I am done."], max_calls=1) as line, box:
+        with suppress(BudgetExceeded):
+            await scaffold.run(TASK, box, line)
+        return [(tool.name, dict(tool.parameters)) for tool in line.recorder.sequences[0].tools]
+
+
+def _first_tool_call(tools: list[tuple[str, dict[str, object]]]) -> str:
+    """A well-formed call of a tool that takes a command; empty where there is none."""
+    import json
+
+    for name, parameters in tools:
+        properties = parameters.get("properties")
+        if isinstance(properties, dict) and any(word in properties for word in ("command", "cmd", "script")):
+            key = next(word for word in ("command", "cmd", "script") if word in properties)
+            return f"<tool_call>\n{json.dumps({'name': name, 'arguments': {key: 'echo hi'}})}\n</tool_call>"
+    return ""
