@@ -50,10 +50,10 @@ def packed(trajectories: list[Trajectory], order: list[int] | None = None) -> Tr
         owners.append(t)
         ids += chunk_of
         logprobs += logprob_of
-    columns = list(zip(*rows, strict=True))
+    owner, position, count, returns, positive = (list(column) for column in zip(*rows, strict=True))
     table = ChunkTable(
-        *(np.array(column, np.int64) for column in columns[:3]), np.array(columns[3], np.float32),
-        np.array(columns[4], np.bool_),
+        np.array(owner, np.int64), np.array(position, np.int64), np.array(count, np.int64),
+        np.array(returns, np.float32), np.array(positive, np.bool_),
     )  # fmt: skip
     return TrainBatch(
         np.array(tokens, np.int64), np.array(lengths, np.int64), np.array(owners, np.int64), np.array(ids, np.int64),

@@ -72,11 +72,7 @@ class FolderSandbox(Sandbox):
         self._check()
         self.commands.append(command)
         began = time.monotonic()
-        child = await asyncio.create_subprocess_exec(
-            "/bin/sh", "-c", command, cwd=self.folder / (cwd or "."), env={**self._env, **(env or {})},
-            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-            start_new_session=True,
-        )  # fmt: skip
+        child = await self._child(command, cwd, env)
         self._running.add(child.pid)
         timed_out, out, err = False, b"", b""
         try:
@@ -94,6 +90,24 @@ class FolderSandbox(Sandbox):
         cut = max(len(out), len(err)) > max_output_bytes
         out, err = out[:max_output_bytes], err[:max_output_bytes]
         return ExecResult(code if code >= 0 else 128 - code, out, err, time.monotonic() - began, timed_out, cut)
+
+    async def _child(self, command: str, cwd: str | None, env: Mapping[str, str] | None) -> asyncio.subprocess.Process:
+        """Start the command. asyncio can wait for ever where *this* is cancelled in its middle: so it is not."""
+        starting = asyncio.ensure_future(
+            asyncio.create_subprocess_exec(
+                "/bin/sh", "-c", command, cwd=self.folder / (cwd or "."), env={**self._env, **(env or {})},
+                stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+                start_new_session=True,
+            )
+        )  # fmt: skip
+        try:
+            return await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            child = await starting
+            with suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+            await child.communicate()
+            raise
 
     async def upload(self, files: Mapping[str, bytes], *, user: str = AGENT, mode: int = 0o644) -> None:
         """Write files."""

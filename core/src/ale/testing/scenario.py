@@ -72,12 +72,15 @@ async def cancelled(call: Awaitable[Any], after_s: float) -> bool:
         task.exception()  # or a late "never retrieved"
         return False
     task.cancel()
+    began = asyncio.get_running_loop().time()
     done, _ = await asyncio.wait([task], timeout=20)
     assert done, "a cancelled call must end promptly; it still runs after 20 s"
     if task.cancelled():
         return True
     error = task.exception()
     assert error is None, f"a cancelled call must raise CancelledError, not {type(error).__name__}: {error}"
+    took = asyncio.get_running_loop().time() - began
+    assert took < 1, f"a cancelled call must end as cancelled; it went on for {took:.1f} s and returned"
     return False
 
 

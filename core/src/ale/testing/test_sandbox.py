@@ -28,7 +28,7 @@ def spec(subject: Subject, **more: Any) -> SandboxSpec:
     """A plain sandbox under the strictest network policy that the provider claims."""
     for mode, capability in NETWORKS.items():
         if subject.can(capability):
-            return SandboxSpec(network=mode, **more)  # type: ignore[arg-type]
+            return SandboxSpec(network=mode, **more)
     raise AssertionError(f"a provider must claim at least one of {', '.join(NETWORKS.values())}")
 
 
@@ -312,7 +312,7 @@ async def test_a_cancelled_start_leaves_no_sandbox(subject: Subject) -> None:
 async def test_what_it_cannot_give_is_refused_and_not_ignored(subject: Subject) -> None:
     async with subject.build() as provider:
         wishes: list[tuple[str, SandboxSpec]] = [
-            (mode, SandboxSpec(network=mode))  # type: ignore[arg-type]
+            (mode, SandboxSpec(network=mode))
             for mode, capability in NETWORKS.items()
             if capability not in provider.capabilities and mode != "none"  # where nothing is cut, the run is refused
         ]

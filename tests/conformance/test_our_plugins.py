@@ -1,0 +1,82 @@
+"""Every plugin of ours keeps its contract, in each of its usual settings."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from kit import run_kit
+
+from ale.installed import list_plugins
+
+SETTINGS = {
+    "sandbox:local": ["", "isolation: none"],
+    "engine:scripted": ["answers: [hello]", "{random: true, random_tokens: 8}"],
+    "engine:torch": ["threads: 1"],
+    "trainer:torch": ["threads: 1"],
+    "algorithm:ipa": ["", "{level: token}", "{level: trajectory, return_signal: group_centered}"],
+    "scaffold:iflow": [""],
+}
+OURS = sorted(f"{i.kind}:{i.name}" for i in list_plugins() if i.package.startswith("ale-plugin-"))
+CASES = [(plugin, settings) for plugin in OURS for settings in SETTINGS.get(plugin, [""])]
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.bwrap
+@pytest.mark.parametrize(("plugin", "settings"), CASES, ids=[f"{p}-{s}".rstrip("-") for p, s in CASES])
+def test_it_keeps_its_contract(plugin: str, settings: str, tmp_path: Path) -> None:
+    (tmp_path / "settings.yaml").write_text(settings)
+    done = run_kit(tmp_path, plugin, "--ale-config", tmp_path / "settings.yaml", "-rs")
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-1000:]
+    counts = re.search(r"(\d+) passed", done.stdout)
+    assert counts is not None
+    assert int(counts[1]) >= 15, "a suite of a kind that was collected has more tests"
+    assert "skipped" not in done.stdout
+
+
+def test_every_kind_has_a_plugin_that_is_checked() -> None:
+    from ale.specs.kinds import ALL_KINDS
+
+    assert {plugin.partition(":")[0] for plugin in OURS} == set(ALL_KINDS)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--ale-plugin", "sandbox"], "--ale-plugin takes KIND:NAME, such as sandbox:docker, not 'sandbox'."),
+        (["--ale-plugin", "sandbox:locl"], "sandbox: there is no sandbox plugin 'locl'. Did you mean 'local'?"),
+        (["--ale-plugin", "sandbx:local"], "There is no kind of plugin 'sandbx'. Did you mean 'sandbox'?"),
+        (["--ale-plugin", "sandbox:local", "--ale-config", "gone.yaml"], "--ale-config gone.yaml cannot be read"),
+        (["--ale-plugin", "engine:scripted"], "engine: give exactly one of answers, function, recording and random"),
+        (["--ale-plugin", ""], "Which plugin is to be tested? Add --ale-plugin KIND:NAME"),
+    ],
+)
+def test_a_mistake_in_the_options_is_a_sentence(options: list[str], sentence: str, tmp_path: Path) -> None:
+    done = run_kit(tmp_path, options[1], *options[2:])
+    assert done.returncode == 4
+    assert sentence in done.stderr + done.stdout
+    assert "Traceback" not in done.stderr
+
+
+def test_the_suites_can_be_imported_into_an_authors_own_tests(tmp_path: Path) -> None:
+    (tmp_path / "test_contract.py").write_text("from ale.testing.test_tasks import *\n")
+    import subprocess
+    import sys
+
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "--rootdir",
+        tmp_path,
+        "--ale-plugin",
+        "tasks:bash",
+    ]
+    done = subprocess.run([*command, tmp_path], cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stdout[-2000:]
+    assert "9 passed" in done.stdout

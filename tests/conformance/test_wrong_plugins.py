@@ -1,0 +1,265 @@
+"""Deliberately wrong plugins: each breaks one rule of its contract, and the kit says which."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from kit import run_kit
+from strangers import write_package
+
+pytestmark = [pytest.mark.slow, pytest.mark.bwrap]
+
+SANDBOX = """
+from ale.errors import SandboxError
+from ale.specs.sandbox import ExecResult
+from ale_local import LocalSandboxProvider
+import asyncio
+class Fixed(LocalSandboxProvider):
+    async def start_sandbox(self, spec):
+        box = await super().start_sandbox(spec)
+        self.spoil(box)
+        return box
+    def spoil(self, box):
+        pass
+"""
+ENGINE = "from ale_scripted import ScriptedEngine\nfrom dataclasses import replace\nimport asyncio\nclass Fixed(ScriptedEngine):\n"
+TRAINER = "from ale_trainer_torch import TorchTrainer\nfrom dataclasses import replace\nimport asyncio\nclass Fixed(TorchTrainer):\n"
+ALGORITHM = "from ale_ipa import IPA\nfrom dataclasses import replace\nimport numpy as np\nclass Fixed(IPA):\n"
+SCAFFOLD = "from ale_iflow import IFlow\nfrom ale.errors import SandboxError\nimport asyncio\nclass Fixed(IFlow):\n"
+REWARD = "from ale_tests import TestsReward\nfrom ale.errors import SandboxError\nfrom ale.trajectory import Score\nimport asyncio\nclass Fixed(TestsReward):\n"
+TASKS = "from ale_bash import BashTasks\nfrom ale.errors import ConfigError\nimport itertools, random\nclass Fixed(BashTasks):\n"
+HOOKS = """
+from ale.specs.driver import PluginConfig
+from ale.specs.events import Observer, hookimpl
+class Fixed(Observer):
+    api_version = ">=1.1,<1.3"
+"""
+
+
+@dataclass(frozen=True)
+class Wrong:
+    """A mutant: its kind, what it does, the test that fails, and what the failure says."""
+
+    kind: str
+    source: str
+    test: str
+    says: str
+    config: str = ""
+
+
+WRONG = {
+    # sandbox
+    "a dead sandbox as a failed command": Wrong("sandbox", SANDBOX + """
+        real = box.exec
+        async def exec(command, **more):
+            try:
+                return await real(command, **more)
+            except SandboxError:
+                return ExecResult(1, b"", b"gone", 0.1)
+        box.exec = exec
+""", "test_a_dead_sandbox_never_looks_like_a_failed_command", "a command whose sandbox was removed under it: it must raise SandboxError, it returned ExecResult"),
+    "stderr in stdout": Wrong("sandbox", SANDBOX + """
+        real = box.exec
+        async def exec(command, **more):
+            return await real(f"({command}) 2>&1", **more)
+        box.exec = exec
+""", "test_exec_gives_exit_code_stdout_and_stderr_apart", "exec must keep stdout and stderr apart and whole"),
+    "a time-out without its code": Wrong("sandbox", SANDBOX + """
+        real = box.exec
+        async def exec(command, **more):
+            done = await real(command, **more)
+            return ExecResult(137, done.stdout, done.stderr, done.duration_s, done.timed_out) if done.timed_out else done
+        box.exec = exec
+""", "test_a_time_out_kills_everything_and_keeps_the_output_so_far", "a time-out must give exit code 124, as timeout(1) does; it gave 137"),
+    "text only": Wrong("sandbox", SANDBOX + """
+        real = box.upload
+        async def upload(files, **more):
+            await real({k: v.decode("utf-8", "replace").encode() for k, v in files.items()}, **more)
+        box.upload = upload
+""", "test_files_come_back_as_they_went_in", "download('every') must give what upload wrote"),
+    "one command at a time": Wrong("sandbox", SANDBOX + """
+        real, lock = box.exec, asyncio.Lock()
+        async def exec(command, **more):
+            async with lock:
+                return await real(command, **more)
+        box.exec = exec
+""", "test_commands_run_side_by_side", "commands must run side by side"),
+    "networks ignored": Wrong("sandbox", SANDBOX.replace("super().start_sandbox(spec)", "super().start_sandbox(spec.model_copy(update={'network': 'none'}))"),
+        "test_what_it_cannot_give_is_refused_and_not_ignored", "a spec with endpoint-only, which the provider does not claim to give: it must raise ConfigError"),
+    "sandboxes left at close": Wrong("sandbox", SANDBOX + "        self.sandboxes.pop(box.id)\n",
+        "test_closing_the_provider_stops_everything", "a command whose provider is closed"),
+    "a capability that is not true": Wrong("sandbox", SANDBOX.replace("    def spoil", "    capabilities = LocalSandboxProvider.capabilities | {'snapshot'}\n    def spoil"),
+        "test_a_snapshot_brings_the_files_back", "PluginError"),
+    "a task left at close": Wrong("sandbox", SANDBOX + "        self.watcher = asyncio.create_task(asyncio.sleep(3600))\n",
+        "test_sandboxes_know_nothing_of_each_other", "the plugin must leave no asyncio task behind"),
+    # engine
+    "a logprob too few": Wrong("engine", ENGINE + """
+    async def generate(self, request):
+        made = await super().generate(request)
+        return replace(made, logprobs=made.logprobs[:-1])
+""", "test_a_generation_has_a_logprob_and_a_version_for_each_token", "one log-probability and one version a token", "answers: [hello]"),
+    "more than max_tokens": Wrong("engine", ENGINE + """
+    async def generate(self, request):
+        return await super().generate(replace(request, sampling=replace(request.sampling, max_tokens=999)))
+""", "test_many_requests_at_once_are_answered_each", "1 to max_tokens=1 tokens, not", "answers: [hello]"),
+    "an answer after close": Wrong("engine", ENGINE + "    async def close(self): ...\n",
+        "test_nothing_is_answered_after_close", "generate() after close(): it must raise EngineError, it returned Generation", "answers: [hello]"),
+    "no answer after a cancelled call": Wrong("engine", ENGINE + """
+    lock = None
+    async def generate(self, request):
+        self.lock = self.lock or asyncio.Lock()
+        await self.lock.acquire()
+        await asyncio.sleep(0.005)
+        made = await super().generate(request)
+        self.lock.release()
+        return made
+""", "test_cancelling_a_call_frees_its_place", "TimeoutError", "answers: [hello]"),
+    # trainer
+    "the same version twice": Wrong("trainer", TRAINER + """
+    async def publish(self):
+        return replace(await super().publish(), version=1)
+""", "test_every_publish_is_a_new_version_with_weights", "versions must rise: 1, 1", "threads: 1"),
+    "a loss that is nan is trained on": Wrong("trainer", TRAINER + """
+    async def update(self, batch, loss, *, lr=None):
+        try:
+            return await super().update(batch, loss, lr=lr)
+        except Exception:
+            return {"loss": 0.0}
+""", "test_a_loss_that_is_no_number_is_refused_and_changes_nothing", "a loss that is not finite: it must raise TrainerError, it returned", "threads: 1"),
+    "the optimizer is not saved": Wrong("trainer", TRAINER + """
+    async def load(self, folder):
+        await super().load_model(folder)
+""", "test_what_is_saved_is_what_is_loaded", "load() must bring the optimizer back too", "threads: 1"),
+    "lr is not heard": Wrong("trainer", TRAINER + """
+    async def update(self, batch, loss, *, lr=None):
+        return await super().update(batch, loss)
+""", "test_an_update_makes_trained_tokens_likelier", "lr= must win over the configured rate", "threads: 1"),
+    # algorithm
+    "the prompt is trained on": Wrong("algorithm", ALGORITHM + """
+    def batch(self, trajectories):
+        made = super().batch(trajectories)
+        return made and replace(made, chunk_ids=np.maximum(made.chunk_ids, 0))
+""", "test_only_tokens_that_the_policy_sampled_carry_loss", "tokens outside chunks (prompt, tool output) must carry no loss"),
+    "seeds that repeat": Wrong("algorithm", ALGORITHM + """
+    def plan(self, tasks, history):
+        return [replace(r, seed=1) for r in super().plan(tasks, history)]
+""", "test_plan_asks_for_group_size_rollouts_of_each_task", "every rollout must have a seed of its own"),
+    "a mean over the micro-batch": Wrong("algorithm", ALGORITHM + """
+    def loss(self, inputs):
+        out = super().loss(inputs)
+        return replace(out, loss=out.loss * inputs.normalizer / len(inputs.logprobs))
+""", "test_micro_batches_add_up_to_the_batch", "the losses of micro-batches must add up to the batch's"),
+    "an empty batch": Wrong("algorithm", ALGORITHM + """
+    def batch(self, trajectories):
+        return super().batch(trajectories) if trajectories else 0
+""", "test_nothing_to_learn_from_is_no_batch", "batch() of no trajectories must be None"),
+    # scaffold
+    "a dead sandbox is swallowed": Wrong("scaffold", SCAFFOLD + """
+    async def run(self, task, sandbox, session):
+        try:
+            return await super().run(task, sandbox, session)
+        except SandboxError:
+            return "finish"
+""", "test_a_dead_sandbox_gets_out_as_a_sandbox_error", "an agent whose sandbox is dead: it must raise SandboxError, it returned 'finish'"),
+    "the tests are told": Wrong("scaffold", SCAFFOLD + """
+    async def run(self, task, sandbox, session):
+        told = task.model_copy(update={"instruction": task.instruction + task.tests.command})
+        return await super().run(told, sandbox, session)
+""", "test_the_task_reaches_the_model_unchanged", "the model must not see the hidden tests"),
+    "never cancelled": Wrong("scaffold", SCAFFOLD + """
+    async def run(self, task, sandbox, session):
+        while True:
+            try:
+                await asyncio.sleep(3)
+                return "finish"
+            except asyncio.CancelledError:
+                pass
+""", "test_cancelling_ends_the_agent_promptly", "a cancelled call must end as cancelled; it went on for"),
+    # reward
+    "a dead sandbox is a zero": Wrong("reward", REWARD + """
+    async def score(self, task, sandbox, trajectory):
+        try:
+            return await super().score(task, sandbox, trajectory)
+        except SandboxError:
+            return Score(0.0, False)
+""", "test_a_dead_sandbox_is_never_a_zero", "scoring in a dead sandbox: it must raise SandboxError, it returned Score(value=0.0"),
+    "passed is a number": Wrong("reward", REWARD + """
+    async def score(self, task, sandbox, trajectory):
+        return Score(1.0, 1)
+""", "test_it_gives_a_score_for_success_and_for_failure", "Score.passed must be true or false, not 1"),
+    "upside down": Wrong("reward", REWARD + """
+    async def score(self, task, sandbox, trajectory):
+        found = await super().score(task, sandbox, trajectory)
+        return Score(-found.value, found.passed)
+""", "test_it_gives_a_score_for_success_and_for_failure", "a solved task must not score below an unsolved one"),
+    # tasks
+    "held-out tasks are trained on": Wrong("tasks", TASKS + """
+    def tasks(self, split):
+        return super().tasks("train" if split == "heldout" else split)
+""", "test_ids_are_unique_and_the_splits_share_none", "held-out tasks must not be trained on"),
+    "another order each time": Wrong("tasks", TASKS + """
+    def tasks(self, split):
+        some = list(itertools.islice(super().tasks(split), 60))
+        random.shuffle(some)
+        return some
+""", "test_the_same_settings_give_the_same_tasks", "must be the same each time, in one order"),
+    "any split will do": Wrong("tasks", TASKS + """
+    def tasks(self, split):
+        return super().tasks(split if split in ("train", "heldout") else "train")
+""", "test_a_split_that_there_is_not_is_refused", "a split that there is not: it must raise ConfigError"),
+    "a solution that does not solve": Wrong("tasks", TASKS + """
+    def tasks(self, split):
+        return (t.model_copy(update={"solution": "true"}) for t in super().tasks(split))
+""", "test_reference_solutions_solve_their_tasks", "must pass its tests"),
+    # observers
+    "a coroutine as a hook": Wrong("hooks", HOOKS + """
+    @hookimpl
+    async def ale_run_finished(self, run_id): ...
+""", "test_every_hook_takes_what_runs_tell", "ale_run_finished is called without await: it must be no coroutine"),
+    "a veto that is no sentence": Wrong("hooks", HOOKS + """
+    @hookimpl
+    def ale_before_exec(self, command): return False
+""", "test_every_hook_takes_what_runs_tell", "must answer None, or a sentence that refuses; it answered False"),
+    "text only, in an observer": Wrong("hooks", HOOKS + """
+    @hookimpl
+    def ale_exec_started(self, stdin): stdin.decode()
+""", "test_every_hook_takes_what_runs_tell", "ale_exec_started must not raise; it raised UnicodeDecodeError"),
+    "no hook at all": Wrong("hooks", HOOKS, "test_its_hooks_fit_and_there_is_at_least_one", "an observer must implement at least one hook"),
+    # every kind
+    "a setting without a word": Wrong("hooks", HOOKS + """
+    class Config(PluginConfig):
+        level: int = 3
+""", "test_every_setting_says_what_it_means", "the setting level must have a description"),
+    "settings that take anything": Wrong("hooks", HOOKS + """
+    class Config(PluginConfig):
+        model_config = {"extra": "ignore"}
+""", "test_a_key_that_it_does_not_know_is_refused_wherever_it_stands", "Config must refuse unknown keys"),
+    "no version": Wrong("hooks", HOOKS.replace("    api_version", "    other"), "test_it_declares_the_versions_that_it_was_made_for", "the class must declare api_version = "),
+    "words at import": Wrong("hooks", HOOKS + "    @hookimpl\n    def ale_run_finished(self): ...\nprint('welcome')\n", "test_its_import_prints_nothing", "its import must print nothing; it printed 'welcome"),
+    "a thread left behind": Wrong("hooks", HOOKS + """
+    async def start(self):
+        import threading
+        for _ in range(3):
+            threading.Thread(target=threading.Event().wait, daemon=True).start()
+""", "test_start_and_close_leave_nothing_behind", "start() and close() left behind"),
+    "a file left behind": Wrong("hooks", HOOKS + """
+    async def start(self):
+        import tempfile
+        tempfile.mkdtemp()
+""", "test_start_and_close_leave_nothing_behind", "temporary entries"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", WRONG, ids=lambda what: what.replace(" ", "-"))
+def test_the_kit_says_what_is_wrong(what: str, tmp_path: Path) -> None:
+    wrong = WRONG[what]
+    write_package(tmp_path, "far-away", wrong.source, name="wrong", kind=wrong.kind)
+    (tmp_path / "settings.yaml").write_text(wrong.config)
+    done = run_kit(
+        tmp_path, f"{wrong.kind}:wrong", "--ale-config", tmp_path / "settings.yaml", "-k", wrong.test, path=tmp_path
+    )
+    assert done.returncode == 1, done.stdout[-3000:] + done.stderr[-1000:]
+    assert "1 failed" in done.stdout
+    assert wrong.says in done.stdout, done.stdout[-3000:]
