@@ -16,15 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from ale.errors import AleError, ConfigError
-from ale.installed import list_plugins
 from ale.plugins import load_driver_class, validated_settings
 from ale.run_config import PluginChoice, RunConfig
-from ale.run_file import PLUGIN_PATHS, apply_override, default_plugin, dump_yaml, read_run_file
+from ale.run_file import PLUGIN_PATHS, apply_override, dump_yaml, read_run_file
+from ale.sections import chosen, keys_beside, plugins_of, sections_of
 from ale.specs.kinds import HOOKS
-from ale.validation import one_line, shown, validated
-
-OPTIONAL_PLUGINS = frozenset({"trainer"})
-"""Sections that may be null."""
+from ale.validation import one_line, validated
 
 
 @dataclass(frozen=True)
@@ -53,7 +50,6 @@ def validated_run(data: Mapping[str, Any]) -> RunConfig:
     """Plain data as a `RunConfig` whose plugins exist and accept their settings. Raises `ConfigError`."""
     mistakes: list[str] = []
     shaped = dict(data)
-    choices: list[tuple[str, PluginChoice]] = []
     for path in PLUGIN_PATHS:
         *outer, last = path.split(".")
         sections: Any = shaped
@@ -64,80 +60,31 @@ def validated_run(data: Mapping[str, Any]) -> RunConfig:
         if not isinstance(sections, dict):
             continue  # no `sft`, or something else in its place, of which RunConfig will complain
         try:
-            choice = _choice(path, sections)
+            sections[last] = plugins_of(path, sections)
         except ConfigError as error:
             mistakes.append(str(error))
-            choice = None
-        if choice is not None:
-            choices.append((path, choice))
-        if last in sections or choice is None:
-            absent = last in OPTIONAL_PLUGINS and sections.get(last) is None
-            sections[last] = choice or (None if absent else PluginChoice(use="?"))
+            sections[last] = PluginChoice(use="?")
     if isinstance(shaped.get("observers"), list):
-        shaped["observers"] = [_observer(i, item, choices, mistakes) for i, item in enumerate(shaped["observers"])]
+        found = []
+        for i, item in enumerate(shaped["observers"]):
+            try:
+                found.append(chosen(f"observers.{i}", HOOKS, item))
+            except ConfigError as error:
+                mistakes.append(str(error))
+        shaped["observers"] = found
     run: RunConfig | None = None
     try:
         run = validated(RunConfig, shaped)
     except ConfigError as error:
         mistakes.insert(0, str(error))
-    for path, choice in choices:
+    for path, kind, choice in sections_of(shaped):
         try:
-            kind = HOOKS if path.startswith("observers.") else path.rpartition(".")[2]
-            validated_settings(load_driver_class(kind, choice.use, path), choice.settings, path)
+            validated_settings(load_driver_class(kind, choice.use, path), choice.settings, path, keys_beside(path))
         except AleError as error:
             mistakes.append(str(error))
     if mistakes or run is None:
         raise ConfigError("\n".join(mistakes))
     return run
-
-
-def _choice(path: str, sections: Mapping[str, Any]) -> PluginChoice | None:
-    """The plugin that a section names, or its default; None where it is null and may be."""
-    kind = path.rpartition(".")[2]
-    if kind not in sections:
-        default = default_plugin(path)
-        if default is not None:
-            return PluginChoice(use=default)
-        raise ConfigError(f"{path}: this key is missing; name {_a(kind)} plugin. Installed: {_names(kind)}.")
-    section = sections[kind]
-    if section is None and kind in OPTIONAL_PLUGINS:
-        return None
-    return _chosen(path, kind, section)
-
-
-def _observer(i: int, item: Any, choices: list[tuple[str, PluginChoice]], mistakes: list[str]) -> PluginChoice:
-    """An entry of `observers`; a mistake in it is kept, and something valid stands in its place."""
-    path = f"observers.{i}"
-    try:
-        choice = _chosen(path, HOOKS, item)
-    except ConfigError as error:
-        mistakes.append(str(error))
-        return PluginChoice(use="?")
-    choices.append((path, choice))
-    return choice
-
-
-def _chosen(path: str, kind: str, section: Any) -> PluginChoice:
-    if isinstance(section, str):
-        return PluginChoice(use=section)
-    if not isinstance(section, dict):
-        raise ConfigError(
-            f"{path}: must be the name of {_a(kind)} plugin, or a mapping with 'use' (it is {shown(section)}). "
-            f"Installed: {_names(kind)}."
-        )
-    use = section.get("use")
-    if not isinstance(use, str):
-        found = f"must be a name (it is {shown(use)})" if "use" in section else "this key is missing"
-        raise ConfigError(f"{path}.use: {found}; it says which {kind} plugin. Installed: {_names(kind)}.")
-    return PluginChoice(use=use, settings={k: v for k, v in section.items() if k != "use"})
-
-
-def _a(kind: str) -> str:
-    return f"an {kind}" if kind[0] in "aeio" else f"a {kind}"
-
-
-def _names(kind: str) -> str:
-    return ", ".join(sorted({info.name for info in list_plugins(kind)})) or "none"
 
 
 def _resolved(data: dict[str, Any], source: str) -> dict[str, Any]:

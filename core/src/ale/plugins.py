@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from typing import Any
 
@@ -21,7 +21,7 @@ from ale.installed import PluginInfo, list_plugins
 from ale.run_config import PluginChoice
 from ale.specs.driver import Driver, DriverContext
 from ale.specs.kinds import HOOKS
-from ale.validation import nearest, one_line, validated
+from ale.validation import lenient_models, nearest, one_line, validated
 from ale.versions import deprecated_form, mismatch, warn_deprecated
 
 OWN_PACKAGES = {
@@ -96,6 +96,12 @@ def load_driver_class(kind: str, name: str, yaml_path: str = "") -> type[Driver]
     missing = ", ".join(sorted(getattr(loaded, "__abstractmethods__", ())))
     if missing:
         raise PluginError(f"{what} is unfinished: {info.target} lacks {missing}, which the contract asks for.")
+    open_model = next(lenient_models(loaded.Config), None) if inspect.isclass(loaded.Config) else None
+    if open_model is not None:
+        raise PluginError(
+            f"{what}: {open_model} takes keys that it does not know, so that a typo would do nothing in silence; "
+            "make it from ale.specs.driver.PluginConfig, or set extra='forbid'."
+        )
     if not (inspect.isclass(loaded.Config) and issubclass(loaded.Config, BaseModel)):
         raise PluginError(
             f"{what}: {info.target}.Config must be a pydantic model, such as ale.specs.driver.PluginConfig."
@@ -122,10 +128,12 @@ def _imported(info: PluginInfo, what: str) -> Any:
         ) from error
 
 
-def validated_settings(cls: type[Driver], settings: Mapping[str, Any], yaml_path: str) -> BaseModel:
-    """A plugin's `Config` from its section. Raises `ConfigError` with a line a mistake."""
+def validated_settings(
+    cls: type[Driver], settings: Mapping[str, Any], yaml_path: str, beside: Sequence[str] = ()
+) -> BaseModel:
+    """A plugin's `Config` from its section; `beside` are the section's other keys. Raises `ConfigError`, a line a mistake."""
     try:
-        return validated(cls.Config, dict(settings), yaml_path)
+        return validated(cls.Config, dict(settings), yaml_path, beside)
     except AleError:
         raise
     except Exception as error:  # a validator of the plugin's own

@@ -41,6 +41,36 @@ class PluginChoice(Section):
         return value
 
 
+class PluginRule(PluginChoice):
+    """One of several plugins of a section: which tasks it is for, and its share of them."""
+
+    when: tuple[str, ...] = Field((), description="Tags that a task must all carry; `!tag`: must not carry.")
+    weight: float = Field(1.0, gt=0, description="Share among neighbours with the same `when`, or in a mix.")
+    tags: tuple[str, ...] = Field((), description="In a mix: tags put on each task of this source.")
+
+    @field_validator("when", "tags", mode="before")
+    @classmethod
+    def _one_or_several(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, str) else value
+
+
+class PluginRules(Section):
+    """A section with several plugins: `select` (sandbox, scaffold, reward) by task, or `mix` (tasks) by weight."""
+
+    rules: tuple[PluginRule, ...] = Field(min_length=1)
+
+    @property
+    def use(self) -> str:
+        """The names, for a sentence."""
+        return " + ".join(dict.fromkeys(rule.use for rule in self.rules))
+
+
+RULES_KEY = {"sandbox": "select", "scaffold": "select", "reward": "select", "tasks": "mix"}
+"""Which sections may hold several plugins, and under which key."""
+OWN_KEYS = {"select": ("use", "when", "weight"), "mix": ("use", "weight", "tags")}
+"""The keys of a rule that are not the plugin's."""
+
+
 class ModelConfig(Section):
     """The policy to start from: a Hugging Face folder, or a small one made from nothing."""
 
@@ -159,10 +189,12 @@ class RunConfig(Section):
     seed: int = Field(1, ge=0, description="Seeds tasks, weights and sampling.")
     run_dir: Path = Field(Path("runs"), description="Folder in which run folders are made.")
     model: ModelConfig = ModelConfig()
-    tasks: PluginChoice = Field(description="Where the tasks come from.")
-    scaffold: PluginChoice = Field(PluginChoice(use="iflow"), description="The agent around the model.")
-    sandbox: PluginChoice = Field(PluginChoice(use="local"), description="Where the agent's commands run.")
-    reward: PluginChoice = Field(PluginChoice(use="tests"), description="What scores an episode.")
+    tasks: PluginChoice | PluginRules = Field(description="Where the tasks come from.")
+    scaffold: PluginChoice | PluginRules = Field(PluginChoice(use="iflow"), description="The agent around the model.")
+    sandbox: PluginChoice | PluginRules = Field(
+        PluginChoice(use="local"), description="Where the agent's commands run."
+    )
+    reward: PluginChoice | PluginRules = Field(PluginChoice(use="tests"), description="What scores an episode.")
     engine: PluginChoice = Field(PluginChoice(use="torch"), description="What samples the policy's tokens.")
     trainer: PluginChoice | None = Field(
         PluginChoice(use="torch"), description="What updates the weights; null where nothing is trained."
@@ -182,7 +214,10 @@ class RunConfig(Section):
         """Every plugin of the run: YAML path, kind, choice."""
         for kind in get_args(Kind):
             choice = getattr(self, kind)
-            if choice is not None:
+            if isinstance(choice, PluginRules):
+                for i, rule in enumerate(choice.rules):
+                    yield f"{kind}.{RULES_KEY[kind]}.{i}", kind, rule
+            elif choice is not None:
                 yield kind, kind, choice
         if self.sft is not None:
             yield "sft.algorithm", "algorithm", self.sft.algorithm

@@ -17,11 +17,14 @@ from typing import Any
 import yaml
 
 from ale.errors import ConfigError
-from ale.run_config import PluginChoice, RunConfig
+from ale.run_config import RULES_KEY, PluginChoice, RunConfig
 from ale.validation import model_in, one_line, shown
 
 PLUGIN_PATHS = ("tasks", "scaffold", "sandbox", "reward", "engine", "trainer", "algorithm", "sft.algorithm")
 """Where a run file names plugins; the last part of each path is the plugin's kind."""
+
+ENTRY = re.compile(r"(sandbox|scaffold|reward)\.select\.\d+|tasks\.mix\.\d+|observers\.\d+")
+"""Paths of plugin sections in lists."""
 
 INCLUDE = "include"
 MAX_DEPTH, MAX_VALUES = 50, 100_000
@@ -49,25 +52,45 @@ def apply_override(data: dict[str, Any], override: str) -> None:
     section = _section(data, keys[:-1], override)
     path = ".".join(keys)
     parent = ".".join(keys[:-1])
+    if isinstance(section, list):
+        section[_index(section, keys[-1], parent, override)] = value
+        return
     if path in PLUGIN_PATHS and isinstance(value, str):
         value = {"use": value}
-    if parent in PLUGIN_PATHS and keys[-1] == "use" and section.get("use") != value:
-        section.clear()  # another plugin: the settings of the one before mean nothing to it
+    if keys[-1] == "use" and (parent in PLUGIN_PATHS or ENTRY.fullmatch(parent)) and section.get("use") != value:
+        # another plugin: the settings of the one before mean nothing to it
+        kept = {name: section[name] for name in ("when", "weight", "tags") if name in section and "." in parent}
+        section.clear()
+        section.update(kept)
     section[keys[-1]] = value
     _normalise(data)
 
 
-def _section(data: dict[str, Any], keys: list[str], override: str) -> dict[str, Any]:
-    """The mapping at a path, made where the file has none."""
-    node = data
+def _index(items: list[Any], key: str, path: str, override: str) -> int:
+    if not key.isdecimal() or int(key) >= len(items):
+        raise ConfigError(
+            f"The override {shown(override)}: '{path}' is a list of {len(items)}; name an entry by its number from 0."
+        )
+    return int(key)
+
+
+def _section(data: dict[str, Any], keys: list[str], override: str) -> Any:
+    """The mapping or list at a path; a mapping is made where the file has none."""
+    node: Any = data
     for i, key in enumerate(keys):
         path = ".".join(keys[: i + 1])
-        child = node.get(key)
+        if isinstance(node, list):
+            at = _index(node, key, ".".join(keys[:i]), override)
+            if isinstance(node[at], str) and ENTRY.fullmatch(path):
+                node[at] = {"use": node[at]}
+            child = node[at]
+        else:
+            child = node.get(key)
         if child is None:
             # A section that the file leaves out has its default plugin; only that one knows what the key means.
             default = default_plugin(path)
             child = node[key] = {"use": default} if default else {}
-        if not isinstance(child, dict):
+        if not isinstance(child, dict | list):
             raise ConfigError(f"The override {shown(override)}: '{path}' is {shown(child)} and holds no keys.")
         node = child
     return node
@@ -135,7 +158,10 @@ def _merge(base: Mapping[str, Any], over: Mapping[str, Any], path: str = "") -> 
     for key, value in over.items():
         old, here = out.get(key), f"{path}{key}"
         if isinstance(old, dict) and isinstance(value, dict):
-            other_plugin = here in PLUGIN_PATHS and value.get("use", old.get("use")) != old.get("use")
+            several = RULES_KEY.get(here)
+            other_plugin = here in PLUGIN_PATHS and (
+                value.get("use", old.get("use")) != old.get("use") or (several in value) != (several in old)
+            )
             out[key] = value if other_plugin else _merge(old, value, f"{here}.")
         else:
             out[key] = value

@@ -201,6 +201,7 @@ def trajectory_from_dict(data: Mapping[str, Any]) -> Trajectory:
     d["failure"] = Failure(**d["failure"]) if d["failure"] else None
     d["tags"] = tuple(d["tags"])
     d["timings"] = tuple((str(k), float(v)) for k, v in d["timings"])
+    d["made_with"] = tuple((str(k), str(v)) for k, v in d.get("made_with", ()))
     return Trajectory(**d)
 
 

@@ -119,6 +119,13 @@ class Trajectory:
     started_at: float = 0.0
     seconds: float = 0.0
     timings: tuple[tuple[str, float], ...] = ()
+    made_with: tuple[tuple[str, str], ...] = ()
+    """Section and plugin, for the sections in which the run selects among several."""
+
+    @property
+    def groups_for_success(self) -> tuple[str, ...]:
+        """What success is counted by: its first tag, and the plugins that were selected for it."""
+        return (*self.tags[:1], *(f"{section}:{use}" for section, use in self.made_with))
 
     @property
     def passed(self) -> bool:

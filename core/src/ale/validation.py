@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
@@ -14,12 +14,15 @@ from ale.errors import ConfigError
 M = TypeVar("M", bound=BaseModel)
 
 
-def validated(model: type[M], data: Mapping[str, Any], where: str = "") -> M:
-    """`data` as a model; `where` is its YAML path. Raises `ConfigError` with a line a mistake."""
+def validated(model: type[M], data: Mapping[str, Any], where: str = "", beside: Sequence[str] = ()) -> M:
+    """`data` as a model; `where` is its YAML path, `beside` keys that are valid there and not the model's.
+
+    Raises `ConfigError` with a line a mistake.
+    """
     try:
         return model.model_validate(data)
     except ValidationError as error:
-        raise ConfigError("\n".join(_sentences(model, error, data, where))) from None
+        raise ConfigError("\n".join(_sentences(model, error, data, where, beside))) from None
     except RecursionError:
         raise ConfigError(f"{where or 'The run file'}: the values are nested too deeply.") from None
 
@@ -48,7 +51,27 @@ def model_in(annotation: Any) -> type[BaseModel] | None:
     return next((found for a in get_args(annotation) if (found := model_in(a)) is not None), None)
 
 
-def _sentences(model: type[BaseModel], error: ValidationError, data: Any, where: str) -> list[str]:
+def lenient_models(model: type, seen: frozenset[type] = frozenset()) -> Iterator[str]:
+    """The names of the models in a `Config`, itself among them, that do not refuse unknown keys."""
+    if not (isinstance(model, type) and issubclass(model, BaseModel)) or model in seen:
+        return
+    if model.model_config.get("extra") != "forbid":
+        yield model.__qualname__
+    for field in model.model_fields.values():
+        for inner in _models_in(field.annotation):
+            yield from lenient_models(inner, seen | {model})
+
+
+def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for argument in get_args(annotation):
+        yield from _models_in(argument)
+
+
+def _sentences(
+    model: type[BaseModel], error: ValidationError, data: Any, where: str, beside: Sequence[str]
+) -> list[str]:
     by_path: dict[str, list[str]] = {}
     items = error.errors(include_url=False)
     for item in items:
@@ -56,7 +79,7 @@ def _sentences(model: type[BaseModel], error: ValidationError, data: Any, where:
             continue  # follows from a wrong item, which is told by itself
         location = _yaml_location(item["loc"], data, item["type"] == "missing")
         path = ".".join(map(_key, [*([where] if where else []), *location])) or "The run file"
-        by_path.setdefault(path, []).append(_complaint(model, item, location))
+        by_path.setdefault(path, []).append(_complaint(model, item, location, beside))
     # A union complains once a member, all about one value: one sentence.
     return [f"{path}: {'; or '.join(dict.fromkeys(found))}" for path, found in by_path.items()]
 
@@ -78,9 +101,9 @@ def _key(part: str) -> str:
     return part if part.isprintable() and len(part) <= 60 else shown(part)
 
 
-def _complaint(model: type[BaseModel], item: Any, location: list[str]) -> str:
+def _complaint(model: type[BaseModel], item: Any, location: list[str], beside: Sequence[str]) -> str:
     if item["type"] == "extra_forbidden":
-        names = _fields_at(model, location[:-1])
+        names = [*_fields_at(model, location[:-1]), *(beside if len(location) == 1 else ())]
         hint = _elsewhere(model, location[-1]) or nearest(location[-1], names)
         return f"there is no such key.{hint} Valid here: {', '.join(names) or 'no keys'}."
     if item["type"] == "missing":

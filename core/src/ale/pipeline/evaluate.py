@@ -32,7 +32,7 @@ async def evaluate(bench: Workbench, label: str, step: int) -> float:
     success = sum(t.passed for t in done) / len(done)
     by_tag: dict[str, list[bool]] = defaultdict(list)
     for t in done:
-        for tag in t.tags[:1]:
+        for tag in t.groups_for_success:
             by_tag[tag].append(t.passed)
     metrics = {"success": success, "episodes": len(done), "chunks": sum(len(t.chunks) for t in done) / len(done)}
     metrics |= {f"success/{tag}": sum(v) / len(v) for tag, v in by_tag.items()}

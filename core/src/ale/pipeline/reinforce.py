@@ -119,7 +119,11 @@ def rollout_metrics(trajectories: Sequence[Trajectory], version: int) -> dict[st
     n = len(trajectories)
     chunks = [c for t in trajectories for c in t.chunks]
     errors = Counter(c.error.kind for c in chunks if c.error is not None)
-    return {
+    selected: dict[str, list[bool]] = {}
+    for t in trajectories:
+        for section, use in t.made_with:
+            selected.setdefault(f"success/{section}:{use}", []).append(t.passed)
+    return {name: sum(passed) / len(passed) for name, passed in selected.items()} | {
         "success": sum(t.passed for t in trajectories) / n,
         "reward": sum(t.reward.value for t in trajectories if t.reward is not None) / n,
         "rollouts": float(n),

@@ -17,8 +17,10 @@ from ale.hooks import Hooks
 from ale.pipeline.progress import Progress
 from ale.plugins import build_driver
 from ale.rollout.episode import Episodes
+from ale.rollout.mix import MixedTasks, Source
 from ale.rollout.scheduler import Rollouts
-from ale.run_config import PluginChoice, RunConfig
+from ale.rollout.selection import Option, Selection
+from ale.run_config import RULES_KEY, PluginChoice, PluginRules, RunConfig
 from ale.specs.algorithm import Algorithm
 from ale.specs.driver import Driver, DriverContext
 from ale.specs.engine import InferenceEngine, PolicyVersion
@@ -106,11 +108,36 @@ async def open_workbench(
             check_started(config, path or kind, kind, driver)
             return driver
 
+        async def select(kind: str, section: PluginChoice | PluginRules) -> Selection[Any]:
+            if isinstance(section, PluginChoice):
+                return Selection(kind, [Option(section.use, await start(kind, section))])
+            options: list[Option[Any]] = []
+            started: list[tuple[PluginChoice, Any]] = []
+            for i, rule in enumerate(section.rules):
+                same = PluginChoice(use=rule.use, settings=rule.settings)  # rules that differ in `when` share a driver
+                driver = next((found for choice, found in started if choice == same), None)
+                if driver is None:
+                    driver = await start(kind, same, f"{kind}.{RULES_KEY[kind]}.{i}")
+                    started.append((same, driver))
+                names = [other.use for other in section.rules]
+                name = rule.use if names.count(rule.use) == 1 else f"{rule.use}.{i}"
+                options.append(Option(name, driver, rule.when, rule.weight))
+            return Selection(kind, options, config.seed)
+
+        async def task_source(section: PluginChoice | PluginRules) -> TaskSource:
+            if isinstance(section, PluginChoice):
+                source: TaskSource = await start("tasks", section)
+                return source
+            return MixedTasks([
+                Source(rule.use, await start("tasks", rule, f"tasks.mix.{i}"), rule.weight, rule.tags)
+                for i, rule in enumerate(section.rules)
+            ])  # fmt: skip
+
         # Cheap drivers first: a mistake in the configuration then shows before a model is loaded.
-        tasks = await start("tasks", config.tasks)
-        reward = await start("reward", config.reward)
-        scaffold = await start("scaffold", config.scaffold)
-        provider = await start("sandbox", config.sandbox)
+        tasks = await task_source(config.tasks)
+        reward = await select("reward", config.reward)
+        scaffold = await select("scaffold", config.scaffold)
+        provider = await select("sandbox", config.sandbox)
         algorithm = await start("algorithm", config.algorithm)
         sft = await start("algorithm", config.sft.algorithm, "sft.algorithm") if config.sft and train else None
         engine = await start("engine", config.engine)

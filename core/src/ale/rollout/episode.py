@@ -17,6 +17,7 @@ from ale.endpoint.session import EndpointSession, ModelEndpoint
 from ale.errors import AgentError, AleError, BudgetExceeded, ConfigError
 from ale.hooks import Hooks
 from ale.rollout.observed import EXEC_HOOKS, ObservedSandbox
+from ale.rollout.selection import Selection
 from ale.run_config import RolloutConfig, SandboxNeeds
 from ale.specs.algorithm import RolloutRequest
 from ale.specs.engine import Sampling
@@ -46,9 +47,9 @@ class Stage:
 class Episodes:
     """What every episode of a run shares."""
 
-    provider: SandboxProvider
-    scaffold: Scaffold
-    reward: Reward
+    provider: Selection[SandboxProvider]
+    scaffold: Selection[Scaffold]
+    reward: Selection[Reward]
     endpoint: ModelEndpoint
     hooks: Hooks
     config: RolloutConfig
@@ -71,6 +72,7 @@ class Episodes:
         began = time.monotonic()
         timings: dict[str, float] = {}
         try:
+            trajectory = replace(trajectory, made_with=self.made_with(request))
             return await self._act_and_score(request, session, trajectory, timings)
         except ConfigError:
             raise
@@ -78,6 +80,11 @@ class Episodes:
             return self._failed(trajectory, session, error, timings, began)
         finally:
             self.endpoint.close(session)
+
+    def made_with(self, request: RolloutRequest) -> tuple[tuple[str, str], ...]:
+        """Which plugins a rollout gets of the sections that leave a choice."""
+        chosen = (s.made_with(request.task, request.group) for s in (self.provider, self.scaffold, self.reward))
+        return tuple(pair for pairs in chosen for pair in pairs)
 
     async def _act_and_score(
         self, request: RolloutRequest, session: EndpointSession, trajectory: Trajectory, timings: dict[str, float]
@@ -89,17 +96,21 @@ class Episodes:
             files={path: text.encode() for path, text in task.files.items()},
             labels={**self.labels, "episode": session.id},
         )  # fmt: skip
-        async with await self.provider.start_sandbox(spec) as sandbox:
+        provider = self.provider.of(task, request.group).driver
+        scaffold = self.scaffold.of(task, request.group).driver
+        reward = self.reward.of(task, request.group).driver
+        async with await provider.start_sandbox(spec) as sandbox:
             self.hooks.call("ale_sandbox_started", sandbox_id=sandbox.id, episode_id=session.id, task=task)
             mark = _lap(timings, "start", mark)
-            ended_by = await self._act(request, self._observed(sandbox, session.id, task, "agent"), session)
+            acting = self._observed(sandbox, session.id, task, "agent")
+            ended_by = await self._act(scaffold, task, acting, session)
             mark = _lap(timings, "act", mark)
             trajectory = replace(
                 trajectory, sequences=session.recorder.sequences, chunks=session.recorder.chunks,
                 observations=tuple(session.observations), ended_by=ended_by,
             )  # fmt: skip
             judged = self._observed(sandbox, session.id, task, "reward")
-            score: Score = await self.reward.score(task, judged, trajectory)
+            score: Score = await reward.score(task, judged, trajectory)
             mark = _lap(timings, "score", mark)
         _lap(timings, "stop", mark)
         return replace(
@@ -111,11 +122,11 @@ class Episodes:
         watched = self.hooks.watches(*EXEC_HOOKS)
         return ObservedSandbox(sandbox, episode_id, task, by, self.hooks) if watched else sandbox
 
-    async def _act(self, request: RolloutRequest, sandbox: Sandbox, session: EndpointSession) -> str:
+    async def _act(self, scaffold: Scaffold, task: Task, sandbox: Sandbox, session: EndpointSession) -> str:
         """The agent's part; a time-out or a spent budget ends it, and what it left is scored all the same."""
         try:
             async with asyncio.timeout(self.config.timeout_s):
-                return await self.scaffold.run(request.task, sandbox, session)
+                return await scaffold.run(task, sandbox, session)
         except BudgetExceeded:
             return "budget"
         except TimeoutError:
