@@ -1,7 +1,7 @@
 """Run configuration: YAML -> OmegaConf (interpolation) -> pydantic (`RunConfig` and each named plugin's `Config`).
 
 1. `run_file` reads the file with its includes and applies the overrides.
-2. OmegaConf resolves `${...}`; the outcome is plain data, kept as `LoadedConfig.resolved`.
+2. OmegaConf resolves `${...}` (`references.py`); the outcome is plain data, with and without secrets.
 3. Each plugin's section is split into the plugin's name and its own settings; `RunConfig` checks the rest.
 4. The named plugins, and only they, are imported, and check their settings with their `Config`.
 Whatever is wrong in steps 3 and 4 is collected: one sentence a mistake, one line each.
@@ -9,7 +9,6 @@ Whatever is wrong in steps 3 and 4 is collected: one sentence a mistake, one lin
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,24 +16,30 @@ from typing import Any
 
 from ale.errors import AleError, ConfigError
 from ale.plugins import load_driver_class, validated_settings
+from ale.references import Resolved, resolve
 from ale.run_config import PluginChoice, RunConfig
 from ale.run_file import PLUGIN_PATHS, apply_override, dump_yaml, read_run_file
 from ale.sections import chosen, keys_beside, plugins_of, sections_of
 from ale.specs.kinds import HOOKS
-from ale.validation import one_line, validated
+from ale.validation import validated
 
 
 @dataclass(frozen=True)
 class LoadedConfig:
-    """A validated run configuration: `run` typed, `resolved` as plain data, and the files it was read from."""
+    """A validated run configuration: `run` typed, the plain data it comes from, and the files that was read from."""
 
     run: RunConfig
-    resolved: dict[str, Any]
+    values: Resolved
     sources: tuple[Path, ...] = ()
 
+    @property
+    def resolved(self) -> dict[str, Any]:
+        """The data that the run uses, secrets included."""
+        return self.values.data
+
     def to_yaml(self) -> str:
-        """The resolved configuration as a run file that loads to the same configuration."""
-        return dump_yaml(_escaped(self.resolved))
+        """A run file that loads to the same configuration; it refers to the environment where this one did."""
+        return dump_yaml(self.values.file)
 
 
 def load_run_config(path: Path | str, overrides: Sequence[str] = ()) -> LoadedConfig:
@@ -42,8 +47,11 @@ def load_run_config(path: Path | str, overrides: Sequence[str] = ()) -> LoadedCo
     data, sources = read_run_file(Path(path))
     for override in overrides:
         apply_override(data, override)
-    resolved = _resolved(data, str(path))
-    return LoadedConfig(validated_run(resolved), resolved, sources)
+    values = resolve(data, str(path))
+    try:
+        return LoadedConfig(validated_run(values.data), values, sources)
+    except AleError as error:  # it shows values
+        raise type(error)(values.redact(str(error))) from None
 
 
 def validated_run(data: Mapping[str, Any]) -> RunConfig:
@@ -85,33 +93,3 @@ def validated_run(data: Mapping[str, Any]) -> RunConfig:
     if mistakes or run is None:
         raise ConfigError("\n".join(mistakes))
     return run
-
-
-def _resolved(data: dict[str, Any], source: str) -> dict[str, Any]:
-    """The data with every `${...}` replaced."""
-    from omegaconf import OmegaConf
-    from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
-
-    try:
-        resolved = OmegaConf.to_container(OmegaConf.create(data), resolve=True, throw_on_missing=True)
-    except RecursionError:
-        raise ConfigError(f"{source}: an interpolation ${{...}} refers to itself.") from None
-    except OmegaConfBaseException as error:
-        where = getattr(error, "full_key", None) or source
-        hint = (
-            "" if isinstance(error, MissingMandatoryValue) else " A text that is no interpolation is written \\${...}."
-        )
-        raise ConfigError(f"{where}: {one_line(str(error).partition('    full_key:')[0])}.{hint}") from None
-    assert isinstance(resolved, dict)
-    return resolved  # type: ignore[return-value]
-
-
-def _escaped(value: Any) -> Any:
-    """Texts with `${` in them as OmegaConf must find them to leave them as they are."""
-    if isinstance(value, dict):
-        return {key: _escaped(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_escaped(item) for item in value]
-    if isinstance(value, str):
-        return re.sub(r"(\\*)\$\{", lambda match: match[1] * 2 + "\\${", value)
-    return value

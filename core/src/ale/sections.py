@@ -73,10 +73,10 @@ def chosen(path: str, kind: str, section: Any) -> PluginChoice:
     use = section.get("use")
     if not isinstance(use, str):
         found = f"must be a name (it is {shown(use)})" if "use" in section else "this key is missing"
-        beside = keys_beside(path)
-        meant = next((nearest(key, beside) for key in section if nearest(key, beside)), "")
-        if meant:
-            raise ConfigError(f"{path}.{next(k for k in section if nearest(k, beside))}: there is no such key.{meant}")
+        for key in section:
+            meant = nearest(key, keys_beside(path))
+            if meant and "use" not in section:
+                raise ConfigError(f"{path}.{key}: there is no such key.{meant} It says which {kind} plugin.")
         raise ConfigError(f"{path}.use: {found}; it says which {kind} plugin. Installed: {_names(kind)}.")
     return PluginChoice(use=use, settings={k: v for k, v in section.items() if k != "use"})
 

@@ -15,7 +15,7 @@ import json
 import math
 import sqlite3
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import fields
 from pathlib import Path
@@ -45,13 +45,16 @@ CREATE TABLE events (time REAL NOT NULL, kind TEXT NOT NULL, data TEXT NOT NULL)
 class RunStore:
     """Reads and writes a run's database."""
 
-    def __init__(self, folder: Path, connection: sqlite3.Connection) -> None:
+    def __init__(
+        self, folder: Path, connection: sqlite3.Connection, redact: Callable[[str], str] = lambda text: text
+    ) -> None:
         self.folder = folder
         self._db = connection
+        self._redact = redact
 
     @classmethod
-    def create(cls, folder: Path) -> Self:
-        """Make the run folder (it may exist) and open its database for writing."""
+    def create(cls, folder: Path, redact: Callable[[str], str] = lambda text: text) -> Self:
+        """Make the run folder (it may exist) and open its database for writing; `redact` takes secrets out of texts."""
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / DB_NAME
         if not path.exists():
@@ -65,7 +68,7 @@ class RunStore:
             aside.rename(path)
         db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         db.execute("PRAGMA synchronous=NORMAL")
-        return cls(folder, db)
+        return cls(folder, db, redact)
 
     @classmethod
     def open(cls, folder: Path) -> Self:
@@ -99,7 +102,7 @@ class RunStore:
             t.id, t.stage, t.step, t.split, t.task_id, t.group, t.policy_version,
             None if t.reward is None else t.reward.value, int(t.passed), t.rejected,
             None if t.failure is None else t.failure.kind, len(t.chunks), t.sampled_tokens, t.seconds,
-            time.time(), _to_json(t),
+            time.time(), self._redact(_to_json(t)),
         )  # fmt: skip
         self._db.execute(f"INSERT INTO trajectories VALUES ({','.join('?' * len(row))})", row)
 
@@ -118,7 +121,9 @@ class RunStore:
 
     def add_event(self, kind: str, **data: Any) -> None:
         """Keep something that happened."""
-        self._db.execute("INSERT INTO events VALUES (?, ?, ?)", (time.time(), kind, json.dumps(data, default=str)))
+        self._db.execute(
+            "INSERT INTO events VALUES (?, ?, ?)", (time.time(), kind, self._redact(json.dumps(data, default=str)))
+        )
 
     def trajectories(self, where: str = "1", parameters: Iterable[Any] = ()) -> Iterator[Trajectory]:
         """Stored rollouts in the order in which they finished; `where` is SQL over the table's columns."""

@@ -27,7 +27,7 @@ def evaluate(target: Path, model: Path | None, episodes: int | None, overrides: 
         settings.append(f"eval.episodes={episodes}")
     loaded = load_run_config(target, [*settings, *overrides])
     with display() as progress:
-        configure_logging(progress.note)
+        configure_logging(progress.note, loaded.values.redact)
         result = run_until_signal(lambda: run_pipeline(loaded, progress))
     print_result(result)
     return 0

@@ -40,7 +40,7 @@ def run(
     loaded = load_run_config(file, overrides)
     chosen: Only = only  # type: ignore[assignment]
     with display() as progress:
-        configure_logging(progress.note)
+        configure_logging(progress.note, loaded.values.redact)
         result = run_until_signal(lambda: run_pipeline(loaded, progress, only=chosen, source=source, folder=out))
     print_result(result)
     return 0
@@ -75,12 +75,12 @@ def run_until_signal(make: Callable[[], Coroutine[Any, Any, T]]) -> T:
         raise
 
 
-def configure_logging(show: Callable[[str], None]) -> None:
-    """Warnings of ALE and its plugins become notes of the display."""
+def configure_logging(show: Callable[[str], None], redact: Callable[[str], str]) -> None:
+    """Warnings of ALE and its plugins become notes of the display, without secrets."""
 
     class ToDisplay(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            show(f"{record.levelname.lower()}: {record.getMessage()}")
+            show(redact(f"{record.levelname.lower()}: {record.getMessage()}"))
 
     logger = logging.getLogger("ale")
     logger.handlers[:] = [ToDisplay(logging.WARNING)]

@@ -7,9 +7,11 @@ way it was.
 from __future__ import annotations
 
 import asyncio
+import json
 import resource
 import time
 import uuid
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -55,13 +57,17 @@ async def run(
     """Execute a run; raises what stopped it, after the summary is written."""
     config = loaded.run
     check(config, only, source)
-    check_capabilities(config, train=only != "rollout" and bool(config.sft or config.rl))
     run_id, default_folder = new_run_folder(config)
     folder = folder or default_folder
-    async with AsyncExitStack() as stack:
-        context = DriverContext(run_id=run_id, run_dir=folder, seed=config.seed, labels={"run": run_id})
-        hooks = await open_observers(config.observers, context, stack)
-        return await _observed_run(loaded, progress, replace(context, hooks=hooks), only, source)
+    try:
+        check_capabilities(config, train=only != "rollout" and bool(config.sft or config.rl))
+        async with AsyncExitStack() as stack:
+            context = DriverContext(run_id=run_id, run_dir=folder, seed=config.seed, labels={"run": run_id})
+            hooks = await open_observers(config.observers, context, stack)
+            return await _observed_run(loaded, progress, replace(context, hooks=hooks), only, source)
+    except BaseException as problem:
+        _redact(problem, loaded.values.redact)
+        raise
 
 
 async def _observed_run(
@@ -69,12 +75,13 @@ async def _observed_run(
 ) -> RunResult:
     config, run_id, folder, hooks = loaded.run, context.run_id, context.run_dir, context.hooks
     assert folder is not None
-    store = RunStore.create(folder)
+    redact = loaded.values.redact
+    store = RunStore.create(folder, redact)
     (folder / CONFIG_NAME).write_text(loaded.to_yaml())
     began = time.monotonic()
     status, error, bench = "failed", None, None
     try:
-        hooks.call("ale_run_started", run_id=run_id, run_dir=folder, config=loaded.resolved)
+        hooks.call("ale_run_started", run_id=run_id, run_dir=folder, config=loaded.values.public)
         store.add_event("run_started", run_id=run_id, seed=config.seed, only=only)
         async with open_workbench(config, context, store, progress, train=only != "rollout") as bench:
             await stages(bench, only, source)
@@ -83,15 +90,25 @@ async def _observed_run(
         status, error = "interrupted", "The run was interrupted."
         raise
     except BaseException as problem:
-        error = str(problem) or type(problem).__name__
+        error = redact(str(problem)) or type(problem).__name__
         raise
     finally:
         summary = summarize(config, run_id, status, error, bench, store, time.monotonic() - began)
+        summary = json.loads(redact(json.dumps(summary)))
         path = write_summary(folder, summary)
         store.add_event("run_finished", status=status, error=error)
         hooks.call("ale_run_finished", run_id=run_id, summary=summary)
         store.close()
     return RunResult(folder, path, summary)
+
+
+def _redact(error: BaseException | None, redact: Callable[[str], str]) -> None:
+    """Take secrets out of what an error, and what led to it, will say."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        error.args = tuple(redact(a) if isinstance(a, str) else a for a in error.args)
+        error = error.__cause__ or error.__context__
 
 
 def check(config: RunConfig, only: Only, source: Path | None) -> None:
