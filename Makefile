@@ -30,7 +30,8 @@ $(STAMP): Makefile core/pyproject.toml $(wildcard plugins/*/pyproject.toml)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) '$(TORCH)'
 	$(BIN)/pip install --quiet $(foreach p,$(PACKAGES),--editable ./$(p)) \
-	  build editables hatchling httpx hypothesis mypy pytest 'pytest-asyncio>=0.24' pytest-timeout ruff types-PyYAML
+	  build editables hatchling httpx hypothesis jsonschema mypy pytest 'pytest-asyncio>=0.24' pytest-timeout ruff \
+	  tensorboard twine types-PyYAML
 	@touch $@
 
 quickstart: install  ## Train a tiny agent end to end (under 5 minutes on 2 cores)

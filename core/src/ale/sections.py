@@ -75,7 +75,7 @@ def chosen(path: str, kind: str, section: Any) -> PluginChoice:
         found = f"must be a name (it is {shown(use)})" if "use" in section else "this key is missing"
         for key in section:
             meant = nearest(key, keys_beside(path))
-            if meant and "use" not in section:
+            if meant and "use" not in section and key not in keys_beside(path):
                 raise ConfigError(f"{path}.{key}: there is no such key.{meant} It says which {kind} plugin.")
         raise ConfigError(f"{path}.use: {found}; it says which {kind} plugin. Installed: {_names(kind)}.")
     return PluginChoice(use=use, settings={k: v for k, v in section.items() if k != "use"})

@@ -23,7 +23,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )  # fmt: skip
 plugins_app = typer.Typer(help="What is installed.", no_args_is_help=True, rich_markup_mode=None)
-config_app = typer.Typer(help="Look at run files and settings.", no_args_is_help=True, rich_markup_mode=None)
+config_app = typer.Typer(help="Look at run files and settings.", rich_markup_mode=None)
 app.add_typer(plugins_app, name="plugins")
 app.add_typer(config_app, name="config")
 OWN_COMMANDS = frozenset({"run", "eval", "report", "plugins", "config"})
@@ -117,6 +117,29 @@ def plugins_info(
     from ale.cli.plugins_command import info
 
     info(kind, name)
+
+
+@config_app.callback(invoke_without_command=True)
+def config_(
+    context: typer.Context,
+    diff: Annotated[
+        tuple[Path, Path] | None, typer.Option(metavar="A B", help="What two run files or run folders do differently.")
+    ] = None,
+    schema: Annotated[bool, typer.Option("--schema", help="JSON Schema of a run file with what is installed.")] = False,
+) -> None:
+    """Look at run files and settings."""
+    if schema:
+        import json
+
+        from ale.cli.config_schema import run_schema
+
+        print(json.dumps(run_schema(), indent=2))
+    elif diff is not None:
+        from ale.cli.config_diff import diff as print_diff
+
+        raise typer.Exit(print_diff(*diff))
+    elif context.invoked_subcommand is None:
+        print(context.get_help())
 
 
 @config_app.command("show")
