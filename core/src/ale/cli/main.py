@@ -119,6 +119,19 @@ def plugins_info(
     info(kind, name)
 
 
+@plugins_app.command("new")
+def plugins_new(
+    kind: Annotated[str, typer.Argument(metavar="KIND", help="Such as sandbox; hooks for an observer.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="What run files will call it.")],
+    hooks: Annotated[bool, typer.Option("--hooks", help="Add an observer beside the driver.")] = False,
+    into: Annotated[Path, typer.Option(help="Folder to write the package into.")] = Path(),
+) -> None:
+    """Write the package of a new plugin, with a driver that works and tests that pass."""
+    from ale.cli.new_command import new
+
+    new(kind, name, hooks, into)
+
+
 @config_app.callback(invoke_without_command=True)
 def config_(
     context: typer.Context,

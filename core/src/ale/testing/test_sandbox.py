@@ -235,6 +235,7 @@ async def test_a_dead_sandbox_never_looks_like_a_failed_command(subject: Subject
         await fails_with(box.exec("true"), SandboxError, why="a command in a sandbox that was removed")
 
 
+@needs("isolated")  # elsewhere it could kill whoever asks
 @scenario
 async def test_the_agent_may_kill_what_it_can_and_is_told_the_truth(subject: Subject) -> None:
     async with started(subject) as (_, box):
