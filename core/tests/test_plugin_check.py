@@ -123,6 +123,18 @@ def test_info_tells_summary_settings_capabilities_and_place() -> None:
     assert any(line.split()[:3] == ["max_batch", "int", "64"] for line in out.splitlines()), out
 
 
+def test_two_hundred_plugins_and_a_broken_one_are_listed_without_an_import(install: Install) -> None:
+    for i in range(200):
+        install(f"dummy-{i}", "raise SystemExit('imported')", name=f"dummy-{i}")
+    install("broken-one", name="broken", target="no_such_module:Fixed")
+    done = ale("plugins", "list", "--json")
+    found = {p["name"]: p for p in json.loads(done.stdout)}
+    assert done.returncode == 0
+    assert sum(p["status"] == "ok" for n, p in found.items() if n.startswith("dummy-")) == 200
+    assert found["broken"]["status"] == "broken"
+    assert found["broken"]["reason"] == "There is no module 'no_such_module'; reinstall broken-one."
+
+
 def test_observers_are_checked_too(install: Install) -> None:
     hooked = "from ale.specs.events import hookimpl\n@hookimpl\ndef {}(run_id): ...\n"
     install("good-one", hooked.format("ale_run_finished"), kind="hooks", name="good", target="good_one")

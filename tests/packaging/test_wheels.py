@@ -102,7 +102,7 @@ def test_a_plugins_wheel_says_what_it_brings(wheels: dict[str, Path], package: P
     wheel = zipfile.ZipFile(wheels[about["name"]])
     (manifest,) = [json.loads(wheel.read(n)) for n in wheel.namelist() if n.endswith("/ale-plugin.json")]
     entries = {(g, name) for g, names in about["entry-points"].items() for name in names}
-    assert {(f"ale.{p['kind']}", p["name"]) for p in manifest["plugins"]} == {e for e in entries if e[0] != "ale.hooks"}
+    assert {(f"ale.{p['kind']}", p["name"]) for p in manifest["plugins"]} == entries
     assert all(p["summary"] for p in manifest["plugins"])
     (metadata,) = [wheel.read(n).decode() for n in wheel.namelist() if n.endswith(".dist-info/METADATA")]
     headers = Parser().parsestr(metadata)
@@ -110,6 +110,59 @@ def test_a_plugins_wheel_says_what_it_brings(wheels: dict[str, Path], package: P
     assert headers["License-Expression"] == "Apache-2.0"
     assert headers["Requires-Python"] == ">=3.11"
     assert str(ROOT) not in metadata
+
+
+def test_the_wheels_are_fit_for_an_index(wheels: dict[str, Path], tmp_path: Path) -> None:
+    assert "PASSED" in call(sys.executable, "-m", "twine", "check", "--strict", *wheels.values(), cwd=tmp_path)
+
+
+def test_the_extras_of_the_core_name_packages_that_there_are(wheels: dict[str, Path]) -> None:
+    extras = project(ROOT / "core")["optional-dependencies"]
+    assert {"quickstart", "observers", "testing", "all"} <= set(extras)
+    ours = {name for group in extras.values() for name in group if name.startswith("ale-plugin-")}
+    assert ours == set(wheels) - {"ale-core"}, "every plugin of ours is in some set"
+    assert {name for name in extras["all"]} == ours
+
+
+def install(wheels: dict[str, Path], folder: Path, *what: str) -> Path:
+    """A clean environment with these packages of ours and, from the index, what they depend on; its bin folder."""
+    venv.create(folder / "venv", with_pip=False, symlinks=True)
+    python = folder / "venv" / "bin" / "python"
+    found = ["--quiet", "--find-links", str(next(iter(wheels.values())).parent)]
+    call(sys.executable, "-m", "pip", "--python", python, "install", *found, *what)
+    return python.parent
+
+
+@pytest.mark.network
+def test_the_core_alone_says_what_to_install(wheels: dict[str, Path], tmp_path: Path) -> None:
+    bin_ = install(wheels, tmp_path, "ale-core")
+    assert "No plugin is installed; `pip install 'ale-core[quickstart]'`" in call(bin_ / "ale", "plugins", "list")
+    assert "0 checked, 0 failed." in call(bin_ / "ale", "plugins", "check")
+    assert "rl.steps" in call(bin_ / "ale", "config", "describe")
+    (tmp_path / "run.yaml").write_text("tasks: bash\n")
+    done = subprocess.run([bin_ / "ale", "run", tmp_path / "run.yaml"], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "error: tasks: there is no tasks plugin 'bash'. `pip install ale-plugin-bash` brings it." in done.stderr
+    call(bin_ / "ale", "plugins", "new", "reward", "mine", cwd=tmp_path)
+    heavy = "import importlib.util as u; print([m for m in ('torch', 'ray', 'pytest') if u.find_spec(m)])"
+    assert call(bin_ / "python", "-c", heavy).strip() == "[]", "the core brings none of them"
+
+
+@pytest.mark.network
+@pytest.mark.bwrap
+def test_the_core_and_one_plugin_keep_the_contract(wheels: dict[str, Path], tmp_path: Path) -> None:
+    bin_ = install(wheels, tmp_path, "ale-core[testing]", "ale-plugin-local")
+    assert "1 checked, 0 failed." in call(bin_ / "ale", "plugins", "check")
+    kit = [bin_ / "python", "-m", "pytest", "-q", "-p", "no:cacheprovider", "--pyargs", "ale.testing"]
+    out = call(*kit, "--ale-plugin", "sandbox:local", "-k", "exec or files or stop or declares", cwd=tmp_path)
+    assert " passed" in out
+    assert "failed" not in out
+
+
+def test_everything_together_passes_the_check(clean: Path, tmp_path: Path) -> None:
+    checked = json.loads(call(clean / "ale", "plugins", "check", "--json", cwd=tmp_path))
+    assert len(checked) >= len(PACKAGES) - 1
+    assert [p for p in checked if not p["ok"]] == []
 
 
 def test_the_wheel_of_the_bash_tasks_brings_the_graded_ones(wheels: dict[str, Path]) -> None:
