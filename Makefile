@@ -12,7 +12,7 @@ PACKAGES := core $(sort $(wildcard plugins/*))
 SOURCES := core/src core/tests plugins tests
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: help install quickstart test lint format typecheck bench wheels clean
+.PHONY: help install quickstart test lint format typecheck bench docs wheels clean
 .DEFAULT_GOAL := help
 
 help:  ## Show this list
@@ -30,7 +30,7 @@ $(STAMP): Makefile core/pyproject.toml $(wildcard plugins/*/pyproject.toml)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) '$(TORCH)'
 	$(BIN)/pip install --quiet $(foreach p,$(PACKAGES),--editable ./$(p)) \
-	  build editables hatchling httpx hypothesis jsonschema mypy pytest 'pytest-asyncio>=0.24' pytest-timeout ruff \
+	  build editables hatchling httpx hypothesis jsonschema mkdocs-material 'mkdocstrings[python]' mypy pytest 'pytest-asyncio>=0.24' pytest-timeout ruff \
 	  tensorboard twine types-PyYAML
 	@touch $@
 
@@ -55,8 +55,11 @@ typecheck: install  ## mypy --strict on the core and the plugins' sources
 bench: install  ## Print the benchmark tables
 	@for f in benchmarks/*.py; do echo "== $$f"; $(BIN)/python $$f; done
 
+docs: install  ## Build the documentation into site/, links checked
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+
 wheels: install  ## Build the wheels of all packages into dist/
 	$(BIN)/pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist $(foreach p,$(PACKAGES),./$(p))
 
 clean:  ## Remove .venv, dist and caches
-	rm -rf $(VENV) dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis

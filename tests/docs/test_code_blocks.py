@@ -1,0 +1,121 @@
+"""The code in the documents: python runs, yaml is a valid run file (or a part of one), `bash run` runs.
+
+A block that cannot run here has a comment before it: `<!-- not run: why -->`. Blocks of other languages are text.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import yaml
+from markdown_it import MarkdownIt
+
+ROOT = Path(__file__).parents[2]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+    *sorted((ROOT / "plugins").glob("*/README.md")),
+]
+BASE = {"tasks": "bash", "engine": {"use": "scripted", "answers": ["x"]}, "trainer": None}
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block: where it stands, its info string, its text, and why it is not run."""
+
+    page: Path
+    line: int
+    info: str
+    text: str
+    excuse: str
+
+    def __str__(self) -> str:
+        return f"{self.page.relative_to(ROOT)}:{self.line}"
+
+
+def blocks() -> list[Block]:
+    found = []
+    for page in PAGES:
+        excuse = ""
+        for token in MarkdownIt().parse(page.read_text()):
+            comment = re.fullmatch(r"<!-- not run: (.+) -->\s*", token.content) if token.type == "html_block" else None
+            if comment:
+                excuse = comment[1]
+            elif token.type == "fence":
+                line = (token.map or [0])[0] + 1
+                found.append(Block(page, line, token.info.strip(), token.content, excuse))
+                excuse = ""
+    return found
+
+
+BLOCKS = blocks()
+
+
+def of(*infos: str) -> list[Block]:
+    return [block for block in BLOCKS if block.info in infos and not block.excuse]
+
+
+def test_there_are_blocks_of_each_language_and_few_excuses() -> None:
+    assert len(of("python")) >= 4
+    assert len(of("yaml")) >= 10
+    assert len(of("bash run")) >= 2
+    assert sum(bool(block.excuse) for block in BLOCKS) <= 12, "an excuse is for what cannot run here"
+    wrong = [str(b) for b in BLOCKS if b.info == "bash" and not b.excuse]
+    assert wrong == [], "a bash block is `bash run`, or says why it is not run"
+
+
+@pytest.mark.parametrize("block", of("python"), ids=str)
+def test_python_runs(block: Block, tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", block.text], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("block", of("yaml"), ids=str)
+def test_yaml_is_valid_in_a_run_file(block: Block, tmp_path: Path) -> None:
+    from ale.config import load_run_config
+
+    data = yaml.safe_load(block.text)
+    (tmp_path / "part.yaml").write_text(yaml.safe_dump({**BASE, **data} if "model" not in data else data))
+    load_run_config(tmp_path / "part.yaml")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_commands_run_one_after_the_other(page: Path, tmp_path: Path) -> None:
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    for block in of("bash run"):
+        if block.page == page:
+            done = subprocess.run(
+                ["bash", "-euo", "pipefail", "-c", block.text], cwd=tmp_path, env={**os.environ, "PATH": path},
+                capture_output=True, text=True, timeout=120, check=False,
+            )  # fmt: skip
+            assert done.returncode == 0, f"{block}\n{done.stdout}\n{done.stderr}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_to_files_lead_somewhere(page: Path) -> None:
+    for token in MarkdownIt().parse(page.read_text()):
+        for child in token.children or ():
+            target = str(child.attrs.get("href") or child.attrs.get("src") or "")
+            if target and not re.match(r"[a-z]+:|#", target):
+                assert (page.parent / target.partition("#")[0]).exists(), f"{page}: {target}"
+
+
+@pytest.mark.slow
+def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", tmp_path / "site"], cwd=ROOT,
+        capture_output=True, text=True, timeout=200, check=False, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    html = (tmp_path / "site" / "plugins" / "sandbox" / "index.html").read_text()
+    for word in ("start_sandbox", "max_output_bytes", "kill_agent_processes", "SandboxSpec", "from_snapshot"):
+        assert word in html, "the contract's page is made from the contract"
+    fetched = re.findall(r'<(?:script|link|img)[^>]+(?:src|href)="(https?://[^"]+)"', html)
+    assert [url for url in fetched if "canonical" not in url] == [], "a page fetches nothing from elsewhere"
