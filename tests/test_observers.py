@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ale_command import ALE, SCRIPTED, TINY, ale, summary_of
+from ale_command import ALE, REPOSITORY, SCRIPTED, TINY, ale, summary_of
 from strangers import write_package
 
 from ale.specs.events import HookSpecs
@@ -226,3 +226,19 @@ def test_the_audit_log_holds_every_command_and_every_model_call_of_the_run(run_f
         assert rewards
         assert any(line.get("stdin") for line in rewards), "what a command reads is part of it"
     assert len(trajectories) == 3
+
+
+def test_the_mixed_example_runs_and_counts_success_by_what_was_selected(tmp_path: Path) -> None:
+    done = ale("run", REPOSITORY / "examples" / "mixed.yaml", f"run_dir={tmp_path}")
+    summary_of(done)
+    folder = Path(done.stdout.splitlines()[-1]).parent
+    with RunStore.open(folder) as store:
+        made = [(t.tags, dict(t.made_with)) for t in store.trajectories()]
+        metrics = set(store.metrics("eval"))
+    assert len(made) == 16
+    for tags, choice in made:
+        assert choice["sandbox"] == ("local.0" if "hand-written" in tags else "local.1")
+    assert sum("hand-written" in tags for tags, _ in made) == 4, "one of four by weight"
+    assert {choice["scaffold"] for _, choice in made} == {"iflow.0", "iflow.1"}
+    assert {"success/sandbox:local.0", "success/scaffold:iflow.1"} <= metrics
+    assert (folder / "audit.jsonl").is_file()

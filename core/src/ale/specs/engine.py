@@ -1,6 +1,6 @@
 """The inference contract: token ids in, token ids out. Text is made at the endpoint, in one place.
 
-Capabilities: `weight_update_in_place` (takes weights from memory), `sleep`, `real_tokens` (a model samples them).
+Capabilities, with their meaning: `ale.specs.kinds.CAPABILITIES['engine']`.
 """
 
 from __future__ import annotations

@@ -4,8 +4,7 @@ A `SandboxProvider` starts sandboxes; a `Sandbox` runs commands and moves files.
 (`ExecResult`); errors of the *sandbox* raise `SandboxError`, so that a dead sandbox never looks like a failed
 command. A provider never leaks: what it started, it lists and removes, also after a crash.
 
-Capabilities: `snapshot` (snapshot and start `from_snapshot`), `shell` (open_shell), `users` (exec as another user
-than the agent), `isolated` (the host is out of reach), `network_none`, `network_full`, `limits` (resources enforced).
+Capabilities, with their meaning: `ale.specs.kinds.CAPABILITIES['sandbox']`.
 """
 
 from __future__ import annotations
