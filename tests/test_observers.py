@@ -38,7 +38,7 @@ class Witness(Observer):
     def write(self, hook, **seen):
         with open(self.config.path, "a") as file:
             file.write(json.dumps({"hook": hook, **seen}, default=str) + "\\n")
-        if hook == self.config.fail_in:
+        if hook == self.config.fail_in:  # `start` and `close` too
             raise RuntimeError("spam")
 
     @hookimpl
@@ -110,7 +110,7 @@ def test_every_hook_is_called_where_its_docstring_says(witnessed: Callable[..., 
     assert seen[1]["there"], "the run folder is there when the run is announced"
     assert seen[-2]["status"] == "completed"
     # one episode in the order of its life
-    (first, *_) = [line["episode"] for line in seen if line["hook"] == "ale_sandbox_started"]
+    (first, *_) = [line["episode"] for line in seen if line["hook"] == "ale_before_exec"]
     life = [line for line in seen if line.get("episode") == first]
     assert [life[0]["hook"], life[1]["hook"]] == ["ale_sandbox_started", "ale_model_called"]
     assert [line["hook"] for line in life[-2:]] == ["ale_filter_trajectory", "ale_trajectory_finished"]
@@ -162,6 +162,17 @@ def test_a_veto_that_fails_refuses_every_time(
         (folder,) = (tmp_path / "runs").iterdir()
         with RunStore.open(folder) as store:
             assert all("the observer 'witness' failed" in (t.rejected or "") for t in store.trajectories())
+
+
+def test_an_observer_that_cannot_start_refuses_the_run_by_name(witnessed: Callable[..., list[dict[str, Any]]]) -> None:
+    seen = witnessed(SCRIPTED, "rl=null", "eval.episodes=2", fail_in="start", code=2)
+    assert [line["hook"] for line in seen] == ["start", "close"]
+    assert "error: observers.0: the hooks plugin 'witness' cannot start: RuntimeError: spam." in witnessed.stderr  # type: ignore[attr-defined]
+
+
+def test_an_observer_that_cannot_close_does_not_spoil_the_run(witnessed: Callable[..., list[dict[str, Any]]]) -> None:
+    witnessed(SCRIPTED, "rl=null", "eval.episodes=2", fail_in="close")
+    assert "the observer 'witness' failed in close: RuntimeError: spam" in witnessed.stderr  # type: ignore[attr-defined]
 
 
 def test_a_run_hears_only_the_observers_that_it_names(

@@ -14,7 +14,7 @@ from typing import Any
 from ale.environment import chosen_plugins
 from ale.hooks import Hooks
 from ale.installed import list_plugins
-from ale.plugins import FoundObserver, build_driver, load_driver_class
+from ale.plugins import FoundObserver, build_driver, load_driver_class, open_driver
 from ale.run_config import PluginChoice
 from ale.specs.driver import Driver, DriverContext
 from ale.specs.kinds import HOOKS
@@ -30,9 +30,19 @@ async def open_observers(choices: Sequence[PluginChoice], context: DriverContext
         if not _may_load(choice.use):
             log.warning("ALE_PLUGINS leaves the observer '%s' out of this run", choice.use)
             continue
-        driver = await stack.enter_async_context(build_driver(HOOKS, choice, context, f"observers.{i}"))
+        inner = AsyncExitStack()
+        stack.push_async_callback(_closed, choice.use, inner)
+        driver = await open_driver(inner, HOOKS, choice, context, f"observers.{i}")
         hooks.register(f"{choice.use}#{i}" if choice in choices[:i] else choice.use, _hooked(driver))
     return hooks
+
+
+async def _closed(name: str, inner: AsyncExitStack) -> None:
+    """Close an observer; one that raises is logged: the run is over, and it was no part of it."""
+    try:
+        await inner.aclose()
+    except Exception as error:
+        log.warning("the observer '%s' failed in close: %s: %s", name, type(error).__name__, one_line(error))
 
 
 def command_hooks() -> Hooks:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
 from importlib import metadata
 from typing import Any
 
@@ -114,6 +115,22 @@ def load_driver_class(kind: str, name: str, yaml_path: str = "") -> type[Driver]
         except PluginError as error:
             raise PluginError(f"{what}: {error}") from error
     return loaded
+
+
+async def open_driver(
+    stack: AsyncExitStack, kind: str, choice: PluginChoice, context: DriverContext, yaml_path: str = ""
+) -> Driver:
+    """Build a driver and start it; `stack` closes it. A start that fails is a sentence that names the plugin."""
+    driver = build_driver(kind, choice, context, yaml_path)
+    try:
+        await stack.enter_async_context(driver)
+    except AleError:
+        raise
+    except Exception as error:
+        raise PluginError(
+            f"{yaml_path or kind}: the {kind} plugin '{choice.use}' cannot start: {type(error).__name__}: {one_line(error)}."
+        ) from error
+    return driver
 
 
 def _imported(info: PluginInfo, what: str) -> Any:

@@ -15,14 +15,14 @@ from ale.endpoint.tokenizer import ChatTokenizer, byte_tokenizer
 from ale.errors import AleError
 from ale.hooks import Hooks
 from ale.pipeline.progress import Progress
-from ale.plugins import build_driver
+from ale.plugins import open_driver
 from ale.rollout.episode import Episodes
 from ale.rollout.mix import MixedTasks, Source
 from ale.rollout.scheduler import Rollouts
 from ale.rollout.selection import Option, Selection
 from ale.run_config import RULES_KEY, PluginChoice, PluginRules, RunConfig
 from ale.specs.algorithm import Algorithm
-from ale.specs.driver import Driver, DriverContext
+from ale.specs.driver import DriverContext
 from ale.specs.engine import InferenceEngine, PolicyVersion
 from ale.specs.tasks import TaskSource
 from ale.specs.trainer import TrainerBackend
@@ -103,8 +103,7 @@ async def open_workbench(
     async with AsyncExitStack() as stack:
 
         async def start(kind: str, choice: PluginChoice, path: str | None = None) -> Any:
-            driver: Driver = build_driver(kind, choice, context, path or kind)
-            await stack.enter_async_context(driver)
+            driver = await open_driver(stack, kind, choice, context, path or kind)
             check_started(config, path or kind, kind, driver)
             return driver
 
