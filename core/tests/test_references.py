@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from strangers import Install
 
 from ale.config import load_run_config
 from ale.errors import ConfigError
-from ale.references import resolve
+from ale.references import redact_json, resolve
+from ale.store import RunStore
 
 SECRET = 'sk-"größe"/é\\x'
 RUN = """
@@ -64,7 +69,7 @@ def test_the_run_has_the_value_and_what_is_written_has_the_reference(leaky: Path
     settings = loaded.run.reward.settings  # type: ignore[union-attr]
     assert settings == {"token": SECRET, "header": f"Bearer {SECRET} a b"}
     assert loaded.values.public["reward"]["token"] == "${oc.env:ALE_TEST_KEY}"
-    assert loaded.values.public["reward"]["header"] == "Bearer ${oc.env:ALE_TEST_KEY} ${oc.env:ALE_TEST_NONE,'a b'}"
+    assert loaded.values.public["reward"]["header"] == "Bearer ${reward.token} ${oc.env:ALE_TEST_NONE,'a b'}"
     assert not traces(loaded.to_yaml().encode())
 
 
@@ -107,12 +112,112 @@ def test_other_interpolations_are_written_as_what_they_came_to() -> None:
         {"seed": 3, "name": "run-${seed}", "n": "${oc.decode:${oc.env:ALE_TEST_N,7}}", "rl": {"steps": "${seed}"}}, "f"
     )
     assert values.data == {"seed": 3, "name": "run-3", "n": 7, "rl": {"steps": 3}}
-    assert values.public == {"seed": 3, "name": "run-3", "n": "${oc.env:ALE_TEST_N,7}", "rl": {"steps": 3}}
+    assert values.public == {"seed": 3, "name": "run-3", "n": "${oc.decode:${oc.env:ALE_TEST_N,7}}", "rl": {"steps": 3}}
     assert os.environ.get("ALE_TEST_N") is None
 
 
-def test_short_values_are_not_looked_for_in_texts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ALE_TEST_SHORT", "abc")
+@pytest.mark.parametrize("value", ["abc", "2026", "true", "1e-5", "0.25"])
+def test_short_values_and_settings_are_not_looked_for_in_texts(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ALE_TEST_SHORT", value)
     values = resolve({"name": "${oc.env:ALE_TEST_SHORT}"}, "f")
     assert values.public == {"name": "${oc.env:ALE_TEST_SHORT}"}
-    assert values.redact("abc and a b c") == "abc and a b c"
+    assert values.redact(f"{value} and a b c") == f"{value} and a b c"
+
+
+WAYS = {
+    "as it is": "${oc.env:ALE_TEST_KEY}",
+    "as a default": "${oc.env:ALE_TEST_NONE,${oc.env:ALE_TEST_KEY}}",
+    "by a name that the environment gives": "${${oc.env:ALE_TEST_NAME}}",
+    "by way of another": "so ${key}",
+    "decoded": "${oc.decode:${oc.env:ALE_TEST_LIST}}",
+    "a whole section": "${deep}",
+    "beside what is no interpolation": r"\${key} ${.key}",
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_however_a_secret_came_it_is_written_as_the_file_had_it(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    secret = "tok-one-1234"
+    monkeypatch.setenv("ALE_TEST_KEY", secret)
+    monkeypatch.setenv("ALE_TEST_NAME", "key")
+    monkeypatch.setenv("ALE_TEST_LIST", json.dumps([secret, "other"]))
+    data = {
+        "deep": {"items": [1, {"x": "${key}"}]},
+        "key": "${oc.env:ALE_TEST_KEY}",
+        "it": WAYS[way],
+        "n": "costs \\${5}",
+    }
+    values = resolve(data, "f")
+    assert secret in json.dumps(values.data["it"])
+    for shown in (values.public, values.file):
+        assert shown["it"] == WAYS[way]
+        assert secret not in json.dumps(shown)
+    assert (values.public["n"], values.file["n"]) == ("costs ${5}", r"costs \${5}")
+    again = resolve(values.file, "f")
+    assert (again.data, again.file) == (values.data, values.file)
+    assert secret not in values.redact(f"refused: {secret}")
+
+
+def test_an_interpolation_that_fails_is_told_without_the_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ALE_TEST_KEY", SECRET)
+    with pytest.raises(ConfigError, match="nope") as caught:
+        resolve({"a": "${nope.${oc.env:ALE_TEST_KEY}}"}, "f")
+    assert not traces(str(caught.value).encode())
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text('se:"\\ {}', max_size=6),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text('se:" ', max_size=5), inner, max_size=3),
+        max_leaves=8,
+    )
+)
+def test_in_json_texts_are_redacted_and_keys_and_numbers_are_not(value: Any) -> None:
+    def slow(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: item if key == "s" and isinstance(item, str) else slow(item) for key, item in value.items()}
+        if isinstance(value, list):
+            return [slow(item) for item in value]
+        return redact(value) if isinstance(value, str) else value
+
+    def redact(text: str) -> str:
+        return text.replace("se", '${oc.env:"}')
+
+    for text in (json.dumps(value), json.dumps(value, indent=1, ensure_ascii=False)):
+        assert json.loads(redact_json(text, redact, {"s"})) == slow(value)
+
+
+def test_settings_from_the_environment_spoil_no_record(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text(
+        f"run_dir: {tmp_path}\nname: plain\nseed: '${{oc.env:SEED}}'\ntasks: {{use: bash, families: [write]}}\n"
+        "engine: {use: scripted, answers: ['${oc.env:WORD}', '${oc.env:OTHER}']}\ntrainer: null\neval: {episodes: 2}\n"
+    )
+    done = subprocess.run(
+        [Path(sys.executable).with_name("ale"), "run", file, "--out", tmp_path / "out"],
+        capture_output=True, check=False, timeout=120, text=True,
+        env={**os.environ, "SEED": "2026", "WORD": "assistant", "OTHER": "heldout"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "Warning" not in done.stderr
+    with RunStore.open(tmp_path / "out") as store:
+        kept = list(store.trajectories())
+    assert len(kept) == 2
+    assert {t.split for t in kept} == {"heldout"}
+    assert {m.role for t in kept for s in t.sequences for m in s.messages} >= {"user", "assistant"}
+    assert {m.content for t in kept for s in t.sequences for m in s.messages} & {"${oc.env:WORD}", "${oc.env:OTHER}"}
+    assert json.loads((tmp_path / "out" / "summary.json").read_text())["seed"] == 2026
+
+
+def test_a_fault_in_the_code_is_shown_without_the_secret(leaky: Path) -> None:
+    source = next(path for folder in sys.path if (path := Path(folder, "far_away", "__init__.py")).is_file())
+    source.write_text(
+        LEAKY.partition("        logging.")[0]
+        + "        raise ExceptionGroup(self.config.token, [OSError(2, 'no', self.config.header), ValueError(self.config.header)])\n"
+    )
+    done = subprocess.run(
+        [Path(sys.executable).with_name("ale"), "run", leaky], capture_output=True, check=False, timeout=120
+    )
+    assert done.returncode == 1
+    assert b"${oc.env:ALE_TEST_KEY}" in done.stderr
+    assert not traces(done.stdout + done.stderr)

@@ -31,6 +31,7 @@ SCAFFOLD = "from ale_iflow import IFlow\nfrom ale.errors import SandboxError\nim
 REWARD = "from ale_tests import TestsReward\nfrom ale.errors import SandboxError\nfrom ale.trajectory import Score\nimport asyncio\nclass Fixed(TestsReward):\n"
 TASKS = "from ale_bash import BashTasks\nfrom ale.errors import ConfigError\nimport itertools, random\nclass Fixed(BashTasks):\n"
 HOOKS = """
+import pydantic
 from ale.specs.driver import PluginConfig
 from ale.specs.events import Observer, hookimpl
 class Fixed(Observer):
@@ -234,7 +235,10 @@ WRONG = {
 """, "test_every_setting_says_what_it_means", "the setting level must have a description"),
     "settings that take anything": Wrong("hooks", HOOKS + """
     class Config(PluginConfig):
-        model_config = {"extra": "ignore"}
+        @pydantic.model_validator(mode="before")
+        @classmethod
+        def known(cls, data):
+            return {}
 """, "test_a_key_that_it_does_not_know_is_refused_wherever_it_stands", "Config must refuse unknown keys"),
     "no version": Wrong("hooks", HOOKS.replace("    api_version", "    other"), "test_it_declares_the_versions_that_it_was_made_for", "the class must declare api_version = "),
     "words at import": Wrong("hooks", HOOKS + "    @hookimpl\n    def ale_run_finished(self): ...\nprint('welcome')\n", "test_its_import_prints_nothing", "its import must print nothing; it printed 'welcome"),

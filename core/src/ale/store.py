@@ -23,10 +23,15 @@ from typing import Any, Self
 
 from ale.errors import ConfigError
 from ale.messages import Message, ToolCall, ToolSpec
+from ale.references import redact_json
 from ale.trajectory import Chunk, ChunkError, Failure, Observation, Score, Sequence, Trajectory
 
 DB_NAME, SUMMARY_NAME, CONFIG_NAME = "run.db", "summary.json", "config.yaml"
 SCHEMA_VERSION = 1
+OWN_WORDS = frozenset(
+    {"id", "task_id", "group", "stage", "split", "role", "kind", "finish_reason", "ended_by", "status"}
+)
+"""Keys whose texts are ALE's own, and no place for a secret that happens to be the same word."""
 _SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE trajectories (
@@ -100,9 +105,9 @@ class RunStore:
         """Keep a finished rollout: when this returns, it outlives this process, however that ends."""
         row = (
             t.id, t.stage, t.step, t.split, t.task_id, t.group, t.policy_version,
-            None if t.reward is None else t.reward.value, int(t.passed), t.rejected,
+            None if t.reward is None else t.reward.value, int(t.passed), t.rejected and self._redact(t.rejected),
             None if t.failure is None else t.failure.kind, len(t.chunks), t.sampled_tokens, t.seconds,
-            time.time(), self._redact(_to_json(t)),
+            time.time(), self._redacted(_to_json(t)),
         )  # fmt: skip
         self._db.execute(f"INSERT INTO trajectories VALUES ({','.join('?' * len(row))})", row)
 
@@ -121,9 +126,11 @@ class RunStore:
 
     def add_event(self, kind: str, **data: Any) -> None:
         """Keep something that happened."""
-        self._db.execute(
-            "INSERT INTO events VALUES (?, ?, ?)", (time.time(), kind, self._redact(json.dumps(data, default=str)))
-        )
+        row = (time.time(), kind, self._redacted(json.dumps(data, default=str)))
+        self._db.execute("INSERT INTO events VALUES (?, ?, ?)", row)
+
+    def _redacted(self, text: str) -> str:
+        return redact_json(text, self._redact, OWN_WORDS)
 
     def trajectories(self, where: str = "1", parameters: Iterable[Any] = ()) -> Iterator[Trajectory]:
         """Stored rollouts in the order in which they finished; `where` is SQL over the table's columns."""

@@ -11,6 +11,7 @@ from pydantic import BaseModel
 
 from ale.config import load_run_config
 from ale.plugins import load_driver_class, validated_settings
+from ale.references import redact_json
 from ale.run_config import PluginChoice, PluginRule, PluginRules
 from ale.store import CONFIG_NAME
 
@@ -29,7 +30,7 @@ def _effective(path: Path) -> Iterator[tuple[str, str]]:
     """Every setting of a run: (YAML path, value as JSON), references in place of secrets."""
     loaded = load_run_config(path / CONFIG_NAME if path.is_dir() else path)
     for key, value in _leaves("", loaded.run, ""):
-        yield key, loaded.values.redact(json.dumps(value, ensure_ascii=False, default=str))
+        yield key, redact_json(json.dumps(value, ensure_ascii=False, default=str), loaded.values.redact)
 
 
 def _leaves(path: str, value: Any, kind: str) -> Iterator[tuple[str, Any]]:

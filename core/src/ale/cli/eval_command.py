@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ale.cli.run_command import configure_logging, print_result, run_until_signal
+from ale.cli.run_command import configure_messages, print_result, run_until_signal
 from ale.config import load_run_config
 from ale.errors import ConfigError
 from ale.pipeline.offline import first_policy
@@ -27,7 +27,7 @@ def evaluate(target: Path, model: Path | None, episodes: int | None, overrides: 
         settings.append(f"eval.episodes={episodes}")
     loaded = load_run_config(target, [*settings, *overrides])
     with display() as progress:
-        configure_logging(progress.note, loaded.values.redact)
+        configure_messages(progress.note, loaded.values.redact)
         result = run_until_signal(lambda: run_pipeline(loaded, progress))
     print_result(result)
     return 0

@@ -196,9 +196,7 @@ def main() -> None:
         sys.stdout.flush()
     except AleError as error:
         if "--debug" in options:
-            import traceback
-
-            traceback.print_exc()
+            sys.excepthook(*sys.exc_info())
         for line in str(error).splitlines():
             print(f"error: {line}", file=sys.stderr)
         sys.exit(error.exit_code)

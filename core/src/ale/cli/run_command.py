@@ -10,8 +10,11 @@ import asyncio
 import logging
 import os
 import signal
+import sys
+import traceback
 from collections.abc import Callable, Coroutine
 from pathlib import Path
+from types import TracebackType
 from typing import Any, TypeVar
 
 from ale.config import load_run_config
@@ -40,7 +43,7 @@ def run(
     loaded = load_run_config(file, overrides)
     chosen: Only = only  # type: ignore[assignment]
     with display() as progress:
-        configure_logging(progress.note, loaded.values.redact)
+        configure_messages(progress.note, loaded.values.redact)
         result = run_until_signal(lambda: run_pipeline(loaded, progress, only=chosen, source=source, folder=out))
     print_result(result)
     return 0
@@ -75,8 +78,8 @@ def run_until_signal(make: Callable[[], Coroutine[Any, Any, T]]) -> T:
         raise
 
 
-def configure_logging(show: Callable[[str], None], redact: Callable[[str], str]) -> None:
-    """Warnings of ALE and its plugins become notes of the display, without secrets."""
+def configure_messages(show: Callable[[str], None], redact: Callable[[str], str]) -> None:
+    """Warnings of ALE and its plugins become notes of the display; they and tracebacks are without secrets."""
 
     class ToDisplay(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
@@ -85,6 +88,11 @@ def configure_logging(show: Callable[[str], None], redact: Callable[[str], str])
     logger = logging.getLogger("ale")
     logger.handlers[:] = [ToDisplay(logging.WARNING)]
     logger.propagate = False
+
+    def show_traceback(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        sys.stderr.write(redact("".join(traceback.format_exception(kind, error, trace))))
+
+    sys.excepthook = show_traceback
 
 
 def print_result(result: RunResult) -> None:

@@ -28,9 +28,10 @@ from ale.pipeline.progress import Progress
 from ale.pipeline.reinforce import reinforce
 from ale.pipeline.supervised import warm_start
 from ale.pipeline.workbench import Workbench, open_workbench
+from ale.references import redact_json
 from ale.run_config import RunConfig
 from ale.specs.driver import DriverContext
-from ale.store import CONFIG_NAME, RunStore, write_summary
+from ale.store import CONFIG_NAME, OWN_WORDS, RunStore, write_summary
 
 Only = Literal["all", "rollout", "train"]
 
@@ -62,7 +63,9 @@ async def run(
     try:
         check_capabilities(config, train=only != "rollout" and bool(config.sft or config.rl))
         async with AsyncExitStack() as stack:
-            context = DriverContext(run_id=run_id, run_dir=folder, seed=config.seed, labels={"run": run_id})
+            context = DriverContext(
+                run_id=run_id, run_dir=folder, seed=config.seed, labels={"run": run_id}, redact=loaded.values.redact
+            )
             hooks = await open_observers(config.observers, context, stack)
             return await _observed_run(loaded, progress, replace(context, hooks=hooks), only, source)
     except BaseException as problem:
@@ -94,7 +97,7 @@ async def _observed_run(
         raise
     finally:
         summary = summarize(config, run_id, status, error, bench, store, time.monotonic() - began)
-        summary = json.loads(redact(json.dumps(summary)))
+        summary = json.loads(redact_json(json.dumps(summary), redact, OWN_WORDS))
         path = write_summary(folder, summary)
         store.add_event("run_finished", status=status, error=error)
         hooks.call("ale_run_finished", run_id=run_id, summary=summary)
@@ -102,13 +105,18 @@ async def _observed_run(
     return RunResult(folder, path, summary)
 
 
-def _redact(error: BaseException | None, redact: Callable[[str], str]) -> None:
-    """Take secrets out of what an error, and what led to it, will say."""
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
+def _redact(error: BaseException, redact: Callable[[str], str]) -> None:
+    """Take secrets out of what an error, its parts, and what led to it, will say."""
+    left, seen = [error], set()
+    while left:
+        error = left.pop()
+        if id(error) in seen:
+            continue
         seen.add(id(error))
         error.args = tuple(redact(a) if isinstance(a, str) else a for a in error.args)
-        error = error.__cause__ or error.__context__
+        left += [e for e in (error.__cause__, error.__context__) if e is not None]
+        if isinstance(error, BaseExceptionGroup):
+            left += error.exceptions
 
 
 def check(config: RunConfig, only: Only, source: Path | None) -> None:

@@ -10,7 +10,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -34,6 +34,8 @@ class DriverContext:
     hooks: Any = None
     """The observers of the run (`ale.hooks.Hooks`; `None` outside a run)."""
     labels: Mapping[str, str] = field(default_factory=dict)
+    redact: Callable[[str], str] = str
+    """Takes the run's secrets out of a text: for all that a driver writes to a file or sends away."""
 
 
 class Driver:

@@ -19,6 +19,7 @@ from pydantic import Field
 
 from ale.errors import ConfigError
 from ale.messages import Message
+from ale.references import redact_json
 from ale.specs.driver import DriverContext, PluginConfig
 from ale.specs.events import ExecBy, Observer, hookimpl
 from ale.specs.sandbox import ExecResult
@@ -26,6 +27,11 @@ from ale.task import Task
 from ale.trajectory import Chunk, Trajectory
 
 __all__ = ["AuditLog"]
+
+OWN_WORDS = frozenset(
+    {"time", "run", "event", "episode", "sandbox", "by", "role", "finish_reason", "ended_by", "status"}
+)
+"""Keys whose texts are ids and words of the log itself; every other text is written without the run's secrets."""
 
 
 class AuditLogConfig(PluginConfig):
@@ -82,7 +88,8 @@ class AuditLog(Observer):
 
     def _write(self, event: str, **fields: Any) -> None:
         line = {"time": datetime.now(UTC).isoformat(), "run": self.context.run_id, "event": event, **fields}
-        data = json.dumps(line, ensure_ascii=False, default=str).encode("utf-8", "backslashreplace") + b"\n"
+        text = redact_json(json.dumps(line, ensure_ascii=False, default=str), self.context.redact, OWN_WORDS)
+        data = text.encode("utf-8", "backslashreplace") + b"\n"
         file = self._open()
         if os.write(file, data) != len(data):
             raise OSError(f"the disk took only a part of a line of {self.path}")
