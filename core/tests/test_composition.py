@@ -130,6 +130,7 @@ def test_a_split_that_a_source_does_not_have_names_the_source() -> None:
         ("{select: [{use: local}], isolation: none}", "sandbox.isolation: beside 'select' a section has no key"),
         ("{select: [{when: a}]}", "sandbox.select.0.use: this key is missing"),
         ("{select: [{use: local, weight: 0}]}", "sandbox.select.0.weight: input should be greater than 0 (it is 0)."),
+        ("{select: [{use: local, weight: .inf}]}", "sandbox.select.0.weight: input should be a finite number"),
         ("{select: [{use: local, when: [3]}]}", "sandbox.select.0.when.0: input should be a valid string"),
         ("{select: [local, {use: local, when: a}]}", "sandbox.select.1: no task comes here, since a rule above it"),
         ("{select: [{use: locl}]}", "sandbox.select.0: there is no sandbox plugin 'locl'. Did you mean 'local'?"),
@@ -153,6 +154,12 @@ def test_overrides_reach_into_lists(tmp_path: Path) -> None:
     ]  # type: ignore[union-attr]
     with pytest.raises(ConfigError, match=r"'sandbox\.select' is a list of 2; name an entry by its number from 0"):
         load_run_config(file, ["sandbox.select.2.use=local"])
+    less = load_run_config(file, ["~sandbox.select.0.isolation", "~sandbox.select.1"]).run
+    assert [(r.when, r.settings) for r in less.sandbox.rules] == [(("a",), {})]  # type: ignore[union-attr]
+    with pytest.raises(ConfigError, match=r"'sandbox\.select' is a list of 2; name an entry by its number from 0"):
+        load_run_config(file, ["~sandbox.select.7"])
+    with pytest.raises(ConfigError, match=r"the run file gives no 'sandbox\.select\.1\.isolation' to remove"):
+        load_run_config(file, ["~sandbox.select.1.isolation"])
     one = load_run_config(file, ["sandbox=local"]).run
     assert one.sandbox == PluginChoice(use="local"), "one plugin takes the rules' place"
     again = tmp_path / "again.yaml"
@@ -261,6 +268,11 @@ def misspelt(key: str) -> str:
     return key + key[-1]
 
 
+def told(error: ConfigError) -> list[str]:
+    """The lines of a mistake, but for those that say what a section as short as ours leaves out."""
+    return [line for line in str(error).splitlines() if not line.endswith(": this key is missing.")]
+
+
 CASES = [
     (info.kind, info.name, place, path)
     for info in list_plugins() if info.package.startswith("ale-plugin-")
@@ -279,8 +291,9 @@ def test_a_typo_in_any_key_of_any_plugin_anywhere_is_a_sentence_with_its_path() 
         with pytest.raises(ConfigError) as caught:
             validated_run({"tasks": "bash", **data} if place[0] != "tasks" else data)
         where = ".".join(map(str, (*place, *wrong)))
-        found = [line for line in str(caught.value).splitlines() if line.startswith(f"{where}: ")]
+        found = told(caught.value)
         assert len(found) == 1, (where, str(caught.value))
+        assert found[0].startswith(f"{where}: ")
         assert f"Did you mean '{path[-1]}'?" in found[0], found
         assert found[0].endswith(".")
 
@@ -295,8 +308,9 @@ def test_a_typo_in_any_key_of_the_run_is_a_sentence_with_its_path() -> None:
         with pytest.raises(ConfigError) as caught:
             validated_run(settle(parse_yaml(MINIMAL, "f"), wrong, 1))
         where = ".".join(wrong)
-        found = [line for line in str(caught.value).splitlines() if line.startswith(f"{where}: there is no such key.")]
+        found = told(caught.value)
         assert len(found) == 1, (where, str(caught.value))
+        assert found[0].startswith(f"{where}: there is no such key.")
         assert f"'{path[-1]}'" in found[0] or f" {path[-1]}" in found[0], found
 
 

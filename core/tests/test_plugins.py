@@ -113,6 +113,16 @@ def test_ctrl_c_during_an_import_is_ctrl_c(install: Install) -> None:
         load_driver_class("reward", "fixed")
 
 
+def lenient(base: str) -> str:
+    return f"""
+class Inner({base}):
+    x: int
+class Config(PluginConfig):
+    inner: list[Inner] | None = Field(None, description="A section.")
+Fixed.Config = Config
+"""
+
+
 @pytest.mark.parametrize(
     ("source", "reason"),
     [
@@ -122,6 +132,15 @@ def test_ctrl_c_during_an_import_is_ctrl_c(install: Install) -> None:
         ("from ale.specs.reward import Reward\nclass Fixed(Reward): ...", "is unfinished: far_away:Fixed lacks score"),
         (REWARD + "Fixed.api_version = '2.0'", "was made for version 2.0 of the plugin contracts, this ALE has 1.1"),
         (REWARD + "Fixed.Config = dict", "far_away:Fixed.Config must be a pydantic model"),
+        (
+            REWARD + "import pydantic" + lenient("pydantic.BaseModel"),
+            "Inner takes keys that it does not know, so that a typo would do nothing",
+        ),
+        (
+            REWARD + "import typing_extensions" + lenient("typing_extensions.TypedDict"),
+            "Inner takes keys that it does not know",
+        ),
+        (REWARD + "import dataclasses\n@dataclasses.dataclass" + lenient("object"), "Inner takes keys"),
     ],
 )
 def test_a_class_that_does_not_keep_the_contract_is_refused(install: Install, source: str, reason: str) -> None:

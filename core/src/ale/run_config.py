@@ -45,7 +45,9 @@ class PluginRule(PluginChoice):
     """One of several plugins of a section: which tasks it is for, and its share of them."""
 
     when: tuple[str, ...] = Field((), description="Tags that a task must all carry; `!tag`: must not carry.")
-    weight: float = Field(1.0, gt=0, description="Share among neighbours with the same `when`, or in a mix.")
+    weight: float = Field(
+        1.0, gt=0, allow_inf_nan=False, description="Share among neighbours with the same `when`, or in a mix."
+    )
     tags: tuple[str, ...] = Field((), description="In a mix: tags put on each task of this source.")
 
     @field_validator("when", "tags", mode="before")

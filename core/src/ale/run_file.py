@@ -98,11 +98,14 @@ def _section(data: dict[str, Any], keys: list[str], override: str) -> Any:
 
 def _delete(data: dict[str, Any], keys: list[str], override: str) -> None:
     node: Any = data
-    for key in keys[:-1]:
-        node = node.get(key) if isinstance(node, dict) else None
-    if not isinstance(node, dict) or keys[-1] not in node:
-        raise ConfigError(f"The override {shown(override)}: the run file gives no '{'.'.join(keys)}' to remove.")
-    del node[keys[-1]]
+    holder: Any
+    at: Any
+    for i, key in enumerate(keys):
+        holder, at = node, _index(node, key, ".".join(keys[:i]), override) if isinstance(node, list) else key
+        if not isinstance(holder, list) and not (isinstance(holder, dict) and key in holder):
+            raise ConfigError(f"The override {shown(override)}: the run file gives no '{'.'.join(keys)}' to remove.")
+        node = holder[at]
+    del holder[at]
 
 
 def default_plugin(path: str) -> str | None:

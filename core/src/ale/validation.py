@@ -5,9 +5,11 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import is_dataclass
 from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
+from typing_extensions import is_typeddict  # that of Python 3.11 does not know its TypedDict, which pydantic asks for
 
 from ale.errors import ConfigError
 
@@ -52,7 +54,12 @@ def model_in(annotation: Any) -> type[BaseModel] | None:
 
 
 def lenient_models(model: type, seen: frozenset[type] = frozenset()) -> Iterator[str]:
-    """The names of the models in a `Config`, itself among them, that do not refuse unknown keys."""
+    """The names of the models in a `Config`, itself among them, that do not refuse unknown keys.
+
+    Dataclasses and TypedDicts in it count too: their keys are not seen by `describe`, nor by the hints of a mistake.
+    """
+    if is_dataclass(model) or is_typeddict(model):
+        yield model.__qualname__
     if not (isinstance(model, type) and issubclass(model, BaseModel)) or model in seen:
         return
     if model.model_config.get("extra") != "forbid":
@@ -62,8 +69,10 @@ def lenient_models(model: type, seen: frozenset[type] = frozenset()) -> Iterator
             yield from lenient_models(inner, seen | {model})
 
 
-def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+def _models_in(annotation: Any) -> Iterator[type]:
+    if isinstance(annotation, type) and (
+        issubclass(annotation, BaseModel) or is_dataclass(annotation) or is_typeddict(annotation)
+    ):
         yield annotation
     for argument in get_args(annotation):
         yield from _models_in(argument)
