@@ -48,6 +48,7 @@ class Wrong:
     test: str
     says: str
     config: str = ""
+    timeout_s: float = 120.0
 
 
 WRONG = {
@@ -239,7 +240,29 @@ WRONG = {
         @classmethod
         def known(cls, data):
             return {}
-""", "test_a_key_that_it_does_not_know_is_refused_wherever_it_stands", "Config must refuse unknown keys"),
+""", "test_a_key_that_it_does_not_know_is_refused_wherever_it_stands", "Config must refuse unknown keys by their name"),
+    "a wrong type that is taken": Wrong("hooks", HOOKS + """
+    class Config(PluginConfig):
+        level: int = pydantic.Field(3, description="How much.")
+        @pydantic.field_validator("level", mode="before")
+        @classmethod
+        def any_level(cls, value):
+            return value if isinstance(value, int) else 3
+""", "test_a_setting_of_the_wrong_kind_is_a_sentence_with_its_path", "a wrong value of 'level' must be told with its path; it was taken"),
+    "a start that waits for ever in a thread": Wrong("hooks", HOOKS + """
+    async def start(self):
+        import asyncio, threading
+        await asyncio.to_thread(threading.Event().wait)
+""", "test_it_may_be_closed_twice_and_without_a_start", "a call did not return within 2 s; and a thread of the plugin's, such as asyncio.to_thread starts, never ends", timeout_s=2),
+    "a start that blocks the loop and survives every error": Wrong("hooks", HOOKS + """
+    async def start(self):
+        import time
+        while True:
+            try:
+                time.sleep(1)
+            except Exception:
+                pass
+""", "test_it_may_be_closed_twice_and_without_a_start", "a call blocked the event loop; blocking work belongs in a thread", timeout_s=2),
     "no version": Wrong("hooks", HOOKS.replace("    api_version", "    other"), "test_it_declares_the_versions_that_it_was_made_for", "the class must declare api_version = "),
     "words at import": Wrong("hooks", HOOKS + "    @hookimpl\n    def ale_run_finished(self): ...\nprint('welcome')\n", "test_its_import_prints_nothing", "its import must print nothing; it printed 'welcome"),
     "a thread left behind": Wrong("hooks", HOOKS + """
@@ -262,8 +285,9 @@ def test_the_kit_says_what_is_wrong(what: str, tmp_path: Path) -> None:
     write_package(tmp_path, "far-away", wrong.source, name="wrong", kind=wrong.kind)
     (tmp_path / "settings.yaml").write_text(wrong.config)
     done = run_kit(
-        tmp_path, f"{wrong.kind}:wrong", "--ale-config", tmp_path / "settings.yaml", "-k", wrong.test, path=tmp_path
-    )
+        tmp_path, f"{wrong.kind}:wrong", "--ale-config", tmp_path / "settings.yaml", "-k", wrong.test,
+        "--ale-timeout", str(wrong.timeout_s), path=tmp_path,
+    )  # fmt: skip
     assert done.returncode == 1, done.stdout[-3000:] + done.stderr[-1000:]
     assert "1 failed" in done.stdout
     assert wrong.says in done.stdout, done.stdout[-3000:]

@@ -5,6 +5,8 @@ Nothing of ALE is imported before `--ale-plugin` is given, so that it costs othe
 
 from __future__ import annotations
 
+import os
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,10 +22,11 @@ SUBJECT = "ale_subject"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """The two options of the kit."""
+    """The options of the kit."""
     group = parser.getgroup("ale", "ALE's conformance kit")
     group.addoption("--ale-plugin", metavar="KIND:NAME", help="the plugin to test, such as sandbox:docker")
     group.addoption("--ale-config", metavar="FILE", help="YAML file with the plugin's own settings")
+    group.addoption("--ale-timeout", metavar="SECONDS", type=float, default=120.0, help="for each test (default: 120)")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -35,8 +38,10 @@ def pytest_configure(config: pytest.Config) -> None:
             raise pytest.UsageError("Which plugin is to be tested? Add --ale-plugin KIND:NAME, such as sandbox:docker.")
         return
     from ale.errors import AleError
+    from ale.testing import scenario
     from ale.testing.subject import find_subject
 
+    scenario.DEADLINE_S = config.getoption("--ale-timeout")
     try:
         setattr(config, SUBJECT, find_subject(name, file))
     except AleError as error:
@@ -60,6 +65,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Where a thread of the plugin's never ends, Python would wait for it and the tests would not end either."""
+    if getattr(config, SUBJECT, None) is None:
+        return
+    from ale.testing import scenario
+
+    if scenario.stuck:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(int(pytest.ExitCode.TESTS_FAILED))
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,8 @@
 """Tests as coroutines: each in an event loop of its own, with a deadline, and nobody left behind.
 
-No plugin of pytest is needed for it. A coroutine that waits for ever is cancelled; a call that blocks the loop itself is
-broken off by an alarm, where tests run in the main thread.
+No plugin of pytest is needed for it. A coroutine that waits for ever is cancelled at the deadline. A call that blocks the
+loop itself, and a thread that never ends, are broken off by an alarm, where tests run in the main thread; the alarm rings
+again until it is heard. What Python would wait for at its end all the same is in `stuck`, and ends the process.
 """
 
 from __future__ import annotations
@@ -16,6 +17,15 @@ from types import FrameType
 from typing import Any
 
 DEADLINE_S = 120.0
+"""Seconds that a test may take (`--ale-timeout`)."""
+GRACE_S = 10.0
+"""Seconds after the deadline at which the alarm rings, and between its ringing."""
+stuck: list[str] = []
+"""What was broken off by the alarm: a thread may still hold the process."""
+
+
+class _Stuck(BaseException):
+    """The alarm. No `Exception`, so that a plugin that survives all of these does not survive it."""
 
 
 def scenario(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
@@ -23,8 +33,26 @@ def scenario(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
 
     @functools.wraps(test)
     def run(*args: Any, **fixtures: Any) -> None:
-        with _alarm(DEADLINE_S + 10):
-            asyncio.run(_within_deadline(test(*args, **fixtures)))
+        outcome: list[BaseException | None] = []
+
+        async def body() -> None:
+            try:
+                await _within_deadline(test(*args, **fixtures))
+            except BaseException as error:
+                outcome.append(error)
+                raise
+            outcome.append(None)
+
+        try:
+            with _alarm(DEADLINE_S + GRACE_S):
+                asyncio.run(body())
+        except _Stuck as alarm:
+            why = "a call blocked the event loop; blocking work belongs in a thread"
+            if outcome and not isinstance(outcome[0], _Stuck):
+                before = f"{outcome[0]}; and " if outcome[0] is not None else ""
+                why = f"{before}a thread of the plugin's, such as asyncio.to_thread starts, never ends"
+            stuck.append(why)
+            raise AssertionError(f"{why} ({alarm})") from None
 
     return run
 
@@ -53,10 +81,10 @@ def _alarm(seconds: float) -> Iterator[None]:
         return
 
     def ring(number: int, frame: FrameType | None) -> None:
-        raise AssertionError(f"a call blocked the event loop for {seconds:g} s; blocking work belongs in a thread")
+        raise _Stuck(f"broken off after {seconds:g} s")
 
     before = signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    signal.setitimer(signal.ITIMER_REAL, seconds, GRACE_S)
     try:
         yield
     finally:
