@@ -153,6 +153,20 @@ WRONG = {
         out = super().loss(inputs)
         return replace(out, loss=out.loss * inputs.normalizer / len(inputs.logprobs))
 """, "test_micro_batches_add_up_to_the_batch", "the losses of micro-batches must add up to the batch's"),
+    "a lost sandbox is a failure": Wrong("algorithm", ALGORITHM + """
+    def batch(self, trajectories):
+        return super().batch([replace(t, failure=None, reward=t.reward or replace(trajectories[0].reward, value=0.0, passed=False)) for t in trajectories])
+""", "test_a_rollout_without_a_reward_is_not_one_of_nothing", "a rollout without a reward must carry no loss", "negative_signal: -0.2"),
+    "a lost sandbox moves the mean": Wrong("algorithm", ALGORITHM + """
+    def batch(self, trajectories):
+        lost = sum(t.reward is None for t in trajectories)
+        made = super().batch(trajectories)
+        return made and replace(made, chunks=replace(made.chunks, returns=made.chunks.returns + lost))
+""", "test_a_rollout_without_a_reward_is_not_one_of_nothing", "must change nothing for the others"),
+    "the first context only": Wrong("algorithm", ALGORITHM + """
+    def batch(self, trajectories):
+        return super().batch([replace(t, sequences=t.sequences[:1], chunks=tuple(replace(c, sequence=0) for c in t.chunks)) for t in trajectories])
+""", "test_only_tokens_that_the_policy_sampled_carry_loss", "tokens outside chunks (prompt, tool output) must carry no loss"),
     "an empty batch": Wrong("algorithm", ALGORITHM + """
     def batch(self, trajectories):
         return super().batch(trajectories) if trajectories else 0

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from ale.messages import Message
 from ale.specs.trainer import ChunkTable, TrainBatch
-from ale.trajectory import Chunk, ChunkError, Score, Sequence, Trajectory
+from ale.trajectory import Chunk, ChunkError, Failure, Score, Sequence, Trajectory
 
 
 def trajectory(i: int, *, reward: float, group: str = "g", chunks: int = 2, error: bool = False) -> Trajectory:
@@ -25,6 +27,22 @@ def trajectory(i: int, *, reward: float, group: str = "g", chunks: int = 2, erro
         id=f"t{i}", task_id=f"task-{group}", split="train", stage="rl", step=1, group=group, seed=i, policy_version=0,
         sequences=(Sequence(tuple(tokens), messages),), chunks=tuple(made), reward=Score(reward, reward > 0),
     )  # fmt: skip
+
+
+def unscored(i: int, group: str = "g") -> Trajectory:
+    """A rollout whose sandbox was lost: no reward, which is not a reward of nothing."""
+    failure = Failure("sandbox", "The sandbox was lost.", retryable=True)
+    return replace(trajectory(i, reward=0.0, group=group), reward=None, failure=failure)
+
+
+def two_contexts(i: int, *, reward: float, group: str = "g") -> Trajectory:
+    """An agent that began a new context: a replayed and a sampled chunk in the first, a sampled one in the second."""
+    one, two = trajectory(i, reward=reward, group=group), trajectory(i + 11, reward=reward, group=group, chunks=1)
+    replayed = replace(one.chunks[0], sampled=False, logprobs=(), versions=())
+    # Not where a chunk of the first context stands: a span means something in its own sequence only.
+    third = replace(two.chunks[0], index=2, sequence=1, start=6, end=9)
+    second = replace(two.sequences[0], token_ids=(1, 2, 4, 4, 4, 4, *two.sequences[0].token_ids[3:6]))
+    return replace(one, id=f"c{i}", sequences=(*one.sequences, second), chunks=(replayed, one.chunks[1], third))
 
 
 def mixed_group(n: int = 4, group: str = "g") -> list[Trajectory]:

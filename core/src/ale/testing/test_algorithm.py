@@ -15,9 +15,10 @@ import pytest
 from ale.specs.algorithm import Algorithm, RolloutHistory
 from ale.specs.trainer import ChunkTensors, LossInput, TrainBatch
 from ale.task import Task, TaskTests
-from ale.testing.batches import mixed_group, trajectory
+from ale.testing.batches import mixed_group, trajectory, two_contexts, unscored
 from ale.testing.scenario import scenario
 from ale.testing.subject import Subject
+from ale.trajectory import Score
 
 TASKS = [Task(id=f"task-{i}", instruction="Do it.", tests=TaskTests(command="true")) for i in range(3)]
 
@@ -30,9 +31,20 @@ async def opened(subject: Subject) -> AsyncIterator[Algorithm]:
 
 
 def two_groups() -> list[Any]:
-    """Two tasks, four rollouts each, with and without success."""
-    second = [replace(t, id=f"u{i}", task_id="task-h", group="h") for i, t in enumerate(mixed_group(4))]
-    return [*mixed_group(4), *second]
+    """Two tasks, four rollouts each, with and without success; one of several contexts, with a replayed beginning."""
+    second = [replace(t, id=f"u{i}", task_id="task-h", group="h") for i, t in enumerate(mixed_group(3))]
+    return [*mixed_group(4), *second, two_contexts(9, reward=1.0, group="h")]
+
+
+def by_sequence(batch: TrainBatch) -> list[tuple[tuple[int, ...], dict[int, float]]]:
+    """The sequences of a batch: tokens, and the return of each token that carries loss by its position."""
+    found, at = [], 0
+    for length in batch.lengths:
+        ids = batch.chunk_ids[at : at + length]
+        returns = {k: float(batch.chunks.returns[c]) for k, c in enumerate(ids) if c >= 0}
+        found.append((tuple(int(x) for x in batch.token_ids[at : at + length]), returns))
+        at += length
+    return found
 
 
 @scenario
@@ -88,17 +100,31 @@ async def test_only_tokens_that_the_policy_sampled_carry_loss(subject: Subject) 
         given = two_groups()
         batch = algorithm.batch(given)
         assert batch is not None
-        allowed: dict[tuple[int, ...], set[int]] = {}
-        for t in given:
-            inside = {k for chunk in t.chunks for k in range(chunk.start, chunk.end)}
-            allowed.setdefault(t.sequences[0].token_ids, set()).update(inside)
-        at = 0
-        for length in batch.lengths:
-            tokens = tuple(int(x) for x in batch.token_ids[at : at + length])
-            trained = {k for k in range(length) if batch.chunk_ids[at + k] >= 0}
-            assert tokens in allowed, "a batch must hold the trajectories' sequences, token for token"
-            assert trained <= allowed[tokens], "tokens outside chunks (prompt, tool output) must carry no loss"
-            at += length
+        sequences = [
+            (s.token_ids, {k for chunk in t.chunks if chunk.sequence == i for k in range(chunk.start, chunk.end)})
+            for t in given
+            for i, s in enumerate(t.sequences)
+        ]
+        for tokens, trained in by_sequence(batch):  # what follows the last trained token may be left out
+            allowed = [inside for ids, inside in sequences if ids[: len(tokens)] == tokens]
+            assert allowed, "a batch must hold the trajectories' sequences, token for token"
+            assert any(set(trained) <= inside for inside in allowed), (
+                "tokens outside chunks (prompt, tool output) must carry no loss"
+            )
+
+
+@scenario
+async def test_a_rollout_without_a_reward_is_not_one_of_nothing(subject: Subject) -> None:
+    async with opened(subject) as algorithm:
+        given, lost = two_groups(), unscored(23)
+        without, beside = algorithm.batch(given), algorithm.batch([*given, lost])
+        assert without is not None
+        assert beside is not None
+        same = [s for s in by_sequence(beside) if s[0] != lost.sequences[0].token_ids[: len(s[0])]]
+        assert same == by_sequence(without), "a rollout whose sandbox was lost must change nothing for the others"
+        turned = algorithm.batch([replace(t, reward=Score(float(not t.passed), not t.passed)) for t in given])
+        if turned is None or by_sequence(turned) != same:  # it learns from rewards
+            assert len(same) == len(beside.lengths), "a rollout without a reward must carry no loss"
 
 
 @scenario
