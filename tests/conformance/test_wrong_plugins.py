@@ -28,7 +28,7 @@ ENGINE = "from ale_scripted import ScriptedEngine\nfrom dataclasses import repla
 TRAINER = "from ale_trainer_torch import TorchTrainer\nfrom dataclasses import replace\nimport asyncio\nclass Fixed(TorchTrainer):\n"
 ALGORITHM = "from ale_ipa import IPA\nfrom dataclasses import replace\nimport numpy as np\nclass Fixed(IPA):\n"
 SCAFFOLD = "from ale_iflow import IFlow\nfrom ale.errors import SandboxError\nimport asyncio\nclass Fixed(IFlow):\n"
-REWARD = "from ale_tests import TestsReward\nfrom ale.errors import SandboxError\nfrom ale.trajectory import Score\nimport asyncio\nclass Fixed(TestsReward):\n"
+REWARD = "from ale_tests import TestsReward\nfrom dataclasses import replace\nfrom ale.errors import SandboxError, TaskError\nfrom ale.trajectory import Score\nimport asyncio\nclass Fixed(TestsReward):\n"
 TASKS = "from ale_bash import BashTasks\nfrom ale.errors import ConfigError\nimport itertools, random\nclass Fixed(BashTasks):\n"
 HOOKS = """
 import pydantic
@@ -184,6 +184,22 @@ WRONG = {
         told = task.model_copy(update={"instruction": task.instruction + task.tests.command})
         return await super().run(told, sandbox, session)
 """, "test_the_task_reaches_the_model_unchanged", "the model must not see the hidden tests"),
+    "commands on the host": Wrong("scaffold", SCAFFOLD + """
+    async def run(self, task, sandbox, session):
+        import subprocess
+        async def exec(command, **more):
+            subprocess.run(command, shell=True)
+            return await real("true", **more)
+        real, sandbox.exec = sandbox.exec, exec
+        return await super().run(task, sandbox, session)
+""", "test_commands_run_in_the_sandbox_and_nowhere_else", "must run, in the sandbox's work folder"),
+    "a command that outlives its agent": Wrong("scaffold", SCAFFOLD + """
+    async def run(self, task, sandbox, session):
+        async def exec(command, **more):
+            return await asyncio.shield(asyncio.ensure_future(real(command, **more)))
+        real, sandbox.exec = sandbox.exec, exec
+        return await super().run(task, sandbox, session)
+""", "test_cancelling_an_agent_ends_its_command", "cancelling the agent must end the command"),
     "never cancelled": Wrong("scaffold", SCAFFOLD + """
     async def run(self, task, sandbox, session):
         while True:
@@ -201,6 +217,22 @@ WRONG = {
         except SandboxError:
             return Score(0.0, False)
 """, "test_a_dead_sandbox_is_never_a_zero", "scoring in a dead sandbox: it must raise SandboxError, it returned Score(value=0.0"),
+    "tests that cannot run are a zero": Wrong("reward", REWARD + """
+    async def score(self, task, sandbox, trajectory):
+        try:
+            return await super().score(task, sandbox, trajectory)
+        except TaskError:
+            return Score(0.0, False)
+""", "test_tests_that_cannot_run_are_never_a_zero", "tests that start with a program that is not there: it must raise SandboxError or TaskError, it returned Score(value=0.0"),
+    "everything passes": Wrong("reward", REWARD + """
+    async def score(self, task, sandbox, trajectory):
+        return replace(await super().score(task, sandbox, trajectory), passed=True)
+""", "test_tests_that_fail_are_never_passed", "must not call it passed where they fail"),
+    "a time-out passes": Wrong("reward", REWARD + """
+    async def score(self, task, sandbox, trajectory):
+        found = await super().score(task, sandbox, trajectory)
+        return replace(found, passed=found.passed or "did not end" in found.detail)
+""", "test_tests_that_never_end_are_stopped", "tests that did not end must not count as passed"),
     "passed is a number": Wrong("reward", REWARD + """
     async def score(self, task, sandbox, trajectory):
         return Score(1.0, 1)

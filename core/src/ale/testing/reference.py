@@ -47,6 +47,11 @@ class FolderSandbox(Sandbox):
             with suppress(ProcessLookupError):
                 os.killpg(group, signal.SIGKILL)
 
+    @property
+    def running(self) -> int:
+        """Commands under way."""
+        return len(self._running)
+
     def _check(self) -> None:
         if not self._alive:
             raise SandboxError(f"The sandbox {self.id} is gone.")

@@ -22,11 +22,18 @@ def task(command: str, **more: Any) -> Task:
     return Task(id="kit-reward", instruction="Write 'yes' into out.", tests=TaskTests(command=command, **more))
 
 
-GREP = task("grep -qx yes out")
+RAN = "touch tests-ran; "
+"""Tells that the reward runs the task's tests: some judge otherwise, and what tests say binds them in nothing."""
+GREP = task(f"{RAN}grep -qx yes out")
 
 
 async def score(subject: Subject, of: Task, **files: str) -> Score:
     """The score of a sandbox with these files."""
+    return (await judged(subject, of, **files))[0]
+
+
+async def judged(subject: Subject, of: Task, **files: str) -> tuple[Score, bool]:
+    """The score, and whether the task's tests ran for it."""
     box = FolderSandbox()
     async with subject.build() as reward, box:
         await box.upload({name: text.encode() for name, text in files.items()})
@@ -34,13 +41,33 @@ async def score(subject: Subject, of: Task, **files: str) -> Score:
         assert isinstance(found, Score), f"score() must return a Score, not {type(found).__name__}"
         assert isinstance(found.passed, bool), f"Score.passed must be true or false, not {found.passed!r}"
         assert math.isfinite(found.value), f"Score.value must be a finite number, not {found.value!r}"
-        return found
+        return found, (box.folder / "tests-ran").exists()
 
 
 @scenario
 async def test_it_gives_a_score_for_success_and_for_failure(subject: Subject) -> None:
     good, bad = await score(subject, GREP, out="yes\n"), await score(subject, GREP, out="no\n")
     assert good.value >= bad.value, f"a solved task must not score below an unsolved one: {good.value} and {bad.value}"
+
+
+@scenario
+async def test_tests_that_fail_are_never_passed(subject: Subject) -> None:
+    for files in ({"out": "no\n"}, {}):
+        bad, ran = await judged(subject, GREP, **files)
+        assert not (ran and bad.passed), "a reward that runs the tests must not call it passed where they fail"
+
+
+@scenario
+async def test_tests_that_cannot_run_are_never_a_zero(subject: Subject) -> None:
+    _, runs_tests = await judged(subject, GREP, out="yes\n")
+    if not runs_tests:
+        return  # it judges in its own way
+    box = FolderSandbox()
+    async with subject.build() as reward, box:
+        why = "tests that start with a program that is not there"
+        await fails_with(
+            reward.score(task("no-such-program-of-ale --all"), box, DONE), SandboxError, TaskError, why=why
+        )
 
 
 @scenario
@@ -76,8 +103,9 @@ async def test_a_sandbox_that_dies_meanwhile_is_never_a_zero(subject: Subject) -
 
 @scenario
 async def test_tests_that_never_end_are_stopped(subject: Subject) -> None:
-    found = await score(subject, task("sleep 600", timeout_s=0.5), out="yes\n")
-    assert not found.passed or found.seconds < 30, "tests beyond their time-out must not run on"
+    found, ran = await judged(subject, task(f"{RAN}sleep 600", timeout_s=0.5), out="yes\n")
+    assert found.seconds < 30, f"tests beyond their time-out must be stopped; they ran for {found.seconds:.0f} s"
+    assert not (ran and found.passed), "tests that did not end must not count as passed"
 
 
 @scenario

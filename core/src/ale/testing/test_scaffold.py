@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
 from contextlib import suppress
 
 import pytest
@@ -75,12 +77,37 @@ async def test_the_task_reaches_the_model_unchanged(subject: Subject) -> None:
 
 
 @scenario
-async def test_a_dead_sandbox_gets_out_as_a_sandbox_error(subject: Subject) -> None:
-    calls = [_first_tool_call(await _tools(subject))]
-    if calls == [""]:
-        return  # an agent without tools of ours: it cannot meet the sandbox through the model
+async def test_commands_run_in_the_sandbox_and_nowhere_else(subject: Subject) -> None:
+    name = f"ale-kit-{os.getpid()}-was-here"
     box = FolderSandbox(TASK)
-    async with subject.build() as scaffold, session(calls) as line, box:
+    calls = [await _command(subject, f"touch {name}"), "I am done."]
+    async with subject.build() as scaffold, session(calls, max_calls=4) as line, box:
+        with suppress(BudgetExceeded):
+            await scaffold.run(TASK, box, line)
+        assert (box.folder / name).exists(), (
+            f"a command that the model asks for must run, in the sandbox's work folder; it ran {box.commands or 'none'}"
+        )
+        assert any(name in command for command in box.commands), "commands must run through sandbox.exec"
+
+
+@scenario
+async def test_cancelling_an_agent_ends_its_command(subject: Subject) -> None:
+    box = FolderSandbox(TASK)
+    async with subject.build() as scaffold, session([await _command(subject, "sleep 60")]) as line, box:
+        episode = asyncio.ensure_future(scaffold.run(TASK, box, line))
+        for _ in range(200):
+            if box.running:
+                break
+            await asyncio.sleep(0.05)
+        assert box.running, "a command that the model asks for must run in the sandbox"
+        assert await cancelled(episode, 0.0), "an agent must not end before its command does"
+        assert not box.running, "cancelling the agent must end the command that it waits for"
+
+
+@scenario
+async def test_a_dead_sandbox_gets_out_as_a_sandbox_error(subject: Subject) -> None:
+    box = FolderSandbox(TASK)
+    async with subject.build() as scaffold, session([await _command(subject, "echo hi")]) as line, box:
         box.die()
         why = "an agent whose sandbox is dead"
         await fails_with(asyncio.wait_for(scaffold.run(TASK, box, line), 60), SandboxError, why=why)
@@ -132,13 +159,11 @@ async def _tools(subject: Subject) -> list[tuple[str, dict[str, object]]]:
         return [(tool.name, dict(tool.parameters)) for tool in line.recorder.sequences[0].tools]
 
 
-def _first_tool_call(tools: list[tuple[str, dict[str, object]]]) -> str:
-    """A well-formed call of a tool that takes a command; empty where there is none."""
-    import json
-
-    for name, parameters in tools:
+async def _command(subject: Subject, command: str) -> str:
+    """A well-formed call of a tool that takes a command. Skips where the agent has none."""
+    for name, parameters in await _tools(subject):
         properties = parameters.get("properties")
-        if isinstance(properties, dict) and any(word in properties for word in ("command", "cmd", "script")):
-            key = next(word for word in ("command", "cmd", "script") if word in properties)
-            return f"<tool_call>\n{json.dumps({'name': name, 'arguments': {key: 'echo hi'}})}\n</tool_call>"
-    return ""
+        words = [word for word in ("command", "cmd", "script") if isinstance(properties, dict) and word in properties]
+        if words:
+            return f"<tool_call>\n{json.dumps({'name': name, 'arguments': {words[0]: command}})}\n</tool_call>"
+    pytest.skip("its agent has no tool with an argument 'command', 'cmd' or 'script' to ask for a command with")
