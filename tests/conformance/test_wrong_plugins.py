@@ -92,6 +92,12 @@ WRONG = {
         "test_what_it_cannot_give_is_refused_and_not_ignored", "a spec with endpoint-only, which the provider does not claim to give: it must raise ConfigError"),
     "sandboxes left at close": Wrong("sandbox", SANDBOX + "        self.sandboxes.pop(box.id)\n",
         "test_closing_the_provider_stops_everything", "a command whose provider is closed"),
+    "a lifetime that is not heard": Wrong("sandbox", SANDBOX.replace("super().start_sandbox(spec)", "super().start_sandbox(spec.model_copy(update={'lifetime_s': None}))"),
+        "test_a_lifetime_ends_the_sandbox_or_is_refused", "a sandbox with lifetime_s=1 must be gone by then"),
+    "limits that are not heard": Wrong("sandbox", SANDBOX.replace("super().start_sandbox(spec)", "super().start_sandbox(spec.model_copy(update={'resources': type(spec.resources)(pids=4000)}))"),
+        "test_limits_bite", "a command must not start 200 processes where pids is 32"),
+    "another work folder": Wrong("sandbox", SANDBOX.replace("super().start_sandbox(spec)", "super().start_sandbox(spec.model_copy(update={'workdir': '/elsewhere'}))"),
+        "test_commands_begin_in_the_work_folder_of_the_spec", "commands must begin in the spec's workdir"),
     "a capability that is not true": Wrong("sandbox", SANDBOX.replace("    def spoil", "    capabilities = LocalSandboxProvider.capabilities | {'snapshot'}\n    def spoil"),
         "test_a_snapshot_brings_the_files_back", "PluginError"),
     "a task left at close": Wrong("sandbox", SANDBOX + "        self.watcher = asyncio.create_task(asyncio.sleep(3600))\n",
@@ -118,6 +124,12 @@ WRONG = {
         self.lock.release()
         return made
 """, "test_cancelling_a_call_frees_its_place", "TimeoutError", "answers: [hello]"),
+    "a pause that does nothing": Wrong("engine", ENGINE + "    async def pause(self): ...\n",
+        "test_a_paused_engine_lets_requests_wait", "a paused engine must let requests wait; it answered", "answers: [hello]"),
+    "a context without an end": Wrong("engine", ENGINE + """
+    async def generate(self, request):
+        return await super().generate(replace(request, token_ids=request.token_ids[-100:]))
+""", "test_a_request_that_cannot_fit_is_refused", "a prompt beyond max_context: it must raise EngineError, it returned Generation", "answers: [hello]"),
     # trainer
     "the same version twice": Wrong("trainer", TRAINER + """
     async def publish(self):
@@ -130,6 +142,22 @@ WRONG = {
         except Exception:
             return {"loss": 0.0}
 """, "test_a_loss_that_is_no_number_is_refused_and_changes_nothing", "a loss that is not finite: it must raise TrainerError, it returned", "threads: 1"),
+    "a gradient that is nan is trained on": Wrong("trainer", TRAINER + """
+    async def update(self, batch, loss, *, lr=None):
+        try:
+            return await super().update(batch, loss, lr=lr)
+        except Exception as error:
+            if "gradient" not in str(error):
+                raise
+            return {"loss": 0.0}
+""", "test_a_loss_that_is_no_number_is_refused_and_changes_nothing", "a gradient that is not finite: it must raise TrainerError, it returned", "threads: 1"),
+    "a damaged optimizer is a fresh one": Wrong("trainer", TRAINER + """
+    async def load(self, folder):
+        try:
+            await super().load(folder)
+        except Exception:
+            await super().load_model(folder)
+""", "test_a_damaged_checkpoint_is_a_sentence", "is cut off: it must raise AleError, it returned None", "threads: 1"),
     "the optimizer is not saved": Wrong("trainer", TRAINER + """
     async def load(self, folder):
         await super().load_model(folder)
@@ -261,6 +289,10 @@ WRONG = {
     def tasks(self, split):
         return (t.model_copy(update={"solution": "true"}) for t in super().tasks(split))
 """, "test_reference_solutions_solve_their_tasks", "must pass its tests"),
+    "a demonstrator that is none": Wrong("tasks", TASKS + """
+    def demonstrator(self, task, seed):
+        return object()
+""", "test_somebody_shows_how_tasks_are_done", "a demonstrator is a coroutine function of messages and tools"),
     # observers
     "a coroutine as a hook": Wrong("hooks", HOOKS + """
     @hookimpl

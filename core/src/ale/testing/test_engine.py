@@ -138,11 +138,11 @@ async def test_cancelling_a_call_frees_its_place(subject: Subject) -> None:
         check(answer, request, tokenizer, real=subject.can("real_tokens"))
 
 
-@needs("real_tokens")
 @scenario
 async def test_a_request_that_cannot_fit_is_refused(subject: Subject) -> None:
     async with loaded(subject) as (engine, tokenizer, _):
-        request = GenerateRequest(tuple(tokenizer.encode("a" * 40)) * engine.max_context, Sampling(max_tokens=4))
+        (token, *_) = tokenizer.encode("a")
+        request = GenerateRequest((token,) * (engine.max_context + 1), Sampling(max_tokens=4), session="long", call=0)
         await fails_with(engine.generate(request), EngineError, why="a prompt beyond max_context")
         check(await engine.generate(ask(tokenizer)), ask(tokenizer), tokenizer, real=subject.can("real_tokens"))
 
@@ -152,9 +152,17 @@ async def test_a_paused_engine_lets_requests_wait(subject: Subject) -> None:
     async with loaded(subject) as (engine, tokenizer, _):
         await engine.pause()
         await engine.pause()
+        waiting = asyncio.ensure_future(engine.generate(ask(tokenizer)))
+        done, _ = await asyncio.wait([waiting], timeout=0.5)
+        assert not done, "a paused engine must let requests wait; it answered"
         await engine.resume()
-        answer = await asyncio.wait_for(engine.generate(ask(tokenizer)), 30)
+        answer = await asyncio.wait_for(waiting, 30)
         assert answer.token_ids, "an engine must go on after resume()"
+        await engine.pause()
+        waiting = asyncio.ensure_future(engine.generate(ask(tokenizer)))
+        await asyncio.sleep(0.05)
+        await engine.close()
+        await fails_with(asyncio.wait_for(waiting, 30), EngineError, why="a request that waits when the engine closes")
 
 
 @scenario

@@ -22,6 +22,8 @@ needs = pytest.mark.ale_needs
 
 EVERY_BYTE = bytes(range(256))
 LARGE = EVERY_BYTE * 4096 * 20  # 20 MiB
+LOOP = "i=0; while :; do i=$((i+1)); echo $i > beat.new; mv beat.new beat; sleep 0.05; done"
+"""Counts, for whoever looks whether it still runs."""
 
 
 def spec(subject: Subject, **more: Any) -> SandboxSpec:
@@ -108,7 +110,7 @@ async def test_output_beyond_the_limit_is_cut_and_says_so(subject: Subject) -> N
 @scenario
 async def test_a_time_out_kills_everything_and_keeps_the_output_so_far(subject: Subject) -> None:
     async with started(subject) as (_, box):
-        command = "(while :; do date +%s%N > beat; sleep 0.1; done) & echo before; sleep 60; echo after"
+        command = f"({LOOP}) & echo before; sleep 60; echo after"
         done = await asyncio.wait_for(box.exec(command, timeout_s=1.0), 30)
         assert done.timed_out, "ExecResult.timed_out must say so"
         assert done.exit_code == 124, (
@@ -130,8 +132,7 @@ async def test_a_time_out_also_ends_what_ignores_signals(subject: Subject) -> No
 async def test_cancelling_exec_kills_the_command(subject: Subject) -> None:
     async with started(subject) as (_, box):
         for after_s in (0.0, 0.05, 0.3):
-            loop = "while :; do date +%s%N > beat; sleep 0.05; done"
-            assert await cancelled(box.exec(loop), after_s), "exec must not end before its command does"
+            assert await cancelled(box.exec(LOOP), after_s), "exec must not end before its command does"
         told = (await box.exec("cat beat 2>/dev/null; sleep 0.4; cat beat 2>/dev/null")).stdout.split()
         assert not told or told[0] == told[-1], "cancelling exec must kill what the command started"
 
@@ -150,7 +151,7 @@ async def test_commands_run_side_by_side(subject: Subject) -> None:
 @scenario
 async def test_kill_agent_processes_ends_what_the_agent_left_running(subject: Subject) -> None:
     async with started(subject) as (_, box):
-        await box.exec("(while :; do date +%s%N > beat; sleep 0.05; done) >/dev/null 2>&1 &")
+        await box.exec(f"({LOOP}) >/dev/null 2>&1 &")
         await box.kill_agent_processes()
         told = (await box.exec("cat beat 2>/dev/null; sleep 0.4; cat beat 2>/dev/null")).stdout.split()
         assert not told or told[0] == told[-1], "kill_agent_processes must end background processes of the agent"
@@ -310,6 +311,27 @@ async def test_a_cancelled_start_leaves_no_sandbox(subject: Subject) -> None:
 
 
 @scenario
+async def test_a_lifetime_ends_the_sandbox_or_is_refused(subject: Subject) -> None:
+    async with subject.build() as provider:
+        try:
+            box = await provider.start_sandbox(spec(subject, lifetime_s=1.0))
+        except (ConfigError, PluginError):
+            return
+        for _ in range(100):
+            try:
+                await box.exec("true")
+            except SandboxError:
+                break
+            await asyncio.sleep(0.2)
+        else:
+            raise AssertionError("a sandbox with lifetime_s=1 must be gone by then; it still runs after 20 s")
+        await box.stop()
+        assert box.id not in {i.id for i in await provider.list()}, (
+            "list() must not name a sandbox whose lifetime is over"
+        )
+
+
+@scenario
 async def test_what_it_cannot_give_is_refused_and_not_ignored(subject: Subject) -> None:
     async with subject.build() as provider:
         wishes: list[tuple[str, SandboxSpec]] = [
@@ -341,6 +363,8 @@ async def test_without_network_the_host_cannot_be_reached(subject: Subject) -> N
         async with started(subject) as (provider, box):
             if "network_none" not in provider.capabilities:
                 return  # narrowed by start(): this machine does not give it, and the provider says so
+            if (await box.exec("command -v bash || command -v nc")).exit_code != 0:
+                pytest.skip("the sandbox has neither bash nor nc, so nothing in it could reach the network anyway")
             for host in {"127.0.0.1", *_addresses_of_this_host()}:
                 await box.exec(f"bash -c 'exec 3<>/dev/tcp/{host}/{port}' || nc -w 1 {host} {port}", timeout_s=3)
             with pytest.raises(TimeoutError):
@@ -360,13 +384,31 @@ def write_secret(path: Path) -> Path:
     return path
 
 
+def read_own_command_line() -> bytes:
+    """This process's, where the system tells."""
+    own = Path("/proc/self/cmdline")
+    return own.read_bytes() if own.exists() else b""
+
+
 @needs("isolated")
 @scenario
 async def test_the_host_is_out_of_reach(subject: Subject) -> None:
     secret = write_secret(subject.folder / "secret-of-the-host")
     async with started(subject) as (_, box):
-        seen = await box.exec(f"cat {secret}; cat /proc/{os.getpid()}/environ; kill -0 {os.getpid()}")
+        seen = await box.exec(f"cat {secret}")
         assert b"secret" not in seen.stdout, "an isolated sandbox must not read the host's files"
+        own = read_own_command_line()
+        if own:
+            seen = await box.exec(f"cat /proc/{os.getpid()}/cmdline")  # another process may have that number in there
+            assert seen.stdout != own, "an isolated sandbox must not see the host's processes"
+
+
+@needs("isolated")
+@scenario
+async def test_commands_begin_in_the_work_folder_of_the_spec(subject: Subject) -> None:
+    async with started(subject, workdir="/srv/kit", files={"given": b"1"}) as (_, box):
+        assert await work_folder(box) == "/srv/kit", "commands must begin in the spec's workdir"
+        assert await box.download("/srv/kit/given") == b"1", "spec.files must stand in the spec's workdir"
 
 
 @needs("limits")
@@ -375,7 +417,10 @@ async def test_limits_bite(subject: Subject) -> None:
     async with started(subject, resources=Resources(pids=32, memory_mib=128)) as (provider, box):
         if "limits" not in provider.capabilities:
             return  # narrowed by start(): this machine does not give it, and the provider says so
-        await box.exec("i=0; while [ $i -lt 200 ]; do sleep 5 & i=$((i+1)); done; wait", timeout_s=4)
+        crowd = "i=0; while [ $i -lt 200 ]; do sleep 8 >/dev/null 2>&1 & i=$((i+1)); done; echo all"
+        crowded = await box.exec(crowd, timeout_s=4)
+        assert b"all" not in crowded.stdout, "a command must not start 200 processes where pids is 32"
+        await box.kill_agent_processes()
         fat = await box.exec("head -c 400000000 /dev/zero | tail", timeout_s=20)
         assert fat.exit_code != 0, "a command that holds 400 MB must fail where memory_mib is 128"
         assert (await box.exec("echo on")).stdout == b"on\n", "a sandbox must survive a command that hit a limit"

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 from contextlib import suppress
 
 import pytest
 
 from ale.errors import AleError, ConfigError
+from ale.messages import Message, ToolSpec
 from ale.task import HELDOUT, TRAIN, Task
 from ale.testing.reference import FolderSandbox
 from ale.testing.scenario import fails_with, scenario
 from ale.testing.subject import Subject
 
 FIRST = 200
+PARAMETERS = {"type": "object", "properties": {"command": {"type": "string"}}, "required": ["command"]}
+TOOLS = [ToolSpec("shell", "Run a shell command.", PARAMETERS)]
 
 
 async def first(subject: Subject, split: str, n: int = FIRST) -> list[Task]:
@@ -103,8 +107,22 @@ async def test_reference_solutions_solve_their_tasks(subject: Subject) -> None:
 async def test_somebody_shows_how_tasks_are_done(subject: Subject) -> None:
     async with subject.build() as source:
         tasks = list(itertools.islice(source.tasks(TRAIN), 5))
-        responders = [source.demonstrator(task, seed) for seed, task in enumerate(tasks)]
-        assert any(responders), "a source with the capability 'demonstrations' must have a demonstrator for its tasks"
+        shown = [(task, source.demonstrator(task, seed)) for seed, task in enumerate(tasks)]
+        assert any(responder for _, responder in shown), (
+            "a source with the capability 'demonstrations' must have a demonstrator for its tasks"
+        )
+        for task, responder in shown:
+            if responder is None:
+                continue
+            assert callable(responder), (
+                f"a demonstrator is a coroutine function of messages and tools, not {responder!r}"
+            )
+            answer = responder([Message("user", task.instruction)], TOOLS)
+            assert inspect.isawaitable(answer), "a demonstrator must be called with await"
+            reply = await answer
+            assert isinstance(reply, Message), f"a demonstrator must begin with a Message, not with {reply!r}"
+            assert reply.role == "assistant", f"a demonstrator answers in the assistant's place, not as {reply.role}"
+            assert reply.content or reply.tool_calls, "a demonstrator must say or call something"
 
 
 @scenario

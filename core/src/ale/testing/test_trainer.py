@@ -48,6 +48,12 @@ def broken(inputs: LossInput) -> LossOutput:
     return LossOutput(good.loss * float("nan"), good.sums)
 
 
+def steep(inputs: LossInput) -> LossOutput:
+    """A loss of 0 whose gradient is not a number: that of a root at 0."""
+    good = likelihood(inputs)
+    return LossOutput((good.loss * 0) ** 0.5, good.sums)
+
+
 def trained_mean(logprobs: Any, of: TrainBatch) -> float:
     """Mean log-probability of the tokens that carry loss."""
     return float(np.asarray(logprobs)[of.chunk_ids >= 0].mean())
@@ -120,6 +126,7 @@ async def test_a_loss_that_is_no_number_is_refused_and_changes_nothing(subject: 
         given = batch()
         before = await trainer.logprobs(given)
         await fails_with(trainer.update(given, broken), TrainerError, why="a loss that is not finite")
+        await fails_with(trainer.update(given, steep), TrainerError, why="a gradient that is not finite")
         assert np.abs(await trainer.logprobs(given) - before).max() == 0, (
             "weights must be unchanged after a refused update"
         )
@@ -174,6 +181,25 @@ async def test_a_folder_that_is_none_is_a_sentence(subject: Subject) -> None:
         assert np.abs(await trainer.logprobs(given) - before).max() < 1e-6, (
             "a refused load() must leave the policy as it was"
         )
+
+
+@scenario
+async def test_a_damaged_checkpoint_is_a_sentence(subject: Subject) -> None:
+    async with loaded(subject) as trainer:
+        given, folder = batch(), subject.folder / "damaged"
+        await trainer.save(folder)
+        before = await trainer.logprobs(given)
+        files = [p for p in folder.rglob("*") if p.is_file() and p.suffix not in (".json", ".jinja", ".txt")]
+        assert files, "save() must write weights and optimizer"
+        for file in sorted(files, key=lambda p: -p.stat().st_size)[:2]:  # whatever they are called
+            whole = file.read_bytes()
+            file.write_bytes(whole[: len(whole) // 2])
+            await fails_with(trainer.load(folder), AleError, why=f"load() of a folder whose {file.name} is cut off")
+            file.write_bytes(whole)
+        assert np.abs(await trainer.logprobs(given) - before).max() < 1e-6, (
+            "a refused load() must leave the policy as it was"
+        )
+        await trainer.load(folder)
 
 
 @scenario

@@ -69,6 +69,8 @@ class ScriptedEngine(InferenceEngine):
         super().__init__(config, context)
         self._tokenizer: Tokenizer | None = None
         self._version = 0
+        self._going = asyncio.Event()
+        self._going.set()
         self._recording = read_recording(config.recording) if config.recording else []
         self._function = load_function(config.function) if config.function else None
         self._turn: dict[str, int] = {}
@@ -93,8 +95,17 @@ class ScriptedEngine(InferenceEngine):
         """Note the version."""
         self._version = policy.version
 
+    async def pause(self) -> None:
+        """Requests wait."""
+        self._going.clear()
+
+    async def resume(self) -> None:
+        """Requests go on."""
+        self._going.set()
+
     async def generate(self, request: GenerateRequest) -> Generation:
         """The next answer of the session, cut at `max_tokens` as a model's would be."""
+        await self._going.wait()
         if self._tokenizer is None:
             raise EngineError("The engine 'scripted' has no tokenizer: it is closed, or load_model was not called.")
         room = self.config.max_context - len(request.token_ids)
@@ -156,8 +167,9 @@ class ScriptedEngine(InferenceEngine):
         return self._recording[index % len(self._recording)]
 
     async def close(self) -> None:
-        """Answer nothing more."""
+        """Answer nothing more; what waits is told so."""
         self._tokenizer = None
+        self._going.set()
 
     def metrics(self) -> dict[str, float]:
         """Counters since the start. `slot_use` is 1: an engine without slots wastes none."""
