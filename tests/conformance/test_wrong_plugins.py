@@ -212,6 +212,11 @@ WRONG = {
         told = task.model_copy(update={"instruction": task.instruction + task.tests.command})
         return await super().run(told, sandbox, session)
 """, "test_the_task_reaches_the_model_unchanged", "the model must not see the hidden tests"),
+    "an unmarked call": Wrong("scaffold", SCAFFOLD + """
+    async def run(self, task, sandbox, session):
+        session.mark_error = lambda *what: None
+        return await super().run(task, sandbox, session)
+""", "test_a_call_that_cannot_be_carried_out_is_marked", "must be marked with session.mark_error()"),
     "commands on the host": Wrong("scaffold", SCAFFOLD + """
     async def run(self, task, sandbox, session):
         import subprocess
@@ -261,6 +266,19 @@ WRONG = {
         found = await super().score(task, sandbox, trajectory)
         return replace(found, passed=found.passed or "did not end" in found.detail)
 """, "test_tests_that_never_end_are_stopped", "tests that did not end must not count as passed"),
+    "the agent may watch": Wrong("reward", REWARD + """
+    async def score(self, task, sandbox, trajectory):
+        async def nothing(): ...
+        sandbox.kill_agent_processes = nothing
+        return await super().score(task, sandbox, trajectory)
+""", "test_the_agent_cannot_watch_the_tests_nor_find_them_later", "sandbox.kill_agent_processes() must have been called"),
+    "the tests stay": Wrong("reward", REWARD + """
+    async def score(self, task, sandbox, trajectory):
+        await sandbox.kill_agent_processes()
+        await sandbox.upload({"t/" + k: v.encode() for k, v in task.tests.files.items()})
+        done = await sandbox.exec("ALE_TESTS=$PWD/t; " + task.tests.command)
+        return Score(1.0, done.exit_code == 0)
+""", "test_the_agent_cannot_watch_the_tests_nor_find_them_later", "hidden tests must be taken away after the scoring; left is check.sh"),
     "passed is a number": Wrong("reward", REWARD + """
     async def score(self, task, sandbox, trajectory):
         return Score(1.0, 1)
@@ -342,6 +360,9 @@ WRONG = {
                 pass
 """, "test_it_may_be_closed_twice_and_without_a_start", "a call blocked the event loop; blocking work belongs in a thread", timeout_s=2),
     "no version": Wrong("hooks", HOOKS.replace("    api_version", "    other"), "test_it_declares_the_versions_that_it_was_made_for", "the class must declare api_version = "),
+    "a close that cannot be awaited": Wrong("hooks", HOOKS + """
+    def close(self): ...
+""", "test_its_methods_are_awaited_where_the_contract_awaits_them", "close() must be a coroutine function (async def): it is called with await"),
     "words at import": Wrong("hooks", HOOKS + "    @hookimpl\n    def ale_run_finished(self): ...\nprint('welcome')\n", "test_its_import_prints_nothing", "its import must print nothing; it printed 'welcome"),
     "a thread left behind": Wrong("hooks", HOOKS + """
     async def start(self):

@@ -85,8 +85,12 @@ class Hooks:
             try:
                 reason = _invoke(implementation, arguments)
             except (Exception, SystemExit) as error:
-                reason = f"the observer '{implementation.plugin_name}' failed: {_named(error)}"
-                log.warning("%s in %s", reason, name)
+                observer = implementation.plugin_name
+                reason = f"the observer '{observer}' failed: {_named(error)}"
+                self._errors[observer] += 1
+                if self._errors[observer] <= MAX_ERRORS:
+                    last = " More of these refusals are not logged." if self._errors[observer] == MAX_ERRORS else ""
+                    log.warning("%s in %s, which is a refusal.%s", reason, name, last)
             if reason is not None:
                 return str(reason)
         return None

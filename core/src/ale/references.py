@@ -53,7 +53,7 @@ def redact_json(text: str, redact: Callable[[str], str], keep: Collection[str] =
         redacted = redact(plain)
         if redacted == plain:
             return match[0]
-        return match[0].removesuffix(quoted) + json.dumps(redacted, ensure_ascii=False)
+        return match[0].removesuffix(quoted) + json.dumps(redacted, ensure_ascii=quoted.isascii())
 
     return _JSON_TEXT.sub(change, text)
 

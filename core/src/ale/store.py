@@ -16,7 +16,7 @@ import math
 import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Self
@@ -92,7 +92,9 @@ class RunStore:
         return cls(folder, db)
 
     def close(self) -> None:
-        """Close the database. Idempotent."""
+        """Close the database, as one file where nobody else has it open. Idempotent."""
+        with suppress(sqlite3.Error):  # somebody reads it, or it is closed or read-only
+            self._db.execute("PRAGMA journal_mode=DELETE")
         self._db.close()
 
     def __enter__(self) -> Self:
@@ -105,7 +107,7 @@ class RunStore:
         """Keep a finished rollout: when this returns, it outlives this process, however that ends."""
         row = (
             t.id, t.stage, t.step, t.split, t.task_id, t.group, t.policy_version,
-            None if t.reward is None else t.reward.value, int(t.passed), t.rejected and self._redact(t.rejected),
+            None if t.reward is None else t.reward.value, int(t.passed), t.rejected and _encodable(self._redact(t.rejected)),
             None if t.failure is None else t.failure.kind, len(t.chunks), t.sampled_tokens, t.seconds,
             time.time(), self._redacted(_to_json(t)),
         )  # fmt: skip
@@ -187,7 +189,16 @@ def _to_json(value: Any) -> str:
     def fields_of(part: Any) -> dict[str, Any]:
         return {f.name: getattr(part, f.name) for f in fields(part)}
 
-    return json.dumps(value, default=fields_of, separators=(",", ":"), ensure_ascii=False)
+    text = json.dumps(value, default=fields_of, separators=(",", ":"), ensure_ascii=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # half a character, which a policy may well write into a call's JSON
+        text = json.dumps(value, default=fields_of, separators=(",", ":"))
+    return text
+
+
+def _encodable(text: str) -> str:
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def trajectory_from_dict(data: Mapping[str, Any]) -> Trajectory:

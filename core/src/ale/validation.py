@@ -119,6 +119,8 @@ def _complaint(model: type[BaseModel], item: Any, location: list[str], beside: S
         return "this key is missing."
     if item["type"] in ("model_type", "dict_type"):
         return f"must be a mapping of keys to values (it is {shown(item['input'])})."
+    if item["type"] in ("tuple_type", "list_type", "set_type", "frozen_set_type"):
+        return f"must be a list (it is {shown(item['input'])})."
     message = item["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ").rstrip(".")
     message = one_line(message[:1].lower() + message[1:])
     if item["type"] in ("value_error", "assertion_error"):

@@ -9,6 +9,7 @@ from ale.cli.plugins_command import print_table
 from ale.config import load_run_config
 from ale.errors import ConfigError
 from ale.installed import list_plugins
+from ale.pipeline.run import check
 from ale.plugins import load_driver_class
 from ale.run_config import PluginChoice, RunConfig
 from ale.validation import describe as describe_model
@@ -17,8 +18,14 @@ from ale.validation import describe as describe_model
 def validate(file: Path, overrides: list[str]) -> None:
     """Check a run file, its plugins' settings, and that they can do what the run needs."""
     run = load_run_config(file, overrides).run
-    check_capabilities(run, train=run.trainer is not None and bool(run.sft or run.rl))
-    print(f"{file} is valid.")
+    only_rollout = ""
+    try:
+        check(run, "all", None)
+    except ConfigError as error:
+        check(run, "rollout", None)
+        only_rollout = f", with '--only rollout' alone: {error}"
+    check_capabilities(run, train=not only_rollout and bool(run.sft or run.rl))
+    print(f"{file} is valid{only_rollout or '.'}")
 
 
 def describe(kind: str | None, name: str | None) -> None:

@@ -101,6 +101,10 @@ def print_result(result: RunResult) -> None:
 
     for label, values in result.summary["heldout"].items():
         print(f"held-out success {label.replace('_', ' ')}: {values['success']:.3f} ({values['episodes']} episodes)")
+    failures = result.summary["failures"]
+    if failures:
+        told = ", ".join(f"{count} {kind}" for kind, count in failures.items())
+        print(f"rollouts that could not be used: {told} (of {result.summary['rollouts']})")
     print(f"seconds: {result.summary['seconds']['total']:.0f}")
     print(f"report: {write_report(result.folder)}")
     print(result.summary_path)

@@ -12,7 +12,7 @@ from typing import Any
 from ale.capabilities import check_started
 from ale.endpoint.session import ModelEndpoint
 from ale.endpoint.tokenizer import ChatTokenizer, byte_tokenizer
-from ale.errors import AleError
+from ale.errors import AleError, PluginError
 from ale.hooks import Hooks
 from ale.pipeline.progress import Progress
 from ale.plugins import open_driver
@@ -29,6 +29,7 @@ from ale.specs.trainer import TrainerBackend
 from ale.store import RunStore
 from ale.task import Task
 from ale.trajectory import Trajectory
+from ale.validation import one_line
 
 
 @dataclass
@@ -86,11 +87,26 @@ class Workbench:
         """Tasks of a split, again from the start when they run out."""
         while True:
             empty = True
-            for task in self.tasks.tasks(split):
+            for task in self._tasks_once(split):
                 empty = False
                 yield task
             if empty:
                 raise AleError(f"The task source '{self.config.tasks.use}' has no tasks in its split '{split}'.")
+
+    def _tasks_once(self, split: str) -> Iterator[Task]:
+        """The tasks of a split. Raises `PluginError` where the source crashes or yields something else."""
+        what = f"tasks: the task source '{self.config.tasks.use}'"
+        try:
+            for task in self.tasks.tasks(split):
+                if not isinstance(task, Task):
+                    raise PluginError(f"{what} must yield ale.task.Task objects, not {type(task).__name__}.")
+                yield task
+        except AleError:
+            raise
+        except Exception as error:
+            raise PluginError(
+                f"{what} crashed in its split '{split}': {type(error).__name__}: {one_line(error)}."
+            ) from error
 
 
 @asynccontextmanager

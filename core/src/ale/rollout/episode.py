@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from ale.endpoint.session import EndpointSession, ModelEndpoint
-from ale.errors import AgentError, AleError, BudgetExceeded, ConfigError
+from ale.errors import AgentError, AleError, BudgetExceeded, ConfigError, PluginError
 from ale.hooks import Hooks
 from ale.rollout.observed import EXEC_HOOKS, ObservedSandbox
 from ale.rollout.selection import Selection
@@ -27,8 +29,10 @@ from ale.specs.sandbox import Sandbox, SandboxProvider, SandboxSpec
 from ale.specs.scaffold import Responder, Scaffold
 from ale.task import Task
 from ale.trajectory import Failure, Score, Trajectory
+from ale.validation import one_line
 
 log = logging.getLogger("ale.rollout")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -99,7 +103,7 @@ class Episodes:
         provider = self.provider.of(task, request.group).driver
         scaffold = self.scaffold.of(task, request.group).driver
         reward = self.reward.of(task, request.group).driver
-        async with await provider.start_sandbox(spec) as sandbox:
+        async with await _kept("sandbox", provider.start_sandbox(spec)) as sandbox:
             self.hooks.call("ale_sandbox_started", sandbox_id=sandbox.id, episode_id=session.id, task=task)
             mark = _lap(timings, "start", mark)
             acting = self._observed(sandbox, session.id, task, "agent")
@@ -110,7 +114,7 @@ class Episodes:
                 observations=tuple(session.observations), ended_by=ended_by,
             )  # fmt: skip
             judged = self._observed(sandbox, session.id, task, "reward")
-            score: Score = await reward.score(task, judged, trajectory)
+            score = checked_score(await _kept("reward", reward.score(task, judged, trajectory)))
             mark = _lap(timings, "score", mark)
         _lap(timings, "stop", mark)
         return replace(
@@ -126,7 +130,7 @@ class Episodes:
         """The agent's part; a time-out or a spent budget ends it, and what it left is scored all the same."""
         try:
             async with asyncio.timeout(self.config.timeout_s):
-                return await scaffold.run(task, sandbox, session)
+                ended_by: object = await scaffold.run(task, sandbox, session)
         except BudgetExceeded:
             return "budget"
         except TimeoutError:
@@ -136,6 +140,11 @@ class Episodes:
         except Exception as error:
             log.exception("the scaffold crashed in episode %s", session.id)
             raise AgentError(f"The scaffold crashed: {type(error).__name__}: {error}") from error
+        if not (isinstance(ended_by, str) and ended_by):
+            raise AgentError(
+                f"The scaffold's run() must return why the agent ended, in a word; it returned {ended_by!r}."
+            )
+        return ended_by
 
     def _failed(
         self, trajectory: Trajectory, session: EndpointSession, error: AleError, timings: dict[str, float], began: float
@@ -147,6 +156,26 @@ class Episodes:
             failure=Failure(error.kind, str(error), error.retryable), rejected=f"{error.kind} failure",
             ended_by="failure", seconds=time.monotonic() - began, timings=tuple(timings.items()),
         )  # fmt: skip
+
+
+async def _kept(kind: str, call: Awaitable[T]) -> T:
+    """What a plugin answers; what it raises that is none of ALE's errors becomes a `PluginError` that names it."""
+    try:
+        return await call
+    except AleError:
+        raise
+    except Exception as error:
+        log.exception("the %s plugin crashed", kind)
+        raise PluginError(f"The {kind} plugin crashed: {type(error).__name__}: {one_line(error)}.") from error
+
+
+def checked_score(score: object) -> Score:
+    """A reward's answer. Raises `PluginError` for one that is no score."""
+    if isinstance(score, Score) and isinstance(score.passed, bool) and math.isfinite(score.value):
+        return score
+    raise PluginError(
+        f"The reward plugin must answer with an ale.trajectory.Score of a finite value, not {score!r:.100}."
+    )
 
 
 def _lap(timings: dict[str, float], name: str, since: float) -> float:

@@ -35,7 +35,11 @@ ExecBy = Literal["agent", "reward"]
 
 
 class Observer(Driver):
-    """An observer with settings: its methods that carry `hookimpl` are called. `start` and `close` frame the run."""
+    """An observer with settings: its methods that carry `hookimpl` are called. `start` and `close` frame the run.
+
+    `start` comes before `ale_run_started`, `close` after `ale_run_finished`; `context.run_dir` is there from
+    `ale_run_started` on.
+    """
 
 
 class HookSpecs:
@@ -51,7 +55,10 @@ class HookSpecs:
 
     @hookspec
     def ale_before_exec(self, sandbox_id: str, episode_id: str, task: Task, command: str, stdin: bytes) -> str | None:
-        """The agent is about to run a command; return a sentence to refuse it (the agent sees the sentence)."""
+        """The agent is about to run a command; return a sentence to refuse it.
+
+        The command then does not run: the agent sees exit code 126 and `refused: ` with the sentence on stderr.
+        """
 
     @hookspec
     def ale_exec_started(

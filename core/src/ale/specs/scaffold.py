@@ -17,7 +17,10 @@ from ale.specs.sandbox import Sandbox
 from ale.task import Task
 
 Responder = Callable[[Sequence[Message], Sequence[ToolSpec]], Awaitable[Message | None]]
-"""Answers model calls in the policy's place (a demonstrator, an expert's replay); None hands over to the policy."""
+"""Answers model calls in the policy's place (a demonstrator, an expert's replay); None hands over to the policy.
+
+It is told the conversation so far and the tools of the scaffold at hand, whose names and arguments differ: look for a tool
+that takes what you want to do. The id of a `ToolCall` of its own is any text that is unique in the conversation."""
 
 
 class ModelSession(ABC):
@@ -41,7 +44,12 @@ class ModelSession(ABC):
 
     @abstractmethod
     def mark_error(self, chunk: int, kind: ChunkErrorKind, message: str) -> None:
-        """Record that the chunk's tool call was illegal or its execution failed (`m_err = 0`, Eq. 2)."""
+        """Record that the chunk's tool call was illegal or its execution failed (`m_err = 0`, Eq. 2).
+
+        `illegal_call`: there is no such tool, or the arguments do not fit; text that cannot be read as a call at all
+        (`ChatReply.illegal`) and replies cut by length are marked by the session itself. `execution_failed`: the tool
+        could not do what was asked. A command that exits with 1 did: its code is an observation.
+        """
 
     @abstractmethod
     def observe(
@@ -57,5 +65,7 @@ class Scaffold(Driver, ABC):
     async def run(self, task: Task, sandbox: Sandbox, session: ModelSession) -> str:
         """Run to the agent's end; returns why it ended in a word (`finish`, `max_turns`, `budget`, `gave_up`).
 
-        Raises what the sandbox and the session raise; anything else becomes an `AgentError`.
+        Raises what the sandbox and the session raise; anything else becomes an `AgentError`. `BudgetExceeded` may be let
+        out: the episode then ends as `budget` and is scored as it stands. A call that cannot be carried out is marked
+        with `session.mark_error` and answered, what a command said is told to `session.observe`.
         """

@@ -17,7 +17,8 @@ class TaskSource(Driver, ABC):
     def tasks(self, split: str) -> Iterable[Task]:
         """The tasks of a split (`train`, `heldout`, ...), lazily, in a fixed order, without end or finite.
 
-        Raises `ConfigError` for a split that does not exist.
+        Raises `ConfigError` for a split that does not exist, when called or when the first task is taken. What is drawn
+        at random is drawn from a setting of the source's own, not from the run's seed: runs are compared on the same tasks.
         """
 
     def demonstrator(self, task: Task, seed: int) -> Responder | None:

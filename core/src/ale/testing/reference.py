@@ -25,6 +25,9 @@ from ale.specs.engine import GenerateRequest, Generation, InferenceEngine, Polic
 from ale.specs.sandbox import AGENT, ExecResult, Sandbox, SandboxSpec
 from ale.task import Task
 
+CLEARED = "(kill_agent_processes)"
+"""Stands among the commands where `kill_agent_processes` was called."""
+
 
 class FolderSandbox(Sandbox):
     """A temporary folder; commands run there as this user. `die()` makes it a dead sandbox."""
@@ -100,7 +103,7 @@ class FolderSandbox(Sandbox):
         """Start the command. asyncio can wait for ever where *this* is cancelled in its middle: so it is not."""
         starting = asyncio.ensure_future(
             asyncio.create_subprocess_exec(
-                "/bin/sh", "-c", command, cwd=self.folder / (cwd or "."), env={**self._env, **(env or {})},
+                "/bin/sh", "-c", command.encode("utf-8", "surrogatepass"), cwd=self.folder / (cwd or "."), env={**self._env, **(env or {})},
                 stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
                 start_new_session=True,
             )
@@ -126,8 +129,9 @@ class FolderSandbox(Sandbox):
         return (self.folder / path).read_bytes()
 
     async def kill_agent_processes(self) -> None:
-        """Nothing outlives its command here."""
+        """Nothing outlives its command here; that it was asked for is noted."""
         self._check()
+        self.commands.append(CLEARED)
 
     async def stop(self) -> None:
         """Remove the folder."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 import os
 import subprocess
@@ -43,6 +44,18 @@ def test_it_declares_the_versions_that_it_was_made_for(subject: Subject) -> None
     assert declared, f'the class must declare api_version = "{current_range()}"'
     assert deprecated_form(declared) is None, f"it {deprecated_form(declared)}"
     assert mismatch(declared, subject.info.package) is None, f"api_version must hold {API_VERSION}"
+
+
+def test_its_methods_are_awaited_where_the_contract_awaits_them(subject: Subject) -> None:
+    contract = next(c for c in subject.cls.__mro__ if c.__module__.startswith("ale.specs."))
+    for name, method in inspect.getmembers(contract, inspect.isfunction):
+        if name.startswith("_"):
+            continue
+        own, asked = getattr(subject.cls, name), inspect.iscoroutinefunction(method)
+        is_async = inspect.iscoroutinefunction(inspect.unwrap(own))
+        assert is_async == asked, (
+            f"{name}() must be {'a coroutine function (async def): it is called with await' if asked else 'a plain function (def): it is called without await'}"
+        )
 
 
 def test_its_manifest_says_what_its_class_says(subject: Subject) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from ale.errors import AleError, SandboxError, TaskError
 from ale.task import Task, TaskTests
 from ale.testing.batches import trajectory
-from ale.testing.reference import FolderSandbox
+from ale.testing.reference import CLEARED, FolderSandbox
 from ale.testing.scenario import cancelled, fails_with, scenario
 from ale.testing.subject import Subject
 from ale.trajectory import Score
@@ -55,6 +55,22 @@ async def test_tests_that_fail_are_never_passed(subject: Subject) -> None:
     for files in ({"out": "no\n"}, {}):
         bad, ran = await judged(subject, GREP, **files)
         assert not (ran and bad.passed), "a reward that runs the tests must not call it passed where they fail"
+
+
+@scenario
+async def test_the_agent_cannot_watch_the_tests_nor_find_them_later(subject: Subject) -> None:
+    secret = "grep -qx yes out # kit-secret"
+    hidden = task(f'{RAN}sh "$ALE_TESTS/check.sh"', files={"check.sh": secret})
+    box = FolderSandbox()
+    async with subject.build() as reward, box:
+        await box.upload({"out": b"yes\n"})
+        await reward.score(hidden, box, DONE)
+        if not (box.folder / "tests-ran").exists():
+            return  # it judges in its own way
+        first = next((command for command in box.commands if command != ""), "")
+        assert first == CLEARED, "before the tests are copied in, sandbox.kill_agent_processes() must have been called"
+        left = [path for path in box.folder.rglob("*") if path.is_file() and b"kit-secret" in path.read_bytes()]
+        assert not left, f"hidden tests must be taken away after the scoring; left is {left[0].name if left else ''}"
 
 
 @scenario

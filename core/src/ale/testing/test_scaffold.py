@@ -28,6 +28,7 @@ BABBLE = {
     "half a call": '<tool_call>\n{"name": "shell", "argu',
     "a call of a tool that there is not": '<tool_call>\n{"name": "no_such_tool", "arguments": {}}\n</tool_call>',
     "a call with wrong arguments": '<tool_call>\n{"name": "shell", "arguments": {"command": 3, "x": [null]}}\n</tool_call>',
+    "a call with half a character": '<tool_call>\n{"name": "shell", "arguments": {"command": "echo \\ud800"}}\n</tool_call>',
     "a call without arguments": '<tool_call>\n{"name": "shell"}\n</tool_call>',
     "a long answer": "word " * 2000,
 }
@@ -88,6 +89,20 @@ async def test_commands_run_in_the_sandbox_and_nowhere_else(subject: Subject) ->
             f"a command that the model asks for must run, in the sandbox's work folder; it ran {box.commands or 'none'}"
         )
         assert any(name in command for command in box.commands), "commands must run through sandbox.exec"
+        assert line.observations, "what a command answered must be told to session.observe(), for people and for replay"
+
+
+@scenario
+async def test_a_call_that_cannot_be_carried_out_is_marked(subject: Subject) -> None:
+    await _command(subject, "true")
+    box = FolderSandbox(TASK)
+    calls = [BABBLE["a call of a tool that there is not"], "I am done."]
+    async with subject.build() as scaffold, session(calls, max_calls=3) as line, box:
+        with suppress(BudgetExceeded):
+            await scaffold.run(TASK, box, line)
+        assert line.recorder.chunks[0].error is not None, (
+            "a call of a tool that there is not must be marked with session.mark_error(): training leaves such turns out"
+        )
 
 
 @scenario

@@ -96,7 +96,8 @@ async def test_reference_solutions_solve_their_tasks(subject: Subject) -> None:
                 done = await box.exec(task.tests.command, timeout_s=task.tests.timeout_s, env=env)
                 if solved:
                     assert done.exit_code == 0, (
-                        f"the solution of {task.id} must pass its tests; they say {done.output[-300:]}"
+                        f"the solution of {task.id} must pass its tests; `{task.tests.command}` exits with "
+                        f"{done.exit_code} and says {done.output[-300:]!r}"
                     )
                 else:
                     assert done.exit_code != 0, f"the tests of {task.id} must fail before anybody has done anything"

@@ -58,7 +58,7 @@ class LocalSandboxProvider(SandboxProvider):
 
     api_version = ">=1.1,<1.3"
     Config: ClassVar[type[PluginConfig]] = LocalSandboxConfig
-    capabilities: ClassVar[frozenset[str]] = frozenset({"users", "isolated", "network_none", "limits"})
+    capabilities: ClassVar[frozenset[str]] = frozenset({"users", "isolated", "network_none", "limits", "network_full"})
     config: LocalSandboxConfig
 
     def __init__(self, config: LocalSandboxConfig, context: DriverContext) -> None:
@@ -73,7 +73,8 @@ class LocalSandboxProvider(SandboxProvider):
     @classmethod
     def provides(cls, config: LocalSandboxConfig) -> frozenset[str]:
         """Without isolation: the host's network, and nothing else."""
-        return frozenset({"network_full"}) if config.isolation == "none" else cls.capabilities
+        open_network = frozenset({"network_full"})
+        return open_network if config.isolation == "none" else cls.capabilities - open_network
 
     # --- lifetime
 
@@ -96,13 +97,16 @@ class LocalSandboxProvider(SandboxProvider):
                     f"sandbox.isolation is bubblewrap, which does not work here ({fault}): {INSTALL}, "
                     "or set sandbox.isolation to none to run without isolation."
                 )
+        # What this machine gives, not what the class could.
+        self.capabilities = self.provides(self.config)  # type: ignore[misc]
         if self.wrap is None:
             self.python = os.path.realpath(sys.executable)
-            self.capabilities = frozenset({"network_full"})  # type: ignore[misc]  # what this machine gives, not what the class could
+            self.capabilities = frozenset({"network_full"})  # type: ignore[misc]
+            asked = self.config.isolation == "none"
             log.warning(
                 "The local sandboxes isolate NOTHING: commands run as this user, with its files and its network. "
                 "For isolation: %s.",
-                INSTALL,
+                "leave sandbox.isolation out" if asked else INSTALL,
             )
         elif self.wrap.namespaces is None:
             self.capabilities = self.capabilities - {"users"}  # type: ignore[misc]

@@ -71,8 +71,8 @@ class LocalSandbox(Sandbox):
         max_output_bytes: int = 1 << 20,
     ) -> ExecResult:
         constants = [str(timeout_s), str(max_output_bytes), check_user(user), cwd or "", command]
-        pairs = [os.fsencode(f"{name}={value}") for name, value in (env or {}).items()]
-        fields = [*(os.fsencode(text) for text in constants), stdin, *pairs]
+        pairs = [as_bytes(f"{name}={value}") for name, value in (env or {}).items()]
+        fields = [*(as_bytes(text) for text in constants), stdin, *pairs]
         if "\0" in command or any(b"\0" in pair for pair in pairs):
             reason = b"The command or its environment holds a NUL byte, which no shell can take.\n"
             return ExecResult(2, b"", reason, 0.0)
@@ -104,13 +104,13 @@ class LocalSandbox(Sandbox):
             if size + len(content) > PIECE_BYTES and batch:
                 await self.write([*head, b"w", *batch])
                 batch, size = [], 0
-            batch += (os.fsencode(path), content[:PIECE_BYTES])
+            batch += (as_bytes(path), content[:PIECE_BYTES])
             size += len(content)
             if len(content) > PIECE_BYTES:
                 await self.write([*head, b"w", *batch])
                 batch, size = [], 0
                 for at in range(PIECE_BYTES, len(content), PIECE_BYTES):
-                    await self.write([*head, b"a", os.fsencode(path), content[at : at + PIECE_BYTES]])
+                    await self.write([*head, b"a", as_bytes(path), content[at : at + PIECE_BYTES]])
         if batch:
             await self.write([*head, b"w", *batch])
 
@@ -124,7 +124,7 @@ class LocalSandbox(Sandbox):
 
     async def download(self, path: str, *, max_bytes: int = 1 << 28) -> bytes:
         try:
-            pieces = await self.channel.ask(READ, [os.fsencode(path), str(max_bytes).encode()], 120.0)
+            pieces = await self.channel.ask(READ, [as_bytes(path), str(max_bytes).encode()], 120.0)
         except (FileNotFoundError, IsADirectoryError) as error:
             raise type(error)(error.errno, error.strerror, path) from None
         except NotADirectoryError as error:
@@ -168,6 +168,14 @@ class LocalSandbox(Sandbox):
             await asyncio.to_thread(state.erase, self.folder, self.record)
         finally:
             self.on_stopped(self)
+
+
+def as_bytes(text: str) -> bytes:
+    """A command or a path as the kernel takes it, also where a policy wrote half a character."""
+    try:
+        return os.fsencode(text)
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "surrogatepass")
 
 
 def check_user(user: str) -> str:
