@@ -67,6 +67,22 @@ def refusals(run: RunConfig, *, train: bool = True) -> list[str]:
     return []
 
 
+def test_limits_are_needed_where_the_file_asks_for_them(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text(
+        "tasks: bash\nsandbox: {use: local, isolation: none}\nneeds: {network: full}\n"
+        "engine: {use: scripted, answers: [x]}\ntrainer: null\n"
+    )
+    run = load_run_config(file).run
+    check_capabilities(run, train=False)
+    assert not run.needs.limits_given
+    assert run.needs.resources.memory_mib == 512
+    asked = load_run_config(file, ["needs.resources.pids=7"]).run
+    assert (asked.needs.resources.pids, asked.needs.resources.memory_mib) == (7, 512), "beside the defaults"
+    with pytest.raises(PluginError, match=r"sandbox: needs\.resources needs a sandbox with 'limits'"):
+        check_capabilities(asked, train=False)
+
+
 def test_the_default_plugins_do_what_a_whole_run_needs(tmp_path: Path) -> None:
     assert refusals(run_with(tmp_path)) == []
 

@@ -25,7 +25,7 @@ class Fixed(LocalSandboxProvider):
         pass
 """
 ENGINE = "from ale_scripted import ScriptedEngine\nfrom dataclasses import replace\nimport asyncio\nclass Fixed(ScriptedEngine):\n"
-TRAINER = "from ale_trainer_torch import TorchTrainer\nfrom dataclasses import replace\nimport asyncio\nclass Fixed(TorchTrainer):\n"
+TRAINER = "from ale_trainer_torch import TorchTrainer\nimport numpy as np\nfrom dataclasses import replace\nimport asyncio\nclass Fixed(TorchTrainer):\n"
 ALGORITHM = "from ale_ipa import IPA\nfrom dataclasses import replace\nimport numpy as np\nclass Fixed(IPA):\n"
 SCAFFOLD = "from ale_iflow import IFlow\nfrom ale.errors import SandboxError\nimport asyncio\nclass Fixed(IFlow):\n"
 REWARD = "from ale_tests import TestsReward\nfrom dataclasses import replace\nfrom ale.errors import SandboxError, TaskError\nfrom ale.trajectory import Score\nimport asyncio\nclass Fixed(TestsReward):\n"
@@ -158,6 +158,22 @@ WRONG = {
         except Exception:
             await super().load_model(folder)
 """, "test_a_damaged_checkpoint_is_a_sentence", "is cut off: it must raise AleError, it returned None", "threads: 1"),
+    "a token scored by its own logits": Wrong("trainer", TRAINER + """
+    async def logprobs(self, batch):
+        found = await super().logprobs(batch)
+        return np.where(batch.chunk_ids >= 0, np.where(found * 0.9 < 0, found * 0.9, -1e-3), 0).astype(np.float32)
+""", "test_a_tokens_logprob_is_given_by_the_tokens_before_it", "the probabilities must add up to 1, not", "threads: 1"),
+    "weights that go on changing": Wrong("trainer", TRAINER + """
+    async def publish(self):
+        made = await super().publish()
+        return replace(made, weights={k: v.data for k, v in self._learner.model.state_dict().items()})
+""", "test_every_publish_is_a_new_version_with_weights", "published weights are copies", "threads: 1"),
+    "the normalizer of each micro-batch": Wrong("trainer", TRAINER + """
+    async def update(self, batch, loss, *, lr=None):
+        def own(inputs):
+            return loss(replace(inputs, normalizer=float(len(inputs.logprobs)) + 0.5))
+        return await super().update(batch, own, lr=lr)
+""", "test_the_loss_is_shown_whole_trajectories_and_the_whole_batchs_normalizer", "normalizer is the batch's", "threads: 1"),
     "the optimizer is not saved": Wrong("trainer", TRAINER + """
     async def load(self, folder):
         await super().load_model(folder)
@@ -195,6 +211,11 @@ WRONG = {
     def batch(self, trajectories):
         return super().batch([replace(t, sequences=t.sequences[:1], chunks=tuple(replace(c, sequence=0) for c in t.chunks)) for t in trajectories])
 """, "test_only_tokens_that_the_policy_sampled_carry_loss", "tokens outside chunks (prompt, tool output) must carry no loss"),
+    "a batch that teaches nothing": Wrong("algorithm", ALGORITHM + """
+    def batch(self, trajectories):
+        made = super().batch([t if t.reward is None else replace(t, reward=replace(t.reward, value=1.0, passed=True)) for t in trajectories])
+        return made and replace(made, chunks=replace(made.chunks, returns=made.chunks.returns * 0))
+""", "test_a_batch_that_teaches_nothing_is_none", "batch() gave one that carries no gradient: it must be None"),
     "an empty batch": Wrong("algorithm", ALGORITHM + """
     def batch(self, trajectories):
         return super().batch(trajectories) if trajectories else 0

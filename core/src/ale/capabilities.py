@@ -100,6 +100,8 @@ def _of_the_run(run: RunConfig, parts: list[Part], train: bool) -> Iterator[Need
 
 
 def _asked_for(run: RunConfig) -> Iterator[Need]:
+    if run.needs.limits_given:
+        yield Need("needs.resources", "sandbox", "limits")
     for kind, words in run.needs.capabilities.items():
         yield from (Need(f"needs.capabilities.{kind}", kind, word) for word in words)
 

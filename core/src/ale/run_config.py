@@ -88,15 +88,32 @@ class ModelConfig(Section):
         return self
 
 
+DEFAULT_RESOURCES = Resources(memory_mib=512, pids=128, disk_mib=64)
+
+
 class SandboxNeeds(Section):
     """What every sandbox of the run gets, and what its plugins must be able to do."""
 
-    resources: Resources = Field(Resources(memory_mib=512, pids=128, disk_mib=64), description="Limits of one sandbox.")
+    resources: Resources = Field(
+        DEFAULT_RESOURCES,
+        description="Limits of one sandbox: a key left out has its default, null the provider's own limit. Where none is "
+        "given, a sandbox without the capability `limits` is asked for none.",
+    )
     network: NetworkMode = Field("none", description="none, endpoint-only, allow or full.")
     capabilities: dict[Kind, tuple[str, ...]] = Field(
         default_factory=dict,
         description="What else the run's plugins must be able to do: kind -> capabilities, such as sandbox: [limits].",
     )
+
+    @field_validator("resources", mode="before")
+    @classmethod
+    def _beside_the_defaults(cls, value: Any) -> Any:
+        return {**DEFAULT_RESOURCES.model_dump(), **value} if isinstance(value, dict) else value
+
+    @property
+    def limits_given(self) -> bool:
+        """Whether the run file itself asks for limits."""
+        return "resources" in self.model_fields_set and any(v is not None for _, v in self.resources)
 
     @field_validator("capabilities")
     @classmethod

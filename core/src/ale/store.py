@@ -167,6 +167,13 @@ class RunStore:
         """Tokens that the policy sampled in all rollouts, rejected ones too."""
         return int(self._db.execute("SELECT COALESCE(SUM(sampled_tokens), 0) FROM trajectories").fetchone()[0])
 
+    def reasons(self, most: int = 3) -> str:
+        """Why rollouts were rejected, the most frequent reasons first: `12 x no model call, 3 x ...`."""
+        sql = (
+            "SELECT rejected, COUNT(*) FROM trajectories WHERE rejected IS NOT NULL GROUP BY 1 ORDER BY 2 DESC LIMIT ?"
+        )
+        return ", ".join(f"{count} x {reason}" for reason, count in self._db.execute(sql, (most,)))
+
     def failures(self) -> dict[str, int]:
         """Rollouts by class of failure or reason of rejection."""
         sql = "SELECT COALESCE(failure, 'rejected'), COUNT(*) FROM trajectories WHERE rejected IS NOT NULL OR failure IS NOT NULL GROUP BY 1"

@@ -146,15 +146,20 @@ def _fields_at(model: type[BaseModel], location: Iterable[str]) -> list[str]:
     return list(current.model_fields) if current is not None else []
 
 
-def describe(model: type[BaseModel], prefix: str = "", plugin: type[BaseModel] | None = None) -> list[tuple[str, ...]]:
-    """Every key of a model: (path, type, default, meaning), sections opened; those made of `plugin` are kept whole."""
+def describe(
+    model: type[BaseModel], prefix: str = "", plugin: type[BaseModel] | None = None, given: BaseModel | None = None
+) -> list[tuple[str, ...]]:
+    """Every key of a model: (path, type, default, meaning), sections opened; those made of `plugin` are kept whole.
+
+    Defaults are those of `given`, the default of the section itself, where it has one.
+    """
     rows: list[tuple[str, ...]] = []
     for name, field in model.model_fields.items():
         inner = model_in(field.annotation)
+        default = field.get_default(call_default_factory=True) if given is None else getattr(given, name)
         if inner is not None and inner is not plugin and _is_section(field.annotation):
-            rows += describe(inner, f"{prefix}{name}.", plugin)
+            rows += describe(inner, f"{prefix}{name}.", plugin, default if isinstance(default, inner) else None)
             continue
-        default = field.get_default(call_default_factory=True)
         value = default.use if isinstance(default, BaseModel) and hasattr(default, "use") else default
         kind = "plugin" if plugin is not None and inner is plugin else _type_name(field.annotation)
         default_text = "required" if field.is_required() else "null" if value is None else str(value)

@@ -38,10 +38,12 @@ async def sandbox(
     if request.param == "bubblewrap" and shutil.which("bwrap") is None:
         pytest.skip("bubblewrap is not installed")
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    async with LocalSandboxProvider(LocalSandboxConfig(isolation=request.param), DriverContext()) as provider:
-        spec = SandboxSpec(resources=Resources(memory_mib=256, pids=64, disk_mib=8))
-        async with await provider.start_sandbox(spec) as started:
-            yield started
+    settings = LocalSandboxConfig(isolation=request.param, defaults=Resources(memory_mib=256, pids=64, disk_mib=8))
+    async with (
+        LocalSandboxProvider(settings, DriverContext()) as provider,
+        await provider.start_sandbox(SandboxSpec()) as started,
+    ):
+        yield started
 
 
 async def test_exit_code_zero_passes_and_others_fail(sandbox: LocalSandbox) -> None:

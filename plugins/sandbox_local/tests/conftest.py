@@ -17,7 +17,9 @@ SMALL = Resources(memory_mib=256, pids=64, disk_mib=16)
 
 def provider_for(isolation: str) -> LocalSandboxProvider:
     """A provider, not started yet."""
-    return LocalSandboxProvider(LocalSandboxConfig(isolation=isolation), DriverContext(labels={"run": "r1"}))
+    return LocalSandboxProvider(
+        LocalSandboxConfig(isolation=isolation, defaults=SMALL), DriverContext(labels={"run": "r1"})
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -40,7 +42,7 @@ async def provider(request: pytest.FixtureRequest) -> AsyncIterator[LocalSandbox
 @pytest.fixture
 async def sandbox(provider: LocalSandboxProvider) -> AsyncIterator[LocalSandbox]:
     """A small sandbox of each isolation."""
-    async with await provider.start_sandbox(SandboxSpec(resources=SMALL)) as started:
+    async with await provider.start_sandbox(SandboxSpec()) as started:
         yield started
 
 
@@ -56,5 +58,5 @@ async def wrapped() -> AsyncIterator[LocalSandboxProvider]:
 @pytest.fixture
 async def box(wrapped: LocalSandboxProvider) -> AsyncIterator[LocalSandbox]:
     """A small sandbox of namespaces."""
-    async with await wrapped.start_sandbox(SandboxSpec(resources=SMALL)) as started:
+    async with await wrapped.start_sandbox(SandboxSpec()) as started:
         yield started

@@ -18,7 +18,7 @@ from ale.errors import ConfigError, SandboxError
 from ale.specs.sandbox import Resources, SandboxSpec
 from ale_local import LocalSandboxProvider, state
 
-from .conftest import SMALL, provider_for
+from .conftest import provider_for
 
 OWNER = """
 import asyncio, sys, tempfile
@@ -74,7 +74,7 @@ async def eventually(condition: Callable[[], object], timeout_s: float = 5.0) ->
 
 
 async def test_a_stop_leaves_no_process_group_or_folder(provider: LocalSandboxProvider) -> None:
-    sandbox = await provider.start_sandbox(SandboxSpec(resources=SMALL))
+    sandbox = await provider.start_sandbox(SandboxSpec())
     await sandbox.exec("(setsid sleep 4011 &); mkdir -p locked/inner; chmod 000 locked")
     assert len(sleepers(4011)) == 1
     record = sandbox.record
@@ -167,7 +167,7 @@ async def test_a_claim_that_was_never_filled_in_is_reclaimed_later() -> None:
 
 async def test_many_sandboxes_at_once(provider: LocalSandboxProvider) -> None:
     async def one(number: int) -> bytes:
-        async with await provider.start_sandbox(SandboxSpec(resources=SMALL)) as sandbox:
+        async with await provider.start_sandbox(SandboxSpec()) as sandbox:
             return (await sandbox.exec(f"echo {number}")).stdout
 
     assert await asyncio.gather(*(one(n) for n in range(64))) == [f"{n}\n".encode() for n in range(64)]
@@ -189,6 +189,15 @@ async def test_what_cannot_be_given_is_refused(provider: LocalSandboxProvider, s
     assert await provider.list() == []
 
 
-async def test_limits_default_to_the_providers_own(provider: LocalSandboxProvider) -> None:
-    assert provider.check(SandboxSpec(resources=Resources(pids=7))).pids == 7
-    assert provider.check(SandboxSpec()).pids == 512
+@pytest.mark.bwrap
+async def test_limits_default_to_the_providers_own() -> None:
+    async with provider_for("bubblewrap") as provider:
+        assert provider.check(SandboxSpec(resources=Resources(pids=7))).pids == 7
+        assert provider.check(SandboxSpec()).pids == 64
+
+
+async def test_limits_that_nothing_enforces_are_refused() -> None:
+    async with provider_for("none") as provider:
+        with pytest.raises(ConfigError, match=r"so memory_mib, pids cannot be met; leave needs\.resources out"):
+            await provider.start_sandbox(SandboxSpec(resources=Resources(memory_mib=64, pids=7)))
+        assert provider.check(SandboxSpec()).pids == 64

@@ -28,7 +28,9 @@ async def evaluate(bench: Workbench, label: str, step: int) -> float:
     with bench.timed("evaluation"):
         done = await bench.rollouts.run(requests, Stage(EVAL_STAGE, step, config.split, config.temperature))
     if not done:
-        raise AleError("No held-out episode could be run; see the log for the reason of each.")
+        raise AleError(
+            f"No held-out episode could be run: {bench.store.reasons()}. The trajectories of the run say more."
+        )
     success = sum(t.passed for t in done) / len(done)
     by_tag: dict[str, list[bool]] = defaultdict(list)
     for t in done:

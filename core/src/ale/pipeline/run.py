@@ -130,7 +130,8 @@ def check(config: RunConfig, only: Only, source: Path | None) -> None:
     if only == "rollout":
         if config.model.scratch is not None and source is None:
             raise ConfigError(
-                "'--only rollout' needs a policy: model.path=FOLDER, '--from RUN', or the engine 'scripted'."
+                "model.scratch: a policy from nothing is there after training alone; for '--only rollout' name one with "
+                "model.path=FOLDER or '--from RUN', or take the section out (~model.scratch) where the engine needs no model."
             )
         return
     if only == "train":

@@ -25,7 +25,7 @@ from ale.specs.algorithm import RolloutRequest
 from ale.specs.engine import Sampling
 from ale.specs.events import ExecBy
 from ale.specs.reward import Reward
-from ale.specs.sandbox import Sandbox, SandboxProvider, SandboxSpec
+from ale.specs.sandbox import Resources, Sandbox, SandboxProvider, SandboxSpec
 from ale.specs.scaffold import Responder, Scaffold
 from ale.task import Task
 from ale.trajectory import Failure, Score, Trajectory
@@ -95,12 +95,13 @@ class Episodes:
     ) -> Trajectory:
         task = request.task
         began = mark = time.monotonic()
+        provider = self.provider.of(task, request.group).driver
+        limited = self.needs.limits_given or "limits" in provider.capabilities
         spec = SandboxSpec(
-            image=task.image, resources=self.needs.resources, network=self.needs.network, env=dict(task.env),
+            image=task.image, resources=self.needs.resources if limited else Resources(), network=self.needs.network, env=dict(task.env),
             files={path: text.encode() for path, text in task.files.items()},
             labels={**self.labels, "episode": session.id},
         )  # fmt: skip
-        provider = self.provider.of(task, request.group).driver
         scaffold = self.scaffold.of(task, request.group).driver
         reward = self.reward.of(task, request.group).driver
         async with await _kept("sandbox", provider.start_sandbox(spec)) as sandbox:

@@ -41,7 +41,7 @@ class Algorithm(Driver, ABC):
     """What is learnt from rollouts, and how."""
 
     group_size: int = 1
-    """Rollouts of each task in a step."""
+    """Rollouts of each task in a step; an algorithm with a setting for it sets it in `__init__`."""
 
     old_logprobs: str = "engine"
     """`recompute`: the run fills `TrainBatch.old_logprobs` from the trainer before the first update of a step;
@@ -59,7 +59,11 @@ class Algorithm(Driver, ABC):
 
     @abstractmethod
     def batch(self, trajectories: Sequence[Trajectory]) -> TrainBatch | None:
-        """Pack what is to be trained on; None where nothing carries a gradient."""
+        """Pack what is to be trained on; None where nothing carries a gradient.
+
+        The run hands it no rejected trajectory. One without a `reward` (its sandbox was lost) is no failure: where rewards
+        are learnt from it carries no loss, and changes nothing for the others.
+        """
 
     @abstractmethod
     def loss(self, inputs: LossInput) -> LossOutput:

@@ -39,7 +39,11 @@ class Tokenizer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PolicyVersion:
-    """A set of weights. Either `weights` (in memory, name -> tensor) or `path` (a Hugging Face folder), or both."""
+    """A set of weights. Either `weights` (in memory, name -> tensor) or `path` (a Hugging Face folder), or both.
+
+    The names are those of the model's Hugging Face `state_dict`; tied weights may stand under each of their names. The
+    tensors are the receiver's: whoever publishes them does not change them any more.
+    """
 
     version: int
     path: Path | None = None
@@ -93,15 +97,22 @@ class InferenceEngine(Driver, ABC):
 
     @abstractmethod
     async def load_model(self, folder: Path | None, tokenizer: Tokenizer) -> None:
-        """Load a Hugging Face folder; engines without a model get None. Called again it replaces the model."""
+        """Load a Hugging Face folder; engines without a model get None. Called again it replaces the model. The version
+        is 0 afterwards."""
 
     @abstractmethod
     async def generate(self, request: GenerateRequest) -> Generation:
-        """Sample. Cancelling the call frees its place. Raises `EngineError`."""
+        """Sample until one of `sampling.stop_token_ids`, `sampling.max_tokens`, or the end of the context, whichever comes
+        first; a prompt that leaves no room for one token raises `EngineError`. Cancelling the call frees its place.
+
+        An engine without the capability `real_tokens` may end its answers by itself; its log-probabilities are what it
+        says, and no run trains on them.
+        """
 
     @abstractmethod
     async def load_weights(self, policy: PolicyVersion) -> None:
-        """Swap the weights; generations under way continue, their later tokens carry the new version."""
+        """Swap the weights; generations under way continue, their later tokens carry the new version. An engine without
+        weights notes the version."""
 
     @property
     @abstractmethod
@@ -121,5 +132,6 @@ class InferenceEngine(Driver, ABC):
         """Take memory again after `sleep`."""
 
     def metrics(self) -> dict[str, float]:
-        """Counters since the start: at least `prompt_tokens`, `sampled_tokens`, `busy_s`, `slot_use`."""
+        """Counters since the start: at least `prompt_tokens`, `sampled_tokens`, `busy_s` (seconds in which something was
+        sampled) and `slot_use` (share, 0 to 1, of the computed places that held a request; 1 where there are none)."""
         return {}

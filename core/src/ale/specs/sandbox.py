@@ -21,11 +21,12 @@ from ale.specs.driver import Driver
 
 NetworkMode = Literal["none", "endpoint-only", "allow", "full"]
 AGENT, TESTS = "agent", "tests"
-"""The two roles a command can run as: the agent's user, and the user that owns hidden tests."""
+"""The two roles a command can run as: the agent's user, and the user that owns hidden tests. A provider without the
+capability `users` runs both as one user."""
 
 
 class Resources(BaseModel):
-    """Limits of one sandbox; null means the provider's own limit."""
+    """Limits of one sandbox; null means the provider's own limit. A provider without the capability `limits` refuses any."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -52,7 +53,11 @@ class SandboxSpec(BaseModel):
     files: dict[str, bytes] = Field(
         default_factory=dict, description="Files to put into the work folder, relative path -> bytes."
     )
-    workdir: str = Field("/workspace", description="Absolute path of the work folder inside the sandbox.")
+    workdir: str = Field(
+        "/workspace",
+        description="Absolute path of the work folder inside the sandbox; a provider without the capability `isolated` "
+        "has it where it can.",
+    )
     labels: dict[str, str] = Field(default_factory=dict, description="For listing and pruning, e.g. the run id.")
     lifetime_s: float | None = Field(
         None, gt=0, description="The provider removes the sandbox after this many seconds."
@@ -117,15 +122,21 @@ class Sandbox(ABC):
 
         stdout and stderr are each cut at `max_output_bytes` (`truncated` says so; the command goes on). A time-out
         kills everything the command started and gives exit code 124. Cancelling the call kills it too.
+
+        It returns when the command itself ends: what that left in the background, holding its output, is not awaited.
+        `cwd` is relative to the work folder; one that is not there is a failed command. So is a command that no shell
+        can be given (a NUL byte, half a character): no text is an error of the sandbox.
         """
 
     @abstractmethod
     async def upload(self, files: Mapping[str, bytes], *, user: str = AGENT, mode: int = 0o644) -> None:
-        """Write files; relative paths stand in the work folder, parents are made."""
+        """Write files; relative paths stand in the work folder, parents are made. Raises `SandboxError`, with the reason,
+        where a file cannot be written."""
 
     @abstractmethod
     async def download(self, path: str, *, max_bytes: int = 1 << 28) -> bytes:
-        """Read one file. Raises `FileNotFoundError` or `IsADirectoryError` as the path deserves."""
+        """Read one file. Raises `FileNotFoundError` or `IsADirectoryError` as the path deserves, and `SandboxError`,
+        `ValueError` or `OSError` for one that is larger than `max_bytes` or no regular file."""
 
     @abstractmethod
     async def kill_agent_processes(self) -> None:
@@ -157,11 +168,13 @@ class SandboxProvider(Driver, ABC):
 
     @abstractmethod
     async def start_sandbox(self, spec: SandboxSpec) -> Sandbox:
-        """Start one. Raises `SandboxError` (infrastructure) or `ConfigError` (a spec that cannot be met)."""
+        """Start one. Raises `SandboxError` (infrastructure; an id that is there already) or `ConfigError` (a spec that
+        cannot be met: it is refused, never ignored)."""
 
     @abstractmethod
     async def list(self) -> list[SandboxInfo]:
-        """Everything this provider started, in this process or another, and has not removed."""
+        """Everything that a provider of this kind started on this machine as this user, in this process or another,
+        and that was not removed."""
 
     @abstractmethod
     async def remove(self, sandbox_id: str) -> None:

@@ -87,7 +87,7 @@ class ChunkTensors:
 class LossOutput:
     """`loss` is a scalar tensor; `sums` are detached scalars that add up over micro-batches and ranks.
 
-    A metric `x` is reported as `sums[x] / sums[weight]` where the algorithm's `loss_metrics` says so.
+    What is reported is `Algorithm.metrics` of the totals, such as `sums[x] / sums[weight]` for a mean.
     """
 
     loss: Any
@@ -130,7 +130,8 @@ class TrainerBackend(Driver, ABC):
 
     @abstractmethod
     async def logprobs(self, batch: TrainBatch) -> npt.NDArray[np.float32]:
-        """Log-probability under the current weights of each token that carries loss, shape [N], float32; 0 elsewhere."""
+        """Log-probability (nats) under the current weights of each token that carries loss, given the tokens of its
+        sequence before it; shape [N], float32; 0 elsewhere."""
 
     @abstractmethod
     async def update(self, batch: TrainBatch, loss: LossFunction, *, lr: float | None = None) -> dict[str, float]:
@@ -143,7 +144,8 @@ class TrainerBackend(Driver, ABC):
 
     @abstractmethod
     async def publish(self) -> PolicyVersion:
-        """The current weights under a new version number, for engines to load."""
+        """The current weights under a new version number, for engines to load. They are a copy: later updates do not
+        change them."""
 
     @abstractmethod
     async def save(self, folder: Path) -> None:
@@ -151,4 +153,5 @@ class TrainerBackend(Driver, ABC):
 
     @abstractmethod
     async def load(self, folder: Path) -> None:
-        """Read what `save` wrote."""
+        """Read what `save` wrote, the version too. Raises `TrainerError` or `ConfigError`, and changes nothing, where a
+        folder is none, or damaged."""

@@ -45,6 +45,12 @@ def two_contexts(i: int, *, reward: float, group: str = "g") -> Trajectory:
     return replace(one, id=f"c{i}", sequences=(*one.sequences, second), chunks=(replayed, one.chunks[1], third))
 
 
+def paired(batch: TrainBatch) -> TrainBatch:
+    """The batch with every two sequences as the contexts of one trajectory."""
+    of = np.arange(len(batch.lengths), dtype=np.int64) // 2
+    return replace(batch, trajectory=of, chunks=replace(batch.chunks, trajectory=of[batch.chunks.trajectory]))
+
+
 def mixed_group(n: int = 4, group: str = "g") -> list[Trajectory]:
     """Rollouts of one task, every other one a success."""
     return [trajectory(i, reward=float(i % 2), group=group, chunks=1 + i % 3) for i in range(n)]

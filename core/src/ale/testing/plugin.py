@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ale.testing.subject import Subject
 
 HERE = Path(__file__).parent
-SUBJECT = "ale_subject"
+SUBJECT, LEFT_OUT = "ale_subject", "ale_left_out"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -63,8 +63,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return
     left_out = [i for i in items if any(not subject.can(m.args[0]) for m in i.iter_markers("ale_needs"))]
     if left_out:
+        words = {m.args[0] for i in left_out for m in i.iter_markers("ale_needs") if not subject.can(m.args[0])}
+        setattr(config, LEFT_OUT, f"not asked of it: {', '.join(sorted(words))} ({len(left_out)} tests)")
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Which capabilities the plugin does not claim, and so was not asked for."""
+    if hasattr(config, LEFT_OUT):
+        terminalreporter.write_line(getattr(config, LEFT_OUT))
 
 
 @pytest.hookimpl(trylast=True)

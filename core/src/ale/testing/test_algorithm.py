@@ -183,6 +183,20 @@ async def test_the_loss_and_its_gradient_are_finite(subject: Subject) -> None:
 
 
 @scenario
+async def test_a_batch_that_teaches_nothing_is_none(subject: Subject) -> None:
+    async with opened(subject) as algorithm:
+        for reward in (0.0, 1.0):
+            alike = [trajectory(i, reward=reward) for i in range(4)]
+            batch = algorithm.batch(alike)
+            if batch is not None:
+                given, logprobs = inputs(batch)
+                algorithm.loss(given).loss.backward()
+                assert float(logprobs.grad.abs().max()) > 0, (
+                    f"where every rollout has the reward {reward:g}, batch() gave one that carries no gradient: it must be None"
+                )
+
+
+@scenario
 async def test_micro_batches_add_up_to_the_batch(subject: Subject) -> None:
     async with opened(subject) as algorithm:
         batch = algorithm.batch(two_groups())

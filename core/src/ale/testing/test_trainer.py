@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from ale.errors import AleError, TrainerError
-from ale.specs.trainer import LossInput, LossOutput, ScratchModel, TrainBatch, TrainerBackend
-from ale.testing.batches import mixed_group, packed
+from ale.specs.trainer import ChunkTable, LossInput, LossOutput, ScratchModel, TrainBatch, TrainerBackend
+from ale.testing.batches import mixed_group, packed, paired
 from ale.testing.scenario import cancelled, fails_with, scenario
 from ale.testing.subject import Subject
 from ale.testing.tiny_model import write_tiny_model
@@ -54,6 +54,16 @@ def steep(inputs: LossInput) -> LossOutput:
     return LossOutput((good.loss * 0) ** 0.5, good.sums)
 
 
+def every_next_token(vocabulary: int) -> TrainBatch:
+    """A sequence for each token of the vocabulary, alike but for the last token, which alone carries loss."""
+    ones, rows = np.ones(vocabulary, np.int64), np.arange(vocabulary, dtype=np.int64)
+    tokens = np.stack([5 * ones, 9 * ones, 7 * ones, rows], 1).reshape(-1)
+    ids = np.stack([-ones, -ones, -ones, rows], 1).reshape(-1)
+    table = ChunkTable(rows, 0 * rows, ones, np.ones(vocabulary, np.float32), np.ones(vocabulary, np.bool_))
+    zeros = np.zeros(len(tokens), np.float32)
+    return TrainBatch(tokens, 4 * ones, rows, ids, zeros, table, normalizer=float(vocabulary), old_logprobs=zeros)
+
+
 def trained_mean(logprobs: Any, of: TrainBatch) -> float:
     """Mean log-probability of the tokens that carry loss."""
     return float(np.asarray(logprobs)[of.chunk_ids >= 0].mean())
@@ -74,6 +84,42 @@ async def test_logprobs_are_those_of_the_tokens_that_carry_loss(subject: Subject
         assert (found[~trained] == 0).all(), "tokens without loss have 0"
         again = await trainer.logprobs(given)
         assert np.abs(found - again).max() < 1e-5, "logprobs must not change what it is asked of"
+
+
+@scenario
+async def test_a_tokens_logprob_is_given_by_the_tokens_before_it(subject: Subject) -> None:
+    async with loaded(subject) as trainer:
+        vocabulary = write_tiny_model(subject.folder / "tiny-0").vocab_size
+        found = await trainer.logprobs(every_next_token(vocabulary))
+        total = float(np.exp(found[found < 0].astype(np.float64)).sum())
+        assert abs(total - 1) < 1e-3, (
+            f"over all tokens that could stand in one place the probabilities must add up to 1, not {total:.4f}: each is "
+            "given by the tokens before it alone"
+        )
+
+
+@scenario
+async def test_the_loss_is_shown_whole_trajectories_and_the_whole_batchs_normalizer(subject: Subject) -> None:
+    seen: list[set[int]] = []
+    entropies: list[bool] = []
+    normalizers: set[float] = set()
+
+    def looking(inputs: LossInput) -> LossOutput:
+        out = likelihood(inputs)
+        seen.append({int(t) for t in inputs.chunks.trajectory[inputs.chunk_ids]})
+        entropies.append(bool(getattr(inputs.entropy, "requires_grad", False)))
+        normalizers.add(float(inputs.normalizer))
+        return out
+
+    async with loaded(subject) as trainer:
+        given = paired(batch())
+        await trainer.update(given, looking, lr=1e-3)
+        if not seen:
+            return  # the loss was called in another process
+        times = [t for part in seen for t in part]
+        assert sorted(times) == sorted(set(times)), "the sequences of one trajectory must stay in one micro-batch"
+        assert normalizers == {given.normalizer}, f"normalizer is the batch's, {given.normalizer}, not {normalizers}"
+        assert not any(entropies), "LossInput.entropy must carry no gradient"
 
 
 @scenario
@@ -146,9 +192,16 @@ async def test_every_publish_is_a_new_version_with_weights(subject: Subject) -> 
                 "a PolicyVersion needs weights, a path, or both"
             )
         if subject.can("weights_in_memory"):
+            assert first.weights, "a trainer with weights_in_memory must publish them"
             assert second.weights, "a trainer with weights_in_memory must publish them"
+            assert any(bool((second.weights[name] != value).any()) for name, value in first.weights.items()), (
+                "published weights are copies: an update must not change those of the version before"
+            )
         elif second.path is not None:
             assert (second.path / "config.json").is_file(), "a published folder must be a Hugging Face model"
+        await trainer.load_model(subject.folder / "tiny-0")
+        again = await trainer.publish()
+        assert again.version == first.version, f"load_model() must set the version back; publish() gave {again.version}"
 
 
 @scenario

@@ -200,6 +200,13 @@ class LocalSandboxProvider(SandboxProvider):
         fault = bubblewrap.workdir_fault(spec.workdir) if self.wrap is not None else None
         if fault is not None:
             raise ConfigError(f"The sandbox's workdir {spec.workdir!r} {fault}.")
+        asked = {name for name, value in spec.resources if value is not None}
+        unmet = asked - ({"disk_mib"} if self.wrap is not None else set())
+        if unmet and "limits" not in self.capabilities:
+            raise ConfigError(
+                "Here the local sandboxes cannot be held to limits (no isolation, or no control groups that ALE may write), "
+                f"so {', '.join(sorted(unmet))} cannot be met; leave needs.resources out."
+            )
         own = {k: v for k, v in spec.resources.model_dump().items() if v is not None}
         return Resources(**{**self.config.defaults.model_dump(), **own})
 
