@@ -31,6 +31,8 @@ class Hooks:
         self._hooks: dict[str, list[Any]] = {}
         self._manager: Any = None
         self._errors: Counter[str] = Counter()
+        self._refusals: Counter[str] = Counter()
+        """Errors in veto hooks: they do not silence an observer."""
         for name, observer in observers:
             self.register(name, observer)
 
@@ -87,9 +89,9 @@ class Hooks:
             except (Exception, SystemExit) as error:
                 observer = implementation.plugin_name
                 reason = f"the observer '{observer}' failed: {_named(error)}"
-                self._errors[observer] += 1
-                if self._errors[observer] <= MAX_ERRORS:
-                    last = " More of these refusals are not logged." if self._errors[observer] == MAX_ERRORS else ""
+                self._refusals[observer] += 1
+                if self._refusals[observer] <= MAX_ERRORS:
+                    last = " More of these refusals are not logged." if self._refusals[observer] == MAX_ERRORS else ""
                     log.warning("%s in %s, which is a refusal.%s", reason, name, last)
             if reason is not None:
                 return str(reason)
