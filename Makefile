@@ -8,8 +8,8 @@ TORCH_INDEX ?=
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-PACKAGES := core $(sort $(wildcard plugins/*))
-SOURCES := core/src core/tests plugins tests
+PACKAGES := core $(sort $(wildcard libs/* plugins/*))
+SOURCES := core/src core/tests libs plugins tests
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
 .PHONY: help install quickstart test lint format typecheck bench docs wheels clean
@@ -20,7 +20,7 @@ help:  ## Show this list
 
 install: $(STAMP)  ## Create .venv and install ale-core, the default plugins and the tools
 
-$(STAMP): Makefile core/pyproject.toml $(wildcard plugins/*/pyproject.toml)
+$(STAMP): Makefile core/pyproject.toml $(wildcard libs/*/pyproject.toml plugins/*/pyproject.toml)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo "ALE needs Python 3.11 or newer (Debian 12: apt-get install python3); name another one with PYTHON=..."; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
@@ -50,7 +50,7 @@ format: install  ## Let ruff mend what it can
 
 typecheck: install  ## mypy --strict on the core and the plugins' sources
 	$(BIN)/mypy core/src
-	$(BIN)/mypy $(wildcard plugins/*/src)
+	$(BIN)/mypy $(wildcard libs/*/src plugins/*/src)
 
 bench: install  ## Print the benchmark tables
 	@for f in benchmarks/*.py; do echo "== $$f"; $(BIN)/python $$f; done

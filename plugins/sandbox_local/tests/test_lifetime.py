@@ -17,6 +17,7 @@ import pytest
 from ale.errors import ConfigError, SandboxError
 from ale.specs.sandbox import Resources, SandboxSpec
 from ale_local import LocalSandboxProvider, state
+from ale_resident.owner import start_time, state_folder
 
 from .conftest import provider_for
 
@@ -41,7 +42,7 @@ def sleepers(seconds: int) -> list[int]:
     """Processes `sleep SECONDS` anywhere on this machine."""
     found = []
     for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and state.start_time(int(entry.name)):
+        if entry.name.isdigit() and start_time(int(entry.name)):
             try:
                 if (entry / "cmdline").read_bytes() == f"sleep\0{seconds}\0".encode():
                     found.append(int(entry.name))
@@ -86,7 +87,7 @@ async def test_a_stop_leaves_no_process_group_or_folder(provider: LocalSandboxPr
     assert not existing([record.folder or "/no/folder"])
     assert await provider.list() == []
     await provider.close()
-    assert os.listdir(state.state_folder()) == []
+    assert os.listdir(state_folder("local")) == []
 
 
 async def test_closing_the_provider_stops_its_sandboxes(provider: LocalSandboxProvider) -> None:
@@ -134,20 +135,20 @@ async def test_a_killed_owner_leaves_nothing_that_the_next_start_does_not_reclai
 ) -> None:
     owner = start_owner(own_state, isolation)
     await eventually(lambda: len(sleepers(4010)) == 2)
-    (record,) = state.read_all(state.state_folder())
+    (record,) = state.read_all(state_folder("local"))
     owner.kill()
     owner.wait()
     assert await eventually(lambda: not sleepers(4010)), "processes end without anyone's help"
     async with provider_for("none") as provider:
         assert await provider.list() == []
         assert not existing(record.cgroups)
-        assert [name[:5] for name in os.listdir(state.state_folder())] == ["base-"]
+        assert [name[:5] for name in os.listdir(state_folder("local"))] == ["base-"]
 
 
 async def test_a_plain_sandbox_whose_owner_and_resident_were_killed_is_reclaimed(own_state: Path) -> None:
     owner = start_owner(own_state, "none")
     await eventually(lambda: len(sleepers(4010)) == 2)
-    (record,) = state.read_all(state.state_folder())
+    (record,) = state.read_all(state_folder("local"))
     os.kill(record.pid, signal.SIGKILL)
     owner.kill()
     owner.wait()
@@ -157,7 +158,7 @@ async def test_a_plain_sandbox_whose_owner_and_resident_were_killed_is_reclaimed
 
 
 async def test_a_claim_that_was_never_filled_in_is_reclaimed_later() -> None:
-    folder = state.state_folder()
+    folder = state_folder("local")
     for name, age_s in (("old", 120.0), ("new", 0.0)):
         (folder / f"{name}.json").touch()
         os.utime(folder / f"{name}.json", (time.time() - age_s,) * 2)

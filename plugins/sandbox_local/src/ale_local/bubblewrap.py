@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from ale_local import program
+from ale_resident.program import resident_command
 
 HOME = "/home/agent"
 TAKEN = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc", "/proc", "/dev", "/sys", "/.ale")
@@ -105,7 +106,7 @@ class Bubblewrap:
             outer += ["nsenter", f"--mount=/proc/self/fd/{self.namespaces.mount}"]
         if groups:
             outer += ["sh", "-c", JOIN_GROUPS, "sh", *groups, "--"]
-        inner = program.resident_command(self.python, "/.ale", control)
+        inner = resident_command([self.python], "/.ale", str(control))
         return [*outer, "bwrap", *self.users(), *self.root(workdir, disk_mib), *inner]
 
     def users(self) -> list[str]:
@@ -167,7 +168,7 @@ def probe(wrap: Bubblewrap) -> str | None:
     if shutil.which("bwrap") is None:
         return "there is no program `bwrap`"
     command = wrap.command(0, "/workspace", 1, [])
-    end = len(command) - len(program.resident_command(wrap.python, "/.ale", 0))
+    end = len(command) - len(resident_command([wrap.python], "/.ale", "0"))
     try:
         done = subprocess.run(
             [*command[:end], wrap.python, "-I", "-S", "-c", "import ctypes, select"],

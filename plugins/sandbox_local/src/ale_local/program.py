@@ -6,13 +6,12 @@ They stand in one *base folder* per provider, made at its start and removed at i
 from __future__ import annotations
 
 import os
-import py_compile
 import shutil
 import sys
-import tempfile
 from pathlib import Path
 
-from ale_local import files, resident, rights, state, tree, wire
+from ale_resident.owner import new_base
+from ale_resident.program import write_program
 
 ETC = (
     *("alternatives", "bash.bashrc", "ca-certificates.conf", "inputrc", "ld.so.cache", "ld.so.conf", "ld.so.conf.d"),
@@ -26,17 +25,8 @@ PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 def make_base(folder: Path) -> Path:
     """Make the base folder inside the state folder, with `program/` and `etc/` in it."""
-    name = f"base-{os.getpid()}-{state.start_time(os.getpid())}-"
-    base = Path(tempfile.mkdtemp(prefix=name, dir=folder))
-    base.chmod(0o755)
-    package = base / "program" / "ale_local"
-    package.mkdir(parents=True)
-    (package / "__init__.py").touch()
-    for module in (wire, tree, rights, files, resident):
-        shutil.copyfile(str(module.__file__), package / Path(str(module.__file__)).name)
-    for source in package.glob("*.py"):
-        # By hash and unchecked: no sandbox looks at time stamps, nor can it write here.
-        py_compile.compile(str(source), doraise=True, invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)
+    base = new_base(folder)
+    write_program(base / "program")
     make_etc(base / "etc")
     return base
 
@@ -83,12 +73,6 @@ def interpreter(host_python: bool) -> str | None:
     if any(Path(own).is_relative_to(folder) for folder in reachable):
         return own
     return "/usr/bin/python3" if os.access("/usr/bin/python3", os.X_OK) else None
-
-
-def resident_command(python: str, program: str, control: int) -> list[str]:
-    """The command line of the resident."""
-    start = f"import sys; sys.path.insert(0, {program!r}); from ale_local.resident import main; main()"
-    return [python, "-I", "-S", "-c", start, str(control)]
 
 
 def find_shell(configured: str | None) -> str:

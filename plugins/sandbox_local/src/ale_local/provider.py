@@ -25,8 +25,10 @@ from ale.errors import ConfigError, SandboxError
 from ale.specs.driver import DriverContext, PluginConfig
 from ale.specs.sandbox import Resources, SandboxInfo, SandboxProvider, SandboxSpec
 from ale_local import bubblewrap, cgroups, program, state
-from ale_local.channel import Channel
 from ale_local.sandbox import LocalSandbox
+from ale_resident import owner
+from ale_resident.channel import Channel
+from ale_resident.program import resident_command
 
 log = logging.getLogger("ale.sandbox.local")
 INSTALL = "install it (apt-get install bubblewrap, dnf install bubblewrap) and allow user namespaces"
@@ -83,7 +85,7 @@ class LocalSandboxProvider(SandboxProvider):
 
     def prepare(self) -> None:
         """Reclaim what dead owners left, make the base folder, choose the isolation. Blocks for some 50 ms."""
-        self.folder = state.state_folder()
+        self.folder = owner.state_folder("local")
         count = state.reclaim(self.folder)
         if count:
             log.info("Removed %d sandboxes of processes that are gone.", count)
@@ -137,7 +139,7 @@ class LocalSandboxProvider(SandboxProvider):
             self.wrap.namespaces.close()
         self.wrap = None
         if self.base is not None:
-            await asyncio.to_thread(state.remove_folder, self.base)
+            await asyncio.to_thread(owner.remove_folder, self.base)
             self.base = None
 
     # --- sandboxes
@@ -225,7 +227,7 @@ class LocalSandboxProvider(SandboxProvider):
             pid=0,
             start_time=0,
             owner_pid=os.getpid(),
-            owner_start_time=state.start_time(os.getpid()),
+            owner_start_time=owner.start_time(os.getpid()),
             created_at=time.time(),
             labels={**self.context.labels, **spec.labels},
             cgroups=sorted(set(groups)),
@@ -251,7 +253,7 @@ class LocalSandboxProvider(SandboxProvider):
             command = self.wrap.command(control, spec.workdir, resources.disk_mib, record.cgroups)
             fds += self.wrap.pass_fds
         else:
-            command = program.resident_command(self.python, str(self.base / "program"), control)
+            command = resident_command([self.python], str(self.base / "program"), str(control))
             if record.cgroups:
                 command = ["sh", "-c", bubblewrap.JOIN_GROUPS, "sh", *record.cgroups, "--", *command]
         return subprocess.Popen(
@@ -268,7 +270,7 @@ class LocalSandboxProvider(SandboxProvider):
     def note_process(self, record: state.Record, pid: int) -> state.Record:
         """Write down which process a sandbox is."""
         assert self.folder is not None
-        record = replace(record, pid=pid, start_time=state.start_time(pid))
+        record = replace(record, pid=pid, start_time=owner.start_time(pid))
         state.write(self.folder, record)
         return record
 
@@ -287,7 +289,7 @@ class LocalSandboxProvider(SandboxProvider):
             **spec.env,
             state.MARKER: record.id,
         }
-        fields = [mode, workdir, program.find_shell(self.config.shell), self.rlimits(mode, resources)]
+        fields = [mode, workdir, program.find_shell(self.config.shell), self.rlimits(mode, resources), ""]
         return [os.fsencode(text) for text in (*fields, *(f"{name}={value}" for name, value in env.items()))]
 
     def rlimits(self, mode: str, resources: Resources) -> str:
@@ -308,14 +310,14 @@ class LocalSandboxProvider(SandboxProvider):
     # --- what others started
 
     async def list(self) -> list[SandboxInfo]:
-        records = await asyncio.to_thread(state.read_all, self.folder or state.state_folder())
+        records = await asyncio.to_thread(state.read_all, self.folder or owner.state_folder("local"))
         return [SandboxInfo(r.id, r.labels, r.created_at, r.alive) for r in records]
 
     async def remove(self, sandbox_id: str) -> None:
         if sandbox_id in self.sandboxes:
             await self.sandboxes[sandbox_id].stop()
             return
-        folder = self.folder or state.state_folder()
+        folder = self.folder or owner.state_folder("local")
         record = state.read(folder, sandbox_id)
         if record is not None:
             await asyncio.to_thread(state.erase, folder, record)

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
-import tempfile
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from ale.errors import ConfigError
 from ale_local import cgroups
+from ale_resident.owner import reclaim_bases, remove_folder, start_time
 
 MARKER = "ALE_SANDBOX"
 """Environment variable that names the sandbox of a process; finds what a plain sandbox left behind."""
@@ -51,27 +49,6 @@ class Record:
 
 
 RECORD_BYTES = 2048
-
-
-def start_time(pid: int) -> int:
-    """When a process started, in clock ticks since boot; 0 where there is none (or only a zombie)."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    except (OSError, IndexError):
-        return 0
-    return 0 if fields[0] in "ZX" else int(fields[19])
-
-
-def state_folder() -> Path:
-    """The folder of this user, made where it is missing."""
-    path = Path(tempfile.gettempdir()) / f"ale-local-{os.getuid()}"
-    # Others may pass through it (the sandbox's users are others) but not look around.
-    path.mkdir(mode=0o711, exist_ok=True)
-    found = path.lstat()
-    if found.st_uid != os.getuid() or not path.is_dir() or path.is_symlink():
-        raise ConfigError(f"{path} is not a folder of this user; remove it or set TMPDIR to a folder of your own.")
-    path.chmod(0o711)
-    return path
 
 
 def write(folder: Path, record: Record) -> None:
@@ -144,17 +121,6 @@ def erase(folder: Path, record: Record, timeout_s: float = 5.0) -> None:
     (folder / f"{record.id}.json").unlink(missing_ok=True)
 
 
-def remove_folder(path: Path) -> None:
-    """Remove a folder whatever modes the agent gave to what is in it."""
-    for parent, names, _ in os.walk(path):
-        os.chmod(parent, 0o700)
-        for name in names:
-            child = os.path.join(parent, name)
-            if not os.path.islink(child):
-                os.chmod(child, 0o700)
-    shutil.rmtree(path, ignore_errors=True)
-
-
 def reclaim(folder: Path) -> int:
     """Erase what belongs to owners that are gone; how many sandboxes that were."""
     stale = [record for record in read_all(folder) if not record.owned]
@@ -163,10 +129,7 @@ def reclaim(folder: Path) -> int:
     for path in folder.glob("*.json"):
         if read(folder, path.stem) is None and time.time() - path.stat().st_mtime > CLAIM_S:
             path.unlink(missing_ok=True)
-    for path in folder.glob("base-*"):
-        pid, started = path.name.split("-")[1:3]
-        if start_time(int(pid)) != int(started):
-            remove_folder(path)
+    reclaim_bases(folder)
     for path in folder.glob("*.part"):
         if not start_time(int(path.name.split(".")[-2])):
             path.unlink(missing_ok=True)

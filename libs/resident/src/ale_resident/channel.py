@@ -8,7 +8,7 @@ import socket
 from collections.abc import Callable
 
 from ale.errors import SandboxError
-from ale_local.wire import DATA, DONE, FAILED, HEADER_BYTES, frame, take_frame, unpack
+from ale_resident.wire import DATA, DONE, FAILED, HEADER_BYTES, frame, take_frame, unpack
 
 MAX_FRAME_BYTES = 1 << 30
 """A longer frame can only come from a resident that somebody took over."""

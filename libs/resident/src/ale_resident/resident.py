@@ -1,11 +1,11 @@
 """The resident: the one process that lives as long as its sandbox and does what the host asks.
 
-1. It reads frames (`wire.py`) from one end of a socket pair, given to it as the descriptor in `sys.argv[1]`; end of
-   file means that the owner is gone, and it ends the sandbox.
+1. It reads frames (`wire.py`) from one end of a connection: a descriptor whose number, or a Unix socket whose path, is
+   in `sys.argv[1]`; end of file means that the owner is gone, and it ends the sandbox.
 2. A command runs as a child in a session of its own that is also a *child subreaper*: whatever it forks, however
    often it daemonizes, stays below it while it runs, so a time-out finds the whole tree. When the command ends, what
    it left in the background moves below the resident and lives on; its output is drained so that it never blocks.
-3. In a bubblewrap sandbox with several users it runs as root of its user namespace with four capabilities, and each
+3. In a sandbox with several users it runs as root of its user namespace with four capabilities, and each
    child gives them up by becoming the agent (or the user of the tests, who keeps the right to read odd file modes).
 
 It starts once a sandbox, so it imports little: importing `signal` or `json` would cost more than all the rest.
@@ -20,10 +20,10 @@ import select
 import sys
 import time
 
-from ale_local import files
-from ale_local.rights import Rights
-from ale_local.tree import below, kill_below, send_signal
-from ale_local.wire import CANCEL, DATA, DONE, EXEC, FAILED, INIT, KILL, READ, WRITE, frame, take_frame, unpack
+from ale_resident import files
+from ale_resident.rights import Rights
+from ale_resident.tree import below, kill_below, send_signal
+from ale_resident.wire import CANCEL, DATA, DONE, EXEC, FAILED, INIT, KILL, READ, WRITE, frame, take_frame, unpack
 
 READ_BYTES = 1 << 16
 DRAIN_S = 0.05
@@ -163,11 +163,16 @@ class Resident:
 
     def set_up(self, fields: list[bytes]) -> None:
         """Take the sandbox's constants; become root of the namespace where there are several users."""
-        mode, self.workdir, self.shell = (os.fsdecode(f) for f in fields[:3])
-        for pair in os.fsdecode(fields[3]).split():
+        mode, self.workdir, self.shell, limits, make = (os.fsdecode(f) for f in fields[:5])
+        for pair in limits.split():
             name, value = pair.split("=")
             self.rlimits[name] = int(value)
-        self.env = environment(fields[4:])
+        self.env = environment(fields[5:])
+        if make:
+            from ale_resident import places
+
+            self.shell = places.find_shell(self.shell)
+            places.make(self.workdir, os.fsdecode(self.env[b"HOME"]), owned=mode == "users")
         self.rights = Rights(several=mode == "users")
 
     # --- commands
@@ -326,9 +331,18 @@ def set_rlimits(limits: dict[str, int]) -> None:
         resource.setrlimit(kind, (value, value))
 
 
+def connected(path: str) -> int:
+    """A connection to the host."""
+    import _socket
+
+    sock = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
+    sock.connect(path)
+    return sock.detach()
+
+
 def main() -> None:
     """Serve on the descriptor that the host gave."""
-    control = int(sys.argv[1])
+    control = int(sys.argv[1]) if sys.argv[1].isdigit() else connected(sys.argv[1])
     for name in os.listdir("/proc/self/fd"):
         if int(name) > 2 and int(name) != control:
             try:

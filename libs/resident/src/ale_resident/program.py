@@ -1,0 +1,30 @@
+"""The resident's program as it stands in a sandbox: a folder with a few modules and nothing else of ALE."""
+
+from __future__ import annotations
+
+import py_compile
+import shutil
+from pathlib import Path
+
+from ale_resident import files, places, resident, rights, tree, wire
+
+INSIDE = (wire, tree, rights, files, places, resident)
+"""They import the standard library and each other."""
+
+
+def write_program(folder: Path) -> None:
+    """Write the program, compiled, into a new folder."""
+    package = folder / "ale_resident"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    for module in INSIDE:
+        shutil.copyfile(str(module.__file__), package / Path(str(module.__file__)).name)
+    for source in package.glob("*.py"):
+        # By hash and unchecked: no sandbox looks at time stamps, nor can it write here.
+        py_compile.compile(str(source), doraise=True, invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)
+
+
+def resident_command(python: list[str], program: str, *arguments: str) -> list[str]:
+    """The command line of the resident, with the program in the folder `program`."""
+    start = f"import sys; sys.path.insert(0, {program!r}); from ale_resident.resident import main; main()"
+    return [*python, "-I", "-S", "-c", start, *arguments]
