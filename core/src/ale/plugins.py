@@ -26,7 +26,8 @@ from ale.validation import lenient_models, nearest, one_line, validated
 from ale.versions import deprecated_form, mismatch, warn_deprecated
 
 OWN_PACKAGES = {
-    ("sandbox", "local"): "ale-plugin-local", ("engine", "torch"): "ale-plugin-engine-torch",
+    ("sandbox", "local"): "ale-plugin-local", ("sandbox", "docker"): "ale-plugin-docker",
+    ("sandbox", "podman"): "ale-plugin-podman", ("engine", "torch"): "ale-plugin-engine-torch",
     ("engine", "scripted"): "ale-plugin-scripted", ("trainer", "torch"): "ale-plugin-trainer-torch",
     ("algorithm", "ipa"): "ale-plugin-ipa", ("algorithm", "sft"): "ale-plugin-sft",
     ("scaffold", "iflow"): "ale-plugin-iflow", ("reward", "tests"): "ale-plugin-tests",

@@ -96,9 +96,15 @@ class Episodes:
         task = request.task
         began = mark = time.monotonic()
         provider = self.provider.of(task, request.group).driver
-        limited = self.needs.limits_given or "limits" in provider.capabilities
+        resources = self.needs.resources
+        if not self.needs.limits_given:
+            # Defaults: for providers that can keep them; the files of an image of the task's own lie where no size is.
+            limited = "limits" in provider.capabilities
+            resources = (
+                resources.model_copy(update={"disk_mib": None} if task.image else {}) if limited else Resources()
+            )
         spec = SandboxSpec(
-            image=task.image, resources=self.needs.resources if limited else Resources(), network=self.needs.network, env=dict(task.env),
+            image=task.image, resources=resources, network=self.needs.network, env=dict(task.env),
             files={path: text.encode() for path, text in task.files.items()},
             labels={**self.labels, "episode": session.id},
         )  # fmt: skip

@@ -1,0 +1,436 @@
+"""Sandboxes that are containers of an engine on this machine. What differs between engines is an `Engine`.
+
+1. A container's first process is the resident, brought along with a Python of its own (`bundle.py`), so that an image needs
+   nothing but a shell. It connects to a Unix socket that this process listens on; commands and files go that way, some
+   twenty times faster than through an engine's API.
+2. The container ends when that connection does, and the engine removes it then: an owner that was killed leaves nothing.
+3. No network unless it was asked for, no new privileges, no capability but those with which the resident becomes the agent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import re
+import secrets
+import socket
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from pydantic import Field
+
+from ale.errors import ConfigError, SandboxError
+from ale.specs.driver import DriverContext, PluginConfig
+from ale.specs.sandbox import Resources, SandboxInfo, SandboxProvider, SandboxSpec, SandboxStats
+from ale_resident import bundle
+from ale_resident.channel import Channel
+from ale_resident.image import BASE, TAG, image_tar
+from ale_resident.owner import new_base, reclaim_bases, remove_folder, start_time, state_folder
+from ale_resident.sandbox import ResidentSandbox
+
+log = logging.getLogger("ale.sandbox.container")
+
+LABEL, OWNER, CREATED, USER_LABEL = "ale.sandbox", "ale.owner", "ale.created", "ale.label."
+DEFAULT_IMAGE = f"{BASE}:{TAG}"
+RESIDENT_CAPS = ("CHOWN", "DAC_OVERRIDE", "KILL", "SETGID", "SETUID")
+ROOT_CAPS = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "SETGID", "SETPCAP", "SETUID", "SYS_CHROOT")
+"""What an agent that is root may have: enough for package managers, nothing that reaches beyond the container."""
+LIMITS = "RLIMIT_CORE=0 RLIMIT_NOFILE=4096"
+"""Of each command: no core dumps, so many open files."""
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+
+
+class ContainerConfig(PluginConfig):
+    """Settings that container providers share."""
+
+    image: str | None = Field(
+        None, description="Image of sandboxes that ask for none; null: a small one, made of this machine's programs."
+    )
+    user: str = Field(
+        "agent",
+        pattern="^(agent|root)$",
+        description="Who commands run as: agent, an unprivileged user; or root, for images whose files belong to root.",
+    )
+    shell: str | None = Field(None, description="Shell of the commands; null: bash where the image has it, else sh.")
+    defaults: Resources = Field(
+        Resources(memory_mib=2048, pids=512), description="Limits where a sandbox's own are null."
+    )
+    starts_at_once: int = Field(4, gt=0, description="Containers that are started at the same time; more wait.")
+    start_timeout_s: float = Field(60.0, gt=0, description="Seconds in which a container must be ready.")
+    pull: bool = Field(True, description="Pull images that are missing.")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A container to create."""
+
+    name: str
+    image: str
+    command: list[str]
+    labels: Mapping[str, str]
+    mounts: tuple[tuple[str, str, bool], ...]
+    """(path here, path inside, writable)."""
+    network: bool
+    resources: Resources
+    capabilities: tuple[str, ...]
+    in_memory: tuple[str, ...] = ()
+    """Folders that are file systems in memory of `resources.disk_mib` each; the rest is then read-only."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """A container that there is."""
+
+    name: str
+    labels: Mapping[str, str]
+    running: bool
+
+
+class Engine(ABC):
+    """The few calls of a container engine. All raise `SandboxError` where the engine fails."""
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    async def open(self) -> None:
+        """Connect. Raises `ConfigError`, with what to start or install, where the engine does not answer."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Disconnect. Idempotent."""
+
+    @abstractmethod
+    async def create(self, plan: Plan) -> None:
+        """Create a container that the engine removes when it ends. `SandboxError` where the name is taken."""
+
+    @abstractmethod
+    async def start(self, name: str) -> None:
+        """Start it."""
+
+    @abstractmethod
+    async def remove(self, name: str) -> None:
+        """Kill and remove it. Idempotent; returns when it is gone."""
+
+    @abstractmethod
+    async def containers(self) -> list[Found]:
+        """All that carry the label `LABEL`."""
+
+    @abstractmethod
+    async def has_image(self, image: str) -> bool:
+        """Whether the image is here."""
+
+    @abstractmethod
+    async def pull(self, image: str) -> None:
+        """Fetch it from its registry."""
+
+    @abstractmethod
+    async def import_image(self, image: str, tar: bytes) -> None:
+        """Make an image of a root file system."""
+
+    @abstractmethod
+    async def commit(self, name: str, image: str) -> None:
+        """Keep a container's file system as an image."""
+
+    @abstractmethod
+    async def remove_image(self, image: str) -> None:
+        """Remove it. Idempotent."""
+
+    @abstractmethod
+    async def logs(self, name: str) -> str:
+        """What its first process has said; empty where it is gone."""
+
+    @abstractmethod
+    async def stats(self, name: str) -> SandboxStats:
+        """What it uses now."""
+
+
+class ContainerSandbox(ResidentSandbox):
+    """A container of this process. Made by `ContainerProvider.start_sandbox`."""
+
+    def __init__(
+        self, spec: SandboxSpec, name: str, channel: Channel, engine: Engine,
+        on_stopped: Callable[[ContainerSandbox], None], in_memory: bool,
+    ) -> None:  # fmt: skip
+        super().__init__(name, spec, channel, on_stopped)
+        self.engine = engine
+        self.in_memory = in_memory
+        self.own_snapshots: set[str] = set()
+
+    async def stats(self) -> SandboxStats:
+        if self.channel.closed.is_set():
+            raise self.channel.error()
+        return await self.engine.stats(self.id)
+
+    async def snapshot(self, name: str | None = None) -> str:
+        """Keep the file system as an image. Processes are not kept, nor what lies in memory (/dev/shm)."""
+        if self.channel.closed.is_set():
+            raise self.channel.error()
+        if self.in_memory:
+            raise ConfigError(
+                f"The sandbox {self.id} cannot make snapshots: with disk_mib its files lie in memory. "
+                "Set needs.resources.disk_mib to null."
+            )
+        image = f"ale-snapshot:{name or secrets.token_hex(8)}"
+        await self.engine.commit(self.id, image)
+        if name is None:
+            self.own_snapshots.add(image)
+        return image
+
+    async def take_away(self) -> None:
+        """The container ends with its connection; see that it is gone."""
+        await self.engine.remove(self.id)
+
+
+class ContainerProvider(SandboxProvider):
+    """Starts containers. Made whole by a class that names its engine."""
+
+    Config: ClassVar[type[PluginConfig]] = ContainerConfig
+    capabilities: ClassVar[frozenset[str]] = frozenset({
+        "images", "users", "isolated", "limits", "network_none", "network_full", "snapshot",
+    })  # fmt: skip
+    config: ContainerConfig
+
+    def __init__(self, config: ContainerConfig, context: DriverContext) -> None:
+        super().__init__(config, context)
+        self.engine = self.make_engine()
+        self.sandboxes: dict[str, ContainerSandbox] = {}
+        self.base: Path | None = None
+        self.snapshots: set[str] = set()
+        self._starts = asyncio.Semaphore(config.starts_at_once)
+
+    @classmethod
+    def provides(cls, config: ContainerConfig) -> frozenset[str]:
+        """An agent that is root is not told apart from the tests' user."""
+        return cls.capabilities - ({"users"} if config.user == "root" else set())
+
+    @abstractmethod
+    def make_engine(self) -> Engine:
+        """The engine, not connected yet."""
+
+    # --- lifetime
+
+    async def start(self) -> None:
+        """Connect, remove what dead owners left, write the bundle."""
+        await self.engine.open()
+        for found in await self.engine.containers():
+            if not owned(found):
+                await self.engine.remove(found.name)
+        self.base = await asyncio.to_thread(self._prepare)
+        self.capabilities = self.provides(self.config)  # type: ignore[misc]
+
+    def _prepare(self) -> Path:
+        folder = state_folder(self.engine.name.lower())
+        reclaim_bases(folder)
+        base = new_base(folder)
+        (base / "bundle").mkdir()
+        bundle.make_bundle(base / "bundle")
+        return base
+
+    async def close(self) -> None:
+        """Stop all sandboxes, remove the snapshots that nobody gave a name."""
+        try:
+            await asyncio.gather(*(sandbox.stop() for sandbox in list(self.sandboxes.values())))
+            for image in self.snapshots:
+                await self.engine.remove_image(image)
+        finally:
+            self.snapshots.clear()
+            await self.engine.close()
+            base, self.base = self.base, None
+            if base is not None:
+                await asyncio.to_thread(remove_folder, base)
+
+    # --- sandboxes
+
+    async def start_sandbox(self, spec: SandboxSpec) -> ContainerSandbox:
+        base = self.base
+        if base is None:
+            raise SandboxError(f"The {self.engine.name} provider is not running; use it inside `async with provider:`.")
+        self.check(spec)
+        name = spec.id or f"ale-{secrets.token_hex(6)}"
+        image = spec.from_snapshot or spec.image or self.config.image or DEFAULT_IMAGE
+        async with self._starts:
+            await self.have_image(image, snapshot=spec.from_snapshot is not None)
+            return await self._started(spec, name, image, base)
+
+    async def _started(self, spec: SandboxSpec, name: str, image: str, base: Path) -> ContainerSandbox:
+        control, limits = base / name, self.resources(spec)
+        try:
+            control.mkdir(mode=0o700)
+        except FileExistsError:
+            raise SandboxError(f"There is a sandbox {name} already; choose another id, or remove it.") from None
+        plan = Plan(
+            name, image, bundle.bundled_command(base / "bundle"), self.labels(spec, name),
+            ((str(base / "bundle"), bundle.PLACE, False), (str(control), bundle.CONTROL, True)),
+            spec.network == "full", limits, RESIDENT_CAPS if self.config.user == "agent" else ROOT_CAPS,
+            self.in_memory(spec, image, limits),
+        )  # fmt: skip
+        created = False
+        sandbox: ContainerSandbox | None = None
+        try:
+            with listener(control / "socket") as waiting:
+                creating = asyncio.ensure_future(self.engine.create(plan))
+                try:
+                    await asyncio.shield(creating)
+                except asyncio.CancelledError:
+                    await asyncio.wait([creating])
+                    created = creating.exception() is None
+                    raise
+                created = True
+                await self.engine.start(name)
+                channel = await self._connection(name, waiting)
+            sandbox = ContainerSandbox(spec, name, channel, self.engine, self.forget, bool(plan.in_memory))
+            self.sandboxes[name] = sandbox
+            await sandbox.set_up(self.constants(spec, name), spec.files)
+            return sandbox
+        except BaseException:
+            if sandbox is not None:
+                await sandbox.stop()
+            elif created:
+                await asyncio.shield(asyncio.ensure_future(self.engine.remove(name)))
+            raise
+        finally:
+            remove_folder(control)
+
+    async def _connection(self, name: str, waiting: socket.socket) -> Channel:
+        """The connection of the resident, once it stands."""
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(self.config.start_timeout_s):
+                sock, _ = await loop.sock_accept(waiting)
+        except TimeoutError:
+            said = (await self.engine.logs(name)).strip()
+            raise SandboxError(
+                f"The container {name} was not ready within {self.config.start_timeout_s:g} s."
+                f"{f' It said: {said[-1000:]}' if said else ''}"
+            ) from None
+        return await Channel.open(name, sock)
+
+    async def have_image(self, image: str, *, snapshot: bool = False) -> None:
+        """See that an image is there. Raises `ConfigError` with what to do where it is not."""
+        if await self.engine.has_image(image):
+            return
+        if image == DEFAULT_IMAGE:
+            log.info("Making the image %s of this machine's programs.", image)
+            await self.engine.import_image(image, await asyncio.to_thread(image_tar, False))
+            return
+        if snapshot:
+            raise ConfigError(f"There is no snapshot {image} in {self.engine.name}; it was removed, or made elsewhere.")
+        if self.config.pull:
+            try:
+                await self.engine.pull(image)
+                if await self.engine.has_image(image):
+                    return
+                raise SandboxError("the engine tried, and has none.")
+            except SandboxError as error:
+                raise ConfigError(
+                    f"{self.engine.name} has no image {image}, and it cannot be pulled: {error} {self.how_to_get(image)}"
+                ) from error
+        raise ConfigError(f"{self.engine.name} has no image {image}. {self.how_to_get(image)}")
+
+    def how_to_get(self, image: str) -> str:
+        """What a user can do about an image that is not there."""
+        tool = self.engine.name.lower()
+        return (
+            f"Build it (`{tool} build -t {image} FOLDER`), import it (`{tool} load -i FILE`), or leave the image out: the "
+            f"default one, {DEFAULT_IMAGE}, is made of this machine's programs (`ale sandbox image build`)."
+        )
+
+    def check(self, spec: SandboxSpec) -> None:
+        """Refuse what cannot be given. Raises `ConfigError`."""
+        if spec.network not in ("none", "full"):
+            raise ConfigError(
+                f"The {self.engine.name} provider has no network policy '{spec.network}'; set needs.network to none or full."
+            )
+        if spec.id is not None and not NAME.fullmatch(spec.id):
+            raise ConfigError(f"A sandbox cannot be named {spec.id!r}; use up to 64 letters, digits, '-', '_' and '.'.")
+        if not spec.workdir.startswith("/") or ".." in spec.workdir.split("/") or spec.workdir.strip("/") == "":
+            raise ConfigError(f"The sandbox's workdir {spec.workdir!r} must be an absolute path, such as /workspace.")
+
+    def resources(self, spec: SandboxSpec) -> Resources:
+        """The limits of a sandbox, the provider's own where it names none."""
+        own = {name: value for name, value in spec.resources if value is not None}
+        return Resources(**{**self.config.defaults.model_dump(), **own})
+
+    def in_memory(self, spec: SandboxSpec, image: str, limits: Resources) -> tuple[str, ...]:
+        """The folders that can be written to, where the disk is limited: engines seldom can limit a container's layer."""
+        if limits.disk_mib is None:
+            return ()
+        if image != DEFAULT_IMAGE:
+            raise ConfigError(
+                f"The files of the image {image} lie in a layer that {self.engine.name} does not limit, so disk_mib "
+                f"{limits.disk_mib} cannot be met; set needs.resources.disk_mib to null."
+            )
+        home = "/home/agent" if self.config.user == "agent" else "/root"
+        return (spec.workdir, home, "/tmp", "/var/tmp")
+
+    def labels(self, spec: SandboxSpec, name: str) -> dict[str, str]:
+        """What the engine keeps with a container: what it is, whose it is, and the run's own labels."""
+        import time
+
+        own = {f"{USER_LABEL}{key}": value for key, value in {**self.context.labels, **spec.labels}.items()}
+        return {LABEL: name, OWNER: f"{os.getpid()}-{start_time(os.getpid())}", CREATED: repr(time.time()), **own}
+
+    def constants(self, spec: SandboxSpec, name: str) -> list[bytes]:
+        """What the resident has to know (see `Resident.set_up`)."""
+        several = self.config.user == "agent"
+        env = {
+            "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+            "HOME": "/home/agent" if several else "/root", "TMPDIR": "/tmp", "LANG": "C.UTF-8",
+            "USER": "agent" if several else "root", **spec.env, "ALE_SANDBOX": name,
+        }  # fmt: skip
+        fields = ["users" if several else "root", spec.workdir, self.config.shell or "", LIMITS, "make"]
+        return [os.fsencode(text) for text in (*fields, *(f"{key}={value}" for key, value in env.items()))]
+
+    def forget(self, sandbox: ContainerSandbox) -> None:
+        """A sandbox has been stopped; its snapshots are there until the provider closes."""
+        self.sandboxes.pop(sandbox.id, None)
+        self.snapshots |= sandbox.own_snapshots
+
+    # --- what others started
+
+    async def list(self) -> list[SandboxInfo]:
+        return [
+            SandboxInfo(
+                found.labels[LABEL],
+                {key.removeprefix(USER_LABEL): value for key, value in found.labels.items() if key.startswith(USER_LABEL)},
+                float(found.labels.get(CREATED, "0")), found.running,
+            )
+            for found in await self.engine.containers()
+        ]  # fmt: skip
+
+    async def remove(self, sandbox_id: str) -> None:
+        if sandbox_id in self.sandboxes:
+            await self.sandboxes[sandbox_id].stop()
+        elif any(found.name == sandbox_id for found in await self.engine.containers()):
+            await self.engine.remove(sandbox_id)
+
+
+class listener:
+    """A listening Unix socket at a path of any length; gone when the block ends."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+
+    def __enter__(self) -> socket.socket:
+        folder = os.open(self.path.parent, os.O_PATH)
+        try:
+            self.sock.bind(f"/proc/self/fd/{folder}/{self.path.name}")  # a path may be too long for a socket
+        finally:
+            os.close(folder)
+        self.sock.listen(1)
+        self.sock.setblocking(False)
+        return self.sock
+
+    def __exit__(self, *exc: object) -> None:
+        self.sock.close()
+
+
+def owned(found: Found) -> bool:
+    """Whether the process that started a container runs."""
+    pid, _, started = found.labels.get(OWNER, "").partition("-")
+    return pid.isdigit() and started.isdigit() and start_time(int(pid)) == int(started) != 0

@@ -1,0 +1,179 @@
+"""Docker Engine through aiodocker."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import aiodocker
+import aiohttp
+
+from ale.errors import ConfigError, SandboxError
+from ale.specs.sandbox import SandboxStats
+from ale_resident.container import LABEL, Engine, Found, Plan
+
+GONE, CONFLICT = 404, 409
+PIDS_MAX, MIB = 4096, 1 << 20
+
+
+class DockerEngine(Engine):
+    """One connection pool to the engine."""
+
+    name = "Docker"
+
+    def __init__(self, url: str | None, runtime: str | None) -> None:
+        self._url, self._runtime = url, runtime
+        self._client: aiodocker.Docker | None = None
+
+    @property
+    def client(self) -> aiodocker.Docker:
+        """The open client."""
+        if self._client is None:
+            raise SandboxError("The connection to Docker is closed.")
+        return self._client
+
+    async def open(self) -> None:
+        try:
+            self._client = aiodocker.Docker(url=self._url)
+            async with asyncio.timeout(20):
+                await self._client.version()
+        except (OSError, ValueError, TimeoutError, aiodocker.DockerError, aiohttp.ClientError) as error:
+            await self.close()
+            where = f" at {self._url}" if self._url else ""
+            raise ConfigError(
+                f"The Docker Engine{where} does not answer ({str(error) or type(error).__name__}); start it "
+                "(`systemctl start docker`, or `dockerd`), see that this user may use it, or choose sandbox: local."
+            ) from error
+
+    async def close(self) -> None:
+        client, self._client = self._client, None
+        if client is not None:
+            await client.close()
+
+    async def create(self, plan: Plan) -> None:
+        limits = plan.resources
+        host: dict[str, Any] = {
+            "AutoRemove": True,
+            "NetworkMode": "bridge" if plan.network else "none",
+            "CapDrop": ["ALL"],
+            "CapAdd": list(plan.capabilities),
+            "SecurityOpt": ["no-new-privileges:true"],
+            "Mounts": [
+                {"Type": "bind", "Source": source, "Target": target, "ReadOnly": not writable}
+                for source, target, writable in plan.mounts
+            ],
+            "PidsLimit": limits.pids or PIDS_MAX,
+            "LogConfig": {"Type": "json-file", "Config": {"max-size": "1m", "max-file": "1"}},
+        }
+        if limits.memory_mib is not None:
+            host |= {"Memory": limits.memory_mib * MIB, "MemorySwap": limits.memory_mib * MIB}
+        if limits.cpus is not None:
+            host["NanoCpus"] = int(limits.cpus * 1e9)
+        if plan.in_memory:
+            host["ReadonlyRootfs"] = True
+            host["Tmpfs"] = {path: f"size={limits.disk_mib}m,mode=1777,exec,nosuid,nodev" for path in plan.in_memory}
+        if self._runtime is not None:
+            host["Runtime"] = self._runtime
+        config: dict[str, Any] = {
+            "Image": plan.image,
+            "Entrypoint": plan.command[:1],
+            "Cmd": plan.command[1:],
+            "Labels": dict(plan.labels),
+            "User": "0:0",
+            "WorkingDir": "/",
+            "HostConfig": host,
+            "Hostname": "sandbox",
+        }
+        async with said(f"create the container {plan.name}"):
+            await self.client.containers.create(config, name=plan.name)
+
+    async def start(self, name: str) -> None:
+        async with said(f"start the container {name}"):
+            await self.client.containers.container(name).start()
+
+    async def remove(self, name: str) -> None:
+        container = self.client.containers.container(name)
+        for _ in range(200):
+            try:
+                await container.delete(force=True)
+                return
+            except aiodocker.DockerError as error:
+                if error.status == GONE:
+                    return
+                if error.status != CONFLICT:  # it is being removed already, because it has ended
+                    raise SandboxError(f"Docker could not remove the container {name}: {error.message}") from error
+            except aiohttp.ClientError as error:
+                raise SandboxError(f"Docker could not remove the container {name}: {error}") from error
+            await asyncio.sleep(0.01)
+
+    async def containers(self) -> list[Found]:
+        filters = json.dumps({"label": [LABEL]})
+        async with said("list containers"):
+            listed = await self.client.containers.list(all=True, filters=filters)
+        return [
+            Found(str(c["Names"][0]).lstrip("/"), dict(c["Labels"]), c["State"] == "running")
+            for c in listed
+            if c["Names"] and c["State"] != "removing"
+        ]
+
+    async def has_image(self, image: str) -> bool:
+        try:
+            await self.client.images.inspect(image)
+        except aiodocker.DockerError as error:
+            if error.status == GONE:
+                return False
+            raise SandboxError(f"Docker could not look for the image {image}: {error.message}") from error
+        return True
+
+    async def pull(self, image: str) -> None:
+        async with said(f"pull the image {image}"):
+            await self.client.images.pull(image)
+
+    async def import_image(self, image: str, tar: bytes) -> None:
+        name, _, tag = image.partition(":")
+        async with (
+            said(f"import the image {image}"),
+            self.client._query(
+                "images/create", "POST", params={"fromSrc": "-", "repo": name, "tag": tag or "latest"}, data=tar,
+                headers={"Content-Type": "application/x-tar"},
+            ) as response,
+        ):  # fmt: skip
+            await response.read()
+
+    async def commit(self, name: str, image: str) -> None:
+        repository, _, tag = image.partition(":")
+        async with said(f"keep the container {name} as {image}"):
+            await self.client.containers.container(name).commit(repository=repository, tag=tag)
+
+    async def remove_image(self, image: str) -> None:
+        with suppress(aiodocker.DockerError):
+            await self.client.images.delete(image, force=True)
+
+    async def logs(self, name: str) -> str:
+        with suppress(aiodocker.DockerError, aiohttp.ClientError):
+            return "".join(await self.client.containers.container(name).log(stdout=True, stderr=True, tail=50))
+        return ""
+
+    async def stats(self, name: str) -> SandboxStats:
+        async with (
+            said(f"measure the container {name}"),
+            self.client._query(f"containers/{name}/stats", params={"stream": "false", "one-shot": "true"}) as response,
+        ):
+            found = await response.json()
+        memory, cpu, pids = found.get("memory_stats", {}), found.get("cpu_stats", {}), found.get("pids_stats", {})
+        used = cpu.get("cpu_usage", {}).get("total_usage")
+        return SandboxStats(memory.get("usage"), None if used is None else used / 1e9, pids.get("current"))
+
+
+@asynccontextmanager
+async def said(what: str) -> AsyncIterator[None]:
+    """Docker's errors as `SandboxError`."""
+    try:
+        yield
+    except aiodocker.DockerError as error:
+        raise SandboxError(f"Docker could not {what}: {error.message}") from error
+    except (aiohttp.ClientError, OSError) as error:
+        raise SandboxError(f"Docker could not {what}: {str(error) or type(error).__name__}") from error

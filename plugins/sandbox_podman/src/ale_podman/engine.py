@@ -1,0 +1,207 @@
+"""The Podman service through podman-py, whose calls block: each runs in a thread."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any, TypeVar
+
+import podman
+import requests
+from podman.errors import APIError, PodmanError
+
+from ale.errors import ConfigError, SandboxError
+from ale.specs.sandbox import SandboxStats
+from ale_resident.container import LABEL, Engine, Found, Plan
+
+T = TypeVar("T")
+MIB, PIDS_MAX, PERIOD_US = 1 << 20, 4096, 100_000
+THREADS = 8
+
+
+class PodmanEngine(Engine):
+    """One client, used by a few threads."""
+
+    name = "Podman"
+
+    def __init__(self, url: str | None) -> None:
+        self._url = url
+        self._client: podman.PodmanClient | None = None
+        self._threads: ThreadPoolExecutor | None = None
+
+    async def _do(self, what: str, work: Callable[[Any], T]) -> T:
+        """A blocking call. Raises `SandboxError` that says what could not be done."""
+        client, threads = self._client, self._threads
+        if client is None or threads is None:
+            raise SandboxError("The connection to Podman is closed.")
+        try:
+            return await asyncio.get_running_loop().run_in_executor(threads, work, client)
+        except (PodmanError, requests.RequestException, OSError, ValueError) as error:
+            raise SandboxError(f"Podman could not {what}: {explained(error)}") from error
+
+    async def open(self) -> None:
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="podman")
+        try:
+            self._client = podman.PodmanClient(base_url=self._url or where(), max_pool_size=THREADS, timeout=600)
+            async with asyncio.timeout(20):
+                await self._do("answer", lambda client: client.version())
+        except (SandboxError, TimeoutError, ValueError) as error:
+            await self.close()
+            raise ConfigError(
+                f"The Podman service at {self._url or where()} does not answer ({str(error) or type(error).__name__}); start it "
+                "(`podman system service --time=0 URL &`, or `systemctl --user start podman.socket`), name its URL with "
+                "sandbox.url, or choose sandbox: local."
+            ) from error
+
+    async def close(self) -> None:
+        client, self._client = self._client, None
+        threads, self._threads = self._threads, None
+        if threads is not None:
+            threads.shutdown(wait=False)
+        if client is not None:
+            client.close()  # type: ignore[no-untyped-call]
+
+    async def create(self, plan: Plan) -> None:
+        limits, options = plan.resources, ["mode=1777", "exec", "nosuid", "nodev"]
+        held: dict[str, Any] = {"pids": {"limit": limits.pids or PIDS_MAX}}
+        if limits.memory_mib is not None:
+            held["memory"] = {"limit": limits.memory_mib * MIB, "swap": limits.memory_mib * MIB}
+        if limits.cpus is not None:
+            held["cpu"] = {"quota": int(limits.cpus * PERIOD_US), "period": PERIOD_US}
+        spec = {
+            "name": plan.name,
+            "image": plan.image,
+            "entrypoint": plan.command[:1],
+            "command": plan.command[1:],
+            "labels": dict(plan.labels),
+            "user": "0:0",
+            "work_dir": "/",
+            "hostname": "sandbox",
+            "remove": True,
+            "systemd": "false",
+            "netns": {"nsmode": "bridge" if plan.network else "none"},
+            "cap_drop": ["ALL"],
+            "cap_add": [f"CAP_{name}" for name in plan.capabilities],
+            "no_new_privileges": True,
+            "resource_limits": held,
+            "mounts": [
+                {
+                    "type": "bind",
+                    "source": source,
+                    "destination": target,
+                    "options": ["rbind", "rw" if writable else "ro"],
+                }
+                for source, target, writable in plan.mounts
+            ]
+            + [
+                {"type": "tmpfs", "destination": p, "options": [*options, f"size={limits.disk_mib}m"]}
+                for p in plan.in_memory
+            ],
+            "read_only_filesystem": bool(plan.in_memory),
+        }
+
+        def work(client: Any) -> None:
+            response = client.api.post(
+                "/containers/create", data=json.dumps(spec), headers={"Content-Type": "application/json"}
+            )
+            response.raise_for_status()
+
+        await self._do(f"create the container {plan.name}", work)
+
+    async def start(self, name: str) -> None:
+        await self._do(
+            f"start the container {name}", lambda c: c.api.post(f"/containers/{name}/start").raise_for_status()
+        )
+
+    async def remove(self, name: str) -> None:
+        def work(client: Any) -> None:
+            response = client.api.delete(f"/containers/{name}", params={"force": True, "timeout": 0, "v": True})
+            if response.status_code != 404:
+                response.raise_for_status()
+
+        for attempt in range(50):
+            try:
+                return await self._do(f"remove the container {name}", work)
+            except SandboxError:
+                if attempt == 49:
+                    raise
+                await asyncio.sleep(0.05)  # it is being removed already, because it has ended
+
+    async def containers(self) -> list[Found]:
+        def work(client: Any) -> list[Found]:
+            response = client.api.get(
+                "/containers/json", params={"all": True, "filters": json.dumps({"label": [LABEL]})}
+            )
+            response.raise_for_status()
+            return [
+                Found(c["Names"][0], dict(c["Labels"] or {}), c["State"] == "running")
+                for c in response.json()
+                if c["Names"] and c["State"] not in ("removing", "stopping")
+            ]
+
+        return await self._do("list containers", work)
+
+    async def has_image(self, image: str) -> bool:
+        return await self._do(f"look for the image {image}", lambda client: bool(client.images.exists(image)))
+
+    async def pull(self, image: str) -> None:
+        await self._do(f"pull the image {image}", lambda client: client.images.pull(image))
+
+    async def import_image(self, image: str, tar: bytes) -> None:
+        def work(client: Any) -> None:
+            response = client.api.post(
+                "/images/import", params={"reference": f"localhost/{image}"}, data=tar,
+                headers={"Content-Type": "application/x-tar"},
+            )  # fmt: skip
+            response.raise_for_status()
+
+        await self._do(f"import the image {image}", work)
+
+    async def commit(self, name: str, image: str) -> None:
+        repository, _, tag = image.partition(":")
+
+        def work(client: Any) -> None:
+            params = {"container": name, "repo": repository, "tag": tag, "pause": True}
+            client.api.post("/commit", params=params).raise_for_status()
+
+        await self._do(f"keep the container {name} as {image}", work)
+
+    async def remove_image(self, image: str) -> None:
+        with suppress(SandboxError):
+            await self._do(f"remove the image {image}", lambda client: client.images.remove(image, force=True))
+
+    async def logs(self, name: str) -> str:
+        def work(client: Any) -> str:
+            lines = client.containers.get(name).logs(stdout=True, stderr=True, tail=50)
+            return b"".join([lines] if isinstance(lines, bytes) else lines).decode("utf-8", "replace")
+
+        with suppress(SandboxError):
+            return await self._do(f"read the log of {name}", work)
+        return ""
+
+    async def stats(self, name: str) -> SandboxStats:
+        def work(client: Any) -> SandboxStats:
+            response = client.api.get("/containers/stats", params={"containers": name, "stream": False})
+            response.raise_for_status()
+            (found, *_) = response.json()["Stats"] or [{}]
+            cpu = found.get("CPUNano")
+            return SandboxStats(found.get("MemUsage"), None if cpu is None else cpu / 1e9, found.get("PIDs"))
+
+        return await self._do(f"measure the container {name}", work)
+
+
+def where() -> str:
+    """Where this user's service usually listens."""
+    return (
+        "unix:///run/podman/podman.sock" if os.getuid() == 0 else f"unix:///run/user/{os.getuid()}/podman/podman.sock"
+    )
+
+
+def explained(error: Exception) -> str:
+    """What the service said."""
+    said = getattr(error, "explanation", None) if isinstance(error, APIError) else None
+    return str(said or error) or type(error).__name__
