@@ -30,7 +30,7 @@ $(STAMP): Makefile core/pyproject.toml $(wildcard libs/*/pyproject.toml plugins/
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) '$(TORCH)'
 	$(BIN)/pip install --quiet $(foreach p,$(PACKAGES),--editable ./$(p)) \
-	  build editables hatchling httpx hypothesis jsonschema mkdocs-material 'mkdocstrings[python]' mypy pytest 'pytest-asyncio>=0.24' pytest-timeout ruff \
+	  build editables hatchling httpx hypothesis jsonschema mkdocs-material 'mkdocstrings[python]' mypy pytest 'pytest-asyncio>=0.24' pytest-timeout pytest-xdist ruff \
 	  tensorboard twine types-PyYAML
 	@touch $@
 
@@ -38,7 +38,7 @@ quickstart: install  ## Train a tiny agent end to end (under 5 minutes on 2 core
 	$(BIN)/ale run examples/quickstart.yaml
 
 test: lint typecheck  ## Run ruff, mypy and all tests
-	$(BIN)/pytest -q
+	$(BIN)/pytest -q -n 2 --dist loadfile
 
 lint: install  ## ruff
 	$(BIN)/ruff check $(SOURCES)

@@ -10,11 +10,13 @@ import subprocess
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from ale_command import ALE, TINY, ale
 
 from ale.store import RunStore
+from ale_resident.owner import start_time
 
 STATE = Path(tempfile.gettempdir()) / f"ale-local-{os.geteuid()}"
 
@@ -28,37 +30,32 @@ def start(folder: Path) -> subprocess.Popen[str]:
     )
 
 
-def residents() -> set[int]:
-    """Processes of sandboxes on this machine, whoever owns them."""
-    found = set()
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                command = (entry / "cmdline").read_bytes()
-            except OSError:
-                continue
-            if b"ale_local" in command or b"resident" in command:
-                found.add(int(entry.name))
-    return found
-
-
-def leftovers(owner: int) -> list[str]:
-    """Records of sandboxes that this owner has left in the state folder."""
-    names = []
+def records(owner: int) -> list[dict[str, Any]]:
+    """What the state folder holds of this owner's sandboxes."""
+    found = []
     for record in STATE.glob("*.json") if STATE.is_dir() else ():
         try:
             data = json.loads(record.read_text())
         except (OSError, ValueError):
             continue
-        if owner in (data.get("owner"), data.get("owner_pid")):
-            names.append(record.name)
-    return names
+        if data.get("owner_pid") == owner:
+            found.append(data)
+    return found
+
+
+def residents(owner: int) -> set[tuple[int, int]]:
+    """The processes of this owner's sandboxes: pid and start time. Those of other tests do not count."""
+    return {(r["pid"], r["start_time"]) for r in records(owner) if r["pid"]}
+
+
+def alive(processes: set[tuple[int, int]]) -> set[tuple[int, int]]:
+    """Those that still run."""
+    return {(pid, started) for pid, started in processes if start_time(pid) == started}
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("moment", range(3))
 def test_a_signal_ends_a_run_cleanly(tmp_path: Path, number: signal.Signals, moment: int) -> None:
-    before = residents()
     run = start(tmp_path)
     database = tmp_path / "run" / "run.db"
     deadline = time.monotonic() + 120
@@ -66,13 +63,14 @@ def test_a_signal_ends_a_run_cleanly(tmp_path: Path, number: signal.Signals, mom
         time.sleep(0.05)
     # From the first sandbox to the middle of reinforcement learning.
     time.sleep(random.Random(moment).uniform(0, 0.5) + 5.0 * moment)
+    mine = residents(run.pid)
     run.send_signal(number)
     output, _ = run.communicate(timeout=60)
     assert run.returncode == 128 + number, output
     assert "Traceback" not in output
     assert f"interrupted by {number.name}" in output
-    assert not residents() - before
-    assert not leftovers(run.pid)
+    assert not alive(mine)
+    assert not records(run.pid)
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["status"] == "interrupted"
     with RunStore.open(tmp_path / "run") as store:
@@ -81,7 +79,6 @@ def test_a_signal_ends_a_run_cleanly(tmp_path: Path, number: signal.Signals, mom
 
 
 def test_kill_9_loses_no_finished_rollout_and_the_next_start_cleans_up(tmp_path: Path) -> None:
-    before = residents()
     run = start(tmp_path)
     database = tmp_path / "run" / "run.db"
     deadline = time.monotonic() + 120
@@ -91,15 +88,18 @@ def test_kill_9_loses_no_finished_rollout_and_the_next_start_cleans_up(tmp_path:
                 if store.count() >= 10:
                     break
         time.sleep(0.1)
+    mine = residents(run.pid)
+    assert mine
     os.kill(run.pid, signal.SIGKILL)
     run.wait(timeout=30)
     with RunStore.open(tmp_path / "run") as store:
         kept = list(store.trajectories())
     assert len(kept) >= 10
     deadline = time.monotonic() + 20
-    while residents() - before and time.monotonic() < deadline:
+    mine |= residents(run.pid)
+    while alive(mine) and time.monotonic() < deadline:
         time.sleep(0.1)
-    assert not residents() - before, "sandboxes die with their owner"
+    assert not alive(mine), "sandboxes die with their owner"
     assert ale("run", tmp_path / "run.yaml", "--out", tmp_path / "next", "rl=null", "sft.steps=1").returncode == 0
-    assert not leftovers(run.pid), "the next start reclaims what the killed one could not"
+    assert not records(run.pid), "the next start reclaims what the killed one could not"
     assert ale("report", tmp_path / "run").returncode == 0

@@ -107,7 +107,7 @@ def test_describe_tells_every_key_of_the_run_and_of_a_plugin() -> None:
         (["run", "run.yaml", "rl.stepz=1"], "error: rl.stepz: there is no such key. Did you mean 'steps'?"),
         (["run", "run.yaml", "rl.steps"], "error: The override 'rl.steps' must look like key=value"),
         (["config", "describe", "sandbx"], "error: There is no kind of plugin 'sandbx'. Did you mean 'sandbox'?"),
-        (["config", "describe", "sandbox"], "error: Which sandbox plugin? Installed: local"),
+        (["config", "describe", "sandbox"], "error: Which sandbox plugin? Installed: docker, local, podman."),
         (["config", "describe", "sandbox", "lokal"], "error: sandbox: there is no sandbox plugin 'lokal'."),
         (["plugins", "list", "--kind", "x"], "error: There is no kind of plugin 'x'."),
         (["rnu"], "No such command 'rnu'."),
