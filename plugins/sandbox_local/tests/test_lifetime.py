@@ -162,7 +162,7 @@ async def test_a_claim_that_was_never_filled_in_is_reclaimed_later() -> None:
     for name, age_s in (("old", 120.0), ("new", 0.0)):
         (folder / f"{name}.json").touch()
         os.utime(folder / f"{name}.json", (time.time() - age_s,) * 2)
-    assert state.reclaim(folder) == 0
+    assert state.reclaim(folder) == []
     assert os.listdir(folder) == ["new.json"]
 
 

@@ -24,9 +24,13 @@ app = typer.Typer(
 )  # fmt: skip
 plugins_app = typer.Typer(help="What is installed.", no_args_is_help=True, rich_markup_mode=None)
 config_app = typer.Typer(help="Look at run files and settings.", rich_markup_mode=None)
+sandbox_app = typer.Typer(help="Sandboxes on this machine.", no_args_is_help=True, rich_markup_mode=None)
+image_app = typer.Typer(help="Images of sandboxes.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(plugins_app, name="plugins")
+app.add_typer(sandbox_app, name="sandbox")
+sandbox_app.add_typer(image_app, name="image")
 app.add_typer(config_app, name="config")
-OWN_COMMANDS = frozenset({"run", "eval", "report", "plugins", "config"})
+OWN_COMMANDS = frozenset({"run", "eval", "report", "plugins", "config", "sandbox"})
 
 RunFile = Annotated[Path, typer.Argument(metavar="FILE", help="The run file (YAML).")]
 Overrides = Annotated[
@@ -130,6 +134,50 @@ def plugins_new(
     from ale.cli.new_command import new
 
     new(kind, name, hooks, into)
+
+
+Provider = Annotated[str | None, typer.Option("--sandbox", metavar="NAME", help="Only this provider, such as docker.")]
+
+
+@sandbox_app.command("ls")
+def sandbox_ls(
+    provider: Provider = None, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False
+) -> None:
+    """Every sandbox of every provider, whoever started it."""
+    from ale.cli.sandbox_command import show
+
+    show(provider, as_json)
+
+
+@sandbox_app.command("rm")
+def sandbox_rm(
+    ids: Annotated[list[str], typer.Argument(metavar="ID...", help="As `ale sandbox ls` lists them.")],
+    provider: Provider = None,
+) -> None:
+    """Remove sandboxes; whoever uses them is told that they are gone."""
+    from ale.cli.sandbox_command import remove
+
+    remove(ids, provider)
+
+
+@sandbox_app.command("prune")
+def sandbox_prune(provider: Provider = None) -> None:
+    """Remove what runs that were killed have left."""
+    from ale.cli.sandbox_command import prune
+
+    prune(provider)
+
+
+@image_app.command("build")
+def image_build(
+    provider: Annotated[str, typer.Option("--sandbox", metavar="NAME", help="Provider to make it for.")] = "docker",
+    name: Annotated[str | None, typer.Option(help="Name of the image; default: ale-base:1 or ale-python:1.")] = None,
+    python: Annotated[bool, typer.Option("--python", help="With a Python in it.")] = False,
+) -> None:
+    """A small image made of this machine's programs, without a registry; prints its name."""
+    from ale.cli.sandbox_command import build_image
+
+    build_image(provider, name, python)
 
 
 @config_app.callback(invoke_without_command=True)

@@ -9,6 +9,7 @@ Capabilities, with their meaning: `ale.specs.kinds.CAPABILITIES['sandbox']`.
 
 from __future__ import annotations
 
+import builtins
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -179,3 +180,15 @@ class SandboxProvider(Driver, ABC):
     @abstractmethod
     async def remove(self, sandbox_id: str) -> None:
         """Remove one by id, whoever started it. Idempotent."""
+
+    async def prune(self) -> builtins.list[str]:
+        """Remove what owners that are gone have left, and say which. `start` does so too.
+
+        `list`, `remove` and `prune` work on a provider that was not started: `ale sandbox` calls them.
+        """
+        return []
+
+    async def build_image(self, name: str | None = None, *, python: bool = False) -> str:
+        """Make a small image without a registry, with a Python in it where `python` is set; returns its name (capability
+        `images`)."""
+        raise PluginError(f"{type(self).__name__} has no images; use a provider with the capability 'images'.")

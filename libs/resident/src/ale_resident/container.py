@@ -10,13 +10,16 @@
 from __future__ import annotations
 
 import asyncio
+import builtins
 import logging
 import os
 import re
 import secrets
 import socket
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -28,7 +31,7 @@ from ale.specs.driver import DriverContext, PluginConfig
 from ale.specs.sandbox import Resources, SandboxInfo, SandboxProvider, SandboxSpec, SandboxStats
 from ale_resident import bundle
 from ale_resident.channel import Channel
-from ale_resident.image import BASE, TAG, image_tar
+from ale_resident.image import BASE, PYTHON, TAG, image_tar
 from ale_resident.owner import new_base, reclaim_bases, remove_folder, start_time, state_folder
 from ale_resident.sandbox import ResidentSandbox
 
@@ -216,9 +219,7 @@ class ContainerProvider(SandboxProvider):
     async def start(self) -> None:
         """Connect, remove what dead owners left, write the bundle."""
         await self.engine.open()
-        for found in await self.engine.containers():
-            if not owned(found):
-                await self.engine.remove(found.name)
+        await self._remove_ownerless()
         self.base = await asyncio.to_thread(self._prepare)
         self.capabilities = self.provides(self.config)  # type: ignore[misc]
 
@@ -369,8 +370,6 @@ class ContainerProvider(SandboxProvider):
 
     def labels(self, spec: SandboxSpec, name: str) -> dict[str, str]:
         """What the engine keeps with a container: what it is, whose it is, and the run's own labels."""
-        import time
-
         own = {f"{USER_LABEL}{key}": value for key, value in {**self.context.labels, **spec.labels}.items()}
         return {LABEL: name, OWNER: f"{os.getpid()}-{start_time(os.getpid())}", CREATED: repr(time.time()), **own}
 
@@ -392,21 +391,55 @@ class ContainerProvider(SandboxProvider):
 
     # --- what others started
 
-    async def list(self) -> list[SandboxInfo]:
+    @asynccontextmanager
+    async def _connected(self) -> AsyncIterator[None]:
+        """The engine's connection, also where the provider was not started."""
+        if self.base is not None:
+            yield
+            return
+        await self.engine.open()
+        try:
+            yield
+        finally:
+            await self.engine.close()
+
+    async def _remove_ownerless(self) -> builtins.list[str]:
+        gone = [found.name for found in await self.engine.containers() if not owned(found)]
+        for name in gone:
+            await self.engine.remove(name)
+        return gone
+
+    async def prune(self) -> builtins.list[str]:
+        async with self._connected():
+            return await self._remove_ownerless()
+
+    async def build_image(self, name: str | None = None, *, python: bool = False) -> str:
+        """An image of this machine's programs; `ale-base:1`, or `ale-python:1` with a Python, where it has no other name."""
+        name = name or f"{PYTHON if python else BASE}:{TAG}"
+        tar = await asyncio.to_thread(image_tar, python)
+        async with self._connected():
+            await self.engine.import_image(name, tar)
+        return name
+
+    async def list(self) -> builtins.list[SandboxInfo]:
+        async with self._connected():
+            containers = await self.engine.containers()
         return [
             SandboxInfo(
                 found.labels[LABEL],
                 {key.removeprefix(USER_LABEL): value for key, value in found.labels.items() if key.startswith(USER_LABEL)},
                 float(found.labels.get(CREATED, "0")), found.running,
             )
-            for found in await self.engine.containers()
+            for found in containers
         ]  # fmt: skip
 
     async def remove(self, sandbox_id: str) -> None:
         if sandbox_id in self.sandboxes:
             await self.sandboxes[sandbox_id].stop()
-        elif any(found.name == sandbox_id for found in await self.engine.containers()):
-            await self.engine.remove(sandbox_id)
+            return
+        async with self._connected():
+            if any(found.name == sandbox_id for found in await self.engine.containers()):
+                await self.engine.remove(sandbox_id)
 
 
 class listener:

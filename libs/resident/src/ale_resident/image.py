@@ -211,11 +211,12 @@ def image_tar(python: bool) -> bytes:
                 files[_merged(library)] = os.path.realpath(library)
             written: dict[str, str] = {}
             for name, source in sorted(files.items()):
-                if source in written:  # many names of one program, as in a box of tools
-                    _entry(tar, name, kind=tarfile.LNKTYPE, link=written[source])
+                mode = 0o755 if os.access(source, os.X_OK) else 0o644
+                if source in written:  # many names of one program; engines give the file the mode of its last name
+                    _entry(tar, name, kind=tarfile.LNKTYPE, link=written[source], mode=mode)
                     continue
                 written[source] = name
-                _entry(tar, name, data=Path(source).read_bytes(), mode=0o755 if os.access(source, os.X_OK) else 0o644)
+                _entry(tar, name, data=Path(source).read_bytes(), mode=mode)
         return whole.getvalue()
 
 

@@ -7,6 +7,7 @@ subprocess in a folder of its own. Either way one resident process (`resident.py
 from __future__ import annotations
 
 import asyncio
+import builtins
 import logging
 import os
 import re
@@ -86,9 +87,9 @@ class LocalSandboxProvider(SandboxProvider):
     def prepare(self) -> None:
         """Reclaim what dead owners left, make the base folder, choose the isolation. Blocks for some 50 ms."""
         self.folder = owner.state_folder("local")
-        count = state.reclaim(self.folder)
-        if count:
-            log.info("Removed %d sandboxes of processes that are gone.", count)
+        gone = state.reclaim(self.folder)
+        if gone:
+            log.info("Removed %d sandboxes of processes that are gone.", len(gone))
         self.base = program.make_base(self.folder)
         self.python = program.interpreter(self.config.host_python) or ""
         self.groups = cgroups.parents()
@@ -312,6 +313,9 @@ class LocalSandboxProvider(SandboxProvider):
     async def list(self) -> list[SandboxInfo]:
         records = await asyncio.to_thread(state.read_all, self.folder or owner.state_folder("local"))
         return [SandboxInfo(r.id, r.labels, r.created_at, r.alive) for r in records]
+
+    async def prune(self) -> builtins.list[str]:
+        return await asyncio.to_thread(state.reclaim, self.folder or owner.state_folder("local"))
 
     async def remove(self, sandbox_id: str) -> None:
         if sandbox_id in self.sandboxes:

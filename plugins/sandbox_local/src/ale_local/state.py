@@ -121,8 +121,8 @@ def erase(folder: Path, record: Record, timeout_s: float = 5.0) -> None:
     (folder / f"{record.id}.json").unlink(missing_ok=True)
 
 
-def reclaim(folder: Path) -> int:
-    """Erase what belongs to owners that are gone; how many sandboxes that were."""
+def reclaim(folder: Path) -> list[str]:
+    """Erase what belongs to owners that are gone; the ids of the sandboxes."""
     stale = [record for record in read_all(folder) if not record.owned]
     for record in stale:
         erase(folder, record)
@@ -133,4 +133,4 @@ def reclaim(folder: Path) -> int:
     for path in folder.glob("*.part"):
         if not start_time(int(path.name.split(".")[-2])):
             path.unlink(missing_ok=True)
-    return len(stale)
+    return [record.id for record in stale]
