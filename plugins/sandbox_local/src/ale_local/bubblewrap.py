@@ -18,7 +18,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from ale_local import program
+from ale_local import program, seccomp
 from ale_resident.program import resident_command
 
 HOME = "/home/agent"
@@ -99,15 +99,18 @@ class Bubblewrap:
         """Descriptors that a launch needs."""
         return () if self.namespaces is None else (self.namespaces.user, self.namespaces.mount)
 
-    def command(self, control: int, workdir: str, disk_mib: int | None, groups: list[str]) -> list[str]:
-        """The whole command line of a sandbox."""
+    def command(
+        self, control: int, workdir: str, disk_mib: int | None, groups: list[str], seccomp: int | None
+    ) -> list[str]:
+        """The whole command line of a sandbox; `seccomp` is the descriptor of its filter."""
         outer: list[str] = []
         if self.namespaces is not None:
             outer += ["nsenter", f"--mount=/proc/self/fd/{self.namespaces.mount}"]
         if groups:
             outer += ["sh", "-c", JOIN_GROUPS, "sh", *groups, "--"]
         inner = resident_command([self.python], "/.ale", str(control))
-        return [*outer, "bwrap", *self.users(), *self.root(workdir, disk_mib), *inner]
+        filtered = [] if seccomp is None else ["--seccomp", str(seccomp)]
+        return [*outer, "bwrap", *self.users(), *filtered, *self.root(workdir, disk_mib), *inner]
 
     def users(self) -> list[str]:
         """Namespaces, identity and capabilities."""
@@ -167,16 +170,20 @@ def probe(wrap: Bubblewrap) -> str | None:
     """Start a sandbox for nothing; the reason why it does not work, None where it does."""
     if shutil.which("bwrap") is None:
         return "there is no program `bwrap`"
-    command = wrap.command(0, "/workspace", 1, [])
+    filter_fd = seccomp.open_program()
+    command = wrap.command(0, "/workspace", 1, [], filter_fd)
     end = len(command) - len(resident_command([wrap.python], "/.ale", "0"))
     try:
         done = subprocess.run(
             [*command[:end], wrap.python, "-I", "-S", "-c", "import ctypes, select"],
-            pass_fds=wrap.pass_fds,
+            pass_fds=(*wrap.pass_fds, *(() if filter_fd is None else (filter_fd,))),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=20,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)
+    finally:
+        if filter_fd is not None:
+            os.close(filter_fd)
     return None if done.returncode == 0 else done.stderr.decode("utf-8", "replace").strip() or "it failed in silence"

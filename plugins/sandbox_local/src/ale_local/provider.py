@@ -25,7 +25,7 @@ from pydantic import Field
 from ale.errors import ConfigError, SandboxError
 from ale.specs.driver import DriverContext, PluginConfig
 from ale.specs.sandbox import Resources, SandboxInfo, SandboxProvider, SandboxSpec
-from ale_local import bubblewrap, cgroups, program, state
+from ale_local import bubblewrap, cgroups, program, seccomp, state
 from ale_local.sandbox import LocalSandbox
 from ale_resident import owner
 from ale_resident.channel import Channel
@@ -250,23 +250,29 @@ class LocalSandboxProvider(SandboxProvider):
         """Start its process."""
         assert self.base is not None
         fds: tuple[int, ...] = (control,)
+        filter_fd = None
         if self.wrap is not None:
-            command = self.wrap.command(control, spec.workdir, resources.disk_mib, record.cgroups)
-            fds += self.wrap.pass_fds
+            filter_fd = seccomp.open_program()
+            command = self.wrap.command(control, spec.workdir, resources.disk_mib, record.cgroups, filter_fd)
+            fds += (*self.wrap.pass_fds, *(() if filter_fd is None else (filter_fd,)))
         else:
             command = resident_command([self.python], str(self.base / "program"), str(control))
             if record.cgroups:
                 command = ["sh", "-c", bubblewrap.JOIN_GROUPS, "sh", *record.cgroups, "--", *command]
-        return subprocess.Popen(
-            command,
-            pass_fds=fds,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=stderr,
-            cwd="/",
-            env={"PATH": program.PATH, state.MARKER: record.id},
-            start_new_session=True,  # a Ctrl-C in the terminal is the owner's business
-        )
+        try:
+            return subprocess.Popen(
+                command,
+                pass_fds=fds,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=stderr,
+                cwd="/",
+                env={"PATH": program.PATH, state.MARKER: record.id},
+                start_new_session=True,  # a Ctrl-C in the terminal is the owner's business
+            )
+        finally:
+            if filter_fd is not None:
+                os.close(filter_fd)
 
     def note_process(self, record: state.Record, pid: int) -> state.Record:
         """Write down which process a sandbox is."""

@@ -1,0 +1,141 @@
+"""What sandboxes cost: start, command, many at once; beside the engines' own ways to do the same, round by round.
+
+Each round runs both sides one after the other, so that the ratio of a round compares like with like. Needs the engines
+that it measures (those that do not answer are left out), and docker-py for the Docker side: `pip install docker`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import subprocess
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from ale.errors import AleError
+from ale.plugins import build_driver
+from ale.run_config import PluginChoice
+from ale.specs.driver import DriverContext
+from ale.specs.sandbox import Resources, Sandbox, SandboxSpec
+
+ROUNDS, STARTS, AT_ONCE = 40, 12, 100
+IMAGE = "ale-base:1"
+Side = Callable[[], Awaitable[float]]
+
+
+async def timed(call: Awaitable[Any]) -> float:
+    """Milliseconds of a call."""
+    began = time.perf_counter()
+    await call
+    return (time.perf_counter() - began) * 1e3
+
+
+async def blocking(call: Callable[[], Any]) -> float:
+    """Milliseconds of a call that blocks; nothing else runs meanwhile."""
+    began = time.perf_counter()
+    call()
+    return (time.perf_counter() - began) * 1e3
+
+
+async def row(what: str, ours: Side, theirs: Side | None, rounds: int) -> None:
+    """Print medians of both sides, and the median ratio of the rounds with its quartiles."""
+    pairs = [(await ours(), await theirs() if theirs else float("nan")) for _ in range(rounds)]
+    mine, other = (sorted(pair[i] for pair in pairs) for i in (0, 1))
+    line = f"{what:<44} {statistics.median(mine):>8.2f} {mine[0]:>8.2f} {mine[-1]:>8.2f}"
+    if theirs is not None:
+        low, middle, high = statistics.quantiles([a / b for a, b in pairs], n=4)
+        line += f" {statistics.median(other):>9.2f}   {middle:>6.3f} ({low:.3f}-{high:.3f})"
+    print(line, flush=True)
+
+
+async def many(provider: Any) -> None:
+    """A hundred at once: how fast they start, what each takes of memory."""
+    began = time.perf_counter()
+    slots = asyncio.Semaphore(8)
+
+    async def start() -> Sandbox:
+        async with slots:
+            return await provider.start_sandbox(SandboxSpec(resources=Resources(disk_mib=8)))
+
+    boxes = await asyncio.gather(*(start() for _ in range(AT_ONCE)))
+    per_s = AT_ONCE / (time.perf_counter() - began)
+    ran = await asyncio.gather(*(box.exec("echo $((6 * 7))") for box in boxes))
+    assert all(done.stdout == b"42\n" for done in ran)
+    sizes = [s.memory_bytes for s in await asyncio.gather(*(box.stats() for box in boxes)) if s.memory_bytes]
+    each = f"{statistics.mean(sizes) / 2**20:.1f} MiB each by their control group" if sizes else "memory unknown"
+    print(f"{'local: ' + str(AT_ONCE) + ' running at once':<44} {per_s:.0f} starts a second, {each}")
+    await asyncio.gather(*(box.stop() for box in boxes))
+
+
+async def measure(name: str) -> None:
+    """The rows of one provider."""
+    provider = build_driver("sandbox", PluginChoice(use=name), DriverContext())
+    try:
+        await provider.start()
+    except AleError as error:
+        print(f"{name}: left out: {error}")
+        return
+    async with provider:
+        box = await provider.start_sandbox(SandboxSpec())
+
+        async def start() -> float:
+            began = time.perf_counter()
+            async with await provider.start_sandbox(SandboxSpec()) as fresh:
+                await fresh.exec("true")
+                return (time.perf_counter() - began) * 1e3
+
+        exec_theirs, start_theirs, done = THEIRS.get(name, lambda _: (None, None, lambda: None))(box)
+        await row(f"{name}: exec of `true`", lambda: timed(box.exec("true")), exec_theirs, ROUNDS)
+        await row(f"{name}: start to the end of `true`", start, start_theirs, STARTS)
+        if name == "local":
+            await many(provider)
+        done()
+
+
+def docker_py(box: Sandbox) -> tuple[Side, Side, Callable[[], None]]:
+    """docker-py's `exec_run` in the same container; `docker run` of `true` from the command line."""
+    import docker
+
+    client = docker.from_env()
+    container = client.containers.get(box.id)
+    command = ["docker", "run", "--rm", "--network=none", IMAGE, "true"]
+    return (
+        lambda: blocking(lambda: container.exec_run("true")),
+        lambda: blocking(lambda: subprocess.run(command, check=True, capture_output=True)),
+        client.close,
+    )
+
+
+def podman_py(box: Sandbox) -> tuple[Side, Side, Callable[[], None]]:
+    """podman-py's `exec_run` in the same container; create, start and wait through its API."""
+    import podman
+
+    client = podman.PodmanClient(base_url="unix:///run/podman/podman.sock")
+    container = client.containers.get(box.id)
+
+    def run() -> None:
+        fresh = client.containers.create(IMAGE, ["true"], network_mode="none", remove=True)
+        fresh.start()
+        fresh.wait()
+
+    return lambda: blocking(lambda: container.exec_run("true")), lambda: blocking(run), client.close
+
+
+THEIRS: dict[str, Callable[[Sandbox], tuple[Side, Side, Callable[[], None]]]] = {
+    "docker": docker_py,
+    "podman": podman_py,
+}
+
+
+async def main() -> None:
+    """Print the table."""
+    print(f"{'milliseconds':<44} {'median':>8} {'min':>8} {'max':>8} {'theirs':>9}   ratio (quartiles)")
+    for name in ("local", "docker", "podman"):
+        await measure(name)
+
+
+if __name__ == "__main__":
+    assert Path("/proc").is_dir(), "sandboxes want Linux"
+    asyncio.run(main())
