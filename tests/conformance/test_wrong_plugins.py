@@ -94,6 +94,8 @@ WRONG = {
         "test_closing_the_provider_stops_everything", "a command whose provider is closed"),
     "a lifetime that is not heard": Wrong("sandbox", SANDBOX.replace("super().start_sandbox(spec)", "super().start_sandbox(spec.model_copy(update={'lifetime_s': None}))"),
         "test_a_lifetime_ends_the_sandbox_or_is_refused", "a sandbox with lifetime_s=1 must be gone by then"),
+    "idleness that is not heard": Wrong("sandbox", SANDBOX.replace("super().start_sandbox(spec)", "super().start_sandbox(spec.model_copy(update={'idle_s': None}))"),
+        "test_an_idle_sandbox_ends_and_a_busy_one_does_not_or_it_is_refused", "a sandbox with idle_s=1.5 must be gone by then"),
     "limits that are not heard": Wrong("sandbox", SANDBOX.replace("super().start_sandbox(spec)", "super().start_sandbox(spec.model_copy(update={'resources': type(spec.resources)(pids=4000)}))"),
         "test_limits_bite", "a command must not start 200 processes where pids is 32"),
     "another work folder": Wrong("sandbox", SANDBOX.replace("super().start_sandbox(spec)", "super().start_sandbox(spec.model_copy(update={'workdir': '/elsewhere'}))"),

@@ -63,6 +63,9 @@ class SandboxSpec(BaseModel):
     lifetime_s: float | None = Field(
         None, gt=0, description="The provider removes the sandbox after this many seconds."
     )
+    idle_s: float | None = Field(
+        None, gt=0, description="The provider removes the sandbox when nothing was asked of it for so many seconds."
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -348,6 +348,26 @@ async def test_a_lifetime_ends_the_sandbox_or_is_refused(subject: Subject) -> No
 
 
 @scenario
+async def test_an_idle_sandbox_ends_and_a_busy_one_does_not_or_it_is_refused(subject: Subject) -> None:
+    async with subject.build() as provider:
+        try:
+            box = await provider.start_sandbox(spec(subject, idle_s=1.5))
+        except (ConfigError, PluginError):
+            return
+        assert (await box.exec("sleep 2.5; echo on")).stdout == b"on\n", "a sandbox in which a command runs is not idle"
+        for _ in range(4):
+            await asyncio.sleep(0.5)
+            assert (await box.exec("echo on")).stdout == b"on\n", "each call must put the end off by idle_s"
+        for _ in range(100):
+            await asyncio.sleep(0.2)
+            if box.id not in {i.id for i in await provider.list()}:
+                break
+        else:
+            raise AssertionError("a sandbox with idle_s=1.5 must be gone by then; it is still there after 20 s")
+        await fails_with(box.exec("true"), SandboxError, why="a command in a sandbox that was idle for too long")
+
+
+@scenario
 async def test_what_it_cannot_give_is_refused_and_not_ignored(subject: Subject) -> None:
     async with subject.build() as provider:
         wishes: list[tuple[str, SandboxSpec]] = [

@@ -30,6 +30,8 @@ class Channel(asyncio.Protocol):
         self.inbox = bytearray()
         self.calls: dict[int, Call] = {}
         self.last = 0
+        self.quiet_since = 0.0
+        """Loop time of the last request or answer."""
         self.transport: asyncio.WriteTransport | None = None
         self.closed = asyncio.Event()
         self.reason = "its resident process ended"
@@ -75,6 +77,7 @@ class Channel(asyncio.Protocol):
             call.pieces += fields
             return
         del self.calls[number]
+        self.quiet_since = asyncio.get_running_loop().time()
         if call.future.done():
             return
         if kind == DONE:
@@ -90,7 +93,9 @@ class Channel(asyncio.Protocol):
         if self.transport is None or self.closed.is_set() or self.transport.is_closing():
             raise self.error()
         self.last = self.last % 0xFFFFFFFF + 1
-        future: asyncio.Future[list[bytes]] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        self.quiet_since = loop.time()
+        future: asyncio.Future[list[bytes]] = loop.create_future()
         self.calls[self.last] = Call(future)
         self.transport.write(frame(self.last, kind, fields))
         return self.last, future

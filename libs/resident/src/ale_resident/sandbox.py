@@ -28,7 +28,7 @@ class ResidentSandbox(Sandbox):
         self.channel = channel
         self.on_stopped = on_stopped
         self.stopping: asyncio.Task[None] | None = None
-        self.expiry: asyncio.TimerHandle | None = None
+        self.timers: dict[str, asyncio.TimerHandle] = {}
 
     @abstractmethod
     async def take_away(self) -> None:
@@ -48,7 +48,18 @@ class ResidentSandbox(Sandbox):
             await self.upload(files)
         if self.spec.lifetime_s is not None:
             loop = asyncio.get_running_loop()
-            self.expiry = loop.call_later(self.spec.lifetime_s, self.begin_stop, "its lifetime is over")
+            self.timers["life"] = loop.call_later(self.spec.lifetime_s, self.begin_stop, "its lifetime is over")
+        if self.spec.idle_s is not None:
+            self.watch_idleness(self.spec.idle_s)
+
+    def watch_idleness(self, idle_s: float) -> None:
+        """Stop once nothing is under way and nothing was asked for `idle_s`; look again when that could be so."""
+        loop = asyncio.get_running_loop()
+        left = idle_s if self.channel.calls else self.channel.quiet_since + idle_s - loop.time()
+        if left <= 0:
+            self.begin_stop(f"nothing was asked of it for {idle_s:g} s")
+        else:
+            self.timers["idle"] = loop.call_later(left, self.watch_idleness, idle_s)
 
     async def exec(
         self,
@@ -136,8 +147,8 @@ class ResidentSandbox(Sandbox):
     def begin_stop(self, reason: str) -> asyncio.Task[None]:
         """Start stopping, or join the stop under way. Runs to its end even where its caller is cancelled."""
         if self.stopping is None:
-            if self.expiry is not None:
-                self.expiry.cancel()
+            for timer in self.timers.values():
+                timer.cancel()
             self.channel.close(reason)
             self.stopping = asyncio.get_running_loop().create_task(self._end())
         return self.stopping
