@@ -16,6 +16,10 @@ from ale.specs.events import Observer, hookimpl
 __all__ = ["TensorBoardTracker"]
 
 
+FLUSH_S = 1
+"""Seconds after which numbers are on disk at the latest."""
+
+
 class TensorBoardConfig(PluginConfig):
     """Settings of the observer `tensorboard`."""
 
@@ -50,11 +54,11 @@ class TensorBoardTracker(Observer):
         if self._writer is None:  # only now: a run that is refused leaves no event file
             from tensorboardX import SummaryWriter
 
-            self._writer = SummaryWriter(str(self.folder), write_to_disk=True)
+            # Its `flush` does not wait for what is still in its queue; its thread brings that to disk each `flush_secs`.
+            self._writer = SummaryWriter(str(self.folder), flush_secs=FLUSH_S)
         for name, value in metrics.items():
             if math.isfinite(value):
                 self._writer.add_scalar(f"{stage}/{name}", value, step)
-        self._writer.flush()
 
     async def close(self) -> None:
         """Bring everything to disk."""
