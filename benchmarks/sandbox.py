@@ -73,12 +73,19 @@ async def measure(name: str) -> None:
     """The rows of one provider."""
     provider = build_driver("sandbox", PluginChoice(use=name), DriverContext())
     try:
-        await provider.start()
+        await provider.__aenter__()
     except AleError as error:
         print(f"{name}: left out: {error}")
         return
-    async with provider:
-        box = await provider.start_sandbox(SandboxSpec())
+    try:
+        await rows(name, provider)
+    finally:
+        await provider.close()
+
+
+async def rows(name: str, provider: Any) -> None:
+    """What is measured of a provider that has started."""
+    async with await provider.start_sandbox(SandboxSpec()) as box:
 
         async def start() -> float:
             began = time.perf_counter()
