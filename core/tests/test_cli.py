@@ -86,8 +86,11 @@ def test_show_prints_a_run_file_that_is_valid(run_file: Path, tmp_path: Path) ->
     assert yaml.safe_load(shown.stdout)["rl"] == {"steps": 3}
     (tmp_path / "shown.yaml").write_text(shown.stdout)
     done = ale("config", "validate", str(tmp_path / "shown.yaml"))
-    assert done.returncode == 0
-    assert done.stdout.startswith(f"{tmp_path / 'shown.yaml'} is valid")
+    said = (
+        f"{tmp_path / 'shown.yaml'} is valid, with '--only rollout' alone: "
+        "trainer: 'sft' and 'rl' need a trainer; name one, or use '--only rollout'.\n"
+    )
+    assert (done.returncode, done.stdout) == (0, said)
 
 
 def test_describe_tells_every_key_of_the_run_and_of_a_plugin() -> None:
