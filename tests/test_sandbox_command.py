@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from ale_command import ALE
+from engines import answers
 
 OWNER = """
 import asyncio, sys
@@ -42,13 +43,9 @@ asyncio.run(main())
 Ale = Callable[..., subprocess.CompletedProcess[str]]
 
 
-def answers(engine: str) -> bool:
-    return engine == "local" or subprocess.run([engine, "info"], capture_output=True).returncode == 0
-
-
 @pytest.fixture(params=["local", *(pytest.param(e, marks=getattr(pytest.mark, e)) for e in ("docker", "podman"))])
 def provider(request: pytest.FixtureRequest) -> str:
-    if not answers(request.param):
+    if request.param != "local" and not answers(request.param):
         pytest.skip(f"{request.param} does not answer")
     return str(request.param)
 

@@ -7,7 +7,6 @@ bundle is a folder of some 30 MB that containers see read-only at `/.ale`; their
 from __future__ import annotations
 
 import os
-import py_compile
 import re
 import shutil
 import subprocess
@@ -15,7 +14,7 @@ import sys
 from pathlib import Path
 
 from ale.errors import ConfigError
-from ale_resident.program import INSIDE, resident_command, write_program
+from ale_resident.program import INSIDE, compile_module, resident_command, write_program
 
 PLACE = "/.ale"
 CONTROL = f"{PLACE}/control"
@@ -42,8 +41,7 @@ def make_bundle(folder: Path) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, target)
         if path.suffix == ".py":
-            mode = py_compile.PycInvalidationMode.UNCHECKED_HASH
-            py_compile.compile(str(target), doraise=True, invalidation_mode=mode)
+            compile_module(target)
     (folder / "bin").mkdir()
     shutil.copy(executable, folder / "bin" / "python3")
     (folder / "so").mkdir()

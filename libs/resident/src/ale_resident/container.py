@@ -204,6 +204,9 @@ class ContainerProvider(SandboxProvider):
         self.base: Path | None = None
         self.snapshots: set[str] = set()
         self._starts = asyncio.Semaphore(config.starts_at_once)
+        self._images: set[str] = set()
+        """Those that are known to be there."""
+        self._getting_image = asyncio.Lock()
 
     @classmethod
     def provides(cls, config: ContainerConfig) -> frozenset[str]:
@@ -311,7 +314,15 @@ class ContainerProvider(SandboxProvider):
         return await Channel.open(name, sock)
 
     async def have_image(self, image: str, *, snapshot: bool = False) -> None:
-        """See that an image is there. Raises `ConfigError` with what to do where it is not."""
+        """See that an image is there, once. Raises `ConfigError` with what to do where it is not."""
+        if image in self._images:
+            return
+        async with self._getting_image:  # of several starts, one makes or pulls it
+            if image not in self._images:
+                await self._get_image(image, snapshot)
+                self._images.add(image)
+
+    async def _get_image(self, image: str, snapshot: bool) -> None:
         if await self.engine.has_image(image):
             return
         if image == DEFAULT_IMAGE:
