@@ -29,18 +29,18 @@ from ale.specs.driver import PluginConfig
 from pydantic import Field
 class Forking(SandboxProvider):
     api_version = ">=1.1,<1.3"
-    capabilities = frozenset({"fork", "network_none"})
+    capabilities = frozenset({"checkpoint", "network_none"})
     class Config(PluginConfig):
         plain: bool = Field(False, description="Give forks up.")
     @classmethod
-    def provides(cls, config): return cls.capabilities - ({"fork"} if config.plain else set())
+    def provides(cls, config): return cls.capabilities - ({"checkpoint"} if config.plain else set())
     async def start_sandbox(self, spec): ...
     async def list(self): return []
     async def remove(self, sandbox_id): ...
 """
 FORKING = {
     "api_version": ">=1.1,<1.3",
-    "plugins": [{"kind": "sandbox", "name": "forking", "capabilities": ["fork", "network_none"]}],
+    "plugins": [{"kind": "sandbox", "name": "forking", "capabilities": ["checkpoint", "network_none"]}],
 }
 
 NEEDY = """
@@ -48,7 +48,7 @@ from ale.specs.scaffold import Scaffold
 class Needy(Scaffold):
     api_version = ">=1.1,<1.3"
     @classmethod
-    def needs(cls, config): return {"sandbox": ["fork"]}
+    def needs(cls, config): return {"sandbox": ["checkpoint"]}
     async def run(self, task, sandbox, session): return "finish"
 """
 
@@ -92,7 +92,7 @@ def test_what_a_plugin_needs_of_another_is_refused_and_a_plugin_that_has_it_is_n
 ) -> None:
     install("far-needy", NEEDY, kind="scaffold", name="needy", target="far_needy:Needy")
     lacking = (
-        "sandbox: the scaffold plugin 'needy' needs a sandbox with 'fork' (starts from a snapshot in milliseconds), "
+        "sandbox: the scaffold plugin 'needy' needs a sandbox with 'checkpoint' (keeps running processes in a snapshot), "
         "which 'local' cannot; "
     )
     assert refusals(run_with(tmp_path, "scaffold=needy")) == [lacking + "no installed sandbox plugin can."]
@@ -106,7 +106,12 @@ def test_what_a_plugin_needs_of_another_is_refused_and_a_plugin_that_has_it_is_n
 @pytest.mark.parametrize(
     ("overrides", "refused"),
     [
-        (["needs.network=allow"], ["sandbox: needs.network=allow needs a sandbox with 'egress_policy'"]),
+        (["needs.network=allow", "needs.allow=['pypi.org:443']"], []),
+        (
+            ["needs.network=allow", "needs.allow=['pypi.org:443']", "sandbox.isolation=none"],
+            ["sandbox: needs.network=allow needs a sandbox with 'egress_policy'"],
+        ),
+        (["needs.network=full"], ["sandbox: needs.network=full needs a sandbox with 'network_full'"]),
         (["sandbox.isolation=none"], ["sandbox: needs.network=none needs a sandbox with 'network_none'"]),
         (["sandbox.isolation=none", "needs.network=full"], []),
         (["needs.capabilities={sandbox: [limits]}"], []),
@@ -129,6 +134,19 @@ def test_what_the_run_needs_of_its_plugins(tmp_path: Path, overrides: list[str],
 
 def test_without_training_the_engine_need_take_no_weights(tmp_path: Path) -> None:
     assert refusals(run_with(tmp_path, "engine={use: scripted, answers: [x]}"), train=False) == []
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        ("needs.network=allow", "'network' is allow, and 'allow' names no host"),
+        ("needs.allow=['pypi.org:443']", "'allow' names hosts, and 'network' is none"),
+        ("needs={network: allow, allow: ['pypi.org']}", "'pypi.org' is no host and port; write pypi.org:443"),
+    ],
+)
+def test_what_may_be_reached_is_said_whole_or_refused(tmp_path: Path, override: str, sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        run_with(tmp_path, override)
 
 
 def test_what_the_machine_took_from_a_started_driver_is_refused_too(tmp_path: Path) -> None:

@@ -24,6 +24,36 @@ class Fixed(LocalSandboxProvider):
     def spoil(self, box):
         pass
 """
+RESET = """{sandbox}
+        real = box.reset
+        async def reset(spec):
+            await real(spec)
+            await box.exec({left!r})
+        box.reset = reset
+""".replace("{sandbox}", SANDBOX)
+SHELL = (
+    SANDBOX.replace("ExecResult", "ExecResult, Shell")
+    + """
+        real = box.open_shell
+        async def open_shell(**more):
+            return Other(await real(**more), box)
+        box.open_shell = open_shell
+class Other(Shell):
+    def __init__(self, inner, box):
+        self.inner, self.box = inner, box
+    async def run(self, command, **more):
+        return await self.inner.run(command, **more)
+    async def close(self):
+        await self.inner.close()
+"""
+)
+STREAM = (
+    SANDBOX.replace("ExecResult", "ExecResult, Output")
+    + """
+        real = box.exec_stream
+        async def exec_stream(command, **more):
+"""
+)
 ENGINE = "from ale_scripted import ScriptedEngine\nfrom dataclasses import replace\nimport asyncio\nclass Fixed(ScriptedEngine):\n"
 TRAINER = "from ale_trainer_torch import TorchTrainer\nimport numpy as np\nfrom dataclasses import replace\nimport asyncio\nclass Fixed(TorchTrainer):\n"
 ALGORITHM = "from ale_ipa import IPA\nfrom dataclasses import replace\nimport numpy as np\nclass Fixed(IPA):\n"
@@ -100,10 +130,218 @@ WRONG = {
         "test_limits_bite", "a command must not start 200 processes where pids is 32"),
     "another work folder": Wrong("sandbox", SANDBOX.replace("super().start_sandbox(spec)", "super().start_sandbox(spec.model_copy(update={'workdir': '/elsewhere'}))"),
         "test_commands_begin_in_the_work_folder_of_the_spec", "commands must begin in the spec's workdir"),
-    "a capability that is not true": Wrong("sandbox", SANDBOX.replace("    def spoil", "    capabilities = LocalSandboxProvider.capabilities | {'snapshot'}\n    def spoil"),
-        "test_a_snapshot_brings_the_files_back", "PluginError"),
+    "a capability that is not true": Wrong("sandbox", SANDBOX + """
+    @classmethod
+    def provides(cls, config):
+        return super().provides(config) | {"snapshot"}
+""", "test_a_snapshot_brings_the_files_back", "PluginError", config="isolation: none"),
+    "a snapshot of the work folder alone": Wrong("sandbox", SANDBOX + """
+        from dataclasses import replace
+        box.camera = replace(box.camera, places=box.camera.places[2:])
+""", "test_a_snapshot_holds_files_as_they_are", "files, modes and links must be as they were, in the home and /tmp too"),
+    "an unnamed snapshot that stays": Wrong("sandbox", SANDBOX + """
+    async def close(self):
+        if self.layers is not None:
+            self.layers.unnamed.clear()
+        await super().close()
+""", "test_named_snapshots_stay_until_they_are_removed_and_others_do_not", "a snapshot without a name must go with its provider"),
+    "a removal that does nothing": Wrong("sandbox", SANDBOX + """
+    async def remove_snapshot(self, name):
+        pass
+""", "test_named_snapshots_stay_until_they_are_removed_and_others_do_not", "remove_snapshot() must take it off the list"),
+    "a snapshot that ends what runs": Wrong("sandbox", SANDBOX + """
+        real = box.snapshot
+        async def snapshot(name=None):
+            await box.kill_agent_processes()
+            return await real(name)
+        box.snapshot = snapshot
+""", "test_a_snapshot_may_be_made_while_processes_run", "what runs must go on after a snapshot"),
+    "a fork that is a copy": Wrong("sandbox", SANDBOX.replace("return box", "if spec.from_snapshot:\n            await box.exec('cp large copy')\n        return box"),
+        "test_forks_cost_no_copy", "a fork must not hold a copy of the snapshot"),
+    "a tree that follows links": Wrong("sandbox", SANDBOX + """
+        real = box.download_tree
+        async def download_tree(source, target, **more):
+            await box.exec(f"rm -rf /tmp/flat; cp -rL {source} /tmp/flat")
+            await real("/tmp/flat", target, **more)
+        box.download_tree = download_tree
+""", "test_what_a_sandbox_must_not_hand_out_leaves_nothing", "download_tree of a tree with a link out of it (abs): it must raise SandboxError, it returned None"),
+    "a tree whose links are files of the host": Wrong("sandbox", SANDBOX + """
+        real = box.upload_tree
+        async def upload_tree(source, target, **more):
+            if source.is_dir():
+                import shutil
+                source = shutil.copytree(source, source.with_name("flat-" + source.name))
+            await real(source, target, **more)
+        box.upload_tree = upload_tree
+""", "test_what_leads_out_of_a_tree_of_the_hosts_is_not_sent", "upload_tree of a tree with a link out of it (absolute): it must raise SandboxError, it returned None"),
+    "a tree without its executable bits": Wrong("sandbox", SANDBOX + """
+        real = box.upload_tree
+        async def upload_tree(source, target, **more):
+            await real(source, target, **more)
+            await box.exec(f"find {target} -type f -exec chmod a-x {{}} +")
+        box.upload_tree = upload_tree
+""", "test_a_tree_comes_back_as_it_went_in", "upload_tree must keep the executable bit: a program in the tree must run"),
+    "half a tree after a refusal": Wrong("sandbox", SANDBOX + """
+        real = box.download_tree
+        async def download_tree(source, target, **more):
+            try:
+                await real(source, target, **more)
+            except SandboxError:
+                target.mkdir(exist_ok=True)
+                raise
+        box.download_tree = download_tree
+""", "test_what_a_sandbox_must_not_hand_out_leaves_nothing", "after a refusal nothing may be left; there is ['mine', 'target']"),
     "a task left at close": Wrong("sandbox", SANDBOX + "        self.watcher = asyncio.create_task(asyncio.sleep(3600))\n",
         "test_sandboxes_know_nothing_of_each_other", "the plugin must leave no asyncio task behind"),
+    "a reset that leaves a process": Wrong("sandbox", RESET.format(left="setsid sleep 100 >/dev/null 2>&1 &"),
+        "test_nothing_is_left_of_what_was_done and processes", "a reset sandbox must look like a new one"),
+    "a reset that leaves a file": Wrong("sandbox", RESET.format(left="echo left > /tmp/left"),
+        "test_nothing_is_left_of_what_was_done and files", "a reset sandbox must look like a new one"),
+    "a reset that leaves a mode": Wrong("sandbox", RESET.format(left="chmod 700 /tmp"),
+        "test_nothing_is_left_of_what_was_done and files", "a reset sandbox must look like a new one"),
+    "a reset that leaves shared memory": Wrong("sandbox", RESET.format(left="ipcmk -M 4096"),
+        "test_nothing_is_left_of_what_was_done and memory", "a reset sandbox must look like a new one"),
+    "a reset that leaves what comes back": Wrong("sandbox", RESET.format(left="(sleep 0.2; echo left > /tmp/left) >/dev/null 2>&1 &"),
+        "test_it_is_as_new_or_says_that_it_is_not and deeply", "reset() must mend it, or raise SandboxError"),
+    "a reset that keeps the environment": Wrong("sandbox", SANDBOX + """
+        real = box.reset
+        async def reset(spec):
+            await real(spec.model_copy(update={'env': {**box.spec.env, **spec.env}}))
+            box.spec = spec
+        box.reset = reset
+""", "test_it_has_the_environment_the_files_and_the_labels_of_the_new_spec", "the environment must be that of the new spec alone"),
+    "a reset that lets shells live": Wrong("sandbox", SANDBOX + """
+        real, opened = box.reset, box.open_shell
+        async def open_shell(**more):
+            shell = await opened(**more)
+            run = shell.run
+            async def again(command, **more):
+                try:
+                    return await run(command, **more)
+                except SandboxError:
+                    return ExecResult(0, b"", b"", 0.1)
+            shell.run = again
+            return shell
+        box.open_shell = open_shell
+""", "test_no_shell_lives_through_a_reset", "a command in a shell from before a reset: it must raise SandboxError"),
+    "a reset to anything": Wrong("sandbox", SANDBOX + """
+        real = box.reset
+        async def reset(spec):
+            await real(spec.model_copy(update={'workdir': box.spec.workdir}))
+        box.reset = reset
+""", "test_a_reset_changes_nothing_that_was_fixed_at_the_start", "a reset to another workdir: it must raise ConfigError"),
+    # shells and streams of a sandbox
+    "a shell that gives late output to the next command": Wrong("sandbox", SHELL + """
+    async def run(self, command, **more):
+        done = await self.inner.run(f"{{ {command}\\n}} >>$HOME/log", **more)
+        said = await self.inner.run("cat $HOME/log; : >$HOME/log")
+        return ExecResult(done.exit_code, said.stdout, done.stderr, done.duration_s, done.timed_out)
+""", "test_what_a_job_writes_later_is_no_later_commands_output", "what an earlier command's background job writes belongs to nobody"),
+    "a shell that forgets its folder when it is ended": Wrong("sandbox", SHELL + """
+    async def run(self, command, **more):
+        done = await self.inner.run(command, **more)
+        if command.endswith("; exit 7"):
+            await self.inner.run("cd $HERE")
+        return done
+""", "test_a_command_that_ends_the_shell_ends_it_for_nobody_else", "the next command must find folder, variables and functions as they were"),
+    "a shell that is a new one each time": Wrong("sandbox", SHELL + """
+    async def run(self, command, **more):
+        return await self.box.exec(command, **more)
+""", "test_folder_variables_and_functions_stay", "the folder must stay from one command to the next"),
+    "a shell that ends at a syntax error": Wrong("sandbox", SHELL + """
+    async def run(self, command, **more):
+        done = await self.inner.run(command, **more)
+        if done.exit_code == 2:
+            await self.inner.close()
+            self.inner = await type(self.box).open_shell(self.box)
+        return done
+""", "test_a_syntax_error_is_a_failed_command_and_the_shell_lives", "must not fail; it gave"),
+    "a shell that finds its end in the output": Wrong("sandbox", SHELL + """
+    async def run(self, command, **more):
+        done = await self.inner.run(command, **more)
+        return ExecResult(done.exit_code, done.stdout.partition(b"__END__")[0], done.stderr, done.duration_s, done.timed_out)
+""", "test_output_that_looks_like_the_shells_own_is_output", "output must be taken for nothing else"),
+    "a shell of text": Wrong("sandbox", SHELL + """
+    async def run(self, command, **more):
+        done = await self.inner.run(command, **more)
+        return ExecResult(done.exit_code, done.stdout.replace(b"\\r", b""), done.stderr, done.duration_s, done.timed_out)
+""", "test_commands_may_be_any_text_and_output_any_bytes", "output must be what was written, byte by byte"),
+    "a time-out that ends earlier jobs": Wrong("sandbox", SHELL + """
+    async def run(self, command, **more):
+        done = await self.inner.run(command, **more)
+        if done.timed_out:
+            await self.box.kill_agent_processes()
+        return done
+""", "test_a_time_out_ends_what_the_command_started_and_nothing_else", "a time-out must not end a background job of an earlier command"),
+    "a time-out that leaves what has a session of its own": Wrong("sandbox", SHELL + """
+    async def run(self, command, timeout_s=60.0, **more):
+        if timeout_s >= 60:
+            return await self.inner.run(command, **more)
+        await self.box.upload({"in/script": command.encode()})
+        done = await self.inner.run(f"timeout -k 0 {timeout_s} sh script", **more)
+        return ExecResult(124, done.stdout, done.stderr, done.duration_s, True)
+""", "test_a_time_out_ends_what_the_command_started_and_nothing_else", "a time-out must kill all that the command started"),
+    "a shell that is left running": Wrong("sandbox", SHELL + """
+    async def close(self):
+        self.run = self.gone
+    async def gone(self, command):
+        raise SandboxError("closed")
+""", "test_closing_a_shell_ends_everything_that_it_started", "close must end the background jobs of the shell"),
+    "a shell that outlives its sandbox as a failed command": Wrong("sandbox", SHELL + """
+    async def run(self, command, **more):
+        try:
+            return await self.inner.run(command, **more)
+        except SandboxError:
+            return ExecResult(1, b"", b"gone", 0.1)
+""", "test_a_shell_ends_with_its_sandbox", "a command in a shell whose sandbox is stopped: it must raise SandboxError, it returned ExecResult"),
+    "a stream that comes at the end": Wrong("sandbox", STREAM + """
+            for item in [item async for item in real(command, **more)]:
+                yield item
+        box.exec_stream = exec_stream
+""", "test_output_comes_while_the_command_runs", "output must come as it is written, not when the command has ended"),
+    "a stream whose command outlives its reader": Wrong("sandbox", STREAM + """
+            queue = asyncio.Queue()
+            async def read():
+                async for item in real(command, **more):
+                    queue.put_nowait(item)
+            task = asyncio.create_task(read())
+            while not task.done() or not queue.empty():
+                yield await queue.get()
+        box.exec_stream = exec_stream
+""", "test_a_reader_that_leaves_ends_the_command", "leaving a stream before its end must end its command"),
+    "a stream that reads ahead": Wrong("sandbox", STREAM + """
+            queue = asyncio.Queue()
+            async def read():
+                async for item in real(command, **more):
+                    queue.put_nowait(item)
+            task = asyncio.create_task(read())
+            try:
+                while not task.done() or not queue.empty():
+                    yield await queue.get()
+            finally:
+                task.cancel()
+                await asyncio.wait([task])
+        box.exec_stream = exec_stream
+""", "test_a_slow_reader_makes_the_command_wait_and_nobody_else", "a command whose output is not read must wait"),
+    "a stream that is cut": Wrong("sandbox", STREAM + """
+            left = 1 << 20
+            async for item in real(command, **more):
+                if isinstance(item, Output):
+                    left -= len(item.data)
+                if left > 0 or isinstance(item, ExecResult):
+                    yield item
+        box.exec_stream = exec_stream
+""", "test_nothing_of_a_stream_is_cut_or_changed", "stdout must come whole"),
+    "a result with the output in it again": Wrong("sandbox", STREAM + """
+            said = b""
+            async for item in real(command, **more):
+                if isinstance(item, Output):
+                    said += item.data
+                    yield item
+                else:
+                    yield ExecResult(item.exit_code, said, b"", item.duration_s, item.timed_out)
+        box.exec_stream = exec_stream
+""", "test_a_stream_is_a_command_as_any_other", "the result must hold no output"),
     # engine
     "a logprob too few": Wrong("engine", ENGINE + """
     async def generate(self, request):

@@ -18,9 +18,10 @@ from ale.plugins import load_driver_class, validated_settings
 from ale.run_config import RunConfig
 from ale.specs.driver import Driver
 from ale.specs.kinds import CAPABILITIES
+from ale.specs.sandbox import NetworkMode
 from ale.validation import one_line
 
-NETWORKS = {
+NETWORKS: dict[NetworkMode, str] = {
     "none": "network_none", "endpoint-only": "network_endpoint", "allow": "egress_policy", "full": "network_full",
 }  # fmt: skip
 """Which capability a network policy asks of a sandbox."""
@@ -61,12 +62,9 @@ def check_capabilities(run: RunConfig, *, train: bool) -> None:
 
 
 def check_started(run: RunConfig, path: str, kind: str, driver: Driver) -> None:
-    """Refuse a run that needs what this machine did not give to a driver that has started. Raises `PluginError`.
-
-    The network policy is the provider's to keep, sandbox by sandbox.
-    """
+    """Refuse a run that needs what this machine did not give to a driver that has started. Raises `PluginError`."""
     parts = [_part(*section) for section in run.plugins()]
-    needs = [*_asked_for(run), *(need for part in parts for need in _of_the_plugin(part))]
+    needs = [_network(run), *_asked_for(run), *(need for part in parts for need in _of_the_plugin(part))]
     for need in needs:
         if need.kind == kind and need.capability not in driver.capabilities:
             name = next((part.use for part in parts if part.path == path), type(driver).__name__)
@@ -82,7 +80,7 @@ def _part(path: str, kind: str, choice: Any) -> Part:
 
 
 def _of_the_run(run: RunConfig, parts: list[Part], train: bool) -> Iterator[Need]:
-    yield Need(f"needs.network={run.needs.network}", "sandbox", NETWORKS[run.needs.network])
+    yield _network(run)
     yield from _asked_for(run)
     if not train:
         return
@@ -97,6 +95,10 @@ def _of_the_run(run: RunConfig, parts: list[Part], train: bool) -> Iterator[Need
             yield Need(f"{trainer}, which writes its weights to a folder,", "engine", "weight_update_from_folder")
     if run.rl:
         yield Need("rl", "engine", "real_tokens")
+
+
+def _network(run: RunConfig) -> Need:
+    return Need(f"needs.network={run.needs.network}", "sandbox", NETWORKS[run.needs.network])
 
 
 def _asked_for(run: RunConfig) -> Iterator[Need]:

@@ -42,6 +42,14 @@ class SandboxError(AleError):
     retryable = True
 
 
+class UncleanError(SandboxError):
+    """A sandbox that was to be reset could not be shown to be as new; `what` says in which respect (files, processes, ...)."""
+
+    def __init__(self, message: str, what: str) -> None:
+        super().__init__(message)
+        self.what = what
+
+
 class EngineError(AleError):
     """The inference engine failed, stalled or was given a request that it cannot serve."""
 

@@ -34,6 +34,8 @@ class DriverContext:
     hooks: Any = None
     """The observers of the run (`ale.hooks.Hooks`; `None` outside a run)."""
     labels: Mapping[str, str] = field(default_factory=dict)
+    event: Callable[..., None] = lambda kind, **data: None
+    """Puts an event into the run's store: a kind, and what JSON can hold by name."""
     redact: Callable[[str], str] = str
     """Takes the run's secrets out of a text: for all that a driver writes to a file or sends away."""
 

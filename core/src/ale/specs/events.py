@@ -77,6 +77,13 @@ class HookSpecs:
         """
 
     @hookspec
+    def ale_network_refused(
+        self, sandbox_id: str, labels: Mapping[str, str], protocol: str, host: str, port: int, count: int, reason: str
+    ) -> None:
+        """A sandbox tried to reach what its network policy does not let through, so many times; `labels` name its run,
+        episode and task. Protocols: tcp, udp, icmp, name (a DNS question), other (more than could be told apart)."""
+
+    @hookspec
     def ale_model_called(self, session_id: str, chunk: Chunk, message: Message) -> None:
         """The model, or whoever answers in its place (`chunk.sampled` is false), answered a call with `message`."""
 

@@ -53,7 +53,11 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     if collection_path.parent != HERE or not collection_path.name.startswith("test_"):
         return None
     subject = getattr(config, SUBJECT, None)
-    return subject is None or collection_path.name not in ("test_driver.py", f"test_{subject.kind}.py")
+    if subject is None:
+        return True
+    return collection_path.stem not in ("test_driver", f"test_{subject.kind}") and not collection_path.stem.startswith(
+        f"test_{subject.kind}_"
+    )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from ale.capabilities import NETWORKS
 from ale.errors import AleError, ConfigError, PluginError, SandboxError
-from ale.specs.sandbox import AGENT, TESTS, Resources, Sandbox, SandboxProvider, SandboxSpec, SandboxStats
+from ale.specs.sandbox import AGENT, TESTS, NetworkMode, Resources, Sandbox, SandboxProvider, SandboxSpec, SandboxStats
 from ale.testing.scenario import cancelled, fails_with, scenario
 from ale.testing.subject import Subject
 
@@ -31,8 +31,14 @@ def spec(subject: Subject, **more: Any) -> SandboxSpec:
     """A plain sandbox under the strictest network policy that the provider claims."""
     for mode, capability in NETWORKS.items():
         if subject.can(capability):
-            return SandboxSpec(network=mode, **more)
+            return network_spec(mode, **more)
     raise AssertionError(f"a provider must claim at least one of {', '.join(NETWORKS.values())}")
+
+
+def network_spec(mode: NetworkMode, **more: Any) -> SandboxSpec:
+    """A sandbox of a network policy, with what the policy has to name."""
+    needed: dict[str, Any] = {"endpoint-only": {"endpoint": "http://127.0.0.1:9"}, "allow": {"allow": ("127.0.0.1:9",)}}
+    return SandboxSpec(network=mode, **needed.get(mode, {}), **more)
 
 
 @asynccontextmanager
@@ -273,9 +279,15 @@ async def test_a_provider_lists_what_it_started_and_removes_it(subject: Subject)
         (line,) = [i for i in await provider.list() if i.id == box.id]
         assert line.labels.get("task") == "t-1", "list() must give the labels of the spec"
         assert line.alive, "list() must say that a running sandbox is alive"
-        again = provider.start_sandbox(spec(subject, id=box.id))
-        await fails_with(again, AleError, why="starting an id that is there")
+        again = await provider.start_sandbox(spec(subject, id=box.id, labels={"task": "t-1"}))
+        await box.upload({"mine": b"1"})
+        assert await again.download("mine") == b"1", "starting the same spec again must give the sandbox that is there"
+        other = provider.start_sandbox(spec(subject, id=box.id, env={"OTHER": "1"}))
+        await fails_with(other, AleError, why="starting another spec under an id that is there")
         assert (await box.exec("echo on")).stdout == b"on\n", "a refused second start must not harm the first sandbox"
+        async with subject.build(run_id="another") as beside:
+            foreign = beside.start_sandbox(spec(subject, id=box.id, labels={"task": "t-1"}))
+            await fails_with(foreign, AleError, why="starting an id that another provider has")
         await provider.remove(box.id)
         await provider.remove(box.id)
         await provider.remove("no-such-sandbox")
@@ -371,9 +383,9 @@ async def test_an_idle_sandbox_ends_and_a_busy_one_does_not_or_it_is_refused(sub
 async def test_what_it_cannot_give_is_refused_and_not_ignored(subject: Subject) -> None:
     async with subject.build() as provider:
         wishes: list[tuple[str, SandboxSpec]] = [
-            (mode, SandboxSpec(network=mode))
+            (mode, network_spec(mode))
             for mode, capability in NETWORKS.items()
-            if capability not in provider.capabilities and mode != "none"  # where nothing is cut, the run is refused
+            if capability not in provider.capabilities
         ]
         if "limits" not in provider.capabilities:
             wishes.append(("resources.memory_mib", spec(subject, resources=Resources(memory_mib=64))))

@@ -1,0 +1,144 @@
+"""A sandbox that is watched: every way to run a command is asked about and told of, and all else goes on to the sandbox."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+import pytest
+from memory_sandboxes import MemoryBox, MemoryProvider
+
+from ale.errors import SandboxError
+from ale.hooks import Hooks
+from ale.rollout.observed import ObservedSandbox
+from ale.specs.events import ExecBy, hookimpl
+from ale.specs.sandbox import ExecResult, Output, Sandbox, SandboxSpec, Shell
+from ale.task import Task, TaskTests
+
+TASK = Task(id="t", instruction="Do it.", tests=TaskTests(command="true"))
+
+
+class Box(MemoryBox):
+    """Streams and shells say what they were asked to run; `wait` waits for ever."""
+
+    async def exec_stream(self, command: str, **more: Any) -> AsyncGenerator[Output | ExecResult, None]:
+        self.check()
+        yield Output("stdout", command.encode())
+        if command == "wait":
+            await asyncio.Event().wait()
+        yield ExecResult(3, b"", b"", 0.1)
+
+    async def open_shell(self, **more: Any) -> Shell:
+        self.check()
+        return BoxShell(self)
+
+
+class BoxShell(Shell):
+    """A shell of such a box."""
+
+    def __init__(self, box: Box) -> None:
+        self.box, self.closed = box, False
+
+    async def run(self, command: str, *, timeout_s: float = 60.0, max_output_bytes: int = 1 << 20) -> ExecResult:
+        return await self.box.exec(command)
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+class Watcher:
+    """Refuses what has `rm` in it, and writes down what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, str, Any]] = []
+
+    @hookimpl
+    def ale_before_exec(self, command: str, stdin: bytes) -> str | None:
+        return "not that" if "rm" in command else None
+
+    @hookimpl
+    def ale_exec_started(self, command: str, stdin: bytes) -> None:
+        self.told.append(("started", command, stdin))
+
+    @hookimpl
+    def ale_exec_finished(self, command: str, result: ExecResult | None, error: str | None) -> None:
+        self.told.append(("finished", command, error if result is None else result.exit_code))
+
+
+def watched(by: ExecBy = "agent") -> tuple[ObservedSandbox, Box, Watcher]:
+    """A box, the sandbox that an agent gets instead of it, and who watches."""
+    provider, watcher = MemoryProvider(), Watcher()
+    box = Box(provider, 1, SandboxSpec())
+    provider.alive.add(box)
+    return ObservedSandbox(box, "e", TASK, by, Hooks([("watcher", watcher)])), box, watcher
+
+
+async def everyway(sandbox: Sandbox, command: str) -> list[ExecResult]:
+    """Run a command in every way that there is; the results."""
+    streamed = [item async for item in sandbox.exec_stream(command)]
+    assert isinstance(streamed[-1], ExecResult)
+    said = b"".join(item.data for item in streamed[:-1] if isinstance(item, Output))
+    async with await sandbox.open_shell() as shell:
+        return [
+            await sandbox.exec(command),
+            ExecResult(streamed[-1].exit_code, said, b"", 0.0),
+            await shell.run(command),
+        ]
+
+
+async def test_what_is_refused_is_refused_whichever_way_it_is_run() -> None:
+    sandbox, _, watcher = watched()
+    for result in await everyway(sandbox, "rm -rf /"):
+        assert (result.exit_code, result.output) == (126, "refused: not that\n")
+    assert watcher.told == [("finished", "rm -rf /", 126)] * 3, "it is told of, and never started"
+
+
+async def test_what_is_run_is_told_of_with_its_result_whichever_way_it_is_run() -> None:
+    sandbox, _, watcher = watched()
+    assert [result.exit_code for result in await everyway(sandbox, "echo")] == [0, 3, 0]
+    ends = [("finished", "echo", code) for code in (3, 0, 0)]
+    assert watcher.told == [event for end in ends for event in (("started", "echo", b""), end)]
+    sandbox, _, _ = watched(by="reward")
+    assert [result.exit_code for result in await everyway(sandbox, "rm")] == [0, 3, 0], "only the agent is asked about"
+
+
+async def test_a_stream_whose_reader_leaves_is_told_of_as_that() -> None:
+    sandbox, _, watcher = watched()
+    async with aclosing(sandbox.exec_stream("wait", stdin=b"in")) as items:
+        assert await anext(items) == Output("stdout", b"wait")
+        assert watcher.told == [("started", "wait", b"in")]
+    assert watcher.told[1:] == [("finished", "wait", "its reader left")]
+
+
+async def test_what_is_cancelled_or_dies_is_told_of_as_that() -> None:
+    sandbox, box, watcher = watched()
+    async with await sandbox.open_shell() as shell:
+        for call in (shell.run("wait"), everyway(sandbox, "wait")):
+            task = asyncio.ensure_future(call)
+            await asyncio.sleep(0.01)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        box.dead = True
+        for call in (shell.run("true"), everyway(sandbox, "true")):
+            with pytest.raises(SandboxError):
+                await call
+    ends = [what for kind, _, what in watcher.told if kind == "finished"]
+    assert [end.partition(":")[0] for end in ends] == ["CancelledError"] * 2 + ["SandboxError"] * 2
+    assert "The sandbox box-1 is gone" in ends[-1]
+
+
+async def test_everything_that_a_sandbox_can_do_reaches_the_one_inside() -> None:
+    sandbox, box, _ = watched()
+    methods = {name for name, value in vars(Sandbox).items() if inspect.isfunction(value) and not name.startswith("_")}
+    missing = methods - vars(ObservedSandbox).keys()
+    assert missing == set(), "what is not passed on would be the contract's default, which can do nothing"
+    fresh = SandboxSpec(env={"A": "b"})
+    await sandbox.reset(fresh)
+    assert (box.spec, sandbox.spec) == (fresh, fresh)
+    shell = await sandbox.open_shell()
+    await shell.close()
+    assert shell._inner.closed  # type: ignore[attr-defined]
