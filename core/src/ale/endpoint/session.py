@@ -124,6 +124,7 @@ class ModelEndpoint:
         self.engine = engine
         self.hooks = hooks
         self.base_url: str | None = None
+        """With the API's path; None where nothing is served."""
         self._sessions: dict[str, EndpointSession] = {}
 
     def open(
@@ -141,6 +142,11 @@ class ModelEndpoint:
         )
         self._sessions[session.id] = session
         return session
+
+    @property
+    def origin(self) -> str | None:
+        """Where it is served, without the API's path."""
+        return None if self.base_url is None else self.base_url.removesuffix("/v1")
 
     def close(self, session: EndpointSession) -> None:
         """Forget the session: its key is worth nothing from now on."""

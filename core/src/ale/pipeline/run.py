@@ -80,6 +80,7 @@ async def _observed_run(
     assert folder is not None
     redact = loaded.values.redact
     store = RunStore.create(folder, redact)
+    context = replace(context, event=store.add_event)
     (folder / CONFIG_NAME).write_text(loaded.to_yaml())
     began = time.monotonic()
     status, error, bench = "failed", None, None
@@ -191,6 +192,7 @@ def summarize(
         "heldout": dict(bench.evaluations) if bench else {},
         "seconds": {name: round(value, 3) for name, value in stages.items()} | {"total": round(seconds, 3)},
         "rollouts": store.count(),
+        "sandboxes": {name: round(value, 4) for name, value in bench.pool_metrics().items()} if bench else {},
         "sampled_tokens": sampled,
         "tokens_per_s": round(sampled / generating, 1) if generating else 0.0,
         "peak_memory_mib": round(peak_memory_mib(), 1),

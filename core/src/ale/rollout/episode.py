@@ -104,9 +104,10 @@ class Episodes:
                 resources.model_copy(update={"disk_mib": None} if task.image else {}) if limited else Resources()
             )
         spec = SandboxSpec(
-            image=task.image, resources=resources, network=self.needs.network, env=dict(task.env),
+            image=task.image, resources=resources, network=self.needs.network, allow=self.needs.allow,
+            endpoint=None if self.needs.network == "none" else self.endpoint.origin, env=dict(task.env),
             files={path: text.encode() for path, text in task.files.items()},
-            labels={**self.labels, "episode": session.id},
+            labels={**self.labels, "task": task.id, "episode": session.id},
         )  # fmt: skip
         scaffold = self.scaffold.of(task, request.group).driver
         reward = self.reward.of(task, request.group).driver

@@ -17,8 +17,8 @@ from ale.errors import ConfigError
 from ale_resident.program import INSIDE, compile_module, resident_command, write_program
 
 PLACE = "/.ale"
-CONTROL = f"{PLACE}/control"
-"""Where the folder with the socket to the host is mounted."""
+CONTROL, GATE = f"{PLACE}/control", f"{PLACE}/gate"
+"""Where the folders with the sockets to the host are mounted: the resident's own, and the network's."""
 EXTRA = "encodings.ascii, encodings.latin_1, encodings.utf_8, _socket"
 
 
@@ -26,6 +26,7 @@ def make_bundle(folder: Path) -> None:
     """Write the bundle into a new folder. Blocks for some 100 ms. Raises `ConfigError` where this Python cannot be bundled."""
     write_program(folder / "program")
     (folder / "control").mkdir()
+    (folder / "gate").mkdir()
     executable = os.path.realpath(sys.executable)
     names = ", ".join(f"ale_resident.{Path(str(module.__file__)).stem}" for module in INSIDE)
     code = (

@@ -6,33 +6,59 @@ capabilities.
 
 from __future__ import annotations
 
-import ctypes
+import _ctypes  # `ctypes` itself would cost a fifth of each start
 import os
+import sys
+
+TYPE_CHECKING = False  # importing it, or `collections.abc`, would cost 3 ms of each start
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 Caps = frozenset[int]
 AGENT_UID, TESTS_UID = 1000, 1001
-PR_SET_DUMPABLE, PR_SET_KEEPCAPS, PR_SET_CHILD_SUBREAPER, PR_CAP_AMBIENT = 4, 8, 36, 47
-PR_CAP_AMBIENT_RAISE = 2
+PR_SET_DUMPABLE, PR_SET_KEEPCAPS, PR_CAPBSET_DROP, PR_SET_CHILD_SUBREAPER, PR_CAP_AMBIENT = 4, 8, 24, 36, 47
+PR_CAP_AMBIENT_RAISE, PR_CAP_AMBIENT_CLEAR_ALL = 2, 4
 CAP_DAC_OVERRIDE, CAP_KILL, CAP_SETGID, CAP_SETUID = 1, 5, 6, 7
 OWN_CAPS = frozenset({CAP_DAC_OVERRIDE, CAP_KILL, CAP_SETGID, CAP_SETUID})
 NO_CAPS: Caps = frozenset()
 READ_ALL = frozenset({CAP_DAC_OVERRIDE})
 """The tests' user may read and write what the agent left, whatever modes it gave to it."""
 
-libc = ctypes.CDLL(None)
+LIBC = _ctypes.dlopen(None, 0)  # type: ignore[arg-type]  # None: this program itself
+CAPABILITIES = (0x20080522).to_bytes(4, sys.byteorder) + bytes(4)
+"""The header of the system calls for them: version 3, this process."""
+
+
+def libc(name: str, *arguments: int | bytes | None) -> int:
+    """Call a function of the C library; bytes go as a pointer to what they hold."""
+    return int(_ctypes.call_function(_ctypes.dlsym(LIBC, name), arguments))
 
 
 def prctl(option: int, *values: int) -> None:
     """The system call; a kernel too old for an option is no reason to fail."""
-    libc.prctl(option, *[ctypes.c_ulong(v) for v in (*values, 0, 0, 0, 0)[:4]])
+    libc("prctl", option, *(*values, 0, 0, 0, 0)[:4])
 
 
 def set_capabilities(effective: Caps, permitted: Caps, inheritable: Caps = NO_CAPS) -> None:
     """Set this process's capabilities."""
-    header = (ctypes.c_uint32 * 2)(0x20080522, 0)
     masks = [sum(1 << cap for cap in caps) for caps in (effective, permitted, inheritable)]
-    data = (ctypes.c_uint32 * 6)(*masks, 0, 0, 0)
-    if libc.capset(header, data) != 0:
+    data = b"".join(mask.to_bytes(4, sys.byteorder) for mask in (*masks, 0, 0, 0))
+    if libc("capset", CAPABILITIES, data) != 0:
+        raise OSError("capset was refused")
+
+
+def drop(caps: Caps) -> None:
+    """Give capabilities up for good: this process's, and what its children could inherit."""
+    prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL)
+    held = bytes(24)  # a new object that nobody else has; the call fills it
+    if libc("capget", CAPABILITIES, held) != 0:
+        raise OSError("capget was refused")
+    for cap in caps:
+        prctl(PR_CAPBSET_DROP, cap)  # where that is allowed; no_new_privs keeps them from coming back in any case
+    lost = sum(1 << cap for cap in caps)
+    kept = [int.from_bytes(held[at : at + 4], sys.byteorder) & ~lost for at in (0, 4, 8)]
+    data = b"".join(mask.to_bytes(4, sys.byteorder) for mask in kept) + held[12:]
+    if libc("capset", CAPABILITIES, data) != 0:
         raise OSError("capset was refused")
 
 
@@ -74,8 +100,31 @@ class Rights:
             if uid == TESTS_UID:
                 set_capabilities(READ_ALL, OWN_CAPS)
 
+    def take_as(self, owner: int) -> None:
+        """Make what `owner` is to have, wherever that stands: a snapshot is put back."""
+        if self.several:
+            self.give_back()
+            if owner:
+                os.setegid(owner)
+                os.seteuid(owner)
+                set_capabilities(READ_ALL, OWN_CAPS)
+
     def give_back(self) -> None:
         """Be the resident again."""
         if self.several:
+            os.seteuid(0)
+            os.setegid(0)
+
+
+def as_user(uid: int, gid: int, change: Callable[..., object], *arguments: object, **more: object) -> None:
+    """Do what only the owner of a thing may do, where the resident is not that owner itself."""
+    several = os.geteuid() == 0
+    try:
+        if several:
+            os.setegid(gid)
+            os.seteuid(uid)
+        change(*arguments, **more)
+    finally:
+        if several:
             os.seteuid(0)
             os.setegid(0)

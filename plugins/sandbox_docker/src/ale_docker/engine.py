@@ -13,7 +13,7 @@ import aiohttp
 
 from ale.errors import ConfigError, SandboxError
 from ale.specs.sandbox import SandboxStats
-from ale_resident.container import LABEL, Engine, Found, Plan
+from ale_resident.container import LABEL, Engine, Found, FoundImage, Plan
 
 GONE, CONFLICT = 404, 409
 PIDS_MAX, MIB = 4096, 1 << 20
@@ -66,12 +66,15 @@ class DockerEngine(Engine):
                 for source, target, writable in plan.mounts
             ],
             "PidsLimit": limits.pids or PIDS_MAX,
+            "Sysctls": dict(plan.sysctls),
             "LogConfig": {"Type": "json-file", "Config": {"max-size": "1m", "max-file": "1"}},
         }
         if limits.memory_mib is not None:
             host |= {"Memory": limits.memory_mib * MIB, "MemorySwap": limits.memory_mib * MIB}
         if limits.cpus is not None:
             host["NanoCpus"] = int(limits.cpus * 1e9)
+        if limits.gpus is not None:
+            host["DeviceRequests"] = [{"Count": limits.gpus, "Capabilities": [["gpu"]]}]
         if plan.in_memory:
             host["ReadonlyRootfs"] = True
             host["Tmpfs"] = {path: f"size={limits.disk_mib}m,mode=1777,exec,nosuid,nodev" for path in plan.in_memory}
@@ -148,9 +151,27 @@ class DockerEngine(Engine):
         async with said(f"keep the container {name} as {image}"):
             await self.client.containers.container(name).commit(repository=repository, tag=tag)
 
-    async def remove_image(self, image: str) -> None:
-        with suppress(aiodocker.DockerError):
-            await self.client.images.delete(image, force=True)
+    async def images(self) -> list[FoundImage]:
+        async with said("list images"):
+            listed = await self.client.images.list(filters={"label": [LABEL]})
+        return [
+            FoundImage(
+                str(i["Id"]), tuple(n for n in i["RepoTags"] or () if "<none>" not in n), dict(i["Labels"] or {}),
+                float(i["Created"]),
+            )
+            for i in listed
+        ]  # fmt: skip
+
+    async def remove_image(self, image: str) -> bool:
+        try:
+            await self.client.images.delete(image)  # not forced: what runs from it would go on without its files
+        except aiodocker.DockerError as error:
+            if error.status not in (GONE, CONFLICT):
+                raise SandboxError(f"Docker could not remove the image {image}: {error.message}") from error
+            return bool(error.status == GONE)
+        except aiohttp.ClientError as error:
+            raise SandboxError(f"Docker could not remove the image {image}: {error}") from error
+        return True
 
     async def logs(self, name: str) -> str:
         with suppress(aiodocker.DockerError, aiohttp.ClientError):
@@ -161,11 +182,12 @@ class DockerEngine(Engine):
         async with (
             said(f"measure the container {name}"),
             self.client._query(f"containers/{name}/stats", params={"stream": "false", "one-shot": "true"}) as response,
+            self.client._query(f"containers/{name}/json", params={"size": "true"}) as sized,
         ):
-            found = await response.json()
+            found, size = await response.json(), (await sized.json()).get("SizeRw")
         memory, cpu, pids = found.get("memory_stats", {}), found.get("cpu_stats", {}), found.get("pids_stats", {})
         used = cpu.get("cpu_usage", {}).get("total_usage")
-        return SandboxStats(memory.get("usage"), None if used is None else used / 1e9, pids.get("current"))
+        return SandboxStats(memory.get("usage"), None if used is None else used / 1e9, pids.get("current"), size)
 
 
 @asynccontextmanager

@@ -16,11 +16,12 @@ from podman.errors import APIError, PodmanError
 
 from ale.errors import ConfigError, SandboxError
 from ale.specs.sandbox import SandboxStats
-from ale_resident.container import LABEL, Engine, Found, Plan
+from ale_resident.container import LABEL, Engine, Found, FoundImage, Plan
 
 T = TypeVar("T")
 MIB, PIDS_MAX, PERIOD_US = 1 << 20, 4096, 100_000
 THREADS = 8
+GONE, CONFLICT = 404, 409
 
 
 class PodmanEngine(Engine):
@@ -72,7 +73,7 @@ class PodmanEngine(Engine):
             held["memory"] = {"limit": limits.memory_mib * MIB, "swap": limits.memory_mib * MIB}
         if limits.cpus is not None:
             held["cpu"] = {"quota": int(limits.cpus * PERIOD_US), "period": PERIOD_US}
-        spec = {
+        spec: dict[str, Any] = {
             "name": plan.name,
             "image": plan.image,
             "entrypoint": plan.command[:1],
@@ -88,6 +89,7 @@ class PodmanEngine(Engine):
             "cap_add": [f"CAP_{name}" for name in plan.capabilities],
             "no_new_privileges": True,
             "resource_limits": held,
+            "sysctl": dict(plan.sysctls),
             "mounts": [
                 {
                     "type": "bind",
@@ -103,6 +105,8 @@ class PodmanEngine(Engine):
             ],
             "read_only_filesystem": bool(plan.in_memory),
         }
+        if limits.gpus is not None:  # by the names that `nvidia-ctk cdi generate` gives
+            spec["devices"] = [{"path": f"nvidia.com/gpu={i}"} for i in range(limits.gpus)]
 
         def work(client: Any) -> None:
             response = client.api.post(
@@ -170,9 +174,28 @@ class PodmanEngine(Engine):
 
         await self._do(f"keep the container {name} as {image}", work)
 
-    async def remove_image(self, image: str) -> None:
-        with suppress(SandboxError):
-            await self._do(f"remove the image {image}", lambda client: client.images.remove(image, force=True))
+    async def images(self) -> list[FoundImage]:
+        def work(client: Any) -> list[FoundImage]:
+            response = client.api.get("/images/json", params={"filters": json.dumps({"label": [LABEL]})})
+            response.raise_for_status()
+            return [
+                FoundImage(
+                    str(i["Id"]), tuple(n.removeprefix("localhost/") for n in i.get("Names") or ()),
+                    dict(i.get("Labels") or {}), float(i["Created"]),
+                )
+                for i in response.json()
+            ]  # fmt: skip
+
+        return await self._do("list images", work)
+
+    async def remove_image(self, image: str) -> bool:
+        def work(client: Any) -> bool:
+            response = client.api.delete(f"/images/{image}")  # not forced: that would end what runs from it
+            if response.status_code not in (GONE, CONFLICT):
+                response.raise_for_status()
+            return bool(response.status_code != CONFLICT)
+
+        return await self._do(f"remove the image {image}", work)
 
     async def logs(self, name: str) -> str:
         def work(client: Any) -> str:
@@ -189,7 +212,12 @@ class PodmanEngine(Engine):
             response.raise_for_status()
             (found, *_) = response.json()["Stats"] or [{}]
             cpu = found.get("CPUNano")
-            return SandboxStats(found.get("MemUsage"), None if cpu is None else cpu / 1e9, found.get("PIDs"))
+            query = {"size": True, "filters": json.dumps({"name": [f"^{name}$"]})}
+            sizes = client.api.get("/containers/json", params=query)
+            sizes.raise_for_status()
+            (sized, *_) = sizes.json() or [{}]
+            size = (sized.get("Size") or {}).get("rwSize")
+            return SandboxStats(found.get("MemUsage"), None if cpu is None else cpu / 1e9, found.get("PIDs"), size)
 
         return await self._do(f"measure the container {name}", work)
 

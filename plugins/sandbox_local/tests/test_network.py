@@ -1,0 +1,92 @@
+"""The network of local sandboxes under load, and where the agent may kill the relay."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from ale.specs.sandbox import SandboxSpec
+from ale_local import LocalSandboxProvider
+
+pytestmark = pytest.mark.bwrap
+
+
+@asynccontextmanager
+async def echo() -> AsyncIterator[int]:
+    """A service of the host that sends back what it got; its port."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(1 << 16):
+            writer.write(data)
+            await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        yield server.sockets[0].getsockname()[1]
+
+
+ROUND_TRIP = """
+import hashlib, os, socket, sys, threading
+host, port, size, connections = sys.argv[1], *map(int, sys.argv[2:])
+def trip(results, i):
+    sent = os.urandom(1 << 16) * (size >> 16)
+    with socket.create_connection((host, port)) as sock:
+        def send():
+            sock.sendall(sent)
+            sock.shutdown(socket.SHUT_WR)
+        threading.Thread(target=send).start()
+        got = bytearray()
+        while data := sock.recv(1 << 16):
+            got += data
+    results[i] = bytes(got) == sent
+results = [None] * connections
+threads = [threading.Thread(target=trip, args=(results, i)) for i in range(connections)]
+[t.start() for t in threads]; [t.join() for t in threads]
+print(all(results), len(results))
+"""
+
+
+@pytest.mark.parametrize(("mib", "connections"), [(24, 1), (1, 20)])
+async def test_what_is_sent_comes_back_whole_however_much_and_however_often(
+    wrapped: LocalSandboxProvider, mib: int, connections: int
+) -> None:
+    async with echo() as port:
+        spec = SandboxSpec(network="allow", allow=(f"127.0.0.1:{port}",), endpoint=f"http://127.0.0.1:{port}")
+        async with await wrapped.start_sandbox(spec) as box:
+            for there in (port, 8600):
+                command = f"python3 - 127.0.0.1 {there} {mib << 20} {connections}"
+                done = await box.exec(command, stdin=ROUND_TRIP.encode(), timeout_s=100)
+                assert done.output == f"True {connections}\n"
+            assert box.gate is not None
+            assert box.gate.bytes_out == box.gate.bytes_in == 2 * connections * (mib << 20)
+            stats = await box.stats()
+            assert (stats.network_in_bytes, stats.network_out_bytes) == (box.gate.bytes_in, box.gate.bytes_out)
+
+
+async def test_a_relay_that_was_killed_is_started_again(wrapped: LocalSandboxProvider) -> None:
+    async with echo() as port:
+        spec = SandboxSpec(network="allow", allow=(f"127.0.0.1:{port}",))
+        async with await wrapped.start_sandbox(spec) as box:
+            assert box.gate is not None
+            for _ in range(3):
+                await box.kill_agent_processes()
+                done = await box.exec(f"exec 3<>/dev/tcp/127.0.0.1/{port}; echo hi >&3; head -n 1 <&3")
+                assert done.output == "hi\n"
+            assert len(os.listdir(box.gate.folder)) == 1
+        assert not box.gate.folder.exists()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="becoming another user takes root")
+def test_a_user_who_is_not_root_has_the_same_policies(tmp_path: Path) -> None:
+    command = ["unshare", "--user", "--map-user=1234", "--map-group=1234", sys.executable]
+    program = str(Path(__file__).with_name("network_as_user.py"))
+    done = subprocess.run([*command, program, str(tmp_path)], capture_output=True, text=True, timeout=60)
+    assert done.stdout.splitlines() == ["hi", "hi", "refused", *["CapEff:\t0000000000000000"] * 2], done.stderr
