@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from ale.specs.kinds import CAPABILITIES, HOOKS
-from ale.specs.sandbox import NetworkMode, Resources
+from ale.specs.sandbox import ALLOW, NetworkMode, Resources, host_and_port
 from ale.specs.trainer import ScratchModel
 
 Kind = Literal["sandbox", "engine", "trainer", "algorithm", "scaffold", "reward", "tasks"]
@@ -100,6 +100,7 @@ class SandboxNeeds(Section):
         "given, a sandbox without the capability `limits` is asked for none.",
     )
     network: NetworkMode = Field("none", description="none, endpoint-only, allow or full.")
+    allow: tuple[str, ...] = Field((), description=ALLOW)
     capabilities: dict[Kind, tuple[str, ...]] = Field(
         default_factory=dict,
         description="What else the run's plugins must be able to do: kind -> capabilities, such as sandbox: [limits].",
@@ -109,6 +110,18 @@ class SandboxNeeds(Section):
     @classmethod
     def _beside_the_defaults(cls, value: Any) -> Any:
         return {**DEFAULT_RESOURCES.model_dump(), **value} if isinstance(value, dict) else value
+
+    @model_validator(mode="after")
+    def _allow_goes_with_allow(self) -> SandboxNeeds:
+        for entry in self.allow:
+            host_and_port(entry)
+        if self.allow and self.network != "allow":
+            raise ValueError(
+                f"'allow' names hosts, and 'network' is {self.network}: set network to allow, or leave allow out"
+            )
+        if self.network == "allow" and not self.allow:
+            raise ValueError("'network' is allow, and 'allow' names no host: name some, such as pypi.org:443")
+        return self
 
     @property
     def limits_given(self) -> bool:
@@ -124,6 +137,35 @@ class SandboxNeeds(Section):
                     known = ", ".join(CAPABILITIES[kind]) or "none but plugins' own"
                     raise ValueError(f"there is no capability '{word}' of kind {kind}; there are {known}")
         return value
+
+
+class PoolConfig(Section):
+    """How the sandboxes of the episodes are kept: warm ones, used again where that is safe, and never too many."""
+
+    max_uses: int = Field(
+        32,
+        gt=0,
+        description="Episodes that a sandbox serves, one after the other. In between it is reset, and used again only where "
+        "its provider shows that nothing is left (capability `reset`). 1: a new one for each episode.",
+    )
+    warm: int = Field(
+        0,
+        ge=0,
+        description="Sandboxes of each kind (image, limits, network) that are kept ready before they are asked for; needs a "
+        "provider with the capability `reset`.",
+    )
+    max_sandboxes: int | None = Field(
+        None,
+        gt=0,
+        description="Sandboxes of one provider at once, warm ones too; episodes wait for one. null: no limit.",
+    )
+    starts_at_once: int = Field(8, gt=0, description="Sandboxes of one provider that are started at the same time.")
+    wait_s: float = Field(
+        300.0, gt=0, description="Seconds that an episode waits for its turn before that counts as a failure."
+    )
+    idle_s: float = Field(
+        300.0, gt=0, description="Stop a sandbox that nobody used for so long, unless it is to be warm."
+    )
 
 
 class RolloutConfig(Section):
@@ -197,7 +239,11 @@ class EvalConfig(Section):
 class EndpointConfig(Section):
     """The model endpoint."""
 
-    http: bool = Field(False, description="Also serve HTTP on a loopback port, for agents in processes of their own.")
+    http: bool = Field(
+        False,
+        description="Also serve HTTP on a loopback port, for agents in processes of their own. "
+        "Sandboxes with needs.network: endpoint-only have it in any case.",
+    )
     tool_format: str = Field("hermes", pattern="^hermes$", description="How tool calls stand in the model's text.")
 
 
@@ -222,6 +268,7 @@ class RunConfig(Section):
     needs: SandboxNeeds = SandboxNeeds()
     endpoint: EndpointConfig = EndpointConfig()
     rollout: RolloutConfig = RolloutConfig()
+    pool: PoolConfig = PoolConfig()
     sft: SFTConfig | None = Field(None, description="The supervised warm start; leave it out to go without.")
     rl: RLConfig | None = Field(None, description="Reinforcement learning; leave it out to go without.")
     eval: EvalConfig = EvalConfig()

@@ -47,7 +47,7 @@ async def roll_out_only(bench: Workbench, source: Path | None) -> None:
     for step in range(1, config.steps + 1):
         with bench.timed("rollout"):
             previous = await roll_out(bench, [next(tasks) for _ in range(config.prompts_per_step)], step, previous)
-        metrics = rollout_metrics(previous, bench.engine.version)
+        metrics = rollout_metrics(previous, bench.engine.version) | bench.pool_metrics()
         bench.store.add_metrics(RL_STAGE, step, metrics)
         bench.progress.numbers(success=metrics["success"])
 

@@ -43,6 +43,7 @@ async def reinforce(bench: Workbench, config: RLConfig) -> None:
         metrics |= rollout_metrics(previous, bench.engine.version - 1)
         metrics |= {"rollout_s": rolled - began, "train_s": time.monotonic() - rolled}
         metrics["tokens_per_s"] = metrics["sampled_tokens"] / max(1e-9, rolled - began)
+        metrics |= bench.pool_metrics()
         bench.finish_step(RL_STAGE, step, metrics)
         bench.progress.numbers(
             remaining_s=(time.monotonic() - first) / step * (config.steps - step),

@@ -18,6 +18,7 @@ from ale.pipeline.progress import Progress
 from ale.plugins import open_driver
 from ale.rollout.episode import Episodes
 from ale.rollout.mix import MixedTasks, Source
+from ale.rollout.pool import SandboxPool
 from ale.rollout.scheduler import Rollouts
 from ale.rollout.selection import Option, Selection
 from ale.run_config import RULES_KEY, PluginChoice, PluginRules, RunConfig
@@ -49,6 +50,8 @@ class Workbench:
     sft: Algorithm | None
     endpoint: ModelEndpoint
     rollouts: Rollouts
+    pools: Mapping[str, SandboxPool]
+    """The pool of each sandbox plugin, by the name that the run gives it."""
     seconds: dict[str, float] = field(default_factory=dict)
     evaluations: dict[str, dict[str, Any]] = field(default_factory=dict)
 
@@ -77,6 +80,14 @@ class Workbench:
         policy = await self.backend.publish()
         await self.engine.load_weights(policy)
         return policy
+
+    def pool_metrics(self) -> dict[str, float]:
+        """What the pools of sandboxes tell, as `pool/<metric>`, or `pool/<plugin>/<metric>` where there are several."""
+        path = "pool/{name}/" if len(self.pools) > 1 else "pool/"
+        return {
+            f"{path.format(name=name)}{metric}": value
+            for name, pool in self.pools.items() for metric, value in pool.metrics().items()
+        }  # fmt: skip
 
     def finish_step(self, stage: str, step: int, metrics: Mapping[str, float]) -> None:
         """Keep a training step's metrics and tell the observers."""
@@ -116,11 +127,15 @@ async def open_workbench(
     """Build every driver the run names, start them, and close them whatever happens."""
     hooks, run_id, folder = context.hooks, context.run_id, context.run_dir
     assert folder is not None
+    pools: dict[str, SandboxPool] = {}
     async with AsyncExitStack() as stack:
 
         async def start(kind: str, choice: PluginChoice, path: str | None = None) -> Any:
-            driver = await open_driver(stack, kind, choice, context, path or kind)
+            driver: Any = await open_driver(stack, kind, choice, context, path or kind)
             check_started(config, path or kind, kind, driver)
+            if kind == "sandbox":
+                name = choice.use if choice.use not in pools else f"{choice.use}.{len(pools)}"
+                driver = pools[name] = await stack.enter_async_context(SandboxPool(driver, config.pool))
             return driver
 
         async def select(kind: str, section: PluginChoice | PluginRules) -> Selection[Any]:
@@ -159,7 +174,7 @@ async def open_workbench(
         trainer = await start("trainer", config.trainer) if config.trainer and train else None
         tokenizer = byte_tokenizer()
         endpoint = ModelEndpoint(tokenizer, engine, hooks)
-        if config.endpoint.http:
+        if config.endpoint.http or config.needs.network == "endpoint-only":
             from ale.endpoint.http import serve
 
             await stack.enter_async_context(serve(endpoint))
@@ -173,5 +188,6 @@ async def open_workbench(
 
         rollouts = Rollouts(episodes, store, finished)
         yield Workbench(
-            config, run_id, folder, store, hooks, progress, tasks, engine, trainer, algorithm, sft, endpoint, rollouts
+            config, run_id, folder, store, hooks, progress, tasks, engine, trainer, algorithm, sft, endpoint, rollouts,
+            pools,
         )  # fmt: skip

@@ -107,6 +107,8 @@ _STAGE_CHARTS: tuple[tuple[str, str, str, Format, bool, tuple[tuple[str, str], .
      (("ratio", "mean"), ("ratio_std", "standard deviation"))),
     (RL_STAGE, "Left out of the gradient", "share", "share", True,
      (("masked", "masked tokens"), ("masked_chunks", "masked chunks"), ("clipped", "clipped tokens"))),
+    (RL_STAGE, "Wait for a sandbox", "of the latest requests", "seconds", True,
+     (("pool/wait_s_p50", "median"), ("pool/wait_s_p95", "95th percentile"))),
     (RL_STAGE, "Time per step", "", "seconds", True, (("rollout_s", "rollouts"), ("train_s", "training"))),
 )  # fmt: skip
 

@@ -1,0 +1,30 @@
+"""How long something takes: the latest times in quantiles, and the longest of all."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+
+LATEST = 1000
+
+
+class Times:
+    """Durations of one thing, in seconds."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.latest: deque[float] = deque(maxlen=LATEST)
+        self.most = 0.0
+
+    def add(self, since: float) -> None:
+        """Something that began then (`time.monotonic`) is over."""
+        self.latest.append(time.monotonic() - since)
+        self.most = max(self.most, self.latest[-1])
+
+    def metrics(self) -> dict[str, float]:
+        """Median and 95th percentile of the latest, the longest of all; nothing where there was none."""
+        if not self.latest:
+            return {}
+        ordered = sorted(self.latest)
+        p50, p95 = (ordered[round(part * (len(ordered) - 1))] for part in (0.5, 0.95))
+        return {f"{self.name}_p50": p50, f"{self.name}_p95": p95, f"{self.name}_max": self.most}
