@@ -16,7 +16,8 @@ from typing import Any
 
 from ale.errors import AleError
 from ale.plugins import build_driver
-from ale.run_config import PluginChoice
+from ale.rollout.pool import SandboxPool
+from ale.run_config import PluginChoice, PoolConfig
 from ale.specs.driver import DriverContext
 from ale.specs.sandbox import Resources, Sandbox, SandboxSpec
 
@@ -99,6 +100,42 @@ async def rows(name: str, provider: Any) -> None:
         if name == "local":
             await many(provider)
         done()
+    await row(f"{name}: reset after a command that wrote", *used_again(provider), ROUNDS)
+    for what, disk_mib in (("in memory", 64), ("in a layer", None)) if name != "local" else (("in memory", 64),):
+        await warm_rows(f"{name}: warm start to the end of `true`, {what}", provider, Resources(disk_mib=disk_mib))
+
+
+async def warm_rows(what: str, provider: Any, resources: Resources) -> None:
+    """From a request to a pool whose sandboxes are ready: with files and an environment of its own, as an episode has."""
+    async with SandboxPool(provider, PoolConfig(max_uses=10 * ROUNDS)) as pool:
+
+        async def lease() -> float:
+            for _ in range(10_000):
+                if pool.metrics()["resetting"]:
+                    await asyncio.sleep(0.001)
+            began = time.perf_counter()
+            spec = SandboxSpec(resources=resources, env={"EPISODE": "1"}, files={"task": b"x" * 1000})
+            async with await pool.start_sandbox(spec) as box:
+                await box.exec("true")
+                return (time.perf_counter() - began) * 1e3
+
+        await lease()
+        await row(what, lease, None, ROUNDS)
+        assert pool.metrics()["cold_starts"] == 1, "but for the first all were warm"
+
+
+def used_again(provider: Any) -> tuple[Side, None]:
+    """What a reset takes: processes to end, files to remove, all to be looked at."""
+    boxes: list[Sandbox] = []
+    spec = SandboxSpec(resources=Resources(disk_mib=64))
+
+    async def reset() -> float:
+        if not boxes:
+            boxes.append(await provider.start_sandbox(spec))
+        await boxes[0].exec("mkdir -p a/b; echo 1 > a/b/c; echo 2 > /tmp/d; (setsid sleep 100 >/dev/null 2>&1 &)")
+        return await timed(boxes[0].reset(spec))
+
+    return reset, None
 
 
 def docker_py(box: Sandbox) -> tuple[Side, Side, Callable[[], None]]:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import pty
+import select
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -58,11 +61,24 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.fixture
 def ale(environment: dict[str, str], provider: str) -> Ale:
-    def call(*arguments: str, of: str = provider) -> subprocess.CompletedProcess[str]:
-        command = [ALE, "sandbox", *arguments, *(["--sandbox", of] if of else [])]
-        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, env=environment)
+    def call(*arguments: str, of: str = provider, stdin: str = "") -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            command_line(*arguments, of=of),
+            input=stdin,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
+            env=environment,
+        )
 
     return call
+
+
+def command_line(*arguments: str, of: str) -> list[str]:
+    """`ale sandbox ... --sandbox OF`, the option before what may follow a `--`."""
+    words = 2 if arguments[0] == "image" else 1
+    return [str(ALE), "sandbox", *arguments[:words], "--sandbox", of, *arguments[words:]]
 
 
 @pytest.fixture
@@ -132,3 +148,154 @@ def test_images_are_made_without_a_registry(ale: Ale, provider: str) -> None:
         assert ran.stdout == "42\n", ran.stderr
     finally:
         subprocess.run([provider, "rmi", "--force", name], capture_output=True, check=False)
+
+
+def test_exec_runs_a_command_as_if_it_ran_here(owner: tuple[subprocess.Popen[str], list[str]], ale: Ale) -> None:
+    _, (box, _) = owner
+    done = ale("exec", box, "--", "sh", "-c", "cat; echo err >&2; exit 7", stdin="through stdin")
+    assert (done.stdout, done.stderr, done.returncode) == ("through stdin", "err\n", 7)
+    assert ale("exec", box, "--", "echo", "a  b", "$HOME").stdout == "a  b $HOME\n", "words of their own are words"
+    assert ale("exec", box, "--", "echo a  b; echo ${#HOME}").stdout.startswith("a b\n"), "one word is for the shell"
+    done = ale("exec", box, "--cwd", "/tmp", "--env", "A=1 2", "--env", "B=x=y", "--", 'pwd; echo "$A|$B"')
+    assert done.stdout == "/tmp\n1 2|x=y\n"
+    assert ale("exec", box, "--", "id -un").stdout == "agent\n"
+    assert ale("exec", box, "--user", "tests", "--", "id -un").stdout == "tests\n"
+    late = ale("exec", box, "--timeout", "0.5", "--", "echo before; sleep 60")
+    assert (late.stdout, late.returncode) == ("before\n", 124)
+    assert "ended after" in late.stderr
+    wrong = ale("exec", box, "--env", "A", "--", "true")
+    assert (wrong.returncode, wrong.stderr) == (2, "error: --env takes NAME=VALUE, such as --env DEBUG=1.\n")
+    assert ale("exec", box, "--", "exit 5").returncode == 5, "the sandbox goes on after all of this"
+
+
+def test_exec_shows_output_while_the_command_runs(
+    owner: tuple[subprocess.Popen[str], list[str]], ale: Ale, provider: str, environment: dict[str, str]
+) -> None:
+    _, (box, _) = owner
+    line = "echo first; while [ ! -e go ]; do sleep 0.05; done; echo second"
+    with subprocess.Popen(
+        command_line("exec", box, "--", line, of=provider), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True,
+        env=environment,
+    ) as running:  # fmt: skip
+        assert running.stdout is not None
+        assert running.stdout.readline() == "first\n"
+        assert ale("exec", box, "--", "touch go").returncode == 0
+        assert running.stdout.read() == "second\n"
+        assert running.wait(60) == 0
+
+
+def test_ctrl_c_ends_the_command_and_leaves_the_sandbox(
+    owner: tuple[subprocess.Popen[str], list[str]], ale: Ale, provider: str, environment: dict[str, str]
+) -> None:
+    process, (box, _) = owner
+    beat = "i=0; while :; do i=$((i+1)); echo $i > beat.new; mv beat.new beat; sleep 0.05; done"
+    with subprocess.Popen(
+        command_line("exec", box, "--", beat, of=provider), stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        env=environment,
+    ) as running:  # fmt: skip
+        assert ale("exec", box, "--", "while [ ! -e beat ]; do sleep 0.05; done").returncode == 0
+        running.send_signal(signal.SIGINT)
+        _, said = running.communicate(timeout=60)
+    assert (running.returncode, said) == (130, "interrupted\n")
+    first, second = ale("exec", box, "--", "cat beat; sleep 0.4; cat beat").stdout.split()
+    assert first == second
+    assert process.poll() is None
+
+
+def test_shell_runs_the_lines_of_a_script_in_one_shell(
+    owner: tuple[subprocess.Popen[str], list[str]], ale: Ale
+) -> None:
+    _, (box, _) = owner
+    script = "cd /tmp\nx='a b'\npwd; echo \"$x\"\necho err >&2\n(exit 4)\n"
+    done = ale("shell", box, stdin=script)
+    assert (done.stdout, done.stderr, done.returncode) == ("/tmp\na b\n", "err\n", 4)
+    done = ale("shell", box, "--cwd", "/tmp", stdin="pwd\nexit 3\necho never\n")
+    assert (done.stdout, done.returncode) == ("/tmp\n", 3)
+    assert ale("shell", box, stdin="false\nexit\n").returncode == 1
+    assert ale("shell", box, stdin="").returncode == 0
+    assert ale("exec", box, "--", "echo on").stdout == "on\n"
+
+
+def test_at_a_terminal_ctrl_c_ends_the_line_that_runs_and_ctrl_d_leaves(
+    owner: tuple[subprocess.Popen[str], list[str]], provider: str, environment: dict[str, str]
+) -> None:
+    _, (box, _) = owner
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execve(ALE, command_line("shell", box, of=provider), {**environment, "TERM": "dumb"})
+    seen = b""
+
+    def until(words: bytes) -> None:
+        nonlocal seen
+        while words not in seen:
+            assert select.select([terminal], [], [], 60)[0], seen
+            seen += os.read(terminal, 4096)
+        seen = seen.partition(words)[2]
+
+    prompt = f"{box}$ ".encode()
+    until(prompt)
+    os.write(terminal, b"x=kept; echo $((6 * 7))\n")
+    until(b"42\r\n")
+    until(prompt)
+    os.write(terminal, b"touch runs; sleep 600\n")
+    subprocess.run(
+        command_line("exec", box, "--", "while [ ! -e runs ]; do sleep 0.05; done", of=provider), env=environment,
+        stdin=subprocess.DEVNULL, check=True, timeout=60,
+    )  # fmt: skip
+    os.write(terminal, b"\x03")
+    until(prompt)
+    os.write(terminal, b"echo still-$x\n")
+    until(b"still-kept\r\n")
+    until(prompt)
+    os.write(terminal, b"\x04")
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    os.close(terminal)
+
+
+def test_logs_and_stats_tell_what_happens_in_a_sandbox(
+    owner: tuple[subprocess.Popen[str], list[str]], ale: Ale
+) -> None:
+    _, (box, other) = owner
+    ale("exec", box, "--", "echo one; exit 3")
+    logs = ale("logs", box).stdout
+    assert "echo one; exit 3\n" in logs
+    assert "exit code 3\n" in logs
+    table = ale("ls", "--stats").stdout.splitlines()
+    assert table[0].split() == [
+        "ID",
+        "PROVIDER",
+        "STATE",
+        "AGE",
+        "MEMORY",
+        "CPU",
+        "PIDS",
+        "DISK",
+        "NET",
+        "IN",
+        "NET",
+        "OUT",
+        "LABELS",
+    ]
+    (line,) = [line for line in table if line.startswith(box)]
+    assert "run=mine task=a" in line
+    listed = {item["id"]: item for item in json.loads(ale("ls", "--json", "--stats").stdout)}
+    assert listed[other]["stats"]["memory_bytes"] > 100_000
+    assert listed[other]["stats"]["pids"] >= 1
+    assert "stats" not in json.loads(ale("ls", "--json").stdout)[0]
+
+
+def test_a_sandbox_that_cannot_be_reached_is_a_sentence(
+    owner: tuple[subprocess.Popen[str], list[str]], ale: Ale, provider: str
+) -> None:
+    process, (box, _) = owner
+    for command in (("exec", "no-such-box", "--", "true"), ("shell", "no-such-box"), ("logs", "no-such-box")):
+        done = ale(*command)
+        assert done.returncode == 1
+        assert done.stderr.startswith("error: There is no ")
+        assert done.stderr.endswith(" sandbox no-such-box; `ale sandbox ls` lists those that there are.\n")
+    process.kill()
+    process.wait()
+    done = ale("exec", box, "--", "true")
+    assert done.returncode == 1
+    assert "is gone; `ale sandbox prune`" in done.stderr or "There is no" in done.stderr  # an engine removes it at once
+    assert "Traceback" not in done.stderr

@@ -112,6 +112,11 @@ async def test_an_image_needs_nothing_but_a_shell(provider: Any, engine: str) ->
         async with await provider.start_sandbox(spec) as box:
             done = await box.exec("id -u; cat a")
             assert done.stdout == b"1000\n1", done.output
+            async with await box.open_shell() as shell:
+                await shell.run("x=1; cd /tmp; f() { echo f$x; }")
+                assert (await shell.run("f; exit 3")).exit_code == 3
+                assert (await shell.run("while :; do :; done", timeout_s=0.3)).exit_code == 124
+                assert (await shell.run("f; pwd; id -u")).stdout == b"f1\n/tmp\n1000\n"
     finally:
         await provider.engine.remove_image("ale-test-bare:1")
 
@@ -136,6 +141,41 @@ async def test_an_agent_that_is_root_is_root_in_there_alone(engine: str, tmp_pat
             for forbidden in ("mount -t tmpfs x /mnt", "mknod /dev/sda b 8 0", "echo 1 > /proc/sys/kernel/sysrq"):
                 assert (await box.exec(forbidden)).exit_code != 0, forbidden
             assert (await box.exec("cat /proc/1/environ; kill -9 1; kill -STOP 1; echo on")).stdout == b"on\n"
+
+
+async def test_a_spec_may_choose_who_the_agent_is_and_how_many_files_are_open(provider: Any) -> None:
+    spec = SandboxSpec(user="root", resources=Resources(open_files=99))
+    async with await provider.start_sandbox(spec) as box:
+        assert (await box.exec("id -u; ulimit -n; touch /etc/mine")).output == "0\n99\n"
+    async with await provider.start_sandbox(SandboxSpec(user="agent")) as box:
+        assert (await box.exec("id -u; ulimit -n")).output == "1000\n4096\n"
+
+
+@pytest.mark.parametrize("user", ["agent", "root"])
+async def test_the_rights_that_set_a_network_up_are_gone_before_anything_runs(provider: Any, user: Any) -> None:
+    network = (1 << 10) | (1 << 12) | (1 << 13)
+    async with await provider.start_sandbox(SandboxSpec(network="allow", allow=("a.test:80",), user=user)) as box:
+        await box.kill_agent_processes()  # so that it was started again, too
+        said = (await box.exec("cat /proc/[0-9]*/status")).output
+        held = [
+            int(line.split()[1], 16) for line in said.splitlines() if line.startswith(("CapEff", "CapPrm", "CapInh"))
+        ]
+        assert len(held) >= 9, "the resident, the relay, the command"
+        assert not any(caps & network for caps in held)
+        assert (await box.exec("ls /sys/class/net; ip link add x type dummy")).output.startswith("lo\n")
+
+
+async def test_with_the_whole_network_the_endpoint_is_where_it_always_is(provider: Any) -> None:
+    async def greet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"hello\n")
+        writer.close()
+
+    async with await asyncio.start_server(greet, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        spec = SandboxSpec(network="full", endpoint=f"http://127.0.0.1:{port}")
+        async with await provider.start_sandbox(spec) as box:
+            assert box.endpoint_url == "http://127.0.0.1:8600"
+            assert (await box.exec("head -n 1 <>/dev/tcp/127.0.0.1/8600")).output == "hello\n"
 
 
 async def test_the_agent_has_no_right_but_those_of_a_user(provider: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,6 +21,11 @@ def provider_for(isolation: str) -> LocalSandboxProvider:
     return LocalSandboxProvider(
         LocalSandboxConfig(isolation=isolation, defaults=SMALL), DriverContext(labels={"run": "r1"})
     )
+
+
+def spec_of(provider: LocalSandboxProvider, **more: Any) -> SandboxSpec:
+    """A spec under the strictest network policy that the provider can keep."""
+    return SandboxSpec(network="full" if provider.wrap is None else "none", **more)
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +48,7 @@ async def provider(request: pytest.FixtureRequest) -> AsyncIterator[LocalSandbox
 @pytest.fixture
 async def sandbox(provider: LocalSandboxProvider) -> AsyncIterator[LocalSandbox]:
     """A small sandbox of each isolation."""
-    async with await provider.start_sandbox(SandboxSpec()) as started:
+    async with await provider.start_sandbox(spec_of(provider)) as started:
         yield started
 
 

@@ -10,8 +10,9 @@ import time
 import pytest
 
 from ale.errors import SandboxError
-from ale.specs.sandbox import SandboxSpec
 from ale_local import LocalSandbox, LocalSandboxProvider
+
+from .conftest import spec_of
 
 
 async def running(sandbox: LocalSandbox, pattern: str) -> int:
@@ -147,7 +148,7 @@ async def test_a_dead_resident_is_a_sandbox_error_never_a_failed_command(sandbox
 
 
 async def test_a_lifetime_ends_a_sandbox(provider: LocalSandboxProvider) -> None:
-    sandbox = await provider.start_sandbox(SandboxSpec(lifetime_s=0.3))
+    sandbox = await provider.start_sandbox(spec_of(provider, lifetime_s=0.3))
     with pytest.raises(SandboxError, match="lifetime"):
         await sandbox.exec("sleep 30")
     await sandbox.stop()

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from ale.errors import SandboxError
-from ale.specs.sandbox import SandboxSpec
 from ale_local import LocalSandbox, LocalSandboxProvider
+
+from .conftest import spec_of
 
 
 async def test_any_bytes_go_in_and_come_out(sandbox: LocalSandbox) -> None:
@@ -50,7 +51,7 @@ async def test_an_upload_that_fails_says_which_file(sandbox: LocalSandbox) -> No
 
 
 async def test_the_files_of_the_spec_are_there_at_the_start(provider: LocalSandboxProvider) -> None:
-    spec = SandboxSpec(files={"src/main.py": b"print('hello')\n"}, env={"WHO": "me"})
+    spec = spec_of(provider, files={"src/main.py": b"print('hello')\n"}, env={"WHO": "me"})
     async with await provider.start_sandbox(spec) as sandbox:
         assert (await sandbox.exec("python3 src/main.py; echo $WHO")).stdout == b"hello\nme\n"
 

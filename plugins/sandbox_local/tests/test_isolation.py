@@ -12,7 +12,7 @@ import pytest
 
 from ale.errors import ConfigError, SandboxError
 from ale.specs.sandbox import TESTS, Resources, SandboxSpec
-from ale_local import LocalSandbox, LocalSandboxProvider, bubblewrap
+from ale_local import LocalSandbox, LocalSandboxConfig, LocalSandboxProvider, bubblewrap
 
 from .conftest import SMALL, provider_for
 
@@ -150,8 +150,8 @@ async def test_without_bubblewrap_auto_warns_once_and_bubblewrap_is_refused(
         await provider_for("bubblewrap").start()
     with caplog.at_level(logging.WARNING):
         async with provider_for("auto") as provider:
-            assert provider.capabilities == {"network_full"}
-            async with await provider.start_sandbox(SandboxSpec()) as sandbox:
+            assert provider.capabilities == provider.provides(LocalSandboxConfig(isolation="none"))
+            async with await provider.start_sandbox(SandboxSpec(network="full")) as sandbox:
                 assert (await sandbox.exec("echo plain")).stdout == b"plain\n"
     assert len([r for r in caplog.records if "isolate NOTHING" in r.message]) == 1
 

@@ -19,18 +19,19 @@ from ale.specs.sandbox import Resources, SandboxSpec
 from ale_local import LocalSandboxProvider, state
 from ale_resident.owner import start_time, state_folder
 
-from .conftest import provider_for
+from .conftest import provider_for, spec_of
 
 OWNER = """
 import asyncio, sys, tempfile
 tempfile.tempdir = sys.argv[1]
 from ale.specs.driver import DriverContext
-from ale.specs.sandbox import SandboxSpec
+from ale.specs.sandbox import Resources, SandboxSpec
 from ale_local import LocalSandboxConfig, LocalSandboxProvider
 async def main():
     provider = LocalSandboxProvider(LocalSandboxConfig(isolation=sys.argv[2]), DriverContext())
     await provider.start()
-    sandbox = await provider.start_sandbox(SandboxSpec(id="orphan", labels={"who": "owner"}))
+    network = "full" if provider.wrap is None else "none"
+    sandbox = await provider.start_sandbox(SandboxSpec(id="orphan", labels={"who": "owner"}, network=network))
     await sandbox.exec("setsid sleep 4010 &")
     print("ready", flush=True)
     await sandbox.exec("sleep 4010")
@@ -75,7 +76,7 @@ async def eventually(condition: Callable[[], object], timeout_s: float = 5.0) ->
 
 
 async def test_a_stop_leaves_no_process_group_or_folder(provider: LocalSandboxProvider) -> None:
-    sandbox = await provider.start_sandbox(SandboxSpec())
+    sandbox = await provider.start_sandbox(spec_of(provider))
     await sandbox.exec("(setsid sleep 4011 &); mkdir -p locked/inner; chmod 000 locked")
     assert len(sleepers(4011)) == 1
     record = sandbox.record
@@ -91,7 +92,7 @@ async def test_a_stop_leaves_no_process_group_or_folder(provider: LocalSandboxPr
 
 
 async def test_closing_the_provider_stops_its_sandboxes(provider: LocalSandboxProvider) -> None:
-    sandboxes = await asyncio.gather(*(provider.start_sandbox(SandboxSpec()) for _ in range(4)))
+    sandboxes = await asyncio.gather(*(provider.start_sandbox(spec_of(provider)) for _ in range(4)))
     await provider.close()
     assert not [s for s in sandboxes if s.record.alive]
     with pytest.raises(SandboxError):
@@ -99,16 +100,16 @@ async def test_closing_the_provider_stops_its_sandboxes(provider: LocalSandboxPr
 
 
 async def test_an_id_is_given_once(provider: LocalSandboxProvider) -> None:
-    async with await provider.start_sandbox(SandboxSpec(id="one")):
+    async with await provider.start_sandbox(spec_of(provider, id="one")), provider_for("auto") as other:
         with pytest.raises(ConfigError, match="exists already"):
-            await provider.start_sandbox(SandboxSpec(id="one"))
-    async with await provider.start_sandbox(SandboxSpec(id="one")) as again:
+            await other.start_sandbox(SandboxSpec(id="one"))
+    async with await provider.start_sandbox(spec_of(provider, id="one")) as again:
         assert again.id == "one"
 
 
 async def test_a_start_that_is_cancelled_leaves_nothing(provider: LocalSandboxProvider) -> None:
     for delay in (0.0, 0.005, 0.01, 0.02):
-        start = asyncio.create_task(provider.start_sandbox(SandboxSpec()))
+        start = asyncio.create_task(provider.start_sandbox(spec_of(provider)))
         await asyncio.sleep(delay)
         start.cancel()
         with contextlib.suppress(asyncio.CancelledError):
@@ -118,7 +119,7 @@ async def test_a_start_that_is_cancelled_leaves_nothing(provider: LocalSandboxPr
 
 
 async def test_labels_are_listed_and_anyone_may_remove(provider: LocalSandboxProvider) -> None:
-    sandbox = await provider.start_sandbox(SandboxSpec(labels={"task": "t"}))
+    sandbox = await provider.start_sandbox(spec_of(provider, labels={"task": "t"}))
     other = provider_for("none")
     (info,) = await other.list()
     assert (info.id, dict(info.labels), info.alive) == (sandbox.id, {"run": "r1", "task": "t"}, True)
@@ -168,7 +169,7 @@ async def test_a_claim_that_was_never_filled_in_is_reclaimed_later() -> None:
 
 async def test_many_sandboxes_at_once(provider: LocalSandboxProvider) -> None:
     async def one(number: int) -> bytes:
-        async with await provider.start_sandbox(SandboxSpec()) as sandbox:
+        async with await provider.start_sandbox(spec_of(provider)) as sandbox:
             return (await sandbox.exec(f"echo {number}")).stdout
 
     assert await asyncio.gather(*(one(n) for n in range(64))) == [f"{n}\n".encode() for n in range(64)]
@@ -179,15 +180,19 @@ async def test_many_sandboxes_at_once(provider: LocalSandboxProvider) -> None:
     ("spec", "word"),
     [
         (SandboxSpec(image="debian"), "images"),
-        (SandboxSpec(from_snapshot="s"), "snapshots"),
-        (SandboxSpec(network="allow", allow=("x:1",)), "network"),
+        (SandboxSpec(network="full"), "network: full"),
+        (SandboxSpec(network="allow"), "names no host"),
+        (SandboxSpec(network="none", allow=("x:1",)), "needs.allow names hosts"),
+        (SandboxSpec(network="endpoint-only"), "none was named"),
+        (SandboxSpec(user="root"), "user: root"),
+        (SandboxSpec(resources=Resources(gpus=1)), "GPUs"),
         (SandboxSpec(id="../x"), "named"),
     ],
 )
-async def test_what_cannot_be_given_is_refused(provider: LocalSandboxProvider, spec: SandboxSpec, word: str) -> None:
+async def test_what_cannot_be_given_is_refused(wrapped: LocalSandboxProvider, spec: SandboxSpec, word: str) -> None:
     with pytest.raises(ConfigError, match=word):
-        await provider.start_sandbox(spec)
-    assert await provider.list() == []
+        await wrapped.start_sandbox(spec)
+    assert await wrapped.list() == []
 
 
 @pytest.mark.bwrap
@@ -200,5 +205,20 @@ async def test_limits_default_to_the_providers_own() -> None:
 async def test_limits_that_nothing_enforces_are_refused() -> None:
     async with provider_for("none") as provider:
         with pytest.raises(ConfigError, match=r"so memory_mib, pids cannot be met; leave needs\.resources out"):
-            await provider.start_sandbox(SandboxSpec(resources=Resources(memory_mib=64, pids=7)))
-        assert provider.check(SandboxSpec()).pids == 64
+            await provider.start_sandbox(spec_of(provider, resources=Resources(memory_mib=64, pids=7)))
+        assert provider.check(SandboxSpec(network="full")).pids == 64
+        for network in ("none", "endpoint-only", "allow"):
+            with pytest.raises(ConfigError, match=f"network: {network} cannot be met: install it"):
+                await provider.start_sandbox(SandboxSpec(network=network))
+
+
+async def test_of_starts_of_one_id_at_the_same_time_one_starts_and_all_get_it(provider: LocalSandboxProvider) -> None:
+    spec = spec_of(provider, id="the-one", labels={"a": "b"})
+    boxes = await asyncio.gather(*(provider.start_sandbox(spec) for _ in range(4)))
+    assert len(set(map(id, boxes))) == 1
+    with pytest.raises(ConfigError, match="'the-one' runs already, from another spec"):
+        await provider.start_sandbox(spec.model_copy(update={"workdir": "/elsewhere"}))
+    await boxes[0].stop()
+    again = await provider.start_sandbox(spec)
+    assert again is not boxes[0], "one that was stopped is started anew"
+    assert (await again.exec("echo on")).stdout == b"on\n"

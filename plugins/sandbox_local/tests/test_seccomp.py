@@ -1,60 +1,14 @@
-"""The seccomp filter: each call by a small interpreter of its program, and in a real sandbox."""
+"""The filter of system calls in a real sandbox; its program is tested beside it, in `libs/resident`."""
 
 from __future__ import annotations
 
 import errno
 import platform
-import struct
 
 import pytest
 
-from ale_local import LocalSandbox, seccomp
-
-REFUSED = seccomp.REFUSE | errno.EPERM
-
-
-def verdict(code: bytes, architecture: int, number: int, argument: int = 0) -> int:
-    """What the kernel would do: `struct seccomp_data` is number, architecture, instruction pointer, arguments."""
-    data = struct.pack("=IIQQ", number, architecture, 0, argument)
-    steps = list(struct.iter_unpack("=HBBI", code))
-    held = at = 0
-    while True:
-        operation, if_true, if_false, value = steps[at]
-        if operation == seccomp.RETURN:
-            return int(value)
-        if operation == seccomp.LOAD:
-            (held,) = struct.unpack_from("=I", data, value)
-            at += 1
-            continue
-        met = {
-            seccomp.JUMP_EQUAL: held == value, seccomp.JUMP_AT_LEAST: held >= value,
-            seccomp.JUMP_ANY_BIT: bool(held & value),
-        }[operation]  # fmt: skip
-        at += 1 + (if_true if met else if_false)
-
-
-@pytest.mark.parametrize("machine", seccomp.ARCHITECTURES)
-def test_listed_calls_are_refused_and_no_others(machine: str) -> None:
-    column, architecture = seccomp.ARCHITECTURES[machine]
-    code = seccomp.program(machine)
-    assert code is not None
-    refused = {numbers[column] for numbers in seccomp.CALLS.values()}
-    for number in range(600):
-        found = verdict(code, architecture, number)
-        if number == seccomp.CLONE3:
-            assert found == seccomp.REFUSE | errno.ENOSYS
-        else:
-            assert (found == REFUSED) == (number in refused), number
-            assert found in (REFUSED, seccomp.ALLOW)
-    clone = seccomp.CLONE[column]
-    assert verdict(code, architecture, clone, 0x11) == seccomp.ALLOW
-    assert verdict(code, architecture, clone, seccomp.CLONE_NEWUSER | 0x11) == REFUSED
-    assert verdict(code, architecture, seccomp.X32 + 1) == REFUSED
-    assert verdict(code, 0x40000003, 1) == seccomp.KILL
-
-
-def test_an_architecture_that_it_does_not_know_has_no_filter() -> None:
-    assert seccomp.program("sparc64") is None
+from ale_local import LocalSandbox
+from ale_resident import seccomp
 
 
 @pytest.mark.bwrap

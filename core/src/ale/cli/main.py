@@ -136,17 +136,24 @@ def plugins_new(
     new(kind, name, hooks, into)
 
 
-Provider = Annotated[str | None, typer.Option("--sandbox", metavar="NAME", help="Only this provider, such as docker.")]
+Provider = Annotated[
+    str | None, typer.Option("--sandbox", "--provider", metavar="NAME", help="Only this provider, such as docker.")
+]
+SandboxId = Annotated[str, typer.Argument(metavar="ID", help="As `ale sandbox ls` lists it.")]
+User = Annotated[str, typer.Option(metavar="agent|tests", help="Who runs it.")]
+Folder = Annotated[str | None, typer.Option("--cwd", metavar="FOLDER", help="Where; default: the work folder.")]
 
 
 @sandbox_app.command("ls")
 def sandbox_ls(
-    provider: Provider = None, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False
+    provider: Provider = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    stats: Annotated[bool, typer.Option("--stats", help="What each uses, where its owner answers.")] = False,
 ) -> None:
     """Every sandbox of every provider, whoever started it."""
     from ale.cli.sandbox_command import show
 
-    show(provider, as_json)
+    show(provider, as_json, stats)
 
 
 @sandbox_app.command("rm")
@@ -166,6 +173,52 @@ def sandbox_prune(provider: Provider = None) -> None:
     from ale.cli.sandbox_command import prune
 
     prune(provider)
+
+
+@sandbox_app.command("exec")
+def sandbox_exec(
+    sandbox_id: SandboxId,
+    command: Annotated[
+        list[str], typer.Argument(metavar="-- COMMAND...", help="A program and its arguments, or one shell command.")
+    ],
+    provider: Provider = None,
+    timeout_s: Annotated[float, typer.Option("--timeout", metavar="S", min=0.001, help="Seconds it may take.")] = 3600,
+    cwd: Folder = None,
+    env: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="Variable; may be repeated.")] = None,
+    user: User = "agent",
+) -> None:
+    """Run a command in a sandbox that another process started; ends with its exit code, 124 when its time is up.
+
+    Standard input is passed on unless it is a terminal.
+    """
+    from ale.cli.attach_command import run
+
+    raise typer.Exit(run(sandbox_id, provider, command, timeout_s, cwd, env or [], user))
+
+
+@sandbox_app.command("shell")
+def sandbox_shell(
+    sandbox_id: SandboxId,
+    provider: Provider = None,
+    timeout_s: Annotated[float, typer.Option("--timeout", metavar="S", min=0.001, help="Seconds of a line.")] = 3600,
+    cwd: Folder = None,
+    user: User = "agent",
+) -> None:
+    """A shell in a sandbox that another process started: line by line, from the terminal or a pipe.
+
+    `exit` or Ctrl-D leaves it, Ctrl-C ends the line that runs; the sandbox goes on.
+    """
+    from ale.cli.attach_command import shell
+
+    raise typer.Exit(shell(sandbox_id, provider, cwd, user, timeout_s))
+
+
+@sandbox_app.command("logs")
+def sandbox_logs(sandbox_id: SandboxId, provider: Provider = None) -> None:
+    """What happened in a sandbox lately: commands and their ends, files, network that was refused."""
+    from ale.cli.attach_command import logs
+
+    logs(sandbox_id, provider)
 
 
 @image_app.command("build")

@@ -7,6 +7,7 @@ import json
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import asdict
 from typing import Any, TypeVar
 
 from ale.cli.plugins_command import print_table
@@ -15,25 +16,37 @@ from ale.installed import list_plugins
 from ale.plugins import build_driver
 from ale.run_config import PluginChoice
 from ale.specs.driver import DriverContext
-from ale.specs.sandbox import SandboxProvider
+from ale.specs.sandbox import SandboxInfo, SandboxProvider, SandboxStats
 
 T = TypeVar("T")
+STATS = ("MEMORY", "CPU", "PIDS", "DISK", "NET IN", "NET OUT")
+STATS_TIMEOUT_S = 10.0
 
 
-def show(name: str | None, as_json: bool) -> None:
-    """Print every sandbox that there is."""
-    found = _of_each(name, lambda provider: provider.list())
-    lines = [(use, info) for use, infos in found for info in infos]
+def show(name: str | None, as_json: bool, stats: bool) -> None:
+    """Print every sandbox that there is; with `stats`, also what it uses."""
+
+    async def listed(provider: SandboxProvider) -> list[tuple[SandboxInfo, SandboxStats | None]]:
+        infos = await provider.list()
+        if not stats:
+            return [(info, None) for info in infos]
+        slots = asyncio.Semaphore(8)
+        return list(zip(infos, await asyncio.gather(*(_used(provider, info, slots) for info in infos)), strict=True))
+
+    found = _of_each(name, listed)
+    lines = [(use, info, used) for use, infos in found for info, used in infos]
     if as_json:
         print(json.dumps([
-            {"id": i.id, "provider": use, "alive": i.alive, "created_at": i.created_at, "labels": dict(i.labels)}
-            for use, i in lines
+            {"id": i.id, "provider": use, "alive": i.alive, "created_at": i.created_at, "labels": dict(i.labels),
+             **({"stats": used and asdict(used)} if stats else {})}
+            for use, i, used in lines
         ], indent=2))  # fmt: skip
     elif lines:
-        rows = [("ID", "PROVIDER", "STATE", "AGE", "LABELS")]
+        rows = [("ID", "PROVIDER", "STATE", "AGE", *(STATS if stats else ()), "LABELS")]
         rows += [
-            (i.id, use, "running" if i.alive else "dead", _age(i.created_at), " ".join(f"{k}={v}" for k, v in i.labels.items()))
-            for use, i in lines
+            (i.id, use, "running" if i.alive else "dead", _age(i.created_at), *(_figures(used) if stats else ()),
+             " ".join(f"{k}={v}" for k, v in i.labels.items()))
+            for use, i, used in lines
         ]  # fmt: skip
         print_table(rows)
     else:
@@ -93,6 +106,26 @@ def _provider(name: str) -> SandboxProvider:
     provider: Any = build_driver("sandbox", PluginChoice(use=name), DriverContext(run_id="cli"))
     assert isinstance(provider, SandboxProvider)
     return provider
+
+
+async def _used(provider: SandboxProvider, info: SandboxInfo, slots: asyncio.Semaphore) -> SandboxStats | None:
+    """What a sandbox uses, by its owner's word; None where that one does not answer."""
+    try:
+        async with slots, asyncio.timeout(STATS_TIMEOUT_S), await provider.attach(info.id) as box:
+            return await box.stats()
+    except (AleError, TimeoutError):
+        return None
+
+
+def _figures(used: SandboxStats | None) -> tuple[str, ...]:
+    """The columns of `STATS`."""
+    found = used or SandboxStats()
+    cpu, pids = found.cpu_s, found.pids
+    sizes = [
+        "-" if size is None else f"{size / 2**20:.1f}M"
+        for size in (found.memory_bytes, found.disk_bytes, found.network_in_bytes, found.network_out_bytes)
+    ]
+    return (sizes[0], "-" if cpu is None else f"{cpu:.1f}s", "-" if pids is None else str(pids), *sizes[1:])
 
 
 def _age(since: float) -> str:

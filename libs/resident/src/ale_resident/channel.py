@@ -8,7 +8,8 @@ import socket
 from collections.abc import Callable
 
 from ale.errors import SandboxError
-from ale_resident.wire import DATA, DONE, FAILED, HEADER_BYTES, frame, take_frame, unpack
+from ale_resident.journal import Journal
+from ale_resident.wire import DATA, DONE, FAILED, HEADER_BYTES, USAGE, frame, take_frame, unpack
 
 MAX_FRAME_BYTES = 1 << 30
 """A longer frame can only come from a resident that somebody took over."""
@@ -17,9 +18,11 @@ MAX_FRAME_BYTES = 1 << 30
 class Call:
     """A request under way."""
 
-    def __init__(self, future: asyncio.Future[list[bytes]]) -> None:
+    def __init__(self, future: asyncio.Future[list[bytes]], kind: bytes) -> None:
         self.future = future
         self.pieces: list[bytes] = []
+        self.is_work = kind != USAGE
+        """A sandbox that is looked at is idle all the same."""
 
 
 class Channel(asyncio.Protocol):
@@ -29,7 +32,15 @@ class Channel(asyncio.Protocol):
         self.sandbox_id = sandbox_id
         self.inbox = bytearray()
         self.calls: dict[int, Call] = {}
+        self.relays: dict[int, Callable[[bytes, bytes], None]] = {}
+        """Calls of attached processes (`door.py`): who takes the kind and the payload of each frame as it came."""
+        self.resting: set[int] = set()
+        """Shells that are open: they keep no sandbox from being idle, their commands do."""
         self.last = 0
+        self.journal = Journal()
+        self.writable = asyncio.Event()
+        """Not set while much of what was written has not been taken yet."""
+        self.writable.set()
         self.quiet_since = 0.0
         """Loop time of the last request or answer."""
         self.transport: asyncio.WriteTransport | None = None
@@ -48,6 +59,17 @@ class Channel(asyncio.Protocol):
         assert isinstance(transport, asyncio.WriteTransport)
         self.transport = transport
 
+    def pause_writing(self) -> None:
+        self.writable.clear()
+
+    def resume_writing(self) -> None:
+        self.writable.set()
+
+    @property
+    def busy(self) -> bool:
+        """Whether a request is under way, of this process or of an attached one."""
+        return bool(self.calls or self.relays.keys() - self.resting)
+
     def data_received(self, data: bytes) -> None:
         self.inbox += data
         try:
@@ -60,6 +82,7 @@ class Channel(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.closed.set()
+        self.writable.set()
         for call in self.calls.values():
             if not call.future.done():
                 call.future.set_exception(self.error())
@@ -69,6 +92,13 @@ class Channel(asyncio.Protocol):
 
     def take_answer(self, number: int, kind: bytes, payload: bytes) -> None:
         """Hand an answer to whoever waits for it; one that nobody awaits any more is dropped."""
+        if kind in (DONE, FAILED):
+            self.journal.ended(number, kind, payload)
+        relay = self.relays.get(number)
+        if relay is not None:
+            self.quiet_since = asyncio.get_running_loop().time()
+            relay(kind, payload)
+            return
         call = self.calls.get(number)
         if call is None:
             return
@@ -77,7 +107,8 @@ class Channel(asyncio.Protocol):
             call.pieces += fields
             return
         del self.calls[number]
-        self.quiet_since = asyncio.get_running_loop().time()
+        if call.is_work:
+            self.quiet_since = asyncio.get_running_loop().time()
         if call.future.done():
             return
         if kind == DONE:
@@ -90,20 +121,30 @@ class Channel(asyncio.Protocol):
 
     def begin(self, kind: bytes, fields: list[bytes]) -> tuple[int, asyncio.Future[list[bytes]]]:
         """Send a request; its number (for `send`) and the future of its answer."""
+        number = self.number()
+        future: asyncio.Future[list[bytes]] = asyncio.get_running_loop().create_future()
+        self.calls[number] = call = Call(future, kind)
+        self.journal.began(number, kind, fields)
+        self.write(frame(number, kind, fields), is_work=call.is_work)
+        return number, future
+
+    def number(self) -> int:
+        """A number for a new request. Raises `SandboxError` where the sandbox is gone."""
         if self.transport is None or self.closed.is_set() or self.transport.is_closing():
             raise self.error()
         self.last = self.last % 0xFFFFFFFF + 1
-        loop = asyncio.get_running_loop()
-        self.quiet_since = loop.time()
-        future: asyncio.Future[list[bytes]] = loop.create_future()
-        self.calls[self.last] = Call(future)
-        self.transport.write(frame(self.last, kind, fields))
-        return self.last, future
+        return self.last
+
+    def write(self, data: bytes, *, is_work: bool = True) -> None:
+        """Send a frame; nothing where the sandbox is gone."""
+        if self.transport is not None and not self.transport.is_closing():
+            if is_work:
+                self.quiet_since = asyncio.get_running_loop().time()
+            self.transport.write(data)
 
     def send(self, number: int, kind: bytes) -> None:
         """Say something about a request under way (cancel it); nothing where the sandbox is gone."""
-        if self.transport is not None and not self.transport.is_closing():
-            self.transport.write(frame(number, kind, []))
+        self.write(frame(number, kind, []))
 
     async def ask(self, kind: bytes, fields: list[bytes], timeout_s: float) -> list[bytes]:
         """Send a request and await its answer. A resident that is silent for `timeout_s` counts as dead."""

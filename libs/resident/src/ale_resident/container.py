@@ -20,7 +20,8 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -29,21 +30,33 @@ from pydantic import Field
 from ale.errors import ConfigError, SandboxError
 from ale.specs.driver import DriverContext, PluginConfig
 from ale.specs.sandbox import Resources, SandboxInfo, SandboxProvider, SandboxSpec, SandboxStats
-from ale_resident import bundle
+from ale_resident import bundle, image_snapshots
+from ale_resident.attached import AttachedSandbox, attach, reached
 from ale_resident.channel import Channel
+from ale_resident.door import Door
+from ale_resident.egress import Gate, check_policy, network_plan
 from ale_resident.image import BASE, PYTHON, TAG, image_tar
+from ale_resident.image_snapshots import OWNER as OWNER
+from ale_resident.image_snapshots import FoundImage as FoundImage
+from ale_resident.image_snapshots import is_owned
+from ale_resident.listener import listener
 from ale_resident.owner import new_base, reclaim_bases, remove_folder, start_time, state_folder
+from ale_resident.running import Running
 from ale_resident.sandbox import ResidentSandbox
 
 log = logging.getLogger("ale.sandbox.container")
 
-LABEL, OWNER, CREATED, USER_LABEL = "ale.sandbox", "ale.owner", "ale.created", "ale.label."
+LABEL, CREATED, USER_LABEL = "ale.sandbox", "ale.created", "ale.label."
 DEFAULT_IMAGE = f"{BASE}:{TAG}"
+NETWORK_CAPS = ("NET_ADMIN", "NET_BIND_SERVICE", "NET_RAW")
+"""For the network `allow`: the resident sets it up with them and lets them go before anything else runs."""
 RESIDENT_CAPS = ("CHOWN", "DAC_OVERRIDE", "KILL", "SETGID", "SETUID")
 ROOT_CAPS = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "SETGID", "SETPCAP", "SETUID", "SYS_CHROOT")
 """What an agent that is root may have: enough for package managers, nothing that reaches beyond the container."""
-LIMITS = "RLIMIT_CORE=0 RLIMIT_NOFILE=4096"
-"""Of each command: no core dumps, so many open files."""
+OPEN_FILES = 4096
+PER_USER = "RLIMIT_SIGPENDING=4096 RLIMIT_MSGQUEUE=614400"
+"""The kernel counts queued signals and message queues for a user of the whole machine: a good part shall be left for others."""
+IPV6_OFF, TIME_WAIT = "net.ipv6.conf.all.disable_ipv6", "net.ipv4.tcp_max_tw_buckets"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 
@@ -82,6 +95,8 @@ class Plan:
     capabilities: tuple[str, ...]
     in_memory: tuple[str, ...] = ()
     """Folders that are file systems in memory of `resources.disk_mib` each; the rest is then read-only."""
+    sysctls: Mapping[str, str] = field(default_factory=dict)
+    """Kernel settings of its network."""
 
 
 @dataclass(frozen=True)
@@ -139,8 +154,12 @@ class Engine(ABC):
         """Keep a container's file system as an image."""
 
     @abstractmethod
-    async def remove_image(self, image: str) -> None:
-        """Remove it. Idempotent."""
+    async def images(self) -> list[FoundImage]:
+        """All that were made of sandboxes (label `LABEL`)."""
+
+    @abstractmethod
+    async def remove_image(self, image: str) -> bool:
+        """Remove one, by name or id. Idempotent; false where a container uses it."""
 
     @abstractmethod
     async def logs(self, name: str) -> str:
@@ -148,7 +167,7 @@ class Engine(ABC):
 
     @abstractmethod
     async def stats(self, name: str) -> SandboxStats:
-        """What it uses now."""
+        """What it uses now, of which `disk_bytes` is its layer: what it wrote to the image."""
 
 
 class ContainerSandbox(ResidentSandbox):
@@ -166,7 +185,9 @@ class ContainerSandbox(ResidentSandbox):
     async def stats(self) -> SandboxStats:
         if self.channel.closed.is_set():
             raise self.channel.error()
-        return await self.engine.stats(self.id)
+        found, own = await asyncio.gather(self.engine.stats(self.id), self.usage())
+        disk = None if own.disk_bytes is None else own.disk_bytes + (found.disk_bytes or 0)
+        return replace(own, memory_bytes=found.memory_bytes, cpu_s=found.cpu_s, pids=found.pids, disk_bytes=disk)
 
     async def snapshot(self, name: str | None = None) -> str:
         """Keep the file system as an image. Processes are not kept, nor what lies in memory (/dev/shm)."""
@@ -177,11 +198,10 @@ class ContainerSandbox(ResidentSandbox):
                 f"The sandbox {self.id} cannot make snapshots: with disk_mib its files lie in memory. "
                 "Set needs.resources.disk_mib to null."
             )
-        image = f"ale-snapshot:{name or secrets.token_hex(8)}"
-        await self.engine.commit(self.id, image)
-        if name is None:
-            self.own_snapshots.add(image)
-        return image
+        return await image_snapshots.take(self.engine, self.id, name, self.own_snapshots)
+
+    async def first_words(self) -> str:
+        return "" if self.stopping is not None else await self.engine.logs(self.id)
 
     async def take_away(self) -> None:
         """The container ends with its connection; see that it is gone."""
@@ -193,20 +213,24 @@ class ContainerProvider(SandboxProvider):
 
     Config: ClassVar[type[PluginConfig]] = ContainerConfig
     capabilities: ClassVar[frozenset[str]] = frozenset({
-        "images", "users", "isolated", "limits", "network_none", "network_full", "snapshot",
+        "images", "users", "isolated", "limits", "network_none", "network_endpoint", "egress_policy", "network_full",
+        "snapshot", "gpu", "attach", "reset", "trees", "shell", "streaming",
     })  # fmt: skip
     config: ContainerConfig
 
     def __init__(self, config: ContainerConfig, context: DriverContext) -> None:
         super().__init__(config, context)
         self.engine = self.make_engine()
-        self.sandboxes: dict[str, ContainerSandbox] = {}
+        self.sandboxes: Running[ContainerSandbox] = Running()
         self.base: Path | None = None
-        self.snapshots: set[str] = set()
+        self.door: Door | None = None
+        self.unnamed: set[str] = set()
+        """Snapshots that go when this provider is closed."""
         self._starts = asyncio.Semaphore(config.starts_at_once)
         self._images: set[str] = set()
         """Those that are known to be there."""
         self._getting_image = asyncio.Lock()
+        self._connecting = asyncio.Lock()
 
     @classmethod
     def provides(cls, config: ContainerConfig) -> frozenset[str]:
@@ -223,7 +247,9 @@ class ContainerProvider(SandboxProvider):
         """Connect, remove what dead owners left, write the bundle."""
         await self.engine.open()
         await self._remove_ownerless()
+        await image_snapshots.sweep(self.engine)
         self.base = await asyncio.to_thread(self._prepare)
+        self.door = await Door.opened(self.base, self.sandboxes.get)
         self.capabilities = self.provides(self.config)  # type: ignore[misc]
 
     def _prepare(self) -> Path:
@@ -238,11 +264,14 @@ class ContainerProvider(SandboxProvider):
         """Stop all sandboxes, remove the snapshots that nobody gave a name."""
         try:
             await asyncio.gather(*(sandbox.stop() for sandbox in list(self.sandboxes.values())))
-            for image in self.snapshots:
+            for image in self.unnamed:
                 await self.engine.remove_image(image)
         finally:
-            self.snapshots.clear()
+            self.unnamed.clear()
             await self.engine.close()
+            door, self.door = self.door, None
+            if door is not None:
+                await door.close()
             base, self.base = self.base, None
             if base is not None:
                 await asyncio.to_thread(remove_folder, base)
@@ -256,21 +285,30 @@ class ContainerProvider(SandboxProvider):
         self.check(spec)
         name = spec.id or f"ale-{secrets.token_hex(6)}"
         image = spec.from_snapshot or spec.image or self.config.image or DEFAULT_IMAGE
-        async with self._starts:
-            await self.have_image(image, snapshot=spec.from_snapshot is not None)
-            return await self._started(spec, name, image, base)
+
+        async def start() -> ContainerSandbox:
+            async with self._starts:
+                await self.have_image(image, snapshot=spec.from_snapshot is not None)
+                return await self._started(spec, name, image, base)
+
+        return await self.sandboxes.start(spec, start)
 
     async def _started(self, spec: SandboxSpec, name: str, image: str, base: Path) -> ContainerSandbox:
         control, limits = base / name, self.resources(spec)
         try:
             control.mkdir(mode=0o700)
         except FileExistsError:
-            raise SandboxError(f"There is a sandbox {name} already; choose another id, or remove it.") from None
+            raise SandboxError(f"A sandbox {name} is there already; choose another id, or remove it.") from None
+        mounts = [(str(base / "bundle"), bundle.PLACE, False), (str(control), bundle.CONTROL, True)]
+        caps: tuple[str, ...] = RESIDENT_CAPS if self.user(spec) == "agent" else ROOT_CAPS
+        gate = await Gate.opened(spec, base / f"{name}.gate")
+        if gate is not None:
+            mounts.append((str(gate.folder), bundle.GATE, False))
+            caps += NETWORK_CAPS if spec.network == "allow" else ()
         plan = Plan(
-            name, image, bundle.bundled_command(base / "bundle"), self.labels(spec, name),
-            ((str(base / "bundle"), bundle.PLACE, False), (str(control), bundle.CONTROL, True)),
-            spec.network == "full", limits, RESIDENT_CAPS if self.config.user == "agent" else ROOT_CAPS,
-            self.in_memory(spec, image, limits),
+            name, image, bundle.bundled_command(base / "bundle"), self.labels(spec, name), tuple(mounts),
+            spec.network == "full", limits, caps, self.in_memory(spec, image, limits),
+            sysctls(spec),
         )  # fmt: skip
         created = False
         sandbox: ContainerSandbox | None = None
@@ -286,15 +324,21 @@ class ContainerProvider(SandboxProvider):
                 created = True
                 await self.engine.start(name)
                 channel = await self._connection(name, waiting)
+            remove_folder(control)  # nothing may change in there once the sandbox has seen what it looks like
             sandbox = ContainerSandbox(spec, name, channel, self.engine, self.forget, bool(plan.in_memory))
+            sandbox.guard(gate, self.context)
             self.sandboxes[name] = sandbox
+            sandbox.constants = partial(self.constants, name=name)
             await sandbox.set_up(self.constants(spec, name), spec.files)
             return sandbox
         except BaseException:
             if sandbox is not None:
                 await sandbox.stop()
-            elif created:
-                await asyncio.shield(asyncio.ensure_future(self.engine.remove(name)))
+            else:
+                if created:
+                    await asyncio.shield(asyncio.ensure_future(self.engine.remove(name)))
+                if gate is not None:
+                    await gate.close()
             raise
         finally:
             remove_folder(control)
@@ -353,14 +397,15 @@ class ContainerProvider(SandboxProvider):
 
     def check(self, spec: SandboxSpec) -> None:
         """Refuse what cannot be given. Raises `ConfigError`."""
-        if spec.network not in ("none", "full"):
-            raise ConfigError(
-                f"The {self.engine.name} provider has no network policy '{spec.network}'; set needs.network to none or full."
-            )
+        check_policy(spec)
         if spec.id is not None and not NAME.fullmatch(spec.id):
             raise ConfigError(f"A sandbox cannot be named {spec.id!r}; use up to 64 letters, digits, '-', '_' and '.'.")
         if not spec.workdir.startswith("/") or ".." in spec.workdir.split("/") or spec.workdir.strip("/") == "":
             raise ConfigError(f"The sandbox's workdir {spec.workdir!r} must be an absolute path, such as /workspace.")
+
+    def user(self, spec: SandboxSpec) -> str:
+        """Who the agent is: the spec's choice, or the provider's."""
+        return spec.user or self.config.user
 
     def resources(self, spec: SandboxSpec) -> Resources:
         """The limits of a sandbox, the provider's own where it names none."""
@@ -376,7 +421,7 @@ class ContainerProvider(SandboxProvider):
                 f"The files of the image {image} lie in a layer that {self.engine.name} does not limit, so disk_mib "
                 f"{limits.disk_mib} cannot be met; set needs.resources.disk_mib to null."
             )
-        home = "/home/agent" if self.config.user == "agent" else "/root"
+        home = "/home/agent" if self.user(spec) == "agent" else "/root"
         return (spec.workdir, home, "/tmp", "/var/tmp")
 
     def labels(self, spec: SandboxSpec, name: str) -> dict[str, str]:
@@ -386,21 +431,36 @@ class ContainerProvider(SandboxProvider):
 
     def constants(self, spec: SandboxSpec, name: str) -> list[bytes]:
         """What the resident has to know (see `Resident.set_up`)."""
-        several = self.config.user == "agent"
+        several = self.user(spec) == "agent"
         env = {
             "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
             "HOME": "/home/agent" if several else "/root", "TMPDIR": "/tmp", "LANG": "C.UTF-8",
             "USER": "agent" if several else "root", **spec.env, "ALE_SANDBOX": name,
         }  # fmt: skip
-        fields = ["users" if several else "root", spec.workdir, self.config.shell or "", LIMITS, "make"]
+        network = "\n".join(network_plan(spec))
+        limits = f"RLIMIT_CORE=0 {PER_USER} RLIMIT_NOFILE={self.resources(spec).open_files or OPEN_FILES}"
+        fields = ["users" if several else "root", spec.workdir, self.config.shell or "", limits, "make", network]
         return [os.fsencode(text) for text in (*fields, *(f"{key}={value}" for key, value in env.items()))]
 
     def forget(self, sandbox: ContainerSandbox) -> None:
         """A sandbox has been stopped; its snapshots are there until the provider closes."""
         self.sandboxes.pop(sandbox.id, None)
-        self.snapshots |= sandbox.own_snapshots
+        self.unnamed |= sandbox.own_snapshots
 
     # --- what others started
+
+    async def attach(self, sandbox_id: str) -> AttachedSandbox:
+        folder = state_folder(self.engine.name.lower())
+        there = await reached(folder, sandbox_id)  # the engine is not needed for it
+        if there is not None:
+            return there
+        async with self._connected():
+            found = [each for each in await self.engine.containers() if each.name == sandbox_id]
+        if not found:
+            raise SandboxError(
+                f"There is no {self.engine.name} sandbox {sandbox_id}; `ale sandbox ls` lists those that there are."
+            )
+        return await attach(folder, found[0].labels.get(OWNER, ""), sandbox_id)
 
     @asynccontextmanager
     async def _connected(self) -> AsyncIterator[None]:
@@ -408,21 +468,33 @@ class ContainerProvider(SandboxProvider):
         if self.base is not None:
             yield
             return
-        await self.engine.open()
-        try:
-            yield
-        finally:
-            await self.engine.close()
+        async with self._connecting:
+            await self.engine.open()
+            try:
+                yield
+            finally:
+                await self.engine.close()
 
     async def _remove_ownerless(self) -> builtins.list[str]:
-        gone = [found.name for found in await self.engine.containers() if not owned(found)]
+        gone = [found.name for found in await self.engine.containers() if not is_owned(found.labels)]
         for name in gone:
             await self.engine.remove(name)
         return gone
 
     async def prune(self) -> builtins.list[str]:
         async with self._connected():
-            return await self._remove_ownerless()
+            gone = await self._remove_ownerless()
+            await image_snapshots.sweep(self.engine)
+            return gone
+
+    async def snapshots(self) -> builtins.list[str]:
+        async with self._connected():
+            return await image_snapshots.names(self.engine)
+
+    async def remove_snapshot(self, name: str) -> None:
+        async with self._connected():
+            await image_snapshots.remove(self.engine, name)
+        self._images.discard(name)
 
     async def build_image(self, name: str | None = None, *, python: bool = False) -> str:
         """An image of this machine's programs; `ale-base:1`, or `ale-python:1` with a Python, where it has no other name."""
@@ -438,6 +510,8 @@ class ContainerProvider(SandboxProvider):
         return [
             SandboxInfo(
                 found.labels[LABEL],
+                # Those of a container cannot be changed; a sandbox of this process that was reset has others.
+                self.sandboxes[found.name].labels if found.name in self.sandboxes else
                 {key.removeprefix(USER_LABEL): value for key, value in found.labels.items() if key.startswith(USER_LABEL)},
                 float(found.labels.get(CREATED, "0")), found.running,
             )
@@ -453,28 +527,13 @@ class ContainerProvider(SandboxProvider):
                 await self.engine.remove(sandbox_id)
 
 
-class listener:
-    """A listening Unix socket at a path of any length; gone when the block ends."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-
-    def __enter__(self) -> socket.socket:
-        folder = os.open(self.path.parent, os.O_PATH)
-        try:
-            self.sock.bind(f"/proc/self/fd/{folder}/{self.path.name}")  # a path may be too long for a socket
-        finally:
-            os.close(folder)
-        self.sock.listen(1)
-        self.sock.setblocking(False)
-        return self.sock
-
-    def __exit__(self, *exc: object) -> None:
-        self.sock.close()
-
-
-def owned(found: Found) -> bool:
-    """Whether the process that started a container runs."""
-    pid, _, started = found.labels.get(OWNER, "").partition("-")
-    return pid.isdigit() and started.isdigit() and start_time(int(pid)) == int(started) != 0
+def sysctls(spec: SandboxSpec) -> dict[str, str]:
+    """Kernel settings of a container's network, where that has no way out but the gate."""
+    settings: dict[str, str] = {}
+    if spec.network != "full":
+        # Connections within it need not be remembered after their end, and would keep it from being as new for a minute.
+        settings[TIME_WAIT] = "0"
+    if spec.network == "allow" and Path("/proc/sys/net/ipv6").is_dir():
+        # Engines turn IPv6 off where there is no network; then what is tried by it could not be seen.
+        settings[IPV6_OFF] = "0"
+    return settings

@@ -29,6 +29,10 @@ def write(workdir: str, rights: Rights, fields: list[bytes]) -> None:
                 os.makedirs(os.path.dirname(target), exist_ok=True)
                 fd = os.open(target, flags, mode)
             try:
+                if not stat.S_ISREG(
+                    os.fstat(fd).st_mode
+                ):  # by a link of the agent's, such as a pipe of this very process
+                    raise OSError(22, "not a regular file")
                 os.fchmod(fd, mode)
                 view = memoryview(content)
                 while view:
@@ -39,8 +43,11 @@ def write(workdir: str, rights: Rights, fields: list[bytes]) -> None:
         rights.give_back()
 
 
-def read(workdir: str, rights: Rights, path: str, max_bytes: int) -> Iterator[bytes]:
-    """A file in pieces; a device or a pipe is refused, it could block or never end."""
+def read(workdir: str, rights: Rights, path: str, max_bytes: int, start: int | None = None) -> Iterator[bytes]:
+    """A file in pieces, one that is larger than `max_bytes` being refused; or so many bytes of it from `start` on.
+
+    A device or a pipe is refused, it could block or never end.
+    """
     rights.take(b"agent")
     try:
         fd = os.open(os.path.join(workdir, path), os.O_RDONLY | os.O_NONBLOCK)
@@ -53,10 +60,14 @@ def read(workdir: str, rights: Rights, path: str, max_bytes: int) -> Iterator[by
         if not stat.S_ISREG(kind):
             raise OSError(22, "not a regular file")
         total = 0
+        if start is not None:
+            os.lseek(fd, start, 0)
         while piece := os.read(fd, PIECE_BYTES):
             total += len(piece)
-            if total > max_bytes:
+            if total > max_bytes and start is None:
                 raise OSError(27, f"larger than {max_bytes} bytes")
-            yield piece
+            yield piece if total <= max_bytes else piece[: max_bytes - total]
+            if total >= max_bytes and start is not None:
+                return
     finally:
         os.close(fd)

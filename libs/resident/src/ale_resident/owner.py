@@ -22,6 +22,17 @@ def start_time(pid: int) -> int:
     return 0 if fields[0] in "ZX" else int(fields[19])
 
 
+def this_process() -> str:
+    """This process, as it is named where it leaves something: its id and its start time."""
+    return f"{os.getpid()}-{start_time(os.getpid())}"
+
+
+def runs(process: str) -> bool:
+    """Whether the process of this name runs."""
+    pid, _, started = process.partition("-")
+    return pid.isdigit() and started.isdigit() and start_time(int(pid)) == int(started) != 0
+
+
 def state_folder(name: str) -> Path:
     """The folder of this user for what is called `name`, made where it is missing."""
     path = Path(tempfile.gettempdir()) / f"ale-{name}-{os.getuid()}"

@@ -6,9 +6,36 @@ import py_compile
 import shutil
 from pathlib import Path
 
-from ale_resident import files, places, resident, rights, tree, wire
+from ale_resident import (
+    clean,
+    files,
+    folder,
+    fresh,
+    keeper,
+    names,
+    network,
+    packing,
+    pieces,
+    places,
+    relay,
+    resident,
+    rights,
+    script,
+    seccomp,
+    shells,
+    sight,
+    standstill,
+    transfers,
+    tree,
+    unpacking,
+    usage,
+    wire,
+)  # fmt: skip
 
-INSIDE = (wire, tree, rights, files, places, resident)
+INSIDE = (
+    wire, tree, rights, files, places, usage, names, network, relay, sight, fresh, clean, packing, unpacking, standstill,
+    transfers, resident, pieces, script, folder, keeper, seccomp, shells,
+)  # fmt: skip
 """They import the standard library and each other."""
 
 

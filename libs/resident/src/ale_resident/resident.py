@@ -23,9 +23,41 @@ import time
 from ale_resident import files
 from ale_resident.rights import Rights
 from ale_resident.tree import below, kill_below, send_signal
-from ale_resident.wire import CANCEL, DATA, DONE, EXEC, FAILED, INIT, KILL, READ, WRITE, frame, take_frame, unpack
+from ale_resident.wire import (
+    ACK,
+    CANCEL,
+    DATA,
+    DONE,
+    EXEC,
+    FAILED,
+    INIT,
+    KILL,
+    READ,
+    RESET,
+    RUN,
+    SHELL,
+    STREAM,
+    TREE,
+    USAGE,
+    WRITE,
+    frame,
+    take_frame,
+    unpack,
+)  # fmt: skip
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ale_resident.clean import Reset
+    from ale_resident.fresh import Fresh
+    from ale_resident.network import Network
+    from ale_resident.shells import Shell
+    from ale_resident.transfers import Transfers
 
 READ_BYTES = 1 << 16
+GATE = "/.ale/gate/socket"
+"""The way out of the sandbox's network, where there is one."""
 DRAIN_S = 0.05
 """How long output is awaited after a command's end where a background process still holds its pipes."""
 
@@ -33,13 +65,17 @@ DRAIN_S = 0.05
 class Command:
     """A running command: its process, its pipes, what it wrote so far."""
 
-    def __init__(self, call: int, pid: int, pipes: tuple[int, int], cap: int, deadline: float) -> None:
+    def __init__(self, call: int, pid: int, pipes: tuple[int, ...], cap: int, deadline: float) -> None:
         self.call, self.pid, self.cap, self.deadline = call, pid, cap, deadline
         self.started = time.monotonic()
-        self.pipes: dict[int, bytearray] = {pipes[0]: bytearray(), pipes[1]: bytearray()}
+        self.pipes = {fd: bytearray() for fd in pipes}
         self.buffers = list(self.pipes.values())
-        self.truncated = self.timed_out = self.answered = False
+        self.truncated = self.timed_out = self.answered = self.paused = False
         self.exit_code: int | None = None
+
+    def room(self) -> int:
+        """How much may be read of its output now."""
+        return READ_BYTES
 
     def keep(self, fd: int, data: bytes) -> None:
         """Take output, up to the cap; the rest is read and forgotten."""
@@ -50,6 +86,17 @@ class Command:
         buffer += data[:room]
         self.truncated = self.truncated or len(data) > room
 
+    def let_go(self) -> None:
+        """Nobody waits for its output any more."""
+
+    def kill(self) -> float:
+        """End it and everything below it; seconds after which to look again. It is stopped first, so that it stays their
+        parent meanwhile."""
+        send_signal(self.pid, sig.SIGSTOP)
+        kill_below(self.pid)
+        send_signal(self.pid, sig.SIGKILL)
+        return 3600
+
 
 class Resident:
     """The loop and its state."""
@@ -59,11 +106,23 @@ class Resident:
         self.inbox = bytearray()
         self.commands: dict[int, Command] = {}
         self.by_fd: dict[int, Command] = {}
+        self.shells: dict[int, Shell] = {}
+        self.watched: dict[int, Callable[[], None]] = {}
+        """Descriptors of shells, and who reads them."""
+        self.newborn: set[int] = set()
+        """Named pipes that were opened while events were looked at. One of these may be meant for what had the number before,
+        and a named pipe that nobody has opened for writing yet looks as if it had ended."""
         self.poll = select.epoll()
         self.workdir, self.shell = "/", "/bin/sh"
         self.rights: Rights
         self.rlimits: dict[str, int] = {}
         self.env: dict[bytes, bytes] = {}
+        self.network: Network | None = None
+        self.fresh: Fresh | OSError | None = None
+        self.resetting: Reset | None = None
+        self.used = False
+        """Whether anything was asked for since it was fresh that could have changed it."""
+        self.transfers: Transfers | None = None
         self.child_signal, wakeup = os.pipe()
         for fd in (self.child_signal, wakeup, control):
             os.set_blocking(fd, False)
@@ -78,6 +137,8 @@ class Resident:
         """Serve until the owner is gone."""
         while True:
             for fd, _ in self.poll.poll(self.patience()):
+                if fd in self.newborn:
+                    continue
                 if fd == self.control:
                     if not self.read_control():
                         return
@@ -86,6 +147,9 @@ class Resident:
                     self.reap()
                 elif fd in self.by_fd:
                     self.drain(fd)
+                elif fd in self.watched:
+                    self.watched[fd]()
+            self.newborn.clear()
             now = time.monotonic()
             for command in list(self.commands.values()):
                 if command.exit_code is not None:
@@ -94,9 +158,13 @@ class Resident:
                 elif now >= command.deadline:
                     command.timed_out = True
                     self.kill(command)
+            if self.resetting is not None and self.resetting.step():
+                self.resetting = None
 
     def patience(self) -> float:
         """Seconds until the next deadline; -1 where there is none."""
+        if self.resetting is not None:
+            return self.resetting.patience()
         if not self.commands:
             return -1
         return min(3600.0, max(0.0, min(c.deadline for c in self.commands.values()) - time.monotonic()))
@@ -119,28 +187,70 @@ class Resident:
             except OSError as error:
                 reason = (error.strerror or str(error)).encode()
                 self.send(call, FAILED, [str(error.errno or 0).encode(), reason])
+            except (ValueError, IndexError) as error:  # of an attached process that is of another release
+                self.send(call, FAILED, [b"22", f"a request that makes no sense ({error})".encode()])
         return True
 
     def serve(self, call: int, kind: bytes, fields: list[bytes]) -> None:
         """One request."""
+        if self.resetting is not None and kind != CANCEL:
+            raise OSError(16, "the sandbox is being reset")
+        self.used = self.used or kind not in (INIT, RESET, CANCEL, READ, USAGE)
         if kind == EXEC:
+            self.keep_relay()
             self.start(call, fields)
+        elif kind in (STREAM, ACK):
+            self.stream(call, kind, fields)
+        elif kind in (SHELL, RUN):
+            from ale_resident import shells
+
+            self.keep_relay()
+            shells.serve(self, call, kind, fields)
         elif kind == CANCEL:
             if call in self.commands:
+                self.commands[call].let_go()
                 self.kill(self.commands[call])
+            elif call in self.shells:
+                self.shells[call].close()
+            elif self.transfers is not None and self.transfers.drop(call):
+                self.send(call, DONE, [])
+        elif kind == TREE:
+            if self.transfers is None:
+                from ale_resident.transfers import Transfers
+
+                self.transfers = Transfers(self)
+            last, answer = self.transfers.serve(call, fields)
+            self.send(call, DONE if last else DATA, answer)
         elif kind == WRITE:
             files.write(self.workdir, self.rights, fields)
             self.send(call, DONE, [])
         elif kind == READ:
-            for piece in files.read(self.workdir, self.rights, os.fsdecode(fields[0]), int(fields[1])):
+            limit, start = int(fields[1]), [int(field) for field in fields[2:3]]
+            for piece in files.read(self.workdir, self.rights, os.fsdecode(fields[0]), limit, *start):
                 self.send(call, DATA, [piece])
             self.send(call, DONE, [])
         elif kind == KILL:
             self.kill_all()
+            self.keep_relay()
             self.send(call, DONE, [])
+        elif kind == USAGE:
+            from ale_resident import usage
+
+            self.send(call, DONE, [str(number).encode() for number in (usage.in_memory(), *usage.network())])
         elif kind == INIT:
             self.set_up(fields)
             self.send(call, DONE, [])
+            if fields[0] != b"plain":
+                from ale_resident import fresh
+
+                self.fresh = fresh.taken([self.workdir, os.fsdecode(self.env[b"HOME"])])
+            self.keep_relay()
+        elif kind == RESET:
+            from ale_resident.clean import Reset
+
+            self.resetting = Reset(self, call, environment(fields[6:]))
+        else:
+            raise OSError(38, "the sandbox knows no such request")
 
     def send(self, call: int, kind: bytes, fields: list[bytes]) -> None:
         """Answer. The host always reads, so waiting for room in the socket cannot hang while it lives."""
@@ -163,21 +273,44 @@ class Resident:
 
     def set_up(self, fields: list[bytes]) -> None:
         """Take the sandbox's constants; become root of the namespace where there are several users."""
-        mode, self.workdir, self.shell, limits, make = (os.fsdecode(f) for f in fields[:5])
+        mode, self.workdir, self.shell, limits, make, plan = (os.fsdecode(f) for f in fields[:6])
         for pair in limits.split():
             name, value = pair.split("=")
             self.rlimits[name] = int(value)
-        self.env = environment(fields[5:])
+        self.env = environment(fields[6:])
         if make:
             from ale_resident import places
 
             self.shell = places.find_shell(self.shell)
             places.make(self.workdir, os.fsdecode(self.env[b"HOME"]), owned=mode == "users")
+        if plan:
+            from ale_resident.network import Network
+
+            self.network = Network(plan.splitlines(), GATE, own_user=mode == "users")
         self.rights = Rights(several=mode == "users")
+        if make:  # in a container, beside the engine's own filter; bubblewrap has set it before this program began
+            from ale_resident import seccomp
+
+            seccomp.install()
+
+    def keep_relay(self) -> None:
+        """Start the network's relay where one should run and does not."""
+        if self.network is not None and not self.network.pid:
+            self.network.start()
 
     # --- commands
 
-    def start(self, call: int, fields: list[bytes]) -> None:
+    def stream(self, call: int, kind: bytes, fields: list[bytes]) -> None:
+        """Fork a command whose output goes out as it comes, or read more of it."""
+        from ale_resident.pieces import Stream
+
+        if kind == STREAM:
+            self.keep_relay()
+            self.start(call, fields, lambda *made: Stream(self, *made))
+        elif isinstance(command := self.commands.get(call), Stream):
+            command.grant(int(fields[0]))
+
+    def start(self, call: int, fields: list[bytes], make: Callable[..., Command] = Command) -> None:
         """Fork a command."""
         timeout_s, cap, user, cwd, command, stdin = fields[:6]
         now = time.monotonic()
@@ -194,7 +327,7 @@ class Resident:
             self.in_child(pipes, user, os.fsdecode(cwd) or self.workdir, os.fsdecode(command), stdin, fields[6:])
         os.close(pipes[1])
         os.close(pipes[3])
-        entry = Command(call, pid, (pipes[0], pipes[2]), int(cap), now + float(timeout_s))
+        entry = make(call, pid, (pipes[0], pipes[2]), int(cap), now + float(timeout_s))
         self.commands[call] = entry
         for fd in entry.pipes:
             os.set_blocking(fd, False)
@@ -233,6 +366,21 @@ class Resident:
         finally:
             os._exit(1)
 
+    def forget_all(self) -> None:
+        """Answer the commands that `kill_all` has ended, and let go of every pipe."""
+        for shell in list(self.shells.values()):
+            shell.close()
+        for command in list(self.commands.values()):
+            if command.exit_code is None:
+                self.finish(command, 137)
+            self.answer(command)
+        if self.transfers is not None:
+            for call in list(self.transfers.under_way):
+                self.transfers.drop(call)
+        for fd in list(self.by_fd):
+            os.close(fd)  # which takes it from the poll too
+        self.by_fd.clear()
+
     def offer_to_oom_killer(self) -> None:
         """Out of memory, the kernel shall take a command and not the resident."""
         try:
@@ -245,8 +393,11 @@ class Resident:
     def drain(self, fd: int) -> None:
         """Read one piece of a pipe, or take note of its end."""
         command = self.by_fd[fd]
+        room = command.room()
+        if room < 1:
+            return
         try:
-            data = os.read(fd, READ_BYTES)
+            data = os.read(fd, room)
         except BlockingIOError:
             return
         except OSError:
@@ -267,6 +418,11 @@ class Resident:
                 return
             if pid == 0:
                 return
+            if self.network is not None and self.network.pid == pid:
+                self.network.pid = 0  # by `kill_all`, or by an agent that is the same user
+            for shell in list(self.shells.values()):
+                if shell.keeper == pid:
+                    shell.lost()
             for command in self.commands.values():
                 if command.pid == pid:
                     code = os.waitstatus_to_exitcode(status)
@@ -280,7 +436,7 @@ class Resident:
             for _ in range(32):
                 if fd in command.pipes:
                     self.drain(fd)
-        command.deadline = time.monotonic() + DRAIN_S
+        command.deadline = float("inf") if command.paused else time.monotonic() + DRAIN_S
 
     def answer(self, command: Command) -> None:
         """Send a finished command's result. Pipes that others still hold stay open and are drained to nowhere."""
@@ -291,20 +447,22 @@ class Resident:
         seconds = f"{time.monotonic() - command.started:.6f}".encode()
         self.send(command.call, DONE, [str(code).encode(), *flags, seconds, *(bytes(b) for b in command.buffers)])
         command.buffers.clear()
+        command.let_go()
 
     def kill(self, command: Command) -> None:
-        """End a command and everything below it. It is stopped first so that it stays their parent meanwhile."""
+        """End a command and everything below it."""
         if command.exit_code is not None:
             return
-        send_signal(command.pid, sig.SIGSTOP)
-        kill_below(command.pid)
-        send_signal(command.pid, sig.SIGKILL)
-        command.deadline = time.monotonic() + 3600
-        self.reap()
+        until = time.monotonic() + command.kill()
+        if command.exit_code is None:
+            command.deadline = until
+            self.reap()
 
     def kill_all(self) -> None:
         """End every process of the sandbox but this one, and collect them."""
         until = time.monotonic() + 5
+        if self.network is not None and self.network.pid:
+            self.network.stop()
         if os.getpid() == 1:
             send_signal(-1, sig.SIGKILL)
         while time.monotonic() < until:

@@ -5,18 +5,28 @@ from __future__ import annotations
 import asyncio
 import os
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
+from functools import partial
+from pathlib import Path
 from typing import Any
 
-from ale.errors import SandboxError
-from ale.specs.sandbox import AGENT, TESTS, ExecResult, Sandbox, SandboxSpec
+from ale.errors import ConfigError, SandboxError, UncleanError
+from ale.specs.driver import DriverContext
+from ale.specs.sandbox import AGENT, ExecResult, Output, Sandbox, SandboxSpec, SandboxStats
+from ale_resident import commands, stream, trees
 from ale_resident.channel import Channel
-from ale_resident.wire import CANCEL, EXEC, INIT, KILL, READ, WRITE
+from ale_resident.commands import GRACE_S, NO_COMMAND, as_bytes, check_user
+from ale_resident.egress import Gate, Refusal, report
+from ale_resident.journal import printable
+from ale_resident.shell import ResidentShell
+from ale_resident.wire import EXEC, INIT, KILL, READ, RESET, USAGE, WRITE
 
 PIECE_BYTES = 1 << 20
 """Uploads go out in pieces of about this size."""
-GRACE_S = 15.0
-"""Beyond a command's own time-out: a resident that has not answered by then is taken for dead."""
+RESET_S = 40.0
+"""More than a resident takes to find out that it cannot."""
+REMAINS = ("processes", "files", "memory", "sockets", "connections", "network", "mounts", "keys", "resident")
+"""In which respects a resident says that its sandbox is not as new (see `fresh.py`)."""
 
 
 class ResidentSandbox(Sandbox):
@@ -28,7 +38,12 @@ class ResidentSandbox(Sandbox):
         self.channel = channel
         self.on_stopped = on_stopped
         self.stopping: asyncio.Task[None] | None = None
+        self.journal = channel.journal
         self.timers: dict[str, asyncio.TimerHandle] = {}
+        self.gate: Gate | None = None
+        self.constants: Callable[[SandboxSpec], list[bytes]] | None = None
+        """What `set_up` tells the resident; there where the sandbox can be reset."""
+        self.run_labels: Mapping[str, str] = {}
 
     @abstractmethod
     async def take_away(self) -> None:
@@ -42,6 +57,8 @@ class ResidentSandbox(Sandbox):
                 await ready
         except TimeoutError:
             raise SandboxError(f"The sandbox {self.id} did not start within {GRACE_S:.0f} s.") from None
+        except OSError as error:
+            raise SandboxError(f"The sandbox {self.id} could not be set up: {error.strerror or error}.") from error
         finally:
             self.channel.calls.pop(first, None)
         if files:
@@ -52,10 +69,39 @@ class ResidentSandbox(Sandbox):
         if self.spec.idle_s is not None:
             self.watch_idleness(self.spec.idle_s)
 
+    @property
+    def labels(self) -> dict[str, str]:
+        """The run's labels and its own."""
+        return {**self.run_labels, **self.spec.labels}
+
+    async def reset(self, spec: SandboxSpec) -> None:
+        if self.constants is None:
+            raise self._cannot("be reset", "reset")
+        for name in SandboxSpec.model_fields.keys() - {"env", "files", "labels"}:
+            if getattr(spec, name) != getattr(self.spec, name):
+                raise ConfigError(
+                    f"The sandbox {self.id} was started with another {name}, which a reset cannot change; start a new one."
+                )
+        try:
+            await self.channel.ask(RESET, self.constants(spec), RESET_S)
+        except OSError as error:
+            reason = printable(str(error.strerror))
+            what = reason.partition(":")[0]
+            raise UncleanError(
+                f"The sandbox {self.id} cannot be shown to be as new ({reason}); stop it and start another.",
+                what if what in REMAINS else "other",
+            ) from error
+        self.spec = spec
+        if self.gate is not None:
+            self.gate.bytes_in = self.gate.bytes_out = 0
+        self.note("it was reset")
+        if spec.files:
+            await self.upload(spec.files)
+
     def watch_idleness(self, idle_s: float) -> None:
         """Stop once nothing is under way and nothing was asked for `idle_s`; look again when that could be so."""
         loop = asyncio.get_running_loop()
-        left = idle_s if self.channel.calls else self.channel.quiet_since + idle_s - loop.time()
+        left = idle_s if self.channel.busy else self.channel.quiet_since + idle_s - loop.time()
         if left <= 0:
             self.begin_stop(f"nothing was asked of it for {idle_s:g} s")
         else:
@@ -72,29 +118,26 @@ class ResidentSandbox(Sandbox):
         user: str = AGENT,
         max_output_bytes: int = 1 << 20,
     ) -> ExecResult:
-        constants = [str(timeout_s), str(max_output_bytes), check_user(user), cwd or "", command]
-        pairs = [as_bytes(f"{name}={value}") for name, value in (env or {}).items()]
-        fields = [*(as_bytes(text) for text in constants), stdin, *pairs]
-        if "\0" in command or any(b"\0" in pair for pair in pairs):
-            reason = b"The command or its environment holds a NUL byte, which no shell can take.\n"
-            return ExecResult(2, b"", reason, 0.0)
-        number, future = self.channel.begin(EXEC, fields)
-        try:
-            async with asyncio.timeout(timeout_s + GRACE_S):
-                answer = await future
-        except TimeoutError:
-            self.channel.close(f"its resident process did not end a command {GRACE_S:.0f} s after its time-out")
-            raise self.channel.error() from None
-        except asyncio.CancelledError:
-            self.channel.send(number, CANCEL)
-            raise
-        finally:
-            self.channel.calls.pop(number, None)
-        try:
-            code, timed_out, truncated, seconds, stdout, stderr = answer
-            return ExecResult(int(code), stdout, stderr, float(seconds), timed_out == b"1", truncated == b"1")
-        except ValueError as error:
-            raise SandboxError(f"The sandbox {self.id} gave an answer that makes no sense ({error}).") from error
+        fields = commands.request(command, timeout_s, max_output_bytes, cwd, env, stdin, user)
+        return NO_COMMAND if fields is None else await commands.run(self.channel, EXEC, fields, timeout_s)
+
+    def exec_stream(
+        self,
+        command: str,
+        *,
+        timeout_s: float = 60.0,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: bytes = b"",
+        user: str = AGENT,
+    ) -> AsyncGenerator[Output | ExecResult, None]:
+        fields = commands.request(command, timeout_s, stream.WINDOW, cwd, env, stdin, user)
+        return stream.run(self.channel, fields, timeout_s)
+
+    async def open_shell(
+        self, *, cwd: str | None = None, env: Mapping[str, str] | None = None, user: str = AGENT
+    ) -> ResidentShell:
+        return await ResidentShell.opened(self.channel, cwd, env, user)
 
     async def upload(self, files: Mapping[str, bytes], *, user: str = AGENT, mode: int = 0o644) -> None:
         head = [check_user(user).encode(), f"{mode:o}".encode()]
@@ -125,8 +168,12 @@ class ResidentSandbox(Sandbox):
             raise SandboxError(f"The sandbox {self.id} could not write {names}: {error.strerror}.") from error
 
     async def download(self, path: str, *, max_bytes: int = 1 << 28) -> bytes:
+        return await self.read(path, max_bytes)
+
+    async def read(self, path: str, *limits: int) -> bytes:
+        """A file of so many bytes at most; or so many bytes of it, from a place on."""
         try:
-            pieces = await self.channel.ask(READ, [as_bytes(path), str(max_bytes).encode()], 120.0)
+            pieces = await self.channel.ask(READ, [as_bytes(path), *(str(limit).encode() for limit in limits)], 120.0)
         except (FileNotFoundError, IsADirectoryError) as error:
             raise type(error)(error.errno, error.strerror, path) from None
         except NotADirectoryError as error:
@@ -135,11 +182,46 @@ class ResidentSandbox(Sandbox):
             raise SandboxError(f"The sandbox {self.id} could not read {path}: {error.strerror}.") from error
         return b"".join(pieces)
 
+    async def upload_tree(self, source: Path, target: str, *, user: str = AGENT) -> None:
+        """As the contract says; a folder that is at `target` takes in what comes, files and links in it are replaced.
+
+        A folder that is new at `target` is closed to others where `user` is the tests'.
+        """
+        await trees.upload(self.channel, Path(source), as_bytes(target), check_user(user))
+
+    async def download_tree(self, source: str, target: Path, *, max_bytes: int = 1 << 32) -> None:
+        """As the contract says. Raises `FileExistsError` where something is at `target`. Read with the agent's rights."""
+        await trees.download(self.channel, as_bytes(source), Path(target), max_bytes)
+
     async def kill_agent_processes(self) -> None:
         try:
             await self.channel.ask(KILL, [], 30.0)
         except OSError as error:
             raise SandboxError(f"The sandbox {self.id} could not be cleared: {error.strerror}.") from error
+
+    def note(self, line: str) -> None:
+        """Put a line into its journal."""
+        self.journal.note(line)
+
+    async def logs(self) -> str:
+        said = await self.first_words()
+        return str(self.journal) + "".join(f"its first process: {printable(line)}\n" for line in said.splitlines())
+
+    async def first_words(self) -> str:
+        """What its first process said on stdout and stderr; nothing, as a rule."""
+        return ""
+
+    async def usage(self) -> SandboxStats:
+        """What its files take where they lie in memory, and its network; for `stats`."""
+        try:
+            memory, came, went = (int(field) for field in await self.channel.ask(USAGE, [], 60.0))
+        except OSError:
+            return SandboxStats()  # its /proc cannot be read
+        except ValueError as error:
+            raise SandboxError(f"The sandbox {self.id} gave an answer that makes no sense ({error}).") from error
+        if self.gate is not None:
+            came, went = self.gate.bytes_in, self.gate.bytes_out
+        return SandboxStats(disk_bytes=memory, network_in_bytes=came, network_out_bytes=went)
 
     async def stop(self) -> None:
         await asyncio.shield(self.begin_stop("it was stopped"))
@@ -149,6 +231,7 @@ class ResidentSandbox(Sandbox):
         if self.stopping is None:
             for timer in self.timers.values():
                 timer.cancel()
+            self.note(f"the sandbox ends: {reason}")
             self.channel.close(reason)
             self.stopping = asyncio.get_running_loop().create_task(self._end())
         return self.stopping
@@ -157,19 +240,18 @@ class ResidentSandbox(Sandbox):
         try:
             await self.take_away()
         finally:
+            if self.gate is not None:
+                await self.gate.close()
             self.on_stopped(self)
 
+    def guard(self, gate: Gate | None, context: DriverContext) -> None:
+        """Take over the gate of the sandbox's network: what it refuses is told of from now on, and it ends with the sandbox."""
+        self.gate, self.run_labels = gate, context.labels
+        self.journal.redact = context.redact
+        if gate is not None:
+            gate.refused = partial(self.refused, context)
 
-def as_bytes(text: str) -> bytes:
-    """A command or a path as the kernel takes it, also where a policy wrote half a character."""
-    try:
-        return os.fsencode(text)
-    except UnicodeEncodeError:
-        return text.encode("utf-8", "surrogatepass")
-
-
-def check_user(user: str) -> str:
-    """The two roles of the contract are the users there are."""
-    if user not in (AGENT, TESTS):
-        raise SandboxError(f"A sandbox has the users '{AGENT}' and '{TESTS}', not {user!r}.")
-    return user
+    def refused(self, context: DriverContext, refusal: Refusal) -> None:
+        """Its network policy did not let something through."""
+        self.note(f"network refused: {refusal}")
+        report(self, context, refusal)

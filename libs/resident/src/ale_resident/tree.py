@@ -6,6 +6,11 @@ import _signal as sig  # type: ignore[import-not-found]  # `signal` builds enums
 import os
 import time
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    Family = dict[int, tuple[int, bytes]]
+    """Processes: the parent of each, and when it began."""
+
 
 def parents() -> dict[int, int]:
     """Every live process that can be seen: pid -> parent's pid. Zombies are left out."""
@@ -17,14 +22,73 @@ def parents() -> dict[int, int]:
             except OSError:
                 continue
             try:
-                state, parent = os.read(fd, 512).rsplit(b")", 1)[1].split()[:2]
-                if state not in (b"Z", b"X"):
-                    found[int(name)] = int(parent)
+                alive, parent, _ = described(os.read(fd, 512))
+                if alive:
+                    found[int(name)] = parent
             except (OSError, IndexError, ValueError):
                 pass
             finally:
                 os.close(fd)
     return found
+
+
+def described(line: bytes) -> tuple[bool, int, bytes]:
+    """What `/proc/PID/stat` says: whether it is alive, its parent, when it began. One whose first thread has ended lives on."""
+    fields = line.rsplit(b")", 1)[1].split()
+    return fields[0] not in (b"Z", b"X") or int(fields[17]) > 1, int(fields[1]), fields[19]
+
+
+def family(root: int) -> Family:
+    """The live descendants of a process that adopts orphans. Where the kernel can list children, nobody else is looked at."""
+    if not os.path.exists(f"/proc/self/task/{os.getpid()}/children"):
+        above = parents()
+        return {pid: (above[pid], began) for pid in below(root) if pid in above and (began := begin_of(pid))}
+    found: Family = {}
+    todo = [root]
+    while todo:
+        parent = todo.pop()
+        for pid in children(parent):
+            began = begin_of(pid)
+            if began and pid not in found:
+                found[pid] = (parent, began)
+                todo += (root, pid)  # whoever lost its parent meanwhile is a child of the root's now
+    return found
+
+
+def children(pid: int) -> list[int]:
+    """The children of all threads of a process."""
+    found: list[int] = []
+    try:
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{thread}/children", "rb", buffering=0) as file:
+                found += map(int, file.readall().split())
+    except OSError:
+        pass  # it is gone
+    return found
+
+
+def begin_of(pid: int) -> bytes:
+    """When a live process began; empty where there is none."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
+            alive, _, began = described(file.read(512))
+    except (OSError, IndexError, ValueError):
+        return b""
+    return began if alive else b""
+
+
+def since(before: Family, now: Family) -> set[int]:
+    """Those who are new, and not below anybody who was there before."""
+
+    def old(pid: int) -> bool:
+        while pid in now:
+            parent, began = now[pid]
+            if pid in before and before[pid][1] == began:
+                return True
+            pid = parent
+        return False
+
+    return {pid for pid in now if not old(pid)}
 
 
 def below(root: int) -> set[int]:

@@ -10,8 +10,20 @@ from __future__ import annotations
 HEADER_BYTES = 9
 INIT, EXEC, CANCEL, WRITE, READ, KILL = b"I", b"X", b"C", b"W", b"R", b"K"
 """From the host: set up, run, cancel a run, write files, read a file, end all processes but the resident."""
+USAGE = b"u"
+"""From the host: what files take in memory, what came and went through the network."""
+RESET = b"N"
+"""From the host: be as new, with another environment."""
+STREAM, ACK = b"S", b"A"
+"""From the host: run, and hand the output out as it comes (`pieces.py`); more of it may come, so much."""
+SHELL, RUN = b"H", b"U"
+"""From the host: open a shell (`shells.py`), a call that lasts until it is cancelled; run a command in one."""
+TREE = b"T"
+"""From the host: begin or go on with a tree of files (`transfers.py`); a call of many frames."""
 DONE, FAILED, DATA = b"E", b"F", b"D"
 """From the resident: a call's answer, a call's failure (errno, text), a piece of a file."""
+PIECE, PIECE_COST = b"P", 256
+"""From the resident: a piece of a stream (1 or 2, bytes), and what it costs of the host's grant besides its bytes."""
 
 
 def pack(fields: list[bytes]) -> bytes:

@@ -3,7 +3,8 @@
 1. The agent's processes are ended. Then one shell command does all: it reads a script from its standard input that
    writes the test files into a fresh folder with an unguessable name, closed to other users, and runs the task's
    command in the work folder with that folder's path in `ALE_TESTS`. It runs as the user `tests`; a provider
-   without the capability `users` takes the agent for that.
+   without the capability `users` takes the agent for that. The folder stands in one with an empty `pytest.ini`:
+   pytest looks for settings and hooks in all folders above a test, and the temporary folder is the agent's too.
 2. Exit code 0 is a pass; any other code, and a time-out, is a fail.
 3. What *cannot run* is no fail: a dead sandbox raises `SandboxError`, a task whose test command starts with a
    program that the sandbox lacks raises `TaskError`. But an agent must not be able to turn its failure into an
@@ -32,6 +33,8 @@ from ale.trajectory import Score, Trajectory
 
 DETAIL_CHARS = 2000
 CANNOT_RUN = (126, 127)
+KILLED = 128
+"""Exit codes beyond are of a shell that was killed by a signal, which is what agents' code can do to it."""
 FOLDER = "${TMPDIR:-/tmp}"
 NO_ROOM = "'The tests could not be put in place: the agent left no room or no right to write them.'"
 ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
@@ -64,8 +67,9 @@ class TestsReward(Reward):
         await sandbox.kill_agent_processes()
         env = {"PYTHONNOUSERSITE": "1", **task.env}
         result = await sandbox.exec('eval "$(cat)"', stdin=script, timeout_s=task.tests.timeout_s, env=env, user=TESTS)
-        if result.timed_out:
+        if result.timed_out or result.exit_code > KILLED:  # the script did not come to its last line
             await self.clear(sandbox, name)
+        if result.timed_out:
             limit = f"The tests did not end within {task.tests.timeout_s:g} s.\n"
             return self.verdict(False, limit + tail(result), started)
         if result.exit_code in CANNOT_RUN:
@@ -99,14 +103,14 @@ def test_script(task: Task, name: str) -> bytes:
         folders.add(str(path.parent))
         writes.append(f'printf %s {shlex.quote(text)} > "$ALE_TESTS"/{shlex.quote(str(path))}')
     places = " ".join(f'"$ALE_TESTS"/{shlex.quote(folder)}' for folder in sorted(folders))
-    steps = [f"mkdir -p {places}", *writes, 'chmod -R u+x "$ALE_TESTS"']
+    steps = [f"mkdir -p {places}", ': > "$ale_place"/pytest.ini', *writes, 'chmod -R u+x "$ALE_TESTS"']
     lines = (
-        f'export ALE_TESTS="{FOLDER}/{name}"',
+        f'ale_place="{FOLDER}/{name}"; export ALE_TESTS="$ale_place"/tests',
         "ale_umask=$(umask); umask 077",
-        f'{{ {" && ".join(steps)}; }} || {{ echo {NO_ROOM}; rm -rf "$ALE_TESTS"; exit 1; }}',
+        f'{{ {" && ".join(steps)}; }} || {{ echo {NO_ROOM}; rm -rf "$ale_place"; exit 1; }}',
         'umask "$ale_umask"',
-        f"(unset ale_umask; eval {shlex.quote(task.tests.command)}) </dev/null",
-        'ale_code=$?; rm -rf "$ALE_TESTS"; exit $ale_code',
+        f"(unset ale_umask ale_place; eval {shlex.quote(task.tests.command)}) </dev/null",
+        'ale_code=$?; rm -rf "$ale_place"; exit $ale_code',
     )
     return "\n".join(lines).encode("utf-8", "surrogateescape")
 

@@ -15,10 +15,12 @@ import os
 import shlex
 import shutil
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from ale_local import program, seccomp
+from ale_local import program
+from ale_resident import seccomp
 from ale_resident.program import resident_command
 
 HOME = "/home/agent"
@@ -26,6 +28,19 @@ TAKEN = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc",
 JOIN_GROUPS = 'while [ "$1" != -- ]; do echo 0 >"$1/cgroup.procs" || exit 1; shift; done; shift; exec "$@"'
 """Puts its own process into the groups named before `--`, then becomes the command after it."""
 HOLD = "echo ready; read _"
+NETWORK_CAPS = ("CAP_NET_ADMIN", "CAP_NET_BIND_SERVICE", "CAP_NET_RAW")
+"""With them the resident sets a network up, and lets them go."""
+SETTINGS, MASKED = (
+    ("sys", "sysrq-trigger", "irq", "bus", "fs", "acpi", "scsi"),
+    ("kcore", "keys", "timer_list", "sched_debug"),
+)
+KERNEL = (
+    *(word for name in SETTINGS for word in ("--ro-bind-try", f"/proc/{name}", f"/proc/{name}")),
+    *(word for name in MASKED if os.path.exists(f"/proc/{name}") for word in ("--ro-bind", "/dev/null", f"/proc/{name}")),
+)  # fmt: skip
+"""The kernel's settings and insights in /proc, as container engines cover them: they belong to the machine's root, and with one
+user inside, an agent of his would be that."""
+MESSAGE_QUEUES = "\tmqueue\n" in Path("/proc/filesystems").read_text() if Path("/proc/filesystems").exists() else False
 
 
 @dataclass(frozen=True)
@@ -35,6 +50,10 @@ class Namespaces:
     user: int
     mount: int
     stage: str
+
+    def place(self, number: int) -> str:
+        """Where a place of a sandbox that starts from a snapshot is bound from (see `launcher.py`)."""
+        return f"{self.stage}/place{number}/whole"
 
     def close(self) -> None:
         """Let the namespaces go."""
@@ -52,7 +71,10 @@ def make_namespaces(sources: list[str], uid_base: int) -> Namespaces | None:
     script = ["set -e", f"mount -t tmpfs -o mode=755,size=64k ale {stage}"]
     for number, source in enumerate(sources):
         script += [f"mkdir {stage}/{number}", f"mount --bind {shlex.quote(source)} {stage}/{number}"]
-    script.append(f"exec unshare --user sh -c {shlex.quote(HOLD)}")
+    # What the kernel counts for a user of a namespace (watches of files, queued signals, message queues), it counts for the
+    # namespace's owner too. That shall not be the host's root, whom a sandbox could leave without any.
+    owner = f"setpriv --reuid={uid_base} --regid={uid_base} --clear-groups"
+    script.append(f"exec {owner} unshare --user sh -c {shlex.quote(HOLD)}")
     try:
         holder = subprocess.Popen(
             ["unshare", "--mount", "--propagation", "private", "sh", "-c", "\n".join(script)],
@@ -97,20 +119,23 @@ class Bubblewrap:
     @property
     def pass_fds(self) -> tuple[int, ...]:
         """Descriptors that a launch needs."""
-        return () if self.namespaces is None else (self.namespaces.user, self.namespaces.mount)
+        return () if self.namespaces is None else (self.namespaces.user,)
 
     def command(
-        self, control: int, workdir: str, disk_mib: int | None, groups: list[str], seccomp: int | None
-    ) -> list[str]:
-        """The whole command line of a sandbox; `seccomp` is the descriptor of its filter."""
+        self, control: int, workdir: str, disk_mib: int | None, groups: list[str], seccomp: int | None,
+        network: list[str], places: Sequence[str] = (), layers: int = 0,
+    ) -> list[str]:  # fmt: skip
+        """The whole command line of a sandbox, for a `Launcher`; `seccomp` is the descriptor of its filter, `network` what
+        `gate` gives, `places` what can be written to, of which the first `layers` are a snapshot's."""
         outer: list[str] = []
-        if self.namespaces is not None:
-            outer += ["nsenter", f"--mount=/proc/self/fd/{self.namespaces.mount}"]
         if groups:
             outer += ["sh", "-c", JOIN_GROUPS, "sh", *groups, "--"]
         inner = resident_command([self.python], "/.ale", str(control))
+        # Without root, bubblewrap makes one more user namespace for terminals; that one has no rights to the network's.
+        terminals = self.namespaces is not None or NETWORK_CAPS[0] not in network
         filtered = [] if seccomp is None else ["--seccomp", str(seccomp)]
-        return [*outer, "bwrap", *self.users(), *filtered, *self.root(workdir, disk_mib), *inner]
+        root = self.root(workdir, disk_mib, terminals, places, layers)
+        return [*outer, "bwrap", *self.users(), *filtered, *root, *network, *inner]
 
     def users(self) -> list[str]:
         """Namespaces, identity and capabilities."""
@@ -121,7 +146,9 @@ class Bubblewrap:
         keep = "--cap-add CAP_SETUID --cap-add CAP_SETGID --cap-add CAP_KILL --cap-add CAP_DAC_OVERRIDE"
         return [*options.split(), *keep.split(), "--userns", str(self.namespaces.user)]
 
-    def root(self, workdir: str, disk_mib: int | None) -> list[str]:
+    def root(
+        self, workdir: str, disk_mib: int | None, terminals: bool, written: Sequence[str], layers: int
+    ) -> list[str]:
         """The file system."""
         sources = self.sources(self.base, self.host_python)
         if self.namespaces is None:
@@ -136,13 +163,41 @@ class Bubblewrap:
             elif os.path.isdir(path):
                 options += ["--ro-bind", path, path]
         options += ["--ro-bind", f"{places[0]}/etc", "/etc", "--ro-bind", f"{places[0]}/program", "/.ale"]
-        options += ["--proc", "/proc", "--dev", "/dev"]
+        options += ["--proc", "/proc", *KERNEL, *self.devices(terminals)]
+        if (
+            MESSAGE_QUEUES
+        ):  # that it can be seen what a reset has to remove; without the mount they are there all the same
+            options += ["--mqueue", "/dev/mqueue"]
         size = [] if disk_mib is None else ["--size", str(disk_mib << 20)]
-        for path, mode in (("/tmp", "1777"), ("/dev/shm", "1777"), (HOME, "0755"), (workdir, "0755")):
-            options += [*self.ancestors(path), "--perms", mode, *size, "--tmpfs", path]
+        for path in sorted({"/dev/shm", *(written or writable(workdir))}, key=lambda path: PurePosixPath(path).parts):
+            mode = "1777" if path in ("/tmp", "/dev/shm") else "0755"
+            options += self.ancestors(path)
+            if self.namespaces is not None and path in written[:layers]:
+                options += ["--bind", self.namespaces.place(written.index(path)), path]
+            else:
+                options += ["--perms", mode, *size, "--tmpfs", path]
         for source, place in zip(sources[1:], places[1:], strict=True):
             options += [*self.ancestors(source), "--ro-bind", place, source]
         return [*options, "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", workdir]
+
+    def gate(self, folder: Path, allow: bool) -> list[str]:
+        """The way out of a sandbox's network; `allow` where the resident has to set that up (see `ale_resident.network`)."""
+        inside = "" if self.namespaces is None else self.namespaces.stage
+        source = f"{inside}/0/{folder.relative_to(self.base)}" if inside else str(folder)
+        caps = NETWORK_CAPS if allow else ()
+        return [*(word for cap in caps for word in ("--cap-add", cap)), "--ro-bind", source, "/.ale/gate"]
+
+    @staticmethod
+    def devices(terminals: bool) -> list[str]:
+        """The few devices that there are, with pseudo terminals or without."""
+        if terminals:
+            return ["--dev", "/dev"]
+        options = ["--tmpfs", "/dev"]
+        for name in ("null", "zero", "full", "random", "urandom"):
+            options += ["--dev-bind", f"/dev/{name}", f"/dev/{name}"]
+        for name, target in (("fd", "fd"), ("stdin", "fd/0"), ("stdout", "fd/1"), ("stderr", "fd/2")):
+            options += ["--symlink", f"/proc/self/{target}", f"/dev/{name}"]
+        return options
 
     @staticmethod
     def ancestors(path: str) -> list[str]:
@@ -152,6 +207,11 @@ class Bubblewrap:
             if str(parent) not in ("/", "/dev", "/tmp"):
                 options += ["--perms", "0755", "--dir", str(parent)]
         return options
+
+
+def writable(workdir: str) -> tuple[str, ...]:
+    """The places that are written to and belong to a sandbox's state."""
+    return tuple(dict.fromkeys(("/tmp", HOME, workdir)))
 
 
 def workdir_fault(workdir: str) -> str | None:
@@ -171,7 +231,7 @@ def probe(wrap: Bubblewrap) -> str | None:
     if shutil.which("bwrap") is None:
         return "there is no program `bwrap`"
     filter_fd = seccomp.open_program()
-    command = wrap.command(0, "/workspace", 1, [], filter_fd)
+    command = wrap.command(0, "/workspace", 1, [], filter_fd, [])
     end = len(command) - len(resident_command([wrap.python], "/.ale", "0"))
     try:
         done = subprocess.run(

@@ -15,6 +15,8 @@ from ale.specs.sandbox import Resources, SandboxStats
 MOUNT = Path("/sys/fs/cgroup")
 PARENT = "ale"
 CPU_PERIOD_US = 100_000
+SOCKETS = 4
+"""Which part of the memory that a sandbox may have can lie in its connections besides."""
 
 
 def parents(mount: Path = MOUNT) -> dict[str, Path]:
@@ -50,6 +52,8 @@ def settings(resources: Resources, unified: bool) -> list[tuple[str, str, str]]:
             wanted.append(("memory", "memory.swap.max", "0"))
         else:
             wanted.append(("memory", "memory.memsw.limit_in_bytes", size))
+            # What lies in sockets, version 1 counts apart, and only where it has a limit.
+            wanted.append(("memory", "memory.kmem.tcp.limit_in_bytes", str((resources.memory_mib << 20) // SOCKETS)))
     if resources.pids is not None:
         wanted.append(("pids", "pids.max", str(resources.pids)))
     if resources.cpus is not None:

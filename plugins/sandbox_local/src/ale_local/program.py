@@ -27,6 +27,7 @@ def make_base(folder: Path) -> Path:
     """Make the base folder inside the state folder, with `program/` and `etc/` in it."""
     base = new_base(folder)
     write_program(base / "program")
+    (base / "program" / "gate").mkdir()
     make_etc(base / "etc")
     return base
 

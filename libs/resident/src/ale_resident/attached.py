@@ -1,0 +1,136 @@
+"""A sandbox that another process owns, reached through that one's door (`door.py`)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+from contextlib import suppress
+from pathlib import Path
+
+from ale.errors import SandboxError
+from ale.specs.sandbox import SandboxSpec, SandboxStats
+from ale_resident.channel import Channel
+from ale_resident.door import GONE, LOGS, NAME, OPEN, STATS
+from ale_resident.owner import start_time
+from ale_resident.sandbox import ResidentSandbox
+from ale_resident.wire import unpack
+
+ANSWER_S = 30.0
+PIECE_BYTES = 4 << 20
+
+
+class AttachedChannel(Channel):
+    """A channel whose other end is the owner's door."""
+
+    def __init__(self, sandbox_id: str) -> None:
+        super().__init__(sandbox_id)
+        self.reason = "the process that owns it has ended, or closed the connection"
+
+    def take_answer(self, number: int, kind: bytes, payload: bytes) -> None:
+        if kind == GONE:
+            self.close(b"".join(unpack(payload)).decode("utf-8", "replace"))
+        else:
+            super().take_answer(number, kind, payload)
+
+    def error(self) -> SandboxError:
+        return SandboxError(f"The sandbox {self.sandbox_id} is out of reach: {self.reason}.")
+
+
+class AttachedSandbox(ResidentSandbox):
+    """Runs commands and moves files as its owner does. `stop` leaves it and ends nothing but what was begun here."""
+
+    async def stop(self) -> None:
+        await asyncio.shield(self.begin_stop("it was left"))
+
+    async def take_away(self) -> None:
+        return
+
+    async def download(self, path: str, *, max_bytes: int = 1 << 28) -> bytes:
+        found = bytearray()
+        while True:  # piece by piece: an owner does not keep much for somebody who reads slowly
+            piece = await self.read(path, PIECE_BYTES, len(found))
+            found += piece
+            if len(found) > max_bytes:
+                raise SandboxError(f"The sandbox {self.id} could not read {path}: larger than {max_bytes} bytes.")
+            if len(piece) < PIECE_BYTES:
+                return bytes(found)
+
+    async def stats(self) -> SandboxStats:
+        return SandboxStats(**json.loads(await self._asked(STATS)))
+
+    async def logs(self) -> str:
+        return (await self._asked(LOGS)).decode("utf-8", "replace")
+
+    async def _asked(self, kind: bytes) -> bytes:
+        try:
+            return b"".join(await self.channel.ask(kind, [], ANSWER_S))
+        except OSError as error:
+            raise SandboxError(error.strerror or str(error)) from None
+
+
+async def attach(folder: Path, owner: str, sandbox_id: str) -> AttachedSandbox:
+    """The sandbox of the process `owner` (its id and start time, as in `new_base`), whose folders stand in the state folder.
+
+    Raises `SandboxError`, with what may be wrong.
+    """
+    pid, _, started = owner.partition("-")
+    if not (pid.isdigit() and started.isdigit() and start_time(int(pid)) == int(started) != 0):
+        raise SandboxError(
+            f"The process that started the sandbox {sandbox_id} is gone; `ale sandbox prune` removes what it left."
+        )
+    fault = "it is being started or ended, or that process keeps its folders elsewhere (TMPDIR)"
+    for base in [folder / name for name in sorted(os.listdir(folder)) if name.startswith(f"base-{owner}-")]:
+        try:
+            return await through(base / NAME, sandbox_id)
+        except FileNotFoundError:
+            continue  # another provider of that process
+        except (OSError, SandboxError) as error:
+            fault = str(error).rstrip(".")
+    raise SandboxError(f"The process {pid}, which owns the sandbox {sandbox_id}, does not let anybody in: {fault}.")
+
+
+async def reached(folder: Path, sandbox_id: str) -> AttachedSandbox | None:
+    """The sandbox of whichever process has it, all being asked at once; None where none does, or none answers."""
+    asked = []
+    for name in os.listdir(folder):
+        pid, _, started = name.removeprefix("base-").rpartition("-")[0].partition("-")
+        if pid.isdigit() and started.isdigit() and start_time(int(pid)) == int(started) != 0:
+            asked.append(asyncio.ensure_future(through(folder / name / NAME, sandbox_id)))
+    try:
+        for answer in asyncio.as_completed(asked):
+            with suppress(OSError, SandboxError):
+                return await answer
+        return None
+    finally:
+        for each in asked:
+            each.cancel()
+        await asyncio.gather(*asked, return_exceptions=True)
+
+
+async def through(door: Path, sandbox_id: str) -> AttachedSandbox:
+    """The sandbox behind a door. Raises `FileNotFoundError` where it is not there, `OSError` and `SandboxError`."""
+    channel = await AttachedChannel.open(sandbox_id, connected(door))
+    try:
+        (spec,) = await channel.ask(OPEN, [os.fsencode(sandbox_id)], ANSWER_S)
+        return AttachedSandbox(sandbox_id, SandboxSpec.model_validate_json(spec), channel, lambda _: None)
+    except BaseException:
+        channel.close("it was left")
+        raise
+
+
+def connected(path: Path) -> socket.socket:
+    """A connection to a socket at a path of any length. Raises `OSError`."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    sock.setblocking(False)
+    try:
+        folder = os.open(path.parent, os.O_PATH)
+        try:
+            sock.connect(f"/proc/self/fd/{folder}/{path.name}")
+        finally:
+            os.close(folder)
+    except OSError:
+        sock.close()
+        raise
+    return sock

@@ -1,0 +1,91 @@
+"""Snapshots that are images: whose they are, and what is left of them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from ale.errors import ConfigError
+from ale.specs.sandbox import SandboxSpec
+from ale_resident.image_snapshots import OWNER, FoundImage, is_owned
+from ale_resident.owner import this_process
+
+from .conftest import provider_of
+
+OWNER_PROGRAM = """
+import asyncio, importlib, sys
+from ale.specs.driver import DriverContext
+from ale.specs.sandbox import SandboxSpec
+async def main():
+    cls = getattr(importlib.import_module(sys.argv[1]), sys.argv[2])
+    provider = cls(cls.Config(), DriverContext())
+    await provider.start()
+    box = await provider.start_sandbox(SandboxSpec(files={"state": b"kept"}))
+    print(await box.snapshot(), await box.snapshot(sys.argv[3]), flush=True)
+    await box.exec("sleep 4712")
+asyncio.run(main())
+"""
+
+
+async def own_images(provider: Any) -> list[FoundImage]:
+    """The images that this process made."""
+    found: list[FoundImage] = await provider.engine.images()
+    return [image for image in found if image.labels[OWNER] == this_process()]
+
+
+async def test_a_killed_owners_unnamed_snapshots_go_with_the_next_start_and_named_ones_stay(
+    provider: Any, engine: str
+) -> None:
+    command = [sys.executable, "-c", OWNER_PROGRAM, type(provider).__module__, type(provider).__name__]
+    owner = await asyncio.to_thread(
+        subprocess.Popen, [*command, f"test-{os.getpid()}-{engine}"], stdout=subprocess.PIPE
+    )
+    assert owner.stdout is not None
+    unnamed, named = (await asyncio.to_thread(owner.stdout.readline)).decode().split()
+    try:
+        await provider.prune()
+        assert {unnamed, named} <= set(await provider.snapshots()), "while it runs they are its own"
+        owner.kill()
+        owner.wait()
+        async with provider_of(engine) as other:
+            assert unnamed not in await other.snapshots()
+            async with await other.start_sandbox(SandboxSpec(from_snapshot=named)) as box:
+                assert await box.download("state") == b"kept"
+    finally:
+        await provider.remove_snapshot(named)
+    assert named not in await provider.snapshots()
+
+
+async def test_an_image_that_lost_its_name_goes_when_nothing_runs_from_it(engine: str) -> None:
+    async with provider_of(engine) as provider:
+        box = await provider.start_sandbox(SandboxSpec())
+        name = await box.snapshot(f"test-{os.getpid()}-again")
+        fork = await provider.start_sandbox(SandboxSpec(from_snapshot=name))
+        assert await box.snapshot(f"test-{os.getpid()}-again") == name
+        assert sorted(image.names for image in await own_images(provider)) == [(), (name,)]
+        await fork.stop()
+        await provider.remove_snapshot(name)
+    async with provider_of(engine) as other:
+        assert await own_images(other) == []
+
+
+async def test_bad_names_are_refused(provider: Any) -> None:
+    async with await provider.start_sandbox(SandboxSpec()) as box:
+        for name in ("a:b", "unnamed-1", "../x", "x" * 65):
+            with pytest.raises(ConfigError, match="cannot be named"):
+                await box.snapshot(name)
+    await provider.remove_snapshot("ale-base:1")
+    assert await provider.engine.has_image("ale-base:1"), "it is no snapshot"
+
+
+def test_a_process_is_known_by_its_start_too() -> None:
+    own = this_process()
+    assert is_owned({OWNER: own})
+    assert not is_owned({OWNER: f"{os.getpid()}-1"})
+    assert not is_owned({OWNER: "999999-1"})
+    assert not is_owned({})
