@@ -2,7 +2,8 @@
 
 Theirs, on this machine and without any container: `swerex-remote` (SWE-ReX's server, as its deployments run it) and
 `rocklet` (the agent that ROCK runs in each sandbox), asked over HTTP on 127.0.0.1; and SWE-ReX's `LocalRuntime` in a
-process of its own, timed in there, so that no HTTP is in the figures. A session of theirs is a bash on the host.
+process of its own, timed in there, so that no HTTP is in the figures. A session of theirs is a bash on the host. For each
+new one they sleep for 0.3 s, in the server's event loop, so eight at once take eight times as long as one.
 Ours: a local sandbox, isolated (namespaces, users, limits, a seccomp filter). A session of ours is a whole sandbox of its
 own: it is started and a shell opened in it ("shell"), or nothing more than started ("exec": each command gets a shell of its
 own), or it comes from a pool of warm sandboxes, reset and shown to be as new, and a shell is opened ("warm"). What theirs

@@ -14,6 +14,7 @@ from engines import answers
 
 from .attack import Attack
 from .host import Host
+from .images import make_image
 from .world import PROVIDERS, World, provider_of
 
 MARKS = {"local": pytest.mark.bwrap, "docker": pytest.mark.docker, "podman": pytest.mark.podman}
@@ -35,6 +36,8 @@ class Worlds:
     def __init__(self, host: Host, exits: AsyncExitStack) -> None:
         self.host, self.exits = host, exits
         self.started: dict[str, World] = {}
+        self.images: dict[str, str] = {}
+        """Of container engines, by name."""
 
     async def get(self, name: str) -> World:
         """The world of a provider; skips the test where the provider does not work here."""
@@ -44,12 +47,21 @@ class Worlds:
         if engine != "local" and not await asyncio.to_thread(answers, engine):
             pytest.skip(f"{engine} does not answer")
         if name not in self.started:
+            image = None if engine == "local" else await self.image(engine)
             provider = await self.exits.enter_async_context(provider_of(name))
-            world = World(name, provider, self.host)
+            world = World(name, provider, self.host, image)
             await world.start()
             self.exits.push_async_callback(world.close)
             self.started[name] = world
         return self.started[name]
+
+    async def image(self, engine: str) -> str:
+        """The image that an engine's containers are attacked from; removed at the end."""
+        if engine not in self.images:
+            provider = await self.exits.enter_async_context(provider_of(f"{engine} as root"))
+            self.images[engine] = await make_image(provider)
+            self.exits.push_async_callback(provider.engine.remove_image, self.images[engine])
+        return self.images[engine]
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")

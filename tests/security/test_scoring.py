@@ -7,16 +7,12 @@ task is seen first. Of `docs/security.md` this shows the row of the hidden tests
 from __future__ import annotations
 
 import asyncio
-import importlib.util
-import os
 import shlex
 import sys
-from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
-import pytest_asyncio
 
 from ale.specs.driver import DriverContext
 from ale.specs.sandbox import SandboxSpec
@@ -25,14 +21,13 @@ from ale.trajectory import Score, Trajectory
 from ale_tests import TestsReward, TestsRewardConfig
 
 from .attack import PRELUDE
-from .conftest import Worlds, each_provider, everywhere
+from .conftest import each_provider, everywhere
 from .host import processes_in
-from .world import PYTHON_IMAGE, Scene, World, provider_of
+from .world import Scene, World
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(120)]
 REWARD = TestsReward(TestsRewardConfig(), DriverContext())
 TRAJECTORY = Trajectory("r", "t", "train", "rl", 0, "g", 0, 0, (), ())
-PACKAGES = ("pytest", "_pytest", "pluggy", "iniconfig", "packaging", "pygments", "py")
 HIDDEN = "HIDDEN-ANSWER-0451"
 CHECK = f"grep -qx 42 answer && : {HIDDEN}\n"
 PYTEST = f"def test_answer():\n    assert open('answer').read().strip() == '42', '{HIDDEN}'\n"
@@ -229,40 +224,6 @@ for _ in range(8):
 ]
 
 
-@pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def images(worlds: Worlds) -> AsyncIterator[dict[str, str]]:
-    """Images with pytest in them, by engine; made when they are asked for (`arena_of`), removed at the end."""
-    made: dict[str, str] = {}
-    yield made
-    for engine, image in made.items():
-        async with provider_of(engine) as provider:
-            await provider.engine.remove_image(image)
-
-
-async def image_of(world: World, images: dict[str, str]) -> str:
-    """The image with pytest: root of a container adds what this process runs with."""
-    engine = world.name.split()[0]
-    if engine not in images:
-        where = f"/usr/local/lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"
-        files: dict[str, bytes] = {}
-        for name in PACKAGES:
-            spec = importlib.util.find_spec(name)
-            assert spec is not None
-            origin = Path(str(spec.origin))
-            whole = origin.name == "__init__.py"
-            for path in origin.parent.rglob("*.py") if whole else [origin]:
-                files[f"{where}/{path.relative_to(origin.parent.parent if whole else origin.parent)}"] = (
-                    path.read_bytes()
-                )
-        async with (
-            provider_of(f"{engine} as root") as provider,
-            await provider.start_sandbox(SandboxSpec(image=PYTHON_IMAGE)) as box,
-        ):
-            await box.upload(files)
-            images[engine] = await box.snapshot(f"attacked-{os.getpid()}")
-    return images[engine]
-
-
 def interpreter(world: World) -> str:
     """The Python in the sandbox that has pytest."""
     return "/usr/local/bin/python3" if world.containers else str(Path(sys.prefix, "bin/python"))
@@ -277,17 +238,14 @@ async def score(world: World, scene: Scene, cheat: Cheat) -> Score:
     return await REWARD.score(Task(id="t", instruction="", tests=tests, env=env), scene.box, TRAJECTORY)
 
 
-async def spec_of(world: World, images: dict[str, str]) -> SandboxSpec:
-    """A sandbox with pytest in it."""
-    files = {"answer": b"41\n", "solution.py": b"print(41)\n"}
-    if not world.containers:
-        return world.spec(files=files)
-    return world.spec(files=files).model_copy(update={"image": await image_of(world, images)})
+def spec_of(world: World) -> SandboxSpec:
+    """What the agent was to work on."""
+    return world.spec(files={"answer": b"41\n", "solution.py": b"print(41)\n"})
 
 
 @everywhere(CHEATS)
-async def test_who_did_not_solve_the_task_does_not_pass(world: World, attack: Cheat, images: dict[str, str]) -> None:
-    async with world.arena(await spec_of(world, images)) as scene:
+async def test_who_did_not_solve_the_task_does_not_pass(world: World, attack: Cheat) -> None:
+    async with world.arena(spec_of(world)) as scene:
         done = await scene.box.exec(attack.command, env={"PYTHON": interpreter(world)}, timeout_s=20)
         if "watching" in attack.command:
             assert (await scene.box.exec("ls watching")).exit_code == 0, done.output
@@ -304,8 +262,8 @@ async def test_who_did_not_solve_the_task_does_not_pass(world: World, attack: Ch
 
 
 @each_provider()
-async def test_who_solves_the_task_passes(world: World, images: dict[str, str]) -> None:
-    async with world.arena(await spec_of(world, images)) as scene:
+async def test_who_solves_the_task_passes(world: World) -> None:
+    async with world.arena(spec_of(world)) as scene:
         await scene.box.exec("echo 42 > answer; echo 'print(42)' > solution.py")
         for cheat in {
             (case.tests, tuple(case.files)): case for case in CHEATS if "answer |" not in case.tests
@@ -315,8 +273,8 @@ async def test_who_solves_the_task_passes(world: World, images: dict[str, str]) 
 
 
 @each_provider()
-async def test_the_agents_user_cannot_see_the_tests_while_they_run(world: World, images: dict[str, str]) -> None:
-    async with world.arena(await spec_of(world, images)) as scene:
+async def test_the_agents_user_cannot_see_the_tests_while_they_run(world: World) -> None:
+    async with world.arena(spec_of(world)) as scene:
         # The tests wait for a file, which the agent's user makes after it has looked around as much as it can.
         waiting = Cheat("", "", "touch begun; until [ -e go ]; do sleep 0.02; done; " + SHELL)
         scoring = asyncio.ensure_future(score(world, scene, waiting))

@@ -36,6 +36,8 @@ class Trick:
     program: str
     root: bool = False
     only: frozenset[str] = frozenset()
+    in_shells: bool = False
+    """Whether it is also tried in a shell that lives across commands."""
 
     def __str__(self) -> str:
         return self.name
@@ -46,6 +48,7 @@ TRICKS = [
     Trick(
         "forks twice and lets go of its parents, holding its output",
         "if os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0:\n        ready()\n        spin()\n    os._exit(0)\nspin()",
+        in_shells=True,
     ),
     Trick(
         "ignores every signal that it can",
@@ -100,6 +103,7 @@ if os.fork() == 0:
     run()
 spin()
 """,
+        in_shells=True,
     ),
     Trick(
         "stops being the one that adopts its orphans",
@@ -115,6 +119,7 @@ if os.fork() == 0:
 spin()
 """,
         root=True,
+        in_shells=True,
     ),
     Trick(
         "makes children of its parent",
@@ -130,6 +135,7 @@ for made in (lambda: call("clone", CLONE_PARENT | signal.SIGCHLD, 0, 0, 0, 0),
 ready()
 spin()
 """,
+        in_shells=True,
     ),
     Trick(
         "lets its first thread end",
@@ -142,6 +148,7 @@ if os.fork() == 0:
     libc.syscall(ctypes.c_long(60 if X86_64 else 93), ctypes.c_long(0))  # of this thread alone
 spin()
 """,
+        in_shells=True,
     ),
     Trick(
         "has the name of one that is dead",
@@ -216,6 +223,26 @@ async def test_a_time_out_ends_everything(world: World, attack: Trick) -> None:
             if (await scene.box.exec("ls ready")).exit_code == 0:
                 return
         raise AssertionError(f"The trick did not come to it: {result.output}")
+
+
+@each_provider()
+async def test_in_a_shell_that_stays_nothing_outlives_its_command(world: World) -> None:
+    async with world.arena() as scene, await scene.box.open_shell() as shell:
+        await shell.run("sleep 300 >/dev/null 2>&1 & export KEPT=1")
+        kept = set(scene.processes())
+        for trick in (each for each in TRICKS if each.in_shells):
+            text = text_of(SPIN + trick.program, world.facts(scene))
+            await scene.box.upload({"trick.py": text})
+            for timeout_s in TIMEOUTS_S:
+                result = await shell.run("rm -f ready pipe; python3 -I -S trick.py", timeout_s=timeout_s)
+                assert result.timed_out, trick.name
+                assert await ends(scene, kept) == [], f"These outlived their command: {trick.name}"
+                if (await shell.run("ls ready")).exit_code == 0:
+                    break
+            else:
+                raise AssertionError(f"The trick did not come to it: {trick.name}: {result.output}")
+            assert kept <= set(scene.processes()), "What an earlier command left behind is not touched."
+        assert (await shell.run("echo $KEPT; jobs")).stdout.startswith(b"1\n[1]")
 
 
 @each_provider()

@@ -14,7 +14,6 @@ import contextlib
 import importlib
 import os
 import secrets
-import sys
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -35,7 +34,6 @@ PROVIDERS = {
     "docker as root": ("ale_docker", "DockerProvider", {"user": "root"}),
     "podman as root": ("ale_podman", "PodmanProvider", {"user": "root"}),
 }
-PYTHON_IMAGE = "ale-python:1"
 SMALL = Resources(memory_mib=200, pids=100, cpus=1.0)
 NAMESPACES = ("pid", "net", "mnt", "ipc", "uts")
 HARMLESS_CAPS = 0x401FB
@@ -97,7 +95,7 @@ class Scene:
     async def run(self, program: str, *, timeout_s: float = 30.0, **options: Any) -> ExecResult:
         """Run a Python program (after `inside.py`) as the agent."""
         text = text_of(program, self.world.facts(self))
-        return await self.box.exec("exec python3 -", stdin=text, timeout_s=timeout_s, **options)
+        return await self.box.exec("exec python3 -I -S -", stdin=text, timeout_s=timeout_s, **options)
 
     def processes(self) -> list[int]:
         """The host's numbers of its processes, but for the resident."""
@@ -107,10 +105,9 @@ class Scene:
 class World:
     """A provider, its sibling, and what looks after both."""
 
-    def __init__(self, name: str, provider: Any, host: Host) -> None:
-        self.name, self.provider, self.host = name, provider, host
+    def __init__(self, name: str, provider: Any, host: Host, image: str | None) -> None:
+        self.name, self.provider, self.host, self.image = name, provider, host, image
         self.containers, self.root = name != "local", name.endswith("root")
-        self.image = PYTHON_IMAGE if self.containers else None
         self.secret = f"SECRET-OF-THE-SIBLING-{secrets.token_hex(12)}"
         self.sibling: Sandbox
         self.sibling_env: dict[str, str] = {}
@@ -123,8 +120,6 @@ class World:
 
     async def start(self) -> None:
         """Start the sibling and what lives in it."""
-        if self.image is not None and not await self.image_runs():
-            await self.provider.build_image(python=True)
         self.sibling = await self.provider.start_sandbox(self.spec(files={"secret.txt": self.secret.encode()}))
         env = {"SECRET": self.secret, "NAME": self.host.name}
         command = (
@@ -140,14 +135,6 @@ class World:
         self.sibling_before = await self.look_at_sibling()
         assert self.sibling_before.count(self.secret) == 2, self.sibling_before
         self.sibling_cannot = await self.sibling_operations()
-
-    async def image_runs(self) -> bool:
-        """Whether there is an image with a Python, and not one that was left by another version of this framework."""
-        if not await self.provider.engine.has_image(self.image):
-            return False
-        async with await self.provider.start_sandbox(self.spec()) as box:
-            done = await box.exec("python3 -c 'import ctypes, platform, sys; print(sys.version_info[:2])'")
-            return done.stdout.decode().strip() == str(sys.version_info[:2])
 
     async def close(self) -> None:
         """End the sandboxes that are left."""

@@ -21,6 +21,9 @@ async def main() -> None:
             print(provider.wrap.mode, (await sandbox.exec("id -u", user="tests")).output.strip())
             late = await sandbox.exec("(setsid sleep 99 &) ; sleep 99", timeout_s=0.3)
             await sandbox.upload({"a": b"x"})
+            async with await sandbox.open_shell() as shell:
+                await shell.run("x=1; exit 3")
+                assert (await shell.run("cat /proc/$PPID/mem; echo $x")).stdout == b"1\n"
             assert (await sandbox.exec("kill -9 1; kill -STOP 1; cat /proc/1/environ")).exit_code != 0
             left = (await sandbox.exec("ps ax | grep -c '[s]leep 99'")).output.strip()
             print(late.exit_code, left)

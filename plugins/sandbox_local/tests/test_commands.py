@@ -82,6 +82,27 @@ async def test_a_time_out_keeps_the_output_and_kills_the_daemons_of_the_command(
     assert await running(sandbox, "4001") == 1, "what an earlier command started lives on"
 
 
+async def test_a_time_out_finds_a_process_whose_first_thread_has_ended(sandbox: LocalSandbox) -> None:
+    leaderless = (
+        "import ctypes, threading, time\n"
+        "def beat():\n"
+        "    while True:\n"
+        "        open('beat', 'w').write(str(time.monotonic()))\n"
+        "        time.sleep(.05)\n"
+        "threading.Thread(target=beat).start()\n"
+        "ctypes.CDLL(None).pthread_exit(None)\n"
+    )
+    await sandbox.upload({"leaderless.py": leaderless.encode()})
+    async with await sandbox.open_shell() as shell:
+        for run in (sandbox.exec, shell.run):
+            assert (
+                await run("python3 leaderless.py & python3 -c 'import time; time.sleep(60)'", timeout_s=1)
+            ).timed_out
+            first = await sandbox.download("beat")
+            await asyncio.sleep(0.3)
+            assert await sandbox.download("beat") == first, "it looks like a zombie, and lives on"
+
+
 async def test_a_time_out_outruns_a_fork_bomb(box: LocalSandbox) -> None:
     result = await box.exec("f() { f | f & }; f; sleep 100", timeout_s=0.5)
     assert result.timed_out

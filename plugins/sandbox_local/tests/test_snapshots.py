@@ -11,7 +11,6 @@ import signal
 import stat
 import subprocess
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -60,23 +59,22 @@ def layers() -> Layers:
     return Layers(state_folder("local"))
 
 
-def namespaces(pids: Iterable[int]) -> set[str]:
-    """The mount namespaces of processes and of their parents: what is mounted there is gone when nobody is in them."""
-    found: set[str] = set()
-    for pid in pids:
-        parent = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1]
-        found |= {os.readlink(f"/proc/{each}/ns/mnt") for each in (pid, parent)}
-    return found - {os.readlink("/proc/self/ns/mnt")}
-
-
-def lived_in(spaces: set[str]) -> set[str]:
-    """Those of the mount namespaces that some process is in."""
-    found: set[str] = set()
+def inhabitants(pids: list[int]) -> set[tuple[int, int]]:
+    """All processes in the mount namespaces of these processes and of their parents: what is mounted there goes with them."""
+    parents = [int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1]) for pid in pids]
+    spaces = {os.readlink(f"/proc/{pid}/ns/mnt") for pid in (*pids, *parents)} - {os.readlink("/proc/self/ns/mnt")}
+    found: set[tuple[int, int]] = set()
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError):
-                found.add(os.readlink(entry / "ns/mnt"))
-    return found & spaces
+                if os.readlink(entry / "ns/mnt") in spaces:
+                    found.add((int(entry.name), start_time(int(entry.name))))
+    return found
+
+
+def alive(processes: set[tuple[int, int]]) -> set[tuple[int, int]]:
+    """Those of the processes that still run."""
+    return {(pid, started) for pid, started in processes if start_time(pid) == started}
 
 
 def marked(name: str) -> list[str]:
@@ -265,6 +263,20 @@ async def test_without_overlays_a_snapshot_is_sent_into_the_new_sandbox(request:
 
 
 @as_root
+async def test_where_the_mount_namespace_cannot_be_entered_there_is_one_user_and_no_fork(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refused(name: str, *arguments: object) -> None:
+        raise OSError(1, f"{name}: Operation not permitted")
+
+    monkeypatch.setattr(launcher, "system_call", refused)
+    async with provider_for("bubblewrap") as provider, await provider.start_sandbox(SandboxSpec()) as box:
+        assert "snapshot" in provider.capabilities
+        assert not {"users", "fork"} & provider.capabilities
+        assert (await box.exec("echo on")).stdout == b"on\n"
+
+
+@as_root
 async def test_a_layer_that_cannot_be_stood_on_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     async with provider_for("bubblewrap") as provider, await provider.start_sandbox(SandboxSpec()) as box:
         await box.snapshot("layer")
@@ -311,18 +323,18 @@ async def test_a_fork_that_ends_leaves_no_mount_process_or_folder(wrapped: Local
         name = await box.snapshot()
     fork = await wrapped.start_sandbox(SandboxSpec(from_snapshot=name))
     await fork.exec("setsid sleep 4024 &")
-    spaces = namespaces([fork.record.pid])
-    assert len(spaces) == 2
+    inside = inhabitants([fork.record.pid])
+    assert len(inside) == 3, "bubblewrap, the resident, and what it runs"
     assert "upperdir=" not in mounts_here(), "mounts are in the sandbox's namespaces alone"
     await fork.stop()
-    assert not lived_in(spaces)
+    assert not alive(inside)
     assert not sleepers(4024)
     held = await wrapped.start_sandbox(SandboxSpec(from_snapshot=name))
-    spaces = namespaces([held.record.pid])
+    inside = inhabitants([held.record.pid])
     os.kill(held.record.pid, signal.SIGKILL)
     await asyncio.wait_for(held.channel.closed.wait(), 10)
     await held.stop()
-    assert not lived_in(spaces)
+    assert not alive(inside)
     await wrapped.close()
     assert os.listdir(state_folder("local")) == []
 
@@ -335,11 +347,11 @@ async def test_an_owner_that_is_killed_leaves_what_has_a_name(own_state: Path, m
     assert owner.stdout is not None
     assert await asyncio.to_thread(owner.stdout.readline) == b"ready\n"
     assert sleepers(4020)
-    spaces = namespaces(record.pid for record in state.read_all(state_folder("local")))
+    inside = inhabitants([record.pid for record in state.read_all(state_folder("local"))])
     owner.kill()
     owner.wait()
     assert await eventually(lambda: not sleepers(4020))
-    assert await eventually(lambda: not lived_in(spaces))
+    assert await eventually(lambda: not alive(inside))
     async with provider_for("bubblewrap") as provider:
         assert await provider.snapshots() == ["named"]
         folder = state_folder("local") / "snapshots"

@@ -270,7 +270,8 @@ class Sandbox(ABC):
     async def upload_tree(self, source: Path, target: str, *, user: str = AGENT) -> None:
         """Copy a file or a folder of the host to `target` in the sandbox, of any size, permissions kept (capability `trees`).
 
-        A link that leads out of the tree, a device, a socket or a pipe in it is refused, with `SandboxError`.
+        A folder that is there takes in what comes; no link that the agent put into it is followed. A link that leads out of
+        the tree, a device, a socket or a pipe in it is refused, with `SandboxError`, before anything is sent.
         """
         raise self._cannot("take trees of files", "trees")
 

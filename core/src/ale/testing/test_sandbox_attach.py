@@ -153,7 +153,7 @@ async def test_a_shell_of_who_attached_is_its_own_and_ends_when_it_leaves(subjec
         assert said[0] == b"theirs", "a shell through an attachment must keep its variables"
         assert said[1].endswith(b"/inner"), "a shell through an attachment must keep its folder"
         assert (await own.run("echo $x")).stdout == b"own\n", "shells of the owner and of who attached must not mix"
-        await theirs.run(f"cd ..; ({LOOP}) >/dev/null 2>&1 &")
+        await theirs.run(f"cd ..; ({LOOP}) >/dev/null 2>&1 & until [ -e beat ]; do sleep 0.05; done")
         await there.stop()
         await fails_with(theirs.run("true"), SandboxError, why="a command in a shell of who has left")
         for _ in range(100):

@@ -23,9 +23,10 @@ GO = (
 
 SETUP = rb"""
 __ale_r() { return "$1"; }
-__ale_b='for __ale_i in .; do if __ale_r "$__ale_s"; then \command eval "$__ale_c"; else \command eval "$__ale_c"; fi; done'
+__ale_o=0
+__ale_b='__ale_o=$__ale_n; for __ale_i in .; do if __ale_r "$__ale_s"; then \command eval "$__ale_c"; else \command eval "$__ale_c"; fi; done'
 __ale_f='
-\command printf "d %s %s\n" "$__ale_n" "$?" >&9
+\command printf "d %s %s %s\n" "$__ale_n" "$__ale_o" "$?" >&9
 __ale_c=
 __ale_save || :
 \command printf "s %s\n" "$__ale_n" >&9

@@ -113,7 +113,7 @@ class Shell:
         while self.run is None and self.queue:
             if self.queue[0].exit_code is not None:
                 self.queue.pop(0)  # its time was up before its turn came
-            elif self.phase == READY:
+            elif self.phase == READY and self.pid:
                 self.begin(self.queue.pop(0))
             elif self.phase != GONE or self.start():
                 return
@@ -263,6 +263,7 @@ class Shell:
         if words[0] == b"f":
             self.fault = b" ".join(words[1:]) + b"\n"
         elif words[0] == b"x":
+            self.pid = 0
             self.listen()  # what it said before
             self.ended(int(words[1]))
         elif words[0] == b"p":
@@ -274,7 +275,8 @@ class Shell:
                 os.write(self.commands, script.START)
 
     def hear(self, words: list[bytes]) -> None:
-        """The shell's words: `r N`, it is ready; `d N CODE`, a command is done; `s N`, its state is kept; `k N PID`, its copy."""
+        """The shell's words: `r N`, it is ready; `d N BEGUN CODE`, a command is done, and the latest that was begun; `s N`, its
+        state is kept; `k N PID`, its copy."""
         if len(words) < 2 or not all(word.isdigit() and len(word) < 10 for word in words[1:]):
             return
         what, serial, number = words[0], int(words[1]), int(words[-1])
@@ -285,6 +287,8 @@ class Shell:
             self.take_copy(number)
         elif what == b"d" and self.run is not None and self.run.exit_code is None:
             self.last = 124 if self.run.timed_out else number & 0xFF
+            if words[-2] != words[1]:
+                self.run.buffers[1] += b"The shell's named pipes were removed before the command began; run it again.\n"
             self.resident.finish(self.run, self.last)
         elif (what == b"r" and self.phase == STARTING) or (what == b"s" and self.phase == BUSY):
             if what == b"r":

@@ -39,6 +39,7 @@ class Standstill:
     def close(self) -> None:
         """Let everything go on. Idempotent."""
         sig.alarm(0)
+        sig.signal(sig.SIGALRM, sig.SIG_DFL)
         now = time.monotonic()
         for command, left_s in self.commands:
             if command.exit_code is None and not command.timed_out:

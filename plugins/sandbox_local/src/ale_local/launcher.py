@@ -17,7 +17,7 @@ import stat
 import subprocess
 import tempfile
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import BrokenExecutor, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -52,8 +52,13 @@ class Launcher:
             system_call("setns", self.namespaces.mount, CLONE_NEWNS)
 
     def run(self, work: Callable[[], T]) -> T:
-        """Do something there and wait for it."""
-        return self._thread.submit(work).result()
+        """Do something there and wait for it. Raises `OSError` where the thread cannot live there."""
+        try:
+            return self._thread.submit(work).result()
+        except BrokenExecutor as error:
+            raise OSError(
+                f"a thread cannot enter the sandboxes' mount namespace ({error.__cause__ or error})"
+            ) from error
 
     async def start(self, popen: Callable[[], subprocess.Popen[bytes]], fork: Fork | None) -> subprocess.Popen[bytes]:
         """Start a process. Raises `OSError`. When this is cancelled, there is none."""
@@ -96,9 +101,8 @@ class Launcher:
 
 def mount_places(fork: Fork, namespaces: Namespaces) -> None:
     """Mount the overlays, in this thread's namespace."""
-    os.chdir(
-        fork.layer
-    )  # relative names: a sandbox can read the options of its mounts, and needs no paths of the host's
+    # Relative names: a sandbox can read the options of its mounts, and needs no paths of the host's.
+    os.chdir(fork.layer)
     size = "" if fork.disk_mib is None else f",size={fork.disk_mib}m"
     for number in range(fork.places):
         whole = namespaces.place(number)

@@ -150,7 +150,10 @@ class LocalSandboxProvider(SandboxProvider):
         for candidate in dict.fromkeys((namespaces, None)):
             wrap = bubblewrap.Bubblewrap(self.base, self.python, self.config.host_python, candidate)
             launcher = Launcher(candidate)
-            fault = launcher.run(partial(bubblewrap.probe, wrap))
+            try:
+                fault = launcher.run(partial(bubblewrap.probe, wrap))
+            except OSError as error:
+                fault = str(error)
             if fault is None:
                 self.wrap, self.launcher = wrap, launcher
                 return None
