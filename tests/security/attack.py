@@ -19,6 +19,8 @@ DENIED = frozenset({"EPERM", "EACCES"})
 ABSENT = frozenset({"ENOENT", "ENOTDIR", "NOTHING"})
 """Not there; `NOTHING` is what a search says that found nothing."""
 READ_ONLY = frozenset({"EROFS"})
+NO_CALL = DENIED | {"ENOSYS"}
+"""Refused by a filter, or not there at all."""
 MARK = "FACTS = {}"
 PRELUDE = Path(__file__).with_name("inside.py").read_text()
 

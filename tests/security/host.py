@@ -12,15 +12,16 @@ import os
 import secrets
 import select
 import signal
-import socket
 import struct
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+from .listeners import Listeners
+from .users import Key, said_by
 
 UID_BASE = 1_950_000_000
 """Of the local sandboxes here, so that no other test's are counted with them."""
@@ -33,7 +34,7 @@ SETTINGS = (
     "/proc/sys/kernel/randomize_va_space", "/proc/sys/kernel/panic", "/proc/sys/kernel/pid_max",
     "/proc/sys/kernel/threads-max", "/proc/sys/kernel/ctrl-alt-del", "/proc/sys/vm/overcommit_memory",
     "/proc/sys/vm/panic_on_oom", "/proc/sys/fs/suid_dumpable", "/proc/sys/fs/binfmt_misc/status",
-    "/proc/sys/net/ipv4/ip_forward", "/sys/kernel/uevent_helper", "/sys/fs/cgroup/memory/release_agent",
+    "/sys/kernel/uevent_helper", "/sys/fs/cgroup/memory/release_agent",
     "/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/pids/release_agent", "/proc/swaps",
     "/proc/sys/kernel/random/boot_id",
 )  # fmt: skip
@@ -41,50 +42,6 @@ OF_ENGINES = ("/var/lib/docker", "/var/lib/containers", "/run", "/var/run", "/pr
 """Where container engines mount and unmount while they work."""
 LOADED: set[str] = set()
 """Modules of the kernel that were seen; engines load some, and nobody takes any away."""
-OPERATIONS = """
-import array, ctypes, os, socket, struct, sys
-libc = ctypes.CDLL(None, use_errno=True)
-def can(name, action):
-    try:
-        fds = action()
-    except OSError as error:
-        print(name, error.strerror)
-    else:
-        [os.close(fd) for fd in fds]
-def done(result):
-    if result < 0:
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-    return result
-def queue():
-    name = b"/ale-can-%d" % os.getpid()
-    fd = done(libc.mq_open(name, os.O_CREAT | os.O_RDWR, 0o600, None))
-    libc.mq_unlink(name)
-    return [fd]
-def timer():
-    made = ctypes.c_void_p()
-    done(libc.timer_create(0, None, ctypes.byref(made)))
-    libc.timer_delete(made)
-    return []
-def asynchronous():
-    context, setup, destroy = ctypes.c_ulong(0), *((206, 207) if os.uname().machine == "x86_64" else (0, 1))
-    done(libc.syscall(setup, 1, ctypes.byref(context)))
-    libc.syscall(destroy, context)
-    return []
-def passing():
-    a, b = socket.socketpair()
-    with a, b:
-        a.sendmsg([b"x"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [0]))])
-        return b.recvmsg(1, 100) and []
-can("pass a descriptor", passing)
-can("watch files", lambda: [done(libc.inotify_init1(os.O_CLOEXEC))])
-can("open a terminal", os.openpty)
-can("open a pipe", os.pipe)
-can("make a message queue", queue)
-can("make a timer", timer)
-can("read asynchronously", asynchronous)
-can("start a process", lambda: os.waitpid(os.fork() or os._exit(0), 0) and [])
-"""
-"""Says which of these everyday things cannot be done here, one a line."""
 
 
 @dataclass
@@ -186,88 +143,6 @@ class Host:
         yield from shortages()
 
 
-class Key:
-    """A secret in the keyring that the kernel keeps for a user of the host."""
-
-    def __init__(self, uid: int, name: str, secret: str) -> None:
-        self.uid = uid
-        self.number = self._call(f"ring(248, 217, b'user', b'ale-{name}', b'{secret}', {len(secret)}, -4)")
-
-    def forget(self) -> None:
-        """Take it back."""
-        if self.number > 0:
-            self._call(f"ring(250, 219, 9, {self.number}, -4)")
-
-    def _call(self, code: str) -> int:
-        program = f"""
-import ctypes, os
-def ring(here, there, *values):
-    values = [ctypes.c_long(v) if isinstance(v, int) else v for v in values]
-    return ctypes.CDLL(None).syscall(here if os.uname().machine == "x86_64" else there, *values)
-{become(self.uid)}
-print({code})
-"""
-        done = subprocess.run([sys.executable, "-I", "-S", "-c", program], capture_output=True, text=True, timeout=30)
-        return int(done.stdout or -1)
-
-
-class Listeners:
-    """Sockets of the host that nobody in a sandbox may reach: TCP and UDP at each of its addresses, and Unix sockets."""
-
-    def __init__(self, folder: Path, name: str) -> None:
-        self.abstract = f"\0ale-host-{name}"
-        self.path = str(folder / "socket")
-        self.sockets: dict[str, socket.socket] = {}
-        self.addresses: list[tuple[str, int]] = []
-        self._listen("abstract", socket.AF_UNIX, self.abstract)
-        self._listen("path", socket.AF_UNIX, self.path)
-        os.chmod(self.path, 0o777)
-        for address in own_addresses():
-            family = socket.AF_INET6 if ":" in address else socket.AF_INET
-            port = self._listen(f"tcp {address}", family, (address, 0))
-            udp = socket.socket(family, socket.SOCK_DGRAM)
-            udp.bind((address, port))
-            udp.setblocking(False)
-            self.sockets[f"udp {address}"] = udp
-            self.addresses.append((address, port))
-        self.check()
-
-    def _listen(self, name: str, family: socket.AddressFamily, address: str | tuple[str, int]) -> int:
-        sock = socket.socket(family, socket.SOCK_STREAM)
-        sock.bind(address)
-        sock.listen(8)
-        sock.setblocking(False)
-        self.sockets[name] = sock
-        return 0 if isinstance(address, str) else int(sock.getsockname()[1])
-
-    def check(self) -> None:
-        """They can be reached from here: that nobody came means something."""
-        for name, listening in self.sockets.items():
-            with socket.socket(listening.family, listening.type) as caller:
-                caller.connect(listening.getsockname())
-                if name.startswith("udp"):
-                    caller.send(b"x")
-        time.sleep(0.01)
-        assert sorted(self.visited()) == sorted(self.sockets)
-
-    def visited(self) -> list[str]:
-        """Those that somebody came to since this was asked last."""
-        found = []
-        for name, sock in self.sockets.items():
-            with suppress(BlockingIOError):
-                if name.startswith("udp"):
-                    sock.recv(100)
-                else:
-                    sock.accept()[0].close()
-                found.append(name)
-        return found
-
-    def close(self) -> None:
-        """Close them."""
-        for sock in self.sockets.values():
-            sock.close()
-
-
 class KernelLog:
     """The kernel's log from now on; silent where this process may not read it."""
 
@@ -294,37 +169,6 @@ class KernelLog:
         """Close it."""
         if self.fd >= 0:
             os.close(self.fd)
-
-
-def become(uid: int) -> str:
-    """Python that makes a process another user's. Done late: that user might not be able to start this Python."""
-    return f"import os; os.setgroups([]); os.setresgid({uid}, {uid}, {uid}); os.setresuid({uid}, {uid}, {uid})"
-
-
-def said_by(uid: int) -> str:
-    """What `OPERATIONS` says in a process of a user."""
-    program = OPERATIONS.replace("def can(", f"{become(uid)}\ndef can(", 1)
-    done = subprocess.run([sys.executable, "-I", "-S", "-c", program], capture_output=True, text=True, timeout=30)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def own_addresses() -> list[str]:
-    """This machine's own addresses: packets between them never leave it."""
-    lines = Path("/proc/net/fib_trie").read_text().splitlines()
-    four = {lines[i - 1].split()[-1] for i, line in enumerate(lines) if "32 host LOCAL" in line}
-    six = set()
-    with suppress(OSError):
-        for line in Path("/proc/net/if_inet6").read_text().splitlines():
-            number, _, _, scope, flags, _ = line.split()
-            if scope != "20" and not int(flags, 16) & 0x40:  # no link-local one, none that is still tentative
-                six.add(socket.inet_ntop(socket.AF_INET6, bytes.fromhex(number)))
-    found = []
-    for address in sorted(four | six):
-        with suppress(OSError), socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
-            probe.bind((address, 0))
-            found.append(address)
-    return found
 
 
 def settings() -> dict[str, str]:

@@ -14,13 +14,15 @@ from pathlib import Path
 
 import pytest
 
+from ale.errors import SandboxError
 from ale.specs.driver import DriverContext
-from ale.specs.sandbox import SandboxSpec
+from ale.specs.sandbox import TESTS, SandboxSpec
 from ale.task import Task, TaskTests
 from ale.trajectory import Score, Trajectory
 from ale_tests import TestsReward, TestsRewardConfig
 
-from .attack import PRELUDE
+from .attack import PRELUDE, judge
+from .catalogue import ATTACKS
 from .conftest import each_provider, everywhere
 from .host import processes_in
 from .world import Scene, World
@@ -289,3 +291,43 @@ async def test_the_agents_user_cannot_see_the_tests_while_they_run(world: World)
         verdict = await scoring
         assert not verdict.passed
         assert verdict.value == 0.0
+
+
+@each_provider()
+async def test_an_agents_program_that_the_tests_run_gains_nothing_of_the_host(world: World) -> None:
+    """The user `tests` may read and write what the agent left, whatever its modes; that right ends with the sandbox."""
+    async with world.arena() as scene:
+        for attack in (attack for attack in ATTACKS if attack.root):
+            result = await scene.run(attack.program, user=TESTS)
+            for secret in (world.host.secret, world.secret):
+                assert secret not in result.output, f"THE ATTACK SUCCEEDED: {attack.name} printed {secret}"
+            judge(attack, result)
+
+
+@each_provider()
+async def test_who_ends_its_own_sandbox_is_not_taken_for_a_fault_of_the_machine(world: World) -> None:
+    """Such faults are tried again and never count against the agent, so it must not be able to make one."""
+    async with world.arena() as scene:
+        # Memory that belongs to no process, taken by one that asked the kernel's killer to spare it.
+        program = """
+write("/proc/self/oom_score_adj", b"0")
+libc.shmat.restype = ctypes.c_void_p
+for _ in range(100):
+    place = libc.shmat(call("shmget", 0, 4 << 20, 0o1600), None, 0)
+    end_of_it = os.fork()
+    if end_of_it == 0:
+        ctypes.memset(place, 1, 4 << 20)
+        os._exit(0)
+    os.waitpid(end_of_it, 0)
+    libc.shmdt(ctypes.c_void_p(place))
+"""
+        small = "echo 0 >/proc/$$/oom_score_adj; x=$(head -c 3000000 /dev/zero | tr '\\0' x); echo ${#x}"
+        fault: SandboxError | None = None
+        try:
+            await scene.run(program)
+            for _ in range(10):
+                await scene.box.exec(small)
+            assert (await scene.box.exec("echo alive")).stdout == b"alive\n"
+        except SandboxError as error:
+            fault = error
+        assert fault is None or not fault.retryable, f"THE ATTACK SUCCEEDED: {fault}"

@@ -18,13 +18,12 @@ import pytest
 
 from ale.specs.sandbox import ExecResult
 
-from . import test_kernel, test_network_none, test_reading, test_resident
 from .attack import Attack, judge, text_of
+from .catalogue import ATTACKS as CATALOGUE
 from .host import Host
 from .world import NAMESPACES
 
 pytestmark = [pytest.mark.bwrap, pytest.mark.timeout(180)]
-CATALOGUE = (*test_reading.ATTACKS, *test_kernel.ATTACKS, *test_resident.ATTACKS, *test_network_none.ATTACKS)
 ATTACKS = [attack for attack in CATALOGUE if attack.same_user]
 
 

@@ -25,7 +25,8 @@ from ale.specs.driver import DriverContext
 from ale.specs.sandbox import ExecResult, Resources, Sandbox, SandboxSpec
 
 from .attack import Attack, judge, text_of
-from .host import OPERATIONS, UID_BASE, Host, difference, kill_all, processes_in
+from .host import UID_BASE, Host, difference, kill_all, processes_in
+from .users import OPERATIONS
 
 PROVIDERS = {
     "local": ("ale_local", "LocalSandboxProvider", {"isolation": "bubblewrap", "uid_base": UID_BASE}),

@@ -17,7 +17,7 @@ import pytest
 from ale.errors import ConfigError, SandboxError
 from ale.specs.sandbox import Resources, SandboxSpec
 from ale_local import LocalSandboxProvider, state
-from ale_resident.owner import start_time, state_folder
+from ale_resident.owner import remove_folder, start_time, state_folder
 
 from .conftest import provider_for, spec_of
 
@@ -222,3 +222,21 @@ async def test_of_starts_of_one_id_at_the_same_time_one_starts_and_all_get_it(pr
     again = await provider.start_sandbox(spec)
     assert again is not boxes[0], "one that was stopped is started anew"
     assert (await again.exec("echo on")).stdout == b"on\n"
+
+
+def test_a_folder_of_any_depth_is_removed(tmp_path: Path) -> None:
+    top = tmp_path / "top"
+    subprocess.run(["python3", "-c", DEEP, str(top)], check=True)
+    remove_folder(top)
+    assert not top.exists()
+
+
+DEEP = """
+import os, sys
+os.mkdir(sys.argv[1])
+os.chdir(sys.argv[1])
+for _ in range(3000):
+    os.mkdir("d")
+    os.chdir("d")
+os.mkdir("closed", 0o000)
+"""

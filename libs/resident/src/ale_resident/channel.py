@@ -13,14 +13,18 @@ from ale_resident.wire import DATA, DONE, FAILED, HEADER_BYTES, USAGE, frame, ta
 
 MAX_FRAME_BYTES = 1 << 30
 """A longer frame can only come from a resident that somebody took over."""
+MOST_BYTES = 1 << 26
+"""What the pieces of an answer hold together at most, where no request says otherwise."""
 
 
 class Call:
     """A request under way."""
 
-    def __init__(self, future: asyncio.Future[list[bytes]], kind: bytes) -> None:
+    def __init__(self, future: asyncio.Future[list[bytes]], kind: bytes, most_bytes: int) -> None:
         self.future = future
         self.pieces: list[bytes] = []
+        self.left = most_bytes
+        """Bytes that may still come before its answer."""
         self.is_work = kind != USAGE
         """A sandbox that is looked at is idle all the same."""
 
@@ -105,6 +109,9 @@ class Channel(asyncio.Protocol):
         fields = unpack(payload)
         if kind == DATA:
             call.pieces += fields
+            call.left -= len(payload)
+            if call.left < 0:
+                raise ValueError("more than was asked for")
             return
         del self.calls[number]
         if call.is_work:
@@ -119,11 +126,13 @@ class Channel(asyncio.Protocol):
         else:
             raise ValueError(f"unknown answer {kind!r}")
 
-    def begin(self, kind: bytes, fields: list[bytes]) -> tuple[int, asyncio.Future[list[bytes]]]:
-        """Send a request; its number (for `send`) and the future of its answer."""
+    def begin(
+        self, kind: bytes, fields: list[bytes], most_bytes: int = MOST_BYTES
+    ) -> tuple[int, asyncio.Future[list[bytes]]]:
+        """Send a request; its number (for `send`) and the future of its answer. More pieces than `most_bytes` end the sandbox."""
         number = self.number()
         future: asyncio.Future[list[bytes]] = asyncio.get_running_loop().create_future()
-        self.calls[number] = call = Call(future, kind)
+        self.calls[number] = call = Call(future, kind, most_bytes)
         self.journal.began(number, kind, fields)
         self.write(frame(number, kind, fields), is_work=call.is_work)
         return number, future
@@ -146,9 +155,11 @@ class Channel(asyncio.Protocol):
         """Say something about a request under way (cancel it); nothing where the sandbox is gone."""
         self.write(frame(number, kind, []))
 
-    async def ask(self, kind: bytes, fields: list[bytes], timeout_s: float) -> list[bytes]:
+    async def ask(
+        self, kind: bytes, fields: list[bytes], timeout_s: float, most_bytes: int = MOST_BYTES
+    ) -> list[bytes]:
         """Send a request and await its answer. A resident that is silent for `timeout_s` counts as dead."""
-        number, future = self.begin(kind, fields)
+        number, future = self.begin(kind, fields, most_bytes)
         try:
             async with asyncio.timeout(timeout_s):
                 return await future

@@ -53,6 +53,8 @@ NETWORK_CAPS = ("NET_ADMIN", "NET_BIND_SERVICE", "NET_RAW")
 RESIDENT_CAPS = ("CHOWN", "DAC_OVERRIDE", "KILL", "SETGID", "SETUID")
 ROOT_CAPS = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "SETGID", "SETPCAP", "SETUID", "SYS_CHROOT")
 """What an agent that is root may have: enough for package managers, nothing that reaches beyond the container."""
+BUNDLE = ".bundle"
+"""Beside the folders of sandboxes, none of whose names begins with a dot."""
 OPEN_FILES = 4096
 PER_USER = "RLIMIT_SIGPENDING=4096 RLIMIT_MSGQUEUE=614400"
 """The kernel counts queued signals and message queues for a user of the whole machine: a good part shall be left for others."""
@@ -256,8 +258,8 @@ class ContainerProvider(SandboxProvider):
         folder = state_folder(self.engine.name.lower())
         reclaim_bases(folder)
         base = new_base(folder)
-        (base / "bundle").mkdir()
-        bundle.make_bundle(base / "bundle")
+        (base / BUNDLE).mkdir()
+        bundle.make_bundle(base / BUNDLE)
         return base
 
     async def close(self) -> None:
@@ -299,14 +301,14 @@ class ContainerProvider(SandboxProvider):
             control.mkdir(mode=0o700)
         except FileExistsError:
             raise SandboxError(f"A sandbox {name} is there already; choose another id, or remove it.") from None
-        mounts = [(str(base / "bundle"), bundle.PLACE, False), (str(control), bundle.CONTROL, True)]
+        mounts = [(str(base / BUNDLE), bundle.PLACE, False), (str(control), bundle.CONTROL, True)]
         caps: tuple[str, ...] = RESIDENT_CAPS if self.user(spec) == "agent" else ROOT_CAPS
-        gate = await Gate.opened(spec, base / f"{name}.gate")
+        gate = await Gate.opened(spec, base / f".{name}.gate")
         if gate is not None:
             mounts.append((str(gate.folder), bundle.GATE, False))
             caps += NETWORK_CAPS if spec.network == "allow" else ()
         plan = Plan(
-            name, image, bundle.bundled_command(base / "bundle"), self.labels(spec, name), tuple(mounts),
+            name, image, bundle.bundled_command(base / BUNDLE), self.labels(spec, name), tuple(mounts),
             spec.network == "full", limits, caps, self.in_memory(spec, image, limits),
             sysctls(spec),
         )  # fmt: skip

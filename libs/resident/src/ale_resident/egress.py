@@ -148,6 +148,8 @@ class Gate:
             await self._let_through(reader, writer)
         except (OSError, TimeoutError, ValueError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             pass  # whichever end it was, the connection is over
+        except asyncio.CancelledError:
+            pass  # by `close`, which waits for this; asyncio's streams would report it as an error
         finally:
             self._tasks.discard(task)
             writer.transport.abort()

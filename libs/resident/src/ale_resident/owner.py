@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import tempfile
 from pathlib import Path
 
@@ -61,11 +62,15 @@ def reclaim_bases(folder: Path) -> None:
 
 
 def remove_folder(path: Path) -> None:
-    """Remove a folder whatever modes the agent gave to what is in it."""
-    for parent, names, _ in os.walk(path):
-        os.chmod(parent, 0o700)
-        for name in names:
-            child = os.path.join(parent, name)
-            if not os.path.islink(child):
-                os.chmod(child, 0o700)
-    shutil.rmtree(path, ignore_errors=True)
+    """Remove a folder whatever modes the agent gave to what is in it, and however deep it is."""
+    try:
+        for parent, names, _ in os.walk(path):
+            os.chmod(parent, 0o700)
+            for name in names:
+                child = os.path.join(parent, name)
+                if not os.path.islink(child):
+                    os.chmod(child, 0o700)
+        shutil.rmtree(path, ignore_errors=True)
+    except RecursionError:  # these programs go to any depth
+        for command in (["chmod", "-R", "u+rwX"], ["rm", "-rf"]):
+            subprocess.run([*command, "--", str(path)], capture_output=True, check=False)

@@ -22,7 +22,7 @@ import time
 
 from ale_resident import files
 from ale_resident.rights import Rights
-from ale_resident.tree import below, kill_below, send_signal
+from ale_resident.tree import below, kill_below, send_signal, stop
 from ale_resident.wire import (
     ACK,
     CANCEL,
@@ -92,7 +92,7 @@ class Command:
     def kill(self) -> float:
         """End it and everything below it; seconds after which to look again. It is stopped first, so that it stays their
         parent meanwhile."""
-        send_signal(self.pid, sig.SIGSTOP)
+        stop(self.pid)
         kill_below(self.pid)
         send_signal(self.pid, sig.SIGKILL)
         return 3600

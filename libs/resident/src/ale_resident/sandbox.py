@@ -23,6 +23,7 @@ from ale_resident.wire import EXEC, INIT, KILL, READ, RESET, USAGE, WRITE
 
 PIECE_BYTES = 1 << 20
 """Uploads go out in pieces of about this size."""
+READ_SLACK_BYTES = 1 << 20
 RESET_S = 40.0
 """More than a resident takes to find out that it cannot."""
 REMAINS = ("processes", "files", "memory", "sockets", "connections", "network", "mounts", "keys", "resident")
@@ -172,8 +173,10 @@ class ResidentSandbox(Sandbox):
 
     async def read(self, path: str, *limits: int) -> bytes:
         """A file of so many bytes at most; or so many bytes of it, from a place on."""
+        fields = [as_bytes(path), *(str(limit).encode() for limit in limits)]
+        most_bytes = limits[0] + limits[0] // 1000 + READ_SLACK_BYTES  # each piece stands behind its length
         try:
-            pieces = await self.channel.ask(READ, [as_bytes(path), *(str(limit).encode() for limit in limits)], 120.0)
+            pieces = await self.channel.ask(READ, fields, 120.0, most_bytes)
         except (FileNotFoundError, IsADirectoryError) as error:
             raise type(error)(error.errno, error.strerror, path) from None
         except NotADirectoryError as error:

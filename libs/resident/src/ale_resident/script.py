@@ -6,8 +6,9 @@
    own descriptors. Then the shell tells of its end on descriptor 9 (`d`), keeps its state and tells of that (`s`).
 3. State, for a shell that was ended by its command: bash writes it to a file beside the named pipes. Other shells cannot
    print their functions, so they keep a copy of themselves waiting, which takes over when it reads a line from 6.
-4. The signal PWR means that time is up. Bash leaves what it is doing by a `break`, which keeps its table of jobs, except in a
-   function, from which nothing but `exit` leads out. Others exit, and their copy takes over.
+4. The signal PWR means that time is up; it may come late, and means nothing then. Bash leaves what it is doing by a `break`,
+   which keeps its table of jobs, except in a function, from which nothing but `exit` leads out. Others exit, and their copy
+   takes over.
 
 What is read here is parsed before any command can set aliases, or is quoted where it cannot be.
 """
@@ -23,11 +24,11 @@ GO = (
 
 SETUP = rb"""
 __ale_r() { return "$1"; }
-__ale_o=0
-__ale_b='__ale_o=$__ale_n; for __ale_i in .; do if __ale_r "$__ale_s"; then \command eval "$__ale_c"; else \command eval "$__ale_c"; fi; done'
+__ale_o=0 __ale_u=0
+__ale_b='__ale_o=$__ale_n __ale_u=1; for __ale_i in .; do if __ale_r "$__ale_s"; then \command eval "$__ale_c"; else \command eval "$__ale_c"; fi; done'
 __ale_f='
 \command printf "d %s %s %s\n" "$__ale_n" "$__ale_o" "$?" >&9
-__ale_c=
+__ale_u=0 __ale_c=
 __ale_save || :
 \command printf "s %s\n" "$__ale_n" >&9
 '
@@ -46,10 +47,11 @@ if [ -n "${BASH_VERSION-}" ]; then
       builtin printf 'set +e\n\n#whole\n'
     } >|"$__ale_d/s"
   } 2>/dev/null
-  trap 'case ${#FUNCNAME[@]} in 0) break 999;; *) exit 124;; esac' PWR
+  trap 'case $__ale_u${#FUNCNAME[@]} in 0*) ;; 10) break 999;; *) exit 124; esac' PWR
   trap '__ale_save || :' EXIT
   {
     [ -s /proc/self/fd/5 ] && . /proc/self/fd/5
+    __ale_u=0
     shopt -s expand_aliases
     exec 5<&- 6<&- 8<&-
     builtin printf 'r SERIAL\n' >&9
@@ -68,7 +70,8 @@ else
     ) >/dev/null 2>&1
   }
   __ale_traps() {
-    trap 'exit 124' PWR
+    __ale_u=0
+    trap 'case $__ale_u in 1) exit 124; esac' PWR
     trap '__ale_save || :' EXIT
   }
   __ale_traps

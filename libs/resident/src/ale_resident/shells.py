@@ -21,7 +21,7 @@ from ale_resident import script
 from ale_resident.folder import Folder
 from ale_resident.keeper import Keeper
 from ale_resident.resident import Command
-from ale_resident.tree import family, kill_below, send_signal, since
+from ale_resident.tree import family, kill_below, send_signal, since, stop
 from ale_resident.wire import DATA, DONE, SHELL
 
 TYPE_CHECKING = False
@@ -93,8 +93,12 @@ class Shell:
         self.began = 0.0
         self.keeper = self.pid = self.copy = 0
         """Processes: above it, itself, and the copy of it that waits."""
-        self.serial = self.copied = self.last = 0
-        """Of the latest start or command; for which of them there is a copy; the exit code of the latest command."""
+        self.stale: set[int] = set()
+        """Copies before that one, which have been killed."""
+        self.serial = self.last = 0
+        """Of the latest start or command; the exit code of the latest command."""
+        self.copies_due = 0
+        """So many copies may yet be told of: one before a command ends and one when the shell does."""
         self.run: Run | None = None
         self.queue: list[Run] = []
         self.fault = b""
@@ -121,7 +125,7 @@ class Shell:
     def begin(self, run: Run) -> None:
         """Give it a command."""
         self.run, self.phase = run, BUSY
-        self.serial += 1
+        self.serial, self.copies_due = self.serial + 1, 2
         try:
             run.pipes = dict(zip(self.folder.pipes(), run.buffers, strict=True))
             for fd in run.pipes:
@@ -155,42 +159,53 @@ class Shell:
             if self.phase == STARTING and self.pid and time.monotonic() > self.began + START_S:
                 send_signal(self.pid, sig.SIGKILL)
         elif run.tries == 1:
-            send_signal(self.pid, sig.SIGSTOP)
+            stop(self.pid)
             self.end_children(run)
             send_signal(self.pid, sig.SIGPWR)
             send_signal(self.pid, sig.SIGCONT)
         elif run.tries == 2 and self.pid in family(self.keeper):
+            stop(self.pid)
+            self.end_children(run)
             send_signal(self.pid, sig.SIGKILL)
         else:
             self.end()
         return HEED_S
 
     def end_children(self, run: Run) -> None:
-        """End what a command has started. All of it is stopped first: it cannot outrun that."""
+        """End what a command has started, while the shell stands still. All of it is stopped first: it cannot outrun that."""
         until = time.monotonic() + 2
-        stopped: set[int] = set()
         while time.monotonic() < until:
-            fresh = since(run.before, family(self.keeper)) - stopped - {self.pid}
-            if not fresh:
-                break
-            for pid in fresh:
-                send_signal(pid, sig.SIGSTOP)
-            stopped |= fresh
-        for fd in list(run.pipes):
+            stopped: set[int] = set()
+            while fresh := since(run.before, family(self.keeper)) - stopped - {self.pid}:
+                for pid in fresh:
+                    send_signal(pid, sig.SIGSTOP)
+                stopped |= fresh
+            self.seal(run)
+            if not stopped:
+                return
+            for pid in stopped:
+                send_signal(pid, sig.SIGKILL)
+            self.await_end(stopped)
+
+    def seal(self, run: Run) -> None:
+        """Take the output of a command up to now, and no more."""
+        for fd in list(run.pipes) if not run.sealed else ():
             for _ in range(32):
                 if fd in run.pipes:
                     self.resident.drain(fd)
         run.sealed = True
-        for pid in stopped:
-            send_signal(pid, sig.SIGKILL)
-        while stopped & family(self.keeper).keys() and time.monotonic() < until:
+
+    def await_end(self, killed: set[int]) -> None:
+        """Await the end of processes that have been killed."""
+        until = time.monotonic() + 0.5
+        while killed & family(self.keeper).keys() and time.monotonic() < until:
             time.sleep(0.001)
 
     # --- its process
 
     def start(self) -> bool:
         """Have the keeper start it, with what the one before has left; whether there is something to wait for."""
-        self.serial += 1
+        self.serial, self.copies_due = self.serial + 1, 2
         try:
             if not self.keeper:
                 self.start_keeper()
@@ -270,6 +285,8 @@ class Shell:
             self.pid = int(words[1])
             if self.pid == self.copy:
                 self.copy = 0
+                self.await_end(self.stale)  # even one that is being killed could read what is meant for another
+                self.stale.clear()
                 os.write(self.takeover, b"%d\n" % self.serial)
             else:
                 os.write(self.commands, script.START)
@@ -280,11 +297,11 @@ class Shell:
         if len(words) < 2 or not all(word.isdigit() and len(word) < 10 for word in words[1:]):
             return
         what, serial, number = words[0], int(words[1]), int(words[-1])
-        if serial != self.serial:
-            return
-        if what == b"k" and self.copied != serial:
-            self.copied = serial
+        if what == b"k" and self.copies_due:
+            self.copies_due -= 1
             self.take_copy(number)
+        elif serial != self.serial:
+            return
         elif what == b"d" and self.run is not None and self.run.exit_code is None:
             self.last = 124 if self.run.timed_out else number & 0xFF
             if words[-2] != words[1]:
@@ -304,6 +321,7 @@ class Shell:
         if pid in below and pid != self.pid:
             if self.copy in below and self.copy != self.pid:
                 send_signal(self.copy, sig.SIGKILL)
+                self.stale.add(self.copy)
             self.copy = pid
 
     def restore(self, state: int) -> None:
@@ -352,7 +370,7 @@ class Shell:
     def end(self) -> None:
         """End it and everything that it has started."""
         if self.keeper:
-            send_signal(self.keeper, sig.SIGSTOP)
+            stop(self.keeper)
             kill_below(self.keeper)
             send_signal(self.keeper, sig.SIGKILL)
             os.waitpid(self.keeper, 0)

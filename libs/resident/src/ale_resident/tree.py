@@ -110,8 +110,23 @@ def send_signal(pid: int, number: int) -> None:
         return
 
 
+def stop(pid: int) -> None:
+    """Stop a process; when this returns, it stands still: what is in the middle of a fork has forked."""
+    send_signal(pid, sig.SIGSTOP)
+    until = time.monotonic() + 0.1
+    while time.monotonic() < until:
+        try:
+            with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
+                if file.read(512).rsplit(b")", 1)[1].split()[0] not in (b"R", b"S", b"D"):
+                    return
+        except (OSError, IndexError):
+            return  # it is gone
+        time.sleep(0.0002)
+
+
 def kill_below(root: int) -> None:
-    """Kill all descendants of a live process. They are stopped first: a fork bomb cannot outrun that."""
+    """Kill all descendants of a process that was stopped, or forks nothing itself. They are stopped first: a fork bomb cannot
+    outrun that."""
     for _ in range(100):
         stopped: set[int] = set()
         for _ in range(1000):

@@ -202,7 +202,7 @@ class LocalSandboxProvider(SandboxProvider):
             if spec.from_snapshot is not None:
                 held = self.hold(spec.from_snapshot)
             if self.wrap is not None:
-                gate = await Gate.opened(spec, self.base / f"{sandbox_id}.gate")
+                gate = await Gate.opened(spec, self.base / f".{sandbox_id}.gate")
             ours, theirs = socket.socketpair()
             with theirs, os.fdopen(os.memfd_create("stderr"), "w+b") as stderr:
                 try:
