@@ -119,7 +119,7 @@ WRONG = {
         box.exec = exec
 """, "test_commands_run_side_by_side", "commands must run side by side"),
     "networks ignored": Wrong("sandbox", SANDBOX.replace("super().start_sandbox(spec)", "super().start_sandbox(spec.model_copy(update={'network': 'none'}))"),
-        "test_what_it_cannot_give_is_refused_and_not_ignored", "a spec with endpoint-only, which the provider does not claim to give: it must raise ConfigError"),
+        "test_what_it_cannot_give_is_refused_and_not_ignored", "a spec with full, which the provider does not claim to give: it must raise ConfigError"),
     "sandboxes left at close": Wrong("sandbox", SANDBOX + "        self.sandboxes.pop(box.id)\n",
         "test_closing_the_provider_stops_everything", "a command whose provider is closed"),
     "a lifetime that is not heard": Wrong("sandbox", SANDBOX.replace("super().start_sandbox(spec)", "super().start_sandbox(spec.model_copy(update={'lifetime_s': None}))"),

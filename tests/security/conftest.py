@@ -71,6 +71,14 @@ async def worlds(host: Host) -> AsyncIterator[Worlds]:
         yield Worlds(host, exits)
 
 
+@pytest_asyncio.fixture(scope="module", loop_scope="session", autouse=True)
+async def no_spares(worlds: Worlds) -> AsyncIterator[None]:
+    """Between files, which other tests may run beside, no sandboxes wait."""
+    yield
+    for world in worlds.started.values():
+        await world.rest()
+
+
 @pytest_asyncio.fixture(loop_scope="session")
 async def world(request: pytest.FixtureRequest, worlds: Worlds) -> World:
     """The world of the provider that is the parameter."""

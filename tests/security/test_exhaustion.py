@@ -231,7 +231,7 @@ async def test_a_bomb_hits_its_own_sandbox_alone(world: World, attack: Attack) -
             assert len(scene.processes()) <= 100
             await scene.box.kill_agent_processes()
             assert (await scene.box.exec("echo alive")).stdout == b"alive\n"
-            assert scene.processes() == []
+            assert await scene.left() == []
         finally:
             done.set()
             await sibling
@@ -244,7 +244,7 @@ async def test_spinning_forks_end_with_their_command(world: World) -> None:
         result = await scene.box.exec(bombs, timeout_s=1.0)
         assert result.timed_out
         await scene.box.kill_agent_processes()
-        assert scene.processes() == []
+        assert await scene.left() == []
         assert (await scene.box.exec("echo alive")).stdout == b"alive\n"
 
 

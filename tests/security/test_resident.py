@@ -122,7 +122,7 @@ async def test_a_signal_to_everybody_ends_the_agents_processes_alone(world: Worl
         )
         assert killed.exit_code in (3, 137), killed
         assert (await scene.box.exec("echo alive")).stdout == b"alive\n"
-        assert scene.processes() == []
+        assert await scene.left() == []
 
 
 @each_provider()

@@ -24,7 +24,6 @@ from ale_tests import TestsReward, TestsRewardConfig
 from .attack import PRELUDE, judge
 from .catalogue import ATTACKS
 from .conftest import each_provider, everywhere
-from .host import processes_in
 from .world import Scene, World
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(120)]
@@ -259,8 +258,7 @@ async def test_who_did_not_solve_the_task_does_not_pass(world: World, attack: Ch
             "cat stolen /tmp/taken/* /workspace/ale-tests-*/* 2>/dev/null; ls -d /tmp/ale-tests-*[0-9a-f]/ 2>/dev/null | grep -E '[0-9a-f]{32}'"
         )
         assert stolen.stdout == b"", f"The tests were read: {stolen.output}"
-        left = processes_in(scene.namespaces["pid"])
-        assert left == [scene.resident], "Of the agent's processes none is left."
+        assert await scene.left() == [], "Of the agent's processes none is left."
 
 
 @each_provider()

@@ -6,7 +6,6 @@ counts that did not come to it.
 
 from __future__ import annotations
 
-import asyncio
 import time
 from dataclasses import dataclass
 
@@ -14,7 +13,7 @@ import pytest
 
 from .attack import text_of
 from .conftest import each_provider, everywhere
-from .world import Scene, World
+from .world import World
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(120)]
 TIMEOUTS_S = (0.5, 2.0, 6.0)
@@ -197,29 +196,19 @@ spin()
 ]
 
 
-async def ends(scene: Scene, kept: set[int]) -> list[int]:
-    """What is left of a command after a moment."""
-    until = time.monotonic() + 3
-    while time.monotonic() < until:
-        if not set(scene.processes()) - kept:
-            return []
-        await asyncio.sleep(0.02)
-    return sorted(set(scene.processes()) - kept)
-
-
 @everywhere(TRICKS)
 async def test_a_time_out_ends_everything(world: World, attack: Trick) -> None:
     async with world.arena() as scene:
         await scene.box.exec("sleep 300 >/dev/null 2>&1 &")
-        kept = set(scene.processes())
+        kept = frozenset(scene.processes())
         text = text_of(SPIN + attack.program, world.facts(scene))
         for timeout_s in TIMEOUTS_S:
             began = time.monotonic()
             result = await scene.box.exec("exec python3 -", stdin=text, timeout_s=timeout_s)
             assert result.timed_out, result
             assert time.monotonic() - began < timeout_s + 20
-            assert await ends(scene, kept) == [], "These outlived the command that started them."
-            assert set(scene.processes()) == kept, "What an earlier command left behind is not touched."
+            assert await scene.left(kept) == [], "These outlived the command that started them."
+            assert kept <= set(scene.processes()), "What an earlier command left behind is not touched."
             if (await scene.box.exec("ls ready")).exit_code == 0:
                 return
         raise AssertionError(f"The trick did not come to it: {result.output}")
@@ -229,14 +218,14 @@ async def test_a_time_out_ends_everything(world: World, attack: Trick) -> None:
 async def test_in_a_shell_that_stays_nothing_outlives_its_command(world: World) -> None:
     async with world.arena() as scene, await scene.box.open_shell() as shell:
         await shell.run("sleep 300 >/dev/null 2>&1 & export KEPT=1")
-        kept = set(scene.processes())
+        kept = frozenset(scene.processes())
         for trick in (each for each in TRICKS if each.in_shells):
             text = text_of(SPIN + trick.program, world.facts(scene))
             await scene.box.upload({"trick.py": text})
             for timeout_s in TIMEOUTS_S:
                 result = await shell.run("rm -f ready pipe; python3 -I -S trick.py", timeout_s=timeout_s)
                 assert result.timed_out, trick.name
-                assert await ends(scene, kept) == [], f"These outlived their command: {trick.name}"
+                assert await scene.left(kept) == [], f"These outlived their command: {trick.name}"
                 if (await shell.run("ls ready")).exit_code == 0:
                     break
             else:
@@ -255,4 +244,4 @@ async def test_a_shells_jobs_end_with_the_time_out(world: World) -> None:
         for command in commands:
             result = await scene.box.exec(command, timeout_s=0.4)
             assert result.timed_out, command
-            assert await ends(scene, set()) == [], command
+            assert await scene.left() == [], command

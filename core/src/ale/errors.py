@@ -42,6 +42,12 @@ class SandboxError(AleError):
     retryable = True
 
 
+class OutOfMemoryError(SandboxError):
+    """What ran in the sandbox used its memory up and so ended it: the agent's doing, and not to be tried again."""
+
+    retryable = False
+
+
 class UncleanError(SandboxError):
     """A sandbox that was to be reset could not be shown to be as new; `what` says in which respect (files, processes, ...)."""
 

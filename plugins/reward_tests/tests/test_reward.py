@@ -41,7 +41,7 @@ async def sandbox(
     settings = LocalSandboxConfig(isolation=request.param, defaults=Resources(memory_mib=256, pids=64, disk_mib=8))
     async with (
         LocalSandboxProvider(settings, DriverContext()) as provider,
-        await provider.start_sandbox(SandboxSpec()) as started,
+        await provider.start_sandbox(SandboxSpec(network="full" if request.param == "none" else "none")) as started,
     ):
         yield started
 

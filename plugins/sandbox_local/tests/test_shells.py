@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import shutil
 import time
 from collections.abc import AsyncIterator
@@ -13,7 +14,7 @@ import pytest
 
 from ale.errors import SandboxError
 from ale.specs.driver import DriverContext
-from ale.specs.sandbox import Shell
+from ale.specs.sandbox import SandboxSpec, Shell
 from ale_local import LocalSandbox, LocalSandboxConfig, LocalSandboxProvider
 
 from .conftest import SMALL, provider_for, spec_of
@@ -219,6 +220,57 @@ async def test_an_open_shell_that_rests_keeps_no_sandbox_from_being_idle(provide
     with pytest.raises(SandboxError, match="nothing was asked of it"):
         await shell.run("true")
     await shell.close()
+
+
+FATES: dict[str, tuple[str, int | None, bytes]] = {
+    "echo": ("echo out; (exit 3)", 3, b"out\n"),
+    "exit": ("echo out; exit 4", 4, b"out\n"),
+    "exec": ("exec sh -c 'echo out; exit 5'", 5, b"out\n"),
+    "syntax": ("if", 2, b""),
+    "killed": ("echo out; kill -9 $$", None, b"out\n"),
+    "killed from above": ("echo out; kill -9 $PPID; sleep 5", None, b"out\n"),
+    "late": ("echo out; sleep 4108 | cat; echo on", 124, b"out\n"),
+    "late in a function": ("f() { echo out; sleep 4108; echo on; }; f; echo on", 124, b"out\n"),
+    "busy": ("echo out; while :; do :; done", 124, b"out\n"),
+    "cancelled": ("sleep 4108; echo on", None, b""),
+    "job": ("echo out; (sleep 0.1; echo late) & (setsid sleep 0.2 &)", 0, b"out\n"),
+}
+"""Commands, with the exit codes that they must have and what they write."""
+
+
+async def suffer(sandbox: LocalSandbox, chance: random.Random) -> None:
+    """Let shells go through many fates, one after another, and look at each."""
+    shell = await sandbox.open_shell()
+    for _ in range(40):
+        fate = chance.choice([*FATES, "reopened"])
+        if fate == "reopened":
+            await shell.close()
+            shell = await sandbox.open_shell()
+            continue
+        command, code, output = FATES[fate]
+        short = chance.random() * 0.2
+        call = asyncio.ensure_future(shell.run(command, timeout_s=short if code == 124 else 60))
+        if fate == "cancelled":
+            await asyncio.sleep(short)
+            call.cancel()
+            await asyncio.wait([call])
+            continue
+        done = await call
+        assert code in (None, done.exit_code), (fate, done)
+        assert done.stdout in (output, b"" if code == 124 else output), (fate, done)
+    await shell.close()
+
+
+@pytest.mark.bwrap
+@pytest.mark.parametrize("name", ["bash", "dash"])
+async def test_whatever_becomes_of_shells_every_command_has_its_end(name: str) -> None:
+    if not os.access(f"/bin/{name}", os.X_OK):
+        pytest.skip(f"{name} is not installed")
+    config = LocalSandboxConfig(isolation="bubblewrap", shell=f"/bin/{name}", defaults=SMALL)
+    driver = LocalSandboxProvider(config, DriverContext())
+    async with driver as provider, await provider.start_sandbox(SandboxSpec()) as sandbox:
+        await asyncio.gather(*(suffer(sandbox, random.Random(seed)) for seed in range(3)))
+        assert await running(sandbox, "4108") == 0, "no time-out and no cancelled call left anything"
 
 
 def shells(folder: Path) -> dict[str, str]:

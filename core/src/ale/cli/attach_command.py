@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import re
 import shlex
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
@@ -46,12 +47,14 @@ def run(
                     return _show(part)
         raise SandboxError(f"The sandbox {sandbox_id} did not say how the command ended.")
 
+    _heed_ctrl_c()
     return asyncio.run(work())
 
 
 def shell(sandbox_id: str, name: str | None, cwd: str | None, user: str, timeout_s: float) -> int:
     """Run line after line in one shell; the exit code of the last one. Ctrl-C ends the line that runs, and no more."""
     code = 0
+    _heed_ctrl_c()
     with asyncio.Runner() as runner:
         _, box = runner.run(_attach(sandbox_id, name))
         try:
@@ -81,6 +84,11 @@ def logs(sandbox_id: str, name: str | None) -> None:
             return await box.logs()
 
     print(asyncio.run(work()), end="")
+
+
+def _heed_ctrl_c() -> None:
+    """What a script starts in the background ignores SIGINT, unless it says otherwise."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 async def _attach(sandbox_id: str, name: str | None) -> tuple[SandboxProvider, Sandbox]:

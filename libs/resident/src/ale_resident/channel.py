@@ -7,12 +7,15 @@ import os
 import socket
 from collections.abc import Callable
 
-from ale.errors import SandboxError
+from ale.errors import OutOfMemoryError, SandboxError
 from ale_resident.journal import Journal
+from ale_resident.memory import MemoryWatch
 from ale_resident.wire import DATA, DONE, FAILED, HEADER_BYTES, USAGE, frame, take_frame, unpack
 
 MAX_FRAME_BYTES = 1 << 30
 """A longer frame can only come from a resident that somebody took over."""
+ENDED = "its resident process ended"
+OUT_OF_MEMORY = "what ran in it used its memory up, and the kernel ended it. Where tasks need more, raise needs.resources.memory_mib."
 MOST_BYTES = 1 << 26
 """What the pieces of an answer hold together at most, where no request says otherwise."""
 
@@ -49,7 +52,8 @@ class Channel(asyncio.Protocol):
         """Loop time of the last request or answer."""
         self.transport: asyncio.WriteTransport | None = None
         self.closed = asyncio.Event()
-        self.reason = "its resident process ended"
+        self.reason = ENDED
+        self.memory: MemoryWatch | None = None
         self.on_lost: Callable[[], None] | None = None
 
     @classmethod
@@ -85,6 +89,10 @@ class Channel(asyncio.Protocol):
             self.close(f"its resident process sent nonsense ({error})")
 
     def connection_lost(self, exc: Exception | None) -> None:
+        if self.memory is not None:
+            if self.reason == ENDED and self.memory.kills():
+                self.reason = OUT_OF_MEMORY
+            self.memory.close()
         self.closed.set()
         self.writable.set()
         for call in self.calls.values():
@@ -171,6 +179,8 @@ class Channel(asyncio.Protocol):
 
     def error(self) -> SandboxError:
         """The sandbox is gone, in a sentence."""
+        if self.reason == OUT_OF_MEMORY:
+            return OutOfMemoryError(f"The sandbox {self.sandbox_id} is gone: {self.reason}")
         return SandboxError(
             f"The sandbox {self.sandbox_id} is gone: {self.reason}. Start another one; "
             "where this happens often, see whether the machine is short of memory."

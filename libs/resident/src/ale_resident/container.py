@@ -40,6 +40,7 @@ from ale_resident.image_snapshots import OWNER as OWNER
 from ale_resident.image_snapshots import FoundImage as FoundImage
 from ale_resident.image_snapshots import is_owned
 from ale_resident.listener import listener
+from ale_resident.memory import MemoryWatch, groups_of_peer
 from ale_resident.owner import new_base, reclaim_bases, remove_folder, start_time, state_folder
 from ale_resident.running import Running
 from ale_resident.sandbox import ResidentSandbox
@@ -357,7 +358,10 @@ class ContainerProvider(SandboxProvider):
                 f"The container {name} was not ready within {self.config.start_timeout_s:g} s."
                 f"{f' It said: {said[-1000:]}' if said else ''}"
             ) from None
-        return await Channel.open(name, sock)
+        memory = MemoryWatch(groups_of_peer(sock))
+        channel = await Channel.open(name, sock)
+        channel.memory = memory
+        return channel
 
     async def have_image(self, image: str, *, snapshot: bool = False) -> None:
         """See that an image is there, once. Raises `ConfigError` with what to do where it is not."""

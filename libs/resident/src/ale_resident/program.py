@@ -12,6 +12,7 @@ from ale_resident import (
     folder,
     fresh,
     keeper,
+    lines,
     names,
     network,
     packing,
@@ -34,7 +35,7 @@ from ale_resident import (
 
 INSIDE = (
     wire, tree, rights, files, places, usage, names, network, relay, sight, fresh, clean, packing, unpacking, standstill,
-    transfers, resident, pieces, script, folder, keeper, seccomp, shells,
+    transfers, resident, pieces, script, folder, lines, keeper, seccomp, shells,
 )  # fmt: skip
 """They import the standard library and each other."""
 

@@ -20,14 +20,13 @@ import time
 from ale_resident import script
 from ale_resident.folder import Folder
 from ale_resident.keeper import Keeper
+from ale_resident.lines import Lines
 from ale_resident.resident import Command
-from ale_resident.tree import family, kill_below, send_signal, since, stop
+from ale_resident.tree import await_end, family, kill_below, kill_new, send_signal, stop
 from ale_resident.wire import DATA, DONE, SHELL
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from ale_resident.resident import Resident
     from ale_resident.tree import Family
 
@@ -35,7 +34,6 @@ HEED_S = 1.0
 """How long a shell may take to leave what it is doing, at a time-out."""
 START_S = 10.0
 """One that is not ready by then hangs."""
-SAID_BYTES = 4096
 GONE, STARTING, READY, BUSY = range(4)
 
 
@@ -106,9 +104,8 @@ class Shell:
         self.text, self.state = os.memfd_create("command"), os.memfd_create("state")
         self.commands = self.takeover = self.orders = -1
         """Ends of pipes that are written to: to it, to its copy, to the keeper."""
-        self.listen: Callable[[], None]
-        self.said: dict[int, bytes] = {}
-        """Ends that are read: what has come of a line so far."""
+        self.lines: list[Lines] = []
+        """What the shell says, and what the keeper says."""
 
     # --- commands
 
@@ -158,7 +155,7 @@ class Shell:
             self.resident.finish(run, 137)
             if self.phase == STARTING and self.pid and time.monotonic() > self.began + START_S:
                 send_signal(self.pid, sig.SIGKILL)
-        elif run.tries == 1:
+        elif run.tries == 1 and self.pid:
             stop(self.pid)
             self.end_children(run)
             send_signal(self.pid, sig.SIGPWR)
@@ -172,34 +169,16 @@ class Shell:
         return HEED_S
 
     def end_children(self, run: Run) -> None:
-        """End what a command has started, while the shell stands still. All of it is stopped first: it cannot outrun that."""
-        until = time.monotonic() + 2
-        while time.monotonic() < until:
-            stopped: set[int] = set()
-            while fresh := since(run.before, family(self.keeper)) - stopped - {self.pid}:
-                for pid in fresh:
-                    send_signal(pid, sig.SIGSTOP)
-                stopped |= fresh
-            self.seal(run)
-            if not stopped:
-                return
-            for pid in stopped:
-                send_signal(pid, sig.SIGKILL)
-            self.await_end(stopped)
+        """End what a command has started, while the shell stands still; its output up to then counts."""
 
-    def seal(self, run: Run) -> None:
-        """Take the output of a command up to now, and no more."""
-        for fd in list(run.pipes) if not run.sealed else ():
-            for _ in range(32):
-                if fd in run.pipes:
-                    self.resident.drain(fd)
-        run.sealed = True
+        def seal() -> None:
+            for fd in list(run.pipes) if not run.sealed else ():
+                for _ in range(32):
+                    if fd in run.pipes:
+                        self.resident.drain(fd)
+            run.sealed = True
 
-    def await_end(self, killed: set[int]) -> None:
-        """Await the end of processes that have been killed."""
-        until = time.monotonic() + 0.5
-        while killed & family(self.keeper).keys() and time.monotonic() < until:
-            time.sleep(0.001)
+        kill_new(self.keeper, run.before, self.pid, seal)
 
     # --- its process
 
@@ -240,38 +219,13 @@ class Shell:
             Keeper(self.resident, self.user, self.cwd, self.env, fds, orders, news).run()
         for fd in (commands, takeover, orders, status, news):
             os.close(fd)
-        for fd in (self.commands, self.takeover, self.orders, heard, told):
+        for fd in (self.commands, self.takeover, self.orders):
             os.set_blocking(fd, False)
         self.keeper, self.copy = pid, 0
-        self.listen = self.watch(heard, self.hear)
-        self.watch(told, self.learn)
-
-    def watch(self, fd: int, take: Callable[[list[bytes]], None]) -> Callable[[], None]:
-        """Read lines from a pipe. A long one is cut, and makes no sense then."""
-        self.said[fd] = b""
-
-        def read() -> None:
-            data = os.read(fd, SAID_BYTES)
-            if not data:
-                self.resident.poll.unregister(fd)
-                del self.resident.watched[fd]
-            *lines, rest = (self.said[fd] + data).split(b"\n")
-            self.said[fd] = rest[:SAID_BYTES]
-            for line in lines:
-                if fd in self.said:
-                    take(line.split())
-
-        def read_or_end() -> None:
-            try:
-                read()
-            except BlockingIOError:
-                return
-            except (OSError, ValueError, IndexError):
-                self.end()  # it, or its keeper, is in no state to go on
-
-        self.resident.watched[fd] = read_or_end
-        self.resident.poll.register(fd, select.EPOLLIN)
-        return read_or_end
+        self.lines = [
+            Lines(self.resident, heard, self.hear, self.end),
+            Lines(self.resident, told, self.learn, self.end),
+        ]
 
     def learn(self, words: list[bytes]) -> None:
         """The keeper's words: `p PID`, a shell runs; `f ...`, why one does not; `x CODE`, it has ended."""
@@ -279,13 +233,15 @@ class Shell:
             self.fault = b" ".join(words[1:]) + b"\n"
         elif words[0] == b"x":
             self.pid = 0
-            self.listen()  # what it said before
+            self.lines[0].read()  # what it said before
             self.ended(int(words[1]))
         elif words[0] == b"p":
             self.pid = int(words[1])
             if self.pid == self.copy:
                 self.copy = 0
-                self.await_end(self.stale)  # even one that is being killed could read what is meant for another
+                await_end(
+                    self.keeper, self.stale
+                )  # one that is being killed could still read what is meant for another
                 self.stale.clear()
                 os.write(self.takeover, b"%d\n" % self.serial)
             else:
@@ -354,13 +310,11 @@ class Shell:
         self.keeper = 0
         if self.pid in family(os.getpid()):
             send_signal(self.pid, sig.SIGKILL)
-        for fd in self.said:
-            if fd in self.resident.watched:
-                self.resident.poll.unregister(fd)
-                del self.resident.watched[fd]
-        for fd in (*self.said, self.commands, self.takeover, self.orders):
+        for lines in self.lines:
+            lines.close()
+        for fd in (self.commands, self.takeover, self.orders):
             os.close(fd)
-        self.said = {}
+        self.lines = []
         self.pid, self.phase, self.last, self.fault = 0, GONE, 137, b""
         queue, self.queue = self.queue, []
         for run in (*queue, *filter(None, [self.run])):

@@ -8,6 +8,8 @@ import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     Family = dict[int, tuple[int, bytes]]
     """Processes: the parent of each, and when it began."""
 
@@ -143,3 +145,27 @@ def kill_below(root: int) -> None:
         reap_until = time.monotonic() + 0.5
         while below(root) & stopped and time.monotonic() < reap_until:
             time.sleep(0.001)
+
+
+def kill_new(root: int, before: Family, spare: int, standing: Callable[[], None]) -> None:
+    """Kill what has come to be below a process since, but for one that was stopped. `standing` is called when all stand still."""
+    until = time.monotonic() + 2
+    while time.monotonic() < until:
+        stopped: set[int] = set()
+        while time.monotonic() < until and (fresh := since(before, family(root)) - stopped - {spare}):
+            for pid in fresh:
+                send_signal(pid, sig.SIGSTOP)
+            stopped |= fresh
+        standing()
+        if not stopped:
+            return
+        for pid in stopped:
+            send_signal(pid, sig.SIGKILL)
+        await_end(root, stopped)
+
+
+def await_end(root: int, killed: set[int]) -> None:
+    """Await the end of processes below another one that have been killed."""
+    until = time.monotonic() + 0.5
+    while killed & family(root).keys() and time.monotonic() < until:
+        time.sleep(0.001)

@@ -106,7 +106,8 @@ class DockerEngine(Engine):
             except aiodocker.DockerError as error:
                 if error.status == GONE:
                     return
-                if error.status != CONFLICT:  # it is being removed already, because it has ended
+                # It is being removed already, because it has ended; or it ended while Docker was about to kill it.
+                if error.status != CONFLICT and "is not running" not in str(error.message):
                     raise SandboxError(f"Docker could not remove the container {name}: {error.message}") from error
             except aiohttp.ClientError as error:
                 raise SandboxError(f"Docker could not remove the container {name}: {error}") from error

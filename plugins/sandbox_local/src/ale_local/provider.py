@@ -35,6 +35,7 @@ from ale_resident.attached import AttachedSandbox, attach
 from ale_resident.channel import Channel
 from ale_resident.door import Door
 from ale_resident.egress import Gate, check_policy, network_plan
+from ale_resident.memory import MemoryWatch
 from ale_resident.program import resident_command
 from ale_resident.running import Running
 from ale_resident.threads import in_thread
@@ -215,6 +216,7 @@ class LocalSandboxProvider(SandboxProvider):
                 theirs.close()
                 record = self.note_process(record, process.pid)
                 channel = await Channel.open(sandbox_id, ours)
+                channel.memory = MemoryWatch(map(Path, record.cgroups))
                 sandbox = LocalSandbox(spec, record, self.folder, process, channel, self.forget)
                 sandbox.guard(gate, self.context)
                 sandbox.keep_stderr(stderr.fileno())
