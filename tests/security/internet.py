@@ -31,9 +31,12 @@ for ports, kind in ((tcp, socket.SOCK_STREAM), (udp, socket.SOCK_DGRAM)):
             sock.listen(64)
         poll.register(sock, select.EPOLLIN)
         kinds[sock.fileno()] = sock
+poll.register(0, select.EPOLLIN)  # its end is the end of who started this
 print("ready", flush=True)
 while True:
     for fd, _ in poll.poll():
+        if fd == 0:
+            sys.exit()
         sock = kinds[fd]
         if sock.type == socket.SOCK_STREAM:
             conn, _ = sock.accept()
@@ -79,7 +82,7 @@ class Internet:
         run("ip", "route", "add", f"{METADATA}/32", "dev", self.link)
         assert self.process.stdin is not None
         self.process.stdin.write(b"\n")
-        self.process.stdin.close()
+        self.process.stdin.flush()
         until = time.monotonic() + 20
         while b"ready" not in self.log.read_bytes():
             assert time.monotonic() < until, self.log.read_text()
@@ -92,8 +95,8 @@ class Internet:
 
     def close(self) -> None:
         """Take it all away; the link goes with its namespace."""
-        self.process.kill()
-        self.process.wait()
+        with self.process:
+            self.process.kill()
 
 
 @asynccontextmanager

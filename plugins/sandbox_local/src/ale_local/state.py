@@ -10,6 +10,7 @@ import json
 import os
 import signal
 import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -127,8 +128,9 @@ def reclaim(folder: Path) -> list[str]:
     for record in stale:
         erase(folder, record)
     for path in folder.glob("*.json"):
-        if read(folder, path.stem) is None and time.time() - path.stat().st_mtime > CLAIM_S:
-            path.unlink(missing_ok=True)
+        with suppress(FileNotFoundError):  # its owner took it away meanwhile
+            if read(folder, path.stem) is None and time.time() - path.stat().st_mtime > CLAIM_S:
+                path.unlink()
     reclaim_bases(folder)
     for path in folder.glob("*.part"):
         if not start_time(int(path.name.split(".")[-2])):
