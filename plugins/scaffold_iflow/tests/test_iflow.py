@@ -26,7 +26,7 @@ async def sandbox() -> AsyncIterator[Sandbox]:
     context = DriverContext()
     async with (
         LocalSandboxProvider(LocalSandboxProvider.Config(isolation="none"), context) as provider,
-        await provider.start_sandbox(SandboxSpec(files={"a.txt": b"pear\n"})) as box,
+        await provider.start_sandbox(SandboxSpec(network="full", files={"a.txt": b"pear\n"})) as box,
     ):
         yield box
 
