@@ -1,4 +1,4 @@
-"""Whether a container engine answers here: CI starts both, elsewhere the tests that want one are skipped."""
+"""Providers of sandboxes, and whether their engines answer here: CI starts both, elsewhere tests that want one are skipped."""
 
 from __future__ import annotations
 
@@ -12,12 +12,18 @@ from ale.run_config import PluginChoice
 from ale.specs.driver import DriverContext
 
 
+def provider_of(use: str, context: DriverContext | None = None, **settings: Any) -> Any:
+    """A provider by its plugin's name, not started yet."""
+    choice = PluginChoice.model_validate({"use": use, **settings})
+    return build_driver("sandbox", choice, context or DriverContext())
+
+
 @functools.cache
 def answers(engine: str) -> bool:
     """Whether the provider of this name reaches its engine."""
 
     async def ask() -> None:
-        provider: Any = build_driver("sandbox", PluginChoice(use=engine), DriverContext())
+        provider = provider_of(engine)
         await provider.engine.open()
         await provider.engine.close()
 

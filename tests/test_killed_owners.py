@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
 import os
 import random
 import subprocess
@@ -11,26 +10,17 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
-from engines import answers
+from engines import answers, provider_of
 
-from ale.specs.driver import DriverContext
-
-PROVIDERS = {
-    "local": ("ale_local", "LocalSandboxProvider", "{'isolation': 'bubblewrap'}"),
-    "docker": ("ale_docker", "DockerProvider", "{}"),
-    "podman": ("ale_podman", "PodmanProvider", "{}"),
-}
 MOMENTS = 6
 OWNER = """
-import asyncio, importlib, sys
-from ale.specs.driver import DriverContext
+import asyncio, sys
+from engines import provider_of
 from ale.specs.sandbox import Resources, SandboxSpec
 
-module, name, settings, tag = sys.argv[1:]
-cls = getattr(importlib.import_module(module), name)
+name, tag = sys.argv[1:]
 
 async def live(provider, i):
     # Whatever an owner may be in the middle of: starting, running, keeping a state, letting out, stopping.
@@ -47,18 +37,11 @@ async def live(provider, i):
             print("turn", flush=True)
 
 async def main():
-    async with cls(cls.Config(**eval(settings)), DriverContext(labels={"run": tag})) as provider:
+    async with provider_of(name) as provider:
         await asyncio.gather(*(live(provider, i) for i in range(3)))
 
 asyncio.run(main())
 """
-
-
-def provider_of(name: str) -> Any:
-    """A provider, not started yet."""
-    module, cls_name, settings = PROVIDERS[name]
-    cls = getattr(importlib.import_module(module), cls_name)
-    return cls(cls.Config(**eval(settings)), DriverContext())
 
 
 def traces(tag: str) -> list[str]:
@@ -88,11 +71,12 @@ async def test_nothing_is_left_of_an_owner_that_is_killed_at_a_random_moment(nam
         pytest.skip(f"{name} does not answer")
     folder = Path(tempfile.gettempdir()) / f"ale-{name}-{os.getuid()}"
     chance = random.Random(name)
+    env = {**os.environ, "PYTHONPATH": os.path.dirname(__file__)}
     for moment in range(MOMENTS):
         tag = f"ale-kill-{os.getpid()}-{moment}"
-        program = [sys.executable, "-c", OWNER, *PROVIDERS[name], tag]
+        program = [sys.executable, "-c", OWNER, name, tag]
         with (tmp_path / "said").open("wb") as said:
-            owner = await asyncio.to_thread(subprocess.Popen, program, stdout=said, stderr=said)
+            owner = await asyncio.to_thread(subprocess.Popen, program, stdout=said, stderr=said, env=env)
         until = time.monotonic() + 60
         # Half of the moments fall into the start, half into what comes after it.
         while moment % 2 and b"turn" not in (tmp_path / "said").read_bytes():

@@ -27,5 +27,5 @@ def run_kit(
     ]
     return subprocess.run(
         [*command, "--ale-plugin", plugin, *map(str, options)], cwd=where, env=environment, capture_output=True,
-        text=True, timeout=280, check=False,
+        text=True, errors="replace", timeout=280, check=False,  # what it prints may be a file's name, which is bytes
     )  # fmt: skip

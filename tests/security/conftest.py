@@ -10,12 +10,12 @@ from contextlib import AsyncExitStack
 
 import pytest
 import pytest_asyncio
-from engines import answers
+from engines import answers, provider_of
 
 from .attack import Attack
 from .host import Host
 from .images import make_image
-from .world import PROVIDERS, World, provider_of
+from .world import PROVIDERS, World
 
 MARKS = {"local": pytest.mark.bwrap, "docker": pytest.mark.docker, "podman": pytest.mark.podman}
 
@@ -48,7 +48,7 @@ class Worlds:
             pytest.skip(f"{engine} does not answer")
         if name not in self.started:
             image = None if engine == "local" else await self.image(engine)
-            provider = await self.exits.enter_async_context(provider_of(name))
+            provider = await self.exits.enter_async_context(provider_of(**PROVIDERS[name]))
             world = World(name, provider, self.host, image)
             await world.start()
             self.exits.push_async_callback(world.close)
@@ -58,7 +58,7 @@ class Worlds:
     async def image(self, engine: str) -> str:
         """The image that an engine's containers are attacked from; removed at the end."""
         if engine not in self.images:
-            provider = await self.exits.enter_async_context(provider_of(f"{engine} as root"))
+            provider = await self.exits.enter_async_context(provider_of(**PROVIDERS[f"{engine} as root"]))
             self.images[engine] = await make_image(provider)
             self.exits.push_async_callback(provider.engine.remove_image, self.images[engine])
         return self.images[engine]

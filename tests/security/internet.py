@@ -6,13 +6,10 @@ came. No packet of an attack can go further than that, even where it succeeds.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 HOST_END, WEB, SECOND, METADATA = "10.231.77.1", "10.231.77.2", "10.231.77.3", "169.254.169.254"
@@ -97,19 +94,3 @@ class Internet:
         """Take it all away; the link goes with its namespace."""
         with self.process:
             self.process.kill()
-
-
-@asynccontextmanager
-async def endpoint(greeting: bytes) -> AsyncIterator[int]:
-    """What stands in for the model endpoint, on the host's loopback; its port. Says hello and echoes."""
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(greeting)
-        while data := await reader.read(1 << 16):
-            writer.write(data)
-            await writer.drain()
-        writer.close()
-
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    async with server:
-        yield server.sockets[0].getsockname()[1]

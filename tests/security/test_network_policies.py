@@ -13,18 +13,18 @@ import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
 import pytest_asyncio
+from services import echo
 
 from ale.specs.driver import DriverContext
 
-from . import internet
 from .attack import Attack, judge
 from .conftest import Worlds, each_provider, everywhere
-from .internet import GREETING, METADATA, SECOND, WEB, WEB_6, Internet, endpoint
+from .internet import GREETING, HOST_END, METADATA, SECOND, WEB, WEB_6, Internet
+from .listeners import own_addresses
 from .world import Scene, World
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(120)]
@@ -228,12 +228,13 @@ class Cell:
 @asynccontextmanager
 async def cell_of(world: World, policy: str) -> AsyncIterator[Cell]:
     """A cell. `allow` lets the web host's port 8443 through, by both its addresses."""
-    with socket.create_server(("0.0.0.0", 0)) as service, socket.socket(socket.AF_UNIX) as abstract:
+    reachable = socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True)
+    with reachable as service, socket.socket(socket.AF_UNIX) as abstract:
         service.settimeout(0.05)
         name = f"ale-test-{world.name}-{policy}-{os.getpid()}"
         abstract.bind(f"\0{name}")
         abstract.listen()
-        async with endpoint(ENDPOINT_GREETING) as port:
+        async with echo(ENDPOINT_GREETING) as port:
             settings: dict[str, Any] = {"network": policy}
             if policy != "none":
                 settings["endpoint"] = f"http://127.0.0.1:{port}"
@@ -241,7 +242,7 @@ async def cell_of(world: World, policy: str) -> AsyncIterator[Cell]:
                 settings["allow"] = (f"{WEB}:8443", f"[{WEB_6}]:8443")
             facts = {
                 "good": GOOD[policy], "internet": [WEB, SECOND, METADATA, WEB_6], "web": WEB, "second": SECOND,
-                "metadata": METADATA, "six": WEB_6, "host": [internet.HOST_END, *own_addresses()], "abstract": name,
+                "metadata": METADATA, "six": WEB_6, "host": [HOST_END, *(set(own_addresses()) - {HOST_END, "127.0.0.1", "::1"})], "abstract": name,
                 "service": service.getsockname()[1], "endpoint_port": port,
             }  # fmt: skip
             async with world.arena(world.spec(**settings)) as scene:
@@ -330,15 +331,3 @@ quietly(socket.create_connection, ("{WEB_6}", 443), 4)
             assert {(e["sandbox"], e["labels"]["task"]) for e in events} == {(scene.box.id, "t-7")}
     finally:
         world.provider.context = kept
-
-
-def own_addresses() -> list[str]:
-    """Every IPv4 address of this machine but loopback."""
-    found = []
-    for line in Path("/proc/net/fib_trie").read_text().split("Local:")[1].splitlines():
-        words = line.split()
-        if words[:1] == ["|--"]:
-            address = words[1]
-        elif "/32" in words and "LOCAL" in words and not address.startswith("127."):
-            found.append(address)
-    return sorted(set(found))

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib
 import os
 import secrets
 import time
@@ -21,19 +20,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ale.specs.driver import DriverContext
 from ale.specs.sandbox import ExecResult, Resources, Sandbox, SandboxSpec
 
 from .attack import Attack, judge, text_of
 from .host import UID_BASE, Host, difference, kill_all, processes_in
 from .users import OPERATIONS
 
-PROVIDERS = {
-    "local": ("ale_local", "LocalSandboxProvider", {"isolation": "bubblewrap", "uid_base": UID_BASE}),
-    "docker": ("ale_docker", "DockerProvider", {}),
-    "podman": ("ale_podman", "PodmanProvider", {}),
-    "docker as root": ("ale_docker", "DockerProvider", {"user": "root"}),
-    "podman as root": ("ale_podman", "PodmanProvider", {"user": "root"}),
+PROVIDERS: dict[str, dict[str, Any]] = {
+    "local": {"use": "local", "isolation": "bubblewrap", "uid_base": UID_BASE},
+    "docker": {"use": "docker"},
+    "podman": {"use": "podman"},
+    "docker as root": {"use": "docker", "user": "root"},
+    "podman as root": {"use": "podman", "user": "root"},
 }
 SMALL = Resources(memory_mib=200, pids=100, cpus=1.0)
 NAMESPACES = ("pid", "net", "mnt", "ipc", "uts")
@@ -72,13 +70,6 @@ echo "niceness ${17}, started ${20}, $(</proc/$PID/oom_score_adj)"
 echo "$(</proc/$PID/limits)"
 """
 """What the sibling looks like, by what the shell itself can do: this runs after each attack."""
-
-
-def provider_of(name: str, **settings: Any) -> Any:
-    """A provider, not started yet."""
-    module, cls_name, own = PROVIDERS[name]
-    cls = getattr(importlib.import_module(module), cls_name)
-    return cls(cls.Config(**{**own, **settings}), DriverContext(run_id="attack", labels={"run": "attack"}))
 
 
 @dataclass

@@ -15,23 +15,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from engines import provider_of
 
 from ale.errors import ConfigError, SandboxError
 from ale.specs.sandbox import TESTS, Resources, SandboxSpec
 from ale_resident.container import CREATED, LABEL, OWNER, Plan
-from ale_resident.owner import state_folder
-
-from .conftest import provider_of
+from ale_resident.owner import state_folder, this_process
 
 OWNER_PROGRAM = """
-import asyncio, importlib, sys
+import asyncio, sys
+from ale.plugins import build_driver
+from ale.run_config import PluginChoice
 from ale.specs.driver import DriverContext
 from ale.specs.sandbox import SandboxSpec
 async def main():
-    cls = getattr(importlib.import_module(sys.argv[1]), sys.argv[2])
-    provider = cls(cls.Config(), DriverContext())
+    provider = build_driver("sandbox", PluginChoice(use=sys.argv[1]), DriverContext())
     await provider.start()
-    box = await provider.start_sandbox(SandboxSpec(id=sys.argv[3]))
+    box = await provider.start_sandbox(SandboxSpec(id=sys.argv[2]))
     await box.exec("setsid sleep 4711 >/dev/null 2>&1 &")
     print("ready", flush=True)
     await box.exec("sleep 4712")
@@ -56,8 +56,7 @@ async def names(provider: Any) -> set[str]:
 
 async def test_an_owner_that_is_killed_leaves_nothing(provider: Any, engine: str) -> None:
     name = f"ale-test-{os.getpid()}-{engine}"
-    module, cls = type(provider).__module__, type(provider).__name__
-    command = [sys.executable, "-c", OWNER_PROGRAM, module, cls, name]
+    command = [sys.executable, "-c", OWNER_PROGRAM, engine, name]
     owner = await asyncio.to_thread(subprocess.Popen, command, stdout=subprocess.PIPE)
     assert owner.stdout is not None
     assert await asyncio.to_thread(owner.stdout.readline) == b"ready\n"
@@ -85,14 +84,18 @@ async def test_what_a_dead_owner_never_started_is_removed_by_the_next_start(prov
 
 
 async def test_an_image_that_is_not_there_is_a_sentence(provider: Any) -> None:
+    async def own() -> set[str]:
+        found = await provider.engine.containers()
+        return {one.name for one in found if one.labels[OWNER] == this_process()}
+
+    before = await own()
     with pytest.raises(
         ConfigError, match=r"has no image no-such-image:7.*Build it \(`(docker|podman) build -t no-such-image:7"
     ):
         await provider.start_sandbox(SandboxSpec(image="no-such-image:7"))
     with pytest.raises(ConfigError, match="There is no snapshot ale-snapshot:none"):
         await provider.start_sandbox(SandboxSpec(from_snapshot="ale-snapshot:none"))
-    own = [f.name for f in await provider.engine.containers() if f.labels[OWNER].startswith(f"{os.getpid()}-")]
-    assert own == [], "of this process: other tests have containers too"
+    assert await own() == before, "nothing was made that would have to be removed"
 
 
 async def test_an_image_needs_nothing_but_a_shell(provider: Any, engine: str) -> None:

@@ -14,11 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engines import answers
+from engines import answers, provider_of
 
 from ale.errors import SandboxError
-from ale.plugins import build_driver
-from ale.run_config import PluginChoice
 from ale.specs.driver import DriverContext
 from ale.specs.sandbox import Resources, SandboxSpec
 from ale_resident import attached as attached_module
@@ -36,14 +34,10 @@ def redact(text: str) -> str:
     return text.replace(SECRET, "${oc.env:KEY}")
 
 
-async def provider_of(name: str) -> AsyncIterator[Any]:
+def provider_with_secrets(name: str) -> Any:
+    """A provider by name and isolation, not started yet; the door must not tell its secrets."""
     use, _, isolation = name.partition("-")
-    settings = {"isolation": isolation} if isolation else {}
-    driver: Any = build_driver(
-        "sandbox", PluginChoice.model_validate({"use": use, **settings}), DriverContext(redact=redact)
-    )
-    async with driver as started:
-        yield started
+    return provider_of(use, DriverContext(redact=redact), **({"isolation": isolation} if isolation else {}))
 
 
 @pytest.fixture(
@@ -62,14 +56,14 @@ def use(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 async def any_provider(use: str) -> AsyncIterator[Any]:
     """One of them, started."""
-    async for started in provider_of(use):
+    async with provider_with_secrets(use) as started:
         yield started
 
 
 @pytest.fixture
 async def local() -> AsyncIterator[Any]:
     """The one that needs no engine."""
-    async for started in provider_of("local"):
+    async with provider_with_secrets("local") as started:
         yield started
 
 
@@ -336,11 +330,14 @@ async def test_so_many_may_be_attached_and_no_more(local: Any, box: Any) -> None
 async def test_an_owner_that_is_gone_is_told_of(local: Any) -> None:
     with pytest.raises(SandboxError, match=r"that started the sandbox x is gone; `ale sandbox prune` removes"):
         await attach(local.folder, "999999-1", "x")
-    own = f"{os.getpid()}-{start_time(os.getpid())}"
-    with pytest.raises(
-        SandboxError, match=rf"process {os.getpid()}, which owns the sandbox x, does not let anybody in: it is"
-    ):
-        await attach(local.folder, own, "x")
+    other = await asyncio.create_subprocess_exec("sleep", "60")
+    try:
+        said = rf"process {other.pid}, which owns the sandbox x, does not let anybody in: it is"
+        with pytest.raises(SandboxError, match=said):
+            await attach(local.folder, f"{other.pid}-{start_time(other.pid)}", "x")
+    finally:
+        other.kill()
+        await other.wait()
 
 
 async def test_the_reason_of_the_end_reaches_who_is_attached(local: Any) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from services import echo
 
 from ale.errors import ConfigError
 from ale.specs.sandbox import SandboxSpec
@@ -37,21 +38,6 @@ async def gate_of(
         yield gate, refused
     finally:
         await gate.close()
-
-
-@asynccontextmanager
-async def echo() -> AsyncIterator[int]:
-    """A service of the host that sends back what it got; its port."""
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while data := await reader.read(1 << 16):
-            writer.write(data)
-            await writer.drain()
-        writer.close()
-
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    async with server:
-        yield server.sockets[0].getsockname()[1]
 
 
 async def dial(gate: Gate, line: bytes) -> Pair:

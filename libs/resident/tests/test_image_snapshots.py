@@ -6,42 +6,43 @@ import asyncio
 import os
 import subprocess
 import sys
+from collections.abc import Collection
 from typing import Any
 
 import pytest
+from engines import provider_of
 
 from ale.errors import ConfigError
 from ale.specs.sandbox import SandboxSpec
 from ale_resident.image_snapshots import OWNER, FoundImage, is_owned
 from ale_resident.owner import this_process
 
-from .conftest import provider_of
-
 OWNER_PROGRAM = """
-import asyncio, importlib, sys
+import asyncio, sys
+from ale.plugins import build_driver
+from ale.run_config import PluginChoice
 from ale.specs.driver import DriverContext
 from ale.specs.sandbox import SandboxSpec
 async def main():
-    cls = getattr(importlib.import_module(sys.argv[1]), sys.argv[2])
-    provider = cls(cls.Config(), DriverContext())
+    provider = build_driver("sandbox", PluginChoice(use=sys.argv[1]), DriverContext())
     await provider.start()
     box = await provider.start_sandbox(SandboxSpec(files={"state": b"kept"}))
-    print(await box.snapshot(), await box.snapshot(sys.argv[3]), flush=True)
+    print(await box.snapshot(), await box.snapshot(sys.argv[2]), flush=True)
     await box.exec("sleep 4712")
 asyncio.run(main())
 """
 
 
-async def own_images(provider: Any) -> list[FoundImage]:
-    """The images that this process made."""
+async def own_images(provider: Any, but: Collection[str] = ()) -> dict[str, FoundImage]:
+    """The images that this process made, by their ids; other tests of it may have made some before."""
     found: list[FoundImage] = await provider.engine.images()
-    return [image for image in found if image.labels[OWNER] == this_process()]
+    return {image.id: image for image in found if image.labels[OWNER] == this_process() and image.id not in but}
 
 
 async def test_a_killed_owners_unnamed_snapshots_go_with_the_next_start_and_named_ones_stay(
     provider: Any, engine: str
 ) -> None:
-    command = [sys.executable, "-c", OWNER_PROGRAM, type(provider).__module__, type(provider).__name__]
+    command = [sys.executable, "-c", OWNER_PROGRAM, engine]
     owner = await asyncio.to_thread(
         subprocess.Popen, [*command, f"test-{os.getpid()}-{engine}"], stdout=subprocess.PIPE
     )
@@ -63,15 +64,16 @@ async def test_a_killed_owners_unnamed_snapshots_go_with_the_next_start_and_name
 
 async def test_an_image_that_lost_its_name_goes_when_nothing_runs_from_it(engine: str) -> None:
     async with provider_of(engine) as provider:
+        before = await own_images(provider)
         box = await provider.start_sandbox(SandboxSpec())
         name = await box.snapshot(f"test-{os.getpid()}-again")
         fork = await provider.start_sandbox(SandboxSpec(from_snapshot=name))
         assert await box.snapshot(f"test-{os.getpid()}-again") == name
-        assert sorted(image.names for image in await own_images(provider)) == [(), (name,)]
+        assert sorted(image.names for image in (await own_images(provider, before)).values()) == [(), (name,)]
         await fork.stop()
         await provider.remove_snapshot(name)
     async with provider_of(engine) as other:
-        assert await own_images(other) == []
+        assert await own_images(other, before) == {}
 
 
 async def test_bad_names_are_refused(provider: Any) -> None:

@@ -7,12 +7,11 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from engines import provider_of
 
 from ale.errors import UncleanError
 from ale.specs.sandbox import TESTS, Resources, SandboxSpec
 from ale_resident.image import PYTHON, TAG
-
-from .conftest import provider_of
 
 SPEC = SandboxSpec(image=f"{PYTHON}:{TAG}")
 IN_MEMORY = SandboxSpec(resources=Resources(disk_mib=16))
@@ -144,4 +143,4 @@ async def test_labels_are_those_of_the_new_spec(provider: Any) -> None:
     async with await provider.start_sandbox(SandboxSpec(labels={"episode": "1"})) as box:
         await box.reset(SandboxSpec(labels={"episode": "2"}))
         (line,) = [info for info in await provider.list() if info.id == box.id]
-        assert line.labels == {"run": "r1", "episode": "2"}
+        assert line.labels == {"episode": "2"}

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shutil
-from collections.abc import AsyncIterator
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +29,25 @@ def provider_for(isolation: str) -> LocalSandboxProvider:
 def spec_of(provider: LocalSandboxProvider, **more: Any) -> SandboxSpec:
     """A spec under the strictest network policy that the provider can keep."""
     return SandboxSpec(network="full" if provider.wrap is None else "none", **more)
+
+
+@pytest.fixture
+def as_user(tmp_path: Path) -> Callable[[str], list[str]]:
+    """Runs a program of this folder as a user without any privilege, its state in `tmp_path`; the lines that it prints."""
+    if os.getuid() != 0:
+        pytest.skip("becoming another user takes root")
+
+    def run(program: str) -> list[str]:
+        command = ["unshare", "--user", "--map-user=1234", "--map-group=1234", sys.executable]
+        path = os.pathsep.join(entry for entry in sys.path if entry)
+        done = subprocess.run(
+            [*command, str(Path(__file__).with_name(program)), str(tmp_path)], env={**os.environ, "PYTHONPATH": path},
+            capture_output=True, text=True, timeout=120, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr[-3000:]
+        return done.stdout.splitlines()
+
+    return run
 
 
 @pytest.fixture(autouse=True)

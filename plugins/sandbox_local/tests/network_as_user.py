@@ -6,23 +6,20 @@ import asyncio
 import sys
 import tempfile
 
+from services import echo
+
 from ale.specs.driver import DriverContext
 from ale.specs.sandbox import SandboxSpec
 from ale_local import LocalSandboxConfig, LocalSandboxProvider
 
 
-async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Send back a line."""
-    writer.write(await reader.readline())
-    writer.close()
-
-
 async def main() -> None:
     """Reach what is allowed, also after killing all that can be killed; fail to reach what is not."""
     tempfile.tempdir = sys.argv[1]
-    server = await asyncio.start_server(echo, "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
-    async with server, LocalSandboxProvider(LocalSandboxConfig(isolation="bubblewrap"), DriverContext()) as provider:
+    async with (
+        echo() as port,
+        LocalSandboxProvider(LocalSandboxConfig(isolation="bubblewrap"), DriverContext()) as provider,
+    ):
         assert "users" not in provider.capabilities
         spec = SandboxSpec(network="allow", allow=(f"127.0.0.1:{port}",))
         async with await provider.start_sandbox(spec) as sandbox:

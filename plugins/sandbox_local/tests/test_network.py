@@ -2,35 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
-import subprocess
-import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
+from services import echo
 
 from ale.specs.sandbox import SandboxSpec
 from ale_local import LocalSandboxProvider
 
 pytestmark = pytest.mark.bwrap
-
-
-@asynccontextmanager
-async def echo() -> AsyncIterator[int]:
-    """A service of the host that sends back what it got; its port."""
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while data := await reader.read(1 << 16):
-            writer.write(data)
-            await writer.drain()
-        writer.close()
-
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    async with server:
-        yield server.sockets[0].getsockname()[1]
 
 
 ROUND_TRIP = """
@@ -84,9 +65,5 @@ async def test_a_relay_that_was_killed_is_started_again(wrapped: LocalSandboxPro
         assert not box.gate.folder.exists()
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="becoming another user takes root")
-def test_a_user_who_is_not_root_has_the_same_policies(tmp_path: Path) -> None:
-    command = ["unshare", "--user", "--map-user=1234", "--map-group=1234", sys.executable]
-    program = str(Path(__file__).with_name("network_as_user.py"))
-    done = subprocess.run([*command, program, str(tmp_path)], capture_output=True, text=True, timeout=60)
-    assert done.stdout.splitlines() == ["hi", "hi", "refused", *["CapEff:\t0000000000000000"] * 2], done.stderr
+def test_a_user_who_is_not_root_has_the_same_policies(as_user: Callable[[str], list[str]]) -> None:
+    assert as_user("network_as_user.py") == ["hi", "hi", "refused", *["CapEff:\t0000000000000000"] * 2]

@@ -11,6 +11,7 @@ import signal
 import stat
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -292,13 +293,8 @@ async def test_a_layer_that_cannot_be_stood_on_is_refused(monkeypatch: pytest.Mo
     assert layers().names() == ["layer"]
 
 
-@as_root
-def test_a_normal_user_has_snapshots_too(tmp_path: Path) -> None:
-    command = ["unshare", "--user", "--map-user=1234", "--map-group=1234", sys.executable]
-    program = str(Path(__file__).with_name("snapshots_as_user.py"))
-    done = subprocess.run([*command, program, str(tmp_path)], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.splitlines() == [
+def test_a_normal_user_has_snapshots_too(as_user: Callable[[str], list[str]], tmp_path: Path) -> None:
+    assert as_user("snapshots_as_user.py") == [
         "single snapshot", "['0', 'closed', '400', 'shut', '0', 'unreadable', 'S', 'T']", "again mine", "left:",
     ]  # fmt: skip
     assert os.listdir(tmp_path / "ale-local-1234") == []

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Coroutine
 from contextlib import aclosing
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from ale.hooks import Hooks
+from ale.rollout.passing import PassingSandbox
 from ale.specs.events import ExecBy
-from ale.specs.sandbox import AGENT, ExecResult, Output, Sandbox, SandboxSpec, SandboxStats, Shell
+from ale.specs.sandbox import ExecResult, Output, Sandbox, Shell
 from ale.task import Task
 from ale.validation import one_line
 
@@ -18,44 +18,25 @@ REFUSED_EXIT_CODE = 126
 EXEC_HOOKS = ("ale_before_exec", "ale_exec_started", "ale_exec_finished")
 
 
-class ObservedSandbox(Sandbox):
+class ObservedSandbox(PassingSandbox):
     """Passes everything on to `inner`; a refused command answers with the observer's sentence and exit code 126."""
 
     def __init__(self, inner: Sandbox, episode_id: str, task: Task, by: ExecBy, hooks: Hooks) -> None:
-        self.id, self.spec = inner.id, inner.spec
-        self._inner, self._hooks = inner, hooks
+        super().__init__(inner)
+        self._hooks = hooks
         self._ids = {"sandbox_id": inner.id, "episode_id": episode_id, "task": task}
         self._by = by
 
-    async def exec(
-        self,
-        command: str,
-        *,
-        timeout_s: float = 60.0,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        stdin: bytes = b"",
-        user: str = AGENT,
-        max_output_bytes: int = 1 << 20,
-    ) -> ExecResult:
+    async def exec(self, command: str, *, stdin: bytes = b"", **options: Any) -> ExecResult:
         """Ask the observers where it is the agent's, run, tell what came of it."""
         refused = self._refused(command, stdin)
         if refused is not None:
             return refused
-        running = self._inner.exec(
-            command, timeout_s=timeout_s, cwd=cwd, env=env, stdin=stdin, user=user, max_output_bytes=max_output_bytes
-        )
+        running = super().exec(command, stdin=stdin, **options)
         return await self._told_of(command, stdin, running)
 
     async def exec_stream(
-        self,
-        command: str,
-        *,
-        timeout_s: float = 60.0,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        stdin: bytes = b"",
-        user: str = AGENT,
+        self, command: str, *, stdin: bytes = b"", **options: Any
     ) -> AsyncGenerator[Output | ExecResult, None]:
         """As `exec`; the last item is what is told of."""
         refused = self._refused(command, stdin)
@@ -67,8 +48,7 @@ class ObservedSandbox(Sandbox):
         error: str | None = None
         self._tell("ale_exec_started", command, stdin=stdin)
         try:
-            items = self._inner.exec_stream(command, timeout_s=timeout_s, cwd=cwd, env=env, stdin=stdin, user=user)
-            async with aclosing(items):
+            async with aclosing(super().exec_stream(command, stdin=stdin, **options)) as items:
                 async for item in items:
                     if isinstance(item, ExecResult):
                         result = item
@@ -80,11 +60,9 @@ class ObservedSandbox(Sandbox):
         finally:
             self._tell("ale_exec_finished", command, result=result, error=error)
 
-    async def open_shell(
-        self, *, cwd: str | None = None, env: Mapping[str, str] | None = None, user: str = AGENT
-    ) -> Shell:
+    async def open_shell(self, **options: Any) -> Shell:
         """A shell whose commands are asked about and told of as those of `exec` are."""
-        return ObservedShell(await self._inner.open_shell(cwd=cwd, env=env, user=user), self)
+        return ObservedShell(await super().open_shell(**options), self)
 
     def _refused(self, command: str, stdin: bytes) -> ExecResult | None:
         """What the agent sees of a command that an observer refuses."""
@@ -110,47 +88,6 @@ class ObservedSandbox(Sandbox):
 
     def _tell(self, hook: str, command: str, **more: Any) -> None:
         self._hooks.call(hook, **self._ids, by=self._by, command=command, **more)
-
-    async def upload(self, files: Mapping[str, bytes], *, user: str = AGENT, mode: int = 0o644) -> None:
-        """Pass on."""
-        await self._inner.upload(files, user=user, mode=mode)
-
-    async def download(self, path: str, *, max_bytes: int = 1 << 28) -> bytes:
-        """Pass on."""
-        return await self._inner.download(path, max_bytes=max_bytes)
-
-    async def upload_tree(self, source: Path, target: str, *, user: str = AGENT) -> None:
-        """Pass on."""
-        await self._inner.upload_tree(source, target, user=user)
-
-    async def download_tree(self, source: str, target: Path, *, max_bytes: int = 1 << 32) -> None:
-        """Pass on."""
-        await self._inner.download_tree(source, target, max_bytes=max_bytes)
-
-    async def kill_agent_processes(self) -> None:
-        """Pass on."""
-        await self._inner.kill_agent_processes()
-
-    async def stats(self) -> SandboxStats:
-        """Pass on."""
-        return await self._inner.stats()
-
-    async def snapshot(self, name: str | None = None) -> str:
-        """Pass on."""
-        return await self._inner.snapshot(name)
-
-    async def reset(self, spec: SandboxSpec) -> None:
-        """Pass on."""
-        await self._inner.reset(spec)
-        self.spec = self._inner.spec
-
-    async def logs(self) -> str:
-        """Pass on."""
-        return await self._inner.logs()
-
-    async def stop(self) -> None:
-        """Pass on."""
-        await self._inner.stop()
 
 
 class ObservedShell(Shell):

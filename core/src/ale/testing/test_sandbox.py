@@ -415,17 +415,20 @@ async def test_without_network_the_host_cannot_be_reached(subject: Subject) -> N
                 return  # narrowed by start(): this machine does not give it, and the provider says so
             if (await box.exec("command -v bash || command -v nc")).exit_code != 0:
                 pytest.skip("the sandbox has neither bash nor nc, so nothing in it could reach the network anyway")
-            for host in {"127.0.0.1", *_addresses_of_this_host()}:
+            for host in ("127.0.0.1", *addresses_of_this_host()):
                 await box.exec(f"bash -c 'exec 3<>/dev/tcp/{host}/{port}' || nc -w 1 {host} {port}", timeout_s=3)
             with pytest.raises(TimeoutError):
                 listener.accept()
 
 
-def _addresses_of_this_host() -> set[str]:
-    try:
-        return {str(info[4][0]) for info in socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)}
-    except OSError:
-        return set()
+def addresses_of_this_host() -> list[str]:
+    """Addresses other than loopback that services of this host can be reached at."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        try:
+            sock.connect(("192.0.2.1", 9))  # nothing is sent: this asks which address would be used
+            return [sock.getsockname()[0]]
+        except OSError:
+            return []
 
 
 def write_secret(path: Path) -> Path:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -14,6 +13,7 @@ from ale.specs.driver import DriverContext
 from ale.specs.sandbox import Sandbox, SandboxProvider, SandboxSpec
 from ale.testing.scenario import scenario
 from ale.testing.subject import Subject
+from ale.testing.test_sandbox import addresses_of_this_host
 
 needs = pytest.mark.ale_needs
 GREETING = b"hello from the host\n"
@@ -58,16 +58,6 @@ async def visit(box: Sandbox, host: str, port: int) -> bytes:
     tools = f"exec 3<>/dev/tcp/{host}/{port} && head -n 1 <&3"
     done = await box.exec(f"bash -c '{tools}' || nc -w 2 {host} {port} </dev/null", timeout_s=10)
     return done.stdout
-
-
-def addresses_of_this_host() -> list[str]:
-    """Addresses other than loopback that services of this host can be reached at."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-        try:
-            sock.connect(("192.0.2.1", 9))  # nothing is sent: this asks which address would be used
-            return [sock.getsockname()[0]]
-        except OSError:
-            return []
 
 
 async def told(events: list[Any], **wanted: Any) -> dict[str, Any]:

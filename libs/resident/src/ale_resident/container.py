@@ -41,7 +41,7 @@ from ale_resident.image_snapshots import FoundImage as FoundImage
 from ale_resident.image_snapshots import is_owned
 from ale_resident.listener import listener
 from ale_resident.memory import MemoryWatch, groups_of_peer
-from ale_resident.owner import new_base, reclaim_bases, remove_folder, start_time, state_folder
+from ale_resident.owner import new_base, reclaim_bases, remove_folder, state_folder, this_process
 from ale_resident.running import Running
 from ale_resident.sandbox import ResidentSandbox
 
@@ -433,7 +433,7 @@ class ContainerProvider(SandboxProvider):
     def labels(self, spec: SandboxSpec, name: str) -> dict[str, str]:
         """What the engine keeps with a container: what it is, whose it is, and the run's own labels."""
         own = {f"{USER_LABEL}{key}": value for key, value in {**self.context.labels, **spec.labels}.items()}
-        return {LABEL: name, OWNER: f"{os.getpid()}-{start_time(os.getpid())}", CREATED: repr(time.time()), **own}
+        return {LABEL: name, OWNER: this_process(), CREATED: repr(time.time()), **own}
 
     def constants(self, spec: SandboxSpec, name: str) -> list[bytes]:
         """What the resident has to know (see `Resident.set_up`)."""

@@ -48,7 +48,7 @@ def state_folder(name: str) -> Path:
 
 def new_base(folder: Path) -> Path:
     """A folder of this process inside the state folder, for what lasts as long as a provider."""
-    base = Path(tempfile.mkdtemp(prefix=f"base-{os.getpid()}-{start_time(os.getpid())}-", dir=folder))
+    base = Path(tempfile.mkdtemp(prefix=f"base-{this_process()}-", dir=folder))
     base.chmod(0o755)
     return base
 
@@ -56,8 +56,7 @@ def new_base(folder: Path) -> Path:
 def reclaim_bases(folder: Path) -> None:
     """Remove the folders of processes that are gone."""
     for path in folder.glob("base-*"):
-        pid, started = path.name.split("-")[1:3]
-        if start_time(int(pid)) != int(started):
+        if not runs("-".join(path.name.split("-")[1:3])):
             remove_folder(path)
 
 
