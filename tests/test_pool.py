@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from ale_command import SCRIPTED, ale, summary_of
 from engines import answers
-from kit import run_kit
+from kit import SPREAD, run_kit
 from strangers import write_package
 
 from ale.errors import SandboxError
@@ -143,7 +143,8 @@ async def test_closing_in_the_middle_of_everything_leaves_nothing(provider: Any)
 @pytest.mark.bwrap
 def test_a_loan_keeps_the_whole_contract_of_a_sandbox(tmp_path: Path) -> None:
     write_package(tmp_path, "far-away", POOLED, name="pooled", kind="sandbox")
-    done = run_kit(tmp_path, "sandbox:pooled", "-k", "test_sandbox and not network and not attach", path=tmp_path)
+    suites = ("-k", "test_sandbox and not network and not attach")
+    done = run_kit(tmp_path, "sandbox:pooled", *suites, *SPREAD, path=tmp_path)
     assert done.returncode == 0, done.stdout[-4000:]
 
 

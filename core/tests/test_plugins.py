@@ -225,3 +225,16 @@ def test_the_import_of_the_core_loads_nothing_heavy() -> None:
         [sys.executable, "-c", f"HEAVY = {heavy}\n{code}"], capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [("trainer", "torch"), ("engine", "torch"), ("algorithm", "ipa"), ("algorithm", "sft")]
+)
+def test_settings_of_plugins_that_compute_are_checked_without_what_they_compute_with(kind: str, name: str) -> None:
+    code = f"import sys; from ale.plugins import load_driver_class; load_driver_class('{kind}', '{name}').Config()"
+    heavy = ("torch", "transformers", "tokenizers", "safetensors")
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}\nprint([m for m in {heavy} if m in sys.modules])"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout.strip() == "[]"

@@ -7,6 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+SPREAD = ("-n", "3", "--dist", "loadfile")
+"""Options for all of a sandbox provider's suites, which wait for most of their time: three files of the kit at once.
+
+A file's tests run one after another: those of snapshots look at all the snapshots that there are."""
+
 
 def run_kit(
     where: Path, plugin: str, *options: str | Path, path: Path | None = None

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from engines import answers
-from kit import run_kit
+from kit import SPREAD, run_kit
 
 from ale.installed import list_plugins
 
@@ -37,7 +37,8 @@ def test_it_keeps_its_contract(plugin: str, settings: str, tmp_path: Path) -> No
     if plugin in ENGINES and not answers(plugin.partition(":")[2]):
         pytest.skip("the engine does not answer")
     (tmp_path / "settings.yaml").write_text(settings)
-    done = run_kit(tmp_path, plugin, "--ale-config", tmp_path / "settings.yaml", "-rs")
+    spread = SPREAD if plugin.startswith("sandbox:") else ()
+    done = run_kit(tmp_path, plugin, "--ale-config", tmp_path / "settings.yaml", "-rs", *spread)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-1000:]
     counts = re.search(r"(\d+) passed", done.stdout)
     assert counts is not None

@@ -67,6 +67,8 @@ from ale.specs.events import Observer, hookimpl
 class Fixed(Observer):
     api_version = ">=1.1,<1.3"
 """
+AWAITED_S = 30
+"""For what only shows as something that does not come: the kit waits for a quarter of it."""
 
 
 @dataclass(frozen=True)
@@ -121,11 +123,11 @@ WRONG = {
     "networks ignored": Wrong("sandbox", SANDBOX.replace("super().start_sandbox(spec)", "super().start_sandbox(spec.model_copy(update={'network': 'none'}))"),
         "test_what_it_cannot_give_is_refused_and_not_ignored", "a spec with full, which the provider does not claim to give: it must raise ConfigError"),
     "sandboxes left at close": Wrong("sandbox", SANDBOX + "        self.sandboxes.pop(box.id)\n",
-        "test_closing_the_provider_stops_everything", "a command whose provider is closed"),
+        "test_closing_the_provider_stops_everything", "a command whose provider is closed", timeout_s=AWAITED_S),
     "a lifetime that is not heard": Wrong("sandbox", SANDBOX.replace("super().start_sandbox(spec)", "super().start_sandbox(spec.model_copy(update={'lifetime_s': None}))"),
-        "test_a_lifetime_ends_the_sandbox_or_is_refused", "a sandbox with lifetime_s=1 must be gone by then"),
+        "test_a_lifetime_ends_the_sandbox_or_is_refused", "a sandbox with lifetime_s=1 must be gone by then", timeout_s=AWAITED_S),
     "idleness that is not heard": Wrong("sandbox", SANDBOX.replace("super().start_sandbox(spec)", "super().start_sandbox(spec.model_copy(update={'idle_s': None}))"),
-        "test_an_idle_sandbox_ends_and_a_busy_one_does_not_or_it_is_refused", "a sandbox with idle_s=1.5 must be gone by then"),
+        "test_an_idle_sandbox_ends_and_a_busy_one_does_not_or_it_is_refused", "a sandbox with idle_s=1.5 must be gone by then", timeout_s=AWAITED_S),
     "limits that are not heard": Wrong("sandbox", SANDBOX.replace("super().start_sandbox(spec)", "super().start_sandbox(spec.model_copy(update={'resources': type(spec.resources)(pids=4000)}))"),
         "test_limits_bite", "a command must not start 200 processes where pids is 32"),
     "another work folder": Wrong("sandbox", SANDBOX.replace("super().start_sandbox(spec)", "super().start_sandbox(spec.model_copy(update={'workdir': '/elsewhere'}))"),
@@ -139,6 +141,19 @@ WRONG = {
         from dataclasses import replace
         box.camera = replace(box.camera, places=box.camera.places[2:])
 """, "test_a_snapshot_holds_files_as_they_are", "files, modes and links must be as they were, in the home and /tmp too"),
+    "a snapshot that loses what runs": Wrong("sandbox", SANDBOX + """
+        real = box.snapshot
+        async def snapshot(name=None, processes=False):
+            return await real(name)
+        box.snapshot = snapshot
+    capabilities = LocalSandboxProvider.capabilities | {"checkpoint"}
+    @classmethod
+    def provides(cls, config):
+        return LocalSandboxProvider.provides(config) | {"checkpoint"}
+    async def start(self):
+        await super().start()
+        self.capabilities |= {"checkpoint"}
+""", "test_what_runs_goes_on_and_goes_on_from_there", "what ran must run in a sandbox that starts from a snapshot with processes"),
     "an unnamed snapshot that stays": Wrong("sandbox", SANDBOX + """
     async def close(self):
         if self.layers is not None:
@@ -298,7 +313,7 @@ WRONG = {
             for item in [item async for item in real(command, **more)]:
                 yield item
         box.exec_stream = exec_stream
-""", "test_output_comes_while_the_command_runs", "output must come as it is written, not when the command has ended"),
+""", "test_output_comes_while_the_command_runs", "output must come as it is written, not when the command has ended", timeout_s=AWAITED_S),
     "a stream whose command outlives its reader": Wrong("sandbox", STREAM + """
             queue = asyncio.Queue()
             async def read():
@@ -363,7 +378,7 @@ WRONG = {
         made = await super().generate(request)
         self.lock.release()
         return made
-""", "test_cancelling_a_call_frees_its_place", "TimeoutError", "answers: [hello]"),
+""", "test_cancelling_a_call_frees_its_place", "TimeoutError", "answers: [hello]", timeout_s=AWAITED_S),
     "a pause that does nothing": Wrong("engine", ENGINE + "    async def pause(self): ...\n",
         "test_a_paused_engine_lets_requests_wait", "a paused engine must let requests wait; it answered", "answers: [hello]"),
     "a context without an end": Wrong("engine", ENGINE + """

@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 
 from ale_resident.channel import Channel
-from ale_resident.packing import DATA, END, FILE, FOLDER, LINK
-from ale_resident.wire import DATA as MORE
-from ale_resident.wire import DONE, TREE, frame, take_frame, unpack
+from ale_resident.inside.packing import DATA, END, FILE, FOLDER, LINK
+from ale_resident.inside.wire import DATA as MORE
+from ale_resident.inside.wire import DONE, TREE, frame, take_frame, unpack
 
 FACTS = b"420 1700000000000000000 %d 1000"
 Piece = list[bytes]

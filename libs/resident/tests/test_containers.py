@@ -19,7 +19,9 @@ from engines import provider_of
 
 from ale.errors import ConfigError, SandboxError
 from ale.specs.sandbox import TESTS, Resources, SandboxSpec
-from ale_resident.container import CREATED, LABEL, OWNER, Plan
+from ale_resident.container import CREATED
+from ale_resident.engine import LABEL, Plan
+from ale_resident.image_snapshots import OWNER
 from ale_resident.owner import state_folder, this_process
 
 OWNER_PROGRAM = """

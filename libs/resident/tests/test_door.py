@@ -21,11 +21,24 @@ from ale.specs.driver import DriverContext
 from ale.specs.sandbox import Resources, SandboxSpec
 from ale_resident import attached as attached_module
 from ale_resident import door as door_module
-from ale_resident import wire
 from ale_resident.attached import attach, connected
 from ale_resident.door import BACKLOG_BYTES, MOST_CLIENTS, NAME, OPEN, REQUEST_BYTES, STATS
+from ale_resident.inside import wire
+from ale_resident.inside.wire import (
+    CANCEL,
+    DONE,
+    EXEC,
+    FAILED,
+    INIT,
+    READ,
+    RESET,
+    SHELL,
+    STREAM,
+    frame,
+    take_frame,
+    unpack,
+)
 from ale_resident.owner import start_time
-from ale_resident.wire import CANCEL, DONE, EXEC, FAILED, INIT, READ, RESET, SHELL, STREAM, frame, take_frame, unpack
 
 SECRET = "hunter2-and-more"
 

@@ -18,8 +18,8 @@ from ale.errors import ConfigError
 from ale.specs.sandbox import SandboxSpec
 from ale_resident import egress
 from ale_resident.egress import Gate, Refusal, check_policy, network_plan
-from ale_resident.names import Names, question
-from ale_resident.relay import destination
+from ale_resident.inside.names import Names, question
+from ale_resident.inside.relay import destination
 
 Pair = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 

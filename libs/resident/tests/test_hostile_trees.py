@@ -14,10 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ale.errors import SandboxError
-from ale_resident import links, trees, unpacking
+from ale_resident import links, trees
+from ale_resident.inside import unpacking
+from ale_resident.inside.packing import DATA, PIPE, REFUSED
+from ale_resident.inside.wire import CANCEL, DONE, frame
 from ale_resident.owner import remove_folder
-from ale_resident.packing import DATA, PIPE, REFUSED
-from ale_resident.wire import CANCEL, DONE, frame
 
 from .fake_resident import END_RECORD, FACTS, Piece, fake_resident, file, folder, link
 

@@ -7,7 +7,7 @@ import struct
 
 import pytest
 
-from ale_resident import seccomp
+from ale_resident.inside import seccomp
 
 REFUSED = seccomp.REFUSE | errno.EPERM
 

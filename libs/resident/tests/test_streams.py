@@ -19,8 +19,8 @@ from ale.specs.driver import DriverContext
 from ale.specs.sandbox import ExecResult, Output, SandboxSpec
 from ale_resident import stream
 from ale_resident.channel import Channel
+from ale_resident.inside.wire import ACK, CANCEL, DONE, FAILED, PIECE, PIECE_COST, frame, take_frame
 from ale_resident.stream import WINDOW, Stream
-from ale_resident.wire import ACK, CANCEL, DONE, FAILED, PIECE, PIECE_COST, frame, take_frame
 
 Frames = list[tuple[bytes, list[bytes]]]
 

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ale.specs.trainer import ChunkTensors
-from ale_ipa.loss import chunk_return, log_ratio, mismatch_mask, policy_loss, segments_of
+from ale_ipa.loss import log_ratio, mismatch_mask, policy_loss, segments_of
+from ale_ipa.signals import chunk_return
 
 
 @given(signal=st.floats(-1, 1), gamma=st.floats(0.1, 1), count=st.integers(1, 9))

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from ale.errors import SandboxError
 from ale.specs.sandbox import TESTS, Resources, SandboxSpec
 from ale_local import LocalSandbox, LocalSandboxProvider
-from ale_resident import packing
+from ale_resident.inside import packing
 from ale_resident.trees import Transfer
 
 from .conftest import provider_for

@@ -74,10 +74,10 @@ class PassingSandbox(Sandbox):
         with self.call() as inner:
             return await inner.stats()
 
-    async def snapshot(self, name: str | None = None) -> str:
+    async def snapshot(self, name: str | None = None, **options: Any) -> str:
         """Pass on."""
         with self.call() as inner:
-            return await inner.snapshot(name)
+            return await inner.snapshot(name, **options)
 
     async def reset(self, spec: SandboxSpec) -> None:
         """Pass on."""

@@ -283,12 +283,17 @@ class Sandbox(ABC):
         """
         raise self._cannot("hand trees of files out", "trees")
 
-    async def snapshot(self, name: str | None = None) -> str:
-        """Keep the file system's state; returns a name for `SandboxSpec.from_snapshot`. Processes are not kept.
+    async def snapshot(self, name: str | None = None, *, processes: bool = False) -> str:
+        """Keep the file system's state; returns a name for `SandboxSpec.from_snapshot`.
 
         It may be made after any step, while processes run. One with a `name` stays until it is removed
         (`SandboxProvider.remove_snapshot`), and takes the place of one that has that name: what runs from the old one goes on.
         One without goes with its provider, also where that was killed.
+
+        Processes are not kept, unless `processes` is set (capability `checkpoint`): they stand still for a moment, go on here,
+        and go on from there in every sandbox that starts from it, with their memory and open files. Such a sandbox is
+        started with the network, resources, user and work folder that this one has, and cannot be reset. Shells are not
+        handed over to it; what runs in them goes on.
         """
         raise self._cannot("make snapshots", "snapshot")
 

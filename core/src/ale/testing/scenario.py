@@ -19,7 +19,7 @@ from typing import Any
 DEADLINE_S = 120.0
 """Seconds that a test may take (`--ale-timeout`)."""
 GRACE_S = 10.0
-"""Seconds after the deadline at which the alarm rings, and between its ringing."""
+"""Seconds after the deadline at which the alarm rings, and between its ringing; no more than two deadlines."""
 stuck: list[str] = []
 """What was broken off by the alarm: a thread may still hold the process."""
 
@@ -44,7 +44,7 @@ def scenario(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
             outcome.append(None)
 
         try:
-            with _alarm(DEADLINE_S + GRACE_S):
+            with _alarm(DEADLINE_S + _grace_s()):
                 asyncio.run(body())
         except _Stuck as alarm:
             why = "a call blocked the event loop; blocking work belongs in a thread"
@@ -55,6 +55,20 @@ def scenario(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
             raise AssertionError(f"{why} ({alarm})") from None
 
     return run
+
+
+def _grace_s() -> float:
+    return min(GRACE_S, 2 * DEADLINE_S)
+
+
+def patience_s() -> float:
+    """Seconds that a test waits for what must come: a quarter of its deadline."""
+    return DEADLINE_S / 4
+
+
+def same(found: object, wanted: object) -> bool:
+    """`==` for large data: where a plain comparison fails, pytest on CI looks for the differences for minutes."""
+    return found == wanted
 
 
 async def _within_deadline(body: Awaitable[None]) -> None:
@@ -84,7 +98,7 @@ def _alarm(seconds: float) -> Iterator[None]:
         raise _Stuck(f"broken off after {seconds:g} s")
 
     before = signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, seconds, GRACE_S)
+    signal.setitimer(signal.ITIMER_REAL, seconds, _grace_s())
     try:
         yield
     finally:

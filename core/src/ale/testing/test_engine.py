@@ -15,7 +15,7 @@ import pytest
 from ale.endpoint.tokenizer import ChatTokenizer, byte_tokenizer
 from ale.errors import AleError, EngineError
 from ale.specs.engine import GenerateRequest, Generation, InferenceEngine, PolicyVersion, Sampling
-from ale.testing.scenario import cancelled, fails_with, scenario
+from ale.testing.scenario import cancelled, fails_with, patience_s, scenario
 from ale.testing.subject import Subject
 from ale.testing.tiny_model import write_tiny_model
 
@@ -134,7 +134,7 @@ async def test_cancelling_a_call_frees_its_place(subject: Subject) -> None:
                 )
             )
         request = ask(tokenizer)
-        answer = await asyncio.wait_for(engine.generate(request), 30)
+        answer = await asyncio.wait_for(engine.generate(request), patience_s())
         check(answer, request, tokenizer, real=subject.can("real_tokens"))
 
 

@@ -6,6 +6,7 @@ import asyncio
 import inspect
 import os
 import socket
+import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,7 +17,7 @@ import pytest
 from ale.capabilities import NETWORKS
 from ale.errors import AleError, ConfigError, PluginError, SandboxError
 from ale.specs.sandbox import AGENT, TESTS, NetworkMode, Resources, Sandbox, SandboxProvider, SandboxSpec, SandboxStats
-from ale.testing.scenario import cancelled, fails_with, scenario
+from ale.testing.scenario import cancelled, fails_with, patience_s, same, scenario
 from ale.testing.subject import Subject
 
 needs = pytest.mark.ale_needs
@@ -109,7 +110,7 @@ async def test_output_may_be_any_bytes_and_commands_any_text(subject: Subject) -
 @scenario
 async def test_stdin_environment_and_folder_reach_the_command(subject: Subject) -> None:
     async with started(subject, env={"FROM_SPEC": "sp ec"}) as (_, box):
-        assert (await box.exec("cat", stdin=LARGE[: 1 << 20])).stdout == LARGE[: 1 << 20], "stdin must arrive whole"
+        assert same((await box.exec("cat", stdin=LARGE[: 1 << 20])).stdout, LARGE[: 1 << 20]), "stdin must arrive whole"
         assert (await box.exec("cat")).stdout == b"", "without stdin a command reads an end of file, it must not wait"
         said = await box.exec('printf "%s|%s" "$FROM_SPEC" "$MORE"', env={"MORE": "mö re"})
         assert said.stdout.decode() == "sp ec|mö re", "both the spec's and the call's environment must be set"
@@ -193,7 +194,9 @@ async def test_files_come_back_as_they_went_in(subject: Subject) -> None:
         await box.upload(files)
         for path, data in files.items():
             found = await box.download(path)
-            assert found == data, f"download({path!r}) must give what upload wrote: {len(data)} bytes, not {len(found)}"
+            assert same(found, data), (
+                f"download({path!r}) must give what upload wrote: {len(data)} bytes, not {len(found)}"
+            )
         seen = await box.exec("cat ./deep/er/file; wc -c < large")
         assert seen.stdout.split() == [b"x" + str(len(LARGE)).encode()] or seen.stdout == f"x{len(LARGE)}\n".encode(), (
             "commands must see uploaded files in the work folder"
@@ -225,7 +228,7 @@ async def test_cancelled_transfers_leave_the_sandbox_usable(subject: Subject) ->
         for after_s in (0.0, 0.005, 0.03):
             await cancelled(box.upload({"other": LARGE}), after_s)
             await cancelled(box.download("large"), after_s)
-        assert await box.download("large") == LARGE, "a cancelled transfer must not spoil another file"
+        assert same(await box.download("large"), LARGE), "a cancelled transfer must not spoil another file"
         assert (await box.exec("echo on")).stdout == b"on\n", "a sandbox must be usable after a cancelled transfer"
 
 
@@ -311,7 +314,7 @@ async def test_closing_the_provider_stops_everything(subject: Subject) -> None:
         boxes = [await provider.start_sandbox(spec(subject)) for _ in range(2)]
         running = asyncio.ensure_future(boxes[0].exec("sleep 60"))
         await asyncio.sleep(0.1)
-    await fails_with(asyncio.wait_for(running, 30), SandboxError, why="a command whose provider is closed")
+    await fails_with(asyncio.wait_for(running, patience_s()), SandboxError, why="a command whose provider is closed")
     await fails_with(boxes[1].exec("true"), SandboxError, why="a command after the provider's close()")
     async with subject.build() as fresh:
         left = {i.id for i in await fresh.list()} & {box.id for box in boxes}
@@ -345,14 +348,17 @@ async def test_a_lifetime_ends_the_sandbox_or_is_refused(subject: Subject) -> No
             box = await provider.start_sandbox(spec(subject, lifetime_s=1.0))
         except (ConfigError, PluginError):
             return
-        for _ in range(100):
+        until = time.monotonic() + patience_s()
+        while time.monotonic() < until:
             try:
                 await box.exec("true")
             except SandboxError:
                 break
             await asyncio.sleep(0.2)
         else:
-            raise AssertionError("a sandbox with lifetime_s=1 must be gone by then; it still runs after 20 s")
+            raise AssertionError(
+                f"a sandbox with lifetime_s=1 must be gone by then; it still runs after {patience_s():g} s"
+            )
         await box.stop()
         assert box.id not in {i.id for i in await provider.list()}, (
             "list() must not name a sandbox whose lifetime is over"
@@ -370,12 +376,15 @@ async def test_an_idle_sandbox_ends_and_a_busy_one_does_not_or_it_is_refused(sub
         for _ in range(4):
             await asyncio.sleep(0.5)
             assert (await box.exec("echo on")).stdout == b"on\n", "each call must put the end off by idle_s"
-        for _ in range(100):
+        until = time.monotonic() + patience_s()
+        while time.monotonic() < until:
             await asyncio.sleep(0.2)
             if box.id not in {i.id for i in await provider.list()}:
                 break
         else:
-            raise AssertionError("a sandbox with idle_s=1.5 must be gone by then; it is still there after 20 s")
+            raise AssertionError(
+                f"a sandbox with idle_s=1.5 must be gone by then; it is still there after {patience_s():g} s"
+            )
         await fails_with(box.exec("true"), SandboxError, why="a command in a sandbox that was idle for too long")
 
 
@@ -496,20 +505,3 @@ async def test_the_tests_files_are_hidden_from_the_agent(subject: Subject) -> No
         )
         seen = await box.exec("cat /tmp/hidden/test", user=AGENT)
         assert b"answer" not in seen.stdout, "the agent must not read files of the tests' user"
-
-
-@needs("snapshot")
-@scenario
-async def test_a_snapshot_brings_the_files_back(subject: Subject) -> None:
-    async with subject.build() as provider:
-        box = await provider.start_sandbox(spec(subject, files={"kept": b"1"}))
-        await box.exec("echo 2 > more; rm -f gone")
-        name = await box.snapshot()
-        await box.exec("echo spoilt > kept")
-        await box.stop()
-        copies = await asyncio.gather(*(provider.start_sandbox(spec(subject, from_snapshot=name)) for _ in range(2)))
-        for copy in copies:
-            assert await copy.download("kept") == b"1", "a sandbox from a snapshot must have the files of that moment"
-            assert await copy.download("more") == b"2\n", "a snapshot must hold what commands wrote"
-        await copies[0].upload({"kept": b"mine"})
-        assert await copies[1].download("kept") == b"1", "sandboxes from one snapshot must not share writes"

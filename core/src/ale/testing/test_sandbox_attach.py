@@ -15,7 +15,7 @@ import pytest
 
 from ale.errors import SandboxError
 from ale.specs.sandbox import ExecResult, Sandbox, SandboxStats
-from ale.testing.scenario import cancelled, fails_with, scenario
+from ale.testing.scenario import cancelled, fails_with, same, scenario
 from ale.testing.subject import Subject
 from ale.testing.test_sandbox import EVERY_BYTE, LARGE, LOOP, spec
 
@@ -57,8 +57,8 @@ async def test_who_attached_sees_and_writes_the_same_files(subject: Subject) -> 
     async with attached(subject, files={"given": b"1"}) as (box, there):
         assert await there.download("given") == b"1", "files of the spec must be there for who attached"
         await there.upload({"large": LARGE, "every": EVERY_BYTE})
-        assert await box.download("large") == LARGE, "what was uploaded through an attachment must be there, whole"
-        assert await there.download("large") == LARGE, "a large file must come back through an attachment, whole"
+        assert same(await box.download("large"), LARGE), "what was uploaded through an attachment must be there, whole"
+        assert same(await there.download("large"), LARGE), "a large file must come back through an attachment, whole"
         await fails_with(there.download("no/such"), FileNotFoundError, why="download of a path that is not there")
 
 
@@ -179,7 +179,9 @@ async def test_output_reaches_who_attached_as_it_comes_whole_and_in_order(subjec
             data += part.data
             if data == b"first\n":  # it has come while the command runs
                 await box.exec("touch go")
-        assert data == b"first\n" + b"".join(b"%d\n" % i for i in range(1, 200001)), "nothing may be cut or mixed up"
+        assert same(data, b"first\n" + b"".join(b"%d\n" % i for i in range(1, 200001))), (
+            "nothing may be cut or mixed up"
+        )
 
 
 @needs("attach")
@@ -195,4 +197,4 @@ async def test_trees_of_files_go_through_an_attachment(subject: Subject) -> None
         assert await box.download("tree/deep/every") == EVERY_BYTE, "upload_tree must work through an attachment"
         target = subject.folder / "tree-from-attachment"
         await there.download_tree("tree", target)
-        assert (target / "large").read_bytes() == LARGE, "download_tree must work through an attachment"
+        assert same((target / "large").read_bytes(), LARGE), "download_tree must work through an attachment"

@@ -47,6 +47,7 @@ ipcmk -S 2 || python3 -c 'import ctypes; ctypes.CDLL(None).semget(7, 2, 0o1666)'
 head -c 100000 /dev/zero > /dev/shm/held; (exec 3< /dev/shm/held; rm /dev/shm/held; setsid sleep 1000) &
 """
 LISTEN = """
+command -v python3 >/dev/null || exit 0
 python3 -c '
 import socket, time
 s = socket.create_server(("127.0.0.1", 4711)); u = socket.socket(socket.AF_UNIX); u.bind("\\0name"); u.listen()

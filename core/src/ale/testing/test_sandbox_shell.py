@@ -9,7 +9,7 @@ import pytest
 
 from ale.errors import SandboxError
 from ale.specs.sandbox import TESTS, Sandbox, Shell
-from ale.testing.scenario import cancelled, fails_with, scenario
+from ale.testing.scenario import cancelled, fails_with, same, scenario
 from ale.testing.subject import Subject
 from ale.testing.test_sandbox import EVERY_BYTE, LOOP, needs, spec, started
 
@@ -122,7 +122,9 @@ async def test_a_syntax_error_is_a_failed_command_and_the_shell_lives(subject: S
 async def test_commands_may_be_any_text_and_output_any_bytes(subject: Subject) -> None:
     async with started(subject, files={"every": EVERY_BYTE * 300}) as (_, box), await opened(box) as shell:
         done = await shell.run("cat every; cat every >&2")
-        assert (done.stdout, done.stderr) == (EVERY_BYTE * 300,) * 2, "output must be what was written, byte by byte"
+        assert same((done.stdout, done.stderr), (EVERY_BYTE * 300,) * 2), (
+            "output must be what was written, byte by byte"
+        )
         assert (
             await said(shell, "printf '%s' 'dö ✓ \U0001f600 \"$x\" `y` \\ '\"'\"") == 'dö ✓ \U0001f600 "$x" `y` \\ \''
         )

@@ -10,7 +10,7 @@ import pytest
 
 from ale.errors import SandboxError
 from ale.specs.sandbox import ExecResult, Output, Sandbox
-from ale.testing.scenario import fails_with, scenario
+from ale.testing.scenario import fails_with, patience_s, same, scenario
 from ale.testing.subject import Subject
 from ale.testing.test_sandbox import EVERY_BYTE, LOOP, spec, started
 
@@ -38,7 +38,7 @@ async def read(items: Items) -> tuple[dict[str, bytes], ExecResult]:
 
 async def first(items: Items) -> Output:
     """The next piece, which must come while the command runs."""
-    item = await asyncio.wait_for(anext(items), 20)
+    item = await asyncio.wait_for(anext(items), patience_s())
     assert isinstance(item, Output), f"a piece of output must come while the command runs; there came {item!r:.100}"
     return item
 
@@ -53,7 +53,7 @@ async def beats(box: Sandbox) -> bool:
 async def test_output_comes_while_the_command_runs(subject: Subject) -> None:
     async with started(subject) as (_, box):
         command = "echo one; until [ -e go ]; do sleep 0.05; done; echo two >&2; (exit 7)"
-        async with aclosing(box.exec_stream(command, timeout_s=40)) as items:
+        async with aclosing(box.exec_stream(command, timeout_s=patience_s() + 10)) as items:
             try:
                 piece = await first(items)
             except TimeoutError:
@@ -72,11 +72,11 @@ async def test_nothing_of_a_stream_is_cut_or_changed(subject: Subject) -> None:
         command = "for i in 1 2 3 4 5 6 7 8; do cat every; done; cat every >&2"
         found, result = await read(box.exec_stream(command))
         assert result.exit_code == 0
-        assert found["stdout"] == EVERY_BYTE * 4096 * 8, "stdout must come whole: 8 MiB"
-        assert found["stderr"] == EVERY_BYTE * 4096, "stderr must come whole"
+        assert same(found["stdout"], EVERY_BYTE * 4096 * 8), "stdout must come whole: 8 MiB"
+        assert same(found["stderr"], EVERY_BYTE * 4096), "stderr must come whole"
         found, _ = await read(box.exec_stream("i=0; while [ $i -lt 3000 ]; do echo $i; echo $i >&2; i=$((i+1)); done"))
         lines = "".join(f"{i}\n" for i in range(3000)).encode()
-        assert found == {"stdout": lines, "stderr": lines}, "many small writes must come in their order"
+        assert same(found, {"stdout": lines, "stderr": lines}), "many small writes must come in their order"
 
 
 @scenario

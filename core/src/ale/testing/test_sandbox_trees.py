@@ -12,7 +12,7 @@ import pytest
 
 from ale.errors import SandboxError
 from ale.specs.sandbox import TESTS
-from ale.testing.scenario import cancelled, fails_with, scenario
+from ale.testing.scenario import cancelled, fails_with, same, scenario
 from ale.testing.subject import Subject
 from ale.testing.test_sandbox import EVERY_BYTE, LARGE, started
 
@@ -176,7 +176,7 @@ async def test_other_calls_go_on_while_a_tree_is_under_way(subject: Subject) -> 
             results = await asyncio.wait_for(asyncio.gather(*(box.exec(f"echo {i}") for i in range(4))), 60)
             assert [r.stdout for r in results] == [f"{i}\n".encode() for i in range(4)], "commands must run meanwhile"
             await moving
-        assert (here / "back").read_bytes() == LARGE * 3, "a large file must come back whole"
+        assert same((here / "back").read_bytes(), LARGE * 3), "a large file must come back whole"
 
 
 @scenario
@@ -194,7 +194,7 @@ async def test_cancelled_transfers_leave_nothing_here_and_the_sandbox_usable(sub
                 (here / "target").rename(there.with_name(f"{there.name}-{number}"))
         assert (await box.exec("echo on")).stdout == b"on\n", "a sandbox must be usable after a cancelled transfer"
         await box.download_tree("whole", here / "target")
-        assert seen(here / "target") == seen(there), "a cancelled transfer must not spoil a later one"
+        assert same(seen(here / "target"), seen(there)), "a cancelled transfer must not spoil a later one"
 
 
 @scenario

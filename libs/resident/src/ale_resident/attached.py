@@ -13,9 +13,9 @@ from ale.errors import SandboxError
 from ale.specs.sandbox import SandboxSpec, SandboxStats
 from ale_resident.channel import Channel
 from ale_resident.door import GONE, LOGS, NAME, OPEN, STATS
+from ale_resident.inside.wire import unpack
 from ale_resident.owner import start_time
 from ale_resident.sandbox import ResidentSandbox
-from ale_resident.wire import unpack
 
 ANSWER_S = 30.0
 PIECE_BYTES = 4 << 20

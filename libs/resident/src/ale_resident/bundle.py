@@ -28,7 +28,7 @@ def make_bundle(folder: Path) -> None:
     (folder / "control").mkdir()
     (folder / "gate").mkdir()
     executable = os.path.realpath(sys.executable)
-    names = ", ".join(f"ale_resident.{Path(str(module.__file__)).stem}" for module in INSIDE)
+    names = ", ".join(f"ale_resident.inside.{module.stem}" for module in INSIDE if module.stem != "__init__")
     code = (
         f"import sys; sys.path.insert(0, {str(folder / 'program')!r}); import {names}, {EXTRA}; "
         "print(*(m.__file__ for m in sys.modules.values() if getattr(m, '__file__', None)), sep='\\n')"

@@ -8,14 +8,15 @@ import socket
 from collections.abc import Callable
 
 from ale.errors import OutOfMemoryError, SandboxError
+from ale_resident.inside.wire import DATA, DONE, FAILED, HEADER_BYTES, PART, USAGE, frame, take_frame, unpack
 from ale_resident.journal import Journal
 from ale_resident.memory import MemoryWatch
-from ale_resident.wire import DATA, DONE, FAILED, HEADER_BYTES, USAGE, frame, take_frame, unpack
 
 MAX_FRAME_BYTES = 1 << 30
 """A longer frame can only come from a resident that somebody took over."""
 ENDED = "its resident process ended"
 OUT_OF_MEMORY = "what ran in it used its memory up, and the kernel ended it. Where tasks need more, raise needs.resources.memory_mib."
+PART_S = 30.0
 MOST_BYTES = 1 << 26
 """What the pieces of an answer hold together at most, where no request says otherwise."""
 
@@ -28,6 +29,7 @@ class Call:
         self.pieces: list[bytes] = []
         self.left = most_bytes
         """Bytes that may still come before its answer."""
+        self.kind = kind
         self.is_work = kind != USAGE
         """A sandbox that is looked at is idle all the same."""
 
@@ -51,6 +53,9 @@ class Channel(asyncio.Protocol):
         self.quiet_since = 0.0
         """Loop time of the last request or answer."""
         self.transport: asyncio.WriteTransport | None = None
+        self.kept: bytearray | None = None
+        """What was written while there is no connection (`part`); None while there is one."""
+        self.parted = asyncio.Event()
         self.closed = asyncio.Event()
         self.reason = ENDED
         self.memory: MemoryWatch | None = None
@@ -88,12 +93,51 @@ class Channel(asyncio.Protocol):
         except ValueError as error:
             self.close(f"its resident process sent nonsense ({error})")
 
+    async def part(self) -> None:
+        """Have the resident let its connection go. What is asked of it until `rejoin` is kept. Raises `OSError` where it does
+        not, and `SandboxError` where it is gone."""
+        _, agreed = self.begin(PART, [])
+        self.kept = bytearray()
+        self.parted.clear()
+        try:
+            async with asyncio.timeout(PART_S):
+                await agreed
+                await self.parted.wait()
+            if self.closed.is_set():
+                raise self.error()
+        except TimeoutError:
+            self.close(f"its resident process did not let go of its connection within {PART_S:.0f} s")
+            raise self.error() from None
+        except OSError:
+            self._write_kept()
+            raise
+
+    async def rejoin(self, sock: socket.socket) -> None:
+        """Go on with the resident's new connection."""
+        if self.closed.is_set():
+            sock.close()
+            raise self.error()
+        await asyncio.get_running_loop().create_connection(lambda: self, sock=sock)
+        self._write_kept()
+
+    def _write_kept(self) -> None:
+        kept, self.kept = self.kept, None
+        if kept:
+            self.write(bytes(kept))
+
     def connection_lost(self, exc: Exception | None) -> None:
+        parting = self.kept is not None and self.reason == ENDED
+        if parting and not any(call.kind == PART for call in self.calls.values()):
+            self.transport = None
+            self.parted.set()
+            self.writable.set()
+            return
         if self.memory is not None:
             if self.reason == ENDED and self.memory.kills():
                 self.reason = OUT_OF_MEMORY
             self.memory.close()
         self.closed.set()
+        self.parted.set()
         self.writable.set()
         for call in self.calls.values():
             if not call.future.done():
@@ -147,14 +191,16 @@ class Channel(asyncio.Protocol):
 
     def number(self) -> int:
         """A number for a new request. Raises `SandboxError` where the sandbox is gone."""
-        if self.transport is None or self.closed.is_set() or self.transport.is_closing():
+        if self.closed.is_set() or (self.kept is None and (self.transport is None or self.transport.is_closing())):
             raise self.error()
         self.last = self.last % 0xFFFFFFFF + 1
         return self.last
 
     def write(self, data: bytes, *, is_work: bool = True) -> None:
         """Send a frame; nothing where the sandbox is gone."""
-        if self.transport is not None and not self.transport.is_closing():
+        if self.kept is not None:
+            self.kept += data
+        elif self.transport is not None and not self.transport.is_closing():
             if is_work:
                 self.quiet_since = asyncio.get_running_loop().time()
             self.transport.write(data)
@@ -188,6 +234,10 @@ class Channel(asyncio.Protocol):
 
     def close(self, reason: str) -> None:
         """End the connection, which makes the resident end its sandbox."""
-        if not self.closed.is_set() and self.transport is not None and not self.transport.is_closing():
-            self.reason = reason
+        if self.closed.is_set() or (self.transport is not None and self.transport.is_closing()):
+            return
+        self.reason = reason
+        if self.transport is not None:
             self.transport.abort()
+        elif self.kept is not None:
+            self.connection_lost(None)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from ale.errors import SandboxError
 from ale.specs.sandbox import AGENT, TESTS, ExecResult
 from ale_resident.channel import Channel
-from ale_resident.wire import CANCEL
+from ale_resident.inside.wire import CANCEL
 
 GRACE_S = 15.0
 """Beyond a command's own time-out: a resident that has not answered by then is taken for dead."""

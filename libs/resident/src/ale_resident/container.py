@@ -17,10 +17,9 @@ import re
 import secrets
 import socket
 import time
-from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Mapping
+from abc import abstractmethod
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import ClassVar
@@ -29,25 +28,26 @@ from pydantic import Field
 
 from ale.errors import ConfigError, SandboxError
 from ale.specs.driver import DriverContext, PluginConfig
-from ale.specs.sandbox import Resources, SandboxInfo, SandboxProvider, SandboxSpec, SandboxStats
+from ale.specs.sandbox import Resources, SandboxInfo, SandboxProvider, SandboxSpec
 from ale_resident import bundle, image_snapshots
 from ale_resident.attached import AttachedSandbox, attach, reached
 from ale_resident.channel import Channel
+from ale_resident.checkpoints import PREFIX as CHECKPOINT
+from ale_resident.checkpoints import Checkpoint, Checkpoints, check_same
+from ale_resident.container_sandbox import SOCKET, ContainerSandbox, accepted
 from ale_resident.door import Door
 from ale_resident.egress import Gate, check_policy, network_plan
+from ale_resident.engine import LABEL, Engine, Plan
 from ale_resident.image import BASE, PYTHON, TAG, image_tar
-from ale_resident.image_snapshots import OWNER as OWNER
-from ale_resident.image_snapshots import FoundImage as FoundImage
-from ale_resident.image_snapshots import is_owned
+from ale_resident.image_snapshots import OWNER, is_owned
 from ale_resident.listener import listener
-from ale_resident.memory import MemoryWatch, groups_of_peer
+from ale_resident.memory import MemoryWatch, groups_of, peer
 from ale_resident.owner import new_base, reclaim_bases, remove_folder, state_folder, this_process
 from ale_resident.running import Running
-from ale_resident.sandbox import ResidentSandbox
 
 log = logging.getLogger("ale.sandbox.container")
 
-LABEL, CREATED, USER_LABEL = "ale.sandbox", "ale.created", "ale.label."
+CREATED, USER_LABEL = "ale.created", "ale.label."
 DEFAULT_IMAGE = f"{BASE}:{TAG}"
 NETWORK_CAPS = ("NET_ADMIN", "NET_BIND_SERVICE", "NET_RAW")
 """For the network `allow`: the resident sets it up with them and lets them go before anything else runs."""
@@ -83,134 +83,6 @@ class ContainerConfig(PluginConfig):
     pull: bool = Field(True, description="Pull images that are missing.")
 
 
-@dataclass(frozen=True)
-class Plan:
-    """A container to create."""
-
-    name: str
-    image: str
-    command: list[str]
-    labels: Mapping[str, str]
-    mounts: tuple[tuple[str, str, bool], ...]
-    """(path here, path inside, writable)."""
-    network: bool
-    resources: Resources
-    capabilities: tuple[str, ...]
-    in_memory: tuple[str, ...] = ()
-    """Folders that are file systems in memory of `resources.disk_mib` each; the rest is then read-only."""
-    sysctls: Mapping[str, str] = field(default_factory=dict)
-    """Kernel settings of its network."""
-
-
-@dataclass(frozen=True)
-class Found:
-    """A container that there is."""
-
-    name: str
-    labels: Mapping[str, str]
-    running: bool
-
-
-class Engine(ABC):
-    """The few calls of a container engine. All raise `SandboxError` where the engine fails."""
-
-    name: ClassVar[str]
-
-    @abstractmethod
-    async def open(self) -> None:
-        """Connect. Raises `ConfigError`, with what to start or install, where the engine does not answer."""
-
-    @abstractmethod
-    async def close(self) -> None:
-        """Disconnect. Idempotent."""
-
-    @abstractmethod
-    async def create(self, plan: Plan) -> None:
-        """Create a container that the engine removes when it ends. `SandboxError` where the name is taken."""
-
-    @abstractmethod
-    async def start(self, name: str) -> None:
-        """Start it."""
-
-    @abstractmethod
-    async def remove(self, name: str) -> None:
-        """Kill and remove it. Idempotent; returns when it is gone."""
-
-    @abstractmethod
-    async def containers(self) -> list[Found]:
-        """All that carry the label `LABEL`."""
-
-    @abstractmethod
-    async def has_image(self, image: str) -> bool:
-        """Whether the image is here."""
-
-    @abstractmethod
-    async def pull(self, image: str) -> None:
-        """Fetch it from its registry."""
-
-    @abstractmethod
-    async def import_image(self, image: str, tar: bytes) -> None:
-        """Make an image of a root file system."""
-
-    @abstractmethod
-    async def commit(self, name: str, image: str) -> None:
-        """Keep a container's file system as an image."""
-
-    @abstractmethod
-    async def images(self) -> list[FoundImage]:
-        """All that were made of sandboxes (label `LABEL`)."""
-
-    @abstractmethod
-    async def remove_image(self, image: str) -> bool:
-        """Remove one, by name or id. Idempotent; false where a container uses it."""
-
-    @abstractmethod
-    async def logs(self, name: str) -> str:
-        """What its first process has said; empty where it is gone."""
-
-    @abstractmethod
-    async def stats(self, name: str) -> SandboxStats:
-        """What it uses now, of which `disk_bytes` is its layer: what it wrote to the image."""
-
-
-class ContainerSandbox(ResidentSandbox):
-    """A container of this process. Made by `ContainerProvider.start_sandbox`."""
-
-    def __init__(
-        self, spec: SandboxSpec, name: str, channel: Channel, engine: Engine,
-        on_stopped: Callable[[ContainerSandbox], None], in_memory: bool,
-    ) -> None:  # fmt: skip
-        super().__init__(name, spec, channel, on_stopped)
-        self.engine = engine
-        self.in_memory = in_memory
-        self.own_snapshots: set[str] = set()
-
-    async def stats(self) -> SandboxStats:
-        if self.channel.closed.is_set():
-            raise self.channel.error()
-        found, own = await asyncio.gather(self.engine.stats(self.id), self.usage())
-        disk = None if own.disk_bytes is None else own.disk_bytes + (found.disk_bytes or 0)
-        return replace(own, memory_bytes=found.memory_bytes, cpu_s=found.cpu_s, pids=found.pids, disk_bytes=disk)
-
-    async def snapshot(self, name: str | None = None) -> str:
-        """Keep the file system as an image. Processes are not kept, nor what lies in memory (/dev/shm)."""
-        if self.channel.closed.is_set():
-            raise self.channel.error()
-        if self.in_memory:
-            raise ConfigError(
-                f"The sandbox {self.id} cannot make snapshots: with disk_mib its files lie in memory. "
-                "Set needs.resources.disk_mib to null."
-            )
-        return await image_snapshots.take(self.engine, self.id, name, self.own_snapshots)
-
-    async def first_words(self) -> str:
-        return "" if self.stopping is not None else await self.engine.logs(self.id)
-
-    async def take_away(self) -> None:
-        """The container ends with its connection; see that it is gone."""
-        await self.engine.remove(self.id)
-
-
 class ContainerProvider(SandboxProvider):
     """Starts containers. Made whole by a class that names its engine."""
 
@@ -228,7 +100,9 @@ class ContainerProvider(SandboxProvider):
         self.base: Path | None = None
         self.door: Door | None = None
         self.unnamed: set[str] = set()
-        """Snapshots that go when this provider is closed."""
+        """Images that go when this provider is closed."""
+        self.checkpoints = Checkpoints(state_folder(self.engine.name.lower()))
+        self._can_checkpoint: frozenset[str] = frozenset()
         self._starts = asyncio.Semaphore(config.starts_at_once)
         self._images: set[str] = set()
         """Those that are known to be there."""
@@ -251,13 +125,17 @@ class ContainerProvider(SandboxProvider):
         await self.engine.open()
         await self._remove_ownerless()
         await image_snapshots.sweep(self.engine)
+        can_checkpoint = asyncio.ensure_future(self.engine.can_checkpoint())
         self.base = await asyncio.to_thread(self._prepare)
         self.door = await Door.opened(self.base, self.sandboxes.get)
-        self.capabilities = self.provides(self.config)  # type: ignore[misc]
+        self._can_checkpoint = await can_checkpoint
+        cannot = set() if self.config.user in self._can_checkpoint else {"checkpoint"}
+        self.capabilities = self.provides(self.config) - cannot  # type: ignore[misc]
 
     def _prepare(self) -> Path:
         folder = state_folder(self.engine.name.lower())
         reclaim_bases(folder)
+        self.checkpoints.sweep()
         base = new_base(folder)
         (base / BUNDLE).mkdir()
         bundle.make_bundle(base / BUNDLE)
@@ -271,6 +149,7 @@ class ContainerProvider(SandboxProvider):
                 await self.engine.remove_image(image)
         finally:
             self.unnamed.clear()
+            self.checkpoints.close()
             await self.engine.close()
             door, self.door = self.door, None
             if door is not None:
@@ -291,18 +170,24 @@ class ContainerProvider(SandboxProvider):
 
         async def start() -> ContainerSandbox:
             async with self._starts:
+                if image.startswith(CHECKPOINT):
+                    checkpoint = self.checkpoints.find(image)
+                    check_same(checkpoint, spec)
+                    return await self._started(spec, name, DEFAULT_IMAGE, base, checkpoint)
                 await self.have_image(image, snapshot=spec.from_snapshot is not None)
                 return await self._started(spec, name, image, base)
 
         return await self.sandboxes.start(spec, start)
 
-    async def _started(self, spec: SandboxSpec, name: str, image: str, base: Path) -> ContainerSandbox:
+    async def _started(
+        self, spec: SandboxSpec, name: str, image: str, base: Path, checkpoint: Checkpoint | None = None
+    ) -> ContainerSandbox:
         control, limits = base / name, self.resources(spec)
         try:
             control.mkdir(mode=0o700)
         except FileExistsError:
             raise SandboxError(f"A sandbox {name} is there already; choose another id, or remove it.") from None
-        mounts = [(str(base / BUNDLE), bundle.PLACE, False), (str(control), bundle.CONTROL, True)]
+        mounts = [(str(base / BUNDLE), bundle.PLACE, False), (str(control), bundle.CONTROL, False)]
         caps: tuple[str, ...] = RESIDENT_CAPS if self.user(spec) == "agent" else ROOT_CAPS
         gate = await Gate.opened(spec, base / f".{name}.gate")
         if gate is not None:
@@ -316,19 +201,20 @@ class ContainerProvider(SandboxProvider):
         created = False
         sandbox: ContainerSandbox | None = None
         try:
-            with listener(control / "socket") as waiting:
-                creating = asyncio.ensure_future(self.engine.create(plan))
+            with listener(control / SOCKET) as waiting:
+                creating = asyncio.ensure_future(self._create(plan, checkpoint))
                 try:
-                    await asyncio.shield(creating)
+                    process = await asyncio.shield(creating)
                 except asyncio.CancelledError:
                     await asyncio.wait([creating])
                     created = creating.exception() is None
                     raise
                 created = True
-                await self.engine.start(name)
-                channel = await self._connection(name, waiting)
-            remove_folder(control)  # nothing may change in there once the sandbox has seen what it looks like
-            sandbox = ContainerSandbox(spec, name, channel, self.engine, self.forget, bool(plan.in_memory))
+                channel, process = await self._connection(name, waiting, process)
+            (control / SOCKET).unlink()
+            sandbox = ContainerSandbox(spec, name, channel, self.engine, process, control, self.forget)
+            sandbox.in_memory = bool(plan.in_memory)
+            sandbox.checkpoints = self.checkpoints if self.user(spec) in self._can_checkpoint else None
             sandbox.guard(gate, self.context)
             self.sandboxes[name] = sandbox
             sandbox.constants = partial(self.constants, name=name)
@@ -342,26 +228,37 @@ class ContainerProvider(SandboxProvider):
                     await asyncio.shield(asyncio.ensure_future(self.engine.remove(name)))
                 if gate is not None:
                     await gate.close()
+                remove_folder(control)
             raise
-        finally:
-            remove_folder(control)
 
-    async def _connection(self, name: str, waiting: socket.socket) -> Channel:
-        """The connection of the resident, once it stands."""
-        loop = asyncio.get_running_loop()
+    async def _create(self, plan: Plan, checkpoint: Checkpoint | None) -> int | None:
+        """Create the container and start it; the number of its first process where others run beside that at once."""
+        if checkpoint is not None:
+            return await self.engine.restore(plan, checkpoint.archive)
+        await self.engine.create(plan)
+        try:
+            await self.engine.start(plan.name)
+        except SandboxError:
+            await self.engine.remove(plan.name)
+            raise
+        return None
+
+    async def _connection(self, name: str, waiting: socket.socket, process: int | None) -> tuple[Channel, int]:
+        """The connection of the resident, once it stands, and the resident's number."""
         try:
             async with asyncio.timeout(self.config.start_timeout_s):
-                sock, _ = await loop.sock_accept(waiting)
+                sock = await accepted(waiting, process)
         except TimeoutError:
             said = (await self.engine.logs(name)).strip()
             raise SandboxError(
                 f"The container {name} was not ready within {self.config.start_timeout_s:g} s."
                 f"{f' It said: {said[-1000:]}' if said else ''}"
             ) from None
-        memory = MemoryWatch(groups_of_peer(sock))
+        process = peer(sock)
+        memory = MemoryWatch(groups_of(process))
         channel = await Channel.open(name, sock)
         channel.memory = memory
-        return channel
+        return channel, process
 
     async def have_image(self, image: str, *, snapshot: bool = False) -> None:
         """See that an image is there, once. Raises `ConfigError` with what to do where it is not."""
@@ -491,13 +388,16 @@ class ContainerProvider(SandboxProvider):
         async with self._connected():
             gone = await self._remove_ownerless()
             await image_snapshots.sweep(self.engine)
-            return gone
+        self.checkpoints.sweep()
+        return gone
 
     async def snapshots(self) -> builtins.list[str]:
         async with self._connected():
-            return await image_snapshots.names(self.engine)
+            return [*self.checkpoints.names(), *await image_snapshots.names(self.engine)]
 
     async def remove_snapshot(self, name: str) -> None:
+        if name.startswith(CHECKPOINT):
+            return self.checkpoints.remove(name)
         async with self._connected():
             await image_snapshots.remove(self.engine, name)
         self._images.discard(name)

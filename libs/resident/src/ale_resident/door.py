@@ -21,9 +21,9 @@ from dataclasses import asdict
 from pathlib import Path
 
 from ale.errors import AleError
+from ale_resident.inside.wire import ACK, CANCEL, DONE, FAILED, HEADER_BYTES, INIT, RESET, SHELL, frame, unpack
 from ale_resident.listener import listening
 from ale_resident.sandbox import ResidentSandbox
-from ale_resident.wire import ACK, CANCEL, DONE, FAILED, HEADER_BYTES, INIT, RESET, SHELL, frame, unpack
 
 NAME = ".door"
 """No sandbox, whose folder could stand beside it, can have this name."""

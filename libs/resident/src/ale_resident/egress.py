@@ -55,7 +55,7 @@ class Refusal:
 
 
 def network_plan(spec: SandboxSpec) -> list[str]:
-    """What the relay inside shall listen for (see `ale_resident.network`), a line each; empty where there is no relay."""
+    """What the relay inside shall listen for (see `ale_resident.inside.network`), a line each; empty where there is no relay."""
     if spec.network == "none":
         return []
     plan = [] if spec.endpoint is None else [f"endpoint - {ENDPOINT_PORT}"]

@@ -20,7 +20,7 @@ from ale_resident.owner import runs
 from ale_resident.threads import to_its_end
 
 if TYPE_CHECKING:
-    from ale_resident.container import Engine
+    from ale_resident.engine import Engine
 
 REPOSITORY, UNNAMED, OWNER = "ale-snapshot:", "unnamed-", "ale.owner"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
@@ -43,16 +43,21 @@ def is_owned(labels: Mapping[str, str]) -> bool:
     return runs(labels.get(OWNER, ""))
 
 
-async def take(engine: Engine, container: str, name: str | None, to_remove: set[str]) -> str:
-    """Keep a container's file system; the image's name. What goes with the provider is put into `to_remove`.
-
-    Raises `ConfigError` where it cannot be called so.
-    """
+def check_name(name: str | None) -> None:
+    """See that a snapshot can be called so. Raises `ConfigError`."""
     if name is not None and (not NAME.fullmatch(name) or name.startswith(UNNAMED)):
         raise ConfigError(
             f"A snapshot cannot be named {name!r}; use up to 64 letters, digits, '-', '_' and '.', and not {UNNAMED!r} "
             "to begin with."
         )
+
+
+async def take(engine: Engine, container: str, name: str | None, to_remove: set[str]) -> str:
+    """Keep a container's file system; the image's name. What goes with the provider is put into `to_remove`.
+
+    Raises `ConfigError` where it cannot be called so.
+    """
+    check_name(name)
     image = f"{REPOSITORY}{name or UNNAMED + secrets.token_hex(8)}"
     replaced = [found.id for found in await engine.images() if image in found.names] if name is not None else []
     if name is None:

@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from ale_resident.wire import DONE, EXEC, KILL, READ, RUN, SHELL, STREAM, TREE, WRITE
+from ale_resident.inside.wire import DONE, EXEC, KILL, READ, RUN, SHELL, STREAM, TREE, WRITE
 
 LINES, LINE_CHARS = 1000, 200
 REDACTED_CHARS = 1 << 12

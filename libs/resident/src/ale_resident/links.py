@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ale_resident.packing import MAX_DEPTH, Refused, quoted
+from ale_resident.inside.packing import MAX_DEPTH, Refused, quoted
 
 MAX_HOPS = 40
 """What the kernel follows, too."""

@@ -45,9 +45,13 @@ class MemoryWatch:
             os.close(fd)
 
 
-def groups_of_peer(sock: socket.socket) -> list[Path]:
-    """The control groups of the process at the other end of a Unix socket that count memory."""
-    pid = int.from_bytes(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)[:4], "little")
+def peer(sock: socket.socket) -> int:
+    """The number of the process at the other end of a Unix socket."""
+    return int.from_bytes(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)[:4], "little")
+
+
+def groups_of(pid: int) -> list[Path]:
+    """The control groups of a process that count memory."""
     found: list[Path] = []
     with suppress(OSError):
         for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():

@@ -6,48 +6,20 @@ import py_compile
 import shutil
 from pathlib import Path
 
-from ale_resident import (
-    clean,
-    files,
-    folder,
-    fresh,
-    keeper,
-    lines,
-    names,
-    network,
-    packing,
-    pieces,
-    places,
-    relay,
-    resident,
-    rights,
-    script,
-    seccomp,
-    shells,
-    sight,
-    standstill,
-    transfers,
-    tree,
-    unpacking,
-    usage,
-    wire,
-)  # fmt: skip
+from ale_resident import inside
 
-INSIDE = (
-    wire, tree, rights, files, places, usage, names, network, relay, sight, fresh, clean, packing, unpacking, standstill,
-    transfers, resident, pieces, script, folder, lines, keeper, seccomp, shells,
-)  # fmt: skip
-"""They import the standard library and each other."""
+INSIDE = sorted(Path(str(inside.__file__)).parent.glob("*.py"))
+"""The modules, as files. They import the standard library and each other."""
 
 
 def write_program(folder: Path) -> None:
     """Write the program, compiled, into a new folder."""
-    package = folder / "ale_resident"
+    package = folder / "ale_resident" / "inside"
     package.mkdir(parents=True)
-    (package / "__init__.py").touch()
+    (package.parent / "__init__.py").touch()
     for module in INSIDE:
-        shutil.copyfile(str(module.__file__), package / Path(str(module.__file__)).name)
-    for source in package.glob("*.py"):
+        shutil.copyfile(module, package / module.name)
+    for source in package.parent.rglob("*.py"):
         compile_module(source)
 
 
@@ -58,5 +30,5 @@ def compile_module(source: Path) -> None:
 
 def resident_command(python: list[str], program: str, *arguments: str) -> list[str]:
     """The command line of the resident, with the program in the folder `program`."""
-    start = f"import sys; sys.path.insert(0, {program!r}); from ale_resident.resident import main; main()"
+    start = f"import sys; sys.path.insert(0, {program!r}); from ale_resident.inside.resident import main; main()"
     return [*python, "-I", "-S", "-c", start, *arguments]

@@ -17,9 +17,9 @@ from ale_resident import commands, stream, trees
 from ale_resident.channel import Channel
 from ale_resident.commands import GRACE_S, NO_COMMAND, as_bytes, check_user
 from ale_resident.egress import Gate, Refusal, report
+from ale_resident.inside.wire import EXEC, INIT, KILL, READ, RESET, USAGE, WRITE
 from ale_resident.journal import printable
 from ale_resident.shell import ResidentShell
-from ale_resident.wire import EXEC, INIT, KILL, READ, RESET, USAGE, WRITE
 
 PIECE_BYTES = 1 << 20
 """Uploads go out in pieces of about this size."""

@@ -13,7 +13,7 @@ from ale.errors import SandboxError
 from ale.specs.sandbox import ExecResult, Shell
 from ale_resident.channel import Channel
 from ale_resident.commands import GRACE_S, NO_COMMAND, as_bytes, check_user, run
-from ale_resident.wire import CANCEL, DATA, FAILED, RUN, SHELL, frame, unpack
+from ale_resident.inside.wire import CANCEL, DATA, FAILED, RUN, SHELL, frame, unpack
 
 
 class ResidentShell(Shell):

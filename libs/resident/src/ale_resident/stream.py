@@ -15,7 +15,7 @@ from ale.errors import SandboxError
 from ale.specs.sandbox import ExecResult, Output
 from ale_resident.channel import Channel
 from ale_resident.commands import GRACE_S, NO_COMMAND, given_up, result
-from ale_resident.wire import ACK, CANCEL, DONE, FAILED, PIECE, PIECE_COST, STREAM, frame, unpack
+from ale_resident.inside.wire import ACK, CANCEL, DONE, FAILED, PIECE, PIECE_COST, STREAM, frame, unpack
 
 WINDOW = 1 << 20
 GRANT_AT = WINDOW // 8

@@ -22,13 +22,13 @@ from typing import Self
 
 from ale.errors import SandboxError
 from ale_resident.channel import Channel
+from ale_resident.inside.packing import LINK, REFUSED, Reader, Refused, quoted
+from ale_resident.inside.unpacking import Writer
+from ale_resident.inside.wire import CANCEL, DATA, DONE, FAILED, TREE, frame, unpack
 from ale_resident.journal import printable
 from ale_resident.links import check_links
 from ale_resident.owner import remove_folder
-from ale_resident.packing import LINK, REFUSED, Reader, Refused, quoted
 from ale_resident.threads import in_thread
-from ale_resident.unpacking import Writer
-from ale_resident.wire import CANCEL, DATA, DONE, FAILED, TREE, frame, unpack
 
 ANSWER_S = 60.0
 """A resident that is silent for so long counts as dead."""

@@ -6,6 +6,8 @@
    chunk ratio (Eq. 8) on failed ones, and drops chunks on which engine and trainer disagree (Eq. 9).
 3. `level` moves return, ratio and mask together to another granularity; each can be set alone, so that the
    paper's baselines are settings: Eq. 6 is `{return_level: trajectory, ratio_level: trajectory, mask_level: token}`.
+
+torch is imported with `loss.py` and `report.py`, by the methods that use them: settings are checked without it.
 """
 
 from __future__ import annotations
@@ -14,7 +16,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
-import torch
 from pydantic import Field, model_validator
 
 from ale.errors import PluginError
@@ -23,9 +24,7 @@ from ale.specs.algorithm import Algorithm
 from ale.specs.driver import DriverContext, PluginConfig
 from ale.specs.trainer import ChunkTable, LossInput, LossOutput, TrainBatch
 from ale.trajectory import Chunk, Trajectory
-from ale_ipa.loss import Level, chunk_return, policy_loss, segments_of
-from ale_ipa.report import loss_metrics, loss_sums
-from ale_ipa.signals import ReturnSignal, signals
+from ale_ipa.signals import Level, ReturnSignal, chunk_return, signals
 
 
 class IPA(Algorithm):
@@ -140,6 +139,11 @@ class IPA(Algorithm):
 
     def loss(self, inputs: LossInput) -> LossOutput:
         """Eq. 9 over one micro-batch."""
+        import torch
+
+        from ale_ipa.loss import policy_loss, segments_of
+        from ale_ipa.report import loss_sums
+
         c = self.config
         ids = inputs.chunk_ids
         old = inputs.old_logprobs
@@ -174,6 +178,8 @@ class IPA(Algorithm):
         `masked_chunks` of the chunks (in part or whole), `clipped` of the negative tokens (ratio above 1).
         `dropped_groups` counts those of all batches made since this was last asked.
         """
+        from ale_ipa.report import loss_metrics
+
         out = loss_metrics(totals)
         if self.config.return_signal == "group_centered":
             out["dropped_groups"] = float(self._dropped_groups)

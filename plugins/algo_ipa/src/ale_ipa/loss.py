@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from ale.specs.trainer import ChunkTensors
-
-Level = Literal["chunk", "token", "trajectory"]
+from ale_ipa.signals import Level
 
 LARGEST_LOG_RATIO = 20.0
 """Ratios are reported up to e^20; above 1 their size does not matter to the loss."""
@@ -76,11 +74,6 @@ def mismatch_mask(
     if lower is not None:
         keep &= log >= math.log(lower)
     return keep.to(old.dtype)
-
-
-def chunk_return(signal: float, gamma: float, position: int, count: int) -> float:
-    """Eq. 7: `G_k = gamma^(K - k) R` for the chunk at `position` (from 0) of `count`; the last one gets `R`."""
-    return signal * float(gamma ** (count - 1 - position))
 
 
 def policy_loss(

@@ -1,4 +1,4 @@
-"""From rewards to signals: the `R` that Eq. 7 discounts.
+"""From rewards to signals, the `R` that Eq. 7 discounts, and on to the returns of chunks.
 
 The paper's reward is 0 or 1, and a 0 would leave the failed trajectories without gradient while Eq. 9 has a term for
 them. So `R` is made from the reward in one of three ways. T+ are the trajectories whose signal is above 0; for
@@ -15,6 +15,8 @@ from typing import Literal
 from ale.trajectory import Trajectory
 
 ReturnSignal = Literal["signed", "raw", "group_centered"]
+Level = Literal["chunk", "token", "trajectory"]
+"""The unit whose tokens share a return, a ratio or a mask."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,11 @@ def group_centered(trajectories: Sequence[Trajectory]) -> Signals:
         centered |= {i: r - mean for i, r in zip(members, rewards, strict=True)}
     order = sorted(centered)
     return Signals([trajectories[i] for i in order], [centered[i] for i in order], dropped)
+
+
+def chunk_return(signal: float, gamma: float, position: int, count: int) -> float:
+    """Eq. 7: `G_k = gamma^(K - k) R` for the chunk at `position` (from 0) of `count`; the last one gets `R`."""
+    return signal * float(gamma ** (count - 1 - position))
 
 
 def reward_of(trajectory: Trajectory) -> float:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import torch
 from pydantic import Field, field_validator
 
 from ale.packing import Credit, pack
@@ -66,6 +65,8 @@ class SFT(Algorithm):
 
     def loss(self, inputs: LossInput) -> LossOutput:
         """Eq. 1 over one micro-batch."""
+        import torch  # here, so that settings are checked without it
+
         logprobs = inputs.logprobs
         with torch.no_grad():
             sums = {"loss_tokens": logprobs.new_tensor(len(logprobs)), "entropy_sum": inputs.entropy.sum()}

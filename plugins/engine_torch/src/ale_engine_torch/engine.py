@@ -5,6 +5,9 @@
 2. Finished generations are gathered over a step and go back with one `call_soon_threadsafe` an event loop.
 3. What fails in a step fails the requests that were in the engine; it forgets its cache and goes on. Once the thread
    has ended, errands still in the queue are told so: nobody waits for ever.
+
+torch comes in with `scheduler.py`, which the constructor imports: settings are checked without it, and no thread is the
+first to import it while another one does.
 """
 
 from __future__ import annotations
@@ -16,16 +19,18 @@ import threading
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import torch
 from pydantic import Field
 
 from ale.errors import ConfigError, EngineError
 from ale.specs.driver import DriverContext, PluginConfig
 from ale.specs.engine import GenerateRequest, Generation, InferenceEngine, PolicyVersion, Tokenizer
-from ale_engine_torch.load import DtypeName, load_decoder, read_weights
-from ale_engine_torch.scheduler import Counters, Job, Scheduler
+
+if TYPE_CHECKING:
+    from ale_engine_torch.scheduler import Scheduler
+
+DtypeName = Literal["auto", "float32", "bfloat16"]
 
 Errand = Callable[[EngineError | None], None]
 """Work for the thread; it is called with an error instead where the thread has ended."""
@@ -54,6 +59,8 @@ class TorchEngine(InferenceEngine):
     config: Config
 
     def __init__(self, config: Any, context: DriverContext) -> None:
+        from ale_engine_torch.scheduler import Counters
+
         super().__init__(config, context)
         self._scheduler: Scheduler | None = None
         self._inbox: queue.SimpleQueue[Errand] = queue.SimpleQueue()
@@ -79,6 +86,8 @@ class TorchEngine(InferenceEngine):
 
     async def start(self) -> None:
         """Start the thread."""
+        import torch
+
         if self.config.device == "cuda" and not torch.cuda.is_available():
             raise ConfigError(
                 "engine.device: 'cuda' was asked for, but torch finds no GPU here. Set engine.device to auto or cpu, "
@@ -107,6 +116,11 @@ class TorchEngine(InferenceEngine):
             raise ConfigError("engine: 'torch' needs a model; give model.path or model.scratch.")
 
         def load() -> None:
+            import torch
+
+            from ale_engine_torch.load import load_decoder
+            from ale_engine_torch.scheduler import Scheduler
+
             name = self.config.device
             device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
             slots = self.config.max_batch
@@ -120,6 +134,8 @@ class TorchEngine(InferenceEngine):
 
     async def load_weights(self, policy: PolicyVersion) -> None:
         """See `InferenceEngine.load_weights`; from memory where they are there, else from the folder."""
+        from ale_engine_torch.load import read_weights
+
         weights = policy.weights
         if weights is None:
             if policy.path is None:
@@ -138,6 +154,8 @@ class TorchEngine(InferenceEngine):
 
     async def generate(self, request: GenerateRequest) -> Generation:
         """See `InferenceEngine.generate`."""
+        from ale_engine_torch.scheduler import Job
+
         self._check(request)
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Generation] = loop.create_future()
@@ -234,6 +252,8 @@ class TorchEngine(InferenceEngine):
         end = EngineError("The engine was closed.")
         try:
             if self.config.threads:
+                import torch
+
                 torch.set_num_threads(self.config.threads)
             while not self._stopping:
                 self._turn()

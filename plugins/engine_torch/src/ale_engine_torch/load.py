@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +19,8 @@ from ale_engine_torch.any_model import AnyModelDecoder
 from ale_engine_torch.decoder import LlamaDecoder
 from ale_engine_torch.shape import fast_shape
 
-DtypeName = Literal["auto", "float32", "bfloat16"]
+if TYPE_CHECKING:
+    from ale_engine_torch.engine import DtypeName
 
 
 class Decoder(Protocol):

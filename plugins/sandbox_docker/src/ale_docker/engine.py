@@ -13,7 +13,8 @@ import aiohttp
 
 from ale.errors import ConfigError, SandboxError
 from ale.specs.sandbox import SandboxStats
-from ale_resident.container import LABEL, Engine, Found, FoundImage, Plan
+from ale_resident.engine import LABEL, Engine, Found, Plan
+from ale_resident.image_snapshots import FoundImage
 
 GONE, CONFLICT = 404, 409
 PIDS_MAX, MIB = 4096, 1 << 20

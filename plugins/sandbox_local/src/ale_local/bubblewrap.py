@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from ale_local import program
-from ale_resident import seccomp
+from ale_resident.inside import seccomp
 from ale_resident.program import resident_command
 
 HOME = "/home/agent"
@@ -181,7 +181,7 @@ class Bubblewrap:
         return [*options, "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", workdir]
 
     def gate(self, folder: Path, allow: bool) -> list[str]:
-        """The way out of a sandbox's network; `allow` where the resident has to set that up (see `ale_resident.network`)."""
+        """The way out of a sandbox's network; `allow` where the resident has to set that up (see `ale_resident.inside.network`)."""
         inside = "" if self.namespaces is None else self.namespaces.stage
         source = f"{inside}/0/{folder.relative_to(self.base)}" if inside else str(folder)
         caps = NETWORK_CAPS if allow else ()

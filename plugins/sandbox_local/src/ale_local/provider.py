@@ -30,11 +30,12 @@ from ale_local import bubblewrap, cgroups, program, snapshots, state
 from ale_local.launcher import Fork, Launcher
 from ale_local.layers import Held, Layers
 from ale_local.sandbox import LocalSandbox
-from ale_resident import owner, seccomp
+from ale_resident import owner
 from ale_resident.attached import AttachedSandbox, attach
 from ale_resident.channel import Channel
 from ale_resident.door import Door
 from ale_resident.egress import Gate, check_policy, network_plan
+from ale_resident.inside import seccomp
 from ale_resident.memory import MemoryWatch
 from ale_resident.program import resident_command
 from ale_resident.running import Running

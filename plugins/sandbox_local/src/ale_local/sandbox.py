@@ -74,12 +74,14 @@ class LocalSandbox(ResidentSandbox):
         """Where its first process writes to; `fd` stays the caller's."""
         self.stderr = os.dup(fd)
 
-    async def snapshot(self, name: str | None = None) -> str:
+    async def snapshot(self, name: str | None = None, *, processes: bool = False) -> str:
         """Keep the work folder, the home folder and /tmp; not /dev/shm. See `snapshots.py`."""
         if self.channel.closed.is_set():
             raise self.channel.error()
         if self.camera is None:
             raise self._cannot("make snapshots", "snapshot")
+        if processes:
+            raise self._cannot("keep its processes in a snapshot", "checkpoint")
         check_name(name)
         async with self._one_snapshot:
             return await self.camera.take(self.channel, name)

@@ -1,7 +1,7 @@
 """Snapshots of local sandboxes: the writable places, read and put back through the resident.
 
 1. Nothing of a sandbox is read from outside, where its links could lead anywhere: the resident walks the places, and what it
-   sends is written as what a downloaded tree is (`ale_resident.unpacking`), but with owners, all mode bits and every link.
+   sends is written as what a downloaded tree is (`ale_resident.inside.unpacking`), but with owners, all mode bits and every link.
 2. Processes stand still meanwhile, for ten seconds at most; what a larger sandbox writes after that may be in it by halves.
 3. Where overlays can be mounted a snapshot is a *layer*: files on the host's disk, owned by the sandbox's ids there, on
    which any number of sandboxes stand without a copy. Elsewhere it is an *archive*, whose records are sent to the resident of
@@ -21,11 +21,11 @@ from typing import BinaryIO
 from ale.errors import SandboxError
 from ale_local.layers import Form, Held, Layers
 from ale_resident.channel import Channel
-from ale_resident.packing import END, Refused
+from ale_resident.inside.packing import END, Refused
+from ale_resident.inside.unpacking import Writer
+from ale_resident.inside.wire import pack, unpack
 from ale_resident.threads import in_thread
 from ale_resident.trees import Transfer, finish, receive, told
-from ale_resident.unpacking import Writer
-from ale_resident.wire import pack, unpack
 
 NAMES_BYTES = 1 << 28
 """What the names, modes and times in an archive may take."""

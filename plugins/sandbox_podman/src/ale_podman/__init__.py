@@ -27,6 +27,7 @@ class PodmanProvider(ContainerProvider):
 
     api_version = ">=1.1,<1.3"
     Config: ClassVar[type[PluginConfig]] = PodmanConfig
+    capabilities: ClassVar[frozenset[str]] = ContainerProvider.capabilities | {"checkpoint"}
     config: PodmanConfig
 
     def make_engine(self) -> PodmanEngine:

@@ -5,9 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
+import tempfile
+from asyncio.subprocess import DEVNULL
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
+from pathlib import Path
 from typing import Any, TypeVar
 
 import podman
@@ -16,12 +20,18 @@ from podman.errors import APIError, PodmanError
 
 from ale.errors import ConfigError, SandboxError
 from ale.specs.sandbox import SandboxStats
-from ale_resident.container import LABEL, Engine, Found, FoundImage, Plan
+from ale_podman import checkpoint
+from ale_resident.engine import LABEL, Engine, Found, Plan
+from ale_resident.image_snapshots import FoundImage
 
 T = TypeVar("T")
 MIB, PIDS_MAX, PERIOD_US = 1 << 20, 4096, 100_000
 THREADS = 8
-GONE, CONFLICT = 404, 409
+GONE, CONFLICT, FAILED = 404, 409, 500
+
+
+class ImageGone(Exception):
+    """An image was removed while images were listed."""
 
 
 class PodmanEngine(Engine):
@@ -121,6 +131,47 @@ class PodmanEngine(Engine):
             f"start the container {name}", lambda c: c.api.post(f"/containers/{name}/start").raise_for_status()
         )
 
+    async def can_checkpoint(self) -> frozenset[str]:
+        """Podman has CRIU do it, which takes root; and one right more where the agent is another user."""
+        if shutil.which("criu") is None or os.getuid() != 0:
+            return frozenset()
+        check = await asyncio.create_subprocess_exec("criu", "check", stdout=DEVNULL, stderr=DEVNULL)
+        if await check.wait() != 0:
+            return frozenset()
+        return frozenset({"root", "agent"} if checkpoint.may_ask_for_limits() else {"root"})
+
+    async def checkpoint(self, name: str, archive: Path) -> None:
+        def work(client: Any) -> None:
+            # No `tcpEstablished`: connections could be kept, but not be started again, where no network is up yet.
+            asked = {"export": True, "leaveRunning": True, "fileLocks": True}
+            process = int(client.containers.get(name).attrs["State"]["Pid"])
+            # Frozen, since Podman keeps the files when CRIU has kept memory and let everything go on.
+            with (
+                checkpoint.frozen(process),
+                closing(client.api.post(f"/containers/{name}/checkpoint", params=asked, stream=True)) as response,
+                archive.open("xb") as file,
+            ):
+                checkpoint.raise_for_status(response, "dump.log")
+                for piece in response.iter_content(1 << 20):
+                    file.write(piece)
+
+        await self._do(f"keep the processes of {name}", work)
+
+    async def restore(self, plan: Plan, archive: Path) -> int:
+        def work(client: Any) -> int:
+            with tempfile.TemporaryFile(dir=archive.parent.parent) as changed:
+                checkpoint.rewrite(archive, changed, plan)
+                changed.seek(0)
+                asked = {"import": True, "name": plan.name, "fileLocks": True}
+                response = client.api.post(f"/containers/{plan.name}/restore", params=asked, data=changed)
+                checkpoint.raise_for_status(response, "restore.log")
+            process = int(client.containers.get(plan.name).attrs["State"]["Pid"])
+            checkpoint.thaw(process)  # it was frozen when it was kept
+            checkpoint.raise_loopback(process)
+            return process
+
+        return await self._do(f"start the container {plan.name} from {archive.parent.name}", work)
+
     async def remove(self, name: str) -> None:
         def work(client: Any) -> None:
             response = client.api.delete(f"/containers/{name}", params={"force": True, "timeout": 0, "v": True})
@@ -177,6 +228,8 @@ class PodmanEngine(Engine):
     async def images(self) -> list[FoundImage]:
         def work(client: Any) -> list[FoundImage]:
             response = client.api.get("/images/json", params={"filters": json.dumps({"label": [LABEL]})})
+            if response.status_code == FAILED and "image not known" in response.text:
+                raise ImageGone  # between two steps of the service's own
             response.raise_for_status()
             return [
                 FoundImage(
@@ -186,7 +239,10 @@ class PodmanEngine(Engine):
                 for i in response.json()
             ]  # fmt: skip
 
-        return await self._do("list images", work)
+        for _ in range(20):
+            with suppress(ImageGone):
+                return await self._do("list images", work)
+        raise SandboxError("Podman could not list images: they change all the time.")
 
     async def remove_image(self, image: str) -> bool:
         def work(client: Any) -> bool:

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ale.errors import TrainerError
+from ale.errors import ConfigError, TrainerError
 from ale.specs.trainer import ChunkTensors, LossFunction, LossInput, TrainBatch
 from ale_trainer_torch.folder import read_model
 from ale_trainer_torch.microbatch import MicroBatch, cut, padding_waste
@@ -175,6 +175,19 @@ class Learner:
             f"The {what} is {value}; the weights were left as they are. "
             "Lower trainer.lr, or look for log-probabilities of -inf in the batch."
         )
+
+
+def pick_device(name: str) -> torch.device:
+    """The device of `trainer.device`. Raises `ConfigError` where it is not there."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device(name)
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(
+            f"trainer.device is '{name}', but torch sees {torch.cuda.device_count()} CUDA devices; "
+            "set it to auto or cpu, or install a build of torch with CUDA."
+        )
+    return device
 
 
 def parameter_groups(parameters: Iterable[Tensor], weight_decay: float) -> list[dict[str, Any]]:

@@ -3,6 +3,9 @@
 All work on the model (`learner.py`) happens in one thread of its own, so that the event loop stays free and no two
 calls touch the model at once. A call that is cancelled leaves its work to finish in that thread; what comes next
 waits for it.
+
+torch and transformers come in with `learner.py`, which the constructor imports: settings are checked without them, and
+no thread is the first to import them while another one does.
 """
 
 from __future__ import annotations
@@ -11,20 +14,19 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from pydantic import Field
 
-from ale.errors import ConfigError, TrainerError
+from ale.errors import TrainerError
 from ale.specs.driver import DriverContext, PluginConfig
 from ale.specs.engine import PolicyVersion
 from ale.specs.trainer import LossFunction, ScratchModel, TrainBatch, TrainerBackend
-from ale_trainer_torch.folder import read_state, restore, write_checkpoint
-from ale_trainer_torch.learner import Learner, Optimization
-from ale_trainer_torch.scratch import write_scratch_model
+
+if TYPE_CHECKING:
+    from ale_trainer_torch.learner import Learner
 
 T = TypeVar("T")
 
@@ -61,6 +63,8 @@ class TorchTrainer(TrainerBackend):
     config: Config
 
     def __init__(self, config: Any, context: DriverContext) -> None:
+        from ale_trainer_torch.learner import pick_device
+
         super().__init__(config, context)
         self._learner: Learner | None = None
         self._worker: ThreadPoolExecutor | None = None
@@ -70,6 +74,8 @@ class TorchTrainer(TrainerBackend):
         """Start the training thread."""
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="ale-trainer")
         if self.config.threads:
+            import torch
+
             # torch keeps this number per thread: the engine's is its own.
             await self._run(lambda: torch.set_num_threads(self.config.threads))
 
@@ -82,7 +88,13 @@ class TorchTrainer(TrainerBackend):
 
     async def create_model(self, model: ScratchModel, folder: Path) -> None:
         """See `TrainerBackend.create_model`."""
-        await self._run(lambda: write_scratch_model(model, folder, self.context.seed))
+
+        def write() -> None:
+            from ale_trainer_torch.scratch import write_scratch_model
+
+            write_scratch_model(model, folder, self.context.seed)
+
+        await self._run(write)
 
     async def load_model(self, folder: Path) -> None:
         """See `TrainerBackend.load_model`."""
@@ -111,11 +123,14 @@ class TorchTrainer(TrainerBackend):
 
     async def save(self, folder: Path) -> None:
         """See `TrainerBackend.save`; the tokenizer's files come along, so the folder serves as `model.path` too."""
+        from ale_trainer_torch.folder import write_checkpoint
+
         learner = self._ready()
         await self._run(lambda: write_checkpoint(folder, learner.model, learner.state(), learner.folder))
 
     async def load(self, folder: Path) -> None:
         """See `TrainerBackend.load`."""
+        from ale_trainer_torch.folder import read_state, restore
 
         def read() -> Learner:
             restore(folder)
@@ -137,6 +152,10 @@ class TorchTrainer(TrainerBackend):
         return self._learner
 
     def _read(self, folder: Path) -> Learner:
+        import torch
+
+        from ale_trainer_torch.learner import Learner, Optimization
+
         c = self.config
         how = Optimization(
             lr=c.lr,
@@ -148,16 +167,3 @@ class TorchTrainer(TrainerBackend):
             gradient_checkpointing=c.gradient_checkpointing,
         )
         return Learner(folder, self._device, getattr(torch, c.dtype), how)
-
-
-def pick_device(name: str) -> torch.device:
-    """The device of `trainer.device`. Raises `ConfigError` where it is not there."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    device = torch.device(name)
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ConfigError(
-            f"trainer.device is '{name}', but torch sees {torch.cuda.device_count()} CUDA devices; "
-            "set it to auto or cpu, or install a build of torch with CUDA."
-        )
-    return device

@@ -17,9 +17,9 @@ import os
 import time
 from array import array
 
-from ale_resident.names import Names, is_address
-from ale_resident.rights import drop, prctl
-from ale_resident.tree import send_signal
+from ale_resident.inside.names import Names, is_address
+from ale_resident.inside.rights import drop, prctl
+from ale_resident.inside.tree import send_signal
 
 NOBODY = 65534
 PATIENCE_S = 0.1
@@ -134,7 +134,7 @@ class Network:
                 os.setgroups([])
                 os.setresgid(NOBODY, NOBODY, NOBODY)
                 os.setresuid(NOBODY, NOBODY, NOBODY)
-            from ale_resident.relay import Relay
+            from ale_resident.inside.relay import Relay
 
             Relay(self).run()
         finally:

@@ -15,16 +15,16 @@ import sys
 import time
 from itertools import islice
 
-from ale_resident.fresh import Fresh, Place, Unclean
-from ale_resident.rights import as_user, libc
-from ale_resident.sight import read
-from ale_resident.wire import DONE, FAILED
+from ale_resident.inside.fresh import Fresh, Place, Unclean
+from ale_resident.inside.rights import as_user, libc
+from ale_resident.inside.sight import read
+from ale_resident.inside.wire import DONE, FAILED
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from ale_resident.resident import Resident
+    from ale_resident.inside.resident import Resident
 
 DEADLINE_S = 10.0
 """What takes longer than this to remove and to look through is not worth it: a new sandbox is there sooner."""

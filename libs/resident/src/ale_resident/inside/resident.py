@@ -20,10 +20,10 @@ import select
 import sys
 import time
 
-from ale_resident import files
-from ale_resident.rights import Rights
-from ale_resident.tree import below, kill_below, send_signal, stop
-from ale_resident.wire import (
+from ale_resident.inside import files
+from ale_resident.inside.rights import Rights
+from ale_resident.inside.tree import below, kill_below, send_signal, stop
+from ale_resident.inside.wire import (
     ACK,
     CANCEL,
     DATA,
@@ -32,6 +32,7 @@ from ale_resident.wire import (
     FAILED,
     INIT,
     KILL,
+    PART,
     READ,
     RESET,
     RUN,
@@ -49,11 +50,11 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ale_resident.clean import Reset
-    from ale_resident.fresh import Fresh
-    from ale_resident.network import Network
-    from ale_resident.shells import Shell
-    from ale_resident.transfers import Transfers
+    from ale_resident.inside.clean import Reset
+    from ale_resident.inside.fresh import Fresh
+    from ale_resident.inside.network import Network
+    from ale_resident.inside.shells import Shell
+    from ale_resident.inside.transfers import Transfers
 
 READ_BYTES = 1 << 16
 GATE = "/.ale/gate/socket"
@@ -202,7 +203,7 @@ class Resident:
         elif kind in (STREAM, ACK):
             self.stream(call, kind, fields)
         elif kind in (SHELL, RUN):
-            from ale_resident import shells
+            from ale_resident.inside import shells
 
             self.keep_relay()
             shells.serve(self, call, kind, fields)
@@ -216,7 +217,7 @@ class Resident:
                 self.send(call, DONE, [])
         elif kind == TREE:
             if self.transfers is None:
-                from ale_resident.transfers import Transfers
+                from ale_resident.inside.transfers import Transfers
 
                 self.transfers = Transfers(self)
             last, answer = self.transfers.serve(call, fields)
@@ -234,19 +235,29 @@ class Resident:
             self.keep_relay()
             self.send(call, DONE, [])
         elif kind == USAGE:
-            from ale_resident import usage
+            from ale_resident.inside import usage
 
             self.send(call, DONE, [str(number).encode() for number in (usage.in_memory(), *usage.network())])
+        elif kind == INIT and self.env:  # it goes on from a checkpoint
+            self.env = environment(fields[6:])
+            self.send(call, DONE, [])
         elif kind == INIT:
             self.set_up(fields)
             self.send(call, DONE, [])
             if fields[0] != b"plain":
-                from ale_resident import fresh
+                from ale_resident.inside import fresh
 
                 self.fresh = fresh.taken([self.workdir, os.fsdecode(self.env[b"HOME"])])
             self.keep_relay()
+        elif kind == PART:
+            if sys.argv[1].isdigit():
+                raise OSError(38, "the sandbox has but the connection that it was started with")
+            from ale_resident.inside.parting import part
+
+            self.send(call, DONE, [])
+            part(self, sys.argv[1])
         elif kind == RESET:
-            from ale_resident.clean import Reset
+            from ale_resident.inside.clean import Reset
 
             self.resetting = Reset(self, call, environment(fields[6:]))
         else:
@@ -279,17 +290,17 @@ class Resident:
             self.rlimits[name] = int(value)
         self.env = environment(fields[6:])
         if make:
-            from ale_resident import places
+            from ale_resident.inside import places
 
             self.shell = places.find_shell(self.shell)
             places.make(self.workdir, os.fsdecode(self.env[b"HOME"]), owned=mode == "users")
         if plan:
-            from ale_resident.network import Network
+            from ale_resident.inside.network import Network
 
             self.network = Network(plan.splitlines(), GATE, own_user=mode == "users")
         self.rights = Rights(several=mode == "users")
         if make:  # in a container, beside the engine's own filter; bubblewrap has set it before this program began
-            from ale_resident import seccomp
+            from ale_resident.inside import seccomp
 
             seccomp.install()
 
@@ -302,7 +313,7 @@ class Resident:
 
     def stream(self, call: int, kind: bytes, fields: list[bytes]) -> None:
         """Fork a command whose output goes out as it comes, or read more of it."""
-        from ale_resident.pieces import Stream
+        from ale_resident.inside.pieces import Stream
 
         if kind == STREAM:
             self.keep_relay()

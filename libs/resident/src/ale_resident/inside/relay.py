@@ -15,7 +15,7 @@ import os
 import select
 import time
 
-from ale_resident.network import Network, Socket, Target
+from ale_resident.inside.network import Network, Socket, Target
 
 ROOM = 1 << 16
 MOST_CONNECTIONS = 400

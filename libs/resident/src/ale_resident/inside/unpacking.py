@@ -14,7 +14,19 @@ from __future__ import annotations
 import errno
 import os
 
-from ale_resident.packing import DATA, END, FILE, FOLDER, LINK, PIPE, REFUSED, Refused, open_below, quoted, split_name
+from ale_resident.inside.packing import (
+    DATA,
+    END,
+    FILE,
+    FOLDER,
+    LINK,
+    PIPE,
+    REFUSED,
+    Refused,
+    open_below,
+    quoted,
+    split_name,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -197,9 +209,14 @@ class Writer:
         except FileExistsError:
             if not self.merge:
                 raise
-            os.close(os.open(base, EXISTING, dir_fd=folder))
-            if self.whole:
-                self.folders.append(entry)
+            there = os.open(base, EXISTING, dir_fd=folder)
+            try:
+                if (
+                    self.whole and not os.fstatvfs(there).f_flag & os.ST_RDONLY
+                ):  # the host's Python may be mounted in /tmp
+                    self.folders.append(entry)
+            finally:
+                os.close(there)
             return
         self.hand_over(folder, base, entry.owner)
         self.folders.append(entry)

@@ -11,14 +11,14 @@ from __future__ import annotations
 import errno
 import os
 
-from ale_resident.packing import Reader
-from ale_resident.standstill import Standstill
-from ale_resident.unpacking import Writer
+from ale_resident.inside.packing import Reader
+from ale_resident.inside.standstill import Standstill
+from ale_resident.inside.unpacking import Writer
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ale_resident.resident import Resident
-    from ale_resident.rights import Rights
+    from ale_resident.inside.resident import Resident
+    from ale_resident.inside.rights import Rights
 
 STEPS = 500
 """What one frame does of a tree's end."""

@@ -17,18 +17,18 @@ import os
 import select
 import time
 
-from ale_resident import script
-from ale_resident.folder import Folder
-from ale_resident.keeper import Keeper
-from ale_resident.lines import Lines
-from ale_resident.resident import Command
-from ale_resident.tree import await_end, family, kill_below, kill_new, send_signal, stop
-from ale_resident.wire import DATA, DONE, SHELL
+from ale_resident.inside import script
+from ale_resident.inside.folder import Folder
+from ale_resident.inside.keeper import Keeper
+from ale_resident.inside.lines import Lines
+from ale_resident.inside.resident import Command
+from ale_resident.inside.tree import await_end, family, kill_below, kill_new, send_signal, stop
+from ale_resident.inside.wire import DATA, DONE, SHELL
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ale_resident.resident import Resident
-    from ale_resident.tree import Family
+    from ale_resident.inside.resident import Resident
+    from ale_resident.inside.tree import Family
 
 HEED_S = 1.0
 """How long a shell may take to leave what it is doing, at a time-out."""

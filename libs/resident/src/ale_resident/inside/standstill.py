@@ -10,13 +10,13 @@ import _signal as sig  # type: ignore[import-not-found]  # `signal` builds enums
 import os
 import time
 
-from ale_resident.tree import parents, send_signal
+from ale_resident.inside.tree import parents, send_signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ale_resident.resident import Command
+    from ale_resident.inside.resident import Command
 
 SETTLE_S = 0.2
 """How long a stop may take: a process in the middle of a write ends that first."""

@@ -9,7 +9,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ale_resident.resident import Resident
+    from ale_resident.inside.resident import Resident
 
 AT_ONCE = 4096
 """So much is read at a time, and of a line at most twice as much is kept: a longer one is cut, and makes no sense then."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from ale_resident.rights import AGENT_UID, TESTS_UID
+from ale_resident.inside.rights import AGENT_UID, TESTS_UID
 
 SHELLS = ("/bin/bash", "/usr/bin/bash", "/bin/sh", "/usr/bin/sh")
 

@@ -11,8 +11,8 @@ import _signal as sig  # type: ignore[import-not-found]
 import os
 import select
 
-from ale_resident.resident import Resident, set_rlimits
-from ale_resident.rights import prctl
+from ale_resident.inside.resident import Resident, set_rlimits
+from ale_resident.inside.rights import prctl
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import stat
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ale_resident.resident import Resident
+    from ale_resident.inside.resident import Resident
 
 WHOLE = b"\n#whole\n"
 """The end of a state that was written to its end."""

@@ -16,9 +16,9 @@ import stat
 import sys
 import time
 
-from ale_resident import sight
-from ale_resident.rights import as_user
-from ale_resident.sight import read
+from ale_resident.inside import sight
+from ale_resident.inside.rights import as_user
+from ale_resident.inside.sight import read
 
 TYPE_CHECKING = False  # importing it, or `collections.abc`, would cost 3 ms of each start
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ TYPE_CHECKING = False  # importing it, or `collections.abc`, would cost 3 ms of 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from ale_resident.fresh import Mount
+    from ale_resident.inside.fresh import Mount
 
 
 def read(path: str) -> bytes:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import select
 
-from ale_resident.resident import READ_BYTES, Command
-from ale_resident.wire import PIECE, PIECE_COST
+from ale_resident.inside.resident import READ_BYTES, Command
+from ale_resident.inside.wire import PIECE, PIECE_COST
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ale_resident.resident import Resident
+    from ale_resident.inside.resident import Resident
 
 LEFT_BYTES = 1 << 22
 """More than two pipes hold: what comes after a command's end and is beyond this, a background process wrote."""

@@ -18,7 +18,7 @@ from __future__ import annotations
 import errno
 import os
 
-from ale_resident.rights import PR_SET_CHILD_SUBREAPER, libc
+from ale_resident.inside.rights import PR_SET_CHILD_SUBREAPER, libc
 
 LOAD, JUMP_EQUAL, JUMP_AT_LEAST, JUMP_ANY_BIT, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 ALLOW, REFUSE, KILL = 0x7FFF0000, 0x00050000, 0x80000000

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 
-from ale_resident.rights import Rights
+from ale_resident.inside.rights import Rights
 
 TYPE_CHECKING = False  # importing it, or `collections.abc`, would cost 3 ms of each start
 if TYPE_CHECKING:
