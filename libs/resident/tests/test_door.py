@@ -30,6 +30,7 @@ from ale_resident.inside.wire import (
     EXEC,
     FAILED,
     INIT,
+    PART,
     READ,
     RESET,
     SHELL,
@@ -253,7 +254,7 @@ async def test_what_only_the_owner_may_ask_is_refused(local: Any, box: Any) -> N
         answer = await client.answer()
         assert answer is not None
         assert (answer[0], answer[1], answer[2][0]) == (9, FAILED, b"1"), kind
-    assert set(door_module.FORBIDDEN) == {INIT, RESET}
+    assert set(door_module.FORBIDDEN) == {INIT, PART, RESET}
     client.close()
     assert await works(box)
 

@@ -76,7 +76,8 @@ class Channel(asyncio.Protocol):
         self.writable.clear()
 
     def resume_writing(self) -> None:
-        self.writable.set()
+        if self.kept is None:
+            self.writable.set()
 
     @property
     def busy(self) -> bool:
@@ -98,6 +99,7 @@ class Channel(asyncio.Protocol):
         not, and `SandboxError` where it is gone."""
         _, agreed = self.begin(PART, [])
         self.kept = bytearray()
+        self.writable.clear()
         self.parted.clear()
         try:
             async with asyncio.timeout(PART_S):
@@ -122,6 +124,7 @@ class Channel(asyncio.Protocol):
 
     def _write_kept(self) -> None:
         kept, self.kept = self.kept, None
+        self.writable.set()
         if kept:
             self.write(bytes(kept))
 
@@ -130,7 +133,6 @@ class Channel(asyncio.Protocol):
         if parting and not any(call.kind == PART for call in self.calls.values()):
             self.transport = None
             self.parted.set()
-            self.writable.set()
             return
         if self.memory is not None:
             if self.reason == ENDED and self.memory.kills():

@@ -23,7 +23,7 @@ from ale_resident.threads import in_thread, to_its_end
 
 SOCKET = "socket"
 """What the resident connects to, in the folder `control`."""
-REJOIN_S = 60.0
+REJOIN_S = 20.0
 
 
 class ContainerSandbox(ResidentSandbox):

@@ -21,7 +21,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from ale.errors import AleError
-from ale_resident.inside.wire import ACK, CANCEL, DONE, FAILED, HEADER_BYTES, INIT, RESET, SHELL, frame, unpack
+from ale_resident.inside.wire import ACK, CANCEL, DONE, FAILED, HEADER_BYTES, INIT, PART, RESET, SHELL, frame, unpack
 from ale_resident.listener import listening
 from ale_resident.sandbox import ResidentSandbox
 
@@ -31,7 +31,7 @@ OPEN, STATS, LOGS = b"o", b"s", b"l"
 """Answered by the door: name a sandbox (its spec is the answer), what it uses, what happened in it."""
 GONE = b"g"
 """From the door, about no call: the sandbox has ended, and why."""
-FORBIDDEN = frozenset({INIT, RESET})
+FORBIDDEN = frozenset({INIT, PART, RESET})
 FOLLOW_UPS = frozenset({CANCEL, ACK})
 """What is said about a call under way. Anything else begins one, where its number is not in use."""
 MOST_CLIENTS = 32
