@@ -94,7 +94,7 @@ s = socket.create_server(("127.0.0.1", 0)); c = socket.create_connection(s.getso
 def hurry(base: Path | None) -> None:
     """Give the resets of a provider's sandboxes less time."""
     assert base is not None
-    program = base / "program" / "ale_resident" / "clean.py"
+    program = base / "program" / "ale_resident" / "inside" / "clean.py"
     program.write_text(program.read_text().replace("DEADLINE_S = 10.0", "DEADLINE_S = 0.05"))
     for compiled in (program.parent / "__pycache__").glob("clean.*"):
         compiled.unlink()
