@@ -29,18 +29,18 @@ from ale.specs.driver import PluginConfig
 from pydantic import Field
 class Forking(SandboxProvider):
     api_version = ">=1.1,<1.3"
-    capabilities = frozenset({"checkpoint", "network_none"})
+    capabilities = frozenset({"far.migrate", "network_none"})
     class Config(PluginConfig):
         plain: bool = Field(False, description="Give forks up.")
     @classmethod
-    def provides(cls, config): return cls.capabilities - ({"checkpoint"} if config.plain else set())
+    def provides(cls, config): return cls.capabilities - ({"far.migrate"} if config.plain else set())
     async def start_sandbox(self, spec): ...
     async def list(self): return []
     async def remove(self, sandbox_id): ...
 """
 FORKING = {
     "api_version": ">=1.1,<1.3",
-    "plugins": [{"kind": "sandbox", "name": "forking", "capabilities": ["checkpoint", "network_none"]}],
+    "plugins": [{"kind": "sandbox", "name": "forking", "capabilities": ["far.migrate", "network_none"]}],
 }
 
 NEEDY = """
@@ -48,7 +48,7 @@ from ale.specs.scaffold import Scaffold
 class Needy(Scaffold):
     api_version = ">=1.1,<1.3"
     @classmethod
-    def needs(cls, config): return {"sandbox": ["checkpoint"]}
+    def needs(cls, config): return {"sandbox": ["far.migrate"]}
     async def run(self, task, sandbox, session): return "finish"
 """
 
@@ -92,7 +92,7 @@ def test_what_a_plugin_needs_of_another_is_refused_and_a_plugin_that_has_it_is_n
 ) -> None:
     install("far-needy", NEEDY, kind="scaffold", name="needy", target="far_needy:Needy")
     lacking = (
-        "sandbox: the scaffold plugin 'needy' needs a sandbox with 'checkpoint' (keeps running processes in a snapshot), "
+        "sandbox: the scaffold plugin 'needy' needs a sandbox with 'far.migrate', "
         "which 'local' cannot; "
     )
     assert refusals(run_with(tmp_path, "scaffold=needy")) == [lacking + "no installed sandbox plugin can."]
