@@ -94,13 +94,18 @@ async def test_a_key_opens_its_own_session_only_while_it_lasts(
 @pytest.mark.parametrize(
     ("body", "sentence"),
     [
-        ({}, "needs 'messages'"),
+        ({}, "at least one message"),
         ({"messages": []}, "at least one message"),
+        ({"messages": "hi"}, "'messages' must be a list, not a text"),
         ({"messages": ["x"]}, r"messages\[0\] must be an object"),
-        ({"messages": [{"role": "king", "content": "x"}]}, "has the role 'king'"),
+        ({"messages": [{"role": "king", "content": "x"}]}, r"messages\[0\].role is 'king'"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "only text"),
-        ({"messages": USER, "stream": True}, "does not stream"),
-        ({"messages": USER, "n": 2}, "one choice"),
+        ({"messages": USER, "stream": "yes"}, "'stream' must be true or false, not a text"),
+        ({"messages": USER, "n": 0}, "'n' must be at least 1"),
+        ({"messages": USER, "n": 1.5}, "'n' must be a whole number"),
+        ({"messages": USER, "max_tokens": True}, "'max_tokens' must be a whole number"),
+        ({"messages": USER, "stop": [1]}, "'stop' must be a text or a list of texts"),
+        ({"messages": USER, "tool_choice": {"type": "function", "function": {"name": "x"}}}, "none of the tools"),
         ({"messages": USER, "tools": [{"type": "web"}]}, r"tools\[0\] must be a function tool"),
     ],
 )

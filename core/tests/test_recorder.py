@@ -215,3 +215,30 @@ def test_a_given_reply_is_recorded_as_not_sampled() -> None:
     text = tokenizer.decode(session.recorder.sequences[0].token_ids[chunk.start : chunk.end])
     assert text == '<tool_call>\n{"name": "shell", "arguments": {"command": "ls"}}\n</tool_call><|im_end|>'
     assert reply.finish_reason == "tool_calls"
+
+
+def test_an_echo_that_says_the_same_in_another_form_goes_on_from_what_was_sampled() -> None:
+    tokenizer = TOKENIZERS["bpe"]
+    recorder = Recorder(tokenizer)
+    start = (Message("system", "Go."), Message("user", "hello"))
+    call = ToolCall("call_0_0", "shell", '{"command": "ls", "depth": 2}')
+    sampled = (
+        *tokenizer.encode(f'so <tool_call>{{"name": "shell", "arguments": {call.arguments}}}</tool_call>'),
+        *tokenizer.stop_token_ids,
+    )
+    generation = Generation(sampled, (-0.1,) * len(sampled), (1,) * len(sampled), "stop")
+    recorder.add_sampled(recorder.prompt(start, TOOLS), generation, Message("assistant", "so", (call,)), None)
+    answer = Message("tool", "out", tool_call_id="x")
+    for echo, changed in (
+        (Message("assistant", "so", (call,)), 0),
+        (Message("assistant", " so\n", (ToolCall("x", "shell", '{"depth":2,"command":"ls"}'),)), 1),
+        (Message("assistant", "so", (ToolCall("y", "shell", call.arguments),)), 2),
+    ):
+        prompt = recorder.prompt((*start, echo, answer), TOOLS)
+        assert prompt.token_ids[: len(recorder.sequences[0].token_ids)] == recorder.sequences[0].token_ids
+        assert recorder.changed_echoes == changed
+    for other in ("So", "so that"):
+        assert recorder.prompt((*start, Message("assistant", other, (call,)), answer), TOOLS).known is None
+    other_arguments = ToolCall("call_0_0", "shell", '{"command": "ls", "depth": 3}')
+    assert recorder.prompt((*start, Message("assistant", "so", (other_arguments,)), answer), TOOLS).known is None
+    assert recorder.changed_echoes == 2

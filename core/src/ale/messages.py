@@ -128,3 +128,7 @@ class ChatReply:
     prompt_tokens: int
     completion_tokens: int
     illegal: str | None = None
+    stop: str | None = None
+    """The stop text that ended it, where one did."""
+    tokens: tuple[tuple[str, float], ...] = ()
+    """Each sampled token's text and log-probability, where they were asked for."""

@@ -1,7 +1,9 @@
-"""The endpoint over HTTP: OpenAI chat completions, not streamed, on a loopback port.
+"""The endpoint over HTTP on a loopback port: the APIs of `dialects`, the models, a count of tokens.
 
-The bearer key names the session, so one agent cannot speak for another. Errors come in OpenAI's shape: 4xx for what
-will not get better by trying again, 5xx for what may.
+1. The key names the session (`Authorization: Bearer` or `x-api-key`), so one agent cannot speak for another.
+2. Errors come in the API's own shape: 4xx for what will not get better by trying again, 5xx and 429 for what may.
+3. An agent that hangs up ends its generation, and nothing is recorded. A stream begins when the answer is there, or, where that
+   takes long, before, with comments that keep the connection alive.
 """
 
 from __future__ import annotations
@@ -9,117 +11,202 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
+from ale.endpoint.dialects import DIALECTS, AnthropicMessages, ChatCompletions, Dialect, ModelCall
 from ale.endpoint.session import EndpointSession, ModelEndpoint
 from ale.errors import AleError, BudgetExceeded
-from ale.messages import ChatReply, Message, ToolSpec
+from ale.messages import ChatReply
 
 MAX_BODY_BYTES = 16 << 20
+BODY_S = 60.0
+"""How long a request's body may take to come."""
+PATIENCE_S = 5.0
+"""How long a stream's first byte waits for the whole answer, so that a failure can still be told by its status."""
+ALIVE_S = 10.0
+MODEL = "policy"
+
+
+class Refused(Exception):
+    """A request that gets no answer: status, code, sentence."""
+
+    def __init__(self, status: int, code: str, message: str) -> None:
+        super().__init__(message)
+        self.status, self.code, self.message = status, code, message
+
+
+class HungUp(Exception):
+    """Nobody waits for the answer any more."""
 
 
 def build_app(endpoint: ModelEndpoint) -> Any:
     """The Starlette application."""
     from starlette.applications import Starlette
+    from starlette.exceptions import HTTPException
     from starlette.requests import Request
-    from starlette.responses import JSONResponse
+    from starlette.responses import JSONResponse, Response, StreamingResponse
     from starlette.routing import Route
 
-    def refuse(status: int, message: str, code: str) -> JSONResponse:
-        kind = "invalid_request_error" if status < 500 else "server_error"
-        return JSONResponse({"error": {"message": message, "type": kind, "param": None, "code": code}}, status)
+    def refuse(dialect: Dialect, refused: Refused) -> JSONResponse:
+        headers = {"retry-after": "1"} if refused.status in (429, 503) else None
+        body = dialect.error(refused.status, refused.code, refused.message)
+        return JSONResponse(body, refused.status, headers)
 
-    def session_of(request: Request) -> EndpointSession | None:
+    def session_of(request: Request) -> EndpointSession:
         scheme, _, key = request.headers.get("authorization", "").partition(" ")
-        return endpoint.by_key(key.strip()) if scheme.lower() == "bearer" else None
+        found = endpoint.by_key(key.strip() if scheme.lower() == "bearer" else request.headers.get("x-api-key", ""))
+        if found is None:
+            raise Refused(401, "invalid_api_key", "The API key belongs to no open session.")
+        return found
 
-    async def chat_completions(request: Request) -> JSONResponse:
-        session = session_of(request)
-        if session is None:
-            return refuse(401, "The API key belongs to no open session.", "invalid_api_key")
-        body = bytearray()
-        async for part in request.stream():
-            body += part
-            if len(body) > MAX_BODY_BYTES:
-                return refuse(413, f"The request is larger than {MAX_BODY_BYTES} bytes.", "request_too_large")
-        try:
-            messages, tools = read_request(bytes(body))
-        except ValueError as error:
-            return refuse(400, str(error), "invalid_request")
-        try:
-            reply = await session.chat(messages, tools)
-        except BudgetExceeded as error:
-            return refuse(400, str(error), "context_length_exceeded")
-        except AleError as error:
-            return refuse(503 if error.retryable else 500, str(error), f"{error.kind}_error")
-        return JSONResponse(completion(session, reply))
+    def answering(dialect: Dialect) -> Any:
+        async def answer(request: Request) -> Response:
+            try:
+                session = session_of(request)
+                call = read(dialect, await body_of(request))
+                replying = asyncio.ensure_future(replies(session, call))
+                try:
+                    if call.stream and not await ended(request, replying, PATIENCE_S):
+                        return StreamingResponse(late(dialect, session, call, replying), media_type="text/event-stream")
+                    await ended(request, replying, None)
+                except BaseException:
+                    replying.cancel()
+                    raise
+                made = replying.result()
+            except Refused as refused:
+                return refuse(dialect, refused)
+            except HungUp:
+                return Response(status_code=499)
+            call_id = f"{session.id}-{made[0].chunk}"
+            if call.stream:
+                stream = (event.encode() for event in dialect.events(call, made, call_id))
+                return StreamingResponse(stream, media_type="text/event-stream")
+            return JSONResponse(dialect.answer(call, made, call_id))
 
-    async def models(request: Request) -> JSONResponse:
-        entry = {"id": "policy", "object": "model", "created": 0, "owned_by": "ale"}
-        return JSONResponse({"object": "list", "data": [entry]})
+        return answer
+
+    async def count_tokens(request: Request) -> Response:
+        dialect = AnthropicMessages()
+        try:
+            session = session_of(request)
+            call = read(dialect, await body_of(request))
+        except Refused as refused:
+            return refuse(dialect, refused)
+        return JSONResponse({"input_tokens": session.count_tokens(call)})
+
+    async def models(request: Request) -> Response:
+        if "anthropic-version" in request.headers:
+            entry = {"type": "model", "id": MODEL, "display_name": MODEL, "created_at": "1970-01-01T00:00:00Z"}
+            return JSONResponse({"data": [entry], "has_more": False, "first_id": MODEL, "last_id": MODEL})
+        return JSONResponse({"object": "list", "data": [model_entry(MODEL)]})
+
+    async def model(request: Request) -> Response:
+        return JSONResponse(model_entry(request.path_params["name"]))
+
+    async def here(request: Request) -> Response:
+        return Response()
+
+    async def elsewhere(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        dialect = AnthropicMessages() if request.url.path.startswith("/v1/messages") else ChatCompletions()
+        return refuse(
+            dialect, Refused(error.status_code, "not_found", f"{request.method} {request.url.path}: {error.detail}.")
+        )
 
     return Starlette(
         routes=[
-            Route("/v1/chat/completions", chat_completions, methods=["POST"]),
+            *(Route(dialect.path, answering(dialect), methods=["POST"]) for dialect in DIALECTS),
+            Route("/v1/messages/count_tokens", count_tokens, methods=["POST"]),
             Route("/v1/models", models, methods=["GET"]),
-        ]
+            Route("/v1/models/{name:path}", model, methods=["GET"]),
+            Route("/", here, methods=["GET", "HEAD"]),
+        ],
+        exception_handlers={HTTPException: elsewhere},
     )
 
 
-def read_request(body: bytes) -> tuple[list[Message], list[ToolSpec]]:
-    """Messages and tools of a chat-completions request. Raises `ValueError` with a sentence."""
+def model_entry(name: str) -> dict[str, Any]:
+    """A model as OpenAI's clients see it; every name is the policy's."""
+    return {"id": name, "object": "model", "created": 0, "owned_by": "ale"}
+
+
+def read(dialect: Dialect, body: bytes) -> ModelCall:
+    """The request in a body. Raises `Refused`."""
     try:
         data = json.loads(body)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"The request is not valid JSON: {error}.") from error
-    if not isinstance(data, dict) or not isinstance(data.get("messages"), list) or not data["messages"]:
-        raise ValueError("The request needs 'messages', a list with at least one message.")
-    if data.get("stream"):
-        raise ValueError('This endpoint does not stream; send "stream": false.')
-    if data.get("n") not in (None, 1):
-        raise ValueError('This endpoint gives one choice a call; send "n": 1.')
-    messages = []
-    for i, raw in enumerate(data["messages"]):
-        if not isinstance(raw, dict):
-            raise ValueError(f"messages[{i}] must be an object.")
-        try:
-            messages.append(Message.from_openai(raw))
-        except (ValueError, TypeError) as error:
-            raise ValueError(f"messages[{i}]: {error}.") from error
-    return messages, [_read_tool(i, raw) for i, raw in enumerate(data.get("tools") or ())]
+        raise Refused(400, "invalid_json", f"The request is not valid JSON: {error}.") from error
+    if not isinstance(data, dict):
+        raise Refused(400, "invalid_request", "The request must be a JSON object.")
+    try:
+        return dialect.read(data)
+    except (ValueError, RecursionError) as error:
+        raise Refused(400, "invalid_request", f"{error}.") from error
 
 
-def _read_tool(i: int, raw: Any) -> ToolSpec:
-    function = raw.get("function") if isinstance(raw, Mapping) else None
-    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-        raise ValueError(f"tools[{i}] must be a function tool with a name.")
-    parameters = function.get("parameters") or {"type": "object", "properties": {}}
-    if not isinstance(parameters, Mapping):
-        raise ValueError(f"tools[{i}].function.parameters must be a JSON Schema object.")
-    parameters = {"properties": {}, **parameters}
-    return ToolSpec(function["name"], str(function.get("description", "")), parameters)
+async def body_of(request: Any) -> bytes:
+    """The body, within its limits. Raises `Refused`, and `HungUp` where it does not all come."""
+    from starlette.requests import ClientDisconnect
+
+    body = bytearray()
+    try:
+        async with asyncio.timeout(BODY_S):
+            async for part in request.stream():
+                body += part
+                if len(body) > MAX_BODY_BYTES:
+                    raise Refused(413, "request_too_large", f"The request is larger than {MAX_BODY_BYTES} bytes.")
+    except TimeoutError:
+        raise Refused(408, "timeout", f"The request did not come within {BODY_S:g} s.") from None
+    except ClientDisconnect:
+        raise HungUp from None
+    return bytes(body)
 
 
-def completion(session: EndpointSession, reply: ChatReply) -> dict[str, Any]:
-    """A chat-completions answer."""
-    message = reply.message.to_openai()
-    if reply.message.tool_calls and not reply.message.content:
-        message["content"] = None
-    return {
-        "id": f"chatcmpl-{session.id}-{reply.chunk}",
-        "object": "chat.completion",
-        "created": int(time.time()),
-        "model": "policy",
-        "choices": [{"index": 0, "message": message, "finish_reason": reply.finish_reason, "logprobs": None}],
-        "usage": {
-            "prompt_tokens": reply.prompt_tokens,
-            "completion_tokens": reply.completion_tokens,
-            "total_tokens": reply.prompt_tokens + reply.completion_tokens,
-        },
-    }
+async def replies(session: EndpointSession, call: ModelCall) -> list[ChatReply]:
+    """What the model answers. Raises `Refused`."""
+    try:
+        return await session.answer(call)
+    except BudgetExceeded as error:
+        raise Refused(400, "context_length_exceeded", str(error)) from error
+    except AleError as error:
+        raise Refused(503 if error.retryable else 500, f"{error.kind}_error", str(error)) from error
+
+
+async def ended(request: Any, doing: asyncio.Future[Any], timeout_s: float | None) -> bool:
+    """Whether something has ended in time. Raises `HungUp` where the agent has gone meanwhile."""
+    leaving = asyncio.ensure_future(gone(request))
+    try:
+        await asyncio.wait([doing, leaving], timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        if leaving.done() and not doing.done():
+            raise HungUp
+    finally:
+        leaving.cancel()
+    return doing.done()
+
+
+async def gone(request: Any) -> None:
+    """Returns when the agent hangs up."""
+    while (await request.receive())["type"] != "http.disconnect":
+        continue
+
+
+async def late(
+    dialect: Dialect, session: EndpointSession, call: ModelCall, replying: asyncio.Future[list[ChatReply]]
+) -> AsyncIterator[bytes]:
+    """A stream whose answer is not there yet."""
+    try:
+        while not (await asyncio.wait([replying], timeout=ALIVE_S))[0]:
+            yield b": the model is at work\n\n"
+        made = replying.result()
+        for event in dialect.events(call, made, f"{session.id}-{made[0].chunk}"):
+            yield event.encode()
+    except Refused as refused:
+        for event in dialect.error_events(refused.status, refused.code, refused.message):
+            yield event.encode()
+    finally:
+        replying.cancel()  # the agent has hung up
 
 
 @asynccontextmanager

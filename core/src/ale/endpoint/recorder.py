@@ -4,22 +4,26 @@
    of messages; the recorder remembers which line stands for it, and how long the line was then.
 2. A request whose messages extend such a prefix reuses the line's tokens as they are. Only what is new is
    tokenized: the text that the template puts after the last reply. The sampled text itself is never tokenized again.
-3. A request that extends no known prefix (first call, rewritten history) starts a new line; one that extends the
+3. An echo of a reply is known by what it says: white space around its text, the ids of its calls and the form of their
+   arguments' JSON may be others (`changed_echoes` counts them). What the model sampled is what stays in the line.
+4. A request that extends no known prefix (first call, rewritten history) starts a new line; one that extends the
    *middle* of a line branches: the new line copies the tokens up to there. A chunk stays with the line that
    sampled it, so each sampled token is trained on once.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 
 from ale.endpoint.tokenizer import ChatTokenizer
-from ale.messages import Message, ToolSpec
+from ale.messages import Message, ToolCall, ToolSpec
 from ale.specs.engine import Generation
 from ale.trajectory import Chunk, ChunkError, FinishReason, Sequence
 
 _Key = tuple[tuple[str, ...], tuple[Message, ...]]
+"""Names of the tools, and the messages by what they say (`gist`)."""
 
 
 @dataclass(slots=True)
@@ -36,6 +40,7 @@ class _Known:
     line: int
     length: int
     stopped: bool
+    reply: Message
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,18 +63,22 @@ class Recorder:
         self._lines: list[_Line] = []
         self._known: dict[_Key, _Known] = {}
         self._chunks: list[Chunk] = []
+        self.changed_echoes = 0
+        """Requests that brought the last reply back in another form."""
 
     def prompt(self, messages: Seq[Message], tools: Seq[ToolSpec] = ()) -> Prompt:
         """Token ids for the next reply to `messages`."""
         history, names = tuple(messages), _names(tools)
+        said = tuple(map(gist, history))
         for n in range(len(history), 0, -1):
             if history[n - 1].role != "assistant":
                 continue
-            known = self._known.get((names, history[:n]))
+            known = self._known.get((names, said[:n]))
             if known is None:
                 continue
             suffix = self._suffix(history, n, tools, known.stopped)
             if suffix is not None:
+                self.changed_echoes += history[n - 1] != known.reply
                 head = self._lines[known.line].token_ids[: known.length]
                 return Prompt((*head, *suffix), history, tuple(tools), known, known.length)
         text = self._tokenizer.render(history, tools, prompt=True)
@@ -111,7 +120,8 @@ class Recorder:
         line.token_ids.extend(token_ids)
         line.messages = (*prompt.messages, reply)
         end = len(line.token_ids)
-        self._known[(_names(prompt.tools), line.messages)] = _Known(index, end, stopped)
+        said = tuple(map(gist, line.messages))
+        self._known[(_names(prompt.tools), said)] = _Known(index, end, stopped, reply)
         chunk = Chunk(len(self._chunks), index, start, end, logprobs, versions, finish, sampled, error)
         self._chunks.append(chunk)
         return chunk
@@ -140,6 +150,21 @@ class Recorder:
     def chunks(self) -> tuple[Chunk, ...]:
         """Every chunk so far, in the order in which they were made."""
         return tuple(self._chunks)
+
+
+def gist(message: Message) -> Message:
+    """What a message says: two that have the same are taken for each other where the model's own are looked for."""
+    if message.role != "assistant":
+        return message
+    calls = tuple(ToolCall("", call.name, _compact(call.arguments)) for call in message.tool_calls)
+    return Message("assistant", message.content.strip(), calls)
+
+
+def _compact(arguments: str) -> str:
+    try:
+        return json.dumps(json.loads(arguments), sort_keys=True)
+    except (ValueError, RecursionError):
+        return arguments
 
 
 def _names(tools: Seq[ToolSpec]) -> tuple[str, ...]:

@@ -7,18 +7,21 @@ for. Cancelling a call cancels the generation and records nothing.
 
 from __future__ import annotations
 
-import hmac
+import asyncio
+import hashlib
 import secrets
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from ale.endpoint.recorder import Recorder
+from ale.endpoint.dialects import ModelCall
+from ale.endpoint.recorder import Prompt, Recorder
 from ale.endpoint.tokenizer import ChatTokenizer
-from ale.endpoint.tool_format import parse_reply, render_reply
+from ale.endpoint.tool_format import ParsedReply, parse_reply, render_reply
 from ale.errors import BudgetExceeded, ConfigError
 from ale.hooks import Hooks
 from ale.messages import ChatReply, ChunkErrorKind, FinishWord, Message, ToolSpec
-from ale.specs.engine import GenerateRequest, InferenceEngine, Sampling
+from ale.specs.engine import GenerateRequest, Generation, InferenceEngine, Sampling
 from ale.specs.scaffold import ModelSession, Responder
 from ale.trajectory import ChunkError, Observation
 
@@ -64,11 +67,30 @@ class EndpointSession(ModelSession):
 
     async def chat(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> ChatReply:
         """One model call; see `ModelSession.chat`."""
-        if self.calls >= self._max_calls:
+        return (await self.answer(ModelCall(tuple(messages), tuple(tools))))[0]
+
+    async def answer(self, request: ModelCall) -> list[ChatReply]:
+        """One model call of any API: as many replies as were asked for, each of which counts as a call.
+
+        Temperature and its like are the session's, whatever the agent asks for; so is the longest answer, but for an agent
+        that asks for a shorter one. Raises as `chat` does.
+        """
+        if self.calls + request.n > self._max_calls:
             raise BudgetExceeded(f"The episode has used its {self._max_calls} model calls.")
-        call, self.calls = self.calls, self.calls + 1
-        prompt = self.recorder.prompt(messages, tools)
-        given = await self._responder(messages, tools) if self._responder is not None else None
+        first, self.calls = self.calls, self.calls + request.n
+        prompt = self.recorder.prompt(request.messages, request.tools)
+        if request.n == 1:
+            return [await self._reply(request, prompt, first)]
+        async with asyncio.TaskGroup() as group:
+            made = [group.create_task(self._reply(request, prompt, first + i)) for i in range(request.n)]
+        return [task.result() for task in made]
+
+    def count_tokens(self, request: ModelCall) -> int:
+        """How many tokens the prompt of a request has; nothing is recorded."""
+        return len(self.recorder.prompt(request.messages, request.tools).token_ids)
+
+    async def _reply(self, request: ModelCall, prompt: Prompt, call: int) -> ChatReply:
+        given = await self._responder(request.messages, request.tools) if self._responder is not None else None
         if given is not None:
             chunk = self.recorder.add_given(prompt, render_reply(given), given)
             self._endpoint.hooks.call("ale_model_called", session_id=self.id, chunk=chunk, message=given)
@@ -80,23 +102,55 @@ class EndpointSession(ModelSession):
                 f"The context of {len(prompt.token_ids)} tokens leaves no room for an answer within "
                 f"{min(self._max_context, self._endpoint.engine.max_context)} tokens."
             )
-        sampling = self._sampling_of(call, min(self._sampling.max_tokens, room))
+        longest = min(self._sampling.max_tokens, request.max_tokens or room, room)
+        sampling = self._sampling_of(call, longest)
         generation = await self._endpoint.engine.generate(
             GenerateRequest(prompt.token_ids, sampling, session=self.id, call=call)
         )
+        generation, text, stop = self._cut(generation, request.stop)
         sampled = generation.token_ids
         stopped = bool(sampled) and sampled[-1] in self._endpoint.tokenizer.stop_token_ids
-        text = self._endpoint.tokenizer.decode(sampled[:-1] if stopped else sampled)
-        parsed = parse_reply(text, f"call_{call}")
+        parsed = (
+            ParsedReply(Message("assistant", text))
+            if request.tool_choice == "none"
+            else parse_reply(text, f"call_{call}")
+        )
         error = ChunkError("illegal_call", parsed.illegal) if parsed.illegal else None
-        if error is None and not stopped:
+        if error is None and not stopped and stop is None:
             error = ChunkError("truncated", "The response was cut at its token limit.")
         chunk = self.recorder.add_sampled(prompt, generation, parsed.message, error)
         self._endpoint.hooks.call("ale_model_called", session_id=self.id, chunk=chunk, message=parsed.message)
-        finish: FinishWord = "tool_calls" if parsed.message.tool_calls else "stop" if stopped else "length"
+        ended: FinishWord = "stop" if stopped or stop is not None else "length"
+        finish: FinishWord = "tool_calls" if parsed.message.tool_calls else ended
+        decode = self._endpoint.tokenizer.decode
+        tokens = (
+            tuple((decode([t]), p) for t, p in zip(sampled, generation.logprobs, strict=False))
+            if request.logprobs
+            else ()
+        )
         return ChatReply(
-            parsed.message, finish, chunk.index, len(prompt.token_ids), len(sampled), parsed.illegal
+            parsed.message, finish, chunk.index, len(prompt.token_ids), len(sampled), parsed.illegal, stop, tokens
+        )
+
+    def _cut(self, generation: Generation, stops: tuple[str, ...]) -> tuple[Generation, str, str | None]:
+        """What was sampled up to the first stop text, the text before that, and which one it was.
+
+        The tokens that hold the stop text are kept, since the policy sampled them; those after them are nobody's.
+        """
+        tokenizer = self._endpoint.tokenizer
+        sampled = generation.token_ids
+        spoken = sampled[:-1] if sampled and sampled[-1] in tokenizer.stop_token_ids else sampled
+        text = tokenizer.decode(spoken)
+        found = sorted((text.find(stop), stop) for stop in stops if stop in text)
+        if not found:
+            return generation, text, None
+        at, stop = found[0]
+        end = next(n for n in range(1, len(spoken) + 1) if len(tokenizer.decode(spoken[:n])) >= at + len(stop))
+        cut = replace(
+            generation, token_ids=sampled[:end], logprobs=generation.logprobs[:end], versions=generation.versions[:end],
+            finish_reason="stop",
         )  # fmt: skip
+        return cut, text[:at], stop
 
     def _sampling_of(self, call: int, max_tokens: int) -> Sampling:
         s = self._sampling
@@ -125,7 +179,8 @@ class ModelEndpoint:
         self.hooks = hooks
         self.base_url: str | None = None
         """With the API's path; None where nothing is served."""
-        self._sessions: dict[str, EndpointSession] = {}
+        self._sessions: dict[bytes, EndpointSession] = {}
+        """By the hashes of their keys: how long a search takes tells nothing of a key."""
 
     def open(
         self,
@@ -140,7 +195,7 @@ class ModelEndpoint:
         session = EndpointSession(
             self, session_id, sampling, max_calls=max_calls, max_context=max_context, responder=responder
         )
-        self._sessions[session.id] = session
+        self._sessions[_hashed(session.api_key)] = session
         return session
 
     @property
@@ -150,11 +205,12 @@ class ModelEndpoint:
 
     def close(self, session: EndpointSession) -> None:
         """Forget the session: its key is worth nothing from now on."""
-        self._sessions.pop(session.id, None)
+        self._sessions.pop(_hashed(session.api_key), None)
 
     def by_key(self, key: str) -> EndpointSession | None:
         """The open session that this key belongs to."""
-        for session in self._sessions.values():
-            if hmac.compare_digest(session.api_key.encode(), key.encode()):
-                return session
-        return None
+        return self._sessions.get(_hashed(key))
+
+
+def _hashed(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()
