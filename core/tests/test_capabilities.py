@@ -91,10 +91,7 @@ def test_what_a_plugin_needs_of_another_is_refused_and_a_plugin_that_has_it_is_n
     tmp_path: Path, install: Install
 ) -> None:
     install("far-needy", NEEDY, kind="scaffold", name="needy", target="far_needy:Needy")
-    lacking = (
-        "sandbox: the scaffold plugin 'needy' needs a sandbox with 'far.migrate', "
-        "which 'local' cannot; "
-    )
+    lacking = "sandbox: the scaffold plugin 'needy' needs a sandbox with 'far.migrate', which 'local' cannot; "
     assert refusals(run_with(tmp_path, "scaffold=needy")) == [lacking + "no installed sandbox plugin can."]
     install("far-forking", PROVIDER, kind="sandbox", name="forking", target="far_forking:Forking", manifest=FORKING)
     assert refusals(run_with(tmp_path, "scaffold=needy")) == [lacking + "use 'forking'."]
