@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import socket
-from contextlib import suppress
 from pathlib import Path
 
 from ale.errors import SandboxError
@@ -14,7 +13,7 @@ from ale.specs.sandbox import SandboxSpec, SandboxStats
 from ale_resident.channel import Channel
 from ale_resident.door import GONE, LOGS, NAME, OPEN, STATS
 from ale_resident.inside.wire import unpack
-from ale_resident.owner import start_time
+from ale_resident.owner import runs
 from ale_resident.sandbox import ResidentSandbox
 
 ANSWER_S = 30.0
@@ -75,34 +74,41 @@ async def attach(folder: Path, owner: str, sandbox_id: str) -> AttachedSandbox:
 
     Raises `SandboxError`, with what may be wrong.
     """
-    pid, _, started = owner.partition("-")
-    if not (pid.isdigit() and started.isdigit() and start_time(int(pid)) == int(started) != 0):
+    if not runs(owner):
         raise SandboxError(
             f"The process that started the sandbox {sandbox_id} is gone; `ale sandbox prune` removes what it left."
         )
-    fault = "it is being started or ended, or that process keeps its folders elsewhere (TMPDIR)"
-    for base in [folder / name for name in sorted(os.listdir(folder)) if name.startswith(f"base-{owner}-")]:
-        try:
-            return await through(base / NAME, sandbox_id)
-        except FileNotFoundError:
-            continue  # another provider of that process
-        except (OSError, SandboxError) as error:
-            fault = str(error).rstrip(".")
-    raise SandboxError(f"The process {pid}, which owns the sandbox {sandbox_id}, does not let anybody in: {fault}.")
+    doors = [folder / name / NAME for name in os.listdir(folder) if name.startswith(f"base-{owner}-")]
+    found, fault = await first_of(doors, sandbox_id)
+    if found is None:
+        fault = fault or "it is being started or ended, or that process keeps its folders elsewhere (TMPDIR)"
+        pid = owner.partition("-")[0]
+        raise SandboxError(f"The process {pid}, which owns the sandbox {sandbox_id}, does not let anybody in: {fault}.")
+    return found
 
 
 async def reached(folder: Path, sandbox_id: str) -> AttachedSandbox | None:
-    """The sandbox of whichever process has it, all being asked at once; None where none does, or none answers."""
-    asked = []
-    for name in os.listdir(folder):
-        pid, _, started = name.removeprefix("base-").rpartition("-")[0].partition("-")
-        if pid.isdigit() and started.isdigit() and start_time(int(pid)) == int(started) != 0:
-            asked.append(asyncio.ensure_future(through(folder / name / NAME, sandbox_id)))
+    """The sandbox of whichever process has it; None where none does, or none answers."""
+    doors = [
+        folder / name / NAME for name in os.listdir(folder)
+        if runs(name.removeprefix("base-").rpartition("-")[0])
+    ]  # fmt: skip
+    return (await first_of(doors, sandbox_id))[0]
+
+
+async def first_of(doors: list[Path], sandbox_id: str) -> tuple[AttachedSandbox | None, str]:
+    """The sandbox behind whichever door has it, all being tried at once, for one may stay silent; else why there is none."""
+    asked = [asyncio.ensure_future(through(door, sandbox_id)) for door in doors]
+    fault = ""
     try:
         for answer in asyncio.as_completed(asked):
-            with suppress(OSError, SandboxError):
-                return await answer
-        return None
+            try:
+                return await answer, ""
+            except FileNotFoundError:
+                continue  # another provider of that process
+            except (OSError, SandboxError) as error:
+                fault = str(error).rstrip(".")
+        return None, fault
     finally:
         for each in asked:
             each.cancel()
