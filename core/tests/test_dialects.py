@@ -394,3 +394,16 @@ async def test_nonsense_is_refused_in_each_apis_own_shape(
     assert answer.status_code == status
     assert answer.json()["error"]["message"].endswith(".")
     assert (answer.json().get("type") == "error") == (path == "messages")
+
+
+async def test_an_episode_samples_no_more_tokens_than_it_may(endpoint: ModelEndpoint, engine: Scripted) -> None:
+    session = endpoint.open("few", Sampling(max_tokens=99), max_calls=9, max_context=999, max_sampled_tokens=6)
+    engine.texts = ["abcd", "efgh"]
+    body = {"messages": [{"role": "user", "content": "go"}]}
+    headers = {"Authorization": f"Bearer {session.api_key}"}
+    async with httpx.AsyncClient(trust_env=False, base_url=session.base_url, headers=headers) as client:
+        answers = [(await client.post("/chat/completions", json=body)).json() for _ in range(3)]
+    choices = [answer["choices"][0] for answer in answers[:2]]
+    assert [(c["message"]["content"], c["finish_reason"]) for c in choices] == [("abcd", "stop"), ("e", "length")]
+    assert "rollout.max_sampled_tokens" in answers[2]["error"]["message"]
+    assert sum(len(chunk) for chunk in session.recorder.chunks) == 6

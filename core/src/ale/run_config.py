@@ -178,6 +178,11 @@ class RolloutConfig(Section):
     max_calls: int = Field(8, gt=0, description="Model calls of one episode.")
     max_tokens: int = Field(128, gt=0, description="Tokens of one response.")
     max_context: int = Field(1024, gt=0, description="Tokens of one context window, prompt and response.")
+    max_sampled_tokens: int | None = Field(
+        None,
+        gt=0,
+        description="Tokens that the model may sample in one episode, all its responses together; null: any.",
+    )
     timeout_s: float = Field(120.0, gt=0, description="Seconds of one episode.")
     max_resamples: int = Field(2, ge=0, description="Times an episode with an infrastructure fault is made anew.")
     max_illegal_calls: int = Field(

@@ -86,14 +86,10 @@ class Recorder:
 
     def _suffix(self, history: tuple[Message, ...], n: int, tools: Seq[ToolSpec], stopped: bool) -> list[int] | None:
         """Tokens between the reply `history[n - 1]` and the next one; None where the template rewrites what went before."""
-        before = self._tokenizer.render(history[:n], tools, prompt=False)
-        whole = self._tokenizer.render(history, tools, prompt=True)
-        if not whole.startswith(before):
+        text = self._tokenizer.continuation(history, n, tools)
+        if text is None:
             return None
-        stop = self._tokenizer.stop_text
-        tail = before.rpartition(stop)[2] if stop and stop in before else ""
-        text = tail + whole[len(before) :]
-        return self._tokenizer.encode(text if stopped else stop + text)
+        return self._tokenizer.encode(text if stopped else self._tokenizer.stop_text + text)
 
     def add_sampled(self, prompt: Prompt, generation: Generation, reply: Message, error: ChunkError | None) -> Chunk:
         """Record what the engine sampled for `prompt`, read as `reply`."""

@@ -37,6 +37,7 @@ class EndpointSession(ModelSession):
         *,
         max_calls: int,
         max_context: int,
+        max_sampled_tokens: int | None,
         responder: Responder | None,
     ) -> None:
         self.id = session_id
@@ -48,6 +49,8 @@ class EndpointSession(ModelSession):
         self._sampling = sampling
         self._max_calls = max_calls
         self._max_context = max_context
+        self._left = max_sampled_tokens
+        """How many more tokens may be sampled; None: any number."""
         self._responder = responder
         self._key = secrets.token_urlsafe(24)
 
@@ -103,10 +106,16 @@ class EndpointSession(ModelSession):
                 f"{min(self._max_context, self._endpoint.engine.max_context)} tokens."
             )
         longest = min(self._sampling.max_tokens, request.max_tokens or room, room)
+        if self._left is not None:
+            if self._left < 1:
+                raise BudgetExceeded("The episode has sampled all the tokens that it may (rollout.max_sampled_tokens).")
+            longest = min(longest, self._left)
         sampling = self._sampling_of(call, longest)
         generation = await self._endpoint.engine.generate(
             GenerateRequest(prompt.token_ids, sampling, session=self.id, call=call)
         )
+        if self._left is not None:
+            self._left -= len(generation.token_ids)
         generation, text, stop = self._cut(generation, request.stop)
         sampled = generation.token_ids
         stopped = bool(sampled) and sampled[-1] in self._endpoint.tokenizer.stop_token_ids
@@ -189,11 +198,18 @@ class ModelEndpoint:
         *,
         max_calls: int,
         max_context: int,
+        max_sampled_tokens: int | None = None,
         responder: Responder | None = None,
     ) -> EndpointSession:
         """Open the session of one episode; close it with `close`."""
         session = EndpointSession(
-            self, session_id, sampling, max_calls=max_calls, max_context=max_context, responder=responder
+            self,
+            session_id,
+            sampling,
+            max_calls=max_calls,
+            max_context=max_context,
+            max_sampled_tokens=max_sampled_tokens,
+            responder=responder,
         )
         self._sessions[_hashed(session.api_key)] = session
         return session

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ale.errors import ConfigError
-from ale.messages import Message, ToolSpec
+from ale.messages import Message, ToolCall, ToolSpec
 
 PAD, TURN_START, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 SPECIAL_TOKENS = (PAD, TURN_START, TURN_END, "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
@@ -45,6 +45,18 @@ CHAT_TEMPLATE = """\
 {%- if add_generation_prompt %}
     {{- '<|im_start|>assistant\\n' }}
 {%- endif %}"""
+
+
+ANCHOR = (Message("user", "a"),)
+"""What stands before a reply where nothing of what really does is needed."""
+_CALL = ToolCall("c1", "probe", '{"b": 1}')
+PROBE = (
+    Message("system", "s"), Message("user", "u"), Message("assistant", "", (_CALL,)), Message("tool", "t", tool_call_id="c1"),
+    Message("assistant", "one"), Message("user", " v\n"), Message("assistant", "two", (_CALL, _CALL)),
+    Message("tool", "x", tool_call_id="c1"), Message("tool", "y", tool_call_id="c1"), Message("assistant", "three"),
+    Message("user", "w"), Message("user", "again"), Message("assistant", "four"), Message("system", "late"), Message("user", "z"),
+)  # fmt: skip
+PROBE_TOOLS = (ToolSpec("probe", "p"),)
 
 
 class ChatTokenizer:
@@ -115,6 +127,41 @@ class ChatTokenizer:
                 **self._special,
             )
         )
+
+    def continuation(self, messages: Sequence[Message], n: int, tools: Sequence[ToolSpec] = ()) -> str | None:
+        """The text between the end of the reply `messages[n - 1]` and the model's next one; None where the template writes what
+        stands before another way once something follows.
+
+        Where the template writes each message without regard to those far before it, which is tried out once, only the reply
+        and what follows is rendered: a long conversation costs no more a turn than a short one.
+        """
+        if self.is_local:
+            return self._between([*ANCHOR, *messages[n - 1 :]], len(ANCHOR) + 1, tools)
+        return self._between(messages, n, tools)
+
+    def _between(self, messages: Sequence[Message], n: int, tools: Sequence[ToolSpec]) -> str | None:
+        before = self.render(messages[:n], tools, prompt=False)
+        whole = self.render(messages, tools, prompt=True)
+        if not whole.startswith(before):
+            return None
+        stop = self.stop_text
+        return (before.rpartition(stop)[2] if stop and stop in before else "") + whole[len(before) :]
+
+    @cached_property
+    def is_local(self) -> bool:
+        """Whether the template gave, in each of some conversations, the same continuation without what went before."""
+        try:
+            return all(
+                self._between(PROBE, n, tools) == self._between([*ANCHOR, *PROBE[n - 1 :]], len(ANCHOR) + 1, tools)
+                for n, message in enumerate(PROBE, 1) if message.role == "assistant"
+                for tools in ((), PROBE_TOOLS)
+            ) and all(
+                self._between(PROBE[:end], n, PROBE_TOOLS) == self._between([*ANCHOR, *PROBE[n - 1 : end]], len(ANCHOR) + 1, PROBE_TOOLS)
+                for end in range(len(PROBE) - 5, len(PROBE))
+                for n, message in enumerate(PROBE[:end], 1) if message.role == "assistant"
+            )  # fmt: skip
+        except Exception:  # templates raise what they like at conversations that they do not know
+            return False
 
     def save(self, folder: Path) -> None:
         """Write the tokenizer's files into `folder`."""

@@ -66,7 +66,8 @@ class Episodes:
         sampling = Sampling(stage.temperature, stage.top_p, stage.top_k, self.config.max_tokens, seed=request.seed)
         session = self.endpoint.open(
             episode_id, sampling,
-            max_calls=self.config.max_calls, max_context=self.config.max_context, responder=responder,
+            max_calls=self.config.max_calls, max_context=self.config.max_context,
+            max_sampled_tokens=self.config.max_sampled_tokens, responder=responder,
         )  # fmt: skip
         trajectory = Trajectory(
             id=episode_id, task_id=request.task.id, split=stage.split, stage=stage.name, step=stage.step,

@@ -1,0 +1,231 @@
+"""What the model endpoint costs, with an engine that answers at once: in process, over HTTP, in a long conversation, at rest.
+
+The load comes from this very machine: a process of its own that writes HTTP/1.1 to sockets, so that it costs little itself.
+`--litellm PYTHON` names an interpreter that has `litellm[proxy]`; without it, one is made in a temporary folder and removed
+at the end, and `--no-litellm` leaves that side out. The proxy forwards to this endpoint, so what it adds is its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+from ale.endpoint.http import serve
+from ale.endpoint.session import EndpointSession, ModelEndpoint
+from ale.endpoint.tokenizer import byte_tokenizer
+from ale.hooks import Hooks
+from ale.messages import Message
+from ale.specs.driver import DriverContext, PluginConfig
+from ale.specs.engine import GenerateRequest, Generation, InferenceEngine, Sampling
+
+AT_ONCE, REQUESTS, TURNS, TURN_TOKENS = 256, 6000, 100, 600
+LOAD = r"""
+import asyncio, json, statistics, sys, time
+
+async def main(host, port, path, model, keys, at_once, requests):
+    body = json.dumps({"model": model, "messages": [{"role": "user", "content": "hello"}]}).encode()
+    times, left = [], requests
+    async def one(key):
+        nonlocal left
+        reader, writer = await asyncio.open_connection(host, port)
+        head = f"POST {path} HTTP/1.1\r\nhost: {host}\r\nauthorization: Bearer {key}\r\ncontent-type: application/json\r\n"
+        request = head.encode() + b"content-length: %d\r\n\r\n" % len(body) + body
+        while left > 0:
+            left -= 1
+            began = time.perf_counter()
+            writer.write(request)
+            answer = await reader.readuntil(b"\r\n\r\n")
+            assert answer.startswith(b"HTTP/1.1 200"), answer
+            size = next(int(line.split(b":")[1]) for line in answer.lower().split(b"\r\n") if line.startswith(b"content-length"))
+            await reader.readexactly(size)
+            times.append(time.perf_counter() - began)
+        writer.close()
+    began = time.perf_counter()
+    await asyncio.gather(*(one(keys[i % len(keys)]) for i in range(at_once)))
+    seconds = time.perf_counter() - began
+    print(json.dumps({"median_ms": statistics.median(times) * 1e3, "per_s": len(times) / seconds}))
+
+asyncio.run(main(**json.loads(sys.stdin.read())))
+"""
+
+
+class Instant(InferenceEngine):
+    """Says the same four tokens at once."""
+
+    max_context = 1 << 20
+    version = 1
+
+    async def load_model(self, folder: object, tokenizer: object) -> None: ...
+
+    async def load_weights(self, policy: object) -> None: ...
+
+    async def generate(self, request: GenerateRequest) -> Generation:
+        return ANSWER
+
+
+TOKENIZER = byte_tokenizer()
+IDS = (*TOKENIZER.encode("Yes"), *TOKENIZER.stop_token_ids)
+ANSWER = Generation(IDS, (-0.1,) * len(IDS), (1,) * len(IDS), "stop")
+
+
+def opened(endpoint: ModelEndpoint, name: str) -> EndpointSession:
+    """A session without limits that matter."""
+    return endpoint.open(name, Sampling(), max_calls=1 << 30, max_context=1 << 20)
+
+
+async def load(url: str, keys: list[str], at_once: int, requests: int, model: str = "policy") -> dict[str, float]:
+    """What the load generator measured."""
+    host, _, port = url.removeprefix("http://").partition("/")[0].partition(":")
+    path = "/" + url.removeprefix("http://").partition("/")[2] + "/chat/completions"
+    asked = {
+        "host": host,
+        "port": int(port),
+        "path": path,
+        "model": model,
+        "keys": keys,
+        "at_once": at_once,
+        "requests": requests,
+    }
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", LOAD, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+    )
+    said, _ = await process.communicate(json.dumps(asked).encode())
+    return dict(json.loads(said))
+
+
+async def in_process(endpoint: ModelEndpoint) -> float:
+    """Milliseconds that a call of a short conversation takes."""
+    times = []
+    for i in range(500):
+        session = opened(endpoint, f"p{i}")
+        began = time.perf_counter()
+        await session.chat([Message("user", "hello")])
+        times.append((time.perf_counter() - began) * 1e3)
+        endpoint.close(session)
+    return statistics.median(times)
+
+
+async def long_conversation(endpoint: ModelEndpoint) -> list[float]:
+    """Milliseconds of each turn of a conversation that grows by some 600 tokens a turn."""
+    session = opened(endpoint, "long")
+    messages: list[Message] = []
+    times = []
+    for turn in range(TURNS):
+        messages.append(Message("user", f"{turn} " + "x" * (TURN_TOKENS - 10)))
+        began = time.perf_counter()
+        messages.append((await session.chat(messages)).message)
+        times.append((time.perf_counter() - began) * 1e3)
+    assert len(session.recorder.sequences) == 1, "all of it is one line of tokens"
+    print(f"{'  tokens at its end':<58} {len(session.recorder.sequences[0].token_ids):>9}")
+    endpoint.close(session)
+    return times
+
+
+def resident_bytes() -> int:
+    """Memory of this process."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+async def litellm(python: str, upstream: str, key: str, folder: Path, exits: AsyncExitStack) -> str:
+    """The proxy's URL, once it answers."""
+    config = {
+        "model_list": [
+            {"model_name": "policy", "litellm_params": {"model": "openai/policy", "api_base": upstream, "api_key": key}}
+        ]
+    }
+    (folder / "config.yaml").write_text(json.dumps(config))
+    env = {**os.environ, "LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_MODE": "PRODUCTION", "LITELLM_LOG": "ERROR"}
+    command = [
+        str(Path(python).parent / "litellm"),
+        "--config",
+        str(folder / "config.yaml"),
+        "--port",
+        "48731",
+        "--host",
+        "127.0.0.1",
+    ]
+    with (folder / "log").open("wb") as log:
+        process = await asyncio.to_thread(
+            subprocess.Popen, command, stdout=log, stderr=log, env=env, start_new_session=True
+        )
+
+    def end() -> None:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+    exits.callback(end)
+    for _ in range(600):
+        assert process.poll() is None, (folder / "log").read_text()[-2000:]
+        try:
+            await asyncio.to_thread(urllib.request.urlopen, "http://127.0.0.1:48731/health/liveliness", None, 2)
+            return "http://127.0.0.1:48731/v1"
+        except OSError:
+            await asyncio.sleep(0.2)
+    raise SystemExit("litellm does not answer: " + (folder / "log").read_text()[-2000:])
+
+
+def say(what: str, value: float, unit: str) -> None:
+    """A row."""
+    print(f"{what:<58} {value:>9.2f} {unit}", flush=True)
+
+
+async def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--litellm", metavar="PYTHON")
+    parser.add_argument("--no-litellm", action="store_true")
+    options: Any = parser.parse_args()
+    endpoint = ModelEndpoint(TOKENIZER, Instant(PluginConfig(), DriverContext()), Hooks())
+    async with AsyncExitStack() as exits:
+        say("a call in process, median", await in_process(endpoint), "ms")
+        print(f"a conversation of {TURNS} turns")
+        times = await long_conversation(endpoint)
+        for turn in (10, 50, TURNS):
+            say(f"  turn {turn}", statistics.median(times[turn - 5 : turn]), "ms")
+        url = await exits.enter_async_context(serve(endpoint))
+        keys = [opened(endpoint, f"s{i}").api_key for i in range(AT_ONCE)]
+        one = await load(url, keys[:1], 1, 500)
+        say("a call over HTTP, one at a time, median", one["median_ms"], "ms")
+        before = resident_bytes()
+        many = [opened(endpoint, f"idle{i}") for i in range(5000)]
+        say("memory of an idle session", (resident_bytes() - before) / len(many) / 1024, "KiB")
+        folder = Path(tempfile.mkdtemp(prefix="ale-bench-endpoint-"))
+        exits.callback(shutil.rmtree, folder, True)
+        proxy = None
+        if not options.no_litellm:
+            python = options.litellm
+            if python is None:
+                print("installing litellm ...", flush=True)
+                await asyncio.to_thread(subprocess.run, [sys.executable, "-m", "venv", folder / "venv"], check=True)
+                python = str(folder / "venv" / "bin" / "python")
+                install = [python, "-m", "pip", "install", "--quiet", "litellm[proxy]"]
+                await asyncio.to_thread(subprocess.run, install, check=True)
+            proxy = await litellm(python, url, keys[0], folder, exits)
+            await load(proxy, [keys[0]], 8, 50)
+        ratios = []
+        for _ in range(3):
+            ours = await load(url, keys, AT_ONCE, REQUESTS)
+            say(f"over HTTP, {AT_ONCE} sessions at once", ours["per_s"], "requests/s")
+            if proxy is not None:
+                theirs = await load(proxy, [keys[0]], AT_ONCE, REQUESTS // 10)
+                say("  the same through litellm", theirs["per_s"], "requests/s")
+                ratios.append(ours["per_s"] / theirs["per_s"])
+        if ratios:
+            print(f"times litellm's throughput: {statistics.median(ratios):.1f} ({min(ratios):.1f}-{max(ratios):.1f})")
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
