@@ -57,47 +57,6 @@ class Message:
             out["tool_call_id"] = self.tool_call_id
         return out
 
-    @classmethod
-    def from_openai(cls, data: Mapping[str, Any]) -> Message:
-        """Read a chat-completions object; content may be a string, null, or a list of text parts.
-
-        Raises `ValueError` with a sentence where the object is not a message.
-        """
-        role = data.get("role")
-        if role == "developer":
-            role = "system"
-        if role not in ("system", "user", "assistant", "tool"):
-            raise ValueError(f"a message has the role {role!r}; known roles are system, user, assistant and tool")
-        calls = []
-        for raw in data.get("tool_calls") or ():
-            function = raw.get("function") if isinstance(raw, Mapping) else None
-            if not isinstance(function, Mapping) or "name" not in function:
-                raise ValueError("a tool call needs 'function' with a 'name' and 'arguments'")
-            arguments = function.get("arguments", "{}")
-            if not isinstance(arguments, str):
-                arguments = json.dumps(arguments)
-            calls.append(ToolCall(str(raw.get("id", "")), str(function["name"]), arguments))
-        call_id = data.get("tool_call_id")
-        return cls(role, _text(data.get("content")), tuple(calls), None if call_id is None else str(call_id))
-
-
-def _text(content: Any) -> str:
-    if content is None:
-        return ""
-    if isinstance(content, str):
-        return content
-    if isinstance(content, list):
-        parts = []
-        for part in content:
-            if isinstance(part, str):
-                parts.append(part)
-            elif isinstance(part, Mapping) and isinstance(part.get("text"), str):
-                parts.append(part["text"])
-            else:
-                raise ValueError("a message's content holds a part that is not text; only text is supported")
-        return "".join(parts)
-    raise ValueError(f"a message's content must be text or a list of text parts, not {type(content).__name__}")
-
 
 @dataclass(frozen=True, slots=True)
 class ToolSpec:

@@ -16,6 +16,7 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 from ale.endpoint.dialects import DIALECTS, AnthropicMessages, ChatCompletions, Dialect, ModelCall
+from ale.endpoint.dialects.dialect import MODEL
 from ale.endpoint.session import EndpointSession, ModelEndpoint
 from ale.errors import AleError, BudgetExceeded
 from ale.messages import ChatReply
@@ -26,7 +27,6 @@ BODY_S = 60.0
 PATIENCE_S = 5.0
 """How long a stream's first byte waits for the whole answer, so that a failure can still be told by its status."""
 ALIVE_S = 10.0
-MODEL = "policy"
 
 
 class Refused(Exception):
@@ -110,7 +110,7 @@ def build_app(endpoint: ModelEndpoint) -> Any:
 
     async def elsewhere(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        dialect = AnthropicMessages() if request.url.path.startswith("/v1/messages") else ChatCompletions()
+        dialect = AnthropicMessages() if request.url.path.startswith(AnthropicMessages.path) else ChatCompletions()
         return refuse(
             dialect, Refused(error.status_code, "not_found", f"{request.method} {request.url.path}: {error.detail}.")
         )
@@ -118,7 +118,7 @@ def build_app(endpoint: ModelEndpoint) -> Any:
     return Starlette(
         routes=[
             *(Route(dialect.path, answering(dialect), methods=["POST"]) for dialect in DIALECTS),
-            Route("/v1/messages/count_tokens", count_tokens, methods=["POST"]),
+            Route(f"{AnthropicMessages.path}/count_tokens", count_tokens, methods=["POST"]),
             Route("/v1/models", models, methods=["GET"]),
             Route("/v1/models/{name:path}", model, methods=["GET"]),
             Route("/", here, methods=["GET", "HEAD"]),

@@ -49,6 +49,8 @@ class Prompt:
 
     token_ids: tuple[int, ...]
     messages: tuple[Message, ...]
+    said: tuple[Message, ...]
+    """Their gists."""
     tools: tuple[ToolSpec, ...]
     known: _Known | None
     reused: int
@@ -80,9 +82,9 @@ class Recorder:
             if suffix is not None:
                 self.changed_echoes += history[n - 1] != known.reply
                 head = self._lines[known.line].token_ids[: known.length]
-                return Prompt((*head, *suffix), history, tuple(tools), known, known.length)
+                return Prompt((*head, *suffix), history, said, tuple(tools), known, known.length)
         text = self._tokenizer.render(history, tools, prompt=True)
-        return Prompt(tuple(self._tokenizer.encode(text)), history, tuple(tools), None, 0)
+        return Prompt(tuple(self._tokenizer.encode(text)), history, said, tuple(tools), None, 0)
 
     def _suffix(self, history: tuple[Message, ...], n: int, tools: Seq[ToolSpec], stopped: bool) -> list[int] | None:
         """Tokens between the reply `history[n - 1]` and the next one; None where the template rewrites what went before."""
@@ -116,8 +118,7 @@ class Recorder:
         line.token_ids.extend(token_ids)
         line.messages = (*prompt.messages, reply)
         end = len(line.token_ids)
-        said = tuple(map(gist, line.messages))
-        self._known[(_names(prompt.tools), said)] = _Known(index, end, stopped, reply)
+        self._known[(_names(prompt.tools), (*prompt.said, gist(reply)))] = _Known(index, end, stopped, reply)
         chunk = Chunk(len(self._chunks), index, start, end, logprobs, versions, finish, sampled, error)
         self._chunks.append(chunk)
         return chunk

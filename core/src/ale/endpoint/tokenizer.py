@@ -135,9 +135,11 @@ class ChatTokenizer:
         Where the template writes each message without regard to those far before it, which is tried out once, only the reply
         and what follows is rendered: a long conversation costs no more a turn than a short one.
         """
-        if self.is_local:
-            return self._between([*ANCHOR, *messages[n - 1 :]], len(ANCHOR) + 1, tools)
-        return self._between(messages, n, tools)
+        return (self._near if self.is_local else self._between)(messages, n, tools)
+
+    def _near(self, messages: Sequence[Message], n: int, tools: Sequence[ToolSpec]) -> str | None:
+        """`_between` with next to nothing before the reply."""
+        return self._between([*ANCHOR, *messages[n - 1 :]], len(ANCHOR) + 1, tools)
 
     def _between(self, messages: Sequence[Message], n: int, tools: Sequence[ToolSpec]) -> str | None:
         before = self.render(messages[:n], tools, prompt=False)
@@ -152,13 +154,10 @@ class ChatTokenizer:
         """Whether the template gave, in each of some conversations, the same continuation without what went before."""
         try:
             return all(
-                self._between(PROBE, n, tools) == self._between([*ANCHOR, *PROBE[n - 1 :]], len(ANCHOR) + 1, tools)
-                for n, message in enumerate(PROBE, 1) if message.role == "assistant"
-                for tools in ((), PROBE_TOOLS)
-            ) and all(
-                self._between(PROBE[:end], n, PROBE_TOOLS) == self._between([*ANCHOR, *PROBE[n - 1 : end]], len(ANCHOR) + 1, PROBE_TOOLS)
-                for end in range(len(PROBE) - 5, len(PROBE))
+                self._between(PROBE[:end], n, tools) == self._near(PROBE[:end], n, tools)
+                for end in range(len(PROBE) - 5, len(PROBE) + 1)
                 for n, message in enumerate(PROBE[:end], 1) if message.role == "assistant"
+                for tools in ((), PROBE_TOOLS)
             )  # fmt: skip
         except Exception:  # templates raise what they like at conversations that they do not know
             return False

@@ -20,7 +20,7 @@ import time
 from abc import abstractmethod
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -101,7 +101,6 @@ class ContainerProvider(SandboxProvider):
         self.door: Door | None = None
         self.unnamed: set[str] = set()
         """Images that go when this provider is closed."""
-        self.checkpoints = Checkpoints(state_folder(self.engine.name.lower()))
         self._can_checkpoint: frozenset[str] = frozenset()
         self._starts = asyncio.Semaphore(config.starts_at_once)
         self._images: set[str] = set()
@@ -113,6 +112,11 @@ class ContainerProvider(SandboxProvider):
     def provides(cls, config: ContainerConfig) -> frozenset[str]:
         """An agent that is root is not told apart from the tests' user."""
         return cls.capabilities - ({"users"} if config.user == "root" else set())
+
+    @cached_property
+    def checkpoints(self) -> Checkpoints:
+        """Snapshots with processes, of this user; the folder is made where it is asked for first."""
+        return Checkpoints(state_folder(self.engine.name.lower()))
 
     @abstractmethod
     def make_engine(self) -> Engine:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
+from ale.errors import SandboxError
 from ale.specs.sandbox import Resources, SandboxStats
 from ale_resident.image_snapshots import FoundImage
 
@@ -102,12 +103,12 @@ class Engine(ABC):
 
     async def checkpoint(self, name: str, archive: Path) -> None:
         """Keep a container with its processes, which go on, in a new file."""
-        raise NotImplementedError
+        raise SandboxError(f"{self.name} cannot keep the processes of {name}.")
 
     async def restore(self, plan: Plan, archive: Path) -> int:
         """Make a container of a checkpoint, as planned but for its image and command, and let it go on; the number of its first
         process."""
-        raise NotImplementedError
+        raise SandboxError(f"{self.name} cannot start {plan.name} with processes.")
 
     @abstractmethod
     async def logs(self, name: str) -> str:

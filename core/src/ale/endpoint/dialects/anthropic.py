@@ -10,10 +10,11 @@ from ale.endpoint.dialects.dialect import (
     Dialect,
     Event,
     ModelCall,
+    common,
     content_text,
     kind_of,
     listed,
-    optional,
+    named,
     pieces,
     positive,
     schema,
@@ -21,7 +22,7 @@ from ale.endpoint.dialects.dialect import (
 )
 from ale.messages import ChatReply, Message, ToolCall, ToolSpec
 
-READ = {"messages", "system", "tools", "tool_choice", "max_tokens", "stop_sequences", "stream", "model"}
+READ = {"messages", "system", "tools", "tool_choice", "max_tokens", "stop_sequences"}
 KINDS = {
     400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error", 413: "request_too_large",
     429: "rate_limit_error", 503: "overloaded_error",
@@ -48,10 +49,7 @@ class AnthropicMessages(Dialect):
         found = [tool for tool in tools if tool is not None]
         return ModelCall(
             tuple(messages), tuple(found), read_choice(body.get("tool_choice"), {tool.name for tool in found}),
-            positive(body, "max_tokens"), texts(body.get("stop_sequences"), "stop_sequences"),
-            stream=bool(optional(body, "stream", bool, "true or false")),
-            model=optional(body, "model", str, "a text") or "policy",
-            ignored={key: value for key, value in body.items() if key not in READ},
+            positive(body, "max_tokens"), texts(body.get("stop_sequences"), "stop_sequences"), **common(body, READ),
         )  # fmt: skip
 
     def answer(self, call: ModelCall, replies: Sequence[ChatReply], call_id: str) -> dict[str, Any]:
@@ -166,9 +164,7 @@ def read_choice(raw: Any, names: set[str]) -> str:
         return "auto"
     kind = raw.get("type") if isinstance(raw, Mapping) else None
     if kind == "tool":
-        if raw.get("name") not in names:
-            raise ValueError(f"'tool_choice' names {raw.get('name')!r}, which is none of the tools")
-        return str(raw["name"])
+        return named(raw.get("name"), names)
     words = {"auto": "auto", "any": "required", "none": "none"}
     if kind not in words:
         raise ValueError("'tool_choice' must be an object whose type is auto, any, none or tool")

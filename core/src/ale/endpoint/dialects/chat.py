@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
@@ -12,9 +11,13 @@ from ale.endpoint.dialects.dialect import (
     Dialect,
     Event,
     ModelCall,
+    arguments_text,
+    common,
     content_text,
     kind_of,
     listed,
+    named,
+    openai_error,
     optional,
     pieces,
     positive,
@@ -27,8 +30,8 @@ ROLES: dict[str, Role] = {
     "system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool", "function": "tool",
 }  # fmt: skip
 READ = {
-    "messages", "tools", "tool_choice", "max_tokens", "max_completion_tokens", "stop", "n", "stream", "stream_options",
-    "logprobs", "model", "functions",
+    "messages", "tools", "tool_choice", "max_tokens", "max_completion_tokens", "stop", "n", "stream_options", "logprobs",
+    "functions",
 }  # fmt: skip
 
 
@@ -50,9 +53,8 @@ class ChatCompletions(Dialect):
             tuple(read_message(raw, f"messages[{i}]") for i, raw in enumerate(messages)), tuple(tools),
             read_choice(body.get("tool_choice"), {tool.name for tool in tools}),
             positive(body, "max_completion_tokens", "max_tokens"), texts(body.get("stop"), "stop"), n,
-            bool(optional(body, "stream", bool, "true or false")), bool(options.get("include_usage")),
-            bool(optional(body, "logprobs", bool, "true or false")), optional(body, "model", str, "a text") or "policy",
-            ignored={key: value for key, value in body.items() if key not in READ},
+            stream_usage=bool(options.get("include_usage")),
+            logprobs=bool(optional(body, "logprobs", bool, "true or false")), **common(body, READ),
         )  # fmt: skip
 
     def answer(self, call: ModelCall, replies: Sequence[ChatReply], call_id: str) -> dict[str, Any]:
@@ -89,8 +91,7 @@ class ChatCompletions(Dialect):
         yield Event("[DONE]")
 
     def error(self, status: int, code: str, message: str) -> dict[str, Any]:
-        kind = "invalid_request_error" if status < 500 else "server_error"
-        return {"error": {"message": message, "type": kind, "param": None, "code": code}}
+        return openai_error(status, code, message)
 
     def error_events(self, status: int, code: str, message: str) -> Iterator[Event]:
         yield Event(self.error(status, code, message))
@@ -132,10 +133,7 @@ def read_call(raw: Any, where: str) -> ToolCall:
     function = raw.get("function") if isinstance(raw, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise ValueError(f"{where} needs 'function' with a 'name' and 'arguments'")
-    arguments = function.get("arguments")
-    if not isinstance(arguments, str):
-        arguments = json.dumps({} if arguments is None else arguments, ensure_ascii=False)
-    return ToolCall(str(raw.get("id") or ""), function["name"], arguments)
+    return ToolCall(str(raw.get("id") or ""), function["name"], arguments_text(function.get("arguments")))
 
 
 def read_tool(raw: Any, where: str) -> ToolSpec:
@@ -159,6 +157,4 @@ def read_choice(raw: Any, names: set[str]) -> str:
     name = function.get("name") if isinstance(function, Mapping) else None
     if not isinstance(name, str):
         raise ValueError("'tool_choice' must be a text, or an object that names a tool")
-    if name not in names:
-        raise ValueError(f"'tool_choice' names {name!r}, which is none of the tools")
-    return name
+    return named(name, names)

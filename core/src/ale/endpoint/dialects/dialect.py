@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from ale.messages import ChatReply, Message, ToolSpec
 
+MODEL = "policy"
+"""What the model is called where an agent has no name for it; every name is the policy's."""
 MOST_CHOICES = 32
 PIECE_CHARS = 64
 """How much text one event of a stream carries."""
@@ -31,7 +33,7 @@ class ModelCall:
     stream_usage: bool = False
     """Whether the stream ends with what the call has used (chat completions)."""
     logprobs: bool = False
-    model: str = "policy"
+    model: str = MODEL
     custom: frozenset[str] = frozenset()
     """Tools that take a text instead of JSON (Responses); here they are functions with one argument, `input`."""
     ignored: Mapping[str, Any] = field(default_factory=dict)
@@ -79,6 +81,33 @@ class Dialect(ABC):
 
 
 # --- what reading needs
+
+
+def common(body: Mapping[str, Any], read: Collection[str]) -> dict[str, Any]:
+    """The fields of `ModelCall` that every API has under the same names; `read` are the keys that the API's own code reads."""
+    return {
+        "stream": bool(optional(body, "stream", bool, "true or false")),
+        "model": optional(body, "model", str, "a text") or MODEL,
+        "ignored": {key: value for key, value in body.items() if key not in read and key not in ("stream", "model")},
+    }
+
+
+def named(name: Any, names: Collection[str]) -> str:
+    """The tool that a `tool_choice` names. Raises `ValueError` where there is none of that name."""
+    if name not in names:
+        raise ValueError(f"'tool_choice' names {name!r}, which is none of the tools")
+    return str(name)
+
+
+def arguments_text(given: Any) -> str:
+    """The arguments of a call as JSON text, which they may be already."""
+    return given if isinstance(given, str) else json.dumps({} if given is None else given, ensure_ascii=False)
+
+
+def openai_error(status: int, code: str, message: str) -> dict[str, Any]:
+    """An error's body in OpenAI's APIs."""
+    kind = "invalid_request_error" if status < 500 else "server_error"
+    return {"error": {"message": message, "type": kind, "param": None, "code": code}}
 
 
 def listed(body: Mapping[str, Any], key: str) -> list[Any]:

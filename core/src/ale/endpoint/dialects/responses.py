@@ -13,9 +13,13 @@ from ale.endpoint.dialects.dialect import (
     Dialect,
     Event,
     ModelCall,
+    arguments_text,
+    common,
     content_text,
     kind_of,
     listed,
+    named,
+    openai_error,
     optional,
     pieces,
     positive,
@@ -23,7 +27,7 @@ from ale.endpoint.dialects.dialect import (
 )
 from ale.messages import ChatReply, Message, ToolCall, ToolSpec
 
-READ = {"input", "instructions", "tools", "tool_choice", "max_output_tokens", "stream", "model", "previous_response_id"}
+READ = {"input", "instructions", "tools", "tool_choice", "max_output_tokens", "previous_response_id"}
 CUSTOM_SCHEMA = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
 
 
@@ -50,9 +54,7 @@ class Responses(Dialect):
         tools, custom = read_tools(listed(body, "tools"))
         return ModelCall(
             tuple(messages), tuple(tools), read_choice(body.get("tool_choice"), {tool.name for tool in tools}),
-            positive(body, "max_output_tokens"), stream=bool(optional(body, "stream", bool, "true or false")),
-            model=optional(body, "model", str, "a text") or "policy", custom=frozenset(custom),
-            ignored={key: value for key, value in body.items() if key not in READ},
+            positive(body, "max_output_tokens"), custom=frozenset(custom), **common(body, READ),
         )  # fmt: skip
 
     def _take(self, messages: list[Message], item: Any, where: str) -> None:
@@ -123,8 +125,7 @@ class Responses(Dialect):
         yield event(kind, response=response(call, call_id, reply, finished))
 
     def error(self, status: int, code: str, message: str) -> dict[str, Any]:
-        kind = "invalid_request_error" if status < 500 else "server_error"
-        return {"error": {"message": message, "type": kind, "param": None, "code": code}}
+        return openai_error(status, code, message)
 
     def error_events(self, status: int, code: str, message: str) -> Iterator[Event]:
         yield Event({"type": "error", "sequence_number": 0, "code": code, "message": message, "param": None}, "error")
@@ -198,7 +199,7 @@ def read_call(item: Mapping[str, Any], custom: bool, where: str) -> ToolCall:
     if custom:
         arguments = json.dumps({"input": "" if given is None else given}, ensure_ascii=False)
     else:
-        arguments = given if isinstance(given, str) else json.dumps({} if given is None else given, ensure_ascii=False)
+        arguments = arguments_text(given)
     return ToolCall(str(item.get("call_id") or item.get("id") or ""), name, arguments)
 
 
@@ -225,7 +226,5 @@ def read_tools(raw: list[Any]) -> tuple[list[ToolSpec], set[str]]:
 def read_choice(raw: Any, names: set[str]) -> str:
     """As in chat completions, but with the tool's name beside its type."""
     if isinstance(raw, Mapping) and isinstance(raw.get("name"), str):
-        if raw["name"] not in names:
-            raise ValueError(f"'tool_choice' names {raw['name']!r}, which is none of the tools")
-        return str(raw["name"])
+        return named(raw["name"], names)
     return raw if raw in ("none", "required") else "auto"

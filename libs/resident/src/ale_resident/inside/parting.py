@@ -7,7 +7,6 @@ checkpoint it is another host's socket, and perhaps another day.
 from __future__ import annotations
 
 import os
-import select
 import time
 
 from ale_resident.inside.resident import connected
@@ -29,15 +28,12 @@ def part(resident: Resident, path: str) -> None:
     while True:
         late = time.monotonic() - left > AWAY_S  # asked before trying: this may be another day when it goes on
         try:
-            resident.control = connected(path)
+            resident.heed(connected(path))
             break
         except OSError:
             if late:
                 resident.end()
             time.sleep(LOOK_S)
-    os.set_blocking(resident.control, False)
-    os.set_inheritable(resident.control, False)
-    resident.poll.register(resident.control, select.EPOLLIN)
     away = time.monotonic() - left
     for command in resident.commands.values():
         command.started += away

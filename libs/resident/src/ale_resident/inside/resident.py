@@ -103,7 +103,6 @@ class Resident:
     """The loop and its state."""
 
     def __init__(self, control: int) -> None:
-        self.control = control
         self.inbox = bytearray()
         self.commands: dict[int, Command] = {}
         self.by_fd: dict[int, Command] = {}
@@ -125,11 +124,17 @@ class Resident:
         """Whether anything was asked for since it was fresh that could have changed it."""
         self.transfers: Transfers | None = None
         self.child_signal, wakeup = os.pipe()
-        for fd in (self.child_signal, wakeup, control):
+        for fd in (self.child_signal, wakeup):
             os.set_blocking(fd, False)
         sig.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
         sig.signal(sig.SIGCHLD, lambda *_: None)
         self.poll.register(self.child_signal, select.EPOLLIN)
+        self.heed(control)
+
+    def heed(self, control: int) -> None:
+        """Take requests from this connection."""
+        self.control = control
+        os.set_blocking(control, False)
         self.poll.register(control, select.EPOLLIN)
 
     # --- the loop
