@@ -230,15 +230,17 @@ def test_an_echo_that_says_the_same_in_another_form_goes_on_from_what_was_sample
     recorder.add_sampled(recorder.prompt(start, TOOLS), generation, Message("assistant", "so", (call,)), None)
     answer = Message("tool", "out", tool_call_id="x")
     for echo, changed in (
-        (Message("assistant", "so", (call,)), 0),
-        (Message("assistant", " so\n", (ToolCall("x", "shell", '{"depth":2,"command":"ls"}'),)), 1),
-        (Message("assistant", "so", (ToolCall("y", "shell", call.arguments),)), 2),
+        (Message("assistant", "so", (call,)), False),
+        (Message("assistant", " so\n", (ToolCall("x", "shell", '{"depth":2,"command":"ls"}'),)), True),
+        (Message("assistant", "so", (ToolCall("y", "shell", call.arguments),)), True),
     ):
         prompt = recorder.prompt((*start, echo, answer), TOOLS)
         assert prompt.token_ids[: len(recorder.sequences[0].token_ids)] == recorder.sequences[0].token_ids
-        assert recorder.changed_echoes == changed
+        assert prompt.changed == changed
     for other in ("So", "so that"):
         assert recorder.prompt((*start, Message("assistant", other, (call,)), answer), TOOLS).known is None
     other_arguments = ToolCall("call_0_0", "shell", '{"command": "ls", "depth": 3}')
     assert recorder.prompt((*start, Message("assistant", "so", (other_arguments,)), answer), TOOLS).known is None
-    assert recorder.changed_echoes == 2
+    assert recorder.changed_echoes == 0, "asking what a prompt is records nothing"
+    recorder.add_given(recorder.prompt((*start, Message("assistant", "so ", (call,)), answer), TOOLS), Message("assistant"))
+    assert recorder.changed_echoes == 1

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-FaultKind = Literal["config", "plugin", "sandbox", "engine", "agent", "task", "trainer", "run"]
+FaultKind = Literal["config", "plugin", "sandbox", "engine", "agent", "task", "trainer", "replay", "run"]
 
 
 class AleError(Exception):
@@ -85,3 +85,9 @@ class BudgetExceeded(AleError):
     """An episode used up its calls, tokens or seconds; the episode ends cleanly and is scored as it stands."""
 
     kind = "agent"
+
+
+class DivergedReplay(AleError):
+    """An expert's chunks were replayed, and the environment or the agent did not do what it did then (3.2.4.4)."""
+
+    kind = "replay"

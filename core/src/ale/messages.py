@@ -38,12 +38,16 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message. `content` is plain text; parts of other kinds are flattened by the dialect that read them."""
+    """One message. `content` is plain text; parts of other kinds are flattened by the dialect that read them.
+
+    `reasoning` is what a model thought before it said the rest; an agent may send it back or leave it out.
+    """
 
     role: Role
     content: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str | None = None
+    reasoning: str = ""
 
     def to_openai(self) -> dict[str, Any]:
         """This message as a chat-completions object."""
@@ -55,6 +59,8 @@ class Message:
             ]
         if self.tool_call_id is not None:
             out["tool_call_id"] = self.tool_call_id
+        if self.reasoning:
+            out["reasoning_content"] = self.reasoning
         return out
 
 

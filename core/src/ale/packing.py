@@ -33,8 +33,8 @@ def pack(
     """Pack what carries loss; None where nothing does.
 
     Sequences without a trained chunk are left out. `normalizer` gets the chunk table and the number of tokens with
-    loss. Positions count every chunk of the trajectory, also those without loss: masking a chunk does not change
-    how far the others are from the end.
+    loss. Positions count every chunk of the trajectory but side calls, also those without loss: masking a chunk does not
+    change how far the others are from the end.
     """
     tokens: list[int] = []
     lengths: list[int] = []
@@ -44,9 +44,10 @@ def pack(
     rows: list[tuple[int, int, int, float, bool]] = []
     trained = 0
     for number, trajectory in enumerate(trajectories):
-        count = len(trajectory.chunks)
+        steps = [chunk for chunk in trajectory.chunks if not chunk.side]
+        count = len(steps)
         by_sequence: dict[int, list[tuple[Chunk, int]]] = {}
-        for position, chunk in enumerate(trajectory.chunks):
+        for position, chunk in enumerate(steps):
             worth = credit(trajectory, chunk, position, count)
             if worth is None or len(chunk) == 0:
                 continue

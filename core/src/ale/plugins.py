@@ -38,7 +38,7 @@ OWN_PACKAGES = {
 
 CONTRACTS = {
     "sandbox": "SandboxProvider", "engine": "InferenceEngine", "trainer": "TrainerBackend", "algorithm": "Algorithm",
-    "scaffold": "Scaffold", "reward": "Reward", "tasks": "TaskSource",
+    "scaffold": "Scaffold", "reward": "Reward", "tasks": "TaskSource", "tool_format": "ToolFormat",
 }  # fmt: skip
 """The class in `ale.specs.<kind>` that a driver of the kind is made from."""
 

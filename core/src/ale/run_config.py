@@ -6,6 +6,7 @@ keys belong to the plugin's own `Config`; `ale.config` splits the two and valida
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -184,10 +185,29 @@ class RolloutConfig(Section):
         description="Tokens that the model may sample in one episode, all its responses together; null: any.",
     )
     timeout_s: float = Field(120.0, gt=0, description="Seconds of one episode.")
+    side_calls: Literal["no_tools", "none"] = Field(
+        "no_tools",
+        description="Which model calls are not trained on: no_tools: those without tools (titles, summaries) of an agent that "
+        "has tools; none: all are.",
+    )
+    replay_ignore: tuple[str, ...] = Field(
+        (),
+        description="Regular expressions of what may differ in observations when an expert is replayed (times, ids).",
+    )
     max_resamples: int = Field(2, ge=0, description="Times an episode with an infrastructure fault is made anew.")
     max_illegal_calls: int = Field(
         0, ge=0, description="Reject a rollout with this many illegal tool calls in a row; 0: never."
     )
+
+    @field_validator("replay_ignore")
+    @classmethod
+    def _patterns(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for pattern in value:
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise ValueError(f"{pattern!r} is no regular expression: {error}") from error
+        return value
 
 
 class DemonstrationsConfig(Section):
@@ -249,7 +269,13 @@ class EndpointConfig(Section):
         description="Also serve HTTP on a loopback port, for agents in processes of their own. "
         "Sandboxes with needs.network: endpoint-only have it in any case.",
     )
-    tool_format: str = Field("hermes", pattern="^hermes$", description="How tool calls stand in the model's text.")
+    tool_format: PluginChoice = Field(
+        PluginChoice(use="hermes"), description="How tool calls stand in the model's text: hermes, llama, qwen_xml, ..."
+    )
+    thoughts: tuple[str, str] | None = Field(
+        ("<think>", "</think>"),
+        description="Between which marks the model thinks; agents get it as reasoning, not as text. null: it is text.",
+    )
 
 
 class RunConfig(Section):
@@ -290,6 +316,7 @@ class RunConfig(Section):
                     yield f"{kind}.{RULES_KEY[kind]}.{i}", kind, rule
             elif choice is not None:
                 yield kind, kind, choice
+        yield "endpoint.tool_format", "tool_format", self.endpoint.tool_format
         if self.sft is not None:
             yield "sft.algorithm", "algorithm", self.sft.algorithm
         for i, choice in enumerate(self.observers):

@@ -20,7 +20,9 @@ from ale.errors import ConfigError
 from ale.run_config import RULES_KEY, PluginChoice, RunConfig
 from ale.validation import model_in, one_line, shown
 
-PLUGIN_PATHS = ("tasks", "scaffold", "sandbox", "reward", "engine", "trainer", "algorithm", "sft.algorithm")
+PLUGIN_PATHS = (
+    "tasks", "scaffold", "sandbox", "reward", "engine", "trainer", "algorithm", "sft.algorithm", "endpoint.tool_format",
+)  # fmt: skip
 """Where a run file names plugins; the last part of each path is the plugin's kind."""
 
 ENTRY = re.compile(r"(sandbox|scaffold|reward)\.select\.\d+|tasks\.mix\.\d+|observers\.\d+")

@@ -237,4 +237,4 @@ def trajectory_from_dict(data: Mapping[str, Any]) -> Trajectory:
 
 def _message(data: Mapping[str, Any]) -> Message:
     calls = tuple(ToolCall(**c) for c in data["tool_calls"])
-    return Message(data["role"], data["content"], calls, data["tool_call_id"])
+    return Message(data["role"], data["content"], calls, data["tool_call_id"], data.get("reasoning", ""))

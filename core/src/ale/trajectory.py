@@ -33,7 +33,8 @@ class Chunk:
 
     `logprobs` and `versions` have one entry a token of the span: the engine's log-probability (natural log,
     temperature 1, nothing cut off) and the policy version that sampled it. A chunk that was not sampled by the
-    policy (an expert's, replayed) has `sampled = False` and no log-probabilities.
+    policy (an expert's, replayed) has `sampled = False` and no log-probabilities. A `side` chunk answered a call beside the
+    conversation (a title, a summary): it is kept, and is no part of what is trained on or counted as a step.
     """
 
     index: int
@@ -45,6 +46,7 @@ class Chunk:
     finish_reason: FinishReason
     sampled: bool = True
     error: ChunkError | None = None
+    side: bool = False
 
     def __len__(self) -> int:
         return self.end - self.start
@@ -121,6 +123,10 @@ class Trajectory:
     timings: tuple[tuple[str, float], ...] = ()
     made_with: tuple[tuple[str, str], ...] = ()
     """Section and plugin, for the sections in which the run selects among several."""
+    start_chunk: int = 0
+    """How many of an expert's chunks were replayed before the policy took over."""
+    changed_echoes: int = 0
+    """Model calls in which the agent brought the last reply back in another form."""
 
     @property
     def groups_for_success(self) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from typing import Any
 from ale.endpoint.dialects import DIALECTS, AnthropicMessages, ChatCompletions, Dialect, ModelCall
 from ale.endpoint.dialects.dialect import MODEL
 from ale.endpoint.session import EndpointSession, ModelEndpoint
-from ale.errors import AleError, BudgetExceeded
+from ale.errors import AleError, BudgetExceeded, DivergedReplay
 from ale.messages import ChatReply
 
 MAX_BODY_BYTES = 16 << 20
@@ -170,6 +170,8 @@ async def replies(session: EndpointSession, call: ModelCall) -> list[ChatReply]:
         return await session.answer(call)
     except BudgetExceeded as error:
         raise Refused(400, "context_length_exceeded", str(error)) from error
+    except DivergedReplay as error:
+        raise Refused(400, "episode_ended", str(error)) from error
     except AleError as error:
         raise Refused(503 if error.retryable else 500, f"{error.kind}_error", str(error)) from error
 

@@ -1,11 +1,12 @@
 """The recorder keeps each conversation exact to the token.
 
 1. A *line* is one context: the token ids that the model saw and sampled, in order. Each reply ends a known prefix
-   of messages; the recorder remembers which line stands for it, and how long the line was then.
+   of messages: a *node* of the session's prefix tree remembers which line stands for it, and how long the line was then.
 2. A request whose messages extend such a prefix reuses the line's tokens as they are. Only what is new is
    tokenized: the text that the template puts after the last reply. The sampled text itself is never tokenized again.
-3. An echo of a reply is known by what it says: white space around its text, the ids of its calls and the form of their
-   arguments' JSON may be others (`changed_echoes` counts them). What the model sampled is what stays in the line.
+3. An echo of a reply is known by what it says (`gist`): white space around its text, the ids of its calls and the form of
+   their arguments' JSON may be others, and its thoughts may be missing. What the model sampled is what stays in the line,
+   thoughts too. Such a request counts as a changed echo.
 4. A request that extends no known prefix (first call, rewritten history) starts a new line; one that extends the
    *middle* of a line branches: the new line copies the tokens up to there. A chunk stays with the line that
    sampled it, so each sampled token is trained on once.
@@ -16,14 +17,13 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
+from ale.endpoint.reply_form import ReplyForm
 from ale.endpoint.tokenizer import ChatTokenizer
 from ale.messages import Message, ToolCall, ToolSpec
 from ale.specs.engine import Generation
-from ale.trajectory import Chunk, ChunkError, FinishReason, Sequence
-
-_Key = tuple[tuple[str, ...], tuple[Message, ...]]
-"""Names of the tools, and the messages by what they say (`gist`)."""
+from ale.trajectory import Chunk, ChunkError, FinishReason, Sequence, Trajectory
 
 
 @dataclass(slots=True)
@@ -43,55 +43,84 @@ class _Known:
     reply: Message
 
 
+@dataclass(slots=True)
+class _Node:
+    """A prefix of messages; `after` leads on, by what the next message says."""
+
+    after: dict[Message, _Node] = field(default_factory=dict)
+    known: _Known | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Prompt:
     """A request rendered to tokens: `token_ids` is what the engine is given."""
 
     token_ids: tuple[int, ...]
     messages: tuple[Message, ...]
-    said: tuple[Message, ...]
-    """Their gists."""
     tools: tuple[ToolSpec, ...]
-    known: _Known | None
-    reused: int
+    known: _Known | None = None
+    reused: int = 0
     """Leading tokens taken over from the line instead of being tokenized."""
+    changed: bool = False
+    """Whether it brought the last reply back in another form."""
 
 
 class Recorder:
     """Records the conversations of one session."""
 
-    def __init__(self, tokenizer: ChatTokenizer) -> None:
+    def __init__(self, tokenizer: ChatTokenizer, form: ReplyForm | None = None) -> None:
         self._tokenizer = tokenizer
+        self._form = form or ReplyForm()
         self._lines: list[_Line] = []
-        self._known: dict[_Key, _Known] = {}
+        self._trees: dict[tuple[str, ...], _Node] = {}
+        """By the names of the tools: what tells two sets of tools apart."""
         self._chunks: list[Chunk] = []
         self.changed_echoes = 0
-        """Requests that brought the last reply back in another form."""
+        """Recorded calls whose request brought the last reply back in another form."""
 
     def prompt(self, messages: Seq[Message], tools: Seq[ToolSpec] = ()) -> Prompt:
-        """Token ids for the next reply to `messages`."""
-        history, names = tuple(messages), _names(tools)
-        said = tuple(map(gist, history))
-        for n in range(len(history), 0, -1):
-            if history[n - 1].role != "assistant":
-                continue
-            known = self._known.get((names, said[:n]))
-            if known is None:
-                continue
+        """Token ids for the next reply to `messages`. Nothing is recorded."""
+        history, tools = tuple(messages), tuple(tools)
+        for n, known in self._prefixes(history, tools):
             suffix = self._suffix(history, n, tools, known.stopped)
             if suffix is not None:
-                self.changed_echoes += history[n - 1] != known.reply
                 head = self._lines[known.line].token_ids[: known.length]
-                return Prompt((*head, *suffix), history, said, tuple(tools), known, known.length)
-        text = self._tokenizer.render(history, tools, prompt=True)
-        return Prompt(tuple(self._tokenizer.encode(text)), history, said, tuple(tools), None, 0)
+                head += suffix
+                return Prompt(tuple(head), history, tools, known, known.length, history[n - 1] != known.reply)
+        shown, told = self._form.shown(self._tokenizer, history, tools)
+        text = self._tokenizer.render(shown, told, prompt=True)
+        return Prompt(tuple(self._tokenizer.encode(text)), history, tools)
 
-    def _suffix(self, history: tuple[Message, ...], n: int, tools: Seq[ToolSpec], stopped: bool) -> list[int] | None:
-        """Tokens between the reply `history[n - 1]` and the next one; None where the template rewrites what went before."""
-        text = self._tokenizer.continuation(history, n, tools)
+    def _prefixes(self, history: tuple[Message, ...], tools: tuple[ToolSpec, ...]) -> list[tuple[int, _Known]]:
+        """How many messages of the history are a known prefix, and what is known of it, the longest first."""
+        node, found = self._trees.get(_names(tools)), []
+        for n, message in enumerate(history, 1):
+            node = node.after.get(gist(message)) if node is not None else None
+            if node is None:
+                break
+            if node.known is not None:
+                found.append((n, node.known))
+        return found[::-1]
+
+    def _suffix(
+        self, history: tuple[Message, ...], n: int, tools: tuple[ToolSpec, ...], stopped: bool
+    ) -> list[int] | None:
+        """Tokens between the reply `history[n - 1]` and the next one; None where the template rewrites what went before.
+
+        Templates that take thoughts out of older replies are shown none: the line keeps those that were sampled.
+        """
+        reply = history[n - 1]
+        if reply.reasoning:
+            history = (*history[: n - 1], replace(reply, reasoning=""), *history[n:])
+        shown, told = self._form.shown(self._tokenizer, history, tools)
+        text = self._tokenizer.continuation(shown, n + len(shown) - len(history), told)
         if text is None:
             return None
         return self._tokenizer.encode(text if stopped else self._tokenizer.stop_text + text)
+
+    def begins_within(self, prompt: Prompt) -> bool:
+        """Whether the model's reply to this begins inside its thoughts."""
+        return self._form.begins_within(self._tokenizer.decode(prompt.token_ids[-16:]))
 
     def add_sampled(self, prompt: Prompt, generation: Generation, reply: Message, error: ChunkError | None) -> Chunk:
         """Record what the engine sampled for `prompt`, read as `reply`."""
@@ -102,11 +131,14 @@ class Recorder:
             generation.logprobs, generation.versions, error, sampled=True,
         )  # fmt: skip
 
-    def add_given(self, prompt: Prompt, text: str, reply: Message) -> Chunk:
-        """Record a reply that the policy did not sample (a demonstrator's, an expert's)."""
-        stop = self._tokenizer.stop_token_ids[:1]
-        token_ids = (*self._tokenizer.encode(text), *stop)
-        return self._add(prompt, token_ids, reply, True, "stop", (), (), None, sampled=False)
+    def add_given(self, prompt: Prompt, reply: Message, token_ids: tuple[int, ...] | None = None) -> Chunk:
+        """Record a reply that the policy did not sample (a demonstrator's, an expert's): as the model would have written it,
+        or in these very tokens."""
+        if token_ids is None:
+            text = self._form.write(reply, within=self.begins_within(prompt))
+            token_ids = (*self._tokenizer.encode(text), *self._tokenizer.stop_token_ids[:1])
+        stopped = bool(token_ids) and token_ids[-1] in self._tokenizer.stop_token_ids
+        return self._add(prompt, token_ids, reply, stopped, "stop", (), (), None, sampled=False)
 
     def _add(
         self, prompt: Prompt, token_ids: tuple[int, ...], reply: Message, stopped: bool, finish: FinishReason,
@@ -118,7 +150,11 @@ class Recorder:
         line.token_ids.extend(token_ids)
         line.messages = (*prompt.messages, reply)
         end = len(line.token_ids)
-        self._known[(_names(prompt.tools), (*prompt.said, gist(reply)))] = _Known(index, end, stopped, reply)
+        node = self._trees.setdefault(_names(prompt.tools), _Node())
+        for message in line.messages:
+            node = node.after.setdefault(gist(message), _Node())
+        node.known = _Known(index, end, stopped, reply)
+        self.changed_echoes += prompt.changed
         chunk = Chunk(len(self._chunks), index, start, end, logprobs, versions, finish, sampled, error)
         self._chunks.append(chunk)
         return chunk
@@ -149,6 +185,17 @@ class Recorder:
         return tuple(self._chunks)
 
 
+def turn_of(trajectory: Trajectory, chunk: Chunk) -> int:
+    """Where a chunk's reply stands among the messages of its sequence.
+
+    A line that branched off another repeats that one's replies; the last ones are its own.
+    """
+    own = [other.index for other in trajectory.chunks if other.sequence == chunk.sequence]
+    messages = trajectory.sequences[chunk.sequence].messages
+    turns = [i for i, message in enumerate(messages) if message.role == "assistant"]
+    return turns[len(turns) - len(own) + own.index(chunk.index)]
+
+
 def gist(message: Message) -> Message:
     """What a message says: two that have the same are taken for each other where the model's own are looked for."""
     if message.role != "assistant":
@@ -157,6 +204,7 @@ def gist(message: Message) -> Message:
     return Message("assistant", message.content.strip(), calls)
 
 
+@lru_cache(maxsize=4096)
 def _compact(arguments: str) -> str:
     try:
         return json.dumps(json.loads(arguments), sort_keys=True)
@@ -165,5 +213,4 @@ def _compact(arguments: str) -> str:
 
 
 def _names(tools: Seq[ToolSpec]) -> tuple[str, ...]:
-    """What tells two sets of tools apart."""
     return tuple(tool.name for tool in tools)

@@ -1,7 +1,7 @@
 """One episode's line to the model, and the endpoint that opens them.
 
-A call goes: prompt tokens from the recorder -> a responder's reply, if the episode has one, else the engine ->
-tool calls read from the text -> recorded -> answered. Sampling parameters are the session's, whatever the agent asks
+A call goes: prompt tokens from the recorder -> an expert's or a responder's reply, if the episode has one, else the engine ->
+thoughts and tool calls read from the text -> recorded -> answered. Sampling parameters are the session's, whatever the agent asks
 for. Cancelling a call cancels the generation and records nothing.
 """
 
@@ -10,15 +10,17 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import secrets
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from ale.endpoint.dialects import ModelCall
-from ale.endpoint.recorder import Prompt, Recorder
+from ale.endpoint.prefill import Prefill, Step
+from ale.endpoint.recorder import Prompt, Recorder, gist
+from ale.endpoint.reply_form import ReplyForm
 from ale.endpoint.tokenizer import ChatTokenizer
-from ale.endpoint.tool_format import ParsedReply, parse_reply, render_reply
-from ale.errors import BudgetExceeded, ConfigError
+from ale.errors import AleError, BudgetExceeded, ConfigError, DivergedReplay
 from ale.hooks import Hooks
 from ale.messages import ChatReply, ChunkErrorKind, FinishWord, Message, ToolSpec
 from ale.specs.engine import GenerateRequest, Generation, InferenceEngine, Sampling
@@ -39,12 +41,16 @@ class EndpointSession(ModelSession):
         max_context: int,
         max_sampled_tokens: int | None,
         responder: Responder | None,
+        prefill: Prefill | None,
     ) -> None:
         self.id = session_id
-        self.recorder = Recorder(endpoint.tokenizer)
+        self.recorder = Recorder(endpoint.tokenizer, endpoint.form)
         self.observations: list[Observation] = []
         self.calls = 0
-        self.model_seconds = 0.0
+        self.spent = False
+        """Whether a call was refused because a budget is used up: an agent that speaks HTTP cannot raise it."""
+        self.fault: AleError | None = None
+        """What the last call failed with, if it was not the agent's or the budget's doing."""
         self._endpoint = endpoint
         self._sampling = sampling
         self._max_calls = max_calls
@@ -52,7 +58,10 @@ class EndpointSession(ModelSession):
         self._left = max_sampled_tokens
         """How many more tokens may be sampled; None: any number."""
         self._responder = responder
+        self._prefill = prefill
         self._key = secrets.token_urlsafe(24)
+        self._answering: set[asyncio.Task[Any]] = set()
+        self._closed = False
 
     @property
     def base_url(self) -> str:
@@ -76,55 +85,83 @@ class EndpointSession(ModelSession):
         """One model call of any API: as many replies as were asked for, each of which counts as a call.
 
         Temperature and its like are the session's, whatever the agent asks for; so is the longest answer, but for an agent
-        that asks for a shorter one. Raises as `chat` does.
+        that asks for a shorter one. Raises as `chat` does. A call that is under way when the session is closed ends as one
+        whose budget is used up.
         """
+        if isinstance(self.fault, DivergedReplay):
+            raise self.fault
+        task = asyncio.current_task()
+        assert task is not None
+        self._answering.add(task)
+        try:
+            replies = await self._replies(request)
+        except asyncio.CancelledError:
+            if not self._closed:
+                raise
+            task.uncancel()
+            raise BudgetExceeded("The episode has ended.") from None
+        except BudgetExceeded:
+            self.spent = True
+            raise
+        except AleError as error:
+            self.fault = error
+            raise
+        finally:
+            self._answering.discard(task)
+        self.fault = None
+        return replies
+
+    async def _replies(self, request: ModelCall) -> list[ChatReply]:
+        if self._closed:
+            raise BudgetExceeded("The episode has ended.")
         if self.calls + request.n > self._max_calls:
             raise BudgetExceeded(f"The episode has used its {self._max_calls} model calls.")
         first, self.calls = self.calls, self.calls + request.n
         prompt = self.recorder.prompt(request.messages, request.tools)
         if request.n == 1:
             return [await self._reply(request, prompt, first)]
-        async with asyncio.TaskGroup() as group:
-            made = [group.create_task(self._reply(request, prompt, first + i)) for i in range(request.n)]
+        try:
+            async with asyncio.TaskGroup() as group:
+                made = [group.create_task(self._reply(request, prompt, first + i)) for i in range(request.n)]
+        except BaseExceptionGroup as several:
+            raise several.exceptions[0] from None
         return [task.result() for task in made]
 
     def count_tokens(self, request: ModelCall) -> int:
         """How many tokens the prompt of a request has; nothing is recorded."""
         return len(self.recorder.prompt(request.messages, request.tools).token_ids)
 
+    def check_replayed(self) -> None:
+        """Raises `DivergedReplay` where an expert's chunks were to be replayed, and some were not."""
+        if self._prefill is not None:
+            self._prefill.check_done()
+
+    def close(self) -> None:
+        """Answer nothing more; calls under way end. Idempotent."""
+        self._closed = True
+        for task in self._answering - {asyncio.current_task()}:
+            task.cancel()
+
     async def _reply(self, request: ModelCall, prompt: Prompt, call: int) -> ChatReply:
-        given = await self._responder(request.messages, request.tools) if self._responder is not None else None
+        given = await self._given(request, prompt)
         if given is not None:
-            chunk = self.recorder.add_given(prompt, render_reply(given), given)
-            self._endpoint.hooks.call("ale_model_called", session_id=self.id, chunk=chunk, message=given)
-            given_finish: FinishWord = "tool_calls" if given.tool_calls else "stop"
-            return ChatReply(given, given_finish, chunk.index, len(prompt.token_ids), len(chunk))
-        room = min(self._max_context, self._endpoint.engine.max_context) - len(prompt.token_ids)
-        if room < 1:
-            raise BudgetExceeded(
-                f"The context of {len(prompt.token_ids)} tokens leaves no room for an answer within "
-                f"{min(self._max_context, self._endpoint.engine.max_context)} tokens."
-            )
-        longest = min(self._sampling.max_tokens, request.max_tokens or room, room)
-        if self._left is not None:
-            if self._left < 1:
-                raise BudgetExceeded("The episode has sampled all the tokens that it may (rollout.max_sampled_tokens).")
-            longest = min(longest, self._left)
-        sampling = self._sampling_of(call, longest)
-        generation = await self._endpoint.engine.generate(
-            GenerateRequest(prompt.token_ids, sampling, session=self.id, call=call)
-        )
-        if self._left is not None:
-            self._left -= len(generation.token_ids)
+            reply, token_ids = given
+            chunk = self.recorder.add_given(prompt, reply, token_ids)
+            self._endpoint.hooks.call("ale_model_called", session_id=self.id, chunk=chunk, message=reply)
+            given_finish: FinishWord = "tool_calls" if reply.tool_calls else "stop"
+            return ChatReply(reply, given_finish, chunk.index, len(prompt.token_ids), len(chunk))
+        sampling = self._sampling_of(call, self._longest(request, prompt))
+        sent = GenerateRequest(prompt.token_ids, sampling, session=self.id, call=call)
+        generation = await self._sampled(sent)
         generation, text, stop = self._cut(generation, request.stop)
         sampled = generation.token_ids
         stopped = bool(sampled) and sampled[-1] in self._endpoint.tokenizer.stop_token_ids
-        parsed = (
-            ParsedReply(Message("assistant", text))
-            if request.tool_choice == "none"
-            else parse_reply(text, f"call_{call}")
-        )
-        error = ChunkError("illegal_call", parsed.illegal) if parsed.illegal else None
+        parsed = self._endpoint.form.read(
+            text, f"call_{call}", request.tools,
+            calls=request.tool_choice != "none", within=self.recorder.begins_within(prompt),
+        )  # fmt: skip
+        illegal = parsed.illegal or unknown_tool(parsed.message, request.tools)
+        error = ChunkError("illegal_call", illegal) if illegal else None
         if error is None and not stopped and stop is None:
             error = ChunkError("truncated", "The response was cut at its token limit.")
         chunk = self.recorder.add_sampled(prompt, generation, parsed.message, error)
@@ -141,6 +178,53 @@ class EndpointSession(ModelSession):
             parsed.message, finish, chunk.index, len(prompt.token_ids), len(sampled), parsed.illegal, stop, tokens
         )
 
+    async def _given(self, request: ModelCall, prompt: Prompt) -> tuple[Message, tuple[int, ...] | None] | None:
+        """What somebody else answers in the policy's place, and its tokens, where they are the policy's own."""
+        if self._prefill is not None:
+            step = self._prefill.next(request.messages, request.tools)
+            if step is not None:
+                return step.reply, self._own_tokens(step, request, prompt)
+        if self._responder is None:
+            return None
+        reply = await self._responder(request.messages, request.tools)
+        return None if reply is None else (reply, None)
+
+    def _own_tokens(self, step: Step, request: ModelCall, prompt: Prompt) -> tuple[int, ...] | None:
+        """The expert's tokens where they say, in this vocabulary, what the expert said."""
+        tokenizer = self._endpoint.tokenizer
+        ids = step.token_ids
+        if not ids or max(ids) >= tokenizer.vocab_size:
+            return None
+        text = tokenizer.decode(ids[:-1] if ids[-1] in tokenizer.stop_token_ids else ids)
+        read = self._endpoint.form.read(text, "call", request.tools, within=self.recorder.begins_within(prompt)).message
+        return ids if gist(read) == gist(step.reply) else None
+
+    def _longest(self, request: ModelCall, prompt: Prompt) -> int:
+        """How many tokens the answer may have. Raises `BudgetExceeded` where there is no room for any."""
+        most = min(self._max_context, self._endpoint.engine.max_context)
+        room = most - len(prompt.token_ids)
+        if room < 1:
+            raise BudgetExceeded(
+                f"The context of {len(prompt.token_ids)} tokens leaves no room for an answer within {most} tokens."
+            )
+        if self._left is not None and self._left < 1:
+            raise BudgetExceeded("The episode has sampled all the tokens that it may (rollout.max_sampled_tokens).")
+        return min(self._sampling.max_tokens, request.max_tokens or room, room, self._left or room)
+
+    async def _sampled(self, request: GenerateRequest) -> Generation:
+        """What the engine says. Its tokens are taken from the budget before, so that calls side by side keep it together."""
+        reserved = request.sampling.max_tokens
+        if self._left is None:
+            return await self._endpoint.engine.generate(request)
+        self._left -= reserved
+        used = 0
+        try:
+            generation = await self._endpoint.engine.generate(request)
+            used = len(generation.token_ids)
+        finally:
+            self._left += reserved - used
+        return generation
+
     def _cut(self, generation: Generation, stops: tuple[str, ...]) -> tuple[Generation, str, str | None]:
         """What was sampled up to the first stop text, the text before that, and which one it was.
 
@@ -154,7 +238,10 @@ class EndpointSession(ModelSession):
         if not found:
             return generation, text, None
         at, stop = found[0]
-        end = next(n for n in range(1, len(spoken) + 1) if len(tokenizer.decode(spoken[:n])) >= at + len(stop))
+        lengths = range(1, len(spoken) + 1)
+        end = bisect_left(lengths, at + len(stop), key=lambda n: len(tokenizer.decode(spoken[:n]))) + 1
+        while stop not in tokenizer.decode(spoken[:end]):  # half a character counts as one or several
+            end += 1
         cut = replace(
             generation, token_ids=sampled[:end], logprobs=generation.logprobs[:end], versions=generation.versions[:end],
             finish_reason="stop",
@@ -182,9 +269,12 @@ class EndpointSession(ModelSession):
 class ModelEndpoint:
     """Opens sessions over one tokenizer and one engine; both may be replaced between stages."""
 
-    def __init__(self, tokenizer: ChatTokenizer, engine: InferenceEngine, hooks: Hooks) -> None:
+    def __init__(
+        self, tokenizer: ChatTokenizer, engine: InferenceEngine, hooks: Hooks, form: ReplyForm | None = None
+    ) -> None:
         self.tokenizer = tokenizer
         self.engine = engine
+        self.form = form or ReplyForm()
         self.hooks = hooks
         self.base_url: str | None = None
         """With the API's path; None where nothing is served."""
@@ -200,6 +290,7 @@ class ModelEndpoint:
         max_context: int,
         max_sampled_tokens: int | None = None,
         responder: Responder | None = None,
+        prefill: Prefill | None = None,
     ) -> EndpointSession:
         """Open the session of one episode; close it with `close`."""
         session = EndpointSession(
@@ -210,6 +301,7 @@ class ModelEndpoint:
             max_context=max_context,
             max_sampled_tokens=max_sampled_tokens,
             responder=responder,
+            prefill=prefill,
         )
         self._sessions[_hashed(session.api_key)] = session
         return session
@@ -220,12 +312,20 @@ class ModelEndpoint:
         return None if self.base_url is None else self.base_url.removesuffix("/v1")
 
     def close(self, session: EndpointSession) -> None:
-        """Forget the session: its key is worth nothing from now on."""
+        """Forget the session: its key is worth nothing from now on, and calls under way end."""
+        session.close()
         self._sessions.pop(_hashed(session.api_key), None)
 
     def by_key(self, key: str) -> EndpointSession | None:
         """The open session that this key belongs to."""
         return self._sessions.get(_hashed(key))
+
+
+def unknown_tool(reply: Message, tools: Sequence[ToolSpec]) -> str | None:
+    """A sentence where a reply calls a tool that the model was not told of."""
+    names = {tool.name for tool in tools}
+    name = next((call.name for call in reply.tool_calls if call.name not in names), None)
+    return None if name is None else f"There is no tool '{name}'; the tools are {', '.join(sorted(names)) or 'none'}."
 
 
 def _hashed(key: str) -> bytes:

@@ -162,6 +162,25 @@ class ChatTokenizer:
         except Exception:  # templates raise what they like at conversations that they do not know
             return False
 
+    @cached_property
+    def writes_tools(self) -> bool:
+        """Whether the template writes the tools that the model may call, be it only where there is a system message."""
+        return self._shows(ANCHOR, PROBE_TOOLS) or self._shows(PROBE[:2], PROBE_TOOLS)
+
+    @cached_property
+    def writes_calls(self) -> bool:
+        """Whether the template writes the calls of a reply, and what tools answer."""
+        return self._shows(
+            (*ANCHOR, Message("assistant", "", (_CALL,)), Message("tool", "answer", tool_call_id="c1")), ()
+        )
+
+    def _shows(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> bool:
+        try:
+            text = self.render(messages, tools, prompt=False)
+        except Exception:  # templates raise what they like at what they do not know
+            return False
+        return _CALL.name in text and all(message.content in text for message in messages)
+
     def save(self, folder: Path) -> None:
         """Write the tokenizer's files into `folder`."""
         self._hf.save_pretrained(str(folder))

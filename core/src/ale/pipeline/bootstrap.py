@@ -11,9 +11,9 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from ale.endpoint.recorder import Recorder
+from ale.endpoint.recorder import Recorder, turn_of
+from ale.endpoint.reply_form import ReplyForm
 from ale.endpoint.tokenizer import ChatTokenizer, train_tokenizer
-from ale.endpoint.tool_format import render_reply
 from ale.errors import AleError, ConfigError
 from ale.pipeline.workbench import Workbench
 from ale.rollout.episode import Stage
@@ -68,20 +68,17 @@ async def load_model(bench: Workbench, folder: Path, *, train: bool) -> None:
             await bench.backend.load_model(folder)
 
 
-def retokenize(trajectory: Trajectory, tokenizer: ChatTokenizer) -> Trajectory:
+def retokenize(trajectory: Trajectory, tokenizer: ChatTokenizer, form: ReplyForm | None = None) -> Trajectory:
     """The same demonstration in another vocabulary, recorded the way the policy's own rollouts are.
 
     Replies and their errors stay; the token ids are those that the endpoint would have shown to the policy.
     """
-    recorder = Recorder(tokenizer)
-    for sequence_index, sequence in enumerate(trajectory.sequences):
-        errors = [c.error for c in trajectory.chunks if c.sequence == sequence_index]
-        turns = [i for i, m in enumerate(sequence.messages) if m.role == "assistant"]
-        # A line that branched off another repeats its first replies; only its own are new chunks.
-        for turn, error in zip(turns[len(turns) - len(errors) :], errors, strict=True):
-            reply = sequence.messages[turn]
-            prompt = recorder.prompt(sequence.messages[:turn], sequence.tools)
-            chunk = recorder.add_given(prompt, render_reply(reply), reply)
-            if error is not None:
-                recorder.mark_error(chunk.index, error)
-    return replace(trajectory, sequences=recorder.sequences, chunks=recorder.chunks)
+    recorder = Recorder(tokenizer, form)
+    for chunk in trajectory.chunks:
+        sequence, turn = trajectory.sequences[chunk.sequence], turn_of(trajectory, chunk)
+        prompt = recorder.prompt(sequence.messages[:turn], sequence.tools)
+        made = recorder.add_given(prompt, sequence.messages[turn])
+        if chunk.error is not None:
+            recorder.mark_error(made.index, chunk.error)
+    chunks = tuple(replace(c, side=old.side) for c, old in zip(recorder.chunks, trajectory.chunks, strict=True))
+    return replace(trajectory, sequences=recorder.sequences, chunks=chunks)

@@ -133,6 +133,10 @@ def rollout_metrics(trajectories: Sequence[Trajectory], version: int) -> dict[st
         "sampled_tokens": float(sum(t.sampled_tokens for t in trajectories)),
         "illegal_calls": errors["illegal_call"] / max(1, len(chunks)),
         "failed_executions": errors["execution_failed"] / max(1, len(chunks)),
+        "branches": sum(max(0, len(t.sequences) - 1) for t in trajectories) / n,
+        "side_calls": sum(c.side for c in chunks) / n,
+        "changed_echoes": sum(t.changed_echoes for t in trajectories) / n,
+        "budget_ended": sum(t.ended_by == "budget" for t in trajectories) / n,
         "staleness": sum(version - t.policy_version for t in trajectories) / n,
         "episode_s": sum(t.seconds for t in trajectories) / n,
     }

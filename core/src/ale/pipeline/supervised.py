@@ -19,7 +19,7 @@ async def warm_start(bench: Workbench, config: SFTConfig, demonstrations: list[T
         f"{len(kept)} of {len(demonstrations)} demonstrations are trained on"
         f" ({sum(t.passed for t in demonstrations)} pass their tests)"
     )
-    data = [retokenize(t, bench.endpoint.tokenizer) for t in kept]
+    data = [retokenize(t, bench.endpoint.tokenizer, bench.endpoint.form) for t in kept]
     rng = random.Random(bench.config.seed)
     order: list[Trajectory] = []
     bench.progress.stage("supervised", config.steps)

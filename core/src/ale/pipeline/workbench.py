@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ale.capabilities import check_started
+from ale.endpoint.reply_form import ReplyForm
 from ale.endpoint.session import ModelEndpoint
 from ale.endpoint.tokenizer import ChatTokenizer, byte_tokenizer
 from ale.errors import AleError, PluginError
@@ -173,7 +174,8 @@ async def open_workbench(
         engine = await start("engine", config.engine)
         trainer = await start("trainer", config.trainer) if config.trainer and train else None
         tokenizer = byte_tokenizer()
-        endpoint = ModelEndpoint(tokenizer, engine, hooks)
+        tool_format = await start("tool_format", config.endpoint.tool_format, "endpoint.tool_format")
+        endpoint = ModelEndpoint(tokenizer, engine, hooks, ReplyForm(tool_format, config.endpoint.thoughts))
         if config.endpoint.http or config.needs.network == "endpoint-only":
             from ale.endpoint.http import serve
 

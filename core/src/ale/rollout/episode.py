@@ -15,11 +15,13 @@ from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from ale.endpoint.prefill import Prefill
 from ale.endpoint.session import EndpointSession, ModelEndpoint
 from ale.errors import AgentError, AleError, BudgetExceeded, ConfigError, PluginError
 from ale.hooks import Hooks
 from ale.rollout.observed import EXEC_HOOKS, ObservedSandbox
 from ale.rollout.selection import Selection
+from ale.rollout.side_calls import without_tools_aside
 from ale.run_config import RolloutConfig, SandboxNeeds
 from ale.specs.algorithm import RolloutRequest
 from ale.specs.engine import Sampling
@@ -68,11 +70,12 @@ class Episodes:
             episode_id, sampling,
             max_calls=self.config.max_calls, max_context=self.config.max_context,
             max_sampled_tokens=self.config.max_sampled_tokens, responder=responder,
+            prefill=Prefill(request.expert, request.start_chunk, self.config.replay_ignore) if request.expert else None,
         )  # fmt: skip
         trajectory = Trajectory(
             id=episode_id, task_id=request.task.id, split=stage.split, stage=stage.name, step=stage.step,
             group=request.group, seed=request.seed, policy_version=self.endpoint.engine.version,
-            sequences=(), chunks=(), tags=request.task.tags, started_at=time.time(),
+            sequences=(), chunks=(), tags=request.task.tags, started_at=time.time(), start_chunk=request.start_chunk,
         )  # fmt: skip
         began = time.monotonic()
         timings: dict[str, float] = {}
@@ -118,10 +121,7 @@ class Episodes:
             acting = self._observed(sandbox, session.id, task, "agent")
             ended_by = await self._act(scaffold, task, acting, session)
             mark = _lap(timings, "act", mark)
-            trajectory = replace(
-                trajectory, sequences=session.recorder.sequences, chunks=session.recorder.chunks,
-                observations=tuple(session.observations), ended_by=ended_by,
-            )  # fmt: skip
+            trajectory = replace(self._recorded(trajectory, session), ended_by=ended_by)
             judged = self._observed(sandbox, session.id, task, "reward")
             score = checked_score(await _kept("reward", reward.score(task, judged, trajectory)))
             mark = _lap(timings, "score", mark)
@@ -136,7 +136,11 @@ class Episodes:
         return ObservedSandbox(sandbox, episode_id, task, by, self.hooks) if watched else sandbox
 
     async def _act(self, scaffold: Scaffold, task: Task, sandbox: Sandbox, session: EndpointSession) -> str:
-        """The agent's part; a time-out or a spent budget ends it, and what it left is scored all the same."""
+        """The agent's part; a time-out or a spent budget ends it, and what it left is scored all the same.
+
+        An agent that speaks HTTP goes on, or ends, as it likes when a call fails: what its last call failed with is raised
+        here, so that a lost engine never becomes a failed task.
+        """
         try:
             async with asyncio.timeout(self.config.timeout_s):
                 ended_by: object = await scaffold.run(task, sandbox, session)
@@ -153,15 +157,27 @@ class Episodes:
             raise AgentError(
                 f"The scaffold's run() must return why the agent ended, in a word; it returned {ended_by!r}."
             )
-        return ended_by
+        if session.fault is not None:
+            raise session.fault
+        session.check_replayed()
+        return "budget" if session.spent else ended_by
+
+    def _recorded(self, trajectory: Trajectory, session: EndpointSession) -> Trajectory:
+        """With all that was said."""
+        sequences, chunks = session.recorder.sequences, session.recorder.chunks
+        if self.config.side_calls == "no_tools":
+            chunks = without_tools_aside(sequences, chunks)
+        return replace(
+            trajectory, sequences=sequences, chunks=chunks, observations=tuple(session.observations),
+            changed_echoes=session.recorder.changed_echoes,
+        )  # fmt: skip
 
     def _failed(
         self, trajectory: Trajectory, session: EndpointSession, error: AleError, timings: dict[str, float], began: float
     ) -> Trajectory:
         log.warning("episode %s of %s failed (%s): %s", trajectory.id, trajectory.task_id, error.kind, error)
         return replace(
-            trajectory, sequences=session.recorder.sequences, chunks=session.recorder.chunks,
-            observations=tuple(session.observations), reward=None,
+            self._recorded(trajectory, session), reward=None,
             failure=Failure(error.kind, str(error), error.retryable), rejected=f"{error.kind} failure",
             ended_by="failure", seconds=time.monotonic() - began, timings=tuple(timings.items()),
         )  # fmt: skip

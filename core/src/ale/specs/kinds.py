@@ -7,7 +7,7 @@ the next one. So a plugin that uses nothing deprecated in 1.1 works with 1.1 and
 API_VERSION = "1.1"
 """Version of the plugin contracts of this ALE."""
 
-KINDS = ("sandbox", "engine", "trainer", "algorithm", "scaffold", "reward", "tasks")
+KINDS = ("sandbox", "engine", "trainer", "algorithm", "scaffold", "reward", "tasks", "tool_format")
 """The kinds of driver; each has the entry-point group `ale.<kind>`."""
 
 HOOKS = "hooks"
@@ -53,6 +53,7 @@ CAPABILITIES = {
     "scaffold": {},
     "reward": {},
     "tasks": {"demonstrations": "shows how its tasks are done"},
+    "tool_format": {},
     "hooks": {},
 }
 """What drivers of a kind may say they can do. A capability of one's own carries a dot: `acme.migrate`."""

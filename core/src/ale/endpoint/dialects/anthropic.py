@@ -70,6 +70,14 @@ class AnthropicMessages(Dialect):
                 yield event("content_block_start", index=index, content_block={"type": "text", "text": ""})
                 for piece in pieces(block["text"]):
                     yield event("content_block_delta", index=index, delta={"type": "text_delta", "text": piece})
+            elif block["type"] == "thinking":
+                yield event(
+                    "content_block_start", index=index, content_block={**block, "thinking": "", "signature": ""}
+                )
+                for piece in pieces(block["thinking"]):
+                    yield event("content_block_delta", index=index, delta={"type": "thinking_delta", "thinking": piece})
+                signed = {"type": "signature_delta", "signature": block["signature"]}
+                yield event("content_block_delta", index=index, delta=signed)
             else:
                 yield event("content_block_start", index=index, content_block={**block, "input": {}})
                 for piece in pieces(json.dumps(block["input"], ensure_ascii=False)):
@@ -92,6 +100,9 @@ def head(call: ModelCall, reply: ChatReply, call_id: str) -> dict[str, Any]:
 def blocks(reply: ChatReply) -> list[dict[str, Any]]:
     """The content of an answer."""
     found: list[dict[str, Any]] = []
+    if reply.message.reasoning:
+        # Clients send blocks back whole; what the signature says is nobody's concern here.
+        found.append({"type": "thinking", "thinking": reply.message.reasoning, "signature": "ale"})
     if reply.message.content or not reply.message.tool_calls:
         found.append({"type": "text", "text": reply.message.content})
     for made in reply.message.tool_calls:
@@ -122,6 +133,7 @@ def read_messages(raw: Any, where: str) -> list[Message]:
         raise ValueError(f"{where}.content must be text or a list of blocks, not {kind_of(content)}")
     answers: list[Message] = []
     said: list[str] = []
+    thoughts: list[str] = []
     calls: list[ToolCall] = []
     for i, block in enumerate(content):
         at = f"{where}.content[{i}]"
@@ -131,12 +143,14 @@ def read_messages(raw: Any, where: str) -> list[Message]:
         elif kind == "tool_result" and role == "user":
             text = content_text(block.get("content"), f"{at}.content")
             answers.append(Message("tool", text, tool_call_id=str(block.get("tool_use_id") or "")))
-        elif kind in ("thinking", "redacted_thinking"):
-            continue  # of another model: this one's thoughts stand in its text
+        elif kind == "thinking":
+            thoughts.append(content_text(block.get("thinking"), f"{at}.thinking"))
+        elif kind == "redacted_thinking":
+            continue  # of another model, and unreadable
         else:
             said.append(content_text([block], f"{where}.content"))
     if said or calls or not answers:
-        answers.append(Message(role, "".join(said), tuple(calls)))
+        answers.append(Message(role, "".join(said), tuple(calls), reasoning="".join(thoughts)))
     return answers
 
 

@@ -77,6 +77,8 @@ class ChatCompletions(Dialect):
 
         for i, reply in enumerate(replies):
             yield event(i, {"role": "assistant", "content": None if reply.message.tool_calls else ""})
+            for piece in pieces(reply.message.reasoning):
+                yield event(i, {"reasoning_content": piece})
             for piece in pieces(reply.message.content):
                 yield event(i, {"content": piece})
             for number, made in enumerate(reply.message.tool_calls):
@@ -125,7 +127,9 @@ def read_message(raw: Any, where: str) -> Message:
         raise ValueError(f"{where}.role is {role!r}; known roles are {', '.join(ROLES)}")
     calls = [read_call(each, f"{where}.tool_calls[{i}]") for i, each in enumerate(listed(raw, "tool_calls"))]
     answered = optional(raw, "tool_call_id", str, "a text")
-    return Message(ROLES[role], content_text(raw.get("content"), f"{where}.content"), tuple(calls), answered)
+    thought = next((raw[key] for key in ("reasoning_content", "reasoning") if isinstance(raw.get(key), str)), "")
+    said = content_text(raw.get("content"), f"{where}.content")
+    return Message(ROLES[role], said, tuple(calls), answered, thought if role == "assistant" else "")
 
 
 def read_call(raw: Any, where: str) -> ToolCall:

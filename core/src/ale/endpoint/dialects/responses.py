@@ -49,6 +49,7 @@ class Responses(Dialect):
         else:
             for i, item in enumerate(listed(body, "input")):
                 self._take(messages, item, f"input[{i}]")
+        messages = [message for message in messages if not is_thought(message)]  # nothing was said after them
         if not messages:
             raise ValueError("'input' must be a text, or a list with at least one item")
         tools, custom = read_tools(listed(body, "tools"))
@@ -66,7 +67,10 @@ class Responses(Dialect):
             role = item.get("role")
             if not isinstance(role, str) or role not in ROLES:
                 raise ValueError(f"{where}.role is {role!r}; known roles are {', '.join(ROLES)}")
-            messages.append(Message(ROLES[role], content_text(item.get("content"), f"{where}.content")))
+            said = Message(ROLES[role], content_text(item.get("content"), f"{where}.content"))
+            if said.role == "assistant" and messages and is_thought(messages[-1]):
+                said = replace(said, reasoning=messages.pop().reasoning)
+            messages.append(said)
         elif kind in ("function_call", "custom_tool_call"):
             made = read_call(item, kind == "custom_tool_call", where)
             last = messages[-1] if messages else None
@@ -78,7 +82,10 @@ class Responses(Dialect):
             output = item.get("output")
             text = content_text(output, f"{where}.output") if isinstance(output, str | list) else json.dumps(output)
             messages.append(Message("tool", text, tool_call_id=str(item.get("call_id") or "")))
-        elif kind != "reasoning":  # of another model: nothing that this one said
+        elif kind == "reasoning":
+            thought = content_text(item.get("content"), f"{where}.content")
+            messages.append(Message("assistant", reasoning=thought))
+        else:
             raise ValueError(f"{where} is of type {kind!r}, which this endpoint does not know")
 
     # --- answers
@@ -110,6 +117,11 @@ class Responses(Dialect):
                     yield event("response.output_text.delta", **at, content_index=0, delta=piece, logprobs=[])
                 yield event("response.output_text.done", **at, content_index=0, text=text, logprobs=[])
                 yield event("response.content_part.done", **at, content_index=0, part={**part, "text": text})
+            elif item["type"] == "reasoning":
+                text = item["content"][0]["text"]
+                for piece in pieces(text):
+                    yield event("response.reasoning_text.delta", **at, content_index=0, delta=piece)
+                yield event("response.reasoning_text.done", **at, content_index=0, text=text)
             else:
                 custom = item["type"] == "custom_tool_call"
                 name, field = (
@@ -135,6 +147,9 @@ def items(call: ModelCall, reply: ChatReply, call_id: str) -> list[dict[str, Any
     """What a reply consists of, complete."""
     found: list[dict[str, Any]] = []
     message = reply.message
+    if message.reasoning:
+        thought = [{"type": "reasoning_text", "text": message.reasoning}]
+        found.append({"type": "reasoning", "id": f"rs_{call_id}", "summary": [], "content": thought})
     if message.content or not message.tool_calls:
         part = {"type": "output_text", "text": message.content, "annotations": [], "logprobs": []}
         found.append({"type": "message", "id": f"msg_{call_id}", "role": "assistant", "content": [part]})
@@ -147,6 +162,11 @@ def items(call: ModelCall, reply: ChatReply, call_id: str) -> list[dict[str, Any
     return found
 
 
+def is_thought(message: Message) -> bool:
+    """Whether a message holds thoughts alone: what was said after them comes in the next item."""
+    return bool(message.role == "assistant" and message.reasoning and not message.content and not message.tool_calls)
+
+
 def done(item: dict[str, Any]) -> dict[str, Any]:
     """An item that has ended."""
     return {**item, "status": "completed"}
@@ -155,7 +175,7 @@ def done(item: dict[str, Any]) -> dict[str, Any]:
 def begun(item: dict[str, Any]) -> dict[str, Any]:
     """An item of which nothing has come yet."""
     empty: dict[str, Any] = {"input": ""}
-    if item["type"] == "message":
+    if item["type"] in ("message", "reasoning"):
         empty = {"content": []}
     elif item["type"] == "function_call":
         empty = {"arguments": ""}

@@ -1,0 +1,107 @@
+"""Prefill: an expert trajectory answers the first calls of an episode, verbatim, while the agent really acts on them.
+
+1. The k-th call of the conversation gets the expert's k-th reply: its very tokens where they are in the policy's vocabulary, else its
+   text. After `chunks` of them the policy takes over (chunk-level initialized resampling, 3.2.4.4).
+2. What stands between two replies is what the environment answered. Where that is not what the expert saw, the replay has
+   *diverged*: the policy would go on from a state that was never the expert's. The episode ends and is not trained on.
+3. A call with other tools than the expert's is a side call (a title, a summary): the policy answers it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ale.endpoint.recorder import gist, turn_of
+from ale.errors import ConfigError, DivergedReplay
+from ale.messages import Message, ToolSpec
+from ale.trajectory import Trajectory
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One chunk of an expert: what the environment had said since the reply before, and the reply."""
+
+    observed: tuple[Message, ...]
+    reply: Message
+    token_ids: tuple[int, ...]
+    tools: frozenset[str]
+
+
+class Prefill:
+    """Replays the first `chunks` chunks of `expert`; `ignore` are patterns of what may differ (times, process ids)."""
+
+    def __init__(self, expert: Trajectory, chunks: int, ignore: Sequence[str] = ()) -> None:
+        steps = expert_steps(expert)
+        if not 0 <= chunks <= len(steps):
+            raise ConfigError(
+                f"The expert {expert.id} of {expert.task_id} has {len(steps)} chunks; {chunks} cannot be replayed."
+            )
+        self._expert = expert.id
+        self._steps = steps[:chunks]
+        self._ignore = [re.compile(pattern) for pattern in ignore]
+        self.done = 0
+
+    @property
+    def left(self) -> int:
+        """How many chunks are still to be replayed."""
+        return len(self._steps) - self.done
+
+    def next(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Step | None:
+        """What the expert says to this; None where the policy is to. Raises `DivergedReplay`."""
+        if not self.left or frozenset(tool.name for tool in tools) != self._steps[self.done].tools:
+            return None
+        step = self._steps[self.done]
+        if self.done:
+            self._check(messages, step)
+        self.done += 1
+        return step
+
+    def check_done(self) -> None:
+        """Raises `DivergedReplay` where the agent ended before the expert did."""
+        if self.left:
+            raise DivergedReplay(
+                f"The agent ended after {self.done} of the {len(self._steps)} chunks of the expert {self._expert}."
+            )
+
+    def _check(self, messages: Sequence[Message], step: Step) -> None:
+        last = max((i for i, message in enumerate(messages) if message.role == "assistant"), default=-1)
+        before = self._steps[self.done - 1].reply
+        if last < 0 or gist(messages[last]) != gist(before):
+            raise DivergedReplay(
+                f"The agent's context does not go on from chunk {self.done} of the expert {self._expert}."
+            )
+        now, then = messages[last + 1 :], step.observed
+        for seen, wanted in zip(now, then, strict=False):
+            if (seen.role, self._plain(seen.content)) != (wanted.role, self._plain(wanted.content)):
+                raise DivergedReplay(
+                    f"After chunk {self.done} of the expert {self._expert} the environment answered {seen.content!r:.200}, "
+                    f"where it had answered {wanted.content!r:.200}. What may differ goes into rollout.replay_ignore."
+                )
+        if len(now) != len(then):
+            raise DivergedReplay(
+                f"After chunk {self.done} of the expert {self._expert} came {len(now)} messages, where {len(then)} had come."
+            )
+
+    def _plain(self, text: str) -> str:
+        for pattern in self._ignore:
+            text = pattern.sub("", text)
+        return text
+
+
+def expert_steps(expert: Trajectory) -> list[Step]:
+    """The chunks of a trajectory in the order in which they were made, but for side calls."""
+    steps = []
+    for chunk in expert.chunks:
+        if chunk.side:
+            continue
+        sequence, turn = expert.sequences[chunk.sequence], turn_of(expert, chunk)
+        before = [i for i in range(turn) if sequence.messages[i].role == "assistant"]
+        steps.append(
+            Step(
+                sequence.messages[before[-1] + 1 if before else 0 : turn], sequence.messages[turn],
+                sequence.token_ids[chunk.start : chunk.end], frozenset(tool.name for tool in sequence.tools),
+            )
+        )  # fmt: skip
+    return steps

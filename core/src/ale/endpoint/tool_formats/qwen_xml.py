@@ -1,0 +1,87 @@
+"""The form of Qwen3-Coder: tags instead of JSON, so that code need not be escaped.
+
+    <tool_call>
+    <function=shell>
+    <parameter=command>
+    ls
+    </parameter>
+    </function>
+    </tool_call>
+
+A value is text; it is read as JSON where the tool's schema says that it is something else.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ale.endpoint.tool_formats.hermes import CLOSE, OPEN
+from ale.messages import ToolCall, ToolSpec
+from ale.specs.tool_format import FoundCall, ReadReply, ToolFormat
+
+_BLOCK = re.compile(r"<tool_call>\s*<function=([^>\n]*)>(.*?)</function>\s*</tool_call>", re.DOTALL)
+_PARAMETER = re.compile(r"\s*<parameter=([^>\n]*)>\n?(.*?)\n?</parameter>(?=\s*(?:<parameter=|\Z))", re.DOTALL)
+
+
+class QwenXML(ToolFormat):
+    """The tool format `qwen_xml`."""
+
+    api_version = ">=1.1,<1.3"
+
+    def read(self, text: str, tools: Sequence[ToolSpec]) -> ReadReply:
+        """See `ToolFormat.read`."""
+        if OPEN not in text:
+            return ReadReply(text)
+        schemas = {tool.name: tool.parameters.get("properties") for tool in tools}
+        calls = []
+        for match in _BLOCK.finditer(text):
+            name = match.group(1).strip()
+            known = schemas.get(name)
+            calls.append(FoundCall(name, _arguments(name, match.group(2), known if isinstance(known, Mapping) else {})))
+        rest = _BLOCK.sub("", text)
+        if OPEN in rest:
+            raise ValueError(
+                f"The tool call must be <function=NAME>, its parameters and </function>, closed with {CLOSE}."
+            )
+        return ReadReply(rest.strip(), tuple(calls))
+
+    def write(self, content: str, calls: Sequence[ToolCall]) -> str:
+        """See `ToolFormat.write`."""
+        return content + "".join(map(_written, calls))
+
+
+def _written(call: ToolCall) -> str:
+    values = (
+        f"<parameter={key}>\n{value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}\n</parameter>\n"
+        for key, value in call.parsed_arguments().items()
+    )
+    return f"{OPEN}\n<function={call.name}>\n{''.join(values)}</function>\n{CLOSE}"
+
+
+def _arguments(name: str, text: str, properties: Mapping[str, Any]) -> str:
+    """The JSON text of a call's arguments. Raises `ValueError`."""
+    given: dict[str, Any] = {}
+    at = 0
+    for match in _PARAMETER.finditer(text):
+        if match.start() != at:
+            break
+        key, value = match.group(1).strip(), match.group(2)
+        given[key] = _value(value, properties.get(key))
+        at = match.end()
+    if text[at:].strip():
+        raise ValueError(f"The parameters of '{name}' must each be <parameter=NAME>, the value and </parameter>.")
+    return json.dumps(given, ensure_ascii=False)
+
+
+def _value(text: str, schema: Any) -> Any:
+    """A text as what the schema says it is; a text where it says nothing, or where it cannot be read as that."""
+    kind = schema.get("type") if isinstance(schema, Mapping) else None
+    if kind in (None, "string") or (isinstance(kind, list) and "string" in kind):
+        return text
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
