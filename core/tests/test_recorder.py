@@ -242,5 +242,7 @@ def test_an_echo_that_says_the_same_in_another_form_goes_on_from_what_was_sample
     other_arguments = ToolCall("call_0_0", "shell", '{"command": "ls", "depth": 3}')
     assert recorder.prompt((*start, Message("assistant", "so", (other_arguments,)), answer), TOOLS).known is None
     assert recorder.changed_echoes == 0, "asking what a prompt is records nothing"
-    recorder.add_given(recorder.prompt((*start, Message("assistant", "so ", (call,)), answer), TOOLS), Message("assistant"))
+    recorder.add_given(
+        recorder.prompt((*start, Message("assistant", "so ", (call,)), answer), TOOLS), Message("assistant")
+    )
     assert recorder.changed_echoes == 1

@@ -21,7 +21,7 @@ SETTINGS = {
     "algorithm:ipa": ["", "{level: token}", "{level: trajectory, return_signal: group_centered}"],
     "scaffold:iflow": [""],
 }
-OURS = sorted(f"{i.kind}:{i.name}" for i in list_plugins() if i.package.startswith("ale-plugin-"))
+OURS = sorted(f"{i.kind}:{i.name}" for i in list_plugins() if i.package.startswith("ale-"))
 ENGINES = {"sandbox:docker": pytest.mark.docker, "sandbox:podman": pytest.mark.podman}
 CASES = [
     pytest.param(plugin, settings, id=f"{plugin}-{settings}".rstrip("-"), marks=ENGINES.get(plugin, pytest.mark.bwrap))

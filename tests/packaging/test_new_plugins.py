@@ -18,6 +18,11 @@ from ale.specs.kinds import ALL_KINDS
 pytestmark = pytest.mark.slow
 
 
+def package_of(kind: str) -> str:
+    """Names of packages have no underscore."""
+    return f"ale-plugin-my-{kind}".replace("_", "-")
+
+
 def call(*command: str | Path, cwd: Path) -> str:
     """What a command prints; its failure fails the test with what it said."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": ""}
@@ -34,11 +39,11 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
         hooks = ["--hooks"] if kind == "scaffold" else []
         done = ale("plugins", "new", kind, f"my-{kind}", *hooks, "--into", folder)
         assert done.returncode == 0, done.stderr
-        assert f"cd {folder}/ale-plugin-my-{kind}" in done.stdout
+        assert f"cd {folder}/{package_of(kind)}" in done.stdout
     venv.create(folder / "venv", with_pip=False, symlinks=True)
     python = folder / "venv" / "bin" / "python"
     flags = ["--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
-    sources = [folder / f"ale-plugin-my-{kind}" for kind in ALL_KINDS]
+    sources = [folder / package_of(kind) for kind in ALL_KINDS]
     call(sys.executable, "-m", "pip", "wheel", *flags, "--wheel-dir", folder / "dist", *sources, cwd=folder)
     wheels = sorted((folder / "dist").glob("*.whl"))
     call(sys.executable, "-m", "pip", "--python", python, "install", *flags[:2], "--no-index", *wheels, cwd=folder)
@@ -56,7 +61,7 @@ def test_its_generated_tests_pass_at_once(packages: Path, kind: str) -> None:
         "-q",
         "-p",
         "no:cacheprovider",
-        cwd=packages / f"ale-plugin-my-{kind}",
+        cwd=packages / package_of(kind),
     )
     assert "failed" not in out
     assert "skipped" not in out
@@ -64,7 +69,7 @@ def test_its_generated_tests_pass_at_once(packages: Path, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ALL_KINDS)
 def test_its_source_is_typed_and_clean(packages: Path, kind: str) -> None:
-    package = packages / f"ale-plugin-my-{kind}"
+    package = packages / package_of(kind)
     call(packages / "venv/bin/python", "-m", "mypy", "src", cwd=package)
     call(packages / "venv/bin/python", "-m", "ruff", "check", "--no-cache", ".", cwd=package)
 
@@ -87,6 +92,7 @@ needs: {{network: full}}
 scaffold: my-scaffold
 reward: my-reward
 engine: my-engine
+endpoint: {{tool_format: my-tool_format}}
 trainer: null
 algorithm: my-algorithm
 observers: [my-hooks, my-scaffold]

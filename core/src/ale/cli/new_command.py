@@ -57,6 +57,10 @@ ABOUT = {
         "where the sandbox has one user for all, what the agent left running was ended but its files are trusted.",
     ),
     "tasks": Kind("Asks for a word in a file.", "tasks: {name}", "five tasks."),
+    "tool_format": Kind(
+        "Tool calls as lines that begin with a word.", "endpoint: {{tool_format: {name}}}",
+        "a line of prose that begins with the word is taken for a call.",
+    ),
     "hooks": Kind("Writes a line a step.", "observers: [{name}]", "numbers that are not finite are written as NaN."),
 }  # fmt: skip
 

@@ -22,8 +22,10 @@ from ale.endpoint.tool_formats.hermes import CLOSE, OPEN
 from ale.messages import ToolCall, ToolSpec
 from ale.specs.tool_format import FoundCall, ReadReply, ToolFormat
 
-_BLOCK = re.compile(r"<tool_call>\s*<function=([^>\n]*)>(.*?)</function>\s*</tool_call>", re.DOTALL)
-_PARAMETER = re.compile(r"\s*<parameter=([^>\n]*)>\n?(.*?)\n?</parameter>(?=\s*(?:<parameter=|\Z))", re.DOTALL)
+_BEGINS = re.compile(r"<tool_call>\s*(?:<function=([^>\n]*)>)?")
+_ENDS = re.compile(r"</function>\s*</tool_call>")
+_PARAMETER = re.compile(r"\s*<parameter=([^>\n]*)>\n?")
+_VALUE_ENDS = re.compile(r"</parameter>(?=\s*(?:<parameter=|\Z))")
 
 
 class QwenXML(ToolFormat):
@@ -36,17 +38,21 @@ class QwenXML(ToolFormat):
         if OPEN not in text:
             return ReadReply(text)
         schemas = {tool.name: tool.parameters.get("properties") for tool in tools}
-        calls = []
-        for match in _BLOCK.finditer(text):
-            name = match.group(1).strip()
+        calls: list[FoundCall] = []
+        rest, at = "", 0
+        while begins := _BEGINS.search(text, at):
+            ends = _ENDS.search(text, begins.end()) if begins.group(1) else None
+            if ends is None:
+                raise ValueError(
+                    f"The tool call must be <function=NAME>, its parameters and </function>, closed with {CLOSE}."
+                )
+            name = begins.group(1).strip()
             known = schemas.get(name)
-            calls.append(FoundCall(name, _arguments(name, match.group(2), known if isinstance(known, Mapping) else {})))
-        rest = _BLOCK.sub("", text)
-        if OPEN in rest:
-            raise ValueError(
-                f"The tool call must be <function=NAME>, its parameters and </function>, closed with {CLOSE}."
-            )
-        return ReadReply(rest.strip(), tuple(calls))
+            given = _arguments(name, text[begins.end() : ends.start()], known if isinstance(known, Mapping) else {})
+            calls.append(FoundCall(name, given))
+            rest += text[at : begins.start()]
+            at = ends.end()
+        return ReadReply((rest + text[at:]).strip(), tuple(calls))
 
     def write(self, content: str, calls: Sequence[ToolCall]) -> str:
         """See `ToolFormat.write`."""
@@ -65,12 +71,13 @@ def _arguments(name: str, text: str, properties: Mapping[str, Any]) -> str:
     """The JSON text of a call's arguments. Raises `ValueError`."""
     given: dict[str, Any] = {}
     at = 0
-    for match in _PARAMETER.finditer(text):
-        if match.start() != at:
+    while begins := _PARAMETER.match(text, at):
+        ends = _VALUE_ENDS.search(text, begins.end())
+        if ends is None:
             break
-        key, value = match.group(1).strip(), match.group(2)
-        given[key] = _value(value, properties.get(key))
-        at = match.end()
+        key, value = begins.group(1).strip(), text[begins.end() : ends.start()]
+        given[key] = _value(value.removesuffix("\n"), properties.get(key))
+        at = ends.end()
     if text[at:].strip():
         raise ValueError(f"The parameters of '{name}' must each be <parameter=NAME>, the value and </parameter>.")
     return json.dumps(given, ensure_ascii=False)

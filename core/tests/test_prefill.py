@@ -1,0 +1,130 @@
+"""Prefill: an expert's first chunks are replayed to the token while the agent acts, and a replay that diverges is seen."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+from test_dialects import Scripted
+from test_recorder import TOKENIZERS
+
+from ale.endpoint.prefill import Prefill, expert_steps
+from ale.endpoint.session import EndpointSession, ModelEndpoint
+from ale.endpoint.tokenizer import ChatTokenizer, byte_tokenizer
+from ale.errors import ConfigError, DivergedReplay
+from ale.hooks import Hooks
+from ale.messages import Message, ToolSpec
+from ale.specs.engine import Sampling
+from ale.trajectory import Trajectory
+
+TOOLS = (ToolSpec("shell", "Run."),)
+START = (Message("system", "You act."), Message("user", "do it"))
+SAYS = [
+    f'<tool_call>\n{{"name": "shell", "arguments": {{"command":  "step {i}"}}}}\n</tool_call>' for i in range(3)
+] + ["done"]
+
+
+def opened(
+    prefill: Prefill | None, texts: list[str], tokenizer: ChatTokenizer | None = None
+) -> tuple[EndpointSession, Scripted]:
+    engine = Scripted()
+    engine.texts = list(texts)
+    endpoint = ModelEndpoint(tokenizer or byte_tokenizer(), engine, Hooks())
+    return endpoint.open("s", Sampling(max_tokens=200), max_calls=20, max_context=4000, prefill=prefill), engine
+
+
+async def act(session: EndpointSession, world: list[str]) -> list[Message]:
+    """An agent: carries calls out until it is told no more."""
+    history = list(START)
+    answers = iter(world)
+    while True:
+        reply = (await session.chat(history, TOOLS)).message
+        history.append(reply)
+        if not reply.tool_calls:
+            return history
+        history += [Message("tool", next(answers), tool_call_id=call.id) for call in reply.tool_calls]
+
+
+def expert() -> Trajectory:
+    session, _ = opened(None, SAYS)
+    asyncio.run(act(session, ["out 0", "out 1", "out 2"]))
+    return Trajectory(
+        "e", "t", "train", "rl", 0, "g", 0, 0, session.recorder.sequences, session.recorder.chunks
+    )  # fmt: skip
+
+
+EXPERT = expert()
+
+
+@pytest.mark.parametrize("chunks", [0, 1, 2, 3, 4])
+async def test_the_first_chunks_are_the_experts_very_tokens_and_the_rest_the_policys(chunks: int) -> None:
+    session, engine = opened(Prefill(EXPERT, chunks), ["mine"])
+    history = await act(session, ["out 0", "out 1", "out 2"])
+    session.check_replayed()
+    (line,) = session.recorder.sequences
+    (wanted,) = EXPERT.sequences
+    for old, new in zip(EXPERT.chunks[:chunks], session.recorder.chunks, strict=False):
+        assert not new.sampled
+        assert line.token_ids[new.start : new.end] == wanted.token_ids[old.start : old.end]
+    assert [c.sampled for c in session.recorder.chunks] == [False] * chunks + [True] * (chunks < 4)
+    assert len(engine.requests) == (chunks < 4)
+    assert history[-1].content == ("mine" if chunks < 4 else "done")
+
+
+async def test_the_text_is_replayed_where_the_vocabulary_is_another() -> None:
+    tokenizer = TOKENIZERS["bpe"]
+    session, _ = opened(Prefill(EXPERT, 4), [], tokenizer)
+    history = await act(session, ["out 0", "out 1", "out 2"])
+    assert history[-1].content == "done"
+    session.check_replayed()
+    first = session.recorder.chunks[0]
+    text = tokenizer.decode(session.recorder.sequences[0].token_ids[first.start : first.end])
+    assert '"step 0"' in text
+
+
+async def test_another_answer_of_the_environment_is_a_diverged_replay() -> None:
+    session, _ = opened(Prefill(EXPERT, 3), ["mine"])
+    with pytest.raises(DivergedReplay, match=r"After chunk 2 .* answered 'else', where it had answered 'out 1'"):
+        await act(session, ["out 0", "else", "out 2"])
+    with pytest.raises(DivergedReplay):
+        await session.chat(START, TOOLS)
+    assert isinstance(session.fault, DivergedReplay)
+    assert len(session.recorder.chunks) == 2, "what was recorded before stays"
+
+
+async def test_what_may_differ_is_ignored() -> None:
+    session, _ = opened(Prefill(EXPERT, 3, [r"\d+"]), ["mine"])
+    await act(session, ["out 17", "out 99", "out 2"])
+    session.check_replayed()
+
+
+async def test_an_agent_that_ends_before_the_expert_does_has_diverged() -> None:
+    session, _ = opened(Prefill(EXPERT, 3), ["mine"])
+    await session.chat(START, TOOLS)
+    with pytest.raises(DivergedReplay, match="ended after 1 of the 3 chunks"):
+        session.check_replayed()
+
+
+async def test_a_rewritten_context_has_diverged() -> None:
+    session, _ = opened(Prefill(EXPERT, 3), ["mine"])
+    await session.chat(START, TOOLS)
+    with pytest.raises(DivergedReplay, match="does not go on from chunk 1"):
+        await session.chat((*START, Message("user", "a summary")), TOOLS)
+
+
+async def test_side_calls_are_the_policys() -> None:
+    session, _ = opened(Prefill(EXPERT, 4), ["A title"])
+    assert (await session.chat((Message("user", "Make a title."),))).message.content == "A title"
+    assert (await act(session, ["out 0", "out 1", "out 2"]))[-1].content == "done"
+    session.check_replayed()
+
+
+def test_side_calls_of_an_expert_are_not_replayed() -> None:
+    chunks = (replace(EXPERT.chunks[0], side=True), *EXPERT.chunks[1:])
+    assert len(expert_steps(replace(EXPERT, chunks=chunks))) == 3
+
+
+def test_more_chunks_than_the_expert_has_are_refused() -> None:
+    with pytest.raises(ConfigError, match="has 4 chunks; 5 cannot be replayed"):
+        Prefill(EXPERT, 5)

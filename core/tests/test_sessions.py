@@ -1,0 +1,135 @@
+"""Sessions: budgets, what an agent in a process of its own cannot raise, and calls that are under way at the end."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from test_dialects import CALL, Scripted
+
+from ale.endpoint.dialects import ModelCall
+from ale.endpoint.session import EndpointSession, ModelEndpoint
+from ale.endpoint.tokenizer import byte_tokenizer
+from ale.errors import BudgetExceeded, EngineError
+from ale.hooks import Hooks
+from ale.messages import Message, ToolSpec
+from ale.rollout.side_calls import without_tools_aside
+from ale.specs.engine import Sampling
+
+TOOLS = (ToolSpec("shell", "Run."),)
+ASK = (Message("user", "go"),)
+
+
+def opened(engine: Scripted, **budget: int) -> EndpointSession:
+    endpoint = ModelEndpoint(byte_tokenizer(), engine, Hooks())
+    return endpoint.open("s", Sampling(max_tokens=200), **{"max_calls": 9, "max_context": 999, **budget})  # type: ignore[arg-type]
+
+
+async def test_a_refused_call_is_remembered_for_agents_that_cannot_raise_it() -> None:
+    engine = Scripted()
+    engine.texts = ["one"]
+    session = opened(engine, max_calls=1)
+    await session.chat(ASK)
+    assert not session.spent
+    with pytest.raises(BudgetExceeded):
+        await session.chat(ASK)
+    assert session.spent
+
+
+async def test_a_fault_is_remembered_until_a_call_works_again() -> None:
+    engine = Scripted()
+    engine.texts = ["one"]
+    session = opened(engine)
+    engine.error = EngineError("The engine is lost.")
+    with pytest.raises(EngineError):
+        await session.chat(ASK)
+    assert session.fault is engine.error
+    engine.error = None
+    await session.chat(ASK)
+    assert session.fault is None
+
+
+async def test_calls_under_way_end_with_the_session() -> None:
+    engine = Scripted()
+    engine.wait = asyncio.Event()
+    session = opened(engine)
+    asking = [asyncio.ensure_future(session.chat(ASK)) for _ in range(3)]
+    await asyncio.sleep(0.05)
+    assert len(engine.requests) == 3
+    session.close()
+    for ask in asking:
+        with pytest.raises(BudgetExceeded, match="has ended"):
+            await ask
+    assert engine.cancelled == 3
+    with pytest.raises(BudgetExceeded, match="has ended"):
+        await session.chat(ASK)
+    assert session.recorder.chunks == ()
+
+
+async def test_calls_side_by_side_keep_the_budget_of_tokens_together() -> None:
+    engine = Scripted()
+    engine.texts = ["abcdefgh"] * 3
+    engine.wait = asyncio.Event()
+    session = opened(engine, max_sampled_tokens=210)
+    asking = [asyncio.ensure_future(session.chat(ASK)) for _ in range(3)]
+    await asyncio.sleep(0.05)
+    assert [request.sampling.max_tokens for request in engine.requests] == [200, 10]
+    engine.wait.set()
+    results = await asyncio.gather(*asking, return_exceptions=True)
+    assert [isinstance(result, BudgetExceeded) for result in results] == [False, False, True]
+    reply = (await session.chat(ASK)).message
+    assert reply.content == "abcdefgh", "what was reserved and not sampled can be used again"
+
+
+async def test_one_of_several_answers_that_fails_fails_the_call() -> None:
+    engine = Scripted()
+    engine.error = EngineError("The engine is lost.")
+    session = opened(engine)
+    with pytest.raises(EngineError, match="is lost"):
+        await session.answer(ModelCall(ASK, n=3))
+
+
+async def test_a_call_of_an_unknown_tool_is_illegal_and_still_given() -> None:
+    engine = Scripted()
+    engine.texts = [CALL.replace('"shell"', '"shel"'), CALL]
+    session = opened(engine)
+    reply = await session.chat(ASK, TOOLS)
+    assert reply.message.tool_calls[0].name == "shel"
+    await session.chat(ASK, TOOLS)
+    first, second = session.recorder.chunks
+    assert first.error is not None
+    assert first.error.message == "There is no tool 'shel'; the tools are shell."
+    assert second.error is None
+
+
+async def test_the_key_of_one_session_is_nothing_to_another() -> None:
+    endpoint = ModelEndpoint(byte_tokenizer(), Scripted(), Hooks())
+    sessions = [endpoint.open(f"s{i}", Sampling(), max_calls=1, max_context=99) for i in range(2000)]
+    assert len({s.api_key for s in sessions}) == 2000
+    assert all(endpoint.by_key(s.api_key) is s for s in sessions)
+    endpoint.close(sessions[7])
+    assert endpoint.by_key(sessions[7].api_key) is None
+    assert endpoint.by_key(sessions[8].api_key) is sessions[8]
+
+
+async def test_calls_without_tools_of_an_agent_that_has_tools_are_side_calls() -> None:
+    engine = Scripted()
+    engine.texts = ["A title", CALL, "A summary", "done"]
+    session = opened(engine)
+    await session.chat((Message("user", "Make a title."),))
+    made = (await session.chat(ASK, TOOLS)).message
+    await session.chat((*ASK, made, Message("user", "Sum up.")))
+    await session.chat((*ASK, made, Message("tool", "out", tool_call_id=made.tool_calls[0].id)), TOOLS)
+    chunks = without_tools_aside(session.recorder.sequences, session.recorder.chunks)
+    assert [chunk.side for chunk in chunks] == [True, False, True, False]
+    assert [chunk.sequence for chunk in chunks] == [0, 1, 2, 1]
+
+
+async def test_an_agent_without_tools_has_no_side_calls() -> None:
+    engine = Scripted()
+    engine.texts = ["one", "two"]
+    session = opened(engine)
+    await session.chat(ASK)
+    await session.chat((Message("user", "else"),))
+    chunks = without_tools_aside(session.recorder.sequences, session.recorder.chunks)
+    assert [chunk.side for chunk in chunks] == [False, False]
