@@ -28,7 +28,7 @@ from ale.trajectory import Chunk, ChunkError, FinishReason, Sequence, Trajectory
 
 @dataclass(slots=True)
 class _Line:
-    token_ids: list[int] = field(default_factory=list)
+    token_ids: tuple[int, ...] = ()
     tools: tuple[ToolSpec, ...] = ()
     messages: tuple[Message, ...] = ()
 
@@ -50,6 +50,10 @@ class _Node:
     after: dict[Message, _Node] = field(default_factory=dict)
     known: _Known | None = None
 
+    def to(self, message: Message) -> _Node:
+        """The prefix with one more message, made where it is not there."""
+        return self.after.setdefault(gist(message), _Node())
+
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
@@ -58,6 +62,10 @@ class Prompt:
     token_ids: tuple[int, ...]
     messages: tuple[Message, ...]
     tools: tuple[ToolSpec, ...]
+    node: _Node
+    """The longest prefix of the messages that the tree has, ..."""
+    depth: int
+    """... and how many messages that is."""
     known: _Known | None = None
     reused: int = 0
     """Leading tokens taken over from the line instead of being tokenized."""
@@ -81,26 +89,22 @@ class Recorder:
     def prompt(self, messages: Seq[Message], tools: Seq[ToolSpec] = ()) -> Prompt:
         """Token ids for the next reply to `messages`. Nothing is recorded."""
         history, tools = tuple(messages), tuple(tools)
-        for n, known in self._prefixes(history, tools):
+        node, prefixes, depth = self._trees.get(_names(tools)) or _Node(), [], 0
+        for message in history:
+            below = node.after.get(gist(message))
+            if below is None:
+                break
+            node, depth = below, depth + 1
+            if node.known is not None:
+                prefixes.append((depth, node.known))
+        for n, known in reversed(prefixes):
             suffix = self._suffix(history, n, tools, known.stopped)
             if suffix is not None:
-                head = self._lines[known.line].token_ids[: known.length]
-                head += suffix
-                return Prompt(tuple(head), history, tools, known, known.length, history[n - 1] != known.reply)
+                ids = self._lines[known.line].token_ids[: known.length] + tuple(suffix)
+                return Prompt(ids, history, tools, node, depth, known, known.length, history[n - 1] != known.reply)
         shown, told = self._form.shown(self._tokenizer, history, tools)
         text = self._tokenizer.render(shown, told, prompt=True)
-        return Prompt(tuple(self._tokenizer.encode(text)), history, tools)
-
-    def _prefixes(self, history: tuple[Message, ...], tools: tuple[ToolSpec, ...]) -> list[tuple[int, _Known]]:
-        """How many messages of the history are a known prefix, and what is known of it, the longest first."""
-        node, found = self._trees.get(_names(tools)), []
-        for n, message in enumerate(history, 1):
-            node = node.after.get(gist(message)) if node is not None else None
-            if node is None:
-                break
-            if node.known is not None:
-                found.append((n, node.known))
-        return found[::-1]
+        return Prompt(tuple(self._tokenizer.encode(text)), history, tools, node, depth)
 
     def _suffix(
         self, history: tuple[Message, ...], n: int, tools: tuple[ToolSpec, ...], stopped: bool
@@ -146,13 +150,14 @@ class Recorder:
     ) -> Chunk:  # fmt: skip
         index = self._line_for(prompt)
         line = self._lines[index]
-        start = len(line.token_ids)
-        line.token_ids.extend(token_ids)
+        start = len(prompt.token_ids)
+        line.token_ids = prompt.token_ids + token_ids
         line.messages = (*prompt.messages, reply)
         end = len(line.token_ids)
-        node = self._trees.setdefault(_names(prompt.tools), _Node())
-        for message in line.messages:
-            node = node.after.setdefault(gist(message), _Node())
+        # Another call may have added a tree, or to it, since this prompt was made.
+        node = prompt.node if prompt.depth else self._trees.setdefault(_names(prompt.tools), _Node())
+        for message in line.messages[prompt.depth :]:
+            node = node.to(message)
         node.known = _Known(index, end, stopped, reply)
         self.changed_echoes += prompt.changed
         chunk = Chunk(len(self._chunks), index, start, end, logprobs, versions, finish, sampled, error)
@@ -163,10 +168,8 @@ class Recorder:
         """The line that ends with `prompt`: the old one where the prompt extends its end, else a new one."""
         known = prompt.known
         if known is not None and len(self._lines[known.line].token_ids) == known.length:
-            line = self._lines[known.line]
-            line.token_ids.extend(prompt.token_ids[known.length :])
             return known.line
-        self._lines.append(_Line(list(prompt.token_ids), prompt.tools))
+        self._lines.append(_Line(tools=prompt.tools))
         return len(self._lines) - 1
 
     def mark_error(self, chunk: int, error: ChunkError) -> None:
@@ -177,7 +180,7 @@ class Recorder:
     @property
     def sequences(self) -> tuple[Sequence, ...]:
         """Every line so far."""
-        return tuple(Sequence(tuple(line.token_ids), line.messages, line.tools) for line in self._lines)
+        return tuple(Sequence(line.token_ids, line.messages, line.tools) for line in self._lines)
 
     @property
     def chunks(self) -> tuple[Chunk, ...]:
@@ -200,8 +203,11 @@ def gist(message: Message) -> Message:
     """What a message says: two that have the same are taken for each other where the model's own are looked for."""
     if message.role != "assistant":
         return message
+    content = message.content.strip()
+    if not message.tool_calls and not message.reasoning and content is message.content:
+        return message
     calls = tuple(ToolCall("", call.name, _compact(call.arguments)) for call in message.tool_calls)
-    return Message("assistant", message.content.strip(), calls)
+    return Message("assistant", content, calls)
 
 
 @lru_cache(maxsize=4096)
