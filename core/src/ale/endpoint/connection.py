@@ -46,7 +46,9 @@ class Connection(H11Protocol):
         if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
             self.transport.close()
             return
-        body = json.dumps(openai_error(400, "invalid_http", "The request is not valid HTTP/1.1, or its head is too large.")).encode()
+        body = json.dumps(
+            openai_error(400, "invalid_http", "The request is not valid HTTP/1.1, or its head is too large.")
+        ).encode()
         headers = [("content-type", "application/json"), ("content-length", str(len(body))), ("connection", "close")]
         for event in (h11.Response(status_code=400, headers=headers), h11.Data(data=body), h11.EndOfMessage()):
             self.transport.write(self.conn.send(event) or b"")

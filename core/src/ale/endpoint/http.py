@@ -283,7 +283,12 @@ async def serve(endpoint: ModelEndpoint) -> AsyncIterator[str]:
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.bind(("127.0.0.1", 0))
     config = uvicorn.Config(
-        build_app(endpoint), http=Connection, ws="none", log_level="error", access_log=False, lifespan="off",
+        build_app(endpoint),
+        http=Connection,
+        ws="none",
+        log_level="error",
+        access_log=False,
+        lifespan="off",
         timeout_graceful_shutdown=1,
     )
     server = Server(config)

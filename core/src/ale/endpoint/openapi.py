@@ -227,6 +227,7 @@ def document(version: str) -> Schema:
     """The OpenAPI document, for a version of ALE."""
     anything = {"200": {"description": "It is there."}}
     name = {"name": "name", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+    unknown = {"404": {"description": "No name.", "content": {"application/json": {"schema": ref("OpenAIError")}}}}
     described = {"200": {"description": "This document.", "content": {"application/json": {"schema": ANY}}}}
     return {
         "openapi": "3.1.0",
@@ -239,7 +240,9 @@ def document(version: str) -> Schema:
                 "count_tokens", "MessagesRequest", "TokenCount", "AnthropicError", streams=False
             ),
             "/v1/models": {"get": {"operationId": "models", "responses": answers("Models")}},
-            "/v1/models/{name}": {"get": {"operationId": "model", "parameters": [name], "responses": answers("Model")}},
+            "/v1/models/{name}": {
+                "get": {"operationId": "model", "parameters": [name], "responses": answers("Model") | unknown}
+            },
             "/openapi.json": {"get": {"operationId": "openapi", "responses": described}},
             "/": {
                 "get": {"operationId": "here", "responses": anything},
