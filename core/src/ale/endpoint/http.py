@@ -158,10 +158,11 @@ def read(dialect: Dialect, body: bytes) -> ModelCall:
         raise Refused(400, "invalid_json", f"The request is not valid JSON: {error}.") from error
     if not isinstance(data, dict):
         raise Refused(400, "invalid_request", "The request must be a JSON object.")
-    try:
-        return dialect.read(data)
-    except (ValueError, RecursionError) as error:
-        raise Refused(400, "invalid_request", f"{error}.") from error
+    with told():
+        try:
+            return dialect.read(data)
+        except (ValueError, RecursionError) as error:
+            raise Refused(400, "invalid_request", f"{error}.") from error
 
 
 def no_number(name: str) -> Any:
@@ -205,6 +206,8 @@ def told() -> Iterator[None]:
     """Makes whatever goes wrong a `Refused`; of several errors, which `n` answers may have, the first."""
     try:
         yield
+    except Refused:
+        raise
     except Exception as raised:
         error = raised
         while isinstance(error, ExceptionGroup):

@@ -93,11 +93,18 @@ def chat_request() -> Schema:
 
 def responses_request() -> Schema:
     """What `Responses.read` accepts."""
-    ids = {"id": OPTIONAL_TEXT, "call_id": OPTIONAL_TEXT}
     message = shaped(["role"], type=one_of("message"), role=one_of(*ROLES), content=CONTENT)
-    call = shaped(["type", "name"], type=one_of("function_call", "custom_tool_call"), name=TEXT, **ids)
+    call = shaped(
+        ["type", "name"],
+        type=one_of("function_call", "custom_tool_call"),
+        name=TEXT,
+        id=OPTIONAL_TEXT,
+        call_id=OPTIONAL_TEXT,
+    )
     output = either({"type": ["string", "object", "number", "boolean", "null"]}, several(either(TEXT, text_part())))
-    answer = shaped(["type"], type=one_of("function_call_output", "custom_tool_call_output"), output=output, **ids)
+    answer = shaped(
+        ["type"], type=one_of("function_call_output", "custom_tool_call_output"), output=output, call_id=OPTIONAL_TEXT
+    )
     said = either(message, call, answer)
     items = {**several(either(said, shaped(["type"], type=one_of("reasoning"))), 1), "contains": said}
     tool = either(

@@ -201,7 +201,8 @@ def read_call(item: Mapping[str, Any], custom: bool, where: str) -> ToolCall:
         arguments = json.dumps({"input": "" if given is None else given}, ensure_ascii=False)
     else:
         arguments = arguments_text(given)
-    return ToolCall(text_of(item, "call_id", where) or text_of(item, "id", where), name, arguments)
+    ids = [text_of(item, key, where) for key in ("call_id", "id")]
+    return ToolCall(ids[0] or ids[1], name, arguments)
 
 
 def read_tools(raw: list[Any]) -> tuple[list[ToolSpec], set[str]]:
