@@ -30,7 +30,7 @@ $(STAMP): Makefile core/pyproject.toml $(wildcard libs/*/pyproject.toml plugins/
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) '$(TORCH)'
 	$(BIN)/pip install --quiet $(foreach p,$(PACKAGES),--editable ./$(p)) \
-	  anthropic build editables hatchling httpx hypothesis jsonschema mkdocs-material 'mkdocstrings[python]' mypy openai pytest 'pytest-asyncio>=0.24' pytest-timeout pytest-xdist ruff \
+	  anthropic build editables hatchling httpx hypothesis jsonschema mkdocs-material 'mkdocstrings[python]' mypy openai pytest 'pytest-asyncio>=0.24' pytest-timeout pytest-xdist ruff schemathesis \
 	  tensorboard twine types-PyYAML
 	@touch $@
 

@@ -1,8 +1,8 @@
 """What the model endpoint costs, with an engine that answers at once: in process, over HTTP, in a long conversation, at rest.
 
 The load comes from this very machine: a process of its own that writes HTTP/1.1 to sockets, so that it costs little itself.
-`--litellm PYTHON` names an interpreter that has `litellm[proxy]`; without it, one is made in a temporary folder and removed
-at the end, and `--no-litellm` leaves that side out. The proxy forwards to this endpoint, so what it adds is its own.
+`--litellm PYTHON` names an interpreter that has `litellm[proxy]`; without it, that side is left out. The proxy, one process as
+the endpoint is, forwards to this endpoint, so its figures hold a call of ours.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import statistics
 import subprocess
 import sys
@@ -31,6 +32,7 @@ from ale.messages import Message
 from ale.specs.driver import DriverContext, PluginConfig
 from ale.specs.engine import GenerateRequest, Generation, InferenceEngine, Sampling
 
+INSTALL = "python3 -m venv /tmp/litellm && /tmp/litellm/bin/pip install 'litellm[proxy]==1.81.10'"
 AT_ONCE, REQUESTS, TURNS, TURN_TOKENS = 256, 6000, 100, 600
 LOAD = r"""
 import asyncio, json, statistics, sys, time
@@ -148,15 +150,13 @@ async def litellm(python: str, upstream: str, key: str, folder: Path, exits: Asy
     }
     (folder / "config.yaml").write_text(json.dumps(config))
     env = {**os.environ, "LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_MODE": "PRODUCTION", "LITELLM_LOG": "ERROR"}
-    command = [
-        str(Path(python).parent / "litellm"),
-        "--config",
-        str(folder / "config.yaml"),
-        "--port",
-        "48731",
-        "--host",
-        "127.0.0.1",
-    ]
+    program = Path(python).parent / "litellm"
+    if not program.exists():
+        raise SystemExit(f"There is no litellm beside {python}. Install it, and name that interpreter: {INSTALL}")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [program, "--config", folder / "config.yaml", "--port", str(port), "--host", "127.0.0.1"]
     with (folder / "log").open("wb") as log:
         process = await asyncio.to_thread(
             subprocess.Popen, command, stdout=log, stderr=log, env=env, start_new_session=True
@@ -170,8 +170,8 @@ async def litellm(python: str, upstream: str, key: str, folder: Path, exits: Asy
     for _ in range(600):
         assert process.poll() is None, (folder / "log").read_text()[-2000:]
         try:
-            await asyncio.to_thread(urllib.request.urlopen, "http://127.0.0.1:48731/health/liveliness", None, 2)
-            return "http://127.0.0.1:48731/v1"
+            await asyncio.to_thread(urllib.request.urlopen, f"http://127.0.0.1:{port}/health/liveliness", None, 2)
+            return f"http://127.0.0.1:{port}/v1"
         except OSError:
             await asyncio.sleep(0.2)
     raise SystemExit("litellm does not answer: " + (folder / "log").read_text()[-2000:])
@@ -185,8 +185,7 @@ def say(what: str, value: float, unit: str) -> None:
 async def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--litellm", metavar="PYTHON")
-    parser.add_argument("--no-litellm", action="store_true")
+    parser.add_argument("--litellm", metavar="PYTHON", help="an interpreter that has litellm[proxy]")
     options: Any = parser.parse_args()
     endpoint = ModelEndpoint(TOKENIZER, Instant(PluginConfig(), DriverContext()), Hooks())
     async with AsyncExitStack() as exits:
@@ -205,16 +204,13 @@ async def main() -> None:
         folder = Path(tempfile.mkdtemp(prefix="ale-bench-endpoint-"))
         exits.callback(shutil.rmtree, folder, True)
         proxy = None
-        if not options.no_litellm:
-            python = options.litellm
-            if python is None:
-                print("installing litellm ...", flush=True)
-                await asyncio.to_thread(subprocess.run, [sys.executable, "-m", "venv", folder / "venv"], check=True)
-                python = str(folder / "venv" / "bin" / "python")
-                install = [python, "-m", "pip", "install", "--quiet", "litellm[proxy]"]
-                await asyncio.to_thread(subprocess.run, install, check=True)
-            proxy = await litellm(python, url, keys[0], folder, exits)
-            await load(proxy, [keys[0]], 8, 50)
+        if options.litellm is None:
+            print(f"litellm is left out; to compare with it: {INSTALL}; then --litellm /tmp/litellm/bin/python")
+        else:
+            proxy = await litellm(options.litellm, url, keys[0], folder, exits)
+            await load(proxy, [keys[0]], 8, 100)
+            theirs = await load(proxy, [keys[0]], 1, 200)
+            say("  a call through litellm, one at a time, median", theirs["median_ms"], "ms")
         ratios = []
         for _ in range(3):
             ours = await load(url, keys, AT_ONCE, REQUESTS)

@@ -74,7 +74,7 @@ def open_session(tokenizer: ChatTokenizer, seed: int, **budget: int):
     engine = RandomEngine(tokenizer, seed)
     endpoint = ModelEndpoint(tokenizer, engine, Hooks())
     budget = {"max_calls": 100, "max_context": 4096} | budget
-    return engine, endpoint.open("s", Sampling(max_tokens=32), **budget)
+    return engine, endpoint.open("s", Sampling(max_tokens=200), **budget)
 
 
 @settings(max_examples=60, deadline=None)

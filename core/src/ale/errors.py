@@ -87,6 +87,10 @@ class BudgetExceeded(AleError):
     kind = "agent"
 
 
+class ContextExceeded(BudgetExceeded):
+    """The conversation leaves no room for an answer: an agent that shortens it may go on."""
+
+
 class DivergedReplay(AleError):
     """An expert's chunks were replayed, and the environment or the agent did not do what it did then (3.2.4.4)."""
 

@@ -2,24 +2,28 @@
 
 1. The key names the session (`Authorization: Bearer` or `x-api-key`), so one agent cannot speak for another.
 2. Errors come in the API's own shape: 4xx for what will not get better by trying again, 5xx and 429 for what may.
-3. An agent that hangs up ends its generation, and nothing is recorded. A stream begins when the answer is there, or, where that
-   takes long, before, with comments that keep the connection alive.
+3. An agent that hangs up ends its generation, and nothing is recorded; so does the end of its session. A stream begins when the
+   answer is there, or, where that takes long, before, with comments that keep the connection alive.
+4. Whatever goes wrong ends one request, with a sentence: never the server, and never what was recorded before.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import logging
+import re
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
+from ale import __version__
 from ale.endpoint.dialects import DIALECTS, AnthropicMessages, ChatCompletions, Dialect, ModelCall
-from ale.endpoint.dialects.dialect import MODEL
+from ale.endpoint.dialects.dialect import MODEL, encoded
+from ale.endpoint.openapi import document
 from ale.endpoint.session import EndpointSession, ModelEndpoint
-from ale.errors import AleError, BudgetExceeded, DivergedReplay
-from ale.messages import ChatReply
+from ale.errors import AleError, BudgetExceeded, ConfigError, ContextExceeded, DivergedReplay
 
 MAX_BODY_BYTES = 16 << 20
 BODY_S = 60.0
@@ -27,6 +31,8 @@ BODY_S = 60.0
 PATIENCE_S = 5.0
 """How long a stream's first byte waits for the whole answer, so that a failure can still be told by its status."""
 ALIVE_S = 10.0
+LONE_SURROGATE = re.compile("[\ud800-\udfff]")
+log = logging.getLogger("ale.endpoint")
 
 
 class Refused(Exception):
@@ -66,24 +72,22 @@ def build_app(endpoint: ModelEndpoint) -> Any:
             try:
                 session = session_of(request)
                 call = read(dialect, await body_of(request))
-                replying = asyncio.ensure_future(replies(session, call))
+                replying = asyncio.ensure_future(said(dialect, session, call))
                 try:
                     if call.stream and not await ended(request, replying, PATIENCE_S):
-                        return StreamingResponse(late(dialect, session, call, replying), media_type="text/event-stream")
+                        return StreamingResponse(late(dialect, replying), media_type="text/event-stream")
                     await ended(request, replying, None)
                 except BaseException:
                     replying.cancel()
                     raise
-                made = replying.result()
+                parts = replying.result()
             except Refused as refused:
                 return refuse(dialect, refused)
             except HungUp:
                 return Response(status_code=499)
-            call_id = f"{session.id}-{made[0].chunk}"
             if call.stream:
-                stream = (event.encode() for event in dialect.events(call, made, call_id))
-                return StreamingResponse(stream, media_type="text/event-stream")
-            return JSONResponse(dialect.answer(call, made, call_id))
+                return StreamingResponse(iter(parts), media_type="text/event-stream")
+            return Response(parts[0], media_type="application/json")
 
         return answer
 
@@ -92,9 +96,12 @@ def build_app(endpoint: ModelEndpoint) -> Any:
         try:
             session = session_of(request)
             call = read(dialect, await body_of(request))
+            with told():
+                return JSONResponse({"input_tokens": session.count_tokens(call)})
         except Refused as refused:
             return refuse(dialect, refused)
-        return JSONResponse({"input_tokens": session.count_tokens(call)})
+        except HungUp:
+            return Response(status_code=499)
 
     async def models(request: Request) -> Response:
         if "anthropic-version" in request.headers:
@@ -105,15 +112,20 @@ def build_app(endpoint: ModelEndpoint) -> Any:
     async def model(request: Request) -> Response:
         return JSONResponse(model_entry(request.path_params["name"]))
 
+    async def described(request: Request) -> Response:
+        return JSONResponse(document(__version__))
+
     async def here(request: Request) -> Response:
         return Response()
 
     async def elsewhere(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         dialect = AnthropicMessages() if request.url.path.startswith(AnthropicMessages.path) else ChatCompletions()
-        return refuse(
+        answer = refuse(
             dialect, Refused(error.status_code, "not_found", f"{request.method} {request.url.path}: {error.detail}.")
         )
+        answer.headers.update(error.headers or {})
+        return answer
 
     return Starlette(
         routes=[
@@ -121,6 +133,7 @@ def build_app(endpoint: ModelEndpoint) -> Any:
             Route(f"{AnthropicMessages.path}/count_tokens", count_tokens, methods=["POST"]),
             Route("/v1/models", models, methods=["GET"]),
             Route("/v1/models/{name:path}", model, methods=["GET"]),
+            Route("/openapi.json", described, methods=["GET"]),
             Route("/", here, methods=["GET", "HEAD"]),
         ],
         exception_handlers={HTTPException: elsewhere},
@@ -135,28 +148,40 @@ def model_entry(name: str) -> dict[str, Any]:
 def read(dialect: Dialect, body: bytes) -> ModelCall:
     """The request in a body. Raises `Refused`."""
     try:
-        data = json.loads(body)
+        text = body.decode("utf-8-sig")
+        data = json.loads(text, parse_constant=no_number)
+        if "\\ud" in text or "\\uD" in text:  # half a character, as agents make them where they cut a text
+            data = json.loads(LONE_SURROGATE.sub("\ufffd", json.dumps(data, ensure_ascii=False)))
     except (ValueError, RecursionError) as error:
         raise Refused(400, "invalid_json", f"The request is not valid JSON: {error}.") from error
     if not isinstance(data, dict):
         raise Refused(400, "invalid_request", "The request must be a JSON object.")
-    try:
-        return dialect.read(data)
-    except (ValueError, RecursionError) as error:
-        raise Refused(400, "invalid_request", f"{error}.") from error
+    with told():
+        try:
+            return dialect.read(data)
+        except (ValueError, RecursionError) as error:
+            raise Refused(400, "invalid_request", f"{error}.") from error
+
+
+def no_number(name: str) -> Any:
+    """Refuses `NaN` and its like, which Python reads and JSON does not have."""
+    raise ValueError(f"{name} is no number of JSON")
 
 
 async def body_of(request: Any) -> bytes:
     """The body, within its limits. Raises `Refused`, and `HungUp` where it does not all come."""
     from starlette.requests import ClientDisconnect
 
+    too_large = Refused(413, "request_too_large", f"The request is larger than {MAX_BODY_BYTES} bytes.")
+    if int(request.headers.get("content-length", 0)) > MAX_BODY_BYTES:
+        raise too_large
     body = bytearray()
     try:
         async with asyncio.timeout(BODY_S):
             async for part in request.stream():
                 body += part
                 if len(body) > MAX_BODY_BYTES:
-                    raise Refused(413, "request_too_large", f"The request is larger than {MAX_BODY_BYTES} bytes.")
+                    raise too_large
     except TimeoutError:
         raise Refused(408, "timeout", f"The request did not come within {BODY_S:g} s.") from None
     except ClientDisconnect:
@@ -164,16 +189,34 @@ async def body_of(request: Any) -> bytes:
     return bytes(body)
 
 
-async def replies(session: EndpointSession, call: ModelCall) -> list[ChatReply]:
-    """What the model answers. Raises `Refused`."""
+async def said(dialect: Dialect, session: EndpointSession, call: ModelCall) -> list[bytes]:
+    """What the model answers, as it goes over the wire: the events of a stream, or one whole. Raises `Refused`."""
+    with told():
+        made = await session.answer(call)
+        call_id = f"{session.id}-{made[0].chunk}"
+        if call.stream:
+            return [event.encode() for event in dialect.events(call, made, call_id)]
+        return [encoded(dialect.answer(call, made, call_id))]
+
+
+@contextmanager
+def told() -> Iterator[None]:
+    """Makes whatever goes wrong a `Refused`."""
     try:
-        return await session.answer(call)
-    except BudgetExceeded as error:
+        yield
+    except Refused:
+        raise
+    except ContextExceeded as error:
         raise Refused(400, "context_length_exceeded", str(error)) from error
-    except DivergedReplay as error:
+    except (BudgetExceeded, DivergedReplay) as error:
         raise Refused(400, "episode_ended", str(error)) from error
+    except (ConfigError, RecursionError) as error:
+        raise Refused(400, "invalid_request", str(error)) from error
     except AleError as error:
         raise Refused(503 if error.retryable else 500, f"{error.kind}_error", str(error)) from error
+    except Exception as error:
+        log.exception("a model call failed")
+        raise Refused(500, "internal_error", f"The call failed: {type(error).__name__}: {error}.") from error
 
 
 async def ended(request: Any, doing: asyncio.Future[Any], timeout_s: float | None) -> bool:
@@ -194,16 +237,13 @@ async def gone(request: Any) -> None:
         continue
 
 
-async def late(
-    dialect: Dialect, session: EndpointSession, call: ModelCall, replying: asyncio.Future[list[ChatReply]]
-) -> AsyncIterator[bytes]:
+async def late(dialect: Dialect, replying: asyncio.Future[list[bytes]]) -> AsyncIterator[bytes]:
     """A stream whose answer is not there yet."""
     try:
         while not (await asyncio.wait([replying], timeout=ALIVE_S))[0]:
             yield b": the model is at work\n\n"
-        made = replying.result()
-        for event in dialect.events(call, made, f"{session.id}-{made[0].chunk}"):
-            yield event.encode()
+        for part in replying.result():
+            yield part
     except Refused as refused:
         for event in dialect.error_events(refused.status, refused.code, refused.message):
             yield event.encode()
@@ -216,6 +256,8 @@ async def serve(endpoint: ModelEndpoint) -> AsyncIterator[str]:
     """Serve on a free loopback port while the context lasts; yields the base URL and sets `endpoint.base_url`."""
     import uvicorn
 
+    from ale.endpoint.connection import Connection
+
     class Server(uvicorn.Server):
         """Leaves signals to the run, which has to clean up more than a server."""
 
@@ -227,7 +269,13 @@ async def serve(endpoint: ModelEndpoint) -> AsyncIterator[str]:
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.bind(("127.0.0.1", 0))
     config = uvicorn.Config(
-        build_app(endpoint), log_level="error", access_log=False, lifespan="off", timeout_graceful_shutdown=1
+        build_app(endpoint),
+        http=Connection,
+        ws="none",
+        log_level="error",
+        access_log=False,
+        lifespan="off",
+        timeout_graceful_shutdown=1,
     )
     server = Server(config)
     task = asyncio.create_task(server.serve(sockets=[listener]))

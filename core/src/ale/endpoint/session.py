@@ -9,23 +9,28 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 import secrets
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from ale.endpoint.checks import checked_generation
 from ale.endpoint.dialects import ModelCall
 from ale.endpoint.prefill import Prefill, Step
 from ale.endpoint.recorder import Prompt, Recorder, gist
 from ale.endpoint.reply_form import ReplyForm
 from ale.endpoint.tokenizer import ChatTokenizer
-from ale.errors import AleError, BudgetExceeded, ConfigError, DivergedReplay
+from ale.errors import AleError, BudgetExceeded, ConfigError, ContextExceeded, DivergedReplay, EngineError
 from ale.hooks import Hooks
 from ale.messages import ChatReply, ChunkErrorKind, FinishWord, Message, ToolSpec
 from ale.specs.engine import GenerateRequest, Generation, InferenceEngine, Sampling
 from ale.specs.scaffold import ModelSession, Responder
 from ale.trajectory import ChunkError, Observation
+from ale.validation import one_line
+
+log = logging.getLogger("ale.endpoint")
 
 
 class EndpointSession(ModelSession):
@@ -204,8 +209,10 @@ class EndpointSession(ModelSession):
         most = min(self._max_context, self._endpoint.engine.max_context)
         room = most - len(prompt.token_ids)
         if room < 1:
-            raise BudgetExceeded(
-                f"The context of {len(prompt.token_ids)} tokens leaves no room for an answer within {most} tokens."
+            # In the words by which clients of OpenAI and of Anthropic know it.
+            raise ContextExceeded(
+                f"The prompt is too long: {len(prompt.token_ids)} tokens > {most} maximum; this model's maximum context length is "
+                f"{most} tokens, and that leaves no room for an answer."
             )
         if self._left is not None and self._left < 1:
             raise BudgetExceeded("The episode has sampled all the tokens that it may (rollout.max_sampled_tokens).")
@@ -213,16 +220,19 @@ class EndpointSession(ModelSession):
 
     async def _sampled(self, request: GenerateRequest) -> Generation:
         """What the engine says. Its tokens are taken from the budget before, so that calls side by side keep it together."""
-        reserved = request.sampling.max_tokens
-        if self._left is None:
-            return await self._endpoint.engine.generate(request)
-        self._left -= reserved
-        used = 0
+        reserved, used = request.sampling.max_tokens, 0
+        self._left = None if self._left is None else self._left - reserved
         try:
-            generation = await self._endpoint.engine.generate(request)
+            answer: object = await self._endpoint.engine.generate(request)
+            generation = checked_generation(answer, request, self._endpoint.tokenizer.vocab_size)
             used = len(generation.token_ids)
+        except AleError:
+            raise
+        except Exception as error:
+            log.exception("the engine crashed in session %s", self.id)
+            raise EngineError(f"The engine crashed: {type(error).__name__}: {one_line(error)}.") from error
         finally:
-            self._left += reserved - used
+            self._left = None if self._left is None else self._left + reserved - used
         return generation
 
     def _cut(self, generation: Generation, stops: tuple[str, ...]) -> tuple[Generation, str, str | None]:

@@ -111,7 +111,10 @@ class ChatTokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Token ids of `text`; special tokens in it are recognised, none are added."""
-        return list(self._fast.encode(text, add_special_tokens=False).ids)
+        try:
+            return list(self._fast.encode(text, add_special_tokens=False).ids)
+        except TypeError:  # half a character, as JSON may hold one: it has no bytes
+            return list(self._fast.encode(text.encode("utf-8", "replace").decode(), add_special_tokens=False).ids)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of `token_ids`, special tokens included."""

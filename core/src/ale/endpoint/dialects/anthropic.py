@@ -15,9 +15,11 @@ from ale.endpoint.dialects.dialect import (
     kind_of,
     listed,
     named,
+    optional,
     pieces,
     positive,
     schema,
+    text_of,
     texts,
 )
 from ale.messages import ChatReply, Message, ToolCall, ToolSpec
@@ -142,7 +144,7 @@ def read_messages(raw: Any, where: str) -> list[Message]:
             calls.append(read_call(block, at))
         elif kind == "tool_result" and role == "user":
             text = content_text(block.get("content"), f"{at}.content")
-            answers.append(Message("tool", text, tool_call_id=str(block.get("tool_use_id") or "")))
+            answers.append(Message("tool", text, tool_call_id=text_of(block, "tool_use_id", at)))
         elif kind == "thinking":
             thoughts.append(content_text(block.get("thinking"), f"{at}.thinking"))
         elif kind == "redacted_thinking":
@@ -158,7 +160,8 @@ def read_call(block: Mapping[str, Any], where: str) -> ToolCall:
     """A tool call of an assistant's message."""
     if not isinstance(block.get("name"), str):
         raise ValueError(f"{where} needs the 'name' of a tool")
-    return ToolCall(str(block.get("id") or ""), block["name"], json.dumps(block.get("input") or {}, ensure_ascii=False))
+    given = optional(block, "input", dict, "an object") or {}
+    return ToolCall(text_of(block, "id", where), block["name"], json.dumps(given, ensure_ascii=False))
 
 
 def read_tool(raw: Any, where: str) -> ToolSpec | None:
@@ -167,9 +170,8 @@ def read_tool(raw: Any, where: str) -> ToolSpec | None:
         raise ValueError(f"{where} must be an object with a name")
     if raw.get("type") not in (None, "custom"):
         return None
-    return ToolSpec(
-        raw["name"], str(raw.get("description") or ""), schema(raw.get("input_schema"), f"{where}.input_schema")
-    )
+    parameters = schema(raw.get("input_schema"), f"{where}.input_schema")
+    return ToolSpec(raw["name"], text_of(raw, "description", where), parameters)
 
 
 def read_choice(raw: Any, names: set[str]) -> str:
@@ -180,6 +182,6 @@ def read_choice(raw: Any, names: set[str]) -> str:
     if kind == "tool":
         return named(raw.get("name"), names)
     words = {"auto": "auto", "any": "required", "none": "none"}
-    if kind not in words:
+    if not isinstance(kind, str) or kind not in words:
         raise ValueError("'tool_choice' must be an object whose type is auto, any, none or tool")
     return words[kind]

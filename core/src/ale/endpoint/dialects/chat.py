@@ -22,6 +22,7 @@ from ale.endpoint.dialects.dialect import (
     pieces,
     positive,
     schema,
+    text_of,
     texts,
 )
 from ale.messages import ChatReply, Message, Role, ToolCall, ToolSpec
@@ -137,7 +138,7 @@ def read_call(raw: Any, where: str) -> ToolCall:
     function = raw.get("function") if isinstance(raw, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise ValueError(f"{where} needs 'function' with a 'name' and 'arguments'")
-    return ToolCall(str(raw.get("id") or ""), function["name"], arguments_text(function.get("arguments")))
+    return ToolCall(text_of(raw, "id", where), function["name"], arguments_text(function.get("arguments")))
 
 
 def read_tool(raw: Any, where: str) -> ToolSpec:
@@ -146,7 +147,7 @@ def read_tool(raw: Any, where: str) -> ToolSpec:
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise ValueError(f"{where} must be a function tool with a name")
     parameters = schema(function.get("parameters"), f"{where}.function.parameters")
-    return ToolSpec(function["name"], str(function.get("description") or ""), parameters)
+    return ToolSpec(function["name"], text_of(function, "description", f"{where}.function"), parameters)
 
 
 def read_choice(raw: Any, names: set[str]) -> str:

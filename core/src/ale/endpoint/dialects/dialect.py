@@ -49,8 +49,17 @@ class Event:
 
     def encode(self) -> bytes:
         """As it goes over the wire."""
-        data = self.data if isinstance(self.data, str) else json.dumps(self.data, ensure_ascii=False)
-        return (f"event: {self.name}\n" if self.name else "").encode() + f"data: {data}\n\n".encode()
+        data = self.data.encode() if isinstance(self.data, str) else encoded(self.data)
+        return (f"event: {self.name}\n" if self.name else "").encode() + b"data: " + data + b"\n\n"
+
+
+def encoded(value: Any) -> bytes:
+    """JSON in UTF-8. Half a character, which a policy may write into a call's arguments, stays the escape that it was.
+
+    Raises `ValueError` for what JSON does not have (NaN).
+    """
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    return text.encode("utf-8", "backslashreplace")
 
 
 class Dialect(ABC):
@@ -94,9 +103,9 @@ def common(body: Mapping[str, Any], read: Collection[str]) -> dict[str, Any]:
 
 def named(name: Any, names: Collection[str]) -> str:
     """The tool that a `tool_choice` names. Raises `ValueError` where there is none of that name."""
-    if name not in names:
+    if not isinstance(name, str) or name not in names:
         raise ValueError(f"'tool_choice' names {name!r}, which is none of the tools")
-    return str(name)
+    return name
 
 
 def arguments_text(given: Any) -> str:
@@ -131,14 +140,26 @@ def optional(body: Mapping[str, Any], key: str, kind: type | tuple[type, ...], w
 
 
 def positive(body: Mapping[str, Any], *keys: str) -> int | None:
-    """The first of these that is there: a whole number above 0, or None."""
+    """The first of these that is there: a whole number above 0, or None. The others must be such numbers too."""
+    found: list[int] = []
     for key in keys:
-        value = optional(body, key, int, "a whole number")
-        if value is not None:
-            if value < 1:
-                raise ValueError(f"'{key}' must be at least 1, not {value}")
-            return int(value)
-    return None
+        value = optional(body, key, (int, float), "a whole number")
+        if value is None:
+            continue
+        if isinstance(value, float) and not value.is_integer():
+            raise ValueError(f"'{key}' must be a whole number, not {value}")
+        if value < 1:
+            raise ValueError(f"'{key}' must be at least 1, not {value}")
+        found.append(int(value))
+    return found[0] if found else None
+
+
+def text_of(body: Mapping[str, Any], key: str, where: str) -> str:
+    """A text; empty where it is absent or null."""
+    value = body.get(key)
+    if value is not None and not isinstance(value, str):
+        raise ValueError(f"{where}.{key} must be a text, not {kind_of(value)}")
+    return value or ""
 
 
 def texts(value: Any, key: str) -> tuple[str, ...]:
@@ -157,7 +178,10 @@ def schema(value: Any, where: str) -> Mapping[str, Any]:
         value = {}
     if not isinstance(value, Mapping):
         raise ValueError(f"{where} must be a JSON Schema object, not {kind_of(value)}")
-    return {"type": "object", "properties": {}, **value}
+    properties = value.get("properties")
+    if properties is not None and not isinstance(properties, Mapping):
+        raise ValueError(f"{where}.properties must be an object, not {kind_of(properties)}")
+    return {"type": "object", "properties": {}, **value} | {"properties": properties or {}}
 
 
 def part_text(part: Any, where: str) -> str:

@@ -24,6 +24,7 @@ from ale.endpoint.dialects.dialect import (
     pieces,
     positive,
     schema,
+    text_of,
 )
 from ale.messages import ChatReply, Message, ToolCall, ToolSpec
 
@@ -40,9 +41,6 @@ class Responses(Dialect):
         if body.get("previous_response_id") is not None:
             raise ValueError("'previous_response_id' is not known: nothing is stored here; send the whole conversation")
         messages: list[Message] = []
-        instructions = optional(body, "instructions", str, "a text")
-        if instructions:
-            messages.append(Message("system", instructions))
         given = body.get("input")
         if isinstance(given, str):
             messages.append(Message("user", given))
@@ -51,7 +49,10 @@ class Responses(Dialect):
                 self._take(messages, item, f"input[{i}]")
         messages = [message for message in messages if not is_thought(message)]  # nothing was said after them
         if not messages:
-            raise ValueError("'input' must be a text, or a list with at least one item")
+            raise ValueError("'input' must be a text, or a list with at least one item that says something")
+        instructions = optional(body, "instructions", str, "a text")
+        if instructions:
+            messages.insert(0, Message("system", instructions))
         tools, custom = read_tools(listed(body, "tools"))
         return ModelCall(
             tuple(messages), tuple(tools), read_choice(body.get("tool_choice"), {tool.name for tool in tools}),
@@ -81,7 +82,7 @@ class Responses(Dialect):
         elif kind in ("function_call_output", "custom_tool_call_output"):
             output = item.get("output")
             text = content_text(output, f"{where}.output") if isinstance(output, str | list) else json.dumps(output)
-            messages.append(Message("tool", text, tool_call_id=str(item.get("call_id") or "")))
+            messages.append(Message("tool", text, tool_call_id=text_of(item, "call_id", where)))
         elif kind == "reasoning":
             thought = content_text(item.get("content"), f"{where}.content")
             messages.append(Message("assistant", reasoning=thought))
@@ -220,7 +221,8 @@ def read_call(item: Mapping[str, Any], custom: bool, where: str) -> ToolCall:
         arguments = json.dumps({"input": "" if given is None else given}, ensure_ascii=False)
     else:
         arguments = arguments_text(given)
-    return ToolCall(str(item.get("call_id") or item.get("id") or ""), name, arguments)
+    ids = [text_of(item, key, where) for key in ("call_id", "id")]
+    return ToolCall(ids[0] or ids[1], name, arguments)
 
 
 def read_tools(raw: list[Any]) -> tuple[list[ToolSpec], set[str]]:
@@ -237,14 +239,16 @@ def read_tools(raw: list[Any]) -> tuple[list[ToolSpec], set[str]]:
         if not isinstance(tool.get("name"), str):
             raise ValueError(f"{where} must have a name")
         parameters = CUSTOM_SCHEMA if kind == "custom" else schema(tool.get("parameters"), f"{where}.parameters")
-        tools.append(ToolSpec(tool["name"], str(tool.get("description") or ""), parameters))
+        tools.append(ToolSpec(tool["name"], text_of(tool, "description", where), parameters))
         if kind == "custom":
             custom.add(tool["name"])
     return tools, custom
 
 
 def read_choice(raw: Any, names: set[str]) -> str:
-    """As in chat completions, but with the tool's name beside its type."""
-    if isinstance(raw, Mapping) and isinstance(raw.get("name"), str):
-        return named(raw["name"], names)
-    return raw if raw in ("none", "required") else "auto"
+    """As in chat completions, but with the tool's name beside its type; objects that name none (of tools that a server runs) are `auto`."""
+    if isinstance(raw, Mapping):
+        return named(raw["name"], names) if isinstance(raw.get("name"), str) else "auto"
+    if raw is not None and raw not in ("auto", "none", "required"):
+        raise ValueError(f"'tool_choice' is {raw!r}; it may be auto, none, required, or name a tool")
+    return raw or "auto"

@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ale.endpoint.tool_formats.hermes import CLOSE, OPEN
+from ale.endpoint.tool_formats.reading import as_json
 from ale.messages import ToolCall, ToolSpec
 from ale.specs.tool_format import FoundCall, ReadReply, ToolFormat
 
@@ -80,7 +81,7 @@ def _arguments(name: str, text: str, properties: Mapping[str, Any]) -> str:
         at = ends.end()
     if text[at:].strip():
         raise ValueError(f"The parameters of '{name}' must each be <parameter=NAME>, the value and </parameter>.")
-    return json.dumps(given, ensure_ascii=False)
+    return as_json(given)
 
 
 def _value(text: str, schema: Any) -> Any:

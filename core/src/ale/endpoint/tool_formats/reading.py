@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 from ale.specs.tool_format import FoundCall
 
@@ -23,4 +24,15 @@ def call_at(text: str, at: int, arguments: str) -> tuple[FoundCall, int]:
     given = data.get(arguments, {})
     if not isinstance(given, dict):
         raise ValueError(f"The \"{arguments}\" of '{data['name']}' must be a JSON object.")
-    return FoundCall(data["name"], json.dumps(given, ensure_ascii=False)), end
+    return FoundCall(whole_characters(data["name"]), as_json(given)), end
+
+
+def as_json(value: Any) -> str:
+    """JSON with its characters as they are; with half of one, which no text may hold, all of them escaped."""
+    text = json.dumps(value, ensure_ascii=False)
+    return text if text == whole_characters(text) else json.dumps(value)
+
+
+def whole_characters(text: str) -> str:
+    """The text with a mark in place of each half of a character."""
+    return text.encode("utf-8", "replace").decode()
