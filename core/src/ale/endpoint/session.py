@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from ale.endpoint.dialects import ModelCall
+from ale.endpoint.dialects.dialect import MODEL
 from ale.endpoint.recorder import Prompt, Recorder
 from ale.endpoint.tokenizer import ChatTokenizer
 from ale.endpoint.tool_format import ParsedReply, parse_reply, render_reply
@@ -181,6 +182,8 @@ class EndpointSession(ModelSession):
 
 class ModelEndpoint:
     """Opens sessions over one tokenizer and one engine; both may be replaced between stages."""
+
+    models = (MODEL,)
 
     def __init__(self, tokenizer: ChatTokenizer, engine: InferenceEngine, hooks: Hooks) -> None:
         self.tokenizer = tokenizer
