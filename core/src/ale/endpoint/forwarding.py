@@ -16,10 +16,9 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Protocol
 
 from ale.endpoint.dialects import ModelCall
-from ale.endpoint.recording import Answer, RecordedCall, Recording
+from ale.endpoint.recording import Answer, RecordedCall, Recording, Source
 from ale.endpoint.replay import Replay
 from ale.errors import AleError
 from ale.messages import ChatReply
@@ -27,14 +26,6 @@ from ale.messages import ChatReply
 log = logging.getLogger("ale.endpoint")
 ANONYMOUS = "anonymous"
 CHARS_A_TOKEN = 4
-
-
-class Source(Protocol):
-    """What answers calls: an `Upstream`."""
-
-    async def answer(self, call: ModelCall) -> Answer:
-        """Answer a call. Raises `AleError`."""
-        ...
 
 
 class Forwarding:

@@ -102,11 +102,11 @@ class Recorder:
             generation.logprobs, generation.versions, error, sampled=True,
         )  # fmt: skip
 
-    def add_given(self, prompt: Prompt, text: str, reply: Message) -> Chunk:
+    def add_given(self, prompt: Prompt, text: str, reply: Message, error: ChunkError | None = None) -> Chunk:
         """Record a reply that the policy did not sample (a demonstrator's, an expert's)."""
         stop = self._tokenizer.stop_token_ids[:1]
         token_ids = (*self._tokenizer.encode(text), *stop)
-        return self._add(prompt, token_ids, reply, True, "stop", (), (), None, sampled=False)
+        return self._add(prompt, token_ids, reply, True, "stop", (), (), error, sampled=False)
 
     def _add(
         self, prompt: Prompt, token_ids: tuple[int, ...], reply: Message, stopped: bool, finish: FinishReason,

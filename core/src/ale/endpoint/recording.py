@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self, get_args
+from typing import Any, Protocol, Self, get_args
 
 from ale.endpoint.dialects import ModelCall
 from ale.endpoint.dialects.chat import read_message, read_tool
@@ -35,6 +35,14 @@ class Answer:
     replies: tuple[ChatReply, ...]
     source: str
     usage: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Source(Protocol):
+    """What answers calls: an `Upstream`."""
+
+    async def answer(self, call: ModelCall) -> Answer:
+        """Answer a call. Raises `AleError`."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

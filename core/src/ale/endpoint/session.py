@@ -1,7 +1,7 @@
 """One episode's line to the model, and the endpoint that opens them.
 
-A call goes: prompt tokens from the recorder -> a responder's reply, if the episode has one, else the engine ->
-tool calls read from the text -> recorded -> answered. Sampling parameters are the session's, whatever the agent asks
+A call goes: prompt tokens from the recorder -> a responder's reply, if the episode has one, else the upstream's, if the
+run has one, else the engine -> tool calls read from the text -> recorded -> answered. Sampling parameters are the session's, whatever the agent asks
 for. Cancelling a call cancels the generation and records nothing.
 """
 
@@ -12,7 +12,7 @@ import hashlib
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ale.endpoint.dialects import ModelCall
 from ale.endpoint.dialects.dialect import MODEL
@@ -25,6 +25,9 @@ from ale.messages import ChatReply, ChunkErrorKind, FinishWord, Message, ToolSpe
 from ale.specs.engine import GenerateRequest, Generation, InferenceEngine, Sampling
 from ale.specs.scaffold import ModelSession, Responder
 from ale.trajectory import ChunkError, Observation
+
+if TYPE_CHECKING:
+    from ale.endpoint.recording import Source
 
 
 class EndpointSession(ModelSession):
@@ -100,6 +103,8 @@ class EndpointSession(ModelSession):
             self._endpoint.hooks.call("ale_model_called", session_id=self.id, chunk=chunk, message=given)
             given_finish: FinishWord = "tool_calls" if given.tool_calls else "stop"
             return ChatReply(given, given_finish, chunk.index, len(prompt.token_ids), len(chunk))
+        if self._endpoint.upstream is not None:
+            return await self._forwarded(self._endpoint.upstream, request, prompt)
         room = min(self._max_context, self._endpoint.engine.max_context) - len(prompt.token_ids)
         if room < 1:
             raise BudgetExceeded(
@@ -141,6 +146,14 @@ class EndpointSession(ModelSession):
         return ChatReply(
             parsed.message, finish, chunk.index, len(prompt.token_ids), len(sampled), parsed.illegal, stop, tokens
         )
+
+    async def _forwarded(self, upstream: Source, request: ModelCall, prompt: Prompt) -> ChatReply:
+        """The reply of another server's model: recorded like a demonstrator's."""
+        asked = replace(request, n=1, logprobs=False, ignored={})
+        (reply,) = (await upstream.answer(asked)).replies
+        chunk = self.recorder.add_given(prompt, render_reply(reply.message), reply.message, given_error(reply))
+        self._endpoint.hooks.call("ale_model_called", session_id=self.id, chunk=chunk, message=reply.message)
+        return replace(reply, chunk=chunk.index)
 
     def _cut(self, generation: Generation, stops: tuple[str, ...]) -> tuple[Generation, str, str | None]:
         """What was sampled up to the first stop text, the text before that, and which one it was.
@@ -191,6 +204,8 @@ class ModelEndpoint:
         self.hooks = hooks
         self.base_url: str | None = None
         """With the API's path; None where nothing is served."""
+        self.upstream: Source | None = None
+        """What answers in the engine's place."""
         self._sessions: dict[bytes, EndpointSession] = {}
         """By the hashes of their keys: how long a search takes tells nothing of a key."""
 
@@ -229,6 +244,15 @@ class ModelEndpoint:
     def by_key(self, key: str) -> EndpointSession | None:
         """The open session that this key belongs to."""
         return self._sessions.get(_hashed(key))
+
+
+def given_error(reply: ChatReply) -> ChunkError | None:
+    """Why a reply that the policy did not sample is an error turn."""
+    if reply.illegal is not None:
+        return ChunkError("illegal_call", reply.illegal)
+    if reply.finish_reason == "length":
+        return ChunkError("truncated", "The response was cut at its token limit.")
+    return None
 
 
 def _hashed(key: str) -> bytes:
