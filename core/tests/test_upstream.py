@@ -107,7 +107,9 @@ async def test_what_may_pass_is_tried_again(faulty: Faulty, fault: Fault) -> Non
 async def test_what_does_not_pass_is_an_engine_fault_in_the_end(faulty: Faulty) -> None:
     faulty.script = [fails(500, f"boom, said {KEY}")] * 3
     async with to(faulty, attempts=3) as upstream:
-        with pytest.raises(EngineError, match=r"answers 500: boom, said \[the variable K\]. It was tried 3 times") as told:
+        with pytest.raises(
+            EngineError, match=r"answers 500: boom, said \[the variable K\]. It was tried 3 times"
+        ) as told:
             await upstream.answer(ModelCall(GO))
     assert told.value.retryable
     assert KEY not in repr(told.value)
