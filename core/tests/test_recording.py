@@ -157,7 +157,7 @@ def test_several_answers_come_in_their_order_and_then_the_last_again() -> None:
             ModelCall((*HISTORY[:3], Message("tool", "a.text", tool_call_id="c")), (TOOL,), model="m"),
             r"call 4 of session s\. The first 3 messages are the same; then message 3 \(tool\) has 'a.text' where 'a.txt' is",
         ),
-        (ModelCall((Message("user", "other"),), (TOOL,), model="m"), r"They differ from the first message on; then message 0 is of the role user"),
+        (ModelCall((Message("user", "other"),), (TOOL,), model="m"), r"They differ from the first message on: message 0 is of the role user"),
         (ModelCall(HISTORY[:2], (TOOL,), model="m"), "the recorded one goes on with a message of the role assistant"),
         (ModelCall((*HISTORY, Message("user", "x")), (TOOL,), model="m"), "this request goes on with a message of the role user"),
         (ModelCall(HISTORY, (), model="m"), "it has the tools shell and this request has none"),

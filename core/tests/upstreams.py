@@ -68,6 +68,7 @@ class Faulty:
         self.times: list[float] = []
         self.keys: list[str | None] = []
         self.url = ""
+        self.asked = asyncio.Event()
 
     @asynccontextmanager
     async def up(self) -> AsyncIterator[Faulty]:
@@ -79,6 +80,7 @@ class Faulty:
 
     async def _answer(self, request: Request) -> Response:
         self.bodies.append(json.loads(await request.body()))
+        self.asked.set()
         self.times.append(asyncio.get_running_loop().time())
         self.keys.append(request.headers.get("authorization"))
         return await self.script.pop(0)(request)

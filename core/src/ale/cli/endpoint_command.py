@@ -161,9 +161,6 @@ async def _serve(plan: Plan) -> None:
             return text if plan.required_key is None else text.replace(plan.required_key, "[required key]")
 
         configure_messages(lambda text: print(text, file=sys.stderr, flush=True), redact)
-        logging.getLogger("uvicorn.error").setLevel(
-            logging.CRITICAL
-        )  # it would tell of calls that are cut off at the end
         replay = Replay(read_recording(plan.replay)) if plan.replay is not None else None
         recording = stack.enter_context(Recording(plan.out, redact)) if plan.out is not None else None
         names = [route.pattern for route in plan.routes if not set("*?[") & set(route.pattern)]
@@ -184,13 +181,14 @@ async def _serve(plan: Plan) -> None:
         await stack.enter_async_context(serving(app, listener))
         lines = [*told(plan, listener.getsockname()[1])]
         if replay is not None:
-            lines.append(f"replaying     {plan.replay} ({len(replay)} different requests)")
+            lines.append(f"replaying     {plan.replay} (requests in it: {len(replay)})")
         if recording is not None:
             lines.append(
-                f"recording to  {plan.out}" + (f" (after the {recording.lines} calls in it)" if recording.lines else "")
+                f"recording to  {plan.out}" + (f" (calls in it: {recording.lines})" if recording.lines else "")
             )
         print("\n".join([*lines, "Ctrl-C ends it."]), flush=True)
         await leave.wait()
+        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # it would tell of calls that are cut off now
     parts = [
         f"{forwarding.counts[word]} {word}" for word in ("answered", "replayed", "failed") if forwarding.counts[word]
     ]

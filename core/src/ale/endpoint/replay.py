@@ -104,19 +104,19 @@ def _nearness(one: Said, other: Said) -> tuple[int, bool, bool, int]:
 
 def _parting(asked: Said, near: Said, alike: int) -> str:
     """Where two conversations part, after `alike` messages."""
-    same = f"The first {alike} messages are the same" if alike else "They differ from the first message on"
+    same = f"The first {alike} messages are the same; then" if alike else "They differ from the first message on:"
     here = asked.messages[alike] if alike < len(asked.messages) else None
     there = near.messages[alike] if alike < len(near.messages) else None
     if here is None or there is None:
         more, which = (there, "the recorded one") if here is None else (here, "this request")
         assert more is not None
-        return f"{same}; then {which} goes on with a message of the role {more.role}, and the other ends."
+        return f"{same} {which} goes on with a message of the role {more.role}, and the other ends."
     if here.role != there.role:
-        return f"{same}; then message {alike} is of the role {here.role}, and recorded is {there.role}."
+        return f"{same} message {alike} is of the role {here.role}, and recorded is {there.role}."
     one, other = _text(here), _text(there)
     shared = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
     shown = [repr(text[max(0, shared - SHOWN // 2) : shared + SHOWN]) for text in (one, other)]
-    return f"{same}; then message {alike} ({here.role}) has {shown[0]} where {shown[1]} is recorded."
+    return f"{same} message {alike} ({here.role}) has {shown[0]} where {shown[1]} is recorded."
 
 
 def _text(message: Message) -> str:
