@@ -145,6 +145,7 @@ async def test_others_than_this_machine_need_a_key(tmp_path: Path) -> None:
         (["--upstream", "host/v1"], "The upstream 'host/v1' must be a URL"),
         (["--upstream", "http://me:pw@host/v1"], "has a user or a password in its URL"),
         (["--upstream", "http://h/v1", "--key-env", "NOT_SET_HERE"], "names the environment variable NOT_SET_HERE, which is not set"),
+        (["--upstream", "http://h/v1", "--key-env", "sk-pw-1"], "takes the name of an environment variable that holds the key"),
         (["--route", "gpt-*"], "write NAME=URL"),
         (["--route", "a=http://h", "--key-env", "PATH"], "it goes with --upstream"),
         (["--route", "alpha=http://h", "--key-env", "alpa=PATH"], "there is no route 'alpa'. Did you mean 'alpha'?"),

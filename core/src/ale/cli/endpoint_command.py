@@ -98,6 +98,8 @@ def routes_of(upstream: str | None, named: Sequence[str], key_env: Sequence[str]
     for each in key_env:
         pattern, equals, variable = each.rpartition("=")
         pattern = pattern if equals else "*"
+        if not variable.isidentifier():
+            raise ConfigError("--key-env takes the name of an environment variable that holds the key, not the key.")
         if pattern not in urls:
             mend = (
                 f"there is no route '{pattern}'.{nearest(pattern, urls)}"

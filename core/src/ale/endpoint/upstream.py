@@ -13,7 +13,6 @@ import asyncio
 import random
 import re
 import time
-import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
@@ -24,13 +23,12 @@ from urllib.parse import urlsplit
 import httpx
 import tenacity
 
+from ale.endpoint.completions import read_replies, request_body, whole
 from ale.endpoint.dialects import ModelCall
-from ale.endpoint.dialects.chat import read_message
-from ale.endpoint.dialects.dialect import content_text, kind_of
+from ale.endpoint.dialects.dialect import kind_of
 from ale.endpoint.recording import Answer
-from ale.endpoint.tool_format import render_reply
 from ale.errors import BudgetExceeded, ConfigError, EngineError, RequestRefused
-from ale.messages import ChatReply, FinishWord, Message
+from ale.messages import ChatReply
 from ale.validation import one_line
 
 ATTEMPTS = 6
@@ -38,15 +36,13 @@ FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 30.0
 PATIENCE_S = 120.0
 """The longest `Retry-After` that is waited for."""
 CONNECT_S = 15.0
-PASSED_ON = frozenset({
-    "temperature", "top_p", "seed", "presence_penalty", "frequency_penalty", "logit_bias", "response_format",
-    "reasoning_effort", "verbosity", "parallel_tool_calls", "user",
-})  # fmt: skip
-"""What agents ask for that every chat-completions server may know, and that costs no more than they think."""
-FINISH: dict[str, FinishWord] = {"length": "length", "tool_calls": "tool_calls", "function_call": "tool_calls"}
 TOO_LONG = re.compile(
     r"context.?(length|window|size)|maximum context|prompt is too long|too many (input )?tokens", re.IGNORECASE
 )
+
+
+Completion = tuple[list[ChatReply], Mapping[str, Any]]
+"""Replies, and the usage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,27 +136,27 @@ class Upstream:
         made: list[ChatReply] = []
         usage: dict[str, Any] = {}
         while len(made) < call.n:  # many servers make one answer, however many are asked for
-            data = await self._asked(route, call, call.n - len(made))
-            made += read_replies(data, call)
-            usage = _sum(usage, data.get("usage") or {})
+            replies, used = await self._asked(route, call, call.n - len(made))
+            made += replies
+            usage = _sum(usage, used)
         return Answer(tuple(made[: call.n]), route.url, usage)
 
-    async def _asked(self, route: Route, call: ModelCall, n: int) -> dict[str, Any]:
+    async def _asked(self, route: Route, call: ModelCall, n: int) -> Completion:
         def body() -> dict[str, Any]:
             model = route.model or call.model
             longest = "max_completion_tokens" if (route.url, model) in self._completion_tokens else "max_tokens"
             return {**request_body(call, model, n, longest), **self._parameters}
 
-        async def attempt() -> dict[str, Any]:
+        async def attempt() -> Completion:
             sent = body()
             try:
-                return await self._post(route, sent)
+                return await self._post(route, call, sent)
             except RequestRefused as error:
                 # Newer models of OpenAI refuse the name that every other server knows.
                 if "max_completion_tokens" not in str(error) or "max_tokens" not in sent:
                     raise
                 self._completion_tokens.add((route.url, sent["model"]))
-                return await self._post(route, body())
+                return await self._post(route, call, body())
 
         trying = tenacity.AsyncRetrying(
             retry=tenacity.retry_if_exception_type(TryAgain), stop=tenacity.stop_after_attempt(self._attempts),
@@ -177,7 +173,7 @@ class Upstream:
         own = float(self._backoff(state))
         return own if asked is None else asked + random.uniform(0, min(1.0, own))
 
-    async def _post(self, route: Route, body: Mapping[str, Any]) -> dict[str, Any]:
+    async def _post(self, route: Route, call: ModelCall, body: Mapping[str, Any]) -> Completion:
         """One try. Raises `TryAgain` and what is final."""
         headers = {"authorization": f"Bearer {route.key}"} if route.key is not None else {}
         where = f"The upstream {route.url}"
@@ -198,9 +194,11 @@ class Upstream:
             data = None
         fault = data.get("error") if isinstance(data, dict) else None
         if response.status_code == 200 and not fault:
-            if isinstance(data, dict) and _has_choices(data):
-                return data
-            raise TryAgain(f"{where} answered with something that is no chat completion: {response.text[:100]!r}.")
+            try:
+                return read_replies(data, call), data.get("usage") or {}
+            except ValueError as error:
+                told = f"{one_line(error)}: {self.redact(response.text)[:100]!r}"
+                raise TryAgain(f"{where} answered with something that is no chat completion, {told}.") from None
         status = response.status_code
         if status == 200:  # some gateways tell of faults this way
             code = fault.get("code") if isinstance(fault, dict) else None
@@ -230,101 +228,9 @@ class Upstream:
         )
 
 
-def request_body(call: ModelCall, model: str, n: int, longest: str) -> dict[str, Any]:
-    """A call as a chat-completions request; `longest` is what the server calls the bound on an answer."""
-    body: dict[str, Any] = {"model": model, "messages": [_sent(message) for message in call.messages]}
-    if call.tools:
-        body["tools"] = [tool.to_openai() for tool in call.tools]
-        if call.tool_choice in ("none", "required"):
-            body["tool_choice"] = call.tool_choice
-        elif call.tool_choice != "auto":
-            body["tool_choice"] = {"type": "function", "function": {"name": call.tool_choice}}
-    if call.max_tokens is not None:
-        body[longest] = call.max_tokens
-    if call.stop:
-        body["stop"] = list(call.stop)
-    if n > 1:
-        body["n"] = n
-    if call.logprobs:
-        body["logprobs"] = True
-    reasoning = call.ignored.get("reasoning")  # as Responses has it
-    if isinstance(reasoning, Mapping) and reasoning.get("effort"):
-        body["reasoning_effort"] = reasoning["effort"]
-    return body | {key: value for key, value in call.ignored.items() if key in PASSED_ON and value is not None}
-
-
-def _sent(message: Message) -> dict[str, Any]:
-    data = message.to_openai()
-    return {**data, "content": None} if message.tool_calls and not message.content else data
-
-
-def read_replies(data: Mapping[str, Any], call: ModelCall) -> list[ChatReply]:
-    """The choices of a chat completion. The usage is the first one's, so that the sum is right."""
-    usage = data.get("usage")
-    counted = usage if isinstance(usage, Mapping) else {}
-    made = []
-    for i, choice in enumerate(data["choices"]):
-        raw = choice["message"]
-        message = read_message({**raw, "role": "assistant", "tool_call_id": None}, "message")
-        if not message.content and not message.tool_calls and isinstance(raw.get("refusal"), str):
-            message = Message("assistant", raw["refusal"])
-        message, illegal = _legal(message)
-        finish = "tool_calls" if message.tool_calls else FINISH.get(choice.get("finish_reason") or "", "stop")
-        if finish == "tool_calls" and not message.tool_calls:
-            finish = "stop"
-        stop = choice.get("stop_reason")  # of vLLM and others
-        tokens = _int(counted.get("prompt_tokens")), 0 if i else _int(counted.get("completion_tokens"))
-        made.append(
-            ChatReply(message, finish, i, *tokens, illegal, stop if stop in call.stop else None, _logprobs(choice))
-        )
-    return made
-
-
-def _legal(message: Message) -> tuple[Message, str | None]:
-    """The message, its calls with ids and with objects as arguments; where they are none, as text, and a sentence."""
-    calls = []
-    for call in message.tool_calls:
-        arguments = call.arguments.strip() or "{}"
-        calls.append(type(call)(call.id or f"call_{uuid.uuid4().hex[:12]}", call.name, arguments))
-    whole = Message("assistant", message.content, tuple(calls))
-    try:
-        for call in calls:
-            call.parsed_arguments()
-    except (ValueError, RecursionError) as error:
-        return Message("assistant", render_reply(whole)), f"The tool call is not valid JSON: {one_line(error)}."
-    return whole, None
-
-
-def _has_choices(data: Mapping[str, Any]) -> bool:
-    choices = data.get("choices")
-    if not isinstance(choices, list) or not choices:
-        return False
-    for choice in choices:
-        message = choice.get("message") if isinstance(choice, dict) else None
-        if not isinstance(message, dict):
-            return False
-        try:
-            content_text(message.get("content"), "content")
-            read_message({**message, "role": "assistant", "tool_call_id": None}, "message")
-        except (ValueError, TypeError):
-            return False
-    return True
-
-
-def _logprobs(choice: Mapping[str, Any]) -> tuple[tuple[str, float], ...]:
-    content = (choice.get("logprobs") or {}).get("content") or []
-    return tuple(
-        (str(token["token"]), float(token["logprob"])) for token in content if token.get("logprob") is not None
-    )
-
-
-def _int(value: Any) -> int:
-    return value if isinstance(value, int) and not isinstance(value, bool) else 0
-
-
 def _sum(before: Mapping[str, Any], usage: Mapping[str, Any]) -> dict[str, Any]:
     """Usages together: numbers are added up."""
-    return {**usage, **{k: v + _int(usage.get(k)) for k, v in before.items() if isinstance(v, int)}}
+    return {**usage, **{k: v + whole(usage.get(k)) for k, v in before.items() if isinstance(v, int)}}
 
 
 def _said(error: Any, text: str) -> str:
