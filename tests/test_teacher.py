@@ -9,14 +9,16 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import pytest
-from ale_command import ale, summary_of
+from ale_command import TINY, ale, summary_of
 from upstreams import Scripted
 
+from ale.endpoint.dialects import ModelCall
 from ale.endpoint.http import serve
+from ale.endpoint.recording import Answer, RecordedCall, Recording
 from ale.endpoint.session import EndpointSession, ModelEndpoint
 from ale.endpoint.tokenizer import ChatTokenizer, byte_tokenizer
 from ale.hooks import Hooks
-from ale.messages import Message, ToolCall, ToolSpec
+from ale.messages import ChatReply, Message, ToolCall, ToolSpec
 from ale.specs.driver import DriverContext
 from ale.specs.engine import Sampling
 from ale.store import RunStore
@@ -102,6 +104,39 @@ async def test_a_teachers_rollouts_train_a_student(teacher: EndpointSession, tmp
     assert tokenizer.decode(tokenizer.encode("I write.")) == "I write."
     assert not holds(tmp_path, os.environ["TEACHER_KEY"])
     assert os.environ["TEACHER_KEY"] not in done.stdout + done.stderr
+
+
+async def test_any_run_file_can_be_given_a_teacher(teacher: EndpointSession, tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text(TINY.format(runs=tmp_path / "runs"))
+    section = f"endpoint.upstream={{url: '{teacher.base_url}', model: t, key: '${{oc.env:TEACHER_KEY}}'}}"
+    done = await asyncio.to_thread(ale, "run", file, "--only", "rollout", section, "rl.steps=1")
+    summary = summary_of(done)
+    assert (summary["rollouts"], summary["sampled_tokens"], summary["failures"]) == (4, 0, {})
+    assert not holds(tmp_path, os.environ["TEACHER_KEY"])
+    checked = await asyncio.to_thread(ale, "config", "validate", file, section)
+    assert "is valid, with '--only rollout' alone" in checked.stdout
+
+
+def test_a_recording_trains_a_student(tmp_path: Path) -> None:
+    with Recording(tmp_path / "calls.jsonl") as recording:
+        for i in range(6):
+            messages = (Message("system", "Act."), Message("user", f"Write {i} into the file f{i}.txt."))
+            said = Message("assistant", "", (ToolCall("c", "shell", json.dumps({"command": f"echo {i} > f{i}.txt"})),))
+            answer = Answer((ChatReply(said, "tool_calls", 0, 1, 1),), "http://up/v1")
+            call = ModelCall(messages, (ToolSpec("shell", "Runs."),))
+            recording.add(RecordedCall(f"s{i}", 0, 0, 0, call, answer))
+    student = tmp_path / "student.yaml"
+    student.write_text(STUDENT.format(runs=tmp_path / "runs", data=tmp_path / "calls.jsonl"))
+    trained = ale("run", student, "--out", tmp_path / "trained")
+    assert set(summary_of(trained)["heldout"]) == {"before_sft", "after_sft"}
+    assert (
+        "6 of 6 demonstrations are trained on (0 pass their tests, 6 are of recordings)"
+        in trained.stdout + trained.stderr
+    )
+    with RunStore.open(tmp_path / "trained") as store:
+        assert len(store.metrics("sft")["loss"]) == 2
+        assert store.count("stage = 'demonstrations'") == 0, "none is run"
 
 
 async def test_a_teacher_is_evaluated(teacher: EndpointSession, tmp_path: Path) -> None:

@@ -15,10 +15,15 @@ import pytest
 from upstreams import CALL, Faulty, Scripted, fails, hangs, real, says
 
 from ale.endpoint.forwarding import Forwarding
-from ale.endpoint.http import build_app, listener_at, serving
+from ale.endpoint.http import build_app, listener_at, serve, serving
 from ale.endpoint.recording import RecordedCall, Recording, read_recording
 from ale.endpoint.replay import Replay
+from ale.endpoint.session import ModelEndpoint
+from ale.endpoint.tokenizer import byte_tokenizer
 from ale.endpoint.upstream import Route, Upstream
+from ale.hooks import Hooks
+from ale.pipeline.teacher import NoEngine
+from ale.specs.engine import Sampling
 
 PARAMETERS = {"type": "object", "properties": {"command": {"type": "string"}}}
 CHAT_TOOL: Any = {"type": "function", "function": {"name": "shell", "description": "Runs.", "parameters": PARAMETERS}}
@@ -284,6 +289,56 @@ async def test_sessions_go_on_counting_in_a_recording_that_goes_on(world: World,
                 for _ in texts:
                     await chat.chat.completions.create(model="m", messages=GO)
     assert [c.number for c in read_recording(path)] == [0, 1, 2]
+
+
+async def test_a_teacher_in_a_run_is_recorded_as_given_and_asked_only_what_the_run_allows() -> None:
+    async with Faulty().up() as faulty, Upstream([Route(faulty.url)], parameters={"temperature": 0.3}) as upstream:
+        call = {"id": "c1", "function": {"name": "shell", "arguments": '{"command": "ls"}'}}
+        unreadable = {"id": "c2", "function": {"name": "shell", "arguments": "ls"}}
+        faulty.script = [
+            says("I look.", tool_calls=[call]),
+            says("one"),
+            says("two"),
+            says(None, tool_calls=[unreadable]),
+        ]
+        endpoint = ModelEndpoint(byte_tokenizer(), NoEngine(), Hooks())
+        endpoint.upstream = upstream
+        session = endpoint.open("e", Sampling(), max_calls=4, max_context=10)
+        messages: Any = [*GO]
+        tools: Any = [CHAT_TOOL]
+        async with AsyncExitStack() as stack:
+            origin = await stack.enter_async_context(serve(endpoint))
+            chat = await stack.enter_async_context(
+                openai.AsyncOpenAI(base_url=origin, api_key=session.api_key, max_retries=0, http_client=httpx.AsyncClient(trust_env=False))
+            )  # fmt: skip
+            made = await chat.chat.completions.create(
+                model="m", messages=messages, tools=tools, temperature=2, max_tokens=7
+            )
+            messages += [made.choices[0].message.model_dump(), {"role": "tool", "tool_call_id": "c1", "content": "out"}]
+            both = await chat.chat.completions.create(model="m", messages=messages, tools=tools, n=2)
+            assert {choice.message.content for choice in both.choices} == {"one", "two"}
+            text = (
+                (await chat.chat.completions.create(model="m", messages=messages, tools=tools))
+                .choices[0]
+                .message.content
+            )
+            assert text is not None
+            assert "<tool_call>" in text
+            faulty.script = [fails(404, "no such model"), fails(404, "no such model")]
+            session.calls = 2
+            with pytest.raises(openai.NotFoundError, match="no such model"):
+                await chat.chat.completions.create(model="m", messages=messages, n=2)
+            del faulty.bodies[4:]
+            with pytest.raises(openai.BadRequestError, match="used its 4 model calls"):
+                await chat.chat.completions.create(model="m", messages=messages)
+        assert [(body["temperature"], body.get("max_tokens"), body.get("n")) for body in faulty.bodies] == [
+            (0.3, 7, None), (0.3, None, None), (0.3, None, None), (0.3, None, None),
+        ]  # fmt: skip
+        assert [(c.sampled, c.error and c.error.kind) for c in session.recorder.chunks] == [
+            (False, None), (False, None), (False, None), (False, "illegal_call"),
+        ]  # fmt: skip
+        line = session.recorder.sequences[0]
+        assert byte_tokenizer().decode(line.token_ids).count("I look.") == 1
 
 
 async def test_a_stream_that_waits_long_is_kept_alive_and_its_failure_told(

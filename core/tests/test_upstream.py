@@ -237,5 +237,10 @@ async def test_who_gives_up_ends_the_call(faulty: Faulty) -> None:
     assert time.monotonic() - began < 2
 
 
+async def test_words_that_stand_for_no_key_are_no_secret(faulty: Faulty) -> None:
+    upstream = Upstream([Route(faulty.url, key="EMPTY", key_from="K"), Route(faulty.url, key=KEY, key_from="L")])
+    assert upstream.redact(f"EMPTY {KEY}") == "EMPTY [L]"
+
+
 def test_a_key_is_shown_nowhere() -> None:
     assert KEY not in repr(Route("http://host", key=KEY))

@@ -148,7 +148,7 @@ async def _serve(plan: Plan) -> None:
     from ale.endpoint.http import build_app, listener_at, serving
     from ale.endpoint.recording import Recording, read_recording
     from ale.endpoint.replay import Replay
-    from ale.endpoint.upstream import Upstream
+    from ale.endpoint.upstream import Upstream, without_key
     from ale.errors import ConfigError
     from ale.validation import one_line
 
@@ -160,7 +160,7 @@ async def _serve(plan: Plan) -> None:
 
         def redact(text: str) -> str:
             text = source.redact(text) if source is not None else text
-            return text if plan.required_key is None else text.replace(plan.required_key, "[required key]")
+            return without_key(text, plan.required_key, "the required key") if plan.required_key is not None else text
 
         configure_messages(lambda text: print(text, file=sys.stderr, flush=True), redact)
         replay = Replay(read_recording(plan.replay)) if plan.replay is not None else None

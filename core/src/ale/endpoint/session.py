@@ -88,8 +88,11 @@ class EndpointSession(ModelSession):
         prompt = self.recorder.prompt(request.messages, request.tools)
         if request.n == 1:
             return [await self._reply(request, prompt, first)]
-        async with asyncio.TaskGroup() as group:
-            made = [group.create_task(self._reply(request, prompt, first + i)) for i in range(request.n)]
+        try:
+            async with asyncio.TaskGroup() as group:
+                made = [group.create_task(self._reply(request, prompt, first + i)) for i in range(request.n)]
+        except ExceptionGroup as several:  # of one call, whose fault is the first one's
+            raise several.exceptions[0] from None
         return [task.result() for task in made]
 
     def count_tokens(self, request: ModelCall) -> int:

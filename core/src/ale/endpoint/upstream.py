@@ -36,6 +36,8 @@ FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 30.0
 PATIENCE_S = 120.0
 """The longest `Retry-After` that is waited for."""
 CONNECT_S = 15.0
+SHORTEST_KEY = 8
+"""Characters below which a key is not looked for in texts: local servers take any word for one."""
 TOO_LONG = re.compile(
     r"context.?(length|window|size)|maximum context|prompt is too long|too many (input )?tokens", re.IGNORECASE
 )
@@ -70,8 +72,10 @@ class Route:
             )
         if parts.query or parts.fragment:
             raise ConfigError(f"The upstream '{self.url}' must be a URL without '?' and '#', such as https://host/v1.")
-        if self.key is not None and not re.fullmatch(r"[!-~]+", self.key):
-            raise ConfigError(f"The key from {self.key_from} must be printable ASCII without spaces, and not empty.")
+        if self.key is not None and not re.fullmatch(r"[!#-\[\]-~]+", self.key):
+            raise ConfigError(
+                f"The key from {self.key_from} must be printable ASCII without spaces, quotes and backslashes, and not empty."
+            )
 
     @property
     def there(self) -> str:
@@ -119,7 +123,7 @@ class Upstream:
         """The text without the keys."""
         for route in self.routes:
             if route.key is not None:
-                text = text.replace(route.key, f"[{route.key_from}]")
+                text = without_key(text, route.key, route.key_from)
         return text
 
     def route(self, model: str) -> Route:
@@ -195,7 +199,8 @@ class Upstream:
         fault = data.get("error") if isinstance(data, dict) else None
         if response.status_code == 200 and not fault:
             try:
-                return read_replies(data, call), data.get("usage") or {}
+                replies = read_replies(data, call)
+                return replies, data["usage"] if isinstance(data.get("usage"), dict) else {}
             except ValueError as error:
                 told = f"{one_line(error)}: {self.redact(response.text)[:100]!r}"
                 raise TryAgain(f"{where} answered with something that is no chat completion, {told}.") from None
@@ -231,6 +236,11 @@ class Upstream:
 def _sum(before: Mapping[str, Any], usage: Mapping[str, Any]) -> dict[str, Any]:
     """Usages together: numbers are added up."""
     return {**usage, **{k: v + whole(usage.get(k)) for k, v in before.items() if isinstance(v, int)}}
+
+
+def without_key(text: str, key: str, name: str) -> str:
+    """The text with the key's name in its place; words that stand for no key, such as `EMPTY`, are left where they are."""
+    return text.replace(key, f"[{name}]") if len(key) >= SHORTEST_KEY else text
 
 
 def _said(error: Any, text: str) -> str:
