@@ -19,6 +19,7 @@ import pytest
 from ale_command import ALE, ale
 from upstreams import Faulty, hangs, real
 
+from ale.cli.endpoint_command import routes_of
 from ale.endpoint.recording import read_recording
 
 GO: Any = [{"role": "user", "content": "go"}]
@@ -136,6 +137,18 @@ async def test_others_than_this_machine_need_a_key(tmp_path: Path) -> None:
             strange = await client.get(f"{here.origin}/v1/models", headers={"host": "rebound.example"})
         assert strange.status_code == 400
         here.end()
+
+
+def test_routes_come_in_their_order_and_each_key_goes_to_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ONE", " key-one\n")
+    monkeypatch.setenv("TWO", "key-two")
+    named = ["gpt-*=https://one.example/v1", "small=http://two.example/v1#Qwen/Qwen3-8B"]
+    routes = routes_of("http://rest.example/v1", named, ["gpt-*=ONE", "TWO"])
+    assert [(r.pattern, r.url, r.model, r.key) for r in routes] == [
+        ("gpt-*", "https://one.example/v1", None, "key-one"),
+        ("small", "http://two.example/v1", "Qwen/Qwen3-8B", None),
+        ("*", "http://rest.example/v1", None, "key-two"),
+    ]
 
 
 @pytest.mark.parametrize(
