@@ -44,7 +44,7 @@ def write_package(folder: Path, module: str, source: str, group: str, name: str,
 def test_help_names_every_command() -> None:
     done = ale("--help")
     assert done.returncode == 0
-    for command in ("run", "eval", "report", "plugins", "config"):
+    for command in ("run", "eval", "report", "plugins", "config", "endpoint"):
         assert f"  {command} " in done.stdout
     assert ale("--version").stdout.strip()
 

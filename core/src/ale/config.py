@@ -49,9 +49,21 @@ def load_run_config(path: Path | str, overrides: Sequence[str] = ()) -> LoadedCo
         apply_override(data, override)
     values = resolve(data, str(path))
     try:
-        return LoadedConfig(validated_run(values.data), values, sources)
+        run = validated_run(values.data)
+        if run.endpoint.upstream is not None and run.endpoint.upstream.key is not None:
+            _check_reference(values.public["endpoint"]["upstream"]["key"], values.data["endpoint"]["upstream"]["key"])
+        return LoadedConfig(run, values, sources)
     except AleError as error:  # it shows values
         raise type(error)(values.redact(str(error))) from None
+
+
+def _check_reference(public: str, value: str) -> None:
+    """Refuse a secret that stands in the run file itself: it would stand in every run folder too. Raises `ConfigError`."""
+    if public == value:
+        raise ConfigError(
+            "endpoint.upstream.key: write ${oc.env:NAME} with the name of the environment variable that holds the key; "
+            "a key in a run file would be copied into every run folder."
+        )
 
 
 def validated_run(data: Mapping[str, Any]) -> RunConfig:

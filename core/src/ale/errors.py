@@ -81,6 +81,16 @@ class TrainerError(AleError):
     kind = "trainer"
 
 
+class RequestRefused(AleError):
+    """A model call that no further try will get answered, for what it asks: the agent's doing. `status` is HTTP's."""
+
+    kind = "agent"
+
+    def __init__(self, message: str, status: int = 400, code: str = "invalid_request") -> None:
+        super().__init__(message)
+        self.status, self.code = status, code
+
+
 class BudgetExceeded(AleError):
     """An episode used up its calls, tokens or seconds; the episode ends cleanly and is scored as it stands."""
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 
 from ale.specs.kinds import CAPABILITIES, HOOKS
 from ale.specs.sandbox import ALLOW, NetworkMode, Resources, host_and_port
@@ -215,6 +215,17 @@ class DemonstrationsConfig(Section):
 
     count: int = Field(400, gt=0, description="Demonstrations to run.")
     keep_failed: bool = Field(False, description="Keep demonstrations whose tests fail.")
+    data: tuple[Path, ...] = Field(
+        (),
+        description="Run folders and recordings (of `ale endpoint serve`) whose trajectories are the demonstrations; none is then "
+        "run. Of recordings all are kept, for nothing has scored them.",
+    )
+
+    @model_validator(mode="after")
+    def _run_or_read(self) -> DemonstrationsConfig:
+        if self.data and "count" in self.model_fields_set:
+            raise ValueError("'count' says how many to run, and with 'data' none is; leave one out")
+        return self
 
 
 class SFTConfig(Section):
@@ -261,8 +272,38 @@ class EvalConfig(Section):
     split: str = Field("heldout", description="Split of the task source.")
 
 
+class UpstreamConfig(Section):
+    """Another server's model."""
+
+    url: str = Field(description="OpenAI-compatible API, such as https://host/v1.")
+    model: str = Field(min_length=1, description="Name of the model there.")
+    key: SecretStr | None = Field(
+        None, description="Its key, as ${oc.env:NAME}: it stands in no file, so the run file may not hold it either."
+    )
+    parameters: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Goes into every request, such as {temperature: 0.7, max_tokens: 4096}; what is not here is the server's own "
+        "choice, not `rollout`'s or `eval`'s.",
+    )
+    timeout_s: float = Field(600.0, gt=0, description="Seconds of one try of a call.")
+
+    @field_validator("parameters")
+    @classmethod
+    def _not_the_endpoints_own(cls, value: dict[str, Any]) -> dict[str, Any]:
+        for name in ("messages", "tools", "model", "n", "stream"):
+            if name in value:
+                raise ValueError(f"'{name}' is for the endpoint to say; leave it out")
+        return value
+
+
 class EndpointConfig(Section):
     """The model endpoint."""
+
+    upstream: UpstreamConfig | None = Field(
+        None,
+        description="Another server's model (a teacher) that answers in the policy's place, for `--only rollout` and `ale eval`. "
+        "The engine is then not started, and may be null.",
+    )
 
     http: bool = Field(
         False,
@@ -291,7 +332,9 @@ class RunConfig(Section):
         PluginChoice(use="local"), description="Where the agent's commands run."
     )
     reward: PluginChoice | PluginRules = Field(PluginChoice(use="tests"), description="What scores an episode.")
-    engine: PluginChoice = Field(PluginChoice(use="torch"), description="What samples the policy's tokens.")
+    engine: PluginChoice | None = Field(
+        PluginChoice(use="torch"), description="What samples the policy's tokens; null goes with endpoint.upstream."
+    )
     trainer: PluginChoice | None = Field(
         PluginChoice(use="torch"), description="What updates the weights; null where nothing is trained."
     )
@@ -307,14 +350,20 @@ class RunConfig(Section):
         (), description="Observers (plugins of kind hooks) of the run: a list of names or of sections with 'use'."
     )
 
+    @model_validator(mode="after")
+    def _somebody_answers(self) -> RunConfig:
+        if self.engine is None and self.endpoint.upstream is None:
+            raise ValueError("'engine' is null, and nothing else answers: name an engine, or give endpoint.upstream")
+        return self
+
     def plugins(self) -> Iterator[tuple[str, str, PluginChoice]]:
-        """Every plugin of the run: YAML path, kind, choice."""
+        """Every plugin of the run that is started: YAML path, kind, choice."""
         for kind in get_args(Kind):
             choice = getattr(self, kind)
             if isinstance(choice, PluginRules):
                 for i, rule in enumerate(choice.rules):
                     yield f"{kind}.{RULES_KEY[kind]}.{i}", kind, rule
-            elif choice is not None:
+            elif choice is not None and not (kind == "engine" and self.endpoint.upstream is not None):
                 yield kind, kind, choice
         yield "endpoint.tool_format", "tool_format", self.endpoint.tool_format
         if self.sft is not None:

@@ -24,7 +24,7 @@ from ale.run_file import PLUGIN_PATHS, default_plugin
 from ale.specs.kinds import HOOKS
 from ale.validation import nearest, shown, validated
 
-OPTIONAL_PLUGINS = frozenset({"trainer"})
+OPTIONAL_PLUGINS = frozenset({"engine", "trainer"})
 """Sections that may be null."""
 
 

@@ -27,7 +27,7 @@ from ale.references import redact_json
 from ale.trajectory import Chunk, ChunkError, Failure, Observation, Score, Sequence, Trajectory
 
 DB_NAME, SUMMARY_NAME, CONFIG_NAME = "run.db", "summary.json", "config.yaml"
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 OWN_WORDS = frozenset(
     {"id", "task_id", "group", "stage", "split", "role", "kind", "finish_reason", "ended_by", "status"}
 )

@@ -47,6 +47,8 @@ class Chunk:
     sampled: bool = True
     error: ChunkError | None = None
     side: bool = False
+    turn: int = 0
+    """Where its message stands among those of the sequence."""
 
     def __len__(self) -> int:
         return self.end - self.start

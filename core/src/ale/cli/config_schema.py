@@ -14,6 +14,7 @@ from ale.installed import PluginInfo, list_plugins
 from ale.probe import Probed, probe
 from ale.run_config import OWN_KEYS, RULES_KEY, PluginRule, RunConfig
 from ale.run_file import PLUGIN_PATHS
+from ale.sections import OPTIONAL_PLUGINS
 from ale.specs.kinds import HOOKS, KINDS
 
 REFERENCE = {"type": "string", "pattern": r"\$\{", "description": "An interpolation, such as ${seed}."}
@@ -115,7 +116,7 @@ def _place(path: str, kind: str) -> dict[str, Any]:
         key = RULES_KEY[kind]
         entries = {"type": "array", "minItems": 1, "items": {"$ref": f"#/$defs/rule.{kind}"}}
         forms.append({"type": "object", "properties": {key: entries}, "required": [key], "additionalProperties": False})
-    if kind == "trainer":
+    if kind in OPTIONAL_PLUGINS:
         forms.append({"type": "null"})
     return {"anyOf": forms} if len(forms) > 1 else forms[0]
 

@@ -16,6 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from ale import __version__
+from ale.cli.endpoint_command import endpoint_app
 from ale.errors import AleError, ConfigError
 
 app = typer.Typer(
@@ -30,7 +31,8 @@ app.add_typer(plugins_app, name="plugins")
 app.add_typer(sandbox_app, name="sandbox")
 sandbox_app.add_typer(image_app, name="image")
 app.add_typer(config_app, name="config")
-OWN_COMMANDS = frozenset({"run", "eval", "report", "plugins", "config", "sandbox"})
+app.add_typer(endpoint_app, name="endpoint")
+OWN_COMMANDS = frozenset({"run", "eval", "report", "plugins", "config", "sandbox", "endpoint"})
 
 RunFile = Annotated[Path, typer.Argument(metavar="FILE", help="The run file (YAML).")]
 Overrides = Annotated[

@@ -5,4 +5,6 @@
 3. `recorder.py` keeps the exact token sequence of a conversation: a request that extends it reuses the sampled tokens.
 4. `session.py` is one episode's line to the model: budget, sampling, errors; `prefill.py` has an expert answer first.
 5. `http.py` serves sessions in the APIs of `dialects`.
+6. `forwarding.py` serves the same APIs without an engine: `upstream.py` asks another server (`completions.py` translates),
+   `recording.py` keeps every call in a file, `replay.py` answers from one.
 """

@@ -1,4 +1,5 @@
-"""The endpoint over HTTP on a loopback port: the APIs of `dialects`, the models, a count of tokens.
+"""The endpoint over HTTP: the APIs of `dialects`, the models, a count of tokens. What answers is a `Line` by its key: an episode's
+session on a loopback port of the run, or one that forwards (`forwarding.py`).
 
 1. The key names the session (`Authorization: Bearer` or `x-api-key`), so one agent cannot speak for another.
 2. Errors come in the API's own shape: 4xx for what will not get better by trying again, 5xx and 429 for what may.
@@ -14,16 +15,17 @@ import json
 import logging
 import re
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 from ale import __version__
 from ale.endpoint.dialects import DIALECTS, AnthropicMessages, ChatCompletions, Dialect, ModelCall
-from ale.endpoint.dialects.dialect import MODEL, encoded
+from ale.endpoint.dialects.dialect import encoded
 from ale.endpoint.openapi import document
-from ale.endpoint.session import EndpointSession, ModelEndpoint
-from ale.errors import AleError, BudgetExceeded, ConfigError, ContextExceeded, DivergedReplay
+from ale.endpoint.session import ModelEndpoint
+from ale.errors import AleError, BudgetExceeded, ContextExceeded, DivergedReplay, RequestRefused
+from ale.messages import ChatReply
 
 MAX_BODY_BYTES = 16 << 20
 BODY_S = 60.0
@@ -47,7 +49,34 @@ class HungUp(Exception):
     """Nobody waits for the answer any more."""
 
 
-def build_app(endpoint: ModelEndpoint) -> Any:
+class Line(Protocol):
+    """What answers the calls of one agent."""
+
+    id: str
+
+    async def answer(self, request: ModelCall) -> list[ChatReply]:
+        """As many replies as were asked for. Raises `AleError`."""
+        ...
+
+    def count_tokens(self, request: ModelCall) -> int:
+        """How many tokens the prompt of a request has."""
+        ...
+
+
+class Lines(Protocol):
+    """What is served: lines by their keys."""
+
+    @property
+    def models(self) -> Sequence[str]:
+        """The names under which models are listed."""
+        ...
+
+    def by_key(self, key: str) -> Line | None:
+        """The line that a key opens; the key is empty where none was given."""
+        ...
+
+
+def build_app(endpoint: Lines) -> Any:
     """The Starlette application."""
     from starlette.applications import Starlette
     from starlette.exceptions import HTTPException
@@ -60,10 +89,11 @@ def build_app(endpoint: ModelEndpoint) -> Any:
         body = dialect.error(refused.status, refused.code, refused.message)
         return JSONResponse(body, refused.status, headers)
 
-    def session_of(request: Request) -> EndpointSession:
+    def session_of(request: Request) -> Line:
         scheme, _, key = request.headers.get("authorization", "").partition(" ")
-        found = endpoint.by_key(key.strip() if scheme.lower() == "bearer" else request.headers.get("x-api-key", ""))
-        if found is None:
+        key = key.strip() if scheme.lower() == "bearer" else request.headers.get("x-api-key", "")
+        found = endpoint.by_key(key)
+        if found is None or (not key and "origin" in request.headers):  # a web page may not speak for who looks at it
             raise Refused(401, "invalid_api_key", "The API key belongs to no open session.")
         return found
 
@@ -105,9 +135,11 @@ def build_app(endpoint: ModelEndpoint) -> Any:
 
     async def models(request: Request) -> Response:
         if "anthropic-version" in request.headers:
-            entry = {"type": "model", "id": MODEL, "display_name": MODEL, "created_at": "1970-01-01T00:00:00Z"}
-            return JSONResponse({"data": [entry], "has_more": False, "first_id": MODEL, "last_id": MODEL})
-        return JSONResponse({"object": "list", "data": [model_entry(MODEL)]})
+            born = {"type": "model", "created_at": "1970-01-01T00:00:00Z"}
+            entries = [{**born, "id": name, "display_name": name} for name in endpoint.models]
+            ends = {"first_id": entries[0]["id"], "last_id": entries[-1]["id"]} if entries else {}
+            return JSONResponse({"data": entries, "has_more": False, "first_id": None, "last_id": None, **ends})
+        return JSONResponse({"object": "list", "data": [model_entry(name) for name in endpoint.models]})
 
     async def model(request: Request) -> Response:
         return JSONResponse(model_entry(request.path_params["name"]))
@@ -189,7 +221,7 @@ async def body_of(request: Any) -> bytes:
     return bytes(body)
 
 
-async def said(dialect: Dialect, session: EndpointSession, call: ModelCall) -> list[bytes]:
+async def said(dialect: Dialect, session: Line, call: ModelCall) -> list[bytes]:
     """What the model answers, as it goes over the wire: the events of a stream, or one whole. Raises `Refused`."""
     with told():
         made = await session.answer(call)
@@ -210,7 +242,9 @@ def told() -> Iterator[None]:
         raise Refused(400, "context_length_exceeded", str(error)) from error
     except (BudgetExceeded, DivergedReplay) as error:
         raise Refused(400, "episode_ended", str(error)) from error
-    except (ConfigError, RecursionError) as error:
+    except RequestRefused as error:
+        raise Refused(error.status, error.code, str(error)) from error
+    except RecursionError as error:
         raise Refused(400, "invalid_request", str(error)) from error
     except AleError as error:
         raise Refused(503 if error.retryable else 500, f"{error.kind}_error", str(error)) from error
@@ -254,6 +288,34 @@ async def late(dialect: Dialect, replying: asyncio.Future[list[bytes]]) -> Async
 @asynccontextmanager
 async def serve(endpoint: ModelEndpoint) -> AsyncIterator[str]:
     """Serve on a free loopback port while the context lasts; yields the base URL and sets `endpoint.base_url`."""
+    with listener_at("127.0.0.1", 0) as listener:
+        async with serving(build_app(endpoint), listener):
+            endpoint.base_url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
+            try:
+                yield endpoint.base_url
+            finally:
+                endpoint.base_url = None
+
+
+def listener_at(host: str, port: int) -> socket.socket:
+    """A socket that is bound; port 0: a free one. Raises `OSError`."""
+    family, kind, protocol, _, address = socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP, flags=socket.AI_PASSIVE
+    )[0]
+    # The protocol is named, for asyncio sends small answers at once (TCP_NODELAY) only where it knows it: else 40 ms a call.
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+@asynccontextmanager
+async def serving(app: Any, listener: socket.socket) -> AsyncIterator[None]:
+    """Serve an application at a bound socket while the context lasts; what is not answered a second after it is cut off."""
     import uvicorn
 
     from ale.endpoint.connection import Connection
@@ -265,11 +327,8 @@ async def serve(endpoint: ModelEndpoint) -> AsyncIterator[str]:
         def capture_signals(self) -> Iterator[None]:
             yield
 
-    # The protocol is named, for asyncio sends small answers at once (TCP_NODELAY) only where it knows it: else 40 ms a call.
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    listener.bind(("127.0.0.1", 0))
     config = uvicorn.Config(
-        build_app(endpoint),
+        app,
         http=Connection,
         ws="none",
         log_level="error",
@@ -285,10 +344,7 @@ async def serve(endpoint: ModelEndpoint) -> AsyncIterator[str]:
                 await task
                 raise RuntimeError("the HTTP server ended before it had started")
             await asyncio.sleep(0.01)
-        endpoint.base_url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
-        yield endpoint.base_url
+        yield
     finally:
-        endpoint.base_url = None
         server.should_exit = True
         await asyncio.gather(task, return_exceptions=True)
-        listener.close()

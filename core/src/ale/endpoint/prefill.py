@@ -13,7 +13,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ale.endpoint.recorder import gist, turn_of
+from ale.endpoint.recorder import gist
 from ale.errors import ConfigError, DivergedReplay
 from ale.messages import Message, ToolSpec
 from ale.trajectory import Trajectory
@@ -96,7 +96,7 @@ def expert_steps(expert: Trajectory) -> list[Step]:
     for chunk in expert.chunks:
         if chunk.side:
             continue
-        sequence, turn = expert.sequences[chunk.sequence], turn_of(expert, chunk)
+        sequence, turn = expert.sequences[chunk.sequence], chunk.turn
         before = [i for i in range(turn) if sequence.messages[i].role == "assistant"]
         steps.append(
             Step(

@@ -23,7 +23,7 @@ from ale.endpoint.reply_form import ReplyForm
 from ale.endpoint.tokenizer import ChatTokenizer
 from ale.messages import Message, ToolCall, ToolSpec
 from ale.specs.engine import Generation
-from ale.trajectory import Chunk, ChunkError, FinishReason, Sequence, Trajectory
+from ale.trajectory import Chunk, ChunkError, FinishReason, Sequence
 
 
 @dataclass(slots=True)
@@ -101,7 +101,8 @@ class Recorder:
             suffix = self._suffix(history, n, tools, known.stopped)
             if suffix is not None:
                 ids = self._lines[known.line].token_ids[: known.length] + tuple(suffix)
-                return Prompt(ids, history, tools, node, depth, known, known.length, history[n - 1] != known.reply)
+                changed = history[n - 1] != known.reply
+                return Prompt(ids, _as_said(history, prefixes), tools, node, depth, known, known.length, changed)
         shown, told = self._form.shown(self._tokenizer, history, tools)
         text = self._tokenizer.render(shown, told, prompt=True)
         return Prompt(tuple(self._tokenizer.encode(text)), history, tools, node, depth)
@@ -135,14 +136,16 @@ class Recorder:
             generation.logprobs, generation.versions, error, sampled=True,
         )  # fmt: skip
 
-    def add_given(self, prompt: Prompt, reply: Message, token_ids: tuple[int, ...] | None = None) -> Chunk:
+    def add_given(
+        self, prompt: Prompt, reply: Message, token_ids: tuple[int, ...] | None = None, error: ChunkError | None = None
+    ) -> Chunk:
         """Record a reply that the policy did not sample (a demonstrator's, an expert's): as the model would have written it,
         or in these very tokens."""
         if token_ids is None:
             text = self._form.write(reply, within=self.begins_within(prompt))
             token_ids = (*self._tokenizer.encode(text), *self._tokenizer.stop_token_ids[:1])
         stopped = bool(token_ids) and token_ids[-1] in self._tokenizer.stop_token_ids
-        return self._add(prompt, token_ids, reply, stopped, "stop", (), (), None, sampled=False)
+        return self._add(prompt, token_ids, reply, stopped, "stop", (), (), error, sampled=False)
 
     def _add(
         self, prompt: Prompt, token_ids: tuple[int, ...], reply: Message, stopped: bool, finish: FinishReason,
@@ -160,7 +163,9 @@ class Recorder:
             node = node.to(message)
         node.known = _Known(index, end, stopped, reply)
         self.changed_echoes += prompt.changed
-        chunk = Chunk(len(self._chunks), index, start, end, logprobs, versions, finish, sampled, error)
+        chunk = Chunk(
+            len(self._chunks), index, start, end, logprobs, versions, finish, sampled, error, turn=len(prompt.messages)
+        )
         self._chunks.append(chunk)
         return chunk
 
@@ -188,15 +193,10 @@ class Recorder:
         return tuple(self._chunks)
 
 
-def turn_of(trajectory: Trajectory, chunk: Chunk) -> int:
-    """Where a chunk's reply stands among the messages of its sequence.
-
-    A line that branched off another repeats that one's replies; the last ones are its own.
-    """
-    own = [other.index for other in trajectory.chunks if other.sequence == chunk.sequence]
-    messages = trajectory.sequences[chunk.sequence].messages
-    turns = [i for i, message in enumerate(messages) if message.role == "assistant"]
-    return turns[len(turns) - len(own) + own.index(chunk.index)]
+def _as_said(history: tuple[Message, ...], known: Seq[tuple[int, _Known]]) -> tuple[Message, ...]:
+    """The messages with the model's own replies as it gave them, where the agent brought them back in another form."""
+    changed = {n - 1: reply.reply for n, reply in known if history[n - 1] != reply.reply}
+    return tuple(changed.get(i, message) for i, message in enumerate(history)) if changed else history
 
 
 def gist(message: Message) -> Message:

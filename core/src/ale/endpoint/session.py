@@ -1,7 +1,7 @@
 """One episode's line to the model, and the endpoint that opens them.
 
-A call goes: prompt tokens from the recorder -> an expert's or a responder's reply, if the episode has one, else the engine ->
-thoughts and tool calls read from the text -> recorded -> answered. Sampling parameters are the session's, whatever the agent asks
+A call goes: prompt tokens from the recorder -> an expert's or a responder's reply, if the episode has one, else the upstream's, if
+the run has one, else the engine -> thoughts and tool calls read from the text -> recorded -> answered. Sampling parameters are the session's, whatever the agent asks
 for. Cancelling a call cancels the generation and records nothing.
 """
 
@@ -11,18 +11,27 @@ import asyncio
 import hashlib
 import logging
 import secrets
-from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ale.endpoint.checks import checked_generation
 from ale.endpoint.dialects import ModelCall
+from ale.endpoint.dialects.dialect import MODEL
 from ale.endpoint.prefill import Prefill, Step
 from ale.endpoint.recorder import Prompt, Recorder, gist
+from ale.endpoint.replies import cut_at_stop, given_error, unknown_tool
 from ale.endpoint.reply_form import ReplyForm
 from ale.endpoint.tokenizer import ChatTokenizer
-from ale.errors import AleError, BudgetExceeded, ConfigError, ContextExceeded, DivergedReplay, EngineError
+from ale.errors import (
+    AleError,
+    BudgetExceeded,
+    ConfigError,
+    ContextExceeded,
+    DivergedReplay,
+    EngineError,
+    RequestRefused,
+)
 from ale.hooks import Hooks
 from ale.messages import ChatReply, ChunkErrorKind, FinishWord, Message, ToolSpec
 from ale.specs.engine import GenerateRequest, Generation, InferenceEngine, Sampling
@@ -31,6 +40,9 @@ from ale.trajectory import ChunkError, Observation
 from ale.validation import one_line
 
 log = logging.getLogger("ale.endpoint")
+
+if TYPE_CHECKING:
+    from ale.endpoint.recording import Source
 
 
 class EndpointSession(ModelSession):
@@ -108,6 +120,8 @@ class EndpointSession(ModelSession):
         except BudgetExceeded:
             self.spent = True
             raise
+        except RequestRefused:
+            raise
         except AleError as error:
             self.fault = error
             raise
@@ -155,10 +169,12 @@ class EndpointSession(ModelSession):
             self._endpoint.hooks.call("ale_model_called", session_id=self.id, chunk=chunk, message=reply)
             given_finish: FinishWord = "tool_calls" if reply.tool_calls else "stop"
             return ChatReply(reply, given_finish, chunk.index, len(prompt.token_ids), len(chunk))
+        if self._endpoint.upstream is not None:
+            return await self._forwarded(self._endpoint.upstream, request, prompt)
         sampling = self._sampling_of(call, self._longest(request, prompt))
         sent = GenerateRequest(prompt.token_ids, sampling, session=self.id, call=call)
         generation = await self._sampled(sent)
-        generation, text, stop = self._cut(generation, request.stop)
+        generation, text, stop = cut_at_stop(self._endpoint.tokenizer, generation, request.stop)
         sampled = generation.token_ids
         stopped = bool(sampled) and sampled[-1] in self._endpoint.tokenizer.stop_token_ids
         parsed = self._endpoint.form.read(
@@ -235,28 +251,13 @@ class EndpointSession(ModelSession):
             self._left = None if self._left is None else self._left + reserved - used
         return generation
 
-    def _cut(self, generation: Generation, stops: tuple[str, ...]) -> tuple[Generation, str, str | None]:
-        """What was sampled up to the first stop text, the text before that, and which one it was.
-
-        The tokens that hold the stop text are kept, since the policy sampled them; those after them are nobody's.
-        """
-        tokenizer = self._endpoint.tokenizer
-        sampled = generation.token_ids
-        spoken = sampled[:-1] if sampled and sampled[-1] in tokenizer.stop_token_ids else sampled
-        text = tokenizer.decode(spoken)
-        found = sorted((text.find(stop), stop) for stop in stops if stop in text)
-        if not found:
-            return generation, text, None
-        at, stop = found[0]
-        lengths = range(1, len(spoken) + 1)
-        end = bisect_left(lengths, at + len(stop), key=lambda n: len(tokenizer.decode(spoken[:n]))) + 1
-        while stop not in tokenizer.decode(spoken[:end]):  # half a character counts as one or several
-            end += 1
-        cut = replace(
-            generation, token_ids=sampled[:end], logprobs=generation.logprobs[:end], versions=generation.versions[:end],
-            finish_reason="stop",
-        )  # fmt: skip
-        return cut, text[:at], stop
+    async def _forwarded(self, upstream: Source, request: ModelCall, prompt: Prompt) -> ChatReply:
+        """The reply of another server's model: recorded like a demonstrator's."""
+        asked = replace(request, n=1, logprobs=False, ignored={})
+        (reply,) = (await upstream.answer(asked)).replies
+        chunk = self.recorder.add_given(prompt, reply.message, error=given_error(reply))
+        self._endpoint.hooks.call("ale_model_called", session_id=self.id, chunk=chunk, message=reply.message)
+        return replace(reply, chunk=chunk.index)
 
     def _sampling_of(self, call: int, max_tokens: int) -> Sampling:
         s = self._sampling
@@ -279,6 +280,8 @@ class EndpointSession(ModelSession):
 class ModelEndpoint:
     """Opens sessions over one tokenizer and one engine; both may be replaced between stages."""
 
+    models = (MODEL,)
+
     def __init__(
         self, tokenizer: ChatTokenizer, engine: InferenceEngine, hooks: Hooks, form: ReplyForm | None = None
     ) -> None:
@@ -288,6 +291,8 @@ class ModelEndpoint:
         self.hooks = hooks
         self.base_url: str | None = None
         """With the API's path; None where nothing is served."""
+        self.upstream: Source | None = None
+        """What answers in the engine's place."""
         self._sessions: dict[bytes, EndpointSession] = {}
         """By the hashes of their keys: how long a search takes tells nothing of a key."""
 
@@ -329,13 +334,6 @@ class ModelEndpoint:
     def by_key(self, key: str) -> EndpointSession | None:
         """The open session that this key belongs to."""
         return self._sessions.get(_hashed(key))
-
-
-def unknown_tool(reply: Message, tools: Sequence[ToolSpec]) -> str | None:
-    """A sentence where a reply calls a tool that the model was not told of."""
-    names = {tool.name for tool in tools}
-    name = next((call.name for call in reply.tool_calls if call.name not in names), None)
-    return None if name is None else f"There is no tool '{name}'; the tools are {', '.join(sorted(names)) or 'none'}."
 
 
 def _hashed(key: str) -> bytes:

@@ -16,7 +16,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
-from ale.errors import ConfigError
+from ale.errors import ConfigError, RequestRefused
 from ale.messages import Message, ToolCall, ToolSpec
 
 PAD, TURN_START, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
@@ -196,7 +196,7 @@ def _compile(template: str) -> Any:
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     def refuse(message: str) -> None:
-        raise ConfigError(f"The chat template refuses this conversation: {message}")
+        raise RequestRefused(f"The chat template refuses this conversation: {message}")
 
     def to_json(value: Any, indent: int | None = None) -> str:
         return json.dumps(value, ensure_ascii=False, indent=indent)

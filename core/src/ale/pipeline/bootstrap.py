@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from ale.endpoint.recorder import Recorder, turn_of
+from ale.endpoint.recorder import Recorder
 from ale.endpoint.reply_form import ReplyForm
 from ale.endpoint.tokenizer import ChatTokenizer, train_tokenizer
 from ale.errors import AleError, ConfigError
@@ -75,7 +75,7 @@ def retokenize(trajectory: Trajectory, tokenizer: ChatTokenizer, form: ReplyForm
     """
     recorder = Recorder(tokenizer, form)
     for chunk in trajectory.chunks:
-        sequence, turn = trajectory.sequences[chunk.sequence], turn_of(trajectory, chunk)
+        sequence, turn = trajectory.sequences[chunk.sequence], chunk.turn
         prompt = recorder.prompt(sequence.messages[:turn], sequence.tools)
         made = recorder.add_given(prompt, sequence.messages[turn])
         if chunk.error is not None:

@@ -37,7 +37,7 @@ async def roll_out_only(bench: Workbench, source: Path | None) -> None:
     """Make the rollouts of `rl.steps` steps with one policy and keep them."""
     config = bench.config.rl or RLConfig(steps=1)
     folder = first_policy(source) if source is not None else bench.config.model.path
-    if folder is not None:
+    if folder is not None and bench.endpoint.upstream is None:
         await load_model(bench, folder, train=False)
         shutil.copytree(folder, bench.folder / "model" / "initial", dirs_exist_ok=True)
     else:

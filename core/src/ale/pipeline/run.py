@@ -23,15 +23,18 @@ from ale.errors import ConfigError
 from ale.observers import open_observers
 from ale.pipeline.bootstrap import demonstrate, load_model, scratch_model
 from ale.pipeline.evaluate import evaluate
+from ale.pipeline.given import read_demonstrations
 from ale.pipeline.offline import roll_out_only, train_only
 from ale.pipeline.progress import Progress
 from ale.pipeline.reinforce import reinforce
 from ale.pipeline.supervised import warm_start
+from ale.pipeline.teacher import check_teacher
 from ale.pipeline.workbench import Workbench, open_workbench
 from ale.references import redact_json
-from ale.run_config import RunConfig
+from ale.run_config import DemonstrationsConfig, RunConfig
 from ale.specs.driver import DriverContext
 from ale.store import CONFIG_NAME, OWN_WORDS, RunStore, write_summary
+from ale.trajectory import Trajectory
 
 Only = Literal["all", "rollout", "train"]
 
@@ -128,8 +131,13 @@ def check(config: RunConfig, only: Only, source: Path | None) -> None:
         raise ConfigError("'--from RUN' goes with '--only rollout' or '--only train'.")
     if source is not None and not (source / "run.db").is_file():
         raise ConfigError(f"'--from {source}': there is no run folder (it holds no run.db).")
+    check_teacher(
+        config,
+        trains=only == "train" or (only == "all" and bool(config.sft or config.rl)),
+        takes_policy=source is not None,
+    )
     if only == "rollout":
-        if config.model.scratch is not None and source is None:
+        if config.model.scratch is not None and source is None and config.endpoint.upstream is None:
             raise ConfigError(
                 "model.scratch: a policy from nothing is there after training alone; for '--only rollout' name one with "
                 "model.path=FOLDER or '--from RUN', or take the section out (~model.scratch) where the engine needs no model."
@@ -157,10 +165,10 @@ async def stages(bench: Workbench, only: Only, source: Path | None) -> None:
     if only == "train":
         assert source is not None
         return await train_only(bench, source)
-    demonstrations = await demonstrate(bench, config.sft.demonstrations.count) if config.sft else []
+    demonstrations = await demonstrations_of(bench, config.sft.demonstrations) if config.sft else []
     if config.model.scratch is not None:
         await load_model(bench, await scratch_model(bench, demonstrations), train=True)
-    elif config.model.path is not None:
+    elif config.model.path is not None and bench.endpoint.upstream is None:
         await load_model(bench, config.model.path, train=config.sft is not None or config.rl is not None)
     else:
         await bench.engine.load_model(None, bench.endpoint.tokenizer)
@@ -174,6 +182,13 @@ async def stages(bench: Workbench, only: Only, source: Path | None) -> None:
         await evaluate(bench, "after_rl", config.rl.steps)
     if config.sft or config.rl:
         await bench.backend.save(bench.folder / "model" / "final")
+
+
+async def demonstrations_of(bench: Workbench, config: DemonstrationsConfig) -> list[Trajectory]:
+    """The demonstrations that the run is given, or else runs."""
+    if config.data:
+        return await asyncio.to_thread(read_demonstrations, config.data, bench.endpoint.tokenizer, bench.endpoint.form)
+    return await demonstrate(bench, config.count)
 
 
 def summarize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 
+from ale.errors import AleError
 from ale.pipeline.bootstrap import retokenize
 from ale.pipeline.workbench import Workbench
 from ale.run_config import SFTConfig
@@ -14,11 +15,17 @@ from ale.trajectory import Trajectory
 async def warm_start(bench: Workbench, config: SFTConfig, demonstrations: list[Trajectory]) -> None:
     """Train on the demonstrations, then bring the weights to the engine."""
     assert bench.sft is not None
-    kept = [t for t in demonstrations if config.demonstrations.keep_failed or t.passed]
+    # Without a reward are those of recordings: nothing has scored them.
+    kept = [t for t in demonstrations if config.demonstrations.keep_failed or t.passed or t.reward is None]
+    unscored = sum(t.reward is None for t in demonstrations)
     bench.progress.note(
         f"{len(kept)} of {len(demonstrations)} demonstrations are trained on"
-        f" ({sum(t.passed for t in demonstrations)} pass their tests)"
+        f" ({sum(t.passed for t in demonstrations)} pass their tests{f', {unscored} are of recordings' if unscored else ''})"
     )
+    if not kept:
+        raise AleError(
+            "None of the demonstrations passes its tests, so there is nothing to train on (sft.demonstrations.keep_failed=true)."
+        )
     data = [retokenize(t, bench.endpoint.tokenizer, bench.endpoint.form) for t in kept]
     rng = random.Random(bench.config.seed)
     order: list[Trajectory] = []

@@ -16,6 +16,7 @@ from ale.endpoint.tokenizer import ChatTokenizer, byte_tokenizer
 from ale.errors import AleError, PluginError
 from ale.hooks import Hooks
 from ale.pipeline.progress import Progress
+from ale.pipeline.teacher import NoEngine, teacher
 from ale.plugins import open_driver
 from ale.rollout.episode import Episodes
 from ale.rollout.mix import MixedTasks, Source
@@ -131,7 +132,8 @@ async def open_workbench(
     pools: dict[str, SandboxPool] = {}
     async with AsyncExitStack() as stack:
 
-        async def start(kind: str, choice: PluginChoice, path: str | None = None) -> Any:
+        async def start(kind: str, choice: PluginChoice | None, path: str | None = None) -> Any:
+            assert choice is not None, "checked with the configuration"
             driver: Any = await open_driver(stack, kind, choice, context, path or kind)
             check_started(config, path or kind, kind, driver)
             if kind == "sandbox":
@@ -171,11 +173,13 @@ async def open_workbench(
         provider = await select("sandbox", config.sandbox)
         algorithm = await start("algorithm", config.algorithm)
         sft = await start("algorithm", config.sft.algorithm, "sft.algorithm") if config.sft and train else None
-        engine = await start("engine", config.engine)
+        upstream = config.endpoint.upstream
+        engine = NoEngine() if upstream is not None else await start("engine", config.engine)
         trainer = await start("trainer", config.trainer) if config.trainer and train else None
         tokenizer = byte_tokenizer()
         tool_format = await start("tool_format", config.endpoint.tool_format, "endpoint.tool_format")
         endpoint = ModelEndpoint(tokenizer, engine, hooks, ReplyForm(tool_format, config.endpoint.thoughts))
+        endpoint.upstream = await stack.enter_async_context(teacher(upstream)) if upstream is not None else None
         if config.endpoint.http or config.needs.network == "endpoint-only":
             from ale.endpoint.http import serve
 

@@ -1,0 +1,211 @@
+"""`ale endpoint serve`: other servers' models, with the endpoint's APIs in front of them and a recording behind.
+
+Ctrl-C and SIGTERM end it: who waits for an answer is cut off after a second.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from ale.endpoint.upstream import Route
+
+endpoint_app = typer.Typer(help="The model endpoint without a run.", no_args_is_help=True, rich_markup_mode=None)
+DEFAULT_OUT = Path("calls.jsonl")
+LOOPBACK = ("127.0.0.1", "localhost")
+
+
+@endpoint_app.callback()
+def _endpoint() -> None:
+    """Keeps the name of a command that is the only one."""
+
+
+@endpoint_app.command("serve")
+def endpoint_serve(
+    upstream: Annotated[
+        str | None,
+        typer.Option(metavar="URL[#MODEL]", help="Forward to this OpenAI-compatible API, such as https://host/v1; #MODEL: as this model."),
+    ] = None,
+    route: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=URL[#MODEL]", help="Forward calls of models of this name (* and ? fit any) there; may be repeated."),
+    ] = None,
+    key_env: Annotated[
+        list[str] | None,
+        typer.Option(metavar="[NAME=]VARIABLE", help="Environment variable with the key of --upstream, or of the route NAME."),
+    ] = None,
+    replay: Annotated[Path | None, typer.Option(metavar="FILE", help="Answer from this recording what is in it.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help=f"Recording to write or to go on with; default: {DEFAULT_OUT}, none for a replay alone.")
+    ] = None,
+    require_key: Annotated[
+        str | None, typer.Option(metavar="VARIABLE", help="Environment variable with the key that agents must give.")
+    ] = None,
+    host: Annotated[str, typer.Option(help="Address to listen at; others than 127.0.0.1 need --require-key.")] = LOOPBACK[0],
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen at; 0: a free one.")] = 8500,
+) -> None:  # fmt: skip
+    """Serve models of other servers, or a recording, in the APIs of OpenAI and Anthropic; record every call.
+
+    Agents choose a model by its name; any key will do, and names a session of the recording.
+    """
+    import asyncio
+
+    from ale.environment import secret
+    from ale.errors import ConfigError
+
+    if host not in LOOPBACK and require_key is None:
+        raise ConfigError(
+            f"--host {host} lets others use your keys: name the environment variable of a key that they must give "
+            "(--require-key VARIABLE), or leave --host out."
+        )
+    routes = routes_of(upstream, route or [], key_env or [])
+    if not routes and replay is None:
+        raise ConfigError("There is nothing to serve: give --upstream URL, --route NAME=URL, or --replay FILE.")
+    if out is None and routes:
+        out = DEFAULT_OUT
+    required = secret(require_key, "--require-key") if require_key is not None else None
+    asyncio.run(_serve(Plan(routes, replay, out, required, host, port)))
+
+
+def routes_of(upstream: str | None, named: Sequence[str], key_env: Sequence[str]) -> list[Route]:
+    """The routes of the command line, `--upstream` last. A key goes to the one upstream that it is named for. Raises `ConfigError`."""
+    from ale.endpoint.upstream import Route
+    from ale.environment import secret
+    from ale.errors import ConfigError
+    from ale.validation import nearest
+
+    urls: dict[str, str] = {}
+    for each in named:
+        pattern, equals, url = each.partition("=")
+        if not pattern or not equals:
+            raise ConfigError(f"--route {each}: write NAME=URL, such as gpt-*=https://host/v1.")
+        if pattern in urls:
+            raise ConfigError(f"--route {each}: there is a route '{pattern}' already.")
+        urls[pattern] = url
+    if upstream is not None:
+        urls.setdefault("*", upstream)
+        if urls["*"] != upstream:
+            raise ConfigError(
+                "--upstream and --route '*=...' both take the models that no other route takes; give one."
+            )
+    keys: dict[str, str] = {}
+    for each in key_env:
+        pattern, equals, variable = each.rpartition("=")
+        pattern = pattern if equals else "*"
+        if not variable.isidentifier():
+            raise ConfigError("--key-env takes the name of an environment variable that holds the key, not the key.")
+        if pattern not in urls:
+            mend = (
+                f"there is no route '{pattern}'.{nearest(pattern, urls)}"
+                if equals
+                else "it goes with --upstream; write NAME=VARIABLE for a route."
+            )
+            raise ConfigError(f"--key-env {each}: {mend}")
+        keys[pattern] = variable
+    routes = []
+    for pattern, whole in urls.items():
+        url, _, model = whole.partition("#")
+        holder = keys.get(pattern)
+        key = secret(holder, "--key-env") if holder is not None else None
+        routes.append(Route(url, pattern, model or None, key, f"the environment variable {holder}" if holder else ""))
+    return routes
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is served, where, and where it is recorded."""
+
+    routes: Sequence[Route]
+    replay: Path | None
+    out: Path | None
+    required_key: str | None
+    host: str
+    port: int
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the recording that is replayed is the one that is written."""
+        return self.replay is not None and self.out is not None and self.replay.resolve() == self.out.resolve()
+
+
+async def _serve(plan: Plan) -> None:
+    """Serve until a signal comes."""
+    import asyncio
+    import logging
+    import signal
+    from contextlib import AsyncExitStack
+
+    from starlette.middleware.trustedhost import TrustedHostMiddleware
+
+    from ale.cli.run_command import configure_messages
+    from ale.endpoint.forwarding import Forwarding
+    from ale.endpoint.http import build_app, listener_at, serving
+    from ale.endpoint.recording import Recording, read_recording
+    from ale.endpoint.replay import Replay
+    from ale.endpoint.upstream import Upstream, without_key
+    from ale.errors import ConfigError
+    from ale.validation import one_line
+
+    leave = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, leave.set)
+    async with AsyncExitStack() as stack:
+        source = await stack.enter_async_context(Upstream(plan.routes)) if plan.routes else None
+
+        def redact(text: str) -> str:
+            text = source.redact(text) if source is not None else text
+            return without_key(text, plan.required_key, "the required key") if plan.required_key is not None else text
+
+        configure_messages(lambda text: print(text, file=sys.stderr, flush=True), redact)
+        replay = Replay(read_recording(plan.replay)) if plan.replay is not None else None
+        recording = stack.enter_context(Recording(plan.out, redact)) if plan.out is not None else None
+        names = [route.pattern for route in plan.routes if not set("*?[") & set(route.pattern)]
+        names += replay.models if replay is not None else ()
+        forwarding = Forwarding(
+            source, replay, recording, models=tuple(dict.fromkeys(names)), required_key=plan.required_key,
+            record_replayed=not plan.goes_on,
+        )  # fmt: skip
+        app = build_app(forwarding)
+        if plan.required_key is None:  # a web page whose name has come to mean this machine is told nothing
+            app = TrustedHostMiddleware(app, allowed_hosts=list(LOOPBACK), www_redirect=False)
+        try:
+            listener = stack.enter_context(listener_at(plan.host, plan.port))
+        except OSError as error:
+            raise ConfigError(
+                f"Nothing can listen at {plan.host}, port {plan.port}: {one_line(error.strerror or error)}; --port takes another."
+            ) from None
+        await stack.enter_async_context(serving(app, listener))
+        lines = [*told(plan, listener.getsockname()[1])]
+        if replay is not None:
+            lines.append(f"replaying     {plan.replay} (requests in it: {len(replay)})")
+        if recording is not None:
+            lines.append(
+                f"recording to  {plan.out}" + (f" (calls in it: {recording.lines})" if recording.lines else "")
+            )
+        print("\n".join([*lines, "Ctrl-C ends it."]), flush=True)
+        await leave.wait()
+        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # it would tell of calls that are cut off now
+    parts = [
+        f"{forwarding.counts[word]} {word}" for word in ("answered", "replayed", "failed") if forwarding.counts[word]
+    ]
+    print(f"ended: calls {', '.join(parts)}" if parts else "ended: no calls", flush=True)
+
+
+def told(plan: Plan, port: int) -> Iterator[str]:
+    """Where it listens, and what goes where, in lines."""
+    address = f"http://{plan.host}:{port}"
+    yield f"listening at  {address}/v1 (OpenAI), {address} (Anthropic)"
+    if plan.required_key is not None:
+        yield "              for the required key; KEY:NAME opens a session of its own for each NAME"
+    for route in plan.routes:
+        every = "other models" if len(plan.routes) > 1 else "every model"
+        name = every if route.pattern == "*" else route.pattern
+        renamed = f" as {route.model}" if route.model else ""
+        key = f"with the key from {route.key_from}" if route.key is not None else "without a key"
+        yield f"forwarding    {name}{renamed} to {route.url} {key}"
