@@ -1,4 +1,4 @@
-"""The endpoint over HTTP on a loopback port: the APIs of `dialects`, the models, a count of tokens.
+"""The endpoint over HTTP on a loopback port, and on a Unix socket where asked: the APIs of `dialects`, the models, a count of tokens.
 
 1. The key names the session (`Authorization: Bearer` or `x-api-key`), so one agent cannot speak for another.
 2. Errors come in the API's own shape: 4xx for what will not get better by trying again, 5xx and 429 for what may.
@@ -12,12 +12,14 @@ import asyncio
 import json
 import socket
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager
+from pathlib import Path
 from typing import Any
 
 from ale.endpoint.dialects import DIALECTS, AnthropicMessages, ChatCompletions, Dialect, ModelCall
 from ale.endpoint.dialects.dialect import MODEL
 from ale.endpoint.session import EndpointSession, ModelEndpoint
+from ale.endpoint.unix_socket import unix_listener
 from ale.errors import AleError, BudgetExceeded
 from ale.messages import ChatReply
 
@@ -210,8 +212,11 @@ async def late(
 
 
 @asynccontextmanager
-async def serve(endpoint: ModelEndpoint) -> AsyncIterator[str]:
-    """Serve on a free loopback port while the context lasts; yields the base URL and sets `endpoint.base_url`."""
+async def serve(endpoint: ModelEndpoint, unix: Path | None = None) -> AsyncIterator[str]:
+    """Serve on a free loopback port while the context lasts; yields the base URL and sets `endpoint.base_url`.
+
+    With `unix` the same is served at that Unix socket too (see `unix_socket.py`). Raises `ConfigError` where it cannot be had.
+    """
     import uvicorn
 
     class Server(uvicorn.Server):
@@ -221,24 +226,25 @@ async def serve(endpoint: ModelEndpoint) -> AsyncIterator[str]:
         def capture_signals(self) -> Iterator[None]:
             yield
 
-    # The protocol is named, for asyncio sends small answers at once (TCP_NODELAY) only where it knows it: else 40 ms a call.
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    listener.bind(("127.0.0.1", 0))
-    config = uvicorn.Config(
-        build_app(endpoint), log_level="error", access_log=False, lifespan="off", timeout_graceful_shutdown=1
-    )
-    server = Server(config)
-    task = asyncio.create_task(server.serve(sockets=[listener]))
-    try:
-        while not server.started:
-            if task.done():
-                await task
-                raise RuntimeError("the HTTP server ended before it had started")
-            await asyncio.sleep(0.01)
-        endpoint.base_url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
-        yield endpoint.base_url
-    finally:
-        endpoint.base_url = None
-        server.should_exit = True
-        await asyncio.gather(task, return_exceptions=True)
-        listener.close()
+    with ExitStack() as sockets:
+        # The protocol is named, for asyncio sends small answers at once (TCP_NODELAY) only where it knows it: else 40 ms a call.
+        listener = sockets.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP))
+        listener.bind(("127.0.0.1", 0))
+        listeners = [listener] if unix is None else [listener, sockets.enter_context(unix_listener(unix))]
+        config = uvicorn.Config(
+            build_app(endpoint), log_level="error", access_log=False, lifespan="off", timeout_graceful_shutdown=1
+        )
+        server = Server(config)
+        task = asyncio.create_task(server.serve(sockets=listeners))
+        try:
+            while not server.started:
+                if task.done():
+                    await task
+                    raise RuntimeError("the HTTP server ended before it had started")
+                await asyncio.sleep(0.01)
+            endpoint.base_url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
+            yield endpoint.base_url
+        finally:
+            endpoint.base_url = None
+            server.should_exit = True
+            await asyncio.gather(task, return_exceptions=True)

@@ -174,10 +174,11 @@ async def open_workbench(
         trainer = await start("trainer", config.trainer) if config.trainer and train else None
         tokenizer = byte_tokenizer()
         endpoint = ModelEndpoint(tokenizer, engine, hooks)
-        if config.endpoint.http or config.needs.network == "endpoint-only":
+        served = config.endpoint
+        if served.http or served.unix is not None or config.needs.network == "endpoint-only":
             from ale.endpoint.http import serve
 
-            await stack.enter_async_context(serve(endpoint))
+            await stack.enter_async_context(serve(endpoint, served.unix))
         episodes = Episodes(
             provider, scaffold, reward, endpoint, hooks, config.rollout, config.needs, context.labels
         )  # fmt: skip
