@@ -77,11 +77,16 @@ class Parrot(InferenceEngine):
         return Generation(ids, (-0.1,) * len(ids), (0,) * len(ids), "stop")
 
 
+def file_of(name: str) -> str:
+    """The file of a relay."""
+    return SCRIPTS[name][0]
+
+
 @asynccontextmanager
 async def served(folder: Path) -> AsyncIterator[EndpointSession]:
     """The session of an endpoint at `folder/endpoint.sock`; the agent's program and the relays lie beside it."""
-    for name, file in SCRIPTS.items():
-        (folder / file).write_text(script(name))
+    for name in PROGRAMS:
+        (folder / file_of(name)).write_text(script(name))
     (folder / "agent.py").write_text(AGENT)
     endpoint = ModelEndpoint(byte_tokenizer(), Parrot(PluginConfig(), DriverContext()), Hooks())
     async with serve(endpoint, folder / "endpoint.sock"):
@@ -93,7 +98,7 @@ def relay_command(name: str, folder: str, port: int = 8600, socket: str = "endpo
     for program in (PROGRAMS[name], *(["socat"] if name == "shell" else [])):
         if shutil.which(program) is None:
             pytest.skip(f"{program} is not installed")
-    return [PROGRAMS[name], f"{folder}/{SCRIPTS[name]}", f"{folder}/{socket}", str(port)]
+    return [PROGRAMS[name], f"{folder}/{file_of(name)}", f"{folder}/{socket}", str(port)]
 
 
 async def agent_in(box: Sequence[str], folder: str, name: str, session: EndpointSession) -> None:

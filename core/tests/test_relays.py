@@ -13,9 +13,9 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
-from relaying import PROGRAMS, agent_in, relay_command, served
+from relaying import PROGRAMS, agent_in, file_of, relay_command, served
 
-from ale.endpoint.relays import SCRIPTS, script
+from ale.endpoint.relays import script
 from ale.errors import ConfigError
 
 BOX = ("bwrap", "--unshare-net", "--unshare-pid", "--die-with-parent", "--dev-bind", "/", "/", "--proc", "/proc")
@@ -31,7 +31,7 @@ def free_port() -> int:
 @asynccontextmanager
 async def running(name: str, folder: Path, port: int) -> AsyncIterator[asyncio.subprocess.Process]:
     """A relay that listens."""
-    (folder / SCRIPTS[name]).write_text(script(name))
+    (folder / file_of(name)).write_text(script(name))
     pipe = asyncio.subprocess.PIPE
     relay = await asyncio.create_subprocess_exec(
         *relay_command(name, str(folder), port), stdout=pipe, stderr=pipe, start_new_session=True
@@ -137,7 +137,7 @@ async def test_a_relay_that_cannot_work_says_why(name: str, tmp_path: Path) -> N
         assert stderr.count(b"\n") == 1, stderr
         return stderr.decode()
 
-    (tmp_path / SCRIPTS[name]).write_text(script(name))
+    (tmp_path / file_of(name)).write_text(script(name))
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -153,5 +153,5 @@ def test_the_relays_run_where_old_pythons_are() -> None:
 
 
 def test_a_relay_that_there_is_not_is_refused_with_those_that_there_are() -> None:
-    with pytest.raises(ConfigError, match="python, shell, node, files"):
+    with pytest.raises(ConfigError, match="python, shell, node, log, files"):
         script("perl")

@@ -140,6 +140,11 @@ def read(dialect: Dialect, body: bytes) -> ModelCall:
         data = json.loads(body)
     except (ValueError, RecursionError) as error:
         raise Refused(400, "invalid_json", f"The request is not valid JSON: {error}.") from error
+    return call_of(dialect, data)
+
+
+def call_of(dialect: Dialect, data: object) -> ModelCall:
+    """The request that some JSON is. Raises `Refused`."""
     if not isinstance(data, dict):
         raise Refused(400, "invalid_request", "The request must be a JSON object.")
     try:

@@ -2,7 +2,8 @@
 
 1. `relay.py`, `relay.sh` and `relay.mjs` listen on loopback and hand each connection to the endpoint's Unix socket, for a
    sandbox that has no network but the socket's folder. They do the same; which one is used is a matter of what the image has.
-2. `files.py` needs no socket either: it writes each request to a log and waits for its answer there (`file_protocol.py`).
+2. `files` needs no socket either: `service.py`, on top of `requests.py` and `log.py`, writes each request to a log and waits
+   for its answer there, which comes from `file_protocol.py`.
 """
 
 from __future__ import annotations
@@ -11,11 +12,22 @@ from importlib.resources import files
 
 from ale.errors import ConfigError
 
-SCRIPTS = {"python": "relay.py", "shell": "relay.sh", "node": "relay.mjs", "files": "files.py"}
+SCRIPTS = {
+    "python": ("relay.py",),
+    "shell": ("relay.sh",),
+    "node": ("relay.mjs",),
+    "log": ("log.py",),
+    "files": ("log.py", "requests.py", "service.py"),
+}
 
 
 def script(name: str) -> str:
     """The text of a program. Raises `ConfigError` for one that there is not."""
     if name not in SCRIPTS:
         raise ConfigError(f"There is no relay {name!r}; there are {', '.join(SCRIPTS)}.")
-    return (files(__name__) / SCRIPTS[name]).read_text("utf-8")
+    lowest, *upper = [(files(__name__) / part).read_text("utf-8") for part in SCRIPTS[name]]
+    if not upper:
+        return lowest
+    own = ("from __future__", f"from {__name__}.")
+    kept = [line for text in upper for line in text.splitlines(keepends=True) if not line.startswith(own)]
+    return lowest[: lowest.index("# --- the command line")] + "".join(kept)
