@@ -147,6 +147,8 @@ async def answer_log(session: EndpointSession, link: Link, *, at_once: int = AT_
             writing = group.create_task(answering.write())
             await answering.follow(group)
             writing.cancel()
+    except BaseExceptionGroup as failed:
+        raise failed.exceptions[0] from None
     finally:
         link.close()
 
