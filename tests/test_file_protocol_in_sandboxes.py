@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import sys
 from typing import Any
 
 import openai
@@ -21,7 +22,7 @@ from ale.specs.sandbox import ExecResult, Sandbox, SandboxSpec
 LOG = "/workspace/LLMService.log"
 NASTY = "LLM_REQUEST_END SESSION_END\n\u2028 turn"
 # Both agents have three turns, the last one as a stream, and then end; the service ends the session with them.
-OFFICIAL = f'''
+OFFICIAL = f"""
 import os, httpx, openai
 httpx.post("http://127.0.0.1:8080/v1/agent/watch", json={{"pid": os.getpid()}}).raise_for_status()
 client = openai.OpenAI(base_url="http://127.0.0.1:8080/v1", api_key="none")
@@ -32,8 +33,8 @@ for n in range(3):
     text = "".join(e.choices[0].delta.content or "" for e in answer) if n == 2 else answer.choices[0].message.content
     messages.append({{"role": "assistant", "content": text}})
     print(text)
-'''
-PLAIN = f'''
+"""
+PLAIN = f"""
 import json, os, urllib.request
 def post(path, body):
     request = urllib.request.Request("http://127.0.0.1:8080/v1" + path, json.dumps(body).encode())
@@ -50,7 +51,7 @@ for n in range(3):
         text = json.loads(answer)["choices"][0]["message"]["content"]
     messages.append({{"role": "assistant", "content": text}})
     print(text)
-'''
+"""
 
 
 async def over_http() -> EndpointSession:
@@ -67,7 +68,7 @@ async def over_http() -> EndpointSession:
     return session
 
 
-async def episode(box: Sandbox, agent: str) -> EndpointSession:
+async def episode(box: Sandbox, agent: str, python: str = "python3") -> EndpointSession:
     """Service, agent and trainer, to the end of the session."""
     session, told = session_of(Talker()), list[str]()
     await box.upload({"files.py": script("files").encode(), "agent.py": agent.encode()})
@@ -78,12 +79,16 @@ async def episode(box: Sandbox, agent: str) -> EndpointSession:
             "grep -q listening service.out && exit 0; sleep 0.1; done; cat service.out; exit 1"
         )
         assert started.exit_code == 0, started.output
-        return await box.exec("python3 agent.py", timeout_s=60)
+        done = await box.exec(f"{python} agent.py", timeout_s=60)
+        assert done.exit_code == 0, done.output
+        return done
 
     async with asyncio.timeout(100), asyncio.TaskGroup() as group:
         acting = group.create_task(act())
         group.create_task(answer_log(session, SandboxLink(box, LOG), tell=told.append))
-    assert acting.result().stdout.decode().split("\n") == ["answer 1", "answer 2", "answer 3", ""], acting.result().output
+    assert acting.result().stdout.decode().split("\n") == ["answer 1", "answer 2", "answer 3", ""], (
+        acting.result().output
+    )
     assert told == []
     return session
 
@@ -101,10 +106,12 @@ async def test_an_official_client_in_a_local_sandbox_is_recorded_as_over_http() 
         pytest.skip("bubblewrap is not installed")
     spec = SandboxSpec(network="none")
     async with provider_of("local") as provider, await provider.start_sandbox(spec) as box:
-        same(await episode(box, OFFICIAL), await over_http())
+        same(await episode(box, OFFICIAL, sys.executable), await over_http())
 
 
-@pytest.mark.parametrize("engine", [pytest.param(name, marks=getattr(pytest.mark, name)) for name in ("docker", "podman")])
+@pytest.mark.parametrize(
+    "engine", [pytest.param(name, marks=getattr(pytest.mark, name)) for name in ("docker", "podman")]
+)
 async def test_an_agent_in_a_container_is_recorded_as_over_http(engine: str) -> None:
     if not await asyncio.to_thread(answers, engine):
         pytest.skip(f"{engine} does not answer")
@@ -121,7 +128,7 @@ async def test_a_sandbox_whose_log_cannot_be_reached_is_the_agents_fault() -> No
         pytest.skip("bubblewrap is not installed")
     async with provider_of("local") as provider, await provider.start_sandbox(SandboxSpec(network="none")) as box:
         await box.exec(f"ln -s /etc/passwd {LOG}")
-        with pytest.raises(AgentError, match="is no regular file|cannot be had"):
+        with pytest.raises(AgentError, match="cannot be had"):
             await answer_log(session_of(Talker()), SandboxLink(box, LOG))
         with pytest.raises(AgentError, match="needs no-such-python"):
             await answer_log(session_of(Talker()), SandboxLink(box, LOG, "no-such-python"))

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -106,14 +106,24 @@ def records(log: Path) -> list[Record]:
     return [record for record in found if record is not None]
 
 
-async def requested(log: Path, count: int) -> list[Record]:
-    """The requests of a log, as soon as there are so many."""
+def of_kind(log: Path, kind: str) -> list[Record]:
+    """The records of a kind."""
+    return [record for record in records(log) if record.kind == kind]
+
+
+async def eventually(condition: Callable[[], object]) -> None:
+    """Returns as soon as something holds."""
     async with asyncio.timeout(20):
         while True:
-            found = [record for record in records(log) if record.kind == "request"]
-            if len(found) >= count:
-                return found
-            await asyncio.sleep(0.02)
+            if condition():
+                return
+            await asyncio.sleep(0.01)
+
+
+async def requested(log: Path, count: int) -> list[Record]:
+    """The requests of a log, as soon as there are so many."""
+    await eventually(lambda: len(of_kind(log, "request")) >= count)
+    return of_kind(log, "request")
 
 
 def respond(log: Path, number: int, text: str) -> None:

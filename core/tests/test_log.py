@@ -115,7 +115,9 @@ def test_several_processes_write_at_once_and_no_line_is_broken(tmp_path: Path) -
     assert sorted(said) == sorted((letter, n) for letter in "abcd" for n in range(1, count + 1))
 
 
-def test_a_lock_that_is_never_given_back_does_not_stop_a_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lock_that_is_never_given_back_does_not_stop_a_writer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(log_module, "LOCK_S", 0.1)
     with (tmp_path / "log").open("ab") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
@@ -195,7 +197,9 @@ def test_another_process_reads_on_from_where_one_stood(tmp_path: Path) -> None:
     path, script = str(tmp_path / "log"), str(log_module.__file__)
 
     def run(*words: str, stdin: bytes = b"") -> bytes:
-        return subprocess.run([sys.executable, "-I", script, *words], input=stdin, capture_output=True, check=True).stdout
+        return subprocess.run(
+            [sys.executable, "-I", script, *words], input=stdin, capture_output=True, check=True
+        ).stdout
 
     run("append", path, stdin=b"one\n")
     first, *lines = run("read", path).splitlines()

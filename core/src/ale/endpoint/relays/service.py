@@ -171,7 +171,9 @@ class Handler(BaseHTTPRequestHandler):
             try:
                 made = list(events(answer, bool(isinstance(options, dict) and options.get("include_usage"))))
             except (AttributeError, TypeError, ValueError):
-                raise Refused(502, "bad_answer", f"The answer to request {index} in the log is no chat completion.") from None
+                raise Refused(
+                    502, "bad_answer", f"The answer to request {index} in the log is no chat completion."
+                ) from None
             for event in made:
                 self.say(event)
         else:
