@@ -63,7 +63,7 @@ class FolderLink(Link):
     async def read(self, wait_s: float) -> tuple[list[bytes], list[str]]:
         until = time.monotonic() + wait_s
         while True:
-            lines = await asyncio.to_thread(self._log.read)
+            lines = self._log.read()
             if lines or self._log.notes or time.monotonic() >= until:
                 notes, self._log.notes = self._log.notes, []
                 return lines, notes

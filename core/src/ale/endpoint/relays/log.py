@@ -22,7 +22,7 @@ import time
 from typing import Any, BinaryIO, NamedTuple
 
 POLL_S, LOCK_S = 0.02, 5.0
-MOST_LINE, HEAD_BYTES = 100 << 20, 256
+MOST_LINE, HEAD_BYTES = 32 << 20, 256
 MARKS = {
     "request": (b"LLM_REQUEST_START", b"LLM_REQUEST_END"),
     "response": (b"LLM_RESPONSE_START", b"LLM_RESPONSE_END"),
@@ -129,7 +129,7 @@ class Log:
 
     def __init__(self, path: str, inode: int = 0, offset: int = 0, head: str = "") -> None:
         self.path, self.inode, self.offset, self.head = path, inode, offset, bytes.fromhex(head)
-        self.fd = -1
+        self.fd = self.size = -1
         self.notes: list[str] = []
 
     def place(self) -> dict[str, Any]:
@@ -140,7 +140,7 @@ class Log:
         """Let go of the file."""
         if self.fd >= 0:
             os.close(self.fd)
-            self.fd = -1
+            self.fd = self.size = -1
 
     def read(self, limit: int = 4 << 20) -> list[bytes]:
         """The next whole lines, without their ends; about `limit` bytes. None where nothing is new, or no file is there."""
@@ -182,7 +182,9 @@ class Log:
         size = os.fstat(self.fd).st_size
         if size < self.offset or os.pread(self.fd, len(self.head), 0) != self.head:
             self.notes.append(f"The log was truncated; it was read up to byte {self.offset}.")
-            self.offset, self.head = 0, b""
+            self.offset, self.head, self.size = 0, b"", -1
+        if size == self.size:
+            return []  # no more of the half line, which may be a long one
         while True:
             data = os.pread(self.fd, limit, self.offset)
             end = data.rfind(b"\n") + 1
@@ -194,6 +196,7 @@ class Log:
                 break
             limit = min(limit * 8, MOST_LINE)
         self.offset += end
+        self.size = -1 if end else size
         if len(self.head) < HEAD_BYTES:
             self.head = os.pread(self.fd, min(HEAD_BYTES, self.offset), 0)
         return [line for line in data[:end].split(b"\n") if line]

@@ -13,7 +13,19 @@ import threading
 import time
 from typing import Any
 
-from ale.endpoint.relays.log import POLL_S, SESSION_END, Log, Record, append, digest, encode, lock, opened, parse
+from ale.endpoint.relays.log import (
+    MOST_LINE,
+    POLL_S,
+    SESSION_END,
+    Log,
+    Record,
+    append,
+    digest,
+    encode,
+    lock,
+    opened,
+    parse,
+)
 
 
 class Refused(Exception):
@@ -90,7 +102,12 @@ class Requests:
                 given = os.pread(fd, 20, 0).strip()
                 index = max(self.last, int(given) if given.isdigit() else 0) + 1
                 at = int(time.time() * 1000)
-                append(self.path, encode("request", body, index, at))
+                line = encode("request", body, index, at)
+                if len(line) > MOST_LINE:
+                    raise Refused(
+                        413, "request_too_large", f"The request takes more than {MOST_LINE} bytes in the log."
+                    )
+                append(self.path, line)
                 os.pwrite(fd, b"%-20d" % index, 0)
                 self.last, self.asked[index] = index, (key, at)
                 return index
