@@ -31,7 +31,7 @@ from ale.specs.sandbox import Sandbox
 
 log = logging.getLogger("ale.endpoint.files")
 AT_ONCE = 32
-POLL_S, WAIT_S = 0.05, 20.0
+POLL_S, WAIT_S = 0.02, 20.0
 TRIES = 3
 SCRIPT = "/tmp/ale-log.py"
 Tell = Callable[[str], None]

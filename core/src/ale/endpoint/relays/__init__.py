@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import ast
 from importlib.resources import files
 
 from ale.errors import ConfigError
@@ -28,6 +29,14 @@ def script(name: str) -> str:
     lowest, *upper = [(files(__name__) / part).read_text("utf-8") for part in SCRIPTS[name]]
     if not upper:
         return lowest
-    own = ("from __future__", f"from {__name__}.")
-    kept = [line for text in upper for line in text.splitlines(keepends=True) if not line.startswith(own)]
-    return lowest[: lowest.index("# --- the command line")] + "".join(kept)
+    return lowest[: lowest.index("# --- the command line")] + "".join(map(_without_own_imports, upper))
+
+
+def _without_own_imports(text: str) -> str:
+    """A part as it stands below those that it imports from."""
+    lines = text.splitlines(keepends=True)
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.ImportFrom) and str(node.module).startswith(("__future__", __name__)):
+            first, last = node.lineno - 1, node.end_lineno or node.lineno
+            lines[first:last] = [""] * (last - first)
+    return "".join(lines)
