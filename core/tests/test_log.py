@@ -7,6 +7,8 @@ import json
 import os
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +125,19 @@ def test_a_lock_that_is_never_given_back_does_not_stop_a_writer(
         fcntl.flock(held, fcntl.LOCK_EX)
         append(str(tmp_path / "log"), b"line\n")
     assert Log(str(tmp_path / "log")).read() == [b"line"]
+
+
+def test_a_writer_that_waited_for_the_lock_writes_to_the_log_that_is_there_then(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    with path.open("ab") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        writer = threading.Thread(target=append, args=(str(path), b"line\n"))
+        writer.start()
+        time.sleep(0.3)
+        path.rename(tmp_path / "log.1")
+        path.touch()
+    writer.join()
+    assert path.read_bytes() == b"line\n"
 
 
 @pytest.mark.parametrize("keep", [True, False])
