@@ -30,8 +30,9 @@ $(STAMP): Makefile core/pyproject.toml $(wildcard libs/*/pyproject.toml plugins/
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) '$(TORCH)'
 	$(BIN)/pip install --quiet $(foreach p,$(PACKAGES),--editable ./$(p)) \
-	  anthropic build editables hatchling httpx hypothesis jsonschema mkdocs-material 'mkdocstrings[python]' mypy openai pytest 'pytest-asyncio>=0.24' pytest-timeout pytest-xdist ruff schemathesis \
+	  anthropic build editables fastapi hatchling httpx hypothesis jsonschema mkdocs-material 'mkdocstrings[python]' mypy openai psutil pytest 'pytest-asyncio>=0.24' pytest-timeout pytest-xdist ruff schemathesis \
 	  tensorboard twine types-PyYAML
+	$(BIN)/pip install --quiet --no-deps rl-rock==1.11.0
 	@touch $@
 
 quickstart: install  ## Train a tiny agent end to end (under 5 minutes on 2 cores)

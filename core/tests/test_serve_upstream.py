@@ -15,9 +15,10 @@ import pytest
 from upstreams import CALL, Faulty, Scripted, fails, hangs, real, says
 
 from ale.endpoint.forwarding import Forwarding
-from ale.endpoint.http import build_app, listener_at, serve, serving
+from ale.endpoint.http import build_app, serve
 from ale.endpoint.recording import RecordedCall, Recording, read_recording
 from ale.endpoint.replay import Replay
+from ale.endpoint.server import listener_at, serving
 from ale.endpoint.session import ModelEndpoint
 from ale.endpoint.tokenizer import byte_tokenizer
 from ale.endpoint.upstream import Route, Upstream

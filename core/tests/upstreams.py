@@ -13,7 +13,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route as Path
 
-from ale.endpoint.http import listener_at, serve, serving
+from ale.endpoint.http import serve
+from ale.endpoint.server import listener_at, serving
 from ale.endpoint.session import EndpointSession, ModelEndpoint
 from ale.endpoint.tokenizer import byte_tokenizer
 from ale.errors import EngineError

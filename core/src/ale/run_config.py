@@ -310,6 +310,11 @@ class EndpointConfig(Section):
         description="Also serve HTTP on a loopback port, for agents in processes of their own. "
         "Sandboxes with needs.network: endpoint-only have it in any case.",
     )
+    unix: Path | None = Field(
+        None,
+        description="Also serve at this Unix socket, whose folder containers without a network can be given; inside them "
+        "`ale endpoint relay` makes it a port.",
+    )
     tool_format: PluginChoice = Field(
         PluginChoice(use="hermes"), description="How tool calls stand in the model's text: hermes, llama, qwen_xml, ..."
     )

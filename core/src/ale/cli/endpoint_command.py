@@ -16,14 +16,13 @@ import typer
 if TYPE_CHECKING:
     from ale.endpoint.upstream import Route
 
-endpoint_app = typer.Typer(help="The model endpoint without a run.", no_args_is_help=True, rich_markup_mode=None)
+endpoint_app = typer.Typer(
+    help="The model endpoint: without a run, and for sandboxes without a network.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
 DEFAULT_OUT = Path("calls.jsonl")
 LOOPBACK = ("127.0.0.1", "localhost")
-
-
-@endpoint_app.callback()
-def _endpoint() -> None:
-    """Keeps the name of a command that is the only one."""
 
 
 @endpoint_app.command("serve")
@@ -145,9 +144,10 @@ async def _serve(plan: Plan) -> None:
 
     from ale.cli.run_command import configure_messages
     from ale.endpoint.forwarding import Forwarding
-    from ale.endpoint.http import build_app, listener_at, serving
+    from ale.endpoint.http import build_app
     from ale.endpoint.recording import Recording, read_recording
     from ale.endpoint.replay import Replay
+    from ale.endpoint.server import listener_at, serving
     from ale.endpoint.upstream import Upstream, without_key
     from ale.errors import ConfigError
     from ale.validation import one_line

@@ -28,10 +28,10 @@ config_app = typer.Typer(help="Look at run files and settings.", rich_markup_mod
 sandbox_app = typer.Typer(help="Sandboxes on this machine.", no_args_is_help=True, rich_markup_mode=None)
 image_app = typer.Typer(help="Images of sandboxes.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(plugins_app, name="plugins")
+app.add_typer(endpoint_app, name="endpoint")
 app.add_typer(sandbox_app, name="sandbox")
 sandbox_app.add_typer(image_app, name="image")
 app.add_typer(config_app, name="config")
-app.add_typer(endpoint_app, name="endpoint")
 OWN_COMMANDS = frozenset({"run", "eval", "report", "plugins", "config", "sandbox", "endpoint"})
 
 RunFile = Annotated[Path, typer.Argument(metavar="FILE", help="The run file (YAML).")]
@@ -233,6 +233,18 @@ def image_build(
     from ale.cli.sandbox_command import build_image
 
     build_image(provider, name, python)
+
+
+@endpoint_app.command("relay")
+def endpoint_relay(
+    name: Annotated[
+        str, typer.Argument(metavar="python|shell|node|files", help="What the sandbox has; files: needs no socket.")
+    ],
+) -> None:
+    """Print a program that brings the model endpoint to a port of a sandbox without a network."""
+    from ale.cli.relay_command import relay
+
+    relay(name)
 
 
 @config_app.callback(invoke_without_command=True)

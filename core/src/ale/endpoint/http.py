@@ -1,5 +1,5 @@
 """The endpoint over HTTP: the APIs of `dialects`, the models, a count of tokens. What answers is a `Line` by its key: an episode's
-session on a loopback port of the run, or one that forwards (`forwarding.py`).
+session, on a loopback port of the run and on a Unix socket where asked, or one that forwards (`forwarding.py`).
 
 1. The key names the session (`Authorization: Bearer` or `x-api-key`), so one agent cannot speak for another.
 2. Errors come in the API's own shape: 4xx for what will not get better by trying again, 5xx and 429 for what may.
@@ -14,16 +14,18 @@ import asyncio
 import json
 import logging
 import re
-import socket
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager
+from pathlib import Path
 from typing import Any, Protocol
 
 from ale import __version__
 from ale.endpoint.dialects import DIALECTS, AnthropicMessages, ChatCompletions, Dialect, ModelCall
 from ale.endpoint.dialects.dialect import encoded
 from ale.endpoint.openapi import document
+from ale.endpoint.server import listener_at, serving
 from ale.endpoint.session import ModelEndpoint
+from ale.endpoint.unix_socket import unix_listener
 from ale.errors import AleError, BudgetExceeded, ContextExceeded, DivergedReplay, RequestRefused
 from ale.messages import ChatReply
 
@@ -186,6 +188,11 @@ def read(dialect: Dialect, body: bytes) -> ModelCall:
             data = json.loads(LONE_SURROGATE.sub("\ufffd", json.dumps(data, ensure_ascii=False)))
     except (ValueError, RecursionError) as error:
         raise Refused(400, "invalid_json", f"The request is not valid JSON: {error}.") from error
+    return call_of(dialect, data)
+
+
+def call_of(dialect: Dialect, data: object) -> ModelCall:
+    """The request that some JSON is. Raises `Refused`."""
     if not isinstance(data, dict):
         raise Refused(400, "invalid_request", "The request must be a JSON object.")
     with told():
@@ -286,65 +293,17 @@ async def late(dialect: Dialect, replying: asyncio.Future[list[bytes]]) -> Async
 
 
 @asynccontextmanager
-async def serve(endpoint: ModelEndpoint) -> AsyncIterator[str]:
-    """Serve on a free loopback port while the context lasts; yields the base URL and sets `endpoint.base_url`."""
-    with listener_at("127.0.0.1", 0) as listener:
-        async with serving(build_app(endpoint), listener):
+async def serve(endpoint: ModelEndpoint, unix: Path | None = None) -> AsyncIterator[str]:
+    """Serve on a free loopback port while the context lasts; yields the base URL and sets `endpoint.base_url`.
+
+    With `unix` the same is served at that Unix socket too (see `unix_socket.py`). Raises `ConfigError` where it cannot be had.
+    """
+    with ExitStack() as sockets:
+        listener = sockets.enter_context(listener_at("127.0.0.1", 0))
+        listeners = [listener] if unix is None else [listener, sockets.enter_context(unix_listener(unix))]
+        async with serving(build_app(endpoint), *listeners):
             endpoint.base_url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
             try:
                 yield endpoint.base_url
             finally:
                 endpoint.base_url = None
-
-
-def listener_at(host: str, port: int) -> socket.socket:
-    """A socket that is bound; port 0: a free one. Raises `OSError`."""
-    family, kind, protocol, _, address = socket.getaddrinfo(
-        host, port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP, flags=socket.AI_PASSIVE
-    )[0]
-    # The protocol is named, for asyncio sends small answers at once (TCP_NODELAY) only where it knows it: else 40 ms a call.
-    listener = socket.socket(family, kind, protocol)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-    except OSError:
-        listener.close()
-        raise
-    return listener
-
-
-@asynccontextmanager
-async def serving(app: Any, listener: socket.socket) -> AsyncIterator[None]:
-    """Serve an application at a bound socket while the context lasts; what is not answered a second after it is cut off."""
-    import uvicorn
-
-    from ale.endpoint.connection import Connection
-
-    class Server(uvicorn.Server):
-        """Leaves signals to the run, which has to clean up more than a server."""
-
-        @contextmanager
-        def capture_signals(self) -> Iterator[None]:
-            yield
-
-    config = uvicorn.Config(
-        app,
-        http=Connection,
-        ws="none",
-        log_level="error",
-        access_log=False,
-        lifespan="off",
-        timeout_graceful_shutdown=1,
-    )
-    server = Server(config)
-    task = asyncio.create_task(server.serve(sockets=[listener]))
-    try:
-        while not server.started:
-            if task.done():
-                await task
-                raise RuntimeError("the HTTP server ended before it had started")
-            await asyncio.sleep(0.01)
-        yield
-    finally:
-        server.should_exit = True
-        await asyncio.gather(task, return_exceptions=True)

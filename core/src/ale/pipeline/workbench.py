@@ -180,10 +180,11 @@ async def open_workbench(
         tool_format = await start("tool_format", config.endpoint.tool_format, "endpoint.tool_format")
         endpoint = ModelEndpoint(tokenizer, engine, hooks, ReplyForm(tool_format, config.endpoint.thoughts))
         endpoint.upstream = await stack.enter_async_context(teacher(upstream)) if upstream is not None else None
-        if config.endpoint.http or config.needs.network == "endpoint-only":
+        served = config.endpoint
+        if served.http or served.unix is not None or config.needs.network == "endpoint-only":
             from ale.endpoint.http import serve
 
-            await stack.enter_async_context(serve(endpoint))
+            await stack.enter_async_context(serve(endpoint, served.unix))
         episodes = Episodes(
             provider, scaffold, reward, endpoint, hooks, config.rollout, config.needs, context.labels
         )  # fmt: skip
