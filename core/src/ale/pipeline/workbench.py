@@ -16,6 +16,7 @@ from ale.errors import AleError, PluginError
 from ale.hooks import Hooks
 from ale.pipeline.progress import Progress
 from ale.plugins import open_driver
+from ale.rollout.baking import Bakery
 from ale.rollout.episode import Episodes
 from ale.rollout.mix import MixedTasks, Source
 from ale.rollout.pool import SandboxPool
@@ -174,12 +175,13 @@ async def open_workbench(
         trainer = await start("trainer", config.trainer) if config.trainer and train else None
         tokenizer = byte_tokenizer()
         endpoint = ModelEndpoint(tokenizer, engine, hooks)
-        if config.endpoint.http or config.needs.network == "endpoint-only":
+        asked = any(option.driver.over_http for option in scaffold.options)
+        if config.endpoint.http or config.needs.network == "endpoint-only" or asked:
             from ale.endpoint.http import serve
 
             await stack.enter_async_context(serve(endpoint))
         episodes = Episodes(
-            provider, scaffold, reward, endpoint, hooks, config.rollout, config.needs, context.labels
+            provider, scaffold, reward, endpoint, hooks, config.rollout, config.needs, context.labels, Bakery(context.event)
         )  # fmt: skip
 
         def finished(trajectory: Trajectory) -> None:
