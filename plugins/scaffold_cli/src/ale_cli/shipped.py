@@ -22,7 +22,8 @@ class Shipped:
     files: Mapping[str, str] = field(default_factory=dict)
 
 
-_QWEN = node_recipe("qwen-code-0.24.4", "@qwen-code/qwen-code@0.24.4", "qwen", node=22)
+_RIPGREP = 'chmod -R a+X "$ALE_AGENT" && find "$ALE_AGENT/node_modules" -path "*/ripgrep/*/rg" -exec chmod a+x {} +\n'
+_QWEN = node_recipe("qwen-code-0.24.4", "@qwen-code/qwen-code@0.24.4", "qwen", node=22, then=_RIPGREP)
 _OPENAI = {"OPENAI_API_KEY": "$ALE_API_KEY", "OPENAI_BASE_URL": "$ALE_BASE_URL", "OPENAI_MODEL": "$ALE_MODEL"}
 QUIET = json.dumps({
     # Without a network each of these would wait for an answer that does not come, the first one 8 s at the end.
