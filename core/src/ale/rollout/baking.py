@@ -19,6 +19,7 @@ import secrets
 import time
 from collections.abc import Callable
 from dataclasses import astuple
+from urllib.parse import urlsplit
 
 from ale.environment import package_settings
 from ale.errors import ConfigError
@@ -80,7 +81,7 @@ class Bakery:
             if (await box.exec(recipe.check, timeout_s=CHECK_S, env=env)).exit_code == 0:
                 self._event("agent_found", agent=recipe.name, snapshot=None)
                 return None
-            log.info("Putting %s into %s, once.", recipe.name, image or "the image of sandboxes")
+            log.info("Putting %s into %s, once.", recipe.name, image or "the files of sandboxes")
             await bake(recipe, box, image)
             kept = await box.snapshot(name)
         seconds = time.monotonic() - began
@@ -99,7 +100,7 @@ async def bake(recipe: Recipe, box: Sandbox, image: str | None) -> None:
     script = f"mkdir -p {HOME} && umask 022 && set -e\n{recipe.script}"
     done = await box.exec(script, timeout_s=BAKE_S, env=env)
     cleared = await box.exec(f"rm -rf {HOME}", timeout_s=CHECK_S)
-    where = f"the image {image}" if image else "the image of sandboxes"
+    where = f"the image {image}" if image else "the files of sandboxes"
     if done.exit_code != 0 or cleared.exit_code != 0:
         why = f"did not end within {BAKE_S:g} s" if done.timed_out else f"failed with exit code {done.exit_code}"
         raise ConfigError(
@@ -124,7 +125,14 @@ BUNDLE_VARIABLES = (
 def snapshot_name(recipe: Recipe, image: str | None) -> str:
     """`agent-NAME-HASH`: the same recipe and image have the same name, in every run on this machine."""
     content = hashlib.sha256(json.dumps([astuple(recipe), image]).encode()).hexdigest()[:12]
-    return f"agent-{recipe.name}-{content}"
+    return f"agent-{recipe.name.replace('.', '-')}-{content}"
+
+
+def way_out(recipe: Recipe) -> tuple[str, ...]:
+    """What a script may reach where hosts are named: its own, this machine's indexes, the public web."""
+    urls = [urlsplit(url) for value in package_settings()[0].values() for url in value.split()]
+    indexes = [f"{u.hostname}:{u.port or (80 if u.scheme == 'http' else 443)}" for u in urls if u.hostname]
+    return tuple(dict.fromkeys((*recipe.hosts, *indexes, "*:443")))
 
 
 def bake_spec(recipe: Recipe, image: str | None, provider: SandboxProvider) -> SandboxSpec:
@@ -140,6 +148,6 @@ def bake_spec(recipe: Recipe, image: str | None, provider: SandboxProvider) -> S
     return SandboxSpec(
         id=f"ale-bake-{secrets.token_hex(6)}",  # with a name of its own no pool hands it to somebody else
         image=image, user="root" if images else None, workdir=AGENTS, lifetime_s=BAKE_S + 300,
-        network="full" if "network_full" in can else "allow", allow=() if "network_full" in can else ("*:443",),
+        network="full" if "network_full" in can else "allow", allow=() if "network_full" in can else way_out(recipe),
         resources=resources if "limits" in can else Resources(), labels={"agent": recipe.name},
     )  # fmt: skip

@@ -48,6 +48,9 @@ class Recipe:
     """Succeeds where the agent is there already."""
     base: str
     """What it asks of an image, as the end of a sentence: `Python 3.12 or newer with venv`."""
+    hosts: tuple[str, ...] = ()
+    """What the script reaches, as `host:port`: named for providers that let only what is named through, where a machine's indexes
+    are not public hosts."""
 
     def __post_init__(self) -> None:
         if not _RECIPE_NAME.fullmatch(self.name):

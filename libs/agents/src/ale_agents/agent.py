@@ -78,13 +78,15 @@ class CommandAgent(Scaffold):
             session.observe(
                 max(0, session.calls - 1), "agent", {"command": launch.command}, str(said), code, time.monotonic() - began
             )
-        if result.timed_out:
-            return "agent_timeout"
         if not session.calls:
             raise AgentError(
                 f"The agent ended with exit code {result.exit_code} and never asked the model. The end of what it said: "
                 f"{str(said).strip()[-SAID_CHARS:] or 'nothing.'}"
             )
+        return "agent_timeout" if result.timed_out else await self.ended(result, sandbox)
+
+    async def ended(self, result: ExecResult, sandbox: Sandbox) -> str:
+        """Why it ended, in a word; for an agent that tells in another way than by its exit code."""
         return "finish" if result.exit_code == 0 else "agent_error"
 
 

@@ -24,6 +24,9 @@ class OwnRecipe(PluginConfig):
     )
     check: str = Field(description="Shell command that succeeds where it is there.")
     base: str = Field("an image that its script fits", description="What it asks of an image, for people.")
+    hosts: tuple[str, ...] = Field(
+        (), description="Hosts that it reaches, host:port, for sandboxes that let only named ones through."
+    )
 
 
 class CommandLineAgentConfig(CommandAgentConfig):
@@ -73,7 +76,7 @@ class CommandLineAgentConfig(CommandAgentConfig):
         if not self.install:
             return None
         own = self.recipe
-        return Recipe(own.name, own.script, own.check, own.base) if own is not None else self.shipped.recipe
+        return Recipe(**own.model_dump()) if own is not None else self.shipped.recipe
 
 
 class CommandLineAgent(CommandAgent):

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from pydantic import Field
 
+from ale.specs.sandbox import ExecResult, Sandbox
 from ale.specs.scaffold import Recipe
 from ale_agents import CommandAgent, CommandAgentConfig, Launch, Line, python_recipe
 
 # The newest litellm does not import beside it, and would be no better here.
 RECIPE = python_recipe("mini-swe-agent-2.4.6", ("mini-swe-agent==2.4.6", "litellm==1.81.10"), "mini", minor=10)
+RECORD = "/tmp/ale-mini-swe-agent.json"
 ENVIRONMENT = {
     "MSWEA_CONFIGURED": "true",
     "MSWEA_SILENT_STARTUP": "true",
@@ -57,4 +60,13 @@ class SweAgent(CommandAgent):
         program = f"{RECIPE.place}/bin/mini" if self.config.install else "mini"
         words = [program, "--yolo", "--exit-immediately", "--cost-limit", "0", "--model", f"openai/{line.model}", *options]
         env = {**ENVIRONMENT, "OPENAI_API_BASE": line.base_url, "OPENAI_API_KEY": line.api_key}
-        return Launch(line.command([*words, "--output", "/dev/null", "--task", "$ALE_TASK"]), env)
+        return Launch(line.command([*words, "--output", RECORD, "--task", "$ALE_TASK"]), env)
+
+    async def ended(self, result: ExecResult, sandbox: Sandbox) -> str:
+        """Its exit code is 0 also where it gave up; its own record of the episode says which it was."""
+        try:
+            record = json.loads(await sandbox.download(RECORD, max_bytes=1 << 26))
+            submitted = record["info"]["exit_status"] == "Submitted"
+        except (OSError, ValueError, KeyError, TypeError):
+            submitted = False
+        return await super().ended(result, sandbox) if submitted else "agent_error"
