@@ -55,9 +55,7 @@ def rolled_out(
 ) -> tuple[list[Trajectory], list[tuple[str, dict[str, Any]]], dict[str, Any]]:
     """Two episodes, in so many sandboxes: trajectories, events, summary."""
     path = tmp_path / "run.yaml"
-    path.write_text(
-        RUN.format(runs=tmp_path, scaffold=AGENTS[agent], image=IMAGE, engine=engine, sandboxes=sandboxes)
-    )
+    path.write_text(RUN.format(runs=tmp_path, scaffold=AGENTS[agent], image=IMAGE, engine=engine, sandboxes=sandboxes))
     done = ale("run", path, "--only", "rollout", "--out", tmp_path / "run", timeout_s=550)
     summary = summary_of(done)
     with RunStore.open(tmp_path / "run") as store:
@@ -75,7 +73,9 @@ def test_a_real_agent_solves_tasks_and_only_it_starts_again_between_them(agent: 
         assert [chunk.error for chunk in t.chunks] == [None, None]
     assert len(made) == 2
     agents = [kind for kind, _ in events if kind.startswith("agent_")]
-    assert agents in (["agent_baked"], ["agent_found"]), "put into the image at most once, by this run or an earlier one"
+    assert agents in (["agent_baked"], ["agent_found"]), (
+        "put into the image at most once, by this run or an earlier one"
+    )
     pool = summary["sandboxes"]
     assert pool["pool/warm_hits"] == 1, "the sandbox serves one episode after the other"
     assert pool["pool/cold_starts"] == 1 + (agents == ["agent_baked"])

@@ -75,7 +75,10 @@ async def test_an_image_that_has_the_agent_is_used_as_it_is(provider: SandboxPro
     ("changed", "sentence"),
     [
         ({"script": "echo first\nfalse\necho never"}, r"failed with exit code 1. It asks for a shell. .*said: first$"),
-        ({"check": "echo not here; false"}, r"ran to its end .* its check fails all the same.*The check said: not here"),
+        (
+            {"check": "echo not here; false"},
+            r"ran to its end .* its check fails all the same.*The check said: not here",
+        ),
     ],
 )
 async def test_a_recipe_that_fails_is_a_sentence_with_the_end_of_what_it_said(
@@ -101,7 +104,9 @@ async def test_the_hosts_certificates_and_indexes_reach_the_script_and_do_not_st
     said += 'echo "$UV_DEFAULT_INDEX $NPM_CONFIG_REGISTRY" >> "$ALE_AGENT/bin/hello"'
     spec = await Bakery().with_agent(replace(recipe, script=said), SandboxSpec(), provider)
     async with await provider.start_sandbox(spec) as box:
-        found = (await box.exec(f"cat {recipe.place}/bin/hello; env | grep -c -i -e index -e pem; ls {baking.HOME}")).stdout
+        found = (
+            await box.exec(f"cat {recipe.place}/bin/hello; env | grep -c -i -e index -e pem; ls {baking.HOME}")
+        ).stdout
     assert found == b"CERTIFICATEShttps://index.example.org/simple https://npm.example.org:8443\n0\n"
     allowed = baking.way_out(replace(recipe, hosts=("a.example.org:443",)))
     assert {"a.example.org:443", "npm.example.org:8443", "index.example.org:443", "*:443"} <= {*allowed}

@@ -46,14 +46,25 @@ def arguments(**more: Any) -> str:
 
 def mini(steps: int) -> Body:
     """Plain texts, no content beside a call, keys of a call in another order, and what litellm adds to it."""
-    messages: list[Body] = [{"role": "system", "content": words(62)}, {"role": "user", "content": f"{words(2800)} {TASK}"}]
+    messages: list[Body] = [
+        {"role": "system", "content": words(62)},
+        {"role": "user", "content": f"{words(2800)} {TASK}"},
+    ]
     for step in range(steps):
         call = {"function": {"arguments": arguments(), "name": "bash"}, "id": f"call_{step}_0", "type": "function"}
         messages += [
             {"role": "assistant", "tool_calls": [call], "provider_specific_fields": {"refusal": None}},
-            {"content": json.dumps({"returncode": 0, "output": ""}, indent=2), "tool_call_id": call["id"], "role": "tool"},
+            {
+                "content": json.dumps({"returncode": 0, "output": ""}, indent=2),
+                "tool_call_id": call["id"],
+                "role": "tool",
+            },
         ]
-    return {"model": "policy", "messages": messages, "tools": [tool("bash", 22, ("command",), command=of("string", 27))]}
+    return {
+        "model": "policy",
+        "messages": messages,
+        "tools": [tool("bash", 22, ("command",), command=of("string", 27))],
+    }
 
 
 def openhands(steps: int) -> Body:
@@ -73,7 +84,10 @@ def openhands(steps: int) -> Body:
         tool("finish", 600, ("message",), summary=of("string", 178), message=of("string", 45)),
         tool("think", 700, ("thought",), summary=of("string", 178), thought=of("string", 25)),
     ]  # fmt: skip
-    messages: list[Body] = [{"content": parts(words(15228)), "role": "system"}, {"content": parts(TASK), "role": "user"}]
+    messages: list[Body] = [
+        {"content": parts(words(15228)), "role": "system"},
+        {"content": parts(TASK), "role": "user"},
+    ]
     for step in range(steps):
         made = {"name": "terminal", "arguments": arguments(security_risk="LOW", summary="x")}
         call = {"id": f"call_{step}_0", "type": "function", "function": made}

@@ -45,7 +45,8 @@ def _of_pip() -> dict[str, str]:
     found: dict[str, str] = {}
     home = Path.home()
     named = os.environ.get("PIP_CONFIG_FILE")
-    for path in ("/etc/pip.conf", home / ".pip/pip.conf", home / ".config/pip/pip.conf", *([named] if named else [])):
+    machines, users = Path("/etc/pip.conf"), (home / ".pip/pip.conf", home / ".config/pip/pip.conf")
+    for path in (machines, *users, *([Path(named)] if named else [])):
         parser = configparser.RawConfigParser()
         try:
             parser.read(path)

@@ -19,7 +19,7 @@ from ale.testing.reference import FolderSandbox, session
 from ale_agents import CommandAgent, CommandAgentConfig, Launch, Line, node_recipe, python_recipe
 from ale_agents.line import base_url
 
-NASTY = "It's \"here\"; echo $HOME `id` $(id) ${ALE_API_KEY}\n\\ größe ✓ {x}"
+NASTY = 'It\'s "here"; echo $HOME `id` $(id) ${ALE_API_KEY}\n\\ größe ✓ {x}'
 LINE = Line(NASTY, "http://127.0.0.1:8600/v1", "key-1")
 ASK = """
 import json, os, sys, urllib.request
@@ -99,7 +99,9 @@ async def test_an_agent_whose_time_is_up_is_ended_and_what_it_printed_is_kept() 
         task = Task(id="t", instruction="x", tests=TaskTests(command="true"))
         agent = asking("import time; time.sleep(60)")
         episode = asyncio.ensure_future(agent.run(task, box, line))
-        while not line.recorder.chunks:
+        for _ in range(500):
+            if line.recorder.chunks:
+                break
             await asyncio.sleep(0.02)
         episode.cancel()
         await asyncio.wait([episode])
@@ -118,7 +120,7 @@ async def test_a_dead_sandbox_is_no_fault_of_the_agents() -> None:
 async def test_a_sandbox_without_a_way_to_the_model_is_refused() -> None:
     async with FolderSandbox() as box:
         box.spec = SandboxSpec(network="none")
-        with pytest.raises(ConfigError, match="set needs.network to endpoint-only"):
+        with pytest.raises(ConfigError, match=r"set needs\.network to endpoint-only"):
             await run(asking(), ["plum"], box)
 
 

@@ -23,7 +23,11 @@ def agent(**settings: Any) -> OpenHands:
 def test_the_runner_is_handed_to_the_agents_python_with_its_settings() -> None:
     launch = agent(tools=["terminal"], max_iterations=7).launch(LINE)
     assert launch.command == "/opt/ale-agents/openhands-1.58.0/bin/python -"
-    assert json.loads(launch.env["ALE_OPENHANDS"]) == {"tools": ["terminal"], "system_prompt": None, "max_iterations": 7}
+    assert json.loads(launch.env["ALE_OPENHANDS"]) == {
+        "tools": ["terminal"],
+        "system_prompt": None,
+        "max_iterations": 7,
+    }
     names = {node.id for node in ast.walk(ast.parse(launch.stdin)) if isinstance(node, ast.Name)}
     assert {"LLM", "Agent", "Conversation"} <= names
 

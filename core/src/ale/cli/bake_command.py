@@ -38,7 +38,9 @@ async def _bake(config: RunConfig) -> None:
             for recipe in sorted(recipes, key=str):
                 for image in images:
                     snapshot = await bakery.snapshot(recipe, image, provider)
-                    print(f"{recipe.name}\t{image or getattr(provider.config, 'image', None) or '-'}\t{snapshot or 'is there'}")
+                    print(
+                        f"{recipe.name}\t{image or getattr(provider.config, 'image', None) or '-'}\t{snapshot or 'is there'}"
+                    )
 
 
 def _images(config: RunConfig, context: DriverContext) -> set[str | None]:

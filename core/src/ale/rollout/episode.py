@@ -115,7 +115,9 @@ class Episodes:
         scaffold = self.scaffold.of(task, request.group).driver
         reward = self.reward.of(task, request.group).driver
         if scaffold.recipe is not None:
-            spec = await _kept("sandbox", self.bakery.with_agent(scaffold.recipe, spec, provider, self.needs.limits_given))
+            spec = await _kept(
+                "sandbox", self.bakery.with_agent(scaffold.recipe, spec, provider, self.needs.limits_given)
+            )
             mark = _lap(timings, "bake", mark)
         async with await _kept("sandbox", provider.start_sandbox(spec)) as sandbox:
             self.hooks.call("ale_sandbox_started", sandbox_id=sandbox.id, episode_id=session.id, task=task)

@@ -17,7 +17,7 @@ from pydantic import Field
 from ale.errors import AgentError, ConfigError, PluginError
 from ale.specs.driver import PluginConfig
 from ale.specs.sandbox import ExecResult, Sandbox
-from ale.specs.scaffold import ModelSession, Recipe, Scaffold
+from ale.specs.scaffold import ModelSession, Scaffold
 from ale.task import Task
 from ale_agents.line import Dialect, Line, base_url
 
@@ -76,7 +76,12 @@ class CommandAgent(Scaffold):
         finally:
             code = None if result is None else result.exit_code
             session.observe(
-                max(0, session.calls - 1), "agent", {"command": launch.command}, str(said), code, time.monotonic() - began
+                max(0, session.calls - 1),
+                "agent",
+                {"command": launch.command},
+                str(said),
+                code,
+                time.monotonic() - began,
             )
         if not session.calls:
             raise AgentError(
@@ -111,9 +116,7 @@ async def followed(
     """Run the command and note what it prints while it does, or at its end where the provider hands nothing out before."""
     stdin = launch.stdin.encode("utf-8", "surrogateescape")
     try:
-        async with aclosing(
-            sandbox.exec_stream(launch.command, timeout_s=timeout_s, env=env, stdin=stdin)
-        ) as items:
+        async with aclosing(sandbox.exec_stream(launch.command, timeout_s=timeout_s, env=env, stdin=stdin)) as items:
             async for item in items:
                 if isinstance(item, ExecResult):
                     return item
@@ -146,6 +149,3 @@ def origin(sandbox: Sandbox, session: ModelSession) -> str:
         f"The sandbox {sandbox.id} has no way to the model endpoint, which its agent must reach; set needs.network to "
         "endpoint-only."
     )
-
-
-

@@ -58,7 +58,16 @@ class SweAgent(CommandAgent):
         settings = [*self.config.config, f"agent.step_limit={self.config.step_limit}"]
         options = [word for setting in settings for word in ("-c", setting)]
         program = f"{RECIPE.place}/bin/mini" if self.config.install else "mini"
-        words = [program, "--yolo", "--exit-immediately", "--cost-limit", "0", "--model", f"openai/{line.model}", *options]
+        words = [
+            program,
+            "--yolo",
+            "--exit-immediately",
+            "--cost-limit",
+            "0",
+            "--model",
+            f"openai/{line.model}",
+            *options,
+        ]
         env = {**ENVIRONMENT, "OPENAI_API_BASE": line.base_url, "OPENAI_API_KEY": line.api_key}
         return Launch(line.command([*words, "--output", RECORD, "--task", "$ALE_TASK"]), env)
 
