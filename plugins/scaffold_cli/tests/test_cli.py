@@ -28,6 +28,7 @@ def scaffold(**settings: Any) -> CommandLineAgent:
     [
         ({}, "give 'agent', one of qwen-code, iflow, or a 'command' of your own"),
         ({"agent": "qwen"}, "there is no agent 'qwen'; those that are shipped are qwen-code, iflow"),
+        ({"command": "x", "options": ["-v"]}, "'options' goes with a shipped agent's command"),
         ({"command": "x", "dialect": "grpc"}, "scaffold.dialect"),
         ({"command": "x", "recipe": {"name": "a"}}, "scaffold.recipe.script"),
         ({"command": "x", "enviroment": {}}, "enviroment"),
@@ -48,6 +49,11 @@ def test_qwen_code_is_told_of_the_episode_and_asks_nothing_else() -> None:
     assert launch.env["OPENAI_BASE_URL"] == LINE.base_url
     assert launch.env["OPENAI_API_KEY"] == "key-1"
     assert json.loads(launch.files["~/.qwen/settings.json"])["privacy"] == {"usageStatisticsEnabled": False}
+
+
+def test_options_stand_at_the_end_of_a_shipped_agents_command() -> None:
+    launch = scaffold(agent="qwen-code", options=["--bare", "--system-prompt", "You are $ALE_MODEL."]).launch(LINE)
+    assert launch.command.endswith("--bare --system-prompt 'You are policy.'")
 
 
 def test_settings_of_the_run_file_win_over_a_shipped_agents() -> None:

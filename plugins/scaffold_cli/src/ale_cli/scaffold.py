@@ -38,6 +38,7 @@ class CommandLineAgentConfig(CommandAgentConfig):
     command: str | tuple[str, ...] | None = Field(
         None, description=f"How the agent is started: a shell command, or a list of words. {NAMES}"
     )
+    options: tuple[str, ...] = Field((), description=f"With `agent`: more words at the end of its command. {NAMES}")
     env: dict[str, str] = Field(default_factory=dict, description=f"Its environment. {NAMES}")
     files: dict[str, str] = Field(
         default_factory=dict,
@@ -63,6 +64,8 @@ class CommandLineAgentConfig(CommandAgentConfig):
                 f"there is no agent '{self.agent}'; those that are shipped are {', '.join(SHIPPED)}. Others are described by "
                 "'command', 'env' and 'files'"
             )
+        if self.options and (self.agent is None or self.command):
+            raise ValueError("'options' goes with a shipped agent's command; write the words into your own 'command'")
         return self
 
     @property
@@ -104,4 +107,4 @@ class CommandLineAgent(CommandAgent):
         own, shipped = self.config, self.config.shipped
         env = {name: line.fill(value) for name, value in {**shipped.env, **own.env}.items()}
         files = {path: line.fill_file(path, text) for path, text in {**shipped.files, **own.files}.items()}
-        return Launch(line.command(own.command or shipped.command), env, line.fill(own.stdin), files)
+        return Launch(line.command(own.command or (*shipped.command, *own.options)), env, line.fill(own.stdin), files)
