@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ale_command import ale, summary_of
+from ale_command import REPOSITORY, ale, summary_of
 from engines import answers
 
 from ale.store import RunStore
@@ -93,3 +93,27 @@ def test_a_policy_that_talks_nonsense_breaks_nothing(agent: str, tmp_path: Path)
         assert t.reward.value == 0.0
         assert t.chunks
     assert not any(summary["failures"].values())
+
+
+def test_a_tiny_policy_is_trained_with_a_real_agent_and_nothing_is_installed_after_the_first_episode(
+    tmp_path: Path,
+) -> None:
+    small = [
+        "sft.demonstrations.count=4", "sft.demonstrations.keep_failed=true", "sft.steps=2", "sft.batch_size=2", "rl.steps=1",
+        "rl.prompts_per_step=2", "eval.episodes=2",
+    ]  # fmt: skip
+    done = ale("run", REPOSITORY / "examples" / "native_agent.yaml", "--out", tmp_path / "run", *small, timeout_s=550)
+    summary = summary_of(done)
+    with RunStore.open(tmp_path / "run") as store:
+        made = list(store.trajectories())
+        agents = [kind for _, kind, _ in store.events() if kind.startswith("agent_")]
+    assert summary["status"] == "completed"
+    assert len(made) == 4 + 2 * 2 + 3 * 2
+    assert [t.failure for t in made] == [None] * len(made)
+    assert len(agents) == 1, "looked for once in the whole run"
+    bakes = [dict(t.timings)["bake"] for t in sorted(made, key=lambda t: t.started_at)]
+    assert max(bakes[2:]) < 0.5, "no episode after the first ones waits for an installation"
+    pool = summary["sandboxes"]
+    assert pool["pool/cold_starts"] == 2 + (agents == ["agent_baked"])
+    assert pool["pool/warm_hits"] == len(made) - 2, "all others have a sandbox that was used before"
+    assert pool["pool/resets_failed"] == 0

@@ -13,8 +13,8 @@ import pytest
 from ale_command import ale
 from engines import provider_of
 
-from ale.environment import package_settings
 from ale.errors import ConfigError
+from ale.package_settings import package_settings
 from ale.rollout import baking
 from ale.rollout.baking import Bakery, bake_spec, snapshot_name
 from ale.specs.sandbox import SandboxProvider, SandboxSpec

@@ -21,8 +21,8 @@ from collections.abc import Callable
 from dataclasses import astuple
 from urllib.parse import urlsplit
 
-from ale.environment import package_settings
 from ale.errors import ConfigError
+from ale.package_settings import package_settings
 from ale.specs.sandbox import Resources, Sandbox, SandboxProvider, SandboxSpec
 from ale.specs.scaffold import AGENTS, Recipe
 
