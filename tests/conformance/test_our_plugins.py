@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
 import pytest
+import yaml
 from engines import answers
 from kit import SPREAD, run_kit
 
@@ -20,11 +22,17 @@ SETTINGS = {
     "trainer:torch": ["threads: 1"],
     "algorithm:ipa": ["", "{level: token}", "{level: trajectory, return_signal: group_centered}"],
     "scaffold:iflow": [""],
+    "scaffold:cli": [yaml.safe_dump({"command": [sys.executable, str(Path(__file__).with_name("small_agent.py"))]})],
 }
 OURS = sorted(f"{i.kind}:{i.name}" for i in list_plugins() if i.package.startswith("ale-"))
 ENGINES = {"sandbox:docker": pytest.mark.docker, "sandbox:podman": pytest.mark.podman}
 CASES = [
-    pytest.param(plugin, settings, id=f"{plugin}-{settings}".rstrip("-"), marks=ENGINES.get(plugin, pytest.mark.bwrap))
+    pytest.param(
+        plugin,
+        settings,
+        id=f"{plugin}-{settings.splitlines()[0] if settings else ''}".rstrip("-"),
+        marks=ENGINES.get(plugin, pytest.mark.bwrap),
+    )
     for plugin in OURS
     for settings in SETTINGS.get(plugin, [""])
 ]
@@ -42,7 +50,8 @@ def test_it_keeps_its_contract(plugin: str, settings: str, tmp_path: Path) -> No
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-1000:]
     counts = re.search(r"(\d+) passed", done.stdout)
     assert counts is not None
-    assert int(counts[1]) >= 15, "a suite of a kind that was collected has more tests"
+    installed = "which is installed into images" in done.stdout  # tests/test_agents.py runs those
+    assert int(counts[1]) >= (13 if installed else 15), "a suite of a kind that was collected has more tests"
     assert "skipped" not in done.stdout
 
 

@@ -57,6 +57,9 @@ def check_capabilities(run: RunConfig, *, train: bool) -> None:
     lacking = [
         _sentence(need, part) for need in needs for part in parts if part.kind == need.kind and not _has(part, need)
     ]
+    lacking += [
+        _cut_off(part) for part in parts if run.needs.network == "none" and getattr(part.cls, "over_http", False)
+    ]
     if lacking:
         raise PluginError("\n".join(dict.fromkeys(lacking)))
 
@@ -121,6 +124,13 @@ def _of_the_plugin(part: Part) -> Iterator[Need]:
 
 def _has(part: Part, need: Need) -> bool:
     return need.capability in part.cls.provides(part.config)
+
+
+def _cut_off(part: Part) -> str:
+    return (
+        f"needs.network: {part} runs its agent inside the sandbox, where 'none' leaves it no way to the model; set "
+        "needs.network to endpoint-only, which lets through nothing else."
+    )
 
 
 def _meant(need: Need) -> str:

@@ -223,6 +223,14 @@ def sandbox_logs(sandbox_id: SandboxId, provider: Provider = None) -> None:
     logs(sandbox_id, provider)
 
 
+@sandbox_app.command("bake")
+def sandbox_bake(file: RunFile, overrides: Overrides = None) -> None:
+    """Put a run's agents into its images before it starts; prints agent, image and snapshot."""
+    from ale.cli.bake_command import bake_agents
+
+    bake_agents(file, overrides or [])
+
+
 @image_app.command("build")
 def image_build(
     provider: Annotated[str, typer.Option("--sandbox", metavar="NAME", help="Provider to make it for.")] = "docker",

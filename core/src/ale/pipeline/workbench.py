@@ -18,6 +18,7 @@ from ale.hooks import Hooks
 from ale.pipeline.progress import Progress
 from ale.pipeline.teacher import NoEngine, teacher
 from ale.plugins import open_driver
+from ale.rollout.baking import Bakery
 from ale.rollout.episode import Episodes
 from ale.rollout.mix import MixedTasks, Source
 from ale.rollout.pool import SandboxPool
@@ -180,13 +181,13 @@ async def open_workbench(
         tool_format = await start("tool_format", config.endpoint.tool_format, "endpoint.tool_format")
         endpoint = ModelEndpoint(tokenizer, engine, hooks, ReplyForm(tool_format, config.endpoint.thoughts))
         endpoint.upstream = await stack.enter_async_context(teacher(upstream)) if upstream is not None else None
-        served = config.endpoint
-        if served.http or served.unix is not None or config.needs.network == "endpoint-only":
+        served, asked = config.endpoint, any(option.driver.over_http for option in scaffold.options)
+        if served.http or served.unix is not None or config.needs.network == "endpoint-only" or asked:
             from ale.endpoint.http import serve
 
             await stack.enter_async_context(serve(endpoint, served.unix))
         episodes = Episodes(
-            provider, scaffold, reward, endpoint, hooks, config.rollout, config.needs, context.labels
+            provider, scaffold, reward, endpoint, hooks, config.rollout, config.needs, context.labels, Bakery(context.event)
         )  # fmt: skip
 
         def finished(trajectory: Trajectory) -> None:

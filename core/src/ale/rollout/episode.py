@@ -12,13 +12,14 @@ import math
 import time
 import uuid
 from collections.abc import Awaitable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from ale.endpoint.prefill import Prefill
 from ale.endpoint.session import EndpointSession, ModelEndpoint
 from ale.errors import AgentError, AleError, BudgetExceeded, ConfigError, PluginError
 from ale.hooks import Hooks
+from ale.rollout.baking import Bakery
 from ale.rollout.observed import EXEC_HOOKS, ObservedSandbox
 from ale.rollout.selection import Selection
 from ale.rollout.side_calls import without_tools_aside
@@ -61,6 +62,7 @@ class Episodes:
     config: RolloutConfig
     needs: SandboxNeeds
     labels: Mapping[str, str]
+    bakery: Bakery = field(default_factory=Bakery)
 
     async def run(self, request: RolloutRequest, stage: Stage, responder: Responder | None = None) -> Trajectory:
         """Run one episode to its end."""
@@ -115,6 +117,11 @@ class Episodes:
         )  # fmt: skip
         scaffold = self.scaffold.of(task, request.group).driver
         reward = self.reward.of(task, request.group).driver
+        if scaffold.recipe is not None:
+            spec = await _kept(
+                "sandbox", self.bakery.with_agent(scaffold.recipe, spec, provider, self.needs.limits_given)
+            )
+            mark = _lap(timings, "bake", mark)
         async with await _kept("sandbox", provider.start_sandbox(spec)) as sandbox:
             self.hooks.call("ale_sandbox_started", sandbox_id=sandbox.id, episode_id=session.id, task=task)
             mark = _lap(timings, "start", mark)

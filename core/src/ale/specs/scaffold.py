@@ -2,15 +2,18 @@
 
 A scaffold gets a task, a sandbox and a `ModelSession`; it runs the agent to its end and returns. What the model saw
 and said is recorded at the session, not by the scaffold. An agent in a process of its own talks to the session over
-HTTP: `base_url` and `api_key`.
+HTTP: `base_url` and `api_key`; what such an agent needs in its sandbox's image its scaffold says with a `Recipe`.
 """
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
+from ale.errors import ConfigError
 from ale.messages import ChatReply, ChunkErrorKind, Message, ToolSpec
 from ale.specs.driver import Driver
 from ale.specs.sandbox import Sandbox
@@ -23,10 +26,50 @@ It is told the conversation so far and the tools of the scaffold at hand, whose 
 that takes what you want to do. The id of a `ToolCall` of its own is any text that is unique in the conversation."""
 
 
+AGENTS = "/opt/ale-agents"
+"""Where agents are installed in a sandbox, out of the way of tasks: each has a folder of its own there."""
+_RECIPE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,39}")
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """What an agent needs in the image that its sandbox starts from, and how it comes there.
+
+    Before an episode starts, the run puts the agent into the image, once (`ale.rollout.baking`). Both commands are for a POSIX
+    shell; they find in `ALE_AGENT` the folder that the agent is to be in, which is `place`.
+    """
+
+    name: str
+    """The agent and its version, such as `qwen-code-0.24.4`."""
+    script: str
+    """Installs the agent: run once, with a network, as root where the image has one; it stops at the first command that fails.
+    Its home folder and /tmp are thrown away. Settings of the host's for package indexes stand in its environment."""
+    check: str
+    """Succeeds where the agent is there already."""
+    base: str
+    """What it asks of an image, as the end of a sentence: `Python 3.12 or newer with venv`."""
+    hosts: tuple[str, ...] = ()
+    """What the script reaches, as `host:port`: named for providers that let only what is named through, where a machine's indexes
+    are not public hosts."""
+
+    def __post_init__(self) -> None:
+        if not _RECIPE_NAME.fullmatch(self.name):
+            raise ConfigError(
+                f"A recipe cannot be named {self.name!r}; use up to 40 letters, digits, '-', '_' and '.', such as my-agent-1.0."
+            )
+
+    @property
+    def place(self) -> str:
+        """The folder that the agent is installed into."""
+        return f"{AGENTS}/{self.name}"
+
+
 class ModelSession(ABC):
     """One episode's line to the model."""
 
     id: str
+    calls: int = 0
+    """How many model calls were made so far, those that failed too."""
 
     @property
     @abstractmethod
@@ -60,6 +103,15 @@ class ModelSession(ABC):
 
 class Scaffold(Driver, ABC):
     """Drives an agent through one episode."""
+
+    over_http: ClassVar[bool] = False
+    """Its agent is a process in the sandbox that asks the model over HTTP: the run serves that, and is refused where its
+    sandboxes have no way to it (`needs.network: none`)."""
+
+    @property
+    def recipe(self) -> Recipe | None:
+        """What its agent needs in the sandbox's image; None where that is nothing, or where images have it anyway."""
+        return None
 
     @abstractmethod
     async def run(self, task: Task, sandbox: Sandbox, session: ModelSession) -> str:

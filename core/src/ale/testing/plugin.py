@@ -32,6 +32,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Find the plugin under test; a mistake is a sentence and exit code 4."""
     config.addinivalue_line("markers", "ale_needs(capability): only for plugins that claim the capability")
+    config.addinivalue_line("markers", "ale_agent: runs a scaffold's agent, which has to be on this machine")
+    config.addinivalue_line("markers", "ale_in_process: only for scaffolds that carry the agent's calls out themselves")
     name, file = config.getoption("--ale-plugin"), config.getoption("--ale-config")
     if not name:
         if file or any(str(argument).startswith("ale.testing") for argument in config.args):
@@ -65,12 +67,23 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     subject = getattr(config, SUBJECT, None)
     if subject is None:
         return
-    left_out = [i for i in items if any(not subject.can(m.args[0]) for m in i.iter_markers("ale_needs"))]
-    if left_out:
-        words = {m.args[0] for i in left_out for m in i.iter_markers("ale_needs") if not subject.can(m.args[0])}
-        setattr(config, LEFT_OUT, f"not asked of it: {', '.join(sorted(words))} ({len(left_out)} tests)")
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if item not in left_out]
+    reasons = {item: reason for item in items if (reason := _why_not(subject, item))}
+    if reasons:
+        setattr(config, LEFT_OUT, f"not asked of it: {', '.join(sorted(set(reasons.values())))} ({len(reasons)} tests)")
+        config.hook.pytest_deselected(items=list(reasons))
+        items[:] = [item for item in items if item not in reasons]
+
+
+def _why_not(subject: Subject, item: pytest.Item) -> str | None:
+    """Why a test is not for this plugin, in a word or two; None where it is."""
+    lacking = [m.args[0] for m in item.iter_markers("ale_needs") if not subject.can(m.args[0])]
+    if lacking:
+        return ", ".join(lacking)
+    if subject.elsewhere and item.get_closest_marker("ale_agent"):
+        return "what runs its agent, which is installed into images"
+    if subject.over_http and item.get_closest_marker("ale_in_process"):
+        return "what an agent in a process of its own keeps to itself"
+    return None
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

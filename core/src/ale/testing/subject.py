@@ -32,6 +32,16 @@ class Subject:
         """Whether it says that it can, with these settings."""
         return capability in self.cls.provides(self.config)
 
+    @property
+    def over_http(self) -> bool:
+        """Whether it is a scaffold whose agent is a process of its own."""
+        return bool(getattr(self.cls, "over_http", False))
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether it is one whose agent has to be installed first, so that it cannot run here."""
+        return self.over_http and self.build().recipe is not None
+
 
 def find_subject(plugin: str, file: str | None) -> Subject:
     """The subject that the options name. Raises `ConfigError` or `PluginError` with a sentence."""

@@ -1,4 +1,8 @@
-"""The scaffold contract: an agent runs to its end whatever the model says, and lets through what is not its to handle."""
+"""The scaffold contract: an agent runs to its end whatever the model says, and lets through what is not its to handle.
+
+An agent that is a process of its own (`over_http`) runs here in a folder of this machine: give it settings with which it can. One
+that has a recipe cannot, and is asked for nothing that takes it to run.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +20,7 @@ from ale.testing.reference import FolderSandbox, session
 from ale.testing.scenario import cancelled, fails_with, scenario
 from ale.testing.subject import Subject
 
+pytestmark = pytest.mark.ale_agent
 TASK = Task(
     id="kit-1", instruction="Write the word größe ✓ into the file 'out'.", tests=TaskTests(command="grep -q größe out"),
     files={"given.txt": "one\ntwo\n"},
@@ -88,10 +93,12 @@ async def test_commands_run_in_the_sandbox_and_nowhere_else(subject: Subject) ->
         assert (box.folder / name).exists(), (
             f"a command that the model asks for must run, in the sandbox's work folder; it ran {box.commands or 'none'}"
         )
-        assert any(name in command for command in box.commands), "commands must run through sandbox.exec"
+        if not subject.over_http:
+            assert any(name in command for command in box.commands), "commands must run through sandbox.exec"
         assert line.observations, "what a command answered must be told to session.observe(), for people and for replay"
 
 
+@pytest.mark.ale_in_process
 @scenario
 async def test_a_call_that_cannot_be_carried_out_is_marked(subject: Subject) -> None:
     await _command(subject, "true")
@@ -128,6 +135,7 @@ async def test_a_dead_sandbox_gets_out_as_a_sandbox_error(subject: Subject) -> N
         await fails_with(asyncio.wait_for(scaffold.run(TASK, box, line), 60), SandboxError, why=why)
 
 
+@pytest.mark.ale_in_process
 @scenario
 async def test_a_failing_engine_gets_out_as_an_engine_error(subject: Subject) -> None:
     box = FolderSandbox(TASK)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from ale.messages import Message, ToolCall, ToolSpec
 from ale_bash.family import Call, Demonstration, shell
@@ -12,7 +14,8 @@ from ale_bash.family import Call, Demonstration, shell
 class Demonstrator:
     """One episode's demonstrator: each answer of the sandbox goes to the generator, its next call to the agent.
 
-    When the generator has ended, the call is `finish`; asked once more, it hands over to the policy.
+    When the generator has ended, the call is `finish`; asked once more, it hands over to the policy. Where the agent has no tool of
+    a call's name, what the call would do is a command for one that takes commands, and `finish` is a sentence.
     """
 
     def __init__(self, steps: Demonstration) -> None:
@@ -30,8 +33,40 @@ class Demonstrator:
             call = Call("finish", {})
             self._finished = True
         self._calls += 1
-        arguments = json.dumps(call.arguments, ensure_ascii=False)
-        return Message("assistant", "", (ToolCall(f"call_{self._calls - 1}_0", call.name, arguments),))
+        fitted = fit(call, tools)
+        if fitted is None:
+            return Message("assistant", "It is done.")
+        arguments = json.dumps(fitted.arguments, ensure_ascii=False)
+        return Message("assistant", "", (ToolCall(f"call_{self._calls - 1}_0", fitted.name, arguments),))
+
+
+def fit(call: Call, tools: Sequence[ToolSpec]) -> Call | None:
+    """The call in the words of the agent's tools; None where it is the end, and the agent has no tool for that."""
+    if not tools or any(tool.name == call.name for tool in tools):
+        return call
+    if call.name == "finish":
+        return None
+    runs = [tool for tool in tools if "command" in _required(tool)]
+    if not runs:
+        return call
+    path = shlex.quote(call.arguments.get("path", ""))
+    command = {
+        "shell": call.arguments.get("command", ""),
+        "read_file": f"cat {path}",
+        "write_file": f"echo {shlex.quote(call.arguments.get('content', ''))} > {path}",
+    }[call.name]
+    tool = min(runs, key=lambda tool: len(_required(tool)))
+    others = {name: _plain(tool.parameters["properties"][name]) for name in _required(tool) if name != "command"}
+    return Call(tool.name, {"command": command, **others})
+
+
+def _required(tool: ToolSpec) -> Sequence[str]:
+    return tuple(tool.parameters.get("required") or ())
+
+
+def _plain(schema: Mapping[str, Any]) -> Any:
+    """A value for an argument that a call has nothing to say on."""
+    return schema.get("enum", [{"boolean": False, "integer": 0, "number": 0}.get(str(schema.get("type")), "-")])[0]
 
 
 def run_solution(script: str) -> Demonstration:

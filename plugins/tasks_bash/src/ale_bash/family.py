@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 Turn = Literal["none", "error", "detour", "mistake"]
 Facts = dict[str, str]
@@ -21,7 +21,7 @@ class Call:
     """A tool call of a demonstrator."""
 
     name: str
-    arguments: dict[str, str]
+    arguments: dict[str, Any]
 
 
 Demonstration = Generator[Call, str, None]

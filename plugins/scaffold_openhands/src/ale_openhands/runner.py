@@ -1,0 +1,52 @@
+"""Runs one conversation of OpenHands to its end, inside the sandbox: it is handed to the Python of the agent's environment.
+
+Its exit code is 0 where the agent finished, and 1 where it ran into an error, got stuck, or used its iterations up.
+"""
+
+import json
+import os
+import sys
+
+from openhands.sdk import LLM, Agent, Conversation, Tool  # type: ignore[import-not-found]
+from openhands.sdk.conversation.state import ConversationExecutionStatus  # type: ignore[import-not-found]
+from openhands.tools.file_editor import FileEditorTool  # type: ignore[import-not-found]
+from openhands.tools.task_tracker import TaskTrackerTool  # type: ignore[import-not-found]
+from openhands.tools.terminal import TerminalTool  # type: ignore[import-not-found]
+from pydantic import SecretStr
+
+KNOWN = {"terminal": TerminalTool, "file_editor": FileEditorTool, "task_tracker": TaskTrackerTool}
+
+
+def main() -> int:
+    """Read what to do from the environment, and do it."""
+    wanted = json.loads(os.environ["ALE_OPENHANDS"])
+    llm = LLM(
+        model=f"openai/{os.environ['ALE_MODEL']}", base_url=os.environ["ALE_BASE_URL"],
+        api_key=SecretStr(os.environ["ALE_API_KEY"]), usage_id="agent", api_mode="chat", caching_prompt=False,
+        num_retries=2, retry_min_wait=1, retry_max_wait=4, input_cost_per_token=0.0, output_cost_per_token=0.0,
+    )  # fmt: skip
+    agent = Agent(
+        llm=llm, tools=[Tool(name=KNOWN[name].name) for name in wanted["tools"]],
+        system_prompt_kwargs={"cli_mode": True}, system_prompt=wanted["system_prompt"],
+    )  # fmt: skip
+    conversation = Conversation(
+        agent=agent, workspace=os.getcwd(), max_iteration_per_run=wanted["max_iterations"], visualizer=None,
+    )  # fmt: skip
+    try:
+        conversation.send_message(os.environ["ALE_TASK"])
+        conversation.run()
+        status = conversation.state.execution_status
+    except Exception as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    finally:
+        conversation.close()
+    print(f"OpenHands: {status.value}")
+    return 0 if status == ConversationExecutionStatus.FINISHED else 1
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # threads of its libraries would go on for a while

@@ -1,0 +1,27 @@
+"""A policy for real agents that is a function: it reads the task off the prompt and solves it with the tools that there are."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+TASK = re.compile(r"(?:Write|Put the word) (\w+) into (\w+\.txt)\.")
+DONE = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
+
+
+def call(name: str, **arguments: Any) -> str:
+    """A tool call in the policy's words."""
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
+
+def answer(asked: Any) -> str:
+    """The first answer solves the task, the second says so."""
+    found = TASK.findall(asked.prompt)
+    command = "echo {} > {}".format(*found[-1])
+    first = asked.call == 0
+    if " run_shell_command(" in asked.prompt:
+        return call("run_shell_command", command=command, is_background=False) if first else "It is done."
+    if " terminal(" in asked.prompt:
+        return call("terminal", command=command) if first else call("finish", message="It is done.")
+    return call("bash", command=command if first else DONE)

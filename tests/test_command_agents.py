@@ -1,0 +1,113 @@
+"""A command-line agent of a run file's own in whole runs: put into local sandboxes by a recipe, through the command line."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from ale_command import REPOSITORY, ale
+from engines import provider_of
+
+from ale.store import RunStore
+
+pytestmark = pytest.mark.bwrap
+
+AGENT = (REPOSITORY / "tests" / "conformance" / "small_agent.py").read_text()
+POLICY = """
+from agent_policy import TASK, call
+
+def answer(asked):
+    command = "echo {} > {}".format(*TASK.findall(asked.prompt)[-1])
+    return call("shell", command=command) if asked.call == 0 else "It is done."
+"""
+
+
+@pytest.fixture
+def run_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A run of four episodes; the snapshot of its agent goes with the test."""
+    name = f"small-{secrets.token_hex(4)}"
+    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY / "tests"), prepend=":")
+    (tmp_path / "policy.py").write_text(POLICY)
+    (tmp_path / "agent.py").write_text(AGENT)
+    place = f"/opt/ale-agents/{name}/agent.py"
+    run = {
+        "tasks": {"use": "bash", "families": ["write"]},
+        "scaffold": {
+            "use": "cli",
+            "command": f'python3 {place} "$ALE_TASK"',
+            "recipe": {
+                "name": name,
+                "script": f"mkdir -p $ALE_AGENT; cat > {place} <<'END'\n{AGENT}END",
+                "check": f"test -e {place}",
+            },
+        },
+        "engine": {"use": "scripted", "function": f"{tmp_path / 'policy.py'}:answer"},
+        "trainer": None,
+        "needs": {"network": "endpoint-only"},
+        "algorithm": {"use": "ipa", "group_size": 2},
+        "rollout": {"concurrency": 2, "max_tokens": 400, "max_context": 8192},
+        "rl": {"steps": 1, "prompts_per_step": 2},
+    }
+    path = tmp_path / "run.yaml"
+    path.write_text(yaml.safe_dump(run))
+    yield path
+
+    async def remove() -> None:
+        provider = provider_of("local")
+        for snapshot in await provider.snapshots():
+            if name in snapshot:
+                await provider.remove_snapshot(snapshot)
+
+    import asyncio
+
+    asyncio.run(remove())
+
+
+def test_it_is_put_there_once_and_solves_its_tasks(run_file: Path, tmp_path: Path) -> None:
+    for number, told in enumerate(("agent_baked", "agent_found")):
+        out = tmp_path / f"run{number}"
+        done = ale("run", run_file, "--only", "rollout", "--out", out)
+        assert done.returncode == 0, done.stdout + done.stderr
+        with RunStore.open(out) as store:
+            made = list(store.trajectories())
+            kinds = [kind for _, kind, _ in store.events() if kind.startswith("agent_")]
+        assert kinds == [told]
+        assert [(t.ended_by, t.reward and t.reward.value) for t in made] == [("finish", 1.0)] * 4, done.stdout
+        assert all(dict(t.timings)["bake"] >= 0 for t in made)
+        assert all(len(t.sequences) == 1 for t in made)
+
+
+def test_agents_are_put_there_ahead_of_a_run(run_file: Path, tmp_path: Path) -> None:
+    for _ in range(2):
+        done = ale("sandbox", "bake", run_file)
+        assert done.returncode == 0, done.stderr
+        (line,) = done.stdout.splitlines()
+        agent, image, snapshot = line.split("\t")
+        assert image == "-"
+        assert snapshot.startswith(f"agent-{agent}-")
+    done = ale("run", run_file, "--only", "rollout", "--out", tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    with RunStore.open(tmp_path / "run") as store:
+        assert [kind for _, kind, _ in store.events() if kind.startswith("agent_")] == ["agent_found"]
+
+
+def test_a_run_without_such_an_agent_has_nothing_to_put_anywhere(run_file: Path) -> None:
+    done = ale("sandbox", "bake", run_file, "scaffold=iflow")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "No agent of this run has to be put into an image.\n"
+
+
+def test_an_agent_that_is_not_there_fails_its_episodes_with_what_the_shell_said(run_file: Path, tmp_path: Path) -> None:
+    bad = "scaffold={use: cli, command: no-such-agent --yes}"
+    done = ale("run", run_file, bad, "--only", "rollout", "--out", tmp_path / "run")
+    with RunStore.open(tmp_path / "run") as store:
+        made = list(store.trajectories())
+    assert made, done.stderr
+    for t in made:
+        assert t.failure is not None
+        assert t.failure.kind == "agent"
+        assert "never asked the model" in t.failure.message
+        assert "no-such-agent" in t.failure.message
