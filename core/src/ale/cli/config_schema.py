@@ -16,6 +16,7 @@ from ale.run_config import OWN_KEYS, RULES_KEY, PluginRule, RunConfig
 from ale.run_file import PLUGIN_PATHS
 from ale.sections import OPTIONAL_PLUGINS
 from ale.specs.kinds import HOOKS, KINDS
+from ale.validation import model_in
 
 REFERENCE = {"type": "string", "pattern": r"\$\{", "description": "An interpolation, such as ${seed}."}
 
@@ -39,7 +40,8 @@ def run_schema() -> dict[str, Any]:
             definitions[f"rule.{kind}"] = _section(found, _own_keys(kind))
     for path in (*PLUGIN_PATHS, "observers"):
         *outer, last = path.split(".")
-        owner = definitions["SFTConfig"] if outer else schema
+        section = model_in(RunConfig.model_fields[outer[0]].annotation) if outer else None
+        owner = schema if section is None else definitions[section.__name__]
         old = owner["properties"][last]
         owner["properties"][last] = {
             **{k: old[k] for k in ("description",) if k in old}, **_place(path, last),
@@ -48,6 +50,7 @@ def run_schema() -> dict[str, Any]:
         "description": "Run files to merge beneath this one, relative to it.",
         "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}],
     }
+    schema.pop("title")
     schema.pop("required", None)  # an include may bring what this file leaves out
     whole = _with_references({**schema, "$defs": definitions})
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "ALE run file", **whole}
