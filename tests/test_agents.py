@@ -99,8 +99,8 @@ def test_a_tiny_policy_is_trained_with_a_real_agent_and_nothing_is_installed_aft
     tmp_path: Path,
 ) -> None:
     small = [
-        "sft.demonstrations.count=4", "sft.demonstrations.keep_failed=true", "sft.steps=2", "sft.batch_size=2", "rl.steps=1",
-        "rl.prompts_per_step=2", "eval.episodes=2",
+        "sft.demonstrations.count=2", "sft.demonstrations.keep_failed=true", "sft.steps=2", "sft.batch_size=2", "rl.steps=1",
+        "rl.prompts_per_step=1", "eval.episodes=1",
     ]  # fmt: skip
     done = ale("run", REPOSITORY / "examples" / "native_agent.yaml", "--out", tmp_path / "run", *small, timeout_s=550)
     summary = summary_of(done)
@@ -108,7 +108,7 @@ def test_a_tiny_policy_is_trained_with_a_real_agent_and_nothing_is_installed_aft
         made = list(store.trajectories())
         agents = [kind for _, kind, _ in store.events() if kind.startswith("agent_")]
     assert summary["status"] == "completed"
-    assert len(made) == 4 + 2 * 2 + 3 * 2
+    assert len(made) == 2 + 2 + 3
     assert [t.failure for t in made] == [None] * len(made)
     assert len(agents) == 1, "looked for once in the whole run"
     bakes = [dict(t.timings)["bake"] for t in sorted(made, key=lambda t: t.started_at)]

@@ -61,15 +61,16 @@ class Bakery:
 
     async def snapshot(self, recipe: Recipe, image: str | None, provider: SandboxProvider) -> str | None:
         """The name of a snapshot of this image with the agent in it; None where the image itself has it."""
-        name = snapshot_name(recipe, image or getattr(provider.config, "image", None))
+        base = image or getattr(provider.config, "image", None)
+        name = snapshot_name(recipe, base)
         key = (id(provider), name)
         async with self._locks.setdefault(key, asyncio.Lock()):
             if key not in self._ready:
-                self._ready[key] = await self._found_or_baked(recipe, name, image, provider)
+                self._ready[key] = await self._found_or_baked(recipe, name, image, base, provider)
         return self._ready[key]
 
     async def _found_or_baked(
-        self, recipe: Recipe, name: str, image: str | None, provider: SandboxProvider
+        self, recipe: Recipe, name: str, image: str | None, base: str | None, provider: SandboxProvider
     ) -> str | None:
         found = next((each for each in await provider.snapshots() if each.rpartition(":")[2] == name), None)
         if found is not None:
@@ -81,12 +82,12 @@ class Bakery:
             if (await box.exec(recipe.check, timeout_s=CHECK_S, env=env)).exit_code == 0:
                 self._event("agent_found", agent=recipe.name, snapshot=None)
                 return None
-            log.info("Putting %s into %s, once.", recipe.name, image or "the files of sandboxes")
-            await bake(recipe, box, image)
+            log.info("Putting %s into %s, once.", recipe.name, base or "the files of sandboxes")
+            await bake(recipe, box, base)
             kept = await box.snapshot(name)
         seconds = time.monotonic() - began
         log.info("%s is in %s after %.0f s.", recipe.name, kept, seconds)
-        self._event("agent_baked", agent=recipe.name, image=image, snapshot=kept, seconds=round(seconds, 3))
+        self._event("agent_baked", agent=recipe.name, image=base, snapshot=kept, seconds=round(seconds, 3))
         return kept
 
 
