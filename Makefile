@@ -39,7 +39,7 @@ quickstart: install  ## Train a tiny agent end to end (under 5 minutes on 2 core
 	$(BIN)/ale run examples/quickstart.yaml
 
 test: lint typecheck  ## Run ruff, mypy and all tests
-	$(BIN)/pytest -q -n 2 --dist loadfile
+	$(BIN)/pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 
 lint: install  ## ruff
 	$(BIN)/ruff check $(SOURCES)
