@@ -32,7 +32,7 @@ BAKE_S = 1800.0
 CHECK_S = 60.0
 SAID_CHARS = 1500
 HOME = "/tmp/ale-bake"
-"""Home folder of the script: caches and settings of package managers go there, and from there nowhere."""
+"""Home folder of the script, for temporary files too: caches and settings of package managers go there, and from there nowhere."""
 BUNDLE = f"{HOME}/ca-certificates.pem"
 ROOM = Resources(memory_mib=6144, pids=2048)
 MEMORY_DISK_MIB = 4096
@@ -97,7 +97,7 @@ async def bake(recipe: Recipe, box: Sandbox, image: str | None) -> None:
     if certificates is not None:
         await box.upload({BUNDLE: certificates})
         settings = {**settings, **dict.fromkeys(BUNDLE_VARIABLES, BUNDLE)}
-    env = {**settings, "ALE_AGENT": recipe.place, "HOME": HOME}
+    env = {**settings, "ALE_AGENT": recipe.place, "HOME": HOME, "TMPDIR": HOME}
     script = f"mkdir -p {HOME} && umask 022 && set -e\n{recipe.script}"
     done = await box.exec(script, timeout_s=BAKE_S, env=env)
     cleared = await box.exec(f"rm -rf {HOME}", timeout_s=CHECK_S)

@@ -43,7 +43,7 @@ class Recipe:
     """The agent and its version, such as `qwen-code-0.24.4`."""
     script: str
     """Installs the agent: run once, with a network, as root where the image has one; it stops at the first command that fails.
-    Its home folder and /tmp are thrown away. Settings of the host's for package indexes stand in its environment."""
+    Its home folder, where temporary files go too, is thrown away. Settings of the host's for package indexes stand in its environment."""
     check: str
     """Succeeds where the agent is there already."""
     base: str
