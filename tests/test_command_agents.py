@@ -111,3 +111,26 @@ def test_an_agent_that_is_not_there_fails_its_episodes_with_what_the_shell_said(
         assert t.failure.kind == "agent"
         assert "never asked the model" in t.failure.message
         assert "no-such-agent" in t.failure.message
+
+
+def test_a_lost_engine_is_a_failure_however_its_agent_ends(run_file: Path, tmp_path: Path) -> None:
+    (tmp_path / "lost.py").write_text("def answer(asked):\n    raise OSError('the engine is lost')\n")
+    lost = f"engine={{use: scripted, function: '{tmp_path / 'lost.py'}:answer'}}"
+    done = ale("run", run_file, lost, "rollout.max_resamples=0", "--only", "rollout", "--out", tmp_path / "run")
+    assert "Traceback" not in done.stderr
+    with RunStore.open(tmp_path / "run") as store:
+        made = list(store.trajectories())
+    assert len(made) == 4
+    for t in made:
+        assert t.reward is None, "a fault is no zero"
+        assert t.failure is not None
+        assert (t.failure.kind, t.failure.retryable) == ("engine", True)
+        assert "the engine is lost" in t.failure.message
+
+
+def test_a_spent_budget_ends_an_episode_and_what_is_there_is_scored(run_file: Path, tmp_path: Path) -> None:
+    done = ale("run", run_file, "rollout.max_calls=1", "--only", "rollout", "--out", tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    with RunStore.open(tmp_path / "run") as store:
+        made = list(store.trajectories())
+    assert [(t.ended_by, t.passed, len(t.chunks)) for t in made] == [("budget", True, 1)] * 4

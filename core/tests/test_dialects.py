@@ -130,6 +130,7 @@ async def test_chat_with_tools_is_one_line_of_tokens(
     assert second.usage.total_tokens == len(session.recorder.sequences[0].token_ids)
     exact(session, engine)
     assert engine.requests[0].sampling.temperature == 1.0, "the session's, not the agent's"
+    assert [chunk.asked for chunk in session.recorder.chunks] == [{"temperature": 0.1, "user": "me"}, {}]
 
 
 @pytest.mark.parametrize("text", [LONG, TWO, ""])

@@ -10,7 +10,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ale.errors import FaultKind
@@ -49,6 +50,8 @@ class Chunk:
     side: bool = False
     turn: int = 0
     """Where its message stands among those of the sequence."""
+    asked: Mapping[str, Any] = field(default_factory=dict)
+    """What the agent's request held beside messages and tools: sampling parameters, which are the run's, and what nobody knows."""
 
     def __len__(self) -> int:
         return self.end - self.start

@@ -15,15 +15,19 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from typing import Any
 
 from ale.endpoint.reply_form import ReplyForm
 from ale.endpoint.tokenizer import ChatTokenizer
 from ale.messages import Message, ToolCall, ToolSpec
 from ale.specs.engine import Generation
 from ale.trajectory import Chunk, ChunkError, FinishReason, Sequence
+
+NOTED_CHARS = 2000
 
 
 @dataclass(slots=True)
@@ -168,6 +172,15 @@ class Recorder:
         )
         self._chunks.append(chunk)
         return chunk
+
+    def note(self, chunk: int, asked: Mapping[str, Any]) -> None:
+        """Keep what the request for this chunk asked for beside messages and tools; large values by their length alone."""
+        if asked:
+            kept = {
+                key: value if len(text := json.dumps(value)) <= NOTED_CHARS else f"({len(text)} characters)"
+                for key, value in asked.items()
+            }
+            self._chunks[chunk] = replace(self._chunks[chunk], asked=kept)
 
     def _line_for(self, prompt: Prompt) -> int:
         """The line that ends with `prompt`: the old one where the prompt extends its end, else a new one."""

@@ -128,6 +128,8 @@ class EndpointSession(ModelSession):
         finally:
             self._answering.discard(task)
         self.fault = None
+        for reply in replies:
+            self.recorder.note(reply.chunk, request.ignored)
         return replies
 
     async def _replies(self, request: ModelCall) -> list[ChatReply]:
