@@ -184,3 +184,18 @@ def test_a_port_that_is_taken_is_told(tmp_path: Path) -> None:
         done = ale("endpoint", "serve", "--replay", "none.jsonl", "--port", str(taken.getsockname()[1]), cwd=tmp_path)
     assert done.returncode == 2
     assert "--port takes another" in done.stderr
+
+
+async def test_it_listens_at_a_unix_socket_too(tmp_path: Path) -> None:
+    place = tmp_path / "sock"
+    async with real() as (session, engine):
+        engine.texts = ["one"]
+        options = ["--upstream", session.base_url, "--key-env", "TEACHER", "--unix", str(place)]
+        with served(tmp_path, *options, TEACHER=session.api_key) as forward:
+            assert f"{place} (Unix socket)" in forward.printed
+            async with httpx.AsyncClient(transport=httpx.AsyncHTTPTransport(uds=str(place))) as client:
+                url = "http://127.0.0.1:8600/v1/chat/completions"
+                answer = await client.post(url, json={"model": "m", "messages": GO})
+            assert answer.json()["choices"][0]["message"]["content"] == "one"
+            await asyncio.to_thread(forward.end)
+    assert not place.exists()

@@ -48,6 +48,9 @@ def endpoint_serve(
     ] = None,
     host: Annotated[str, typer.Option(help="Address to listen at; others than 127.0.0.1 need --require-key.")] = LOOPBACK[0],
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen at; 0: a free one.")] = 8500,
+    unix: Annotated[
+        Path | None, typer.Option(metavar="PATH", help="Listen at this Unix socket too, for sandboxes without a network (see relay).")
+    ] = None,
 ) -> None:  # fmt: skip
     """Serve models of other servers, or a recording, in the APIs of OpenAI and Anthropic; record every call.
 
@@ -69,7 +72,7 @@ def endpoint_serve(
     if out is None and routes:
         out = DEFAULT_OUT
     required = secret(require_key, "--require-key") if require_key is not None else None
-    asyncio.run(_serve(Plan(routes, replay, out, required, host, port)))
+    asyncio.run(_serve(Plan(routes, replay, out, required, host, port, unix)))
 
 
 def routes_of(upstream: str | None, named: Sequence[str], key_env: Sequence[str]) -> list[Route]:
@@ -126,6 +129,7 @@ class Plan:
     required_key: str | None
     host: str
     port: int
+    unix: Path | None
 
     @property
     def goes_on(self) -> bool:
@@ -148,6 +152,7 @@ async def _serve(plan: Plan) -> None:
     from ale.endpoint.recording import Recording, read_recording
     from ale.endpoint.replay import Replay
     from ale.endpoint.server import listener_at, serving
+    from ale.endpoint.unix_socket import unix_listener
     from ale.endpoint.upstream import Upstream, without_key
     from ale.errors import ConfigError
     from ale.validation import one_line
@@ -180,7 +185,8 @@ async def _serve(plan: Plan) -> None:
             raise ConfigError(
                 f"Nothing can listen at {plan.host}, port {plan.port}: {one_line(error.strerror or error)}; --port takes another."
             ) from None
-        await stack.enter_async_context(serving(app, listener))
+        listeners = [listener] if plan.unix is None else [listener, stack.enter_context(unix_listener(plan.unix))]
+        await stack.enter_async_context(serving(app, *listeners))
         lines = [*told(plan, listener.getsockname()[1])]
         if replay is not None:
             lines.append(f"replaying     {plan.replay} (requests in it: {len(replay)})")
@@ -201,6 +207,8 @@ def told(plan: Plan, port: int) -> Iterator[str]:
     """Where it listens, and what goes where, in lines."""
     address = f"http://{plan.host}:{port}"
     yield f"listening at  {address}/v1 (OpenAI), {address} (Anthropic)"
+    if plan.unix is not None:
+        yield f"              {plan.unix} (Unix socket)"
     if plan.required_key is not None:
         yield "              for the required key; KEY:NAME opens a session of its own for each NAME"
     for route in plan.routes:
