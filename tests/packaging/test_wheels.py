@@ -137,8 +137,11 @@ def install(wheels: dict[str, Path], folder: Path, *what: str) -> Path:
 @pytest.mark.network
 def test_the_core_alone_says_what_to_install(wheels: dict[str, Path], tmp_path: Path) -> None:
     bin_ = install(wheels, tmp_path, "ale-core")
-    assert "No plugin is installed; `pip install 'ale-core[quickstart]'`" in call(bin_ / "ale", "plugins", "list")
-    assert "0 checked, 0 failed." in call(bin_ / "ale", "plugins", "check")
+    listed = call(bin_ / "ale", "plugins", "list")
+    assert {line.split()[2] for line in listed.splitlines()[1:4]} == {"ale-core"}
+    assert "`pip install 'ale-core[quickstart]'` brings the usual ones of the other kinds." in listed
+    assert "No sandbox plugin is installed; `pip" in call(bin_ / "ale", "plugins", "list", "--kind", "sandbox")
+    assert "3 checked, 0 failed." in call(bin_ / "ale", "plugins", "check")
     assert "rl.steps" in call(bin_ / "ale", "config", "describe")
     (tmp_path / "run.yaml").write_text("tasks: bash\n")
     done = subprocess.run([bin_ / "ale", "run", tmp_path / "run.yaml"], capture_output=True, text=True, check=False)
@@ -153,7 +156,7 @@ def test_the_core_alone_says_what_to_install(wheels: dict[str, Path], tmp_path: 
 @pytest.mark.bwrap
 def test_the_core_and_one_plugin_keep_the_contract(wheels: dict[str, Path], tmp_path: Path) -> None:
     bin_ = install(wheels, tmp_path, "ale-core[testing]", "ale-plugin-local")
-    assert "1 checked, 0 failed." in call(bin_ / "ale", "plugins", "check")
+    assert "4 checked, 0 failed." in call(bin_ / "ale", "plugins", "check")
     kit = [bin_ / "python", "-m", "pytest", "-q", "-p", "no:cacheprovider", "--pyargs", "ale.testing"]
     out = call(*kit, "--ale-plugin", "sandbox:local", "-k", "exec or files or stop or declares", cwd=tmp_path)
     assert " passed" in out
@@ -176,7 +179,7 @@ def test_what_is_installed_is_the_wheels(clean: Path, tmp_path: Path) -> None:
     for path in where.split():
         assert Path(path).is_relative_to(clean.parent)
     listed = json.loads(call(clean / "ale", "plugins", "list", "--json", cwd=tmp_path))
-    assert {i["package"] for i in listed} == {project(p)["name"] for p in PLUGINS}
+    assert {i["package"] for i in listed} == {project(p)["name"] for p in [ROOT / "core", *PLUGINS]}
     assert {i["status"] for i in listed} == {"ok"}
     assert all(i["summary"] for i in listed)
 

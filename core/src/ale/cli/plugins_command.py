@@ -15,6 +15,8 @@ from ale.errors import PluginError
 from ale.installed import PluginInfo, list_plugins
 from ale.specs.kinds import CAPABILITIES
 
+CORE = "ale-core"
+
 
 def show(kind: str | None, as_json: bool) -> None:
     """Print what is installed."""
@@ -33,6 +35,10 @@ def show(kind: str | None, as_json: bool) -> None:
     for info in infos:
         if info.status != "ok":
             print(f"\n{info.status}: {info.kind} '{info.name}' of {info.package} {info.version}. {info.reason}")
+    if kind is None and all(info.package == CORE for info in infos):
+        print(
+            "\nThese come with the core; `pip install 'ale-core[quickstart]'` brings the usual ones of the other kinds."
+        )
 
 
 def check(kind: str | None, as_json: bool, timeout_s: float) -> int:
