@@ -26,8 +26,8 @@ def build_trajectory(trajectory_id: str = "t0", reward: float = 1.0, **changes: 
         "seed": 7, "policy_version": 3,
         "sequences": (Sequence((1, 2, 3, 4, 5, 6, 7), messages, (ToolSpec("shell", "Run."),)),),
         "chunks": (
-            Chunk(0, 0, 2, 4, (-0.5, -0.1), (3, 3), "stop", True, ChunkError("execution_failed", "no such file")),
-            Chunk(1, 0, 5, 7, (-0.2, -0.3), (3, 4), "length"),
+            Chunk(0, 0, 2, 4, (-0.5, -0.1), (3, 3), "stop", True, ChunkError("execution_failed", "no such file"), turn=2),
+            Chunk(1, 0, 5, 7, (-0.2, -0.3), (3, 4), "length", turn=4),
         ),
         "observations": (Observation(0, "shell", {"command": "ls"}, "a.txt", 0, 0.01),),
         "reward": Score(reward, reward > 0, "ok"), "tags": ("count",), "timings": (("start", 0.1),),

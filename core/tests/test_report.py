@@ -194,7 +194,7 @@ def test_a_branch_shows_only_what_is_new(trajectory: Make) -> None:
     t = trajectory()
     (first,) = t.sequences
     branch = Sequence((1, 2, 3), (*first.messages[:4], Message("assistant", "another way")))
-    chunk = Chunk(2, 1, 2, 3, (-0.1,), (3,), "stop")
+    chunk = Chunk(2, 1, 2, 3, (-0.1,), (3,), "stop", turn=4)
     line = view_of(replace(t, sequences=(first, branch), chunks=(*t.chunks, chunk))).lines[1]
     assert (line.shared, line.shared_with) == (4, 0)
     assert [turn.text for turn in line.turns] == ["another way"]
@@ -305,7 +305,7 @@ class TestInABrowser:
         messages = (Message("user", EVIL), Message("assistant", EVIL, (call,)), Message("tool", EVIL))
         seen = Observation(0, EVIL, {}, EVIL, 1, 0.1)
         sequence = Sequence((1, 2), messages)
-        chunk = Chunk(0, 0, 0, 2, (-math.inf, math.nan), (1, 1), "abort")
+        chunk = Chunk(0, 0, 0, 2, (-math.inf, math.nan), (1, 1), "abort", turn=1)
         with RunStore.create(tmp_path) as store:
             store.add_event("run_started", run_id=EVIL, seed=1)
             store.add_trajectory(replace(t, sequences=(sequence,), chunks=(chunk,), observations=(seen,)))

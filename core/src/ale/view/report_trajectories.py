@@ -49,6 +49,7 @@ class ChunkView:
     versions: tuple[int, ...] = ()
     error: str = ""
     error_text: str = ""
+    side: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,7 @@ class Turn:
     exit_code: int | None = None
     seconds: float | None = None
     unseen: bool | None = None
+    thought: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +113,9 @@ class TrajectoryView:
     ended_by: str = ""
     seconds: float = 0.0
     timings: tuple[tuple[str, float], ...] = ()
+    replayed: int = 0
+    """How many chunks an expert's replay made."""
+    changed_echoes: int = 0
 
 
 def choose(store: RunStore) -> list[TrajectoryView]:
@@ -148,7 +153,7 @@ def view_of(t: Trajectory) -> TrajectoryView:
         t.reward.value if t.reward else None, _cut(t.reward.detail) if t.reward else "",
         t.reward.seconds if t.reward else None, visible(t.rejected or ""),
         t.failure.kind if t.failure else "", _cut(t.failure.message) if t.failure else "",
-        visible(t.ended_by), t.seconds, t.timings,
+        visible(t.ended_by), t.seconds, t.timings, t.start_chunk, t.changed_echoes,
     )  # fmt: skip
 
 
@@ -174,9 +179,7 @@ def _common(a: tuple[Message, ...], b: tuple[Message, ...]) -> int:
 def _turns(
     messages: tuple[Message, ...], shared: int, chunks: list[Chunk], observations: tuple[Observation, ...]
 ) -> Iterator[Turn]:
-    replies = [i for i, message in enumerate(messages) if message.role == "assistant"]
-    # The chunks of a line are its last replies: what it took over from another line was made there.
-    chunk_at = dict(zip(reversed(replies), reversed(chunks), strict=False))
+    chunk_at = {chunk.turn: chunk for chunk in chunks}
     shared = min([shared, *chunk_at])
     answers: list[Observation] = []
     for i, message in enumerate(messages):
@@ -190,7 +193,8 @@ def _turns(
         yield Turn(
             message.role, _cut(message.content), tuple(map(_call, message.tool_calls)),
             _chunk(chunk, observations) if chunk else None,
-            *((visible(answer.tool), answer.exit_code, answer.seconds) if answer else ()),
+            visible(answer.tool) if answer else "", answer.exit_code if answer else None, answer.seconds if answer else None,
+            thought=_cut(message.reasoning),
         )  # fmt: skip
     yield from map(_unseen, answers)
 
@@ -213,6 +217,7 @@ def _chunk(chunk: Chunk, observations: tuple[Observation, ...]) -> ChunkView:
         sum(logprobs) / len(logprobs) if logprobs else None, tuple(round(sum(g) / len(g), 3) for g in groups), per,
         versions if len(versions) < 3 else (versions[0], versions[-1]),
         chunk.error.kind if chunk.error else "", _cut(chunk.error.message) if chunk.error and not told else "",
+        chunk.side,
     )  # fmt: skip
 
 

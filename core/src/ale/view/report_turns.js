@@ -18,6 +18,7 @@ function conversation(t, roundName) {
   const facts = [
     ["Stage", t.stage + ", " + roundName(t)], ["Split", t.split], ["Group", t.group], ["Seed", t.seed],
     ["Policy version", t.version], ["Ended by", t.ended_by], ["Seconds", show(t.seconds)],
+    ["Expert's chunks replayed", t.replayed || ""], ["Changed echoes", t.changed_echoes || ""],
     ...(t.timings || []).map(([name, s]) => ["… " + name, show(s) + " s"]),
   ].filter(([, value]) => value !== undefined && value !== "");
   const why = t.fault ? el("p", { class: "notice error" }, el("strong", {}, t.fault + " fault: "), t.fault_text)
@@ -55,6 +56,8 @@ function turn(t) {
   return el("li", { class: "turn " + t.role },
     el("div", { class: "who" }, WHO[t.role] || t.role, t.tool && el("code", {}, t.tool)),
     el("div", { class: "said" },
+      t.thought && el("details", { class: "thought" }, el("summary", {}, `Thought (${show(t.thought.length)} characters)`),
+        el("pre", { class: "text" }, t.thought)),
       t.text ? el("pre", { class: "text" }, t.text) : !t.calls && el("p", { class: "note" }, "(nothing)"),
       (t.calls || []).map(call), t.chunk && chunk(t.chunk), result));
 }
@@ -72,7 +75,7 @@ function chunk(c) {
     ? `policy versions ${c.versions[0]} – ${c.versions[1]}` : `policy version ${c.versions[0]}`);
   const finish = { length: "cut at the token limit", abort: "aborted" }[c.finish];
   return el("div", { class: "chunk" },
-    list([`chunk ${c.index}`, `${show(c.tokens)} tokens`, !c.sampled && "not sampled by the policy",
+    list([`chunk ${c.index}`, `${show(c.tokens)} tokens`, !c.sampled && "not sampled by the policy", c.side && "side call: not trained on",
       c.mean !== undefined && `mean logprob ${show(c.mean)}`, versions, `finish: ${c.finish}`,
       finish && el("span", { class: "bad" }, "✗ " + finish)]),
     c.error && el("p", { class: "bad" }, el("strong", {}, "✗ " + c.error.replace("_", " ")),
