@@ -28,7 +28,6 @@ def logprobs(seed: int, n: int) -> list[float]:
     return [float(x) for x in np.minimum(rng.exponential(1.5, n), 6).astype(np.float32) * np.float32(-1)]
 
 
-
 @dataclass
 class Rollout:
     """A trajectory: its group, its reward, the lengths of its chunks row by row, and its sampled tokens."""
