@@ -217,3 +217,19 @@ def test_settings_that_would_do_nothing_are_refused(config: dict[str, Any], says
 def test_a_setting_of_null_is_the_variants_own() -> None:
     c = PolicyGradient.Config(variant="dapo", clip_high=None, tis_cap=None, clip_low=0.1)
     assert (c.settings().clip_low, c.settings().clip_high) == (0.1, 0.28)
+
+
+def test_rewards_of_rollouts_without_a_token_make_no_batch_of_the_others(make: Make, build: Build) -> None:
+    assert make("reinforce").batch([build("a", 1.0, [[0]]), build("b", 0.0, [[2]])]) is None
+
+
+def test_sums_of_narrow_numbers_are_made_in_float32(make: Make, build: Build, loss_input: Inputs) -> None:
+    pg = make("reinforce", normalization="trajectory")
+    batch = pg.batch([build("a", 1.0, [[300]])])
+    assert batch is not None
+    inputs = loss_input(batch, [-1.0078125] * 300, None, dtype=torch.bfloat16)
+    loss = pg.loss(inputs).loss
+    loss.backward()
+    assert loss.dtype == torch.float32
+    assert float(loss.detach()) == pytest.approx(302.34375)
+    assert inputs.logprobs.grad.dtype == torch.bfloat16
