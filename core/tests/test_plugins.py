@@ -228,7 +228,8 @@ def test_the_import_of_the_core_loads_nothing_heavy() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "name"), [("trainer", "torch"), ("engine", "torch"), ("algorithm", "ipa"), ("algorithm", "sft")]
+    ("kind", "name"),
+    [("trainer", "torch"), ("engine", "torch"), ("algorithm", "ipa"), ("algorithm", "pg"), ("algorithm", "sft")],
 )
 def test_settings_of_plugins_that_compute_are_checked_without_what_they_compute_with(kind: str, name: str) -> None:
     code = f"import sys; from ale.plugins import load_driver_class; load_driver_class('{kind}', '{name}').Config()"

@@ -21,6 +21,7 @@ SETTINGS = {
     "engine:torch": ["threads: 1"],
     "trainer:torch": ["threads: 1"],
     "algorithm:ipa": ["", "{level: token}", "{level: trajectory, return_signal: group_centered}"],
+    "algorithm:pg": ["", "{variant: topr_token_mask}", "{variant: gspo}"],
     "scaffold:iflow": [""],
     "scaffold:cli": [yaml.safe_dump({"command": [sys.executable, str(Path(__file__).with_name("small_agent.py"))]})],
 }

@@ -29,7 +29,7 @@ OWN_PACKAGES = {
     ("sandbox", "local"): "ale-plugin-local", ("sandbox", "docker"): "ale-plugin-docker",
     ("sandbox", "podman"): "ale-plugin-podman", ("engine", "torch"): "ale-plugin-engine-torch",
     ("engine", "scripted"): "ale-plugin-scripted", ("trainer", "torch"): "ale-plugin-trainer-torch",
-    ("algorithm", "ipa"): "ale-plugin-ipa", ("algorithm", "sft"): "ale-plugin-sft",
+    ("algorithm", "ipa"): "ale-plugin-ipa", ("algorithm", "pg"): "ale-plugin-pg", ("algorithm", "sft"): "ale-plugin-sft",
     ("scaffold", "iflow"): "ale-plugin-iflow", ("scaffold", "cli"): "ale-plugin-cli",
     ("scaffold", "sweagent"): "ale-plugin-sweagent", ("scaffold", "openhands"): "ale-plugin-openhands", ("reward", "tests"): "ale-plugin-tests",
     ("tasks", "bash"): "ale-plugin-bash", ("hooks", "tensorboard"): "ale-plugin-tensorboard",

@@ -24,7 +24,8 @@ from ale.specs.algorithm import Algorithm
 from ale.specs.driver import DriverContext, PluginConfig
 from ale.specs.trainer import ChunkTable, LossInput, LossOutput, TrainBatch
 from ale.trajectory import Chunk, Trajectory
-from ale_ipa.signals import Level, ReturnSignal, chunk_return, signals
+from ale_ipa.signals import ReturnSignal, chunk_return, signals
+from ale_policy_loss import Level
 
 
 class IPA(Algorithm):
@@ -141,8 +142,9 @@ class IPA(Algorithm):
         """Eq. 9 over one micro-batch."""
         import torch
 
-        from ale_ipa.loss import policy_loss, segments_of
+        from ale_ipa.loss import policy_loss
         from ale_ipa.report import loss_sums
+        from ale_policy_loss.units import segments_of
 
         c = self.config
         ids = inputs.chunk_ids

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from ale.specs.trainer import LossInput
-from ale_ipa.loss import LARGEST_LOG_RATIO, LossTerms
+from ale_ipa.loss import LossTerms
+from ale_policy_loss.ratios import gap
 
 MEANS = {
     "entropy": "entropy_sum",
@@ -25,7 +26,7 @@ MEANS = {
 def loss_sums(inputs: LossInput, old: Tensor, positive: Tensor, terms: LossTerms) -> dict[str, Tensor]:
     """The sums of one micro-batch. A chunk lies in one micro-batch, so chunks add up too."""
     logprobs, ids = inputs.logprobs, inputs.chunk_ids
-    step = _gap(logprobs, old)
+    step = gap(logprobs, old)
     ratio = terms.ratio
     return {
         "loss_tokens": ratio.new_tensor(len(ratio)),
@@ -39,7 +40,7 @@ def loss_sums(inputs: LossInput, old: Tensor, positive: Tensor, terms: LossTerms
         "ratio_square_sum": ratio.square().sum(),
         # Never negative and of low variance: exp(d) - 1 - d with d = log pi - log pi_old on samples of pi_old.
         "kl_sum": (step.exp() - 1 - step).sum(),
-        "engine_gap_sum": _gap(old, inputs.engine_logprobs).abs().sum(),
+        "engine_gap_sum": gap(old, inputs.engine_logprobs).abs().sum(),
     }
 
 
@@ -55,9 +56,3 @@ def loss_metrics(totals: Mapping[str, float]) -> dict[str, float]:
         out[name] = out.pop(source, 0.0) / tokens
     out["ratio_std"] = max(0.0, square - out["ratio"] ** 2) ** 0.5
     return out
-
-
-def _gap(new: Tensor, old: Tensor) -> Tensor:
-    """new - old of each token, cut off where it says no more than "far apart"; 0 where both are -inf."""
-    difference = torch.where(new == old, torch.zeros_like(new), new - old)
-    return difference.clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO)

@@ -7,16 +7,14 @@ rewards of 0 and 1 these are the rewarded ones, whichever way is taken.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from ale.trajectory import Trajectory
+from ale_policy_loss.groups import groups_of, reward_of, trusted
 
 ReturnSignal = Literal["signed", "raw", "group_centered"]
-Level = Literal["chunk", "token", "trajectory"]
-"""The unit whose tokens share a return, a ratio or a mask."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +28,7 @@ class Signals:
 
 def signals(kind: ReturnSignal, trajectories: Sequence[Trajectory], negative_signal: float) -> Signals:
     """The signals of the trajectories that have a reward to be trusted; the others are left out."""
-    kept = [t for t in trajectories if t.reward is not None and t.failure is None and t.rejected is None]
+    kept = trusted(trajectories)
     if kind == "group_centered":
         return group_centered(kept)
     rewards = [reward_of(t) for t in kept]
@@ -41,13 +39,9 @@ def signals(kind: ReturnSignal, trajectories: Sequence[Trajectory], negative_sig
 
 def group_centered(trajectories: Sequence[Trajectory]) -> Signals:
     """Reward minus the mean of its group; a group whose rewards are all alike teaches nothing and is dropped."""
-    # By position, not by id: two rollouts that share an id are still two.
-    groups: dict[str, list[int]] = defaultdict(list)
-    for i, t in enumerate(trajectories):
-        groups[t.group].append(i)
     centered: dict[int, float] = {}
     dropped = 0
-    for members in groups.values():
+    for members in groups_of(trajectories):
         rewards = [reward_of(trajectories[i]) for i in members]
         if min(rewards) == max(rewards):
             dropped += 1
@@ -61,9 +55,3 @@ def group_centered(trajectories: Sequence[Trajectory]) -> Signals:
 def chunk_return(signal: float, gamma: float, position: int, count: int) -> float:
     """Eq. 7: `G_k = gamma^(K - k) R` for the chunk at `position` (from 0) of `count`; the last one gets `R`."""
     return signal * float(gamma ** (count - 1 - position))
-
-
-def reward_of(trajectory: Trajectory) -> float:
-    """The reward of a trajectory that has one."""
-    assert trajectory.reward is not None
-    return trajectory.reward.value

@@ -1,0 +1,6 @@
+"""What the losses of policy gradients have in common. Import its modules by name: `groups` needs no torch."""
+
+from typing import Literal
+
+Level = Literal["chunk", "token", "trajectory"]
+"""The unit whose tokens share a return, a ratio or a mask."""

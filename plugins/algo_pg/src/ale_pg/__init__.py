@@ -1,0 +1,5 @@
+"""Policy gradients without a critic: REINFORCE, TIS, TOPR, GRPO, Dr. GRPO, DAPO, GSPO, RLOO, PPO-clip, CISPO."""
+
+from ale_pg.algorithm import PolicyGradient
+
+__all__ = ["PolicyGradient"]

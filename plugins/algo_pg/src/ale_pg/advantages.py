@@ -1,0 +1,70 @@
+"""From rewards to advantages: one number a trajectory, shared by all of its tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean, pstdev, stdev
+
+from ale_pg.variants import GROUP_BASELINES, Baseline, Scale
+
+EPSILON = 1e-6
+"""Added to a standard deviation before it divides."""
+
+
+@dataclass(frozen=True, slots=True)
+class Advantages:
+    """A value for each reward, in their order; `even` are the places of those whose group has no spread (value 0)."""
+
+    values: list[float]
+    even: frozenset[int] = frozenset()
+    even_groups: int = 0
+
+
+def signed(rewards: Sequence[float], negative: float) -> list[float]:
+    """1 where something was rewarded, `negative` where nothing was."""
+    return [1.0 if r > 0 else negative for r in rewards]
+
+
+def advantages(
+    rewards: Sequence[float], groups: Sequence[Sequence[int]], baseline: Baseline, scale: Scale
+) -> Advantages:
+    """Reward minus baseline, divided by a standard deviation if `scale` names one.
+
+    `groups` are places in `rewards`. A group whose rewards are all alike (one of a single rollout too) has no baseline
+    of its own to differ from: its values are 0 and it is counted. The deviation of a group is that of a sample (n - 1),
+    as in the usual implementations of GRPO; that of the batch is over the trajectories that are in no even group.
+    """
+    values = [0.0] * len(rewards)
+    even: set[int] = set()
+    even_groups = 0
+    if baseline in GROUP_BASELINES:
+        for members in groups:
+            made = _of_group([rewards[i] for i in members], baseline, scale)
+            if made is None:
+                even_groups += 1
+                even |= set(members)
+                continue
+            for i, value in zip(members, made, strict=True):
+                values[i] = value
+    elif baseline == "none":
+        values = list(rewards)
+    elif rewards and min(rewards) != max(rewards):
+        mean = fmean(rewards)
+        values = [r - mean for r in rewards]
+    if scale == "batch_std" and len(even) < len(values):
+        deviation = pstdev([v for i, v in enumerate(values) if i not in even]) + EPSILON
+        values = [v / deviation for v in values]
+    return Advantages(values, frozenset(even), even_groups)
+
+
+def _of_group(rewards: list[float], baseline: Baseline, scale: Scale) -> list[float] | None:
+    """GRPO: `(r - mean) / (std + eps)`; Dr. GRPO: `r - mean`; RLOO: `r - mean of the others`; None: no spread."""
+    if min(rewards) == max(rewards):
+        return None
+    mean = fmean(rewards)
+    n = len(rewards)
+    # r - (sum - r) / (n - 1) = (r - mean) n / (n - 1)
+    others = n / (n - 1) if baseline == "leave_one_out" else 1.0
+    deviation = stdev(rewards) + EPSILON if scale == "group_std" else 1.0
+    return [(r - mean) * others / deviation for r in rewards]

@@ -1,0 +1,31 @@
+"""REINFORCE (paper, Eq. 3; Sutton et al., 1999), and with truncated importance sampling (Eq. 4).
+
+RLOO (Ahmadian et al., 2024, arXiv:2402.14740) is `reinforce` with leave-one-out advantages.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ale_pg.terms import Terms, weighted_likelihood
+from ale_policy_loss.ratios import log_ratio, ratio_of, truncated
+
+
+def reinforce(logprobs: Tensor, advantages: Tensor, shares: Tensor) -> Terms:
+    """Eq. 3: `- sum_t s_t A logprobs_t`. All [M]; logprobs carries the gradient."""
+    return Terms(weighted_likelihood(logprobs, advantages * shares))
+
+
+def tis(
+    logprobs: Tensor, old: Tensor, advantages: Tensor, trajectories: Tensor, shares: Tensor, cap: float = 1.0
+) -> Terms:
+    """Eq. 4: `- sum_t s_t clip(rho(tau), 0, cap) A logprobs_t`, rho the geometric-mean ratio of the trajectory.
+
+    All [M]. The weight carries no gradient.
+    """
+    with torch.no_grad():
+        log_rho = log_ratio(logprobs, old, trajectories)
+        ratio = ratio_of(log_rho)
+        weights = truncated(log_rho, cap) * advantages * shares
+    return Terms(weighted_likelihood(logprobs, weights), ratio, high=ratio > cap)

@@ -1,0 +1,77 @@
+"""What each variant is: its settings, and which of them a user may change.
+
+A variant fixes what its name stands for (GRPO its group's standard deviation, GSPO its ratio). `open` names the settings
+that act on it besides `variant` and `group_size`; any other one would silently do nothing, or make it another variant.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Variant = Literal[
+    "reinforce", "tis", "topr", "topr_token_mask", "grpo", "dr_grpo", "dapo", "gspo", "rloo", "ppo_clip", "cispo"
+]
+Baseline = Literal["none", "batch_mean", "group_mean", "leave_one_out"]
+Scale = Literal["none", "group_std", "batch_std"]
+ReturnSignal = Literal["raw", "signed"]
+OldLogprobs = Literal["recompute", "engine", "none"]
+Normalization = Literal["token", "trajectory", "trajectory_mean", "constant"]
+"""The mean that the loss is: over tokens; over trajectories of their sums of tokens; of their means of tokens; of their
+sums divided by `max_tokens`."""
+
+GROUP_BASELINES = ("group_mean", "leave_one_out")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The settings of a run, all of them decided."""
+
+    baseline: Baseline = "none"
+    scale: Scale = "none"
+    return_signal: ReturnSignal = "raw"
+    negative_signal: float = -0.05
+    normalization: Normalization = "token"
+    clip_low: float = 0.2
+    clip_high: float = 0.2
+    tis_cap: float = 1.0
+    mismatch_threshold: float = 2.0
+    max_tokens: int = 1024
+    old_logprobs: OldLogprobs = "recompute"
+    even_groups_count: bool = True
+    """Whether the mean is taken over groups without spread too, which add nothing to it (DAPO: no)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A variant: its settings where a user gives none, and the names of those that a user may give."""
+
+    settings: Settings
+    open: frozenset[str]
+
+
+def _rule(settings: Settings, *names: str) -> Rule:
+    return Rule(settings, frozenset(names))
+
+
+_REWARDS = ("baseline", "scale", "return_signal", "negative_signal", "normalization")
+_CLIP = ("clip_low", "clip_high", "old_logprobs")
+
+RULES: dict[Variant, Rule] = {
+    "reinforce": _rule(Settings(old_logprobs="none"), *_REWARDS),
+    "tis": _rule(Settings(), *_REWARDS, "tis_cap", "old_logprobs"),
+    "topr": _rule(Settings(return_signal="signed"), *_REWARDS, "tis_cap", "old_logprobs"),
+    "topr_token_mask": _rule(Settings(return_signal="signed"), *_REWARDS, "tis_cap", "mismatch_threshold"),
+    "grpo": _rule(Settings("group_mean", "group_std", normalization="trajectory_mean"), *_CLIP),
+    "dr_grpo": _rule(Settings("group_mean", normalization="constant"), *_CLIP, "max_tokens"),
+    "dapo": _rule(Settings("group_mean", "group_std", clip_high=0.28, even_groups_count=False), *_CLIP),
+    "gspo": _rule(
+        Settings("group_mean", "group_std", normalization="trajectory_mean", clip_low=3e-4, clip_high=4e-4), *_CLIP
+    ),
+    "rloo": _rule(Settings("leave_one_out", old_logprobs="none"), "scale", "normalization"),
+    "ppo_clip": _rule(Settings("group_mean"), "baseline", "scale", "normalization", *_CLIP),
+    "cispo": _rule(
+        Settings("group_mean", "group_std", clip_low=1.0, clip_high=0.28), "baseline", "scale", "normalization", *_CLIP
+    ),
+}
+"""The variants. The bounds of DAPO and GSPO are their papers'; CISPO's paper clips above only and names no number."""
