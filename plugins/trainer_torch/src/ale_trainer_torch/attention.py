@@ -24,25 +24,29 @@ def packed_attention(
     value: Tensor,
     attention_mask: Tensor | None,
     *,
-    sequence_lengths: list[int],
+    sequence_lengths: list[int] | None = None,
     scaling: float | None = None,
     dropout: float = 0.0,
     sliding_window: int | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """query [1, heads, N, D], key and value [1, kv_heads, N, D] -> [1, N, heads, D].
+    """query [B, heads, N, D], key and value [B, kv_heads, N, D] -> [B, N, heads, D]; without lengths each row is one
+    sequence.
 
     Raises `NotImplementedError` for what it would have to leave out, such as soft-capped scores.
     """
     strange = sorted(name for name, given in others.items() if given is not None and name not in KNOWN)
-    if strange or dropout or not getattr(module, "is_causal", True):
-        raise NotImplementedError(f"Packed attention is causal, without dropout and without {', '.join(strange)}.")
+    if strange or dropout or not getattr(module, "is_causal", True) or query.shape[2] != key.shape[2]:
+        raise NotImplementedError(
+            f"Packed attention is causal, without cache or dropout, and without {', '.join(strange)}."
+        )
     groups = query.shape[1] // key.shape[1]
+    lengths = sequence_lengths or [query.shape[2]]
     seen = [
         torch.nn.functional.scaled_dot_product_attention(
             q, k, v, attn_mask=window, is_causal=window is None, scale=scaling, enable_gqa=groups > 1
         )
-        for q, k, v in zip(*(torch.split(x, sequence_lengths, dim=2) for x in (query, key, value)), strict=True)
+        for q, k, v in zip(*(torch.split(x, lengths, dim=2) for x in (query, key, value)), strict=True)
         for window in [_window(q.shape[2], sliding_window, q.device)]
     ]
     return torch.cat(seen, dim=2).transpose(1, 2).contiguous(), None

@@ -10,7 +10,6 @@ Shapes: N positions, H width, V vocabulary. A token that its logits hold impossi
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -70,9 +69,10 @@ class _FromHidden(torch.autograd.Function):
         entropy: bool,
     ) -> tuple[Tensor, Tensor | None]:
         logprobs, entropies = _results(hidden, len(targets), entropy)
-        for part in _spans(len(targets), chunk):
-            logits = _head(hidden[part], weight, bias, scale, cap)
-            _reduce(logits, targets[part], logprobs[part], None if entropies is None else entropies[part])
+        desk = _Desk(hidden, len(weight), chunk, len(targets))
+        for part in desk.spans:
+            logits = desk.head(hidden[part], weight, bias, scale, cap)
+            desk.reduce(logits, targets[part], logprobs[part], None if entropies is None else entropies[part])
         ctx.save_for_backward(hidden, weight, bias, targets)
         ctx.chunk, ctx.scale, ctx.cap = chunk, scale, cap
         if entropies is not None:
@@ -89,14 +89,14 @@ class _FromHidden(torch.autograd.Function):
         grad_hidden = torch.empty_like(hidden) if for_hidden else None
         grad_weight = torch.zeros_like(weight, dtype=wide) if for_weight else None
         grad_bias = torch.zeros_like(bias, dtype=wide) if for_bias else None
-        for part in _spans(len(targets), ctx.chunk):
-            logits = _head(hidden[part], weight, bias, ctx.scale, ctx.cap)
-            slope = _slope(logits, targets[part], grad[part])
+        desk = _Desk(hidden, len(weight), ctx.chunk, len(targets))
+        for part in desk.spans:
+            logits = desk.head(hidden[part], weight, bias, ctx.scale, ctx.cap)
+            slope = desk.slope(logits, targets[part], grad[part])
             if ctx.cap is not None:
                 slope.mul_(logits.div_(ctx.cap).square_().neg_().add_(1))
             if ctx.scale != 1:
                 slope.mul_(ctx.scale)
-            del logits
             if grad_bias is not None:
                 grad_bias += slope.sum(0)
             slope = slope.to(hidden.dtype)
@@ -120,9 +120,10 @@ class _FromLogits(torch.autograd.Function):
         ctx: Any, logits: Tensor, targets: Tensor, rows: Tensor | None, chunk: int | None, entropy: bool
     ) -> tuple[Tensor, Tensor | None]:
         logprobs, entropies = _results(logits, len(targets), entropy)
-        for part in _spans(len(targets), chunk):
+        desk = _Desk(logits, logits.shape[-1], chunk, len(targets))
+        for part in desk.spans:
             some = logits[part if rows is None else rows[part]]
-            _reduce(some, targets[part], logprobs[part], None if entropies is None else entropies[part])
+            desk.reduce(some, targets[part], logprobs[part], None if entropies is None else entropies[part])
         ctx.save_for_backward(logits, targets, rows)
         ctx.chunk = chunk
         if entropies is not None:
@@ -134,15 +135,11 @@ class _FromLogits(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor | None, ...]:
         logits, targets, rows = ctx.saved_tensors
         out = torch.zeros_like(logits)
-        for part in _spans(len(targets), ctx.chunk):
+        desk = _Desk(logits, logits.shape[-1], ctx.chunk, len(targets))
+        for part in desk.spans:
             place = part if rows is None else rows[part]
-            out[place] = _slope(logits[place], targets[part], grad[part]).to(logits.dtype)
+            out[place] = desk.slope(logits[place], targets[part], grad[part]).to(logits.dtype)
         return out, None, None, None, None
-
-
-def _spans(count: int, chunk: int | None) -> Iterator[slice]:
-    step = max(1, count if chunk is None else chunk)
-    return (slice(start, min(start + step, count)) for start in range(0, count, step))
 
 
 def _wide(like: Tensor) -> torch.dtype:
@@ -154,26 +151,38 @@ def _results(like: Tensor, count: int, entropy: bool) -> tuple[Tensor, Tensor | 
     return logprobs, torch.empty_like(logprobs) if entropy else None
 
 
-def _head(hidden: Tensor, weight: Tensor, bias: Tensor | None, scale: float, cap: float | None) -> Tensor:
-    """Logits [n, V] of some positions, not shared with anyone."""
-    logits = torch.nn.functional.linear(hidden, weight, bias)
-    logits = logits.to(_wide(logits))
-    if scale != 1:
-        logits.mul_(scale)
-    return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
+class _Desk:
+    """Room for a chunk's logits and one table beside them, used again for each chunk: fresh memory of that size costs
+    a CPU as much time as what is computed in it."""
 
+    def __init__(self, like: Tensor, vocabulary: int, chunk: int | None, count: int) -> None:
+        step = max(1, min(count, chunk or count))
+        self.spans = [slice(start, min(start + step, count)) for start in range(0, count, step)]
+        self._logits = like.new_empty(0)
+        self._table = like.new_empty((step, vocabulary), dtype=_wide(like))
 
-def _reduce(logits: Tensor, targets: Tensor, logprobs: Tensor, entropies: Tensor | None) -> None:
-    """Fill `logprobs` [n] and `entropies` [n] from logits [n, V]."""
-    table = torch.log_softmax(logits, dim=-1, dtype=_wide(logits))
-    logprobs.copy_(table.gather(-1, targets[:, None]).squeeze(-1))
-    if entropies is not None:
-        chances = table.exp()
-        # 0 x -inf is nan; 0 x the lowest number is the 0 that an impossible token adds.
-        torch.sum(table.clamp_(min=torch.finfo(table.dtype).min).mul_(chances), dim=-1, out=entropies).neg_()
+    def head(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, scale: float, cap: float | None) -> Tensor:
+        """Logits [n, V] of some positions."""
+        if not self._logits.numel():
+            self._logits = hidden.new_empty(self._table.shape)
+        logits = torch.mm(hidden, weight.t(), out=self._logits[: len(hidden)])
+        if bias is not None:
+            logits += bias
+        if scale == 1 and cap is None:
+            return logits
+        logits = logits.to(_wide(logits)).mul_(scale)
+        return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
 
+    def reduce(self, logits: Tensor, targets: Tensor, logprobs: Tensor, entropies: Tensor | None) -> None:
+        """Fill `logprobs` [n] and `entropies` [n] from logits [n, V]."""
+        table = torch.log_softmax(logits, dim=-1, dtype=self._table.dtype, out=self._table[: len(logits)])
+        logprobs.copy_(table.gather(-1, targets[:, None]).squeeze(-1))
+        if entropies is not None:
+            chances = table.exp()
+            # 0 x -inf is nan; 0 x the lowest number is the 0 that an impossible token adds.
+            torch.sum(table.clamp_(min=torch.finfo(table.dtype).min).mul_(chances), dim=-1, out=entropies).neg_()
 
-def _slope(logits: Tensor, targets: Tensor, grad: Tensor) -> Tensor:
-    """Gradient of `sum(grad * logprobs)` to the logits. [n, V]"""
-    slope = torch.softmax(logits, dim=-1, dtype=_wide(logits)).mul_(-grad[:, None])
-    return slope.scatter_add_(-1, targets[:, None], grad[:, None])
+    def slope(self, logits: Tensor, targets: Tensor, grad: Tensor) -> Tensor:
+        """Gradient of `sum(grad * logprobs)` to the logits. [n, V]"""
+        table = torch.softmax(logits, dim=-1, dtype=self._table.dtype, out=self._table[: len(logits)])
+        return table.mul_(-grad[:, None]).scatter_add_(-1, targets[:, None], grad[:, None])
