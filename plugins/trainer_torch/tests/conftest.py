@@ -15,6 +15,7 @@ from tokenizers import Tokenizer, models
 from transformers import (
     AutoModelForCausalLM,
     CohereConfig,
+    Gemma2Config,
     GPT2Config,
     PreTrainedTokenizerFast,
     Qwen2Config,
@@ -33,10 +34,22 @@ CONFIGS = {
     "gpt2": GPT2Config(
         vocab_size=VOCAB, n_embd=16, n_layer=2, n_head=2, n_positions=64, bos_token_id=None, eos_token_id=1
     ),
-    # Its logits are the output layer's times 1/16: what needs the fallback.
+    # Its logits are the output layer's times 1/16.
     "cohere": CohereConfig(
         vocab_size=VOCAB, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
         logit_scale=0.0625, bos_token_id=0, eos_token_id=1, pad_token_id=0,
+    ),
+    # Its logits are soft-capped, and so are its attention scores: those it cannot be packed with.
+    "gemma2": Gemma2Config(
+        vocab_size=VOCAB, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=8, max_position_embeddings=64, final_logit_softcapping=2.0,
+        query_pre_attn_scalar=8, sliding_window=4,
+    ),
+    # One layer of two sees the last four tokens only.
+    "window": Qwen2Config(
+        vocab_size=VOCAB, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, max_position_embeddings=64, use_sliding_window=True, sliding_window=4,
+        max_window_layers=1,
     ),
 }  # fmt: skip
 

@@ -26,10 +26,10 @@ SHAPES = st.lists(st.lists(st.integers(1, 30), min_size=1, max_size=3), min_size
 
 
 @settings(max_examples=100, deadline=None)
-@given(lengths=SHAPES, budget=st.integers(1, 120))
-def test_every_token_is_computed_once_at_its_place(lengths: list[list[int]], budget: int) -> None:
+@given(lengths=SHAPES, budget=st.integers(1, 120), end_to_end=st.booleans())
+def test_every_token_is_computed_once_at_its_place(lengths: list[list[int]], budget: int, end_to_end: bool) -> None:
     batch = batch_of(lengths)
-    parts = cut(batch, budget)
+    parts = cut(batch, budget, end_to_end=end_to_end)
     real = np.concatenate([p.source[p.source >= 0] for p in parts])
     assert sorted(real.tolist()) == list(range(len(batch.token_ids)))
     for p in parts:
@@ -40,20 +40,38 @@ def test_every_token_is_computed_once_at_its_place(lengths: list[list[int]], bud
 
 
 @settings(max_examples=100, deadline=None)
-@given(lengths=SHAPES, budget=st.integers(1, 120))
-def test_trajectories_stay_together_within_the_budget(lengths: list[list[int]], budget: int) -> None:
+@given(lengths=SHAPES, budget=st.integers(1, 120), end_to_end=st.booleans())
+def test_trajectories_stay_together_within_the_budget(lengths: list[list[int]], budget: int, end_to_end: bool) -> None:
     batch = batch_of(lengths)
     owner = np.repeat(batch.trajectory, batch.lengths)
     seen: set[int] = set()
-    for p in cut(batch, budget):
+    for p in cut(batch, budget, end_to_end=end_to_end):
         trajectories = set(owner[p.source[p.source >= 0]].tolist())
         assert not trajectories & seen
         seen |= trajectories
         assert p.tokens.size <= budget or len(trajectories) == 1
 
 
-def test_like_lengths_share_a_micro_batch_so_that_little_is_padding() -> None:
-    parts = cut(batch_of([[100], [10], [95], [9], [10]]), 10_000)
+@settings(max_examples=100, deadline=None)
+@given(lengths=SHAPES, budget=st.integers(1, 120))
+def test_end_to_end_nothing_is_padding_and_rows_are_at_least_half_full(lengths: list[list[int]], budget: int) -> None:
+    batch = batch_of(lengths)
+    parts = cut(batch, budget, end_to_end=True)
+    assert padding_waste(parts) == 0.0
+    for p in parts:
+        assert p.lengths is not None
+        assert sum(p.lengths) == p.tokens.size
+        starts = np.cumsum([0, *p.lengths[:-1]])
+        assert not p.wanted[0, starts].any()
+        assert p.wanted.sum() == p.tokens.size - len(p.lengths)
+        assert (np.diff(p.source[0]) > 0).all()  # the batch's order
+    sizes = sorted(p.tokens.size for p in parts)
+    # Else the two least full would have fitted into one.
+    assert len(sizes) < 2 or sizes[0] + sizes[1] > budget
+
+
+def test_like_lengths_share_a_padded_micro_batch_so_that_little_is_padding() -> None:
+    parts = cut(batch_of([[100], [10], [95], [9], [10]]), 10_000, end_to_end=False)
     assert [p.tokens.shape for p in parts] == [(3, 10), (2, 100)]
     assert padding_waste(parts) == pytest.approx(6 / 230)
     assert padding_waste([]) == 0.0

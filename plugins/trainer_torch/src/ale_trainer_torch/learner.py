@@ -22,7 +22,7 @@ from ale.errors import ConfigError, TrainerError
 from ale.specs.trainer import ChunkTensors, LossFunction, LossInput, TrainBatch
 from ale_trainer_torch.folder import read_model
 from ale_trainer_torch.microbatch import MicroBatch, cut, padding_waste
-from ale_trainer_torch.policy import selects_positions, token_logprobs
+from ale_trainer_torch.policy import Policy
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +35,8 @@ class Optimization:
     weight_decay: float
     max_grad_norm: float
     micro_batch_tokens: int
+    logit_chunk: int | None
+    packing: bool
     gradient_checkpointing: bool
 
 
@@ -47,7 +49,7 @@ class Learner:
         self.version = 0
         self._device = device
         self._how = how
-        self._select = selects_positions(self.model)
+        self._policy = Policy.of(self.model, packing=how.packing, chunk_tokens=how.logit_chunk)
         if how.gradient_checkpointing:
             checkpoint_layers(self.model)
         self.optimizer = torch.optim.AdamW(
@@ -61,8 +63,8 @@ class Learner:
         Cut like an update, so that the same weights give the same numbers in both, bit by bit.
         """
         out = np.zeros(len(batch.token_ids), dtype=np.float32)
-        for part in cut(batch, self._how.micro_batch_tokens):
-            out[part.index] = self._forward(part)[0].cpu().numpy()
+        for part in self._cut(batch):
+            out[part.index] = self._forward(part, entropy=False)[0].cpu().numpy()
         return out
 
     def update(self, batch: TrainBatch, loss: LossFunction, lr: float | None) -> dict[str, float]:
@@ -70,7 +72,7 @@ class Learner:
         began = time.monotonic()
         lr = self._how.lr if lr is None else lr
         self.optimizer.zero_grad(set_to_none=True)
-        parts = cut(batch, self._how.micro_batch_tokens)
+        parts = self._cut(batch)
         chunks = self._chunk_tensors(batch)
         total, sums = 0.0, dict[str, float]()
         for part in parts:
@@ -133,20 +135,24 @@ class Learner:
         if state["cuda_rng"] is not None and self._device.type == "cuda":
             torch.cuda.set_rng_state(state["cuda_rng"], self._device)
 
-    def _forward(self, part: MicroBatch) -> tuple[Tensor, Tensor]:
+    def _cut(self, batch: TrainBatch) -> list[MicroBatch]:
+        return cut(batch, self._how.micro_batch_tokens, end_to_end=self._policy.packs)
+
+    def _forward(self, part: MicroBatch, *, entropy: bool) -> tuple[Tensor, Tensor | None]:
         tokens = torch.from_numpy(part.tokens).to(self._device)
         wanted = torch.from_numpy(part.wanted).to(self._device)
         try:
-            return token_logprobs(self.model, tokens, wanted, select=self._select)
+            return self._policy.logprobs(tokens, wanted, part.lengths, entropy=entropy)
         except torch.OutOfMemoryError as error:
             raise TrainerError(
-                f"A micro-batch of {tokens.shape[0]} sequences of up to {tokens.shape[1]} tokens does not fit into the "
-                "device's memory; lower trainer.micro_batch_tokens or set trainer.gradient_checkpointing."
+                f"A micro-batch of {tokens.numel()} tokens does not fit into the device's memory; lower "
+                "trainer.micro_batch_tokens or trainer.logit_chunk, or set trainer.gradient_checkpointing."
             ) from error
         except IndexError as error:
+            longest = max(part.lengths or [tokens.shape[1]])
             limit = getattr(self.model.config, "max_position_embeddings", "?")
             raise TrainerError(
-                f"The model cannot take this batch: its longest sequence has {tokens.shape[1]} tokens (the model's "
+                f"The model cannot take this batch: its longest sequence has {longest} tokens (the model's "
                 f"context: {limit}), its highest token id is {int(tokens.max())} (the model's vocabulary: "
                 f"{self.model.config.vocab_size}). Lower rollout.max_context, or use the model's own tokenizer."
             ) from error
@@ -157,7 +163,7 @@ class Learner:
         def pick(values: npt.NDArray[Any]) -> Tensor:
             return torch.from_numpy(values[index]).to(self._device)
 
-        logprobs, entropy = self._forward(part)
+        logprobs, entropy = self._forward(part, entropy=True)
         old = None if batch.old_logprobs is None else pick(batch.old_logprobs)
         engine = pick(batch.engine_logprobs)
         return LossInput(logprobs, entropy, old, engine, pick(batch.chunk_ids), chunks, batch.normalizer)

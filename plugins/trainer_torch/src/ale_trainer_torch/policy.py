@@ -1,64 +1,167 @@
 """A Hugging Face causal LM as a policy: log-probabilities and entropies of given tokens.
 
-Only positions before a token with loss go through the output layer: with a large vocabulary the logits are most of
-the memory and much of the time. Some models do more between decoder and logits than that layer (scaling, capping);
-`selects_positions` finds out by trying, and for those all logits are computed and the needed ones taken.
+Two things are found out by trying when a model is loaded, each with a slower way that works for every model:
 
-Padding stands on the right, so no attention mask is needed: in a causal model no token looks at one behind it.
-Without a mask the library takes its fast causal path.
+1. Whether its logits are a plain output layer over its decoder, perhaps scaled or soft-capped. Then only positions
+   before a token with loss go through that layer, in chunks (`fused.py`). Else all logits are computed.
+2. Whether sequences may stand end to end in one row (`attention.py`). Else they are padded on the right: in a causal
+   model no token looks at one behind it, so no attention mask is needed there either.
 """
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-ENTROPY_BLOCK = 1 << 24
-"""Logits whose probabilities are held at a time while entropies are computed."""
+from ale_trainer_torch.attention import PACKED
+from ale_trainer_torch.fused import logprobs_from_logits, token_logprobs
+
+log = logging.getLogger("ale.trainer.torch")
+
+PROBE = (5, 3)
+"""Lengths of the sequences that a model is tried with."""
+LOUD = 200.0
+"""Factor on the logits of a trial, so that a cap shows."""
 
 
-def token_logprobs(model: Any, tokens: Tensor, wanted: Tensor, *, select: bool) -> tuple[Tensor, Tensor]:
-    """Log-probability and entropy (nats, detached) of the wanted tokens.
+@dataclass(frozen=True, slots=True)
+class Head:
+    """An output layer whose logits are multiplied by `scale` and then soft-capped at `cap`."""
 
-    tokens [B, T] int64, right-padded; wanted [B, T] bool, never True in column 0. `select`: what
-    `selects_positions` answered. Both results are [wanted.sum()] float32, in row-major order of `wanted`.
-    """
-    before = torch.zeros_like(wanted)
-    before[:, :-1] = wanted[:, 1:]
-    logits = _logits_at(model, tokens, before, select).float()
-    # logit - logsumexp instead of log_softmax: no second [M, V] tensor is kept for the backward pass.
-    log_z = torch.logsumexp(logits, dim=-1)
-    logprobs = logits.gather(-1, tokens[wanted][:, None]).squeeze(-1) - log_z
-    return logprobs, _entropy(logits.detach())
+    layer: nn.Linear
+    scale: float = 1.0
+    cap: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """A model and how it may be asked. `head` is None where all logits must be computed; `packs`: whether sequences
+    may stand end to end."""
+
+    model: Any
+    head: Head | None
+    packs: bool
+    chunk_tokens: int | None = None
+
+    @classmethod
+    def of(cls, model: Any, *, packing: bool = True, chunk_tokens: int | None = None) -> Policy:
+        """Try the model out. With `packing`, its attention is replaced where that works."""
+        head = find_head(model)
+        if head is None:
+            log.warning(
+                "The logits of %s are not those of a plain output layer: all of them are computed, which needs more "
+                "memory with a large vocabulary.",
+                type(model).__name__,
+            )
+        packs = packing and use_packed_attention(model)
+        if packing and not packs:
+            log.info("%s cannot take sequences end to end: they are padded to like lengths.", type(model).__name__)
+        return cls(model, head, packs, chunk_tokens)
+
+    def logprobs(
+        self, tokens: Tensor, wanted: Tensor, lengths: list[int] | None = None, *, entropy: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
+        """Log-probability and, where asked for, entropy (nats, detached) of the wanted tokens.
+
+        tokens [B, T] int64, rows right-padded, or with `lengths` one row of sequences end to end; wanted [B, T] bool,
+        never True for the first token of a sequence. Both results are [wanted.sum()] float32, in row-major order.
+        """
+        rows = (wanted.flatten().nonzero().squeeze(-1)) - 1
+        targets = tokens[wanted]
+        extra = {} if lengths is None else sequence_arguments(lengths, tokens.device)
+        if self.head is None:
+            logits = self.model(input_ids=tokens, use_cache=False, **extra).logits.flatten(0, 1)
+            return logprobs_from_logits(logits, targets, rows, chunk_tokens=self.chunk_tokens, entropy=entropy)
+        hidden = self.model.get_decoder()(input_ids=tokens, use_cache=False, **extra)[0].flatten(0, 1)[rows]
+        layer = self.head.layer
+        return token_logprobs(
+            hidden, layer.weight, targets, layer.bias,
+            chunk_tokens=self.chunk_tokens, scale=self.head.scale, cap=self.head.cap, entropy=entropy,
+        )  # fmt: skip
+
+
+def sequence_arguments(lengths: list[int], device: torch.device) -> dict[str, Any]:
+    """What a model is told of sequences that stand end to end."""
+    positions = torch.cat([torch.arange(n) for n in lengths])[None].to(device)
+    return {"position_ids": positions, "sequence_lengths": lengths}
 
 
 @torch.no_grad()
-def selects_positions(model: Any) -> bool:
-    """Whether the model's logits are its output layer over its decoder's hidden states, and nothing more."""
-    device = next(model.parameters()).device
-    tokens = torch.arange(8, device=device).reshape(2, 4) % int(model.get_input_embeddings().num_embeddings)
-    positions = torch.ones_like(tokens, dtype=torch.bool)
+def find_head(model: Any) -> Head | None:
+    """The output layer, where the model's logits are its and no more than what the configuration says of scale and
+    cap; else None."""
+    layer, config = model.get_output_embeddings(), model.config
+    if type(layer) is not nn.Linear:
+        return None
+    scale = float(getattr(config, "logit_scale", None) or 1.0) / float(getattr(config, "logits_scaling", None) or 1.0)
+    head = Head(layer, scale, getattr(config, "final_logit_softcapping", None))
+    tokens = _probe(model)[None]
+    hook = layer.register_forward_hook(lambda _module, _inputs, logits: logits * LOUD)
     try:
-        selected = _logits_at(model, tokens, positions, select=True)
+        expected = model(input_ids=tokens, use_cache=False).logits
+        found = layer(model.get_decoder()(input_ids=tokens, use_cache=False)[0]) * head.scale
     except (AttributeError, TypeError):
-        return False
-    full = _logits_at(model, tokens, positions, select=False)
-    return selected.shape == full.shape and torch.allclose(selected, full, rtol=1e-4, atol=1e-4)
-
-
-def _logits_at(model: Any, tokens: Tensor, positions: Tensor, select: bool) -> Tensor:
-    """Logits [M, V] at the positions [B, T] (bool)."""
-    if not select:
-        return torch.as_tensor(model(input_ids=tokens, use_cache=False).logits[positions])
-    hidden = model.get_decoder()(input_ids=tokens, use_cache=False)[0]
-    return torch.as_tensor(model.get_output_embeddings()(hidden[positions]))
+        return None
+    finally:
+        hook.remove()
+    if head.cap is not None:
+        found = head.cap * torch.tanh(found / head.cap)
+    return head if _alike(expected, found) else None
 
 
 @torch.no_grad()
-def _entropy(logits: Tensor) -> Tensor:
-    """Entropy of each row of logits [M, V], a block of rows at a time."""
-    rows = max(1, ENTROPY_BLOCK // max(1, logits.shape[-1]))
-    blocks = [torch.special.entr(torch.softmax(block, dim=-1)).sum(-1) for block in torch.split(logits, rows)]
-    return torch.cat(blocks)
+def use_packed_attention(model: Any) -> bool:
+    """Give the model the attention of `attention.py`, if with it sequences that stand end to end see themselves alone,
+    as they do one by one. Else it keeps its own."""
+    config = model.config
+    if not set(getattr(config, "layer_types", None) or ()) <= {"full_attention", "sliding_attention"}:
+        return False
+    tokens, lengths = _probe(model), list(PROBE)
+    extra = sequence_arguments(lengths, tokens.device)
+    other = tokens.clone()
+    other[: lengths[0]] = tokens[0]
+
+    def logits(ids: Tensor, **more: Any) -> Tensor:
+        found: Tensor = model(input_ids=ids[None], use_cache=False, **more).logits[0]
+        return found
+
+    try:
+        alone = torch.cat([logits(part) for part in torch.split(tokens, lengths)])
+        with _attention(model, PACKED) as keep:
+            together, beside = logits(tokens, **extra), logits(other, **extra)
+            # Rounding hides a small leak from the comparison with `alone`; what stands beside another sequence shows it.
+            leaks = not torch.equal(together[lengths[0] :], beside[lengths[0] :])
+            keep.append(model.config._attn_implementation == PACKED and not leaks and _alike(alone, together))
+    except (AttributeError, TypeError, ValueError, RuntimeError):
+        return False
+    return keep[0]
+
+
+@contextmanager
+def _attention(model: Any, name: str) -> Iterator[list[bool]]:
+    """The model's attention under another name, until the end unless True was put into the list."""
+    before, keep = model.config._attn_implementation, list[bool]()
+    model.set_attn_implementation(name)
+    try:
+        yield keep
+    finally:
+        if not any(keep):
+            model.set_attn_implementation(before)
+
+
+def _probe(model: Any) -> Tensor:
+    """Some tokens. [sum(PROBE)]"""
+    embeddings = model.get_input_embeddings()
+    return torch.arange(sum(PROBE), device=embeddings.weight.device) % int(embeddings.num_embeddings)
+
+
+def _alike(a: Tensor, b: Tensor) -> bool:
+    """Whether they differ by no more than rounding does, against their largest value."""
+    slack = 1e-4 if torch.finfo(a.dtype).bits >= 32 else 3e-2
+    return a.shape == b.shape and bool((a - b).abs().max() <= slack * a.abs().max())

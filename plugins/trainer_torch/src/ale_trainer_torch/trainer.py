@@ -47,7 +47,15 @@ class TorchTrainer(TrainerBackend):
         weight_decay: float = Field(0.0, ge=0, description="AdamW's weight decay, of matrices alone.")
         max_grad_norm: float = Field(1.0, gt=0, description="Gradients are scaled down to at most this norm.")
         micro_batch_tokens: int = Field(
-            16384, gt=0, description="Padded positions of one forward and backward pass; less needs less memory."
+            16384, gt=0, description="Positions of one forward and backward pass; less needs less memory."
+        )
+        logit_chunk: int | None = Field(
+            1024, gt=0, description="Positions whose logits are held at a time; null: all of a pass."
+        )
+        packing: bool = Field(
+            True,
+            description="Put sequences end to end, without padding, where the model allows it; "
+            "false: rows of like lengths, padded.",
         )
         gradient_checkpointing: bool = Field(
             False, description="Recompute activations in the backward pass: less memory, a third more time."
@@ -164,6 +172,8 @@ class TorchTrainer(TrainerBackend):
             weight_decay=c.weight_decay,
             max_grad_norm=c.max_grad_norm,
             micro_batch_tokens=c.micro_batch_tokens,
+            logit_chunk=c.logit_chunk,
+            packing=c.packing,
             gradient_checkpointing=c.gradient_checkpointing,
         )
         return Learner(folder, self._device, getattr(torch, c.dtype), how)

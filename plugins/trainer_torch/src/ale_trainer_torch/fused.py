@@ -1,0 +1,188 @@
+"""Log-probabilities and entropies of given tokens, in chunks of positions: no copy of the logits is ever whole.
+
+The output layer, the softmax and the gather are done for some positions at a time, and the backward pass computes the
+logits of a chunk again instead of keeping them: memory is that of a few [chunk, V] tables, whatever the number of
+positions. Softmax and sums are in float32 at least. Gradients are exact, chunks or not.
+
+Shapes: N positions, H width, V vocabulary. A token that its logits hold impossible (-inf) has the log-probability
+-inf; vocabulary entries at -inf add nothing to the entropy and get no gradient.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+
+def token_logprobs(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    bias: Tensor | None = None,
+    *,
+    chunk_tokens: int | None = None,
+    scale: float = 1.0,
+    cap: float | None = None,
+    entropy: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """Log-probability and, where asked for, entropy (nats, detached) of `targets` [N] under the logits
+    `cap * tanh(scale * (hidden @ weight.T + bias) / cap)`, without the tanh where `cap` is None.
+
+    hidden [N, H], weight [V, H], bias [V]. `chunk_tokens`: positions whose logits are held at a time, None for all.
+    Both results are [N], float32 or the type of `hidden` where that is wider. Gradients reach hidden, weight and bias.
+    """
+    logprobs, entropies = _FromHidden.apply(hidden, weight, bias, targets, chunk_tokens, scale, cap, entropy)  # type: ignore[no-untyped-call]
+    return logprobs, entropies
+
+
+def logprobs_from_logits(
+    logits: Tensor,
+    targets: Tensor,
+    rows: Tensor | None = None,
+    *,
+    chunk_tokens: int | None = None,
+    entropy: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """The same from logits [N, V] that are there already; the backward pass makes their gradient and nothing else of
+    that size.
+
+    `rows` [M] (distinct) says which rows of the logits `targets` [M] belong to; without it, all in order.
+    """
+    logprobs, entropies = _FromLogits.apply(logits, targets, rows, chunk_tokens, entropy)  # type: ignore[no-untyped-call]
+    return logprobs, entropies
+
+
+class _FromHidden(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        chunk: int | None,
+        scale: float,
+        cap: float | None,
+        entropy: bool,
+    ) -> tuple[Tensor, Tensor | None]:
+        logprobs, entropies = _results(hidden, len(targets), entropy)
+        desk = _Desk(hidden, len(weight), chunk, len(targets))
+        for part in desk.spans:
+            logits = desk.head(hidden[part], weight, bias, scale, cap)
+            desk.reduce(logits, targets[part], logprobs[part], None if entropies is None else entropies[part])
+        ctx.save_for_backward(hidden, weight, bias, targets)
+        ctx.chunk, ctx.scale, ctx.cap = chunk, scale, cap
+        if entropies is not None:
+            ctx.mark_non_differentiable(entropies)
+        return logprobs, entropies
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor | None, ...]:
+        hidden, weight, bias, targets = ctx.saved_tensors
+        for_hidden, for_weight, for_bias, *_rest = ctx.needs_input_grad
+        # Chunks are summed in float32: in bfloat16 each further one would be rounded away a little more.
+        wide = _wide(weight)
+        grad_hidden = torch.empty_like(hidden) if for_hidden else None
+        grad_weight = torch.zeros_like(weight, dtype=wide) if for_weight else None
+        grad_bias = torch.zeros_like(bias, dtype=wide) if for_bias else None
+        desk = _Desk(hidden, len(weight), ctx.chunk, len(targets))
+        for part in desk.spans:
+            logits = desk.head(hidden[part], weight, bias, ctx.scale, ctx.cap)
+            slope = desk.slope(logits, targets[part], grad[part])
+            if ctx.cap is not None:
+                slope.mul_(logits.div_(ctx.cap).square_().neg_().add_(1))
+            if ctx.scale != 1:
+                slope.mul_(ctx.scale)
+            if grad_bias is not None:
+                grad_bias += slope.sum(0)
+            slope = slope.to(hidden.dtype)
+            if grad_hidden is not None:
+                torch.mm(slope, weight, out=grad_hidden[part])
+            if grad_weight is not None and grad_weight.dtype == slope.dtype:
+                grad_weight.addmm_(slope.t(), hidden[part])
+            elif grad_weight is not None:
+                grad_weight += slope.t() @ hidden[part]
+        return (
+            grad_hidden,
+            None if grad_weight is None else grad_weight.to(weight.dtype),
+            None if grad_bias is None else grad_bias.to(bias.dtype),
+            *(None,) * 5,
+        )
+
+
+class _FromLogits(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, logits: Tensor, targets: Tensor, rows: Tensor | None, chunk: int | None, entropy: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        logprobs, entropies = _results(logits, len(targets), entropy)
+        desk = _Desk(logits, logits.shape[-1], chunk, len(targets))
+        for part in desk.spans:
+            some = logits[part if rows is None else rows[part]]
+            desk.reduce(some, targets[part], logprobs[part], None if entropies is None else entropies[part])
+        ctx.save_for_backward(logits, targets, rows)
+        ctx.chunk = chunk
+        if entropies is not None:
+            ctx.mark_non_differentiable(entropies)
+        return logprobs, entropies
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor | None, ...]:
+        logits, targets, rows = ctx.saved_tensors
+        out = torch.zeros_like(logits)
+        desk = _Desk(logits, logits.shape[-1], ctx.chunk, len(targets))
+        for part in desk.spans:
+            place = part if rows is None else rows[part]
+            out[place] = desk.slope(logits[place], targets[part], grad[part]).to(logits.dtype)
+        return out, None, None, None, None
+
+
+def _wide(like: Tensor) -> torch.dtype:
+    return torch.promote_types(like.dtype, torch.float32)
+
+
+def _results(like: Tensor, count: int, entropy: bool) -> tuple[Tensor, Tensor | None]:
+    logprobs = like.new_empty(count, dtype=_wide(like))
+    return logprobs, torch.empty_like(logprobs) if entropy else None
+
+
+class _Desk:
+    """Room for a chunk's logits and one table beside them, used again for each chunk: fresh memory of that size costs
+    a CPU as much time as what is computed in it."""
+
+    def __init__(self, like: Tensor, vocabulary: int, chunk: int | None, count: int) -> None:
+        step = max(1, min(count, chunk or count))
+        self.spans = [slice(start, min(start + step, count)) for start in range(0, count, step)]
+        self._logits = like.new_empty(0)
+        self._table = like.new_empty((step, vocabulary), dtype=_wide(like))
+
+    def head(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, scale: float, cap: float | None) -> Tensor:
+        """Logits [n, V] of some positions."""
+        if not self._logits.numel():
+            self._logits = hidden.new_empty(self._table.shape)
+        logits = torch.mm(hidden, weight.t(), out=self._logits[: len(hidden)])
+        if bias is not None:
+            logits += bias
+        if scale == 1 and cap is None:
+            return logits
+        logits = logits.to(_wide(logits)).mul_(scale)
+        return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
+
+    def reduce(self, logits: Tensor, targets: Tensor, logprobs: Tensor, entropies: Tensor | None) -> None:
+        """Fill `logprobs` [n] and `entropies` [n] from logits [n, V]."""
+        table = torch.log_softmax(logits, dim=-1, dtype=self._table.dtype, out=self._table[: len(logits)])
+        logprobs.copy_(table.gather(-1, targets[:, None]).squeeze(-1))
+        if entropies is not None:
+            chances = table.exp()
+            # 0 x -inf is nan; 0 x the lowest number is the 0 that an impossible token adds.
+            torch.sum(table.clamp_(min=torch.finfo(table.dtype).min).mul_(chances), dim=-1, out=entropies).neg_()
+
+    def slope(self, logits: Tensor, targets: Tensor, grad: Tensor) -> Tensor:
+        """Gradient of `sum(grad * logprobs)` to the logits. [n, V]"""
+        table = torch.softmax(logits, dim=-1, dtype=self._table.dtype, out=self._table[: len(logits)])
+        return table.mul_(-grad[:, None]).scatter_add_(-1, targets[:, None], grad[:, None])
