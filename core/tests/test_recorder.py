@@ -123,6 +123,10 @@ def test_rewritten_and_branching_histories_train_each_sampled_token_once(seed: i
             history = rng.choice(histories)
             if rng.random() < 0.2:  # compression: the agent drops what lies between
                 history = (history[0], Message("user", f"summary {i}"))
+            quick, last = session.recorder.prompt(history, TOOLS), session.recorder._last
+            session.recorder._last = None  # all the way down the tree
+            assert session.recorder.prompt(history, TOOLS) == quick
+            session.recorder._last = last
             reply = await session.chat(history, TOOLS)
             histories.append((*history, reply.message, Message("user", f"go on {i}")))
 

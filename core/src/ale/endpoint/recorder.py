@@ -15,7 +15,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -32,9 +32,23 @@ NOTED_CHARS = 2000
 
 @dataclass(slots=True)
 class _Line:
-    token_ids: tuple[int, ...] = ()
+    seen: tuple[int, ...] = ()
+    """The last prompt, which holds all that was before it, ..."""
+    said: tuple[int, ...] = ()
+    """... and the reply to it: put together with the next prompt, so that a turn copies the context once."""
     tools: tuple[ToolSpec, ...] = ()
     messages: tuple[Message, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.seen) + len(self.said)
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        return self.seen + self.said
+
+    def until(self, length: int, suffix: tuple[int, ...]) -> tuple[int, ...]:
+        """The first `length` tokens, and the suffix."""
+        return self.seen + (self.said + suffix) if length == len(self) else self.token_ids[:length] + suffix
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +100,8 @@ class Recorder:
         self._lines: list[_Line] = []
         self._trees: dict[tuple[str, ...], _Node] = {}
         """By the names of the tools: what tells two sets of tools apart."""
+        self._last: tuple[_Node, tuple[Message, ...], _Node] | None = None
+        """The tree, the messages and the node of what was recorded last."""
         self._chunks: list[Chunk] = []
         self.changed_echoes = 0
         """Recorded calls whose request brought the last reply back in another form."""
@@ -93,23 +109,29 @@ class Recorder:
     def prompt(self, messages: Seq[Message], tools: Seq[ToolSpec] = ()) -> Prompt:
         """Token ids for the next reply to `messages`. Nothing is recorded."""
         history, tools = tuple(messages), tuple(tools)
-        node, prefixes, depth = self._trees.get(_names(tools)) or _Node(), [], 0
-        for message in history:
-            below = node.after.get(gist(message))
-            if below is None:
-                break
-            node, depth = below, depth + 1
-            if node.known is not None:
-                prefixes.append((depth, node.known))
-        for n, known in reversed(prefixes):
-            suffix = self._suffix(history, n, tools, known.stopped)
-            if suffix is not None:
-                ids = self._lines[known.line].token_ids[: known.length] + tuple(suffix)
-                changed = history[n - 1] != known.reply
-                return Prompt(ids, _as_said(history, prefixes), tools, node, depth, known, known.length, changed)
+        root = self._trees.get(_names(tools)) or _Node()
+        for node, depth in self._starts(history, root):
+            node, depth, prefixes = _walk(history, node, depth)
+            for n, known in reversed(prefixes):
+                suffix = self._suffix(history, n, tools, known.stopped)
+                if suffix is not None:
+                    ids = self._lines[known.line].until(known.length, tuple(suffix))
+                    changed = history[n - 1] != known.reply
+                    return Prompt(ids, _as_said(history, prefixes), tools, node, depth, known, known.length, changed)
         shown, told = self._form.shown(self._tokenizer, history, tools)
         text = self._tokenizer.render(shown, told, prompt=True)
         return Prompt(tuple(self._tokenizer.encode(text)), history, tools, node, depth)
+
+    def _starts(self, history: tuple[Message, ...], root: _Node) -> Iterator[tuple[_Node, int]]:
+        """Prefixes from where to look on: what was recorded last, where the history begins with just that, and none.
+
+        The first is found by comparing, which costs a long conversation far less than its way down the tree.
+        """
+        if self._last is not None:
+            of, messages, node = self._last
+            if of is root and history[: len(messages)] == messages:
+                yield node, len(messages)
+        yield root, 0
 
     def _suffix(
         self, history: tuple[Message, ...], n: int, tools: tuple[ToolSpec, ...], stopped: bool
@@ -158,14 +180,15 @@ class Recorder:
         index = self._line_for(prompt)
         line = self._lines[index]
         start = len(prompt.token_ids)
-        line.token_ids = prompt.token_ids + token_ids
+        line.seen, line.said = prompt.token_ids, token_ids
         line.messages = (*prompt.messages, reply)
-        end = len(line.token_ids)
+        end = len(line)
         # Another call may have added a tree, or to it, since this prompt was made.
         node = prompt.node if prompt.depth else self._trees.setdefault(_names(prompt.tools), _Node())
         for message in line.messages[prompt.depth :]:
             node = node.to(message)
         node.known = _Known(index, end, stopped, reply)
+        self._last = (self._trees[_names(prompt.tools)], line.messages, node)
         self.changed_echoes += prompt.changed
         chunk = Chunk(
             len(self._chunks), index, start, end, logprobs, versions, finish, sampled, error, turn=len(prompt.messages)
@@ -185,7 +208,7 @@ class Recorder:
     def _line_for(self, prompt: Prompt) -> int:
         """The line that ends with `prompt`: the old one where the prompt extends its end, else a new one."""
         known = prompt.known
-        if known is not None and len(self._lines[known.line].token_ids) == known.length:
+        if known is not None and len(self._lines[known.line]) == known.length:
             return known.line
         self._lines.append(_Line(tools=prompt.tools))
         return len(self._lines) - 1
@@ -204,6 +227,19 @@ class Recorder:
     def chunks(self) -> tuple[Chunk, ...]:
         """Every chunk so far, in the order in which they were made."""
         return tuple(self._chunks)
+
+
+def _walk(history: tuple[Message, ...], node: _Node, depth: int) -> tuple[_Node, int, list[tuple[int, _Known]]]:
+    """From the node of the first `depth` messages as far down as the history leads, and the known prefixes on the way."""
+    prefixes = [] if node.known is None else [(depth, node.known)]
+    for message in history[depth:]:
+        below = node.after.get(gist(message))
+        if below is None:
+            break
+        node, depth = below, depth + 1
+        if node.known is not None:
+            prefixes.append((depth, node.known))
+    return node, depth, prefixes
 
 
 def _as_said(history: tuple[Message, ...], known: Seq[tuple[int, _Known]]) -> tuple[Message, ...]:
