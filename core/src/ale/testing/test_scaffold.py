@@ -101,14 +101,14 @@ async def test_commands_run_in_the_sandbox_and_nowhere_else(subject: Subject) ->
 @pytest.mark.ale_in_process
 @scenario
 async def test_a_call_that_cannot_be_carried_out_is_marked(subject: Subject) -> None:
-    await _command(subject, "true")
+    misfit = (await _command(subject, "true")).replace('"true"', "3")
     box = FolderSandbox(TASK)
-    calls = [BABBLE["a call of a tool that there is not"], "I am done."]
+    calls = [misfit, "I am done."]
     async with subject.build() as scaffold, session(calls, max_calls=3) as line, box:
         with suppress(BudgetExceeded):
             await scaffold.run(TASK, box, line)
         assert line.recorder.chunks[0].error is not None, (
-            "a call of a tool that there is not must be marked with session.mark_error(): training leaves such turns out"
+            "a call whose arguments do not fit must be marked with session.mark_error(): training leaves such turns out"
         )
 
 
