@@ -81,7 +81,8 @@ def test_a_visit_is_noticed(victim: Host) -> None:
 @pytest.mark.asyncio(loop_scope="session")
 @each_provider()
 async def test_harm_to_the_sibling_is_noticed(world: World) -> None:
-    await world.sibling.exec("cp secret.txt kept; echo x >> secret.txt; kill -STOP $PID", env=world.sibling_env)
+    stop = "kill -STOP $PID; until grep -q '^State:.T' /proc/$PID/status; do :; done"
+    await world.sibling.exec(f"cp secret.txt kept; echo x >> secret.txt; {stop}", env=world.sibling_env)
     harm = " ".join(await world.harm())
     for line in ("The sibling changed", "+stopped", "+/workspace/kept"):
         assert line in harm, line

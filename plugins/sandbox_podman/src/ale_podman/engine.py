@@ -21,6 +21,7 @@ from podman.errors import APIError, PodmanError
 from ale.errors import ConfigError, SandboxError
 from ale.specs.sandbox import SandboxStats
 from ale_podman import checkpoint
+from ale_podman.groups import remove_groups
 from ale_resident.engine import LABEL, Engine, Found, Plan
 from ale_resident.image_snapshots import FoundImage
 
@@ -173,18 +174,23 @@ class PodmanEngine(Engine):
         return await self._do(f"start the container {plan.name} from {archive.parent.name}", work)
 
     async def remove(self, name: str) -> None:
-        def work(client: Any) -> None:
+        def work(client: Any) -> list[str]:
             response = client.api.delete(f"/containers/{name}", params={"force": True, "timeout": 0, "v": True})
-            if response.status_code != 404:
-                response.raise_for_status()
+            if response.status_code == 404:
+                return []
+            response.raise_for_status()
+            return [str(removed["Id"]) for removed in response.json() or []]
 
         for attempt in range(50):
             try:
-                return await self._do(f"remove the container {name}", work)
+                removed = await self._do(f"remove the container {name}", work)
+                break
             except SandboxError:
                 if attempt == 49:
                     raise
                 await asyncio.sleep(0.05)  # it is being removed already, because it has ended
+        for container in removed:
+            await remove_groups(container)
 
     async def containers(self) -> list[Found]:
         def work(client: Any) -> list[Found]:
