@@ -85,10 +85,13 @@ class Prompt:
     depth: int
     """... and how many messages that is."""
     known: _Known | None = None
-    reused: int = 0
-    """Leading tokens taken over from the line instead of being tokenized."""
     changed: bool = False
     """Whether it brought the last reply back in another form."""
+
+    @property
+    def reused(self) -> int:
+        """Leading tokens taken over from the line instead of being tokenized."""
+        return 0 if self.known is None else self.known.length
 
 
 class Recorder:
@@ -117,7 +120,7 @@ class Recorder:
                 if suffix is not None:
                     ids = self._lines[known.line].until(known.length, tuple(suffix))
                     changed = history[n - 1] != known.reply
-                    return Prompt(ids, _as_said(history, prefixes), tools, node, depth, known, known.length, changed)
+                    return Prompt(ids, _as_said(history, prefixes), tools, node, depth, known, changed)
         shown, told = self._form.shown(self._tokenizer, history, tools)
         text = self._tokenizer.render(shown, told, prompt=True)
         return Prompt(tuple(self._tokenizer.encode(text)), history, tools, node, depth)

@@ -44,10 +44,13 @@ def unknown_tool(reply: Message, tools: Sequence[ToolSpec]) -> str | None:
     return None if name is None else f"There is no tool '{name}'; the tools are {', '.join(sorted(names)) or 'none'}."
 
 
+def turn_error(illegal: str | None, *, cut: bool) -> ChunkError | None:
+    """Why a reply is an error turn: a call that is none, or its end at a limit."""
+    if illegal is not None:
+        return ChunkError("illegal_call", illegal)
+    return ChunkError("truncated", "The response was cut at its token limit.") if cut else None
+
+
 def given_error(reply: ChatReply) -> ChunkError | None:
     """Why a reply that the policy did not sample is an error turn."""
-    if reply.illegal is not None:
-        return ChunkError("illegal_call", reply.illegal)
-    if reply.finish_reason == "length":
-        return ChunkError("truncated", "The response was cut at its token limit.")
-    return None
+    return turn_error(reply.illegal, cut=reply.finish_reason == "length")

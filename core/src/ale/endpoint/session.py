@@ -20,7 +20,7 @@ from ale.endpoint.dialects import ModelCall
 from ale.endpoint.dialects.dialect import MODEL
 from ale.endpoint.prefill import Prefill, Step
 from ale.endpoint.recorder import Prompt, Recorder, gist
-from ale.endpoint.replies import cut_at_stop, given_error, unknown_tool
+from ale.endpoint.replies import cut_at_stop, given_error, turn_error, unknown_tool
 from ale.endpoint.reply_form import ReplyForm
 from ale.endpoint.tokenizer import ChatTokenizer
 from ale.errors import (
@@ -184,13 +184,11 @@ class EndpointSession(ModelSession):
             calls=request.tool_choice != "none", within=self.recorder.begins_within(prompt),
         )  # fmt: skip
         illegal = parsed.illegal or unknown_tool(parsed.message, request.tools)
-        error = ChunkError("illegal_call", illegal) if illegal else None
-        if error is None and not stopped and stop is None:
-            error = ChunkError("truncated", "The response was cut at its token limit.")
+        ended = stopped or stop is not None
+        error = turn_error(illegal, cut=not ended)
         chunk = self.recorder.add_sampled(prompt, generation, parsed.message, error)
         self._endpoint.hooks.call("ale_model_called", session_id=self.id, chunk=chunk, message=parsed.message)
-        ended: FinishWord = "stop" if stopped or stop is not None else "length"
-        finish: FinishWord = "tool_calls" if parsed.message.tool_calls else ended
+        finish: FinishWord = "tool_calls" if parsed.message.tool_calls else "stop" if ended else "length"
         decode = self._endpoint.tokenizer.decode
         tokens = (
             tuple((decode([t]), p) for t, p in zip(sampled, generation.logprobs, strict=False))

@@ -11,13 +11,14 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from typing import Any
 
 from pydantic import Field
 
 from ale.errors import AgentError, ConfigError, PluginError
 from ale.specs.driver import PluginConfig
 from ale.specs.sandbox import ExecResult, Sandbox
-from ale.specs.scaffold import ModelSession, Scaffold
+from ale.specs.scaffold import ModelSession, Recipe, Scaffold
 from ale.task import Task
 from ale_agents.line import Dialect, Line, base_url
 
@@ -36,6 +37,11 @@ class CommandAgentConfig(PluginConfig):
     )
     output_chars: int = Field(20_000, gt=0, description="Characters kept of what it prints, the last ones.")
 
+    @property
+    def own_recipe(self) -> Recipe | None:
+        """How the agent comes into images with these settings; None where they have it."""
+        return None
+
 
 @dataclass(frozen=True, slots=True)
 class Launch:
@@ -49,7 +55,7 @@ class Launch:
 
 
 class CommandAgent(Scaffold):
-    """Made whole by `launch`, and by `recipe` for an agent that has to be installed.
+    """Made whole by `launch`, and by its settings' `own_recipe` for an agent that has to be installed.
 
     A run ends with `finish` where the command's exit code is 0, with `agent_error` for any other, and with `agent_timeout`.
     """
@@ -58,6 +64,16 @@ class CommandAgent(Scaffold):
     over_http = True
     dialect: Dialect = "chat"
     config: CommandAgentConfig
+
+    @classmethod
+    def needs(cls, config: Any) -> dict[str, tuple[str, ...]]:
+        """Snapshots, where the agent has to be put into images."""
+        return {} if config.own_recipe is None else {"sandbox": ("snapshot",)}
+
+    @property
+    def recipe(self) -> Recipe | None:
+        """See `Scaffold.recipe`."""
+        return self.config.own_recipe
 
     @abstractmethod
     def launch(self, line: Line) -> Launch:

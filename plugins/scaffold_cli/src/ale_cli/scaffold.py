@@ -75,7 +75,7 @@ class CommandLineAgentConfig(CommandAgentConfig):
 
     @property
     def own_recipe(self) -> Recipe | None:
-        """How it comes into images; None where they have it."""
+        """The run file's, or the shipped agent's; None where images have it."""
         if not self.install:
             return None
         own = self.recipe
@@ -91,16 +91,6 @@ class CommandLineAgent(CommandAgent):
     def __init__(self, config: Any, context: DriverContext) -> None:
         super().__init__(config, context)
         self.dialect = self.config.dialect or self.config.shipped.dialect
-
-    @classmethod
-    def needs(cls, config: Any) -> dict[str, tuple[str, ...]]:
-        """Snapshots, where the agent has to be put into images."""
-        return {} if config.own_recipe is None else {"sandbox": ("snapshot",)}
-
-    @property
-    def recipe(self) -> Recipe | None:
-        """The run file's, or the shipped agent's."""
-        return self.config.own_recipe
 
     def launch(self, line: Line) -> Launch:
         """See `CommandAgent.launch`."""

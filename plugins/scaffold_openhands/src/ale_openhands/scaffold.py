@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from importlib.resources import files
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field
 
@@ -38,22 +38,17 @@ class OpenHandsConfig(CommandAgentConfig):
         "python3", description="With install: false, the Python that has openhands-sdk and openhands-tools."
     )
 
+    @property
+    def own_recipe(self) -> Recipe | None:
+        """The SDK and its tools in a virtual environment of their own."""
+        return RECIPE if self.install else None
+
 
 class OpenHands(CommandAgent):
     """Runs a conversation, once an episode."""
 
     Config = OpenHandsConfig
     config: OpenHandsConfig
-
-    @classmethod
-    def needs(cls, config: Any) -> dict[str, tuple[str, ...]]:
-        """Snapshots, where the agent has to be put into images."""
-        return {"sandbox": ("snapshot",)} if config.install else {}
-
-    @property
-    def recipe(self) -> Recipe | None:
-        """The SDK and its tools in a virtual environment of their own."""
-        return RECIPE if self.config.install else None
 
     def launch(self, line: Line) -> Launch:
         """See `CommandAgent.launch`."""

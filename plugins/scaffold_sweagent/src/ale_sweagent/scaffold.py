@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 from pydantic import Field
 
@@ -36,22 +35,17 @@ class SweAgentConfig(CommandAgentConfig):
     )
     step_limit: int = Field(0, ge=0, description="Its own limit of model calls; 0: rollout.max_calls alone.")
 
+    @property
+    def own_recipe(self) -> Recipe | None:
+        """mini-swe-agent in a virtual environment of its own."""
+        return RECIPE if self.install else None
+
 
 class SweAgent(CommandAgent):
     """Runs `mini`, once an episode."""
 
     Config = SweAgentConfig
     config: SweAgentConfig
-
-    @classmethod
-    def needs(cls, config: Any) -> dict[str, tuple[str, ...]]:
-        """Snapshots, where the agent has to be put into images."""
-        return {"sandbox": ("snapshot",)} if config.install else {}
-
-    @property
-    def recipe(self) -> Recipe | None:
-        """mini-swe-agent in a virtual environment of its own."""
-        return RECIPE if self.config.install else None
 
     def launch(self, line: Line) -> Launch:
         """See `CommandAgent.launch`."""
