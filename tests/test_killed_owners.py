@@ -46,9 +46,11 @@ asyncio.run(main())
 
 def traces(tag: str) -> list[str]:
     """Everything on this machine that carries an owner's tag or its folders' names."""
-    found = []
-    for cgroup in Path("/sys/fs/cgroup").rglob(f"{tag}-*"):
-        found.append(str(cgroup))
+    # Not rglob: others' groups go while it looks.
+    found = [
+        f"{folder}/{name}"
+        for folder, inner, _ in os.walk("/sys/fs/cgroup") for name in inner if name.startswith(f"{tag}-")
+    ]  # fmt: skip
     found += [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if tag in line]
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
