@@ -41,7 +41,7 @@ def pack(
     owners: list[int] = []
     chunk_ids: list[np.ndarray] = []
     engine: list[np.ndarray] = []
-    rows: list[tuple[int, int, int, float, bool]] = []
+    rows: list[tuple[int, int, int, float, bool, bool]] = []
     trained = 0
     for number, trajectory in enumerate(trajectories):
         steps = [chunk for chunk in trajectory.chunks if not chunk.side]
@@ -52,7 +52,7 @@ def pack(
             if worth is None or len(chunk) == 0:
                 continue
             by_sequence.setdefault(chunk.sequence, []).append((chunk, len(rows)))
-            rows.append((number, position, count, worth.value, worth.positive))
+            rows.append((number, position, count, worth.value, worth.positive, chunk.sampled))
         for sequence, chunks in sorted(by_sequence.items()):
             ids = trajectory.sequences[sequence].token_ids
             # Behind the last trained chunk nothing is learnt: the tail would only cost time.
@@ -71,10 +71,10 @@ def pack(
             engine.append(logprobs)
     if not rows:
         return None
-    trajectory_, position_, count_, value_, positive_ = zip(*rows, strict=True)
+    trajectory_, position_, count_, value_, positive_, sampled_ = zip(*rows, strict=True)
     table = ChunkTable(
         np.array(trajectory_, dtype=np.int64), np.array(position_, dtype=np.int64), np.array(count_, dtype=np.int64),
-        np.array(value_, dtype=np.float32), np.array(positive_, dtype=np.bool_),
+        np.array(value_, dtype=np.float32), np.array(positive_, dtype=np.bool_), np.array(sampled_, dtype=np.bool_),
     )  # fmt: skip
     return TrainBatch(
         token_ids=np.array(tokens, dtype=np.int64),

@@ -30,7 +30,7 @@ def test_no_tokens_have_no_means() -> None:
 
 def test_the_units_of_every_level_are_told_apart() -> None:
     ids = torch.tensor([4, 4, 7, 9])
-    table = ChunkTensors(torch.tensor([0] * 8 + [3, 3]), *[torch.zeros(10)] * 4)
+    table = ChunkTensors(torch.tensor([0] * 8 + [3, 3]), *[torch.zeros(10)] * 5)
     assert segments_of("token", ids, table).tolist() == [0, 1, 2, 3]
     assert segments_of("chunk", ids, table).tolist() == [4, 4, 7, 9]
     assert segments_of("trajectory", ids, table).tolist() == [0, 0, 0, 3]

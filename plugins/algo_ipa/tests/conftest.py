@@ -47,7 +47,9 @@ def input_of(
     """The tokens with loss (or a slice of them) as a micro-batch; entropy 0.5 everywhere."""
     keep = batch.chunk_ids >= 0
     c = batch.chunks
-    table = ChunkTensors(*(torch.from_numpy(x) for x in (c.trajectory, c.position, c.count, c.returns, c.positive)))
+    table = ChunkTensors(
+        *(torch.from_numpy(x) for x in (c.trajectory, c.position, c.count, c.returns, c.positive, c.sampled))
+    )
     logprobs = torch.tensor(new, dtype=dtype)[part]
     return LossInput(
         logprobs,

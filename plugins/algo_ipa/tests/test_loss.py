@@ -87,7 +87,7 @@ def test_the_lower_bound_masks_the_other_tail() -> None:
 
 def test_segments_tell_the_units_of_every_level_apart() -> None:
     ids = torch.tensor([4, 4, 7, 9])
-    table = ChunkTensors(torch.tensor([0] * 8 + [3, 3]), *[torch.zeros(10)] * 4)
+    table = ChunkTensors(torch.tensor([0] * 8 + [3, 3]), *[torch.zeros(10)] * 5)
     assert segments_of("token", ids, table).tolist() == [0, 1, 2, 3]
     assert segments_of("chunk", ids, table).tolist() == [4, 4, 7, 9]
     assert segments_of("trajectory", ids, table).tolist() == [0, 0, 0, 3]

@@ -63,7 +63,9 @@ def input_of(
     ids = batch.chunk_ids[keep]
     inside = np.isin(c.trajectory[ids], c.trajectory if trajectories is None else trajectories)
     part = torch.from_numpy(np.flatnonzero(inside))
-    table = ChunkTensors(*(torch.from_numpy(x) for x in (c.trajectory, c.position, c.count, c.returns, c.positive)))
+    table = ChunkTensors(
+        *(torch.from_numpy(x) for x in (c.trajectory, c.position, c.count, c.returns, c.positive, c.sampled))
+    )
     logprobs = torch.tensor(new, dtype=dtype)[part].requires_grad_()
     return LossInput(
         logprobs,

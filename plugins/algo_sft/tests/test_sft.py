@@ -56,7 +56,7 @@ def test_the_loss_is_the_masked_mean_of_eq_1(
     kept = [logp[i] for i, row in enumerate(batch.chunk_ids[1:]) if row >= 0]
     inputs = LossInput(
         torch.tensor(kept, dtype=torch.float64), torch.zeros(len(kept)), None, None, None,
-        ChunkTensors(None, None, None, None, None), batch.normalizer,
+        ChunkTensors(*[None] * 6), batch.normalizer,
     )  # fmt: skip
     assert float(sft.loss(inputs).loss) == pytest.approx(-numerator / denominator, abs=1e-6)
 
@@ -95,7 +95,7 @@ def test_truncated_turns_and_side_contexts_are_masked_by_their_rules() -> None:
 
 def test_the_gradient_is_the_same_for_every_token_with_loss() -> None:
     logprobs = torch.randn(7, dtype=torch.float64, requires_grad=True)
-    inputs = LossInput(logprobs, torch.zeros(7), None, None, None, ChunkTensors(*[None] * 5), 7.0)
+    inputs = LossInput(logprobs, torch.zeros(7), None, None, None, ChunkTensors(*[None] * 6), 7.0)
     assert torch.autograd.gradcheck(
         lambda x: SFT(SFT.Config(), DriverContext()).loss(replace(inputs, logprobs=x)).loss,
         (logprobs,),

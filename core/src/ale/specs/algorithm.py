@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Literal
 
 from ale.specs.driver import Driver
 from ale.specs.trainer import LossInput, LossOutput, TrainBatch
@@ -35,6 +36,8 @@ class RolloutHistory:
     seed: int
     trajectories: Sequence[Trajectory] = ()
     """The trajectories of the step before."""
+    experts: Mapping[str, Sequence[Trajectory]] = field(default_factory=dict)
+    """Task id -> trajectories of it that passed and that the policy did not make in this run's RL: demonstrations, data."""
 
 
 class Algorithm(Driver, ABC):
@@ -46,6 +49,9 @@ class Algorithm(Driver, ABC):
     old_logprobs: str = "engine"
     """`recompute`: the run fills `TrainBatch.old_logprobs` from the trainer before the first update of a step;
     `engine`: they are the engine's; `none`: the loss does not use them."""
+
+    experts: Literal["none", "welcome", "needed"] = "none"
+    """Whether `plan` makes use of `RolloutHistory.experts`; `needed`: a run without `rl.experts` is refused."""
 
     def plan(self, tasks: Sequence[Task], history: RolloutHistory) -> list[RolloutRequest]:
         """Which rollouts to make for these tasks; by default `group_size` from the beginning of each."""

@@ -24,13 +24,22 @@ from ale.specs.engine import PolicyVersion
 
 @dataclass(frozen=True, slots=True)
 class ChunkTable:
-    """One row a trained chunk (C rows). `returns` is G_c; `position` counts from 0 to `count - 1` in its trajectory."""
+    """One row a trained chunk (C rows). `returns` is G_c; `position` counts from 0 to `count - 1` in its trajectory.
+
+    `sampled` is False for a chunk that the policy did not sample (an expert's, a demonstrator's): it has no engine
+    log-probabilities. Left out, all were sampled.
+    """
 
     trajectory: npt.NDArray[np.int64]
     position: npt.NDArray[np.int64]
     count: npt.NDArray[np.int64]
     returns: npt.NDArray[np.float32]
     positive: npt.NDArray[np.bool_]
+    sampled: npt.NDArray[np.bool_] = None  # type: ignore[assignment]  # never None once made
+
+    def __post_init__(self) -> None:
+        if self.sampled is None:
+            object.__setattr__(self, "sampled", np.ones(len(self.returns), dtype=np.bool_))
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +90,7 @@ class ChunkTensors:
     count: Any
     returns: Any
     positive: Any
+    sampled: Any
 
 
 @dataclass(frozen=True, slots=True)

@@ -170,7 +170,7 @@ class Learner:
 
     def _chunk_tensors(self, batch: TrainBatch) -> ChunkTensors:
         c = batch.chunks
-        columns = (c.trajectory, c.position, c.count, c.returns, c.positive)
+        columns = (c.trajectory, c.position, c.count, c.returns, c.positive, c.sampled)
         return ChunkTensors(*(torch.from_numpy(np.ascontiguousarray(x)).to(self._device) for x in columns))
 
     def _require_finite(self, value: float, what: str) -> None:
