@@ -91,6 +91,19 @@ def test_a_trained_folder_is_a_starting_point(finished: Path, tmp_path: Path) ->
     assert set(summary["heldout"]) == {"before_rl", "after_rl"}
 
 
+def test_with_a_lag_each_batch_waits_its_turn_and_none_is_lost(run_file: RunFile, tmp_path: Path) -> None:
+    summary = summary_of(
+        ale("run", run_file(TINY), "--out", tmp_path / "run", "rl.simulated_lag=2", "rl.steps=4", "eval.every=0")
+    )
+    with RunStore.open(tmp_path / "run") as store:
+        metrics = store.metrics("rl")
+        sampled_by = [t.policy_version for t in store.trajectories("stage = 'rl' AND step = 4")]
+    assert metrics["updates"] == [(step, 1) for step in (3, 4, 5, 6)]
+    assert metrics["staleness"][-4:] == [(3, 0), (4, 1), (5, 2), (6, 2)], "updates between sampling and training"
+    assert set(sampled_by) == {2}
+    assert summary["final_policy_version"] == 1 + 4
+
+
 def test_the_same_seed_gives_the_same_run(run_file: RunFile, tmp_path: Path) -> None:
     file = run_file(TINY)
     metrics = []

@@ -12,6 +12,7 @@ from strangers import Install
 from ale.capabilities import check_capabilities, check_started
 from ale.config import load_run_config
 from ale.errors import ConfigError, PluginError
+from ale.pipeline.run import check
 from ale.plugins import load_driver_class
 from ale.run_config import RunConfig
 from ale.specs.driver import DriverContext, PluginConfig
@@ -173,3 +174,17 @@ def test_the_command_line_refuses_before_a_run_folder_is_made(tmp_path: Path) ->
 def test_a_word_that_no_kind_knows_is_a_mistake(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="there is no capability 'snapsht' of kind sandbox"):
         run_with(tmp_path, "needs.capabilities={sandbox: [snapsht]}")
+
+
+def test_experts_are_for_an_algorithm_that_starts_from_them(tmp_path: Path) -> None:
+    with pytest.raises(PluginError, match=r"rl\.experts: 'pg' with these settings starts every rollout at the beginning"):
+        check_capabilities(run_with(tmp_path, "algorithm=pg", "rl.experts={demonstrate: 2}"), train=True)
+
+
+def test_an_expert_that_comes_from_nowhere_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no experts come from anywhere"):
+        run_with(tmp_path, "rl.experts={demonstrations: false}")
+    with pytest.raises(ConfigError, match="is no run folder"):
+        run_with(tmp_path, f"rl.experts={{data: [{tmp_path}]}}")
+    with pytest.raises(ConfigError, match="the run has no demonstrations"):
+        check(run_with(tmp_path, "rl.experts={}", "sft=null", "model.scratch=null", "model.path=/m"), "all", None)

@@ -16,6 +16,7 @@ from ale.errors import AleError, PluginError
 from ale.installed import list_plugins
 from ale.plugins import load_driver_class, validated_settings
 from ale.run_config import RunConfig
+from ale.specs.algorithm import Algorithm
 from ale.specs.driver import Driver
 from ale.specs.kinds import CAPABILITIES
 from ale.specs.sandbox import NetworkMode
@@ -60,6 +61,7 @@ def check_capabilities(run: RunConfig, *, train: bool) -> None:
     lacking += [
         _cut_off(part) for part in parts if run.needs.network == "none" and getattr(part.cls, "over_http", False)
     ]
+    lacking += _of_experts(run, parts)
     if lacking:
         raise PluginError("\n".join(dict.fromkeys(lacking)))
 
@@ -75,6 +77,25 @@ def check_started(run: RunConfig, path: str, kind: str, driver: Driver) -> None:
                 f"{path}: {need.who} needs {_meant(need)}, which '{name}' can do in general but not on this machine; "
                 "its warnings say what is missing."
             )
+
+
+def _of_experts(run: RunConfig, parts: list[Part]) -> Iterator[str]:
+    """A sentence for experts that nobody starts from, and for starts from experts that nobody has."""
+    if run.rl is None:
+        return
+    (algorithm,) = (part for part in parts if part.path == "algorithm")
+    assert issubclass(algorithm.cls, Algorithm)
+    wanted = algorithm.cls.wants_experts(algorithm.config)
+    if run.rl.experts is None and wanted == "needed":
+        yield (
+            f"algorithm: '{algorithm.use}' is set to start rollouts from experts, and the run has none: give rl.experts "
+            "(its keys say where they come from), or leave those settings out."
+        )
+    if run.rl.experts is not None and wanted == "no":
+        yield (
+            f"rl.experts: '{algorithm.use}' with these settings starts every rollout at the beginning and makes no use of "
+            "experts; leave the section out, or use an algorithm that does, such as ipa."
+        )
 
 
 def _part(path: str, kind: str, choice: Any) -> Part:
@@ -98,6 +119,8 @@ def _of_the_run(run: RunConfig, parts: list[Part], train: bool) -> Iterator[Need
             yield Need(f"{trainer}, which writes its weights to a folder,", "engine", "weight_update_from_folder")
     if run.rl:
         yield Need("rl", "engine", "real_tokens")
+        if run.rl.experts and run.rl.experts.demonstrate:
+            yield Need("rl.experts.demonstrate", "tasks", "demonstrations")
 
 
 def _network(run: RunConfig) -> Need:

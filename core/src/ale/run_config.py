@@ -239,6 +239,30 @@ class SFTConfig(Section):
     warmup_steps: int = Field(10, ge=0, description="Steps of linear warm-up.")
 
 
+class ExpertsConfig(Section):
+    """Trajectories that passed, from whose chunks the algorithm may start rollouts; shown to it task by task."""
+
+    demonstrations: bool = Field(True, description="Those of the warm start (sft.demonstrations), where there is one.")
+    demonstrate: int = Field(
+        0, ge=0, description="Tries of the task source's demonstrator for a task of which no expert is known."
+    )
+    data: tuple[Path, ...] = Field((), description="Run folders whose trajectories of the split `train` are experts.")
+
+    @field_validator("data")
+    @classmethod
+    def _run_folders(cls, value: tuple[Path, ...]) -> tuple[Path, ...]:
+        for path in value:
+            if not (path / "run.db").is_file():
+                raise ValueError(f"{path} is no run folder (it holds no run.db)")
+        return value
+
+    @model_validator(mode="after")
+    def _from_somewhere(self) -> ExpertsConfig:
+        if not (self.demonstrations or self.demonstrate or self.data):
+            raise ValueError("no experts come from anywhere: set demonstrations, demonstrate or data")
+        return self
+
+
 class RLConfig(Section):
     """Reinforcement learning."""
 
@@ -252,6 +276,15 @@ class RLConfig(Section):
         gt=0,
         description="Learning rate of the first step, falling linearly to a tenth at the last; "
         "null: the trainer's own, constant.",
+    )
+    experts: ExpertsConfig | None = Field(
+        None,
+        description="Show the algorithm trajectories that passed, to start rollouts from (ipa); {}: demonstrations.",
+    )
+    simulated_lag: int = Field(
+        0,
+        ge=0,
+        description="Train on the rollouts of so many steps before, as an asynchronous run would; 0: on those just made.",
     )
     min_entropy: float = Field(
         0.02,

@@ -12,7 +12,8 @@ from pathlib import Path
 from ale.errors import ConfigError
 from ale.pipeline.bootstrap import load_model
 from ale.pipeline.evaluate import evaluate
-from ale.pipeline.reinforce import RL_STAGE, roll_out, rollout_metrics, train_step
+from ale.pipeline.experts import Experts
+from ale.pipeline.reinforce import RL_STAGE, pack_step, roll_out, rollout_metrics, train_step
 from ale.pipeline.workbench import Workbench
 from ale.run_config import RLConfig
 from ale.store import RunStore
@@ -43,10 +44,12 @@ async def roll_out_only(bench: Workbench, source: Path | None) -> None:
     else:
         await bench.engine.load_model(None, bench.endpoint.tokenizer)
     tasks = bench.take_tasks(TRAIN)
+    experts = Experts(bench, config.experts) if config.experts else None
     previous: list[Trajectory] = []
     for step in range(1, config.steps + 1):
         with bench.timed("rollout"):
-            previous = await roll_out(bench, [next(tasks) for _ in range(config.prompts_per_step)], step, previous)
+            chosen = [next(tasks) for _ in range(config.prompts_per_step)]
+            previous = await roll_out(bench, chosen, step, previous, experts)
         metrics = rollout_metrics(previous, bench.engine.version) | bench.pool_metrics()
         bench.store.add_metrics(RL_STAGE, step, metrics)
         bench.progress.numbers(success=metrics["success"])
@@ -67,7 +70,7 @@ async def train_only(bench: Workbench, source: Path) -> None:
     bench.progress.stage("training on the dump", len(steps))
     for step, trajectories in sorted(steps.items()):
         with bench.timed("training"):
-            metrics = await train_step(bench, config, trajectories, step)
+            metrics = await train_step(bench, config, await pack_step(bench, config, trajectories, step), step)
         metrics |= rollout_metrics(trajectories, bench.engine.version - 1)
         bench.finish_step(RL_STAGE, step, metrics)
         bench.progress.advance()

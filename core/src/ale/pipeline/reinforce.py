@@ -3,23 +3,27 @@
 Each step: the algorithm plans rollouts for the next tasks; they run at once; what can be trusted is packed into a
 batch; old log-probabilities are recomputed with the weights that sampled (where the algorithm asks for it); one or
 more optimizer steps; the new weights go to the engine in memory. The policy version that initiated each sample is in
-the trajectory; here it is always the current one, so staleness is 0.
+the trajectory; here it is the current one, so staleness is 0, but for `simulated_lag`: then a batch waits so many
+steps before it is trained on, as it would in an asynchronous run, and the last ones are trained on after the last
+rollouts.
 """
 
 from __future__ import annotations
 
 import random
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from ale.errors import AleError, TrainerError
 from ale.pipeline.evaluate import evaluate
+from ale.pipeline.experts import Experts
 from ale.pipeline.workbench import Workbench
 from ale.rollout.episode import Stage
 from ale.run_config import RLConfig
 from ale.specs.algorithm import RolloutHistory
+from ale.specs.trainer import TrainBatch
 from ale.task import TRAIN, Task
 from ale.trajectory import Trajectory
 
@@ -27,20 +31,32 @@ RL_STAGE = "rl"
 COLLAPSE_PATIENCE = 5
 
 
-async def reinforce(bench: Workbench, config: RLConfig) -> None:
+@dataclass(frozen=True)
+class Packed:
+    """A step's rollouts, ready to be trained on: a batch for each update, and the version of the policy that sampled."""
+
+    batches: Sequence[TrainBatch]
+    version: int
+
+
+async def reinforce(bench: Workbench, config: RLConfig, experts: Experts | None = None) -> None:
     """Run all RL steps, with the evaluations between them."""
     tasks = bench.take_tasks(TRAIN)
     guard = CollapseGuard(config.min_entropy)
     previous: list[Trajectory] = []
+    waiting: deque[Packed] = deque()
     first = time.monotonic()
     for step in range(1, config.steps + 1):
         began = time.monotonic()
         with bench.timed("rollout"):
-            previous = await roll_out(bench, [next(tasks) for _ in range(config.prompts_per_step)], step, previous)
+            chosen = [next(tasks) for _ in range(config.prompts_per_step)]
+            previous = await roll_out(bench, chosen, step, previous, experts)
         rolled = time.monotonic()
+        metrics = rollout_metrics(previous, bench.engine.version)
         with bench.timed("training"):
-            metrics = await train_step(bench, config, previous, step)
-        metrics |= rollout_metrics(previous, bench.engine.version - 1)
+            waiting.append(await pack_step(bench, config, previous, step))
+            if len(waiting) > config.simulated_lag:
+                metrics |= await train_oldest(bench, config, waiting, step)
         metrics |= {"rollout_s": rolled - began, "train_s": time.monotonic() - rolled}
         metrics["tokens_per_s"] = metrics["sampled_tokens"] / max(1e-9, rolled - began)
         metrics |= bench.pool_metrics()
@@ -57,13 +73,19 @@ async def reinforce(bench: Workbench, config: RLConfig) -> None:
             await evaluate(bench, f"step_{step}", step)
         if config.checkpoint_every and step % config.checkpoint_every == 0:
             await bench.backend.save(bench.folder / "checkpoints" / f"step_{step}")
+    step = config.steps
+    while waiting:
+        step += 1
+        with bench.timed("training"):
+            bench.finish_step(RL_STAGE, step, await train_oldest(bench, config, waiting, step))
 
 
 async def roll_out(
-    bench: Workbench, tasks: Sequence[Task], step: int, previous: Sequence[Trajectory]
+    bench: Workbench, tasks: Sequence[Task], step: int, previous: Sequence[Trajectory], experts: Experts | None = None
 ) -> list[Trajectory]:
     """The rollouts of one step, those that can be trusted."""
-    history = RolloutHistory(step, bench.config.seed, previous)
+    known = await experts.of(tasks, step) if experts is not None else {}
+    history = RolloutHistory(step, bench.config.seed, previous, known)
     requests = bench.algorithm.plan(tasks, history)
     c = bench.config.rollout
     total = bench.config.rl.steps if bench.config.rl else step
@@ -74,15 +96,25 @@ async def roll_out(
     return done
 
 
-async def train_step(
-    bench: Workbench, config: RLConfig, trajectories: Sequence[Trajectory], step: int
-) -> dict[str, float]:
-    """Update on the step's rollouts, publish; returns the algorithm's metrics (means over the updates)."""
+async def pack_step(bench: Workbench, config: RLConfig, trajectories: Sequence[Trajectory], step: int) -> Packed:
+    """The batches of a step, with old log-probabilities: while the trainer's weights are still the ones that sampled."""
     parts = disjoint_parts(trajectories, config.updates_per_step, bench.config.seed + step)
     batches = [batch for part in parts if (batch := bench.algorithm.batch(part)) is not None]
     if bench.algorithm.old_logprobs == "recompute":
-        # All parts before the first update: the weights are still the ones that sampled.
         batches = [replace(b, old_logprobs=await bench.backend.logprobs(b)) for b in batches]
+    return Packed(batches, bench.engine.version)
+
+
+async def train_oldest(bench: Workbench, config: RLConfig, waiting: deque[Packed], step: int) -> dict[str, float]:
+    """Train on the rollouts that have waited longest; `step` is the one of the run."""
+    packed = waiting.popleft()
+    staleness = float(bench.engine.version - packed.version)
+    return await train_step(bench, config, packed, step - config.simulated_lag) | {"staleness": staleness}
+
+
+async def train_step(bench: Workbench, config: RLConfig, packed: Packed, step: int) -> dict[str, float]:
+    """Update on the step's rollouts, publish; returns the algorithm's metrics (means over the updates)."""
+    batches = packed.batches
     collected: list[dict[str, float]] = []
     for batch in batches:
         bench.hooks.call("ale_batch_ready", step=step, batch=batch)
@@ -124,6 +156,9 @@ def rollout_metrics(trajectories: Sequence[Trajectory], version: int) -> dict[st
     for t in trajectories:
         for section, use in t.made_with:
             selected.setdefault(f"success/{section}:{use}", []).append(t.passed)
+    whole = [t.passed for t in trajectories if not t.start_chunk]
+    if 0 < len(whole) < n:
+        selected["success_from_beginning"] = whole
     return {name: sum(passed) / len(passed) for name, passed in selected.items()} | {
         "success": sum(t.passed for t in trajectories) / n,
         "reward": sum(t.reward.value for t in trajectories if t.reward is not None) / n,
@@ -137,6 +172,7 @@ def rollout_metrics(trajectories: Sequence[Trajectory], version: int) -> dict[st
         "side_calls": sum(c.side for c in chunks) / n,
         "changed_echoes": sum(t.changed_echoes for t in trajectories) / n,
         "budget_ended": sum(t.ended_by == "budget" for t in trajectories) / n,
+        "start_chunk": sum(t.start_chunk for t in trajectories) / n,
         "staleness": sum(version - t.policy_version for t in trajectories) / n,
         "episode_s": sum(t.seconds for t in trajectories) / n,
     }

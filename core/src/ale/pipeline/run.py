@@ -23,6 +23,7 @@ from ale.errors import ConfigError
 from ale.observers import open_observers
 from ale.pipeline.bootstrap import demonstrate, load_model, scratch_model
 from ale.pipeline.evaluate import evaluate
+from ale.pipeline.experts import Experts
 from ale.pipeline.given import read_demonstrations
 from ale.pipeline.offline import roll_out_only, train_only
 from ale.pipeline.progress import Progress
@@ -145,6 +146,12 @@ def check(config: RunConfig, only: Only, source: Path | None) -> None:
         return
     if only == "train":
         return
+    experts = config.rl.experts if config.rl else None
+    if experts is not None and config.sft is None and not (experts.demonstrate or experts.data):
+        raise ConfigError(
+            "rl.experts: the run has no demonstrations (no 'sft' section) to take experts from; give "
+            "rl.experts.demonstrate or rl.experts.data."
+        )
     if config.model.scratch is not None and config.sft is None:
         raise ConfigError(
             "model.scratch: the tokenizer is trained on demonstrations, so the run needs an 'sft' section."
@@ -178,7 +185,8 @@ async def stages(bench: Workbench, only: Only, source: Path | None) -> None:
         await bench.backend.save(bench.folder / "model" / "sft")
     await evaluate(bench, "after_sft" if config.sft else "before_rl", 0)
     if config.rl:
-        await reinforce(bench, config.rl)
+        known = Experts(bench, config.rl.experts, demonstrations) if config.rl.experts else None
+        await reinforce(bench, config.rl, known)
         await evaluate(bench, "after_rl", config.rl.steps)
     if config.sft or config.rl:
         await bench.backend.save(bench.folder / "model" / "final")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from ale.specs.driver import Driver
 from ale.specs.trainer import LossInput, LossOutput, TrainBatch
@@ -50,8 +50,13 @@ class Algorithm(Driver, ABC):
     """`recompute`: the run fills `TrainBatch.old_logprobs` from the trainer before the first update of a step;
     `engine`: they are the engine's; `none`: the loss does not use them."""
 
-    experts: Literal["none", "welcome", "needed"] = "none"
-    """Whether `plan` makes use of `RolloutHistory.experts`; `needed`: a run without `rl.experts` is refused."""
+    @classmethod
+    def wants_experts(cls, config: Any) -> Literal["no", "welcome", "needed"]:
+        """Whether, with these settings, `plan` makes use of `RolloutHistory.experts`.
+
+        A run that has `rl.experts` for an algorithm that does not is refused, and so is one without for `needed`.
+        """
+        return "no"
 
     def plan(self, tasks: Sequence[Task], history: RolloutHistory) -> list[RolloutRequest]:
         """Which rollouts to make for these tasks; by default `group_size` from the beginning of each."""

@@ -1,0 +1,72 @@
+"""Experts: trajectories from whose chunks an algorithm may start rollouts (chunk-level initialized sampling, 3.2.4.4).
+
+They come from outside the policy: demonstrations of the warm start, run folders, and, for a task of which none is known,
+the task source's demonstrator, asked when the task's turn comes. Only what passed its tests counts. What an algorithm
+makes of them, and when its own successes take their place, is its own affair.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from ale.errors import ConfigError
+from ale.pipeline.bootstrap import retokenize
+from ale.pipeline.workbench import Workbench
+from ale.rollout.episode import Stage
+from ale.run_config import ExpertsConfig
+from ale.specs.algorithm import RolloutRequest
+from ale.store import RunStore
+from ale.task import TRAIN, Task
+from ale.trajectory import Trajectory
+
+EXPERTS_STAGE = "experts"
+
+
+class Experts:
+    """What is known of tasks, in the policy's tokens."""
+
+    def __init__(self, bench: Workbench, config: ExpertsConfig, demonstrations: Iterable[Trajectory] = ()) -> None:
+        self._bench = bench
+        self._tries = config.demonstrate
+        self._known: dict[str, list[Trajectory]] = {}
+        self._asked: set[str] = set()
+        if config.demonstrations:
+            self._learn(demonstrations)
+        for folder in config.data:
+            with RunStore.open(folder) as store:
+                found = self._learn(store.trajectories("split = ? AND rejected IS NULL", (TRAIN,)))
+            if not found:
+                raise ConfigError(f"rl.experts.data: {folder} holds no trajectory of the split '{TRAIN}' that passed.")
+
+    async def of(self, tasks: Sequence[Task], step: int) -> Mapping[str, Sequence[Trajectory]]:
+        """The experts of these tasks; those of which none is known are demonstrated first."""
+        missing = {task.id: task for task in tasks if task.id not in self._known and task.id not in self._asked}
+        self._asked |= missing.keys()
+        for attempt in range(self._tries):
+            left = [task for name, task in missing.items() if name not in self._known]
+            if not left:
+                break
+            self._learn(await self._demonstrate(left, step, attempt), retokenized=True)
+        return {task.id: tuple(self._known[task.id]) for task in tasks if task.id in self._known}
+
+    def _learn(self, trajectories: Iterable[Trajectory], *, retokenized: bool = False) -> int:
+        """Keep what passed; returns how many did."""
+        tokenizer, form = self._bench.endpoint.tokenizer, self._bench.endpoint.form
+        count = 0
+        for trajectory in trajectories:
+            if trajectory.passed and trajectory.rejected is None and not trajectory.start_chunk:
+                own = trajectory if retokenized else retokenize(trajectory, tokenizer, form)
+                self._known.setdefault(trajectory.task_id, []).append(own)
+                count += 1
+        return count
+
+    async def _demonstrate(self, tasks: Sequence[Task], step: int, attempt: int) -> list[Trajectory]:
+        bench = self._bench
+        requests, responders = [], []
+        for i, task in enumerate(tasks):
+            seed = ((bench.config.seed * 1_000_003 + 700_001 + step) * 1_009 + i) * 1_009 + attempt
+            responder = bench.tasks.demonstrator(task, seed)
+            if responder is not None:
+                requests.append(RolloutRequest(task, f"expert.{step}.{attempt}.{i}", seed))
+                responders.append(responder)
+        return await bench.rollouts.run(requests, Stage(EXPERTS_STAGE, step, TRAIN, 1.0), responders)
