@@ -177,7 +177,9 @@ def test_a_word_that_no_kind_knows_is_a_mistake(tmp_path: Path) -> None:
 
 
 def test_experts_are_for_an_algorithm_that_starts_from_them(tmp_path: Path) -> None:
-    with pytest.raises(PluginError, match=r"rl\.experts: 'pg' with these settings starts every rollout at the beginning"):
+    with pytest.raises(
+        PluginError, match=r"rl\.experts: 'pg' with these settings starts every rollout at the beginning"
+    ):
         check_capabilities(run_with(tmp_path, "algorithm=pg", "rl.experts={demonstrate: 2}"), train=True)
 
 
