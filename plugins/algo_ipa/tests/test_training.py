@@ -13,8 +13,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, Qwen2Config
 
+from ale.specs.algorithm import RolloutHistory
 from ale.specs.driver import DriverContext
 from ale.specs.trainer import LossInput, LossOutput, TrainBatch
+from ale.task import Task, TaskTests
 from ale.trajectory import Chunk, Sequence, Trajectory
 from ale_ipa import IPA
 
@@ -194,3 +196,38 @@ async def test_a_failing_chunk_with_a_large_ratio_pushes_no_harder_than_one(
     assert gradients[0] == pytest.approx([third * np.exp(-2.0)] * 3, rel=1e-3)
     assert gradients[1] == pytest.approx([third] * 3, rel=1e-3)
     assert gradients[2] == pytest.approx([third] * 3, rel=1e-3)
+
+
+@pytest.mark.parametrize("lambda_il", [0.0, 0.5])
+async def test_where_every_rollout_fails_the_expert_is_learnt_by_imitation_alone(
+    opened: Open, make: Make, build: Build, lambda_il: float
+) -> None:
+    """Three tokens of 40 each, which rollouts that always fail never show; the expert's are 1, 2 and 3."""
+    ipa = make(start="rollback", group_size=4, negative_signal=0.0, lambda_il=lambda_il, normalization="trajectory")
+    path = build(
+        "expert", 1.0, task_id="a", sequences=(Sequence((0, 1, 9, 2, 9, 3), ()),),
+        chunks=tuple(Chunk(k, 0, 1 + 2 * k, 2 + 2 * k, (), (), "stop", sampled=False) for k in range(3)),
+    )  # fmt: skip
+    task = Task(id="a", instruction="Do it.", tests=TaskTests(command="true"))
+    (request, *_) = ipa.plan([task], RolloutHistory(1, 3, (), {"a": [path]}))
+    assert request.start_chunk == 2
+    failed = [
+        build(
+            str(i), 0.0, group=request.group, task_id="a", start_chunk=2,
+            sequences=(Sequence((0, 1, 9, 2, 9, 20 + i), ()),),
+            chunks=(*path.chunks[:2], Chunk(2, 0, 5, 6, (-3.7,), (0,), "stop")),
+        )
+        for i in range(4)
+    ]  # fmt: skip
+    packed = ipa.batch(failed)
+    if lambda_il == 0:
+        assert packed is None, "nothing else carries a gradient here"
+        return
+    assert packed is not None
+    losses = []
+    async with opened(lr=2e-2) as trainer:
+        for _ in range(40):
+            batch = replace(packed, old_logprobs=await trainer.logprobs(packed))
+            losses.append(ipa.metrics(await trainer.update(batch, ipa.loss))["il_loss"])
+    assert losses[0] > 2
+    assert losses[-1] < 0.2
