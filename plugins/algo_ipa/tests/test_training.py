@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -231,3 +232,58 @@ async def test_where_every_rollout_fails_the_expert_is_learnt_by_imitation_alone
             losses.append(ipa.metrics(await trainer.update(batch, ipa.loss))["il_loss"])
     assert losses[0] > 2
     assert losses[-1] < 0.2
+
+
+@pytest.mark.parametrize(("start", "success"), [("beginning", 0.0), ("rollback", 0.8), ("parallel", 0.8)])
+async def test_a_path_that_is_never_found_from_the_beginning_is_learnt_along_an_expert(
+    opened: Open, make: Make, build: Build, start: str, success: float
+) -> None:
+    """Four choices of 40 tokens each, of which one path alone is rewarded: a chance of one in 2.5 million."""
+    path = (1, 2, 3, 4)
+    ipa = make(group_size=16, start=start)
+    expert = chain(build, "expert", path, np.zeros(4), 4, 1.0)
+    task = Task(id="a", instruction="Do it.", tests=TaskTests(command="true"))
+    rng = np.random.default_rng(0)
+    done: list[Trajectory] = []
+    async with opened(lr=1e-2) as trainer:
+        model = trainer._learner.model
+        for step in range(1, 81):
+            requests = ipa.plan([task], RolloutHistory(step, 3, done, {"a": [expert]}))
+            done = []
+            for (group, k), members in groupby(requests, key=lambda r: (r.group, r.start_chunk)):
+                for tokens, logprobs in zip(*follow(model, path[:k], len(list(members)), rng), strict=True):
+                    t = chain(build, f"{step}.{len(done)}", tokens, logprobs, k, float(tuple(tokens) == path))
+                    done.append(replace(t, group=group, step=step, start_chunk=k))
+            packed = ipa.batch(done)
+            if packed is not None:
+                await trainer.update(replace(packed, old_logprobs=await trainer.logprobs(packed)), ipa.loss)
+        found = [tuple(tokens) == path for tokens in follow(model, (), 64, rng)[0]]
+    assert (sum(found) / 64 >= success) if success else not any(found)
+
+
+def chain(build: Build, name: str, tokens: Any, logprobs: Any, start: int, reward: float) -> Trajectory:
+    """A trajectory of one-token chunks, those before `start` replayed."""
+    ids = (0, *(int(i) for token in tokens for i in (token, 9)))
+    chunks = tuple(
+        Chunk(k, 0, 1 + 2 * k, 2 + 2 * k, (), (), "stop", sampled=False)
+        if k < start
+        else Chunk(k, 0, 1 + 2 * k, 2 + 2 * k, (float(logprobs[k]),), (0,), "stop")
+        for k in range(len(tokens))
+    )
+    return build(name, reward, task_id="a", sequences=(Sequence(ids, ()),), chunks=chunks)
+
+
+def follow(
+    model: Any, prefix: tuple[int, ...], rows: int, rng: np.random.Generator
+) -> tuple[list[list[int]], list[list[float]]]:
+    """For each row four choices, the first ones given; and their log-probabilities (0 of what was given)."""
+    tokens, logprobs = [[*prefix] for _ in range(rows)], [[0.0] * len(prefix) for _ in range(rows)]
+    for _ in range(4 - len(prefix)):
+        context = torch.tensor([[0, *(i for token in row for i in (token, 9))] for row in tokens])
+        with torch.no_grad():
+            table = torch.log_softmax(model(input_ids=context).logits[:, -1], -1).double().numpy()
+        for i, row in enumerate(table):
+            p = np.exp(row)
+            tokens[i].append(int(rng.choice(40, p=p / p.sum())))
+            logprobs[i].append(float(row[tokens[i][-1]]))
+    return tokens, logprobs
