@@ -36,7 +36,8 @@ class Course:
 
     def plan(self, tasks: Sequence[Task] = TASKS[:1]) -> list[RolloutRequest]:
         """The next step's requests."""
-        return self.ipa.plan(tasks, RolloutHistory(self.step + 1, 7, self.history, self.experts))
+        shown = {task.id: self.experts[task.id] for task in tasks if task.id in self.experts}
+        return self.ipa.plan(tasks, RolloutHistory(self.step + 1, 7, self.history, shown))
 
     def go(
         self,
@@ -218,6 +219,16 @@ def test_a_task_that_is_rarely_solved_gets_its_own_success_as_expert_and_one_tha
         assert (max(r.start_chunk for r in run.plan(TASKS[1:])) > 0) is known
 
 
+def test_experts_of_tasks_that_are_not_in_a_step_are_not_forgotten(course: Callable[..., Course]) -> None:
+    """What became of a task's rollouts is known in the next step, which may be of other tasks."""
+    run = course(chunks=4, refresh_every=1)
+    run.go(lambda r: r.start_chunk == 0, chunks=9)
+    run.go(lambda r: False, tasks=TASKS[1:])
+    assert run.of("expert_refreshed") == []
+    assert run.ipa.metrics({})["experts"] == 1
+    assert max(r.start_chunk for r in run.plan()) == 3
+
+
 def test_on_a_shorter_expert_the_pointer_keeps_its_distance_from_the_end(course: Callable[..., Course]) -> None:
     run = course(chunks=3, start="rollback", refresh_every=4, window=8)
     assert [run.go(lambda r: True, chunks=2)[0].start_chunk for _ in range(4)] == [2, 1, 0, 0]
@@ -272,9 +283,9 @@ def test_rollouts_that_are_still_under_way_are_not_lost(course: Callable[..., Co
     ("config", "experts"),
     [
         ({}, "welcome"),
-        ({"group_size": 1}, "none"),
-        ({"group_size": 3, "return_signal": "group_centered"}, "none"),
-        ({"start": "beginning"}, "none"),
+        ({"group_size": 1}, "no"),
+        ({"group_size": 3, "return_signal": "group_centered"}, "no"),
+        ({"start": "beginning"}, "no"),
         ({"start": "parallel"}, "needed"),
         ({"start": "rollback"}, "needed"),
         ({"start": "rollback", "group_size": 1}, "needed"),
@@ -283,8 +294,7 @@ def test_rollouts_that_are_still_under_way_are_not_lost(course: Callable[..., Co
     ],
 )
 def test_who_sets_what_experts_are_for_needs_them(config: dict[str, Any], experts: str) -> None:
-    ipa = IPA(IPA.Config(**config), DriverContext())
-    assert ipa.experts == experts
+    assert IPA.wants_experts(IPA.Config(**config)) == experts
 
 
 @pytest.mark.parametrize(

@@ -72,8 +72,8 @@ async def test_plan_asks_for_group_size_rollouts_of_each_task(subject: Subject) 
 @scenario
 async def test_rollouts_start_on_the_path_of_an_expert_of_their_task_or_at_the_beginning(subject: Subject) -> None:
     async with opened(subject) as algorithm:
-        uses = algorithm.experts
-        assert uses in ("none", "welcome", "needed"), f"experts is none, welcome or needed, not {uses!r}"
+        uses = algorithm.wants_experts(algorithm.config)
+        assert uses in ("no", "welcome", "needed"), f"wants_experts() is no, welcome or needed, not {uses!r}"
         known = {TASKS[i].id: [replace(trajectory(i, reward=1.0, chunks=3 + i), task_id=TASKS[i].id)] for i in (0, 1)}
         history = RolloutHistory(step=1, seed=1, experts=known)
         for _ in range(3):
@@ -85,7 +85,7 @@ async def test_rollouts_start_on_the_path_of_an_expert_of_their_task_or_at_the_b
                 if r.expert is None:
                     assert r.start_chunk == 0, f"{where} has no expert to replay them from"
                     continue
-                assert uses != "none", f"{where} has an expert, but the algorithm says that it makes no use of experts"
+                assert uses != "no", f"{where} has an expert, but the algorithm says that it makes no use of experts"
                 assert r.expert.task_id == r.task.id, f"{where} replays an expert of '{r.expert.task_id}'"
                 chunks = len(r.expert.chunks)
                 assert 0 <= r.start_chunk < chunks, f"{where} leaves nothing to the policy: its expert has {chunks}"

@@ -138,15 +138,18 @@ class IPA(Algorithm):
         self.old_logprobs = config.old_logprobs
         self._dropped_groups = 0
         self._curriculum = Curriculum(config, config.most_starts, context.event)
-        if config.start != "beginning" and not (config.start == "parallel" and config.most_starts < 2):
-            self.experts = "needed" if config.expert_settings else "welcome"
+
+    @classmethod
+    def wants_experts(cls, config: Any) -> Literal["no", "welcome", "needed"]:
+        """See `Algorithm.wants_experts`: whoever sets what experts are for needs them."""
+        if config.start == "beginning" or (config.start == "parallel" and config.most_starts < 2):
+            return "no"
+        return "needed" if config.expert_settings else "welcome"
 
     def plan(self, tasks: Sequence[Task], history: RolloutHistory) -> list[RolloutRequest]:
         """See `Algorithm.plan`. In a run that knows experts, a task's rollouts may start on its expert's path."""
         requests = super().plan(tasks, history)
-        if self.experts == "none" or not history.experts:
-            return requests
-        return self._curriculum.place(requests, history)
+        return requests if self.wants_experts(self.config) == "no" else self._curriculum.place(requests, history)
 
     def batch(self, trajectories: Sequence[Trajectory]) -> TrainBatch | None:
         """See `Algorithm.batch`. Left out: trajectories without a reward to be trusted, groups without spread.

@@ -50,17 +50,18 @@ class Curriculum:
         self._lost: dict[str, Counter[int]] = defaultdict(Counter)
         self._seen: set[str] = set()
         self._open: set[str] = set()
-        self._experts = 0
         self.placed: dict[str, Placed] = {}
         """By group: those that start on an expert's path."""
 
     def place(self, requests: Sequence[RolloutRequest], history: RolloutHistory) -> list[RolloutRequest]:
-        """The same rollouts, those of tasks with an expert in groups of one start each.
+        """The same rollouts, those of tasks with an expert in groups of one start each; as they are in a run that has none.
 
         The same requests and history give the same again.
         """
+        self._store.learn(history.experts)
+        if not self._store.tasks:
+            return list(requests)
         self._observe(history)
-        self._experts = self._store.count(history.experts)
         out: list[RolloutRequest] = []
         for group, members in groupby(requests, key=lambda request: request.group):
             out += self._place_group(group, list(members), history)
@@ -69,16 +70,17 @@ class Curriculum:
         return out
 
     def metrics(self) -> dict[str, float]:
-        """Nothing before a task had an expert. `experts`: tasks that have one; `start_chunk_pointer`: chunks replayed, mean
+        """Nothing before an expert is known. `experts`: tasks that have one; `start_chunk_pointer`: chunks replayed, mean
         over the pointers of tasks."""
-        out = {"experts": float(self._experts)} if self.placed else {}
+        tasks = self._store.tasks
+        out = {"experts": float(sum(self._store.of(task_id) is not None for task_id in tasks))} if tasks else {}
         if self._pointers:
             out["start_chunk_pointer"] = sum(p.start for p in self._pointers.values()) / len(self._pointers)
         return out
 
     def _place_group(self, group: str, members: list[RolloutRequest], history: RolloutHistory) -> list[RolloutRequest]:
         task_id = members[0].task.id
-        expert = self._store.of(task_id, history.experts)
+        expert = self._store.of(task_id)
         if expert is None:
             self._pointers.pop(task_id, None)
             return members
@@ -114,7 +116,7 @@ class Curriculum:
         if self._settings.start == "rollback":
             self._move_pointers(fresh, history.step)
         self._store.note(fresh)
-        for taken in self._store.refresh(history.step, history.experts):
+        for taken in self._store.refresh(history.step):
             self._event(
                 "expert_refreshed", step=history.step, task=taken.expert.task_id, expert=taken.expert.id,
                 chunks=chunk_count(taken.expert), before=taken.chunks_before,

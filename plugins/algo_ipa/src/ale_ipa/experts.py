@@ -46,20 +46,26 @@ class ExpertStore:
     def __init__(self, refresh_every: int) -> None:
         self._every = refresh_every
         self._refreshed_at: int | None = None
+        self._outside: dict[str, tuple[Trajectory, ...]] = {}
         self._own: dict[str, Trajectory] = {}
         self._tried: dict[str, _Tried] = {}
         self.dropped: set[str] = set()
 
-    def of(self, task_id: str, outside: Mapping[str, Sequence[Trajectory]]) -> Trajectory | None:
+    def learn(self, outside: Mapping[str, Sequence[Trajectory]]) -> None:
+        """Hear of experts that do not come from the policy: all that are known of these tasks."""
+        self._outside.update({task_id: tuple(experts) for task_id, experts in outside.items() if experts})
+
+    def of(self, task_id: str) -> Trajectory | None:
         """The expert of a task, if it has one with a chunk to replay."""
         own = self._own.get(task_id)
-        known = [*outside.get(task_id, ()), *([own] if own else [])]
+        known = [*self._outside.get(task_id, ()), *([own] if own else [])]
         usable = [expert for expert in known if expert.id not in self.dropped and chunk_count(expert)]
         return min(usable, key=chunk_count, default=None)
 
-    def count(self, outside: Mapping[str, Sequence[Trajectory]]) -> int:
-        """How many tasks have an expert."""
-        return sum(self.of(task_id, outside) is not None for task_id in outside.keys() | self._own.keys())
+    @property
+    def tasks(self) -> set[str]:
+        """The tasks of which an expert is known, dropped ones included."""
+        return self._outside.keys() | self._own.keys()
 
     def drop(self, expert_id: str) -> None:
         """Use this expert no more."""
@@ -79,7 +85,7 @@ class ExpertStore:
             if t.passed and (tried.shortest is None or chunk_count(t) < chunk_count(tried.shortest)):
                 tried.shortest = t
 
-    def refresh(self, step: int, outside: Mapping[str, Sequence[Trajectory]]) -> list[Refreshed]:
+    def refresh(self, step: int) -> list[Refreshed]:
         """Where it is time, let the policy's own successes take the place of longer experts; returns which did."""
         if self._refreshed_at is None:
             self._refreshed_at = step
@@ -91,7 +97,7 @@ class ExpertStore:
         for task_id, seen in tried.items():
             if seen.shortest is None:
                 continue
-            now = self.of(task_id, outside)
+            now = self.of(task_id)
             if now is None and seen.passed >= MASTERED * seen.rollouts:
                 continue
             if now is None or chunk_count(seen.shortest) < chunk_count(now):
