@@ -104,6 +104,27 @@ def test_with_a_lag_each_batch_waits_its_turn_and_none_is_lost(run_file: RunFile
     assert summary["final_policy_version"] == 1 + 4
 
 
+def test_rollouts_of_a_task_with_an_expert_start_on_its_path_which_is_imitated(
+    run_file: RunFile, tmp_path: Path
+) -> None:
+    algorithm = "algorithm={use: ipa, group_size: 2, start: rollback, il_when: always}"
+    experts = "rl.experts={demonstrations: false, demonstrate: 3}"
+    ended = ale("run", run_file(TINY), "--out", tmp_path / "run", algorithm, experts, "rl.steps=1", "eval.episodes=1")
+    summary_of(ended)
+    with RunStore.open(tmp_path / "run") as store:
+        metrics = store.metrics("rl")
+        experts_of = {t.task_id: t for t in store.trajectories("stage = 'experts'") if t.passed}
+        rollouts = list(store.trajectories("stage = 'rl' AND rejected IS NULL"))
+    assert experts_of
+    assert metrics["experts"] == [(1, len(experts_of))]
+    for t in rollouts:
+        assert t.start_chunk == (len(experts_of[t.task_id].chunks) - 1 if t.task_id in experts_of else 0)
+        assert [c.sampled for c in t.chunks[: t.start_chunk + 1]] == [False] * t.start_chunk + [True]
+        assert t.group.endswith(f".k{t.start_chunk + 1}") is (t.task_id in experts_of)
+    imitated = {t.group: experts_of[t.task_id].chunks for t in rollouts if t.task_id in experts_of}
+    assert metrics["il_tokens"] == [(1, sum(len(c) for chunks in imitated.values() for c in chunks))]
+
+
 def test_the_same_seed_gives_the_same_run(run_file: RunFile, tmp_path: Path) -> None:
     file = run_file(TINY)
     metrics = []

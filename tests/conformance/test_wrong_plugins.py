@@ -447,6 +447,11 @@ WRONG = {
     def plan(self, tasks, history):
         return [replace(r, seed=1) for r in super().plan(tasks, history)]
 """, "test_plan_asks_for_group_size_rollouts_of_each_task", "every rollout must have a seed of its own"),
+    "a start that is none of the task's": Wrong("algorithm", ALGORITHM + """
+    def plan(self, tasks, history):
+        paths = [path for known in history.experts.values() for path in known]
+        return [replace(r, expert=paths[0]) if paths else r for r in super().plan(tasks, history)]
+""", "test_rollouts_start_on_the_path_of_an_expert_of_their_task_or_at_the_beginning", "replays an expert of 'task-0'"),
     "a mean over the micro-batch": Wrong("algorithm", ALGORITHM + """
     def loss(self, inputs):
         out = super().loss(inputs)

@@ -70,6 +70,36 @@ async def test_plan_asks_for_group_size_rollouts_of_each_task(subject: Subject) 
 
 
 @scenario
+async def test_rollouts_start_on_the_path_of_an_expert_of_their_task_or_at_the_beginning(subject: Subject) -> None:
+    async with opened(subject) as algorithm:
+        uses = algorithm.wants_experts(algorithm.config)
+        assert uses in ("no", "welcome", "needed"), f"wants_experts() is no, welcome or needed, not {uses!r}"
+        known = {TASKS[i].id: [replace(trajectory(i, reward=1.0, chunks=3 + i), task_id=TASKS[i].id)] for i in (0, 1)}
+        history = RolloutHistory(step=1, seed=1, experts=known)
+        for _ in range(3):
+            requests = algorithm.plan(TASKS, history)
+            again = algorithm.plan(TASKS, history)
+            assert requests == again, "plan() must give the same requests for the same tasks, history and experts"
+            for r in requests:
+                where = f"a rollout of '{r.task.id}' that starts after {r.start_chunk} chunks"
+                if r.expert is None:
+                    assert r.start_chunk == 0, f"{where} has no expert to replay them from"
+                    continue
+                assert uses != "no", f"{where} has an expert, but the algorithm says that it makes no use of experts"
+                assert r.expert.task_id == r.task.id, f"{where} replays an expert of '{r.expert.task_id}'"
+                chunks = len(r.expert.chunks)
+                assert 0 <= r.start_chunk < chunks, f"{where} leaves nothing to the policy: its expert has {chunks}"
+            made = [
+                replace(
+                    trajectory(i, reward=float(i % 2), group=r.group, chunks=r.start_chunk + 1), id=r.group + str(i),
+                    task_id=r.task.id, step=history.step, start_chunk=r.start_chunk,
+                )
+                for i, r in enumerate(requests)
+            ]  # fmt: skip
+            history = replace(history, step=history.step + 1, trajectories=made)
+
+
+@scenario
 async def test_a_batch_is_well_formed(subject: Subject) -> None:
     async with opened(subject) as algorithm:
         given = two_groups()

@@ -6,6 +6,8 @@
    chunk ratio (Eq. 8) on failed ones, and drops chunks on which engine and trainer disagree (Eq. 9).
 3. `level` moves return, ratio and mask together to another granularity; each can be set alone, so that the
    paper's baselines are settings: Eq. 6 is `{return_level: trajectory, ratio_level: trajectory, mask_level: token}`.
+4. Where tasks have experts, `plan` starts rollouts on their paths (`curriculum.py`), and the chunks of an expert up to a
+   start that the policy does not master are imitated (Eq. 10, `hybrid.py`).
 
 torch is imported with `loss.py` and `report.py`, by the methods that use them: settings are checked without it.
 """
@@ -20,10 +22,14 @@ from pydantic import Field, model_validator
 
 from ale.errors import PluginError
 from ale.packing import Credit, pack
-from ale.specs.algorithm import Algorithm
-from ale.specs.driver import DriverContext, PluginConfig
+from ale.specs.algorithm import Algorithm, RolloutHistory, RolloutRequest
+from ale.specs.driver import DriverContext
 from ale.specs.trainer import ChunkTable, LossInput, LossOutput, TrainBatch
+from ale.task import Task
 from ale.trajectory import Chunk, Trajectory
+from ale_ipa.curriculum import Curriculum
+from ale_ipa.hybrid import imitation_loss, imitations, select
+from ale_ipa.settings import StartSettings
 from ale_ipa.signals import ReturnSignal, chunk_return, signals
 from ale_policy_loss import Level
 
@@ -33,7 +39,7 @@ class IPA(Algorithm):
 
     api_version = ">=1.1,<1.3"
 
-    class Config(PluginConfig):
+    class Config(StartSettings):
         """Settings of the algorithm `ipa`."""
 
         gamma: float = Field(0.95, gt=0, le=1, description="Discount a chunk (Eq. 7).")
@@ -101,6 +107,29 @@ class IPA(Algorithm):
                 raise ValueError("return_signal 'group_centered' needs a group_size of at least 2")
             return self
 
+        @model_validator(mode="after")
+        def _starts_fit_into_a_group(self) -> IPA.Config:
+            if self.start == "parallel" and self.expert_settings and self.most_starts < 2:
+                raise ValueError(
+                    f"start 'parallel' needs a group_size of at least {self.rollouts_a_start * 2}: rollouts of two starts"
+                )
+            if "anchors" in self.model_fields_set and self.anchors > self.most_starts:
+                raise ValueError(
+                    f"a group_size of {self.group_size} has rollouts for {self.most_starts} start chunks, not for "
+                    f"{self.anchors}; raise group_size to {self.anchors * self.rollouts_a_start} or lower anchors"
+                )
+            return self
+
+        @property
+        def rollouts_a_start(self) -> int:
+            """How many rollouts of a start make a group that teaches something."""
+            return 2 if self.return_signal == "group_centered" else 1
+
+        @property
+        def most_starts(self) -> int:
+            """How many start chunks the rollouts of a task can be spread over."""
+            return max(1, self.group_size // self.rollouts_a_start)
+
     config: Config
 
     def __init__(self, config: Any, context: DriverContext) -> None:
@@ -108,28 +137,52 @@ class IPA(Algorithm):
         self.group_size = config.group_size
         self.old_logprobs = config.old_logprobs
         self._dropped_groups = 0
+        self._curriculum = Curriculum(config, config.most_starts, context.event)
+
+    @classmethod
+    def wants_experts(cls, config: Any) -> Literal["no", "welcome", "needed"]:
+        """See `Algorithm.wants_experts`: whoever sets what experts are for needs them."""
+        if config.start == "beginning" or (config.start == "parallel" and config.most_starts < 2):
+            return "no"
+        return "needed" if config.expert_settings else "welcome"
+
+    def plan(self, tasks: Sequence[Task], history: RolloutHistory) -> list[RolloutRequest]:
+        """See `Algorithm.plan`. In a run that knows experts, a task's rollouts may start on its expert's path."""
+        requests = super().plan(tasks, history)
+        return requests if self.wants_experts(self.config) == "no" else self._curriculum.place(requests, history)
 
     def batch(self, trajectories: Sequence[Trajectory]) -> TrainBatch | None:
-        """See `Algorithm.batch`. Left out: trajectories without a reward to be trusted, groups without spread."""
+        """See `Algorithm.batch`. Left out: trajectories without a reward to be trusted, groups without spread.
+
+        Behind the rollouts stand the experts whose chunks are imitated beside them, once for each of their groups.
+        """
         c = self.config
         made = signals(c.return_signal, trajectories, c.negative_signal)
         self._dropped_groups += made.dropped_groups
-        if not any(made.values):
+        imitated = imitations(trajectories, self._curriculum.placed, c.il_when) if c.lambda_il else []
+        if not any(made.values) and not imitated:
             return None
         # By object, not by trajectory id: two rollouts that share an id are still two.
         signal_of = {id(t): value for t, value in zip(made.trajectories, made.values, strict=True)}
+        chunks_of = {id(i.expert): i.chunks for i in imitated}
         gamma = c.gamma if (c.return_level or c.level) == "chunk" else 1.0
 
         def credit(trajectory: Trajectory, chunk: Chunk, position: int, count: int) -> Credit | None:
+            if id(trajectory) in chunks_of:
+                part = position < chunks_of[id(trajectory)]
+                return Credit(chunk_return(1.0, gamma, position, count), True) if part else None
             if not chunk.sampled:
                 return None
             signal = signal_of[id(trajectory)]
             return Credit(chunk_return(signal, gamma, position, count), signal > 0)
 
-        return pack(made.trajectories, credit, self._normalizer)
+        return pack([*made.trajectories, *(i.expert for i in imitated)], credit, self._normalizer)
 
     def _normalizer(self, table: ChunkTable, tokens: int) -> float:
-        """Z of Eq. 9's loss: known before anything is computed, so that it is one number for all micro-batches."""
+        """Z, which counts what is imitated as it counts what was sampled.
+
+        Known before anything is computed, so that it is one number for all micro-batches.
+        """
         match self.config.normalization:
             case "token":
                 return float(tokens)
@@ -139,7 +192,20 @@ class IPA(Algorithm):
                 return float(len(np.unique(table.trajectory)))
 
     def loss(self, inputs: LossInput) -> LossOutput:
-        """Eq. 9 over one micro-batch."""
+        """Eq. 9 over one micro-batch, or Eq. 10 where it holds imitated chunks."""
+        sampled = inputs.chunks.sampled[inputs.chunk_ids]
+        if bool(sampled.all()):
+            out = self._policy_loss(inputs)
+            return LossOutput(self.config.lambda_rl * out.loss, out.sums)
+        imitated, sums = imitation_loss(select(inputs, ~sampled))
+        total = self.config.lambda_il * imitated
+        if bool(sampled.any()):
+            out = self._policy_loss(select(inputs, sampled))
+            total, sums = total + self.config.lambda_rl * out.loss, {**out.sums, **sums}
+        return LossOutput(total, sums)
+
+    def _policy_loss(self, inputs: LossInput) -> LossOutput:
+        """Eq. 9 over tokens that the policy sampled."""
         import torch
 
         from ale_ipa.loss import policy_loss
@@ -178,7 +244,9 @@ class IPA(Algorithm):
         `entropy` in nats; `ratio`, `ratio_std` of pi/pi_old before the step; `kl_old` an estimate of KL(pi_old, pi);
         `engine_gap` the mean of |log pi_old - log mu|. Shares: `positive` of the tokens, `masked` of the tokens,
         `masked_chunks` of the chunks (in part or whole), `clipped` of the negative tokens (ratio above 1).
-        `dropped_groups` counts those of all batches made since this was last asked.
+        `dropped_groups` counts those of all batches made since this was last asked. All this is of what the policy sampled.
+        Where experts are known: `il_tokens` that were imitated, `il_loss` their mean negative log-likelihood (nats),
+        `experts` the tasks that have one, `start_chunk_pointer` the chunks replayed, mean over the tasks' pointers.
         """
         from ale_ipa.report import loss_metrics
 
@@ -186,4 +254,4 @@ class IPA(Algorithm):
         if self.config.return_signal == "group_centered":
             out["dropped_groups"] = float(self._dropped_groups)
             self._dropped_groups = 0
-        return out
+        return out | self._curriculum.metrics()

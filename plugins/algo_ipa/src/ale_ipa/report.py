@@ -54,5 +54,7 @@ def loss_metrics(totals: Mapping[str, float]) -> dict[str, float]:
     out["masked_chunks"] = out.get("masked_chunks", 0.0) / max(1.0, out.get("chunks", 0.0))
     for name, source in MEANS.items():
         out[name] = out.pop(source, 0.0) / tokens
+    if "il_nll_sum" in out:
+        out["il_loss"] = out.pop("il_nll_sum") / max(1.0, out["il_tokens"])
     out["ratio_std"] = max(0.0, square - out["ratio"] ** 2) ** 0.5
     return out

@@ -1,0 +1,72 @@
+"""The hybrid objective (Eq. 10): the expert's chunks up to a start are imitated, beside Eq. 9 on what the policy sampled.
+
+`L = lambda_il L_il + lambda_rl L_rl`, with `L_il = - sum_c* G_c* sum_(t in c*) log pi_t / Z` over the expert's chunks
+`1..k` of each group that started from chunk `k`; `G_c* = gamma^(K* - k)` by the expert's own length `K*`, importance
+weight 1, no mask. The factor `pi(c*)` of Eq. 10 is the expectation over the expert's samples and no weight. `Z` is that of
+Eq. 9 and counts both parts.
+
+The imitated chunks are rows of the batch like any other, and known by `ChunkTable.sampled` being False.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Literal
+
+from ale.specs.trainer import LossInput
+from ale.trajectory import Trajectory
+from ale_ipa.curriculum import Placed
+from ale_policy_loss.groups import trusted
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+ImitateWhen = Literal["no_positive", "always"]
+
+
+@dataclass(frozen=True, slots=True)
+class Imitation:
+    """The first `chunks` chunks of an expert, which the policy did not sample, are to be imitated."""
+
+    expert: Trajectory
+    chunks: int
+
+
+def imitations(trajectories: Sequence[Trajectory], placed: Mapping[str, Placed], when: ImitateWhen) -> list[Imitation]:
+    """What is imitated beside these rollouts: for each group on an expert's path, the chunks up to the one that the policy
+    made first. `no_positive`: of groups alone in which nothing passed."""
+    passed: dict[str, bool] = defaultdict(bool)
+    for t in trusted(trajectories):
+        passed[t.group] |= t.passed
+    return [
+        Imitation(not_sampled(placed[group].expert), placed[group].start + 1)
+        for group, any_passed in passed.items()
+        if group in placed and (when == "always" or not any_passed)
+    ]
+
+
+def not_sampled(expert: Trajectory) -> Trajectory:
+    """The expert with no chunk that counts as the policy's: an own success was sampled by an earlier policy."""
+    return replace(
+        expert, chunks=tuple(replace(chunk, sampled=False, logprobs=(), versions=()) for chunk in expert.chunks)
+    )
+
+
+def select(inputs: LossInput, keep: Tensor) -> LossInput:
+    """The tokens with `keep` [M] bool, as a micro-batch of their own."""
+    per_token = {
+        f.name: value[keep]
+        for f in fields(inputs)
+        if f.name not in ("chunks", "normalizer") and (value := getattr(inputs, f.name)) is not None
+    }
+    return replace(inputs, **per_token)
+
+
+def imitation_loss(inputs: LossInput) -> tuple[Tensor, dict[str, Tensor]]:
+    """`L_il` of Eq. 10 over imitated tokens [M], and sums that add up over micro-batches."""
+    logprobs = inputs.logprobs
+    returns = inputs.chunks.returns[inputs.chunk_ids].to(logprobs.dtype)
+    sums = {"il_tokens": logprobs.new_tensor(len(logprobs)), "il_nll_sum": -logprobs.detach().sum()}
+    return -(returns * logprobs).sum() / inputs.normalizer, sums

@@ -1,0 +1,320 @@
+"""Where IPA's rollouts start from step to step: experts, pointers, refresh, lost replays."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+
+from ale.specs.algorithm import RolloutHistory, RolloutRequest
+from ale.specs.driver import DriverContext
+from ale.task import Task, TaskTests
+from ale.trajectory import Trajectory
+from ale_ipa import IPA
+
+Build = Callable[..., Trajectory]
+TASKS = [Task(id=name, instruction="Do it.", tests=TaskTests(command="true")) for name in ("a", "b")]
+
+
+@dataclass
+class Course:
+    """A run without a policy: each step's rollouts end as `passes(request)` says, or are lost where it says None."""
+
+    build: Build
+    config: dict[str, Any]
+    experts: dict[str, Sequence[Trajectory]]
+    step: int = 0
+    history: tuple[Trajectory, ...] = ()
+    events: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        context = DriverContext(event=lambda kind, **data: self.events.append((kind, data)))
+        self.ipa = IPA(IPA.Config(**self.config), context)
+
+    def plan(self, tasks: Sequence[Task] = TASKS[:1]) -> list[RolloutRequest]:
+        """The next step's requests."""
+        shown = {task.id: self.experts[task.id] for task in tasks if task.id in self.experts}
+        return self.ipa.plan(tasks, RolloutHistory(self.step + 1, 7, self.history, shown))
+
+    def go(
+        self,
+        passes: Callable[[RolloutRequest], bool | None],
+        chunks: int = 3,
+        tasks: Sequence[Task] = TASKS[:1],
+    ) -> list[RolloutRequest]:
+        """Make the next step, with rollouts of so many chunks."""
+        requests = self.plan(tasks)
+        self.step += 1
+        made = []
+        for i, request in enumerate(requests):
+            if (passed := passes(request)) is None:
+                continue
+            t = self.build(f"{self.step}.{i}", float(passed), [1] * chunks, group=request.group)
+            made.append(replace(t, task_id=request.task.id, step=self.step, start_chunk=request.start_chunk))
+        self.history = tuple(made)
+        return requests
+
+    def of(self, kind: str) -> list[dict[str, Any]]:
+        """The events of a kind."""
+        return [data for k, data in self.events if k == kind]
+
+
+@pytest.fixture
+def course(build: Build) -> Callable[..., Course]:
+    """Makes a run in which task `a` has an expert of some chunks (0: none)."""
+
+    def make(chunks: int = 5, **config: Any) -> Course:
+        return Course(build, config, {"a": [expert(build, "expert", chunks)]} if chunks else {})
+
+    return make
+
+
+def expert(build: Build, name: str, chunks: int, task: str = "a") -> Trajectory:
+    """A success of so many chunks that the policy did not sample."""
+    made = build(name, 1.0, [1] * chunks, task_id=task, group="", step=0)
+    return replace(made, chunks=tuple(replace(c, sampled=False, logprobs=(), versions=()) for c in made.chunks))
+
+
+def test_a_run_without_experts_starts_at_the_beginning_as_ever(course: Callable[..., Course]) -> None:
+    run = course(chunks=0)
+    for _ in range(12):
+        requests = run.go(lambda r: True)
+        assert {(r.start_chunk, r.expert) for r in requests} == {(0, None)}
+        assert {r.group for r in requests} == {f"{run.step}.0.a"}
+    assert run.ipa.metrics({}).keys() & {"experts", "start_chunk_pointer", "il_tokens"} == set()
+
+
+def test_rollouts_are_spread_over_the_anchors_and_grouped_by_start(course: Callable[..., Course]) -> None:
+    run = course(chunks=10, group_size=8)
+    requests = run.go(lambda r: True, tasks=TASKS)
+    assert Counter(r.start_chunk for r in requests if r.task.id == "a") == {0: 2, 3: 2, 6: 2, 9: 2}
+    assert {r.group for r in requests if r.task.id == "a"} == {f"1.0.a.k{k}" for k in (1, 4, 7, 10)}
+    assert all((r.expert is None) == (r.start_chunk == 0) for r in requests)
+    assert {(r.group, r.start_chunk) for r in requests if r.task.id == "b"} == {("1.1.b", 0)}
+    assert len({r.seed for r in requests}) == 16
+    assert run.ipa.metrics({})["experts"] == 1
+
+
+@pytest.mark.parametrize("config", [{}, {"anchor_choice": "random"}, {"start": "rollback", "window": 4}])
+def test_a_plan_repeats_itself_and_looks_at_rollouts_once(
+    course: Callable[..., Course], config: dict[str, Any]
+) -> None:
+    run = course(chunks=9, refresh_every=2, **config)
+    for step in range(6):
+        first = run.plan()
+        assert run.plan() == first
+        run.go(lambda r: r.start_chunk > 3 or r.seed % 3 == 0, chunks=9 - step)
+        events = len(run.events)
+        second = run.plan()
+        after = len(run.events)
+        assert run.plan() == second
+        assert len(run.events) == after >= events
+
+
+def test_random_anchors_change_from_step_to_step(course: Callable[..., Course]) -> None:
+    run = course(chunks=30, anchor_choice="random", refresh_every=0)
+    assert len({tuple(r.start_chunk for r in run.go(lambda r: False)) for _ in range(8)}) > 4
+
+
+def test_with_few_rollouts_there_are_fewer_anchors(course: Callable[..., Course]) -> None:
+    assert {r.start_chunk for r in course(chunks=10, group_size=3).plan()} == {0, 4, 9}
+    centered = course(chunks=10, group_size=4, return_signal="group_centered")
+    assert Counter(r.start_chunk for r in centered.plan()) == {0: 2, 9: 2}
+
+
+def test_side_calls_are_no_chunks_to_start_from(build: Build) -> None:
+    path = expert(build, "expert", 5)
+    path = replace(path, chunks=tuple(replace(c, side=c.index in (0, 3)) for c in path.chunks))
+    run = Course(build, {"anchors": 8}, {"a": [path]})
+    assert {r.start_chunk for r in run.plan()} == {0, 1, 2}
+
+
+def test_an_expert_of_one_chunk_gives_the_beginning_alone(course: Callable[..., Course]) -> None:
+    for config in ({}, {"start": "rollback"}):
+        requests = course(chunks=1, **config).plan()
+        assert {(r.group, r.start_chunk, r.expert) for r in requests} == {("1.0.a.k1", 0, None)}
+
+
+def test_of_several_experts_the_shortest_is_used(build: Build) -> None:
+    paths = [expert(build, "long", 9), expert(build, "short", 4), expert(build, "other", 4), expert(build, "none", 0)]
+    run = Course(build, {"start": "rollback"}, {"a": paths})
+    assert {(r.start_chunk, r.expert.id if r.expert else "") for r in run.plan()} == {(3, "short")}
+
+
+def test_the_pointer_rolls_back_to_the_beginning_and_finds_the_crucial_chunk(course: Callable[..., Course]) -> None:
+    """The policy fails where it has to make chunk 3 itself, until it has tried that for five steps."""
+    run = course(chunks=5, start="rollback", window=8, group_size=8, refresh_every=0)
+    tries = 0
+
+    def passes(request: RolloutRequest) -> bool:
+        nonlocal tries
+        tries += request.start_chunk == 2
+        return request.start_chunk != 2 or tries > 40
+
+    path = [run.go(passes)[0].start_chunk for _ in range(12)]
+    assert path == [4, 3, 2, 2, 2, 2, 2, 2, 1, 0, 0, 0]
+    assert [(e["chunk"], e["before"], e["after"]) for e in run.of("crucial_fork")] == [(3, 1.0, 0.0)]
+    assert [e["chunk"] for e in run.of("rollback")] == [4, 3, 2, 1]
+    assert run.ipa.metrics({})["start_chunk_pointer"] == 0
+
+
+def test_a_window_reaches_over_several_steps(course: Callable[..., Course]) -> None:
+    run = course(chunks=5, start="rollback", window=8, group_size=3)
+    assert [run.go(lambda r: True)[0].start_chunk for _ in range(7)] == [4, 4, 4, 3, 3, 3, 2]
+
+
+def test_rollouts_that_were_planned_before_the_pointer_moved_do_not_count(course: Callable[..., Course]) -> None:
+    run = course(chunks=5, start="rollback", window=8)
+    run.go(lambda r: True)
+    late = run.history
+    run.go(lambda r: False)
+    run.history = tuple(replace(t, id=f"late {t.id}") for t in late)
+    run.go(lambda r: None)
+    assert [r.start_chunk for r in run.plan()] == [3] * 8
+    assert len(run.of("rollback")) == 1
+
+
+def test_a_shorter_success_of_the_policy_becomes_the_expert_when_it_is_time(course: Callable[..., Course]) -> None:
+    run = course(chunks=9, start="parallel", refresh_every=3)
+    for _ in range(3):
+        assert max(r.start_chunk for r in run.go(lambda r: r.start_chunk == 0, chunks=4)) == 8
+    requests = run.plan()
+    assert max(r.start_chunk for r in requests) == 3
+    assert {r.expert.id for r in requests if r.expert} == {"1.0"}, "the first of the shortest"
+    assert [(e["chunks"], e["before"]) for e in run.of("expert_refreshed")] == [(4, 9)]
+
+
+@pytest.mark.parametrize(
+    ("passes", "chunks", "config"),
+    [
+        (lambda r: r.start_chunk == 0, 9, {}),
+        (lambda r: r.start_chunk > 0, 4, {}),
+        (lambda r: True, 4, {"refresh_every": 0}),
+    ],
+)
+def test_no_longer_path_no_replayed_one_and_none_where_refresh_is_off_becomes_the_expert(
+    course: Callable[..., Course], passes: Callable[[RolloutRequest], bool], chunks: int, config: dict[str, Any]
+) -> None:
+    run = course(**{"chunks": 9, "refresh_every": 2, **config})
+    for _ in range(6):
+        assert {r.expert.id for r in run.go(passes, chunks=chunks) if r.expert} == {"expert"}
+
+
+def test_a_task_that_is_rarely_solved_gets_its_own_success_as_expert_and_one_that_mostly_is_does_not(
+    course: Callable[..., Course],
+) -> None:
+    for often, known in ((3, True), (4, False)):
+        run = course(refresh_every=1)
+        requests = run.go(lambda r: None if r.task.id == "a" else True, tasks=TASKS)
+        mine = [i for i, r in enumerate(requests) if r.task.id == "b"]
+        run.history = tuple(
+            replace(t, reward=replace(t.reward, value=float(i < often), passed=i < often))
+            for i, t in enumerate(run.history)
+            if t.reward is not None
+        )
+        assert len(run.history) == len(mine) == 8
+        assert (max(r.start_chunk for r in run.plan(TASKS[1:])) > 0) is known
+
+
+def test_experts_of_tasks_that_are_not_in_a_step_are_not_forgotten(course: Callable[..., Course]) -> None:
+    """What became of a task's rollouts is known in the next step, which may be of other tasks."""
+    run = course(chunks=4, refresh_every=1)
+    run.go(lambda r: r.start_chunk == 0, chunks=9)
+    run.go(lambda r: False, tasks=TASKS[1:])
+    assert run.of("expert_refreshed") == []
+    assert run.ipa.metrics({})["experts"] == 1
+    assert max(r.start_chunk for r in run.plan()) == 3
+
+
+def test_on_a_shorter_expert_the_pointer_keeps_its_distance_from_the_end(course: Callable[..., Course]) -> None:
+    run = course(chunks=3, start="rollback", refresh_every=4, window=8)
+    assert [run.go(lambda r: True, chunks=2)[0].start_chunk for _ in range(4)] == [2, 1, 0, 0]
+    assert [r.start_chunk for r in run.plan()] == [0] * 8  # two chunks, and three were mastered
+    assert run.of("expert_refreshed")[0]["chunks"] == 2
+
+
+def test_an_expert_whose_replay_never_arrives_is_dropped_for_the_next_one(build: Build) -> None:
+    paths = [expert(build, "gone", 4), expert(build, "next", 6)]
+    run = Course(
+        build, {"start": "rollback", "window": 8, "group_size": 4}, {"a": paths, "b": [expert(build, "x", 3, "b")]}
+    )
+    arrives = lambda r: None if r.expert and r.expert.id == "gone" else False  # noqa: E731
+    used = [{r.expert.id for r in run.go(arrives, tasks=TASKS) if r.task.id == "a" and r.expert} for _ in range(4)]
+    assert used == [{"gone"}, {"gone"}, {"next"}, {"next"}]
+    assert [(e["expert"], e["task"], e["lost"]) for e in run.of("expert_dropped")] == [("gone", "a", 8)]
+    assert [r.start_chunk for r in run.plan()] == [5] * 4
+
+
+def test_without_another_expert_a_dropped_one_leaves_the_beginning(course: Callable[..., Course]) -> None:
+    run = course(chunks=5, group_size=8, window=4)
+    for _ in range(3):
+        run.go(lambda r: None if r.start_chunk else False)
+    requests = run.plan()
+    assert {(r.group, r.start_chunk) for r in requests} == {("4.0.a", 0)}
+    assert run.ipa.metrics({})["experts"] == 0
+
+
+def test_a_replay_that_gets_through_now_and_then_is_kept(course: Callable[..., Course]) -> None:
+    run = course(chunks=5, group_size=8, window=16, refresh_every=0)
+    for _ in range(12):
+        requests = run.go(lambda r: None if r.start_chunk and run.step % 3 else False)
+        assert max(r.start_chunk for r in requests) == 4
+    assert run.of("expert_dropped") == []
+
+
+def test_rollouts_that_are_still_under_way_are_not_lost(course: Callable[..., Course]) -> None:
+    """Training lags three steps behind planning."""
+    run = course(chunks=5, start="rollback", window=8, group_size=8, refresh_every=0)
+    queue: list[tuple[Trajectory, ...]] = []
+    path = []
+    for _ in range(14):
+        path.append(run.go(lambda r: True)[0].start_chunk)
+        queue.append(run.history)
+        run.history = queue.pop(0) if len(queue) > 3 else ()
+    assert run.of("expert_dropped") == []
+    assert path == sorted(path, reverse=True)
+    assert path[-1] == 0 or path[-1] == 1
+
+
+@pytest.mark.parametrize(
+    ("config", "experts"),
+    [
+        ({}, "welcome"),
+        ({"group_size": 1}, "no"),
+        ({"group_size": 3, "return_signal": "group_centered"}, "no"),
+        ({"start": "beginning"}, "no"),
+        ({"start": "parallel"}, "needed"),
+        ({"start": "rollback"}, "needed"),
+        ({"start": "rollback", "group_size": 1}, "needed"),
+        ({"lambda_il": 0.2}, "needed"),
+        ({"refresh_every": 5}, "needed"),
+    ],
+)
+def test_who_sets_what_experts_are_for_needs_them(config: dict[str, Any], experts: str) -> None:
+    assert IPA.wants_experts(IPA.Config(**config)) == experts
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        ({"start": "beginning", "lambda_il": 0.1}, "lambda_il does nothing with start 'beginning'"),
+        ({"start": "beginning", "refresh_every": 3}, "refresh_every does nothing"),
+        ({"start": "rollback", "anchors": 3}, "set start to 'parallel'"),
+        ({"anchor_choice": "random", "start": "rollback"}, "anchor_choice does nothing"),
+        ({"advance_at": 0.4}, "set start to 'rollback'"),
+        ({"start": "parallel", "fork_drop": 0.4}, "fork_drop does nothing"),
+        ({"lambda_il": 0, "il_when": "always"}, "il_when does nothing with lambda_il 0"),
+        ({"lambda_il": 0, "lambda_rl": 0.5}, "lambda_rl does nothing"),
+        ({"anchors": 9}, "raise group_size to 9"),
+        ({"anchors": 5, "return_signal": "group_centered"}, "raise group_size to 10"),
+        ({"start": "parallel", "group_size": 1}, "group_size of at least 2"),
+        ({"anchors": 1}, "greater than or equal to 2"),
+        ({"lambda_rl": 0}, "greater than 0"),
+    ],
+)
+def test_settings_of_starts_that_would_do_nothing_are_refused(config: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        IPA.Config(**config)
