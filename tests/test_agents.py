@@ -51,14 +51,14 @@ def image() -> None:
 
 
 def rolled_out(
-    tmp_path: Path, agent: str, engine: str, sandboxes: int
+    tmp_path: Path, agent: str, engine: str, sandboxes: int, *overrides: str, name: str = "run"
 ) -> tuple[list[Trajectory], list[tuple[str, dict[str, Any]]], dict[str, Any]]:
     """Two episodes, in so many sandboxes: trajectories, events, summary."""
     path = tmp_path / "run.yaml"
     path.write_text(RUN.format(runs=tmp_path, scaffold=AGENTS[agent], image=IMAGE, engine=engine, sandboxes=sandboxes))
-    done = ale("run", path, "--only", "rollout", "--out", tmp_path / "run", timeout_s=550)
+    done = ale("run", path, "--only", "rollout", "--out", tmp_path / name, *overrides, timeout_s=550)
     summary = summary_of(done)
-    with RunStore.open(tmp_path / "run") as store:
+    with RunStore.open(tmp_path / name) as store:
         return list(store.trajectories()), [(kind, data) for _, kind, data in store.events()], summary
 
 
@@ -80,6 +80,24 @@ def test_a_real_agent_solves_tasks_and_only_it_starts_again_between_them(agent: 
     assert pool["pool/warm_hits"] == 1, "the sandbox serves one episode after the other"
     assert pool["pool/cold_starts"] == 1 + (agents == ["agent_baked"])
     assert pool["pool/resets_failed"] == 0
+    goes_on_from_its_own_first_chunk(tmp_path, agent, made)
+
+
+def goes_on_from_its_own_first_chunk(tmp_path: Path, agent: str, experts: list[Trajectory]) -> None:
+    """The solved episodes as experts: the first chunk is replayed to the agent, the last one is the policy's."""
+    where = f"rl.experts={{demonstrations: false, data: [{tmp_path / 'run'}]}}"
+    made, _, _ = rolled_out(tmp_path, agent, SOLVES, 1, where, "algorithm.start=rollback", name="on")
+    of_task = {t.task_id: t for t in experts}
+    for t in made:
+        assert t.failure is None, t.failure
+        expert = of_task[t.task_id]
+        assert (t.start_chunk, [chunk.sampled for chunk in t.chunks]) == (1, [False, True])
+        first, its = t.chunks[0], expert.chunks[0]
+        replayed = t.sequences[0].token_ids[first.start : first.end]
+        assert replayed == expert.sequences[0].token_ids[its.start : its.end], "the expert's very tokens"
+        assert t.reward is not None
+        assert t.reward.value == 1.0, "what the agent did with them is what the tests found"
+    assert len(made) == 2
 
 
 @pytest.mark.parametrize("agent", AGENTS)
