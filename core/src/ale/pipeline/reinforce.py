@@ -30,6 +30,8 @@ COLLAPSE_PATIENCE = 5
 async def reinforce(bench: Workbench, config: RLConfig) -> None:
     """Run all RL steps, with the evaluations between them."""
     tasks = bench.take_tasks(TRAIN)
+    if bench.algorithm.reference:
+        await bench.backend.keep_reference()
     guard = CollapseGuard(config.min_entropy)
     previous: list[Trajectory] = []
     first = time.monotonic()
@@ -83,6 +85,8 @@ async def train_step(
     if bench.algorithm.old_logprobs == "recompute":
         # All parts before the first update: the weights are still the ones that sampled.
         batches = [replace(b, old_logprobs=await bench.backend.logprobs(b)) for b in batches]
+    if bench.algorithm.reference:
+        batches = [replace(b, reference_logprobs=await bench.backend.reference_logprobs(b)) for b in batches]
     collected: list[dict[str, float]] = []
     for batch in batches:
         bench.hooks.call("ale_batch_ready", step=step, batch=batch)

@@ -47,9 +47,11 @@ def policy_loss(
 ) -> LossTerms:
     """Eq. 9 as a loss: `- sum_t w_t G_t m_t logprobs_t / Z`.
 
-    logprobs [M] carries the gradient; old, engine, returns (G of the token's chunk) [M]; positive [M] bool (the
+    All in float32 or better. logprobs [M] carries the gradient; old, engine, returns (G of the token's chunk) [M]; positive [M] bool (the
     token's trajectory is in T+). `w` and `m` carry none: they are weights, not part of the objective.
     """
+    kind = torch.promote_types(logprobs.dtype, torch.float32)
+    logprobs, old, engine, returns = (x.to(kind) for x in (logprobs, old, engine, returns))
     with torch.no_grad():
         log_rho = log_ratio(logprobs, old, ratio_segments)
         weight = importance_weight(log_rho, positive)
