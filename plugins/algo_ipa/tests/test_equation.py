@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -84,7 +83,7 @@ def test_the_loss_is_the_equation(
     batch = ipa.batch(done)
     assert batch is not None
     new, old = [a for a, _ in logprobs], [b for _, b in logprobs]
-    inputs = loss_input(batch, new, old, dtype=torch.float64)
+    inputs = loss_input(batch, new, old, dtype="float64")
     inputs.logprobs.requires_grad_()
     loss = ipa.loss(inputs).loss
     loss.backward()

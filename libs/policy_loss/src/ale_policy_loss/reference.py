@@ -10,7 +10,6 @@ Shapes: M tokens with loss.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -26,7 +25,7 @@ class Penalty:
     """`loss` is a scalar that carries the gradient; `sums` are detached and add up over micro-batches and ranks."""
 
     loss: Tensor
-    sums: Mapping[str, Tensor]
+    sums: dict[str, Tensor]
 
 
 def k3(logprobs: Tensor, reference: Tensor) -> Tensor:
