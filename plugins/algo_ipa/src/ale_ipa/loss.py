@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ale_policy_loss.likelihood import weighted_likelihood
 from ale_policy_loss.ratios import log_ratio, mismatch_mask, ratio_of, truncated
 from ale_policy_loss.units import segments_of
 
@@ -58,6 +59,4 @@ def policy_loss(
         mask = mismatch_mask(old, engine, mask_segments, threshold, lower)
         factor = weight * returns * mask / normalizer
         ratio = ratio_of(log_rho)
-    # 0 x -inf is nan: what has no weight must not turn the sum into one.
-    terms = torch.where(factor == 0, torch.zeros_like(logprobs), factor * logprobs)
-    return LossTerms(-terms.sum(), ratio, weight, mask)
+    return LossTerms(weighted_likelihood(logprobs, factor), ratio, weight, mask)
