@@ -126,7 +126,7 @@ def test_metrics_are_means_over_the_right_tokens(make: Make, build: Build, loss_
     out = ipa.metrics({k: float(v) for k, v in ipa.loss(inputs).sums.items()} | {"loss": 7.0})
     e = float(torch.tensor(1.0).exp())
     assert out["loss"] == 7.0
-    assert (out["loss_tokens"], out["chunks"]) == (5.0, 4.0)
+    assert (out["loss_tokens"], out["loss_chunks"]) == (5.0, 4.0)
     assert (out["positive"], out["masked"], out["masked_chunks"]) == pytest.approx((0.6, 0.2, 0.25))
     assert out["clipped"] == pytest.approx(0.5)
     ratios = [e, e, 1.0, float(torch.tensor(-4.0).exp()), e]

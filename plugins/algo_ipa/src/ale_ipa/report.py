@@ -20,7 +20,7 @@ def loss_sums(inputs: LossInput, old: Tensor, positive: Tensor, terms: LossTerms
     trajectories = segments_of("trajectory", ids, inputs.chunks)
     return {
         "loss_tokens": ratio.new_tensor(len(ratio)),
-        "chunks": ratio.new_tensor(len(torch.unique(ids))),
+        "loss_chunks": ratio.new_tensor(len(torch.unique(ids))),
         "masked_chunks": ratio.new_tensor(len(torch.unique(ids[terms.mask == 0]))),
         "masked_tokens": (1 - terms.mask).sum(),
         "clipped_tokens": ((ratio > 1) & ~positive).sum(),
@@ -35,6 +35,6 @@ def loss_metrics(totals: Mapping[str, float]) -> dict[str, float]:
     out = dict(totals)
     tokens = max(1.0, out.get("loss_tokens", 0.0))
     out["clipped"] = out.pop("clipped_tokens", 0.0) / max(1.0, out.get("negative_tokens", 0.0))
-    out["masked_chunks"] = out.get("masked_chunks", 0.0) / max(1.0, out.get("chunks", 0.0))
+    out["masked_chunks"] = out.get("masked_chunks", 0.0) / max(1.0, out.get("loss_chunks", 0.0))
     out["masked"] = out.pop("masked_tokens", 0.0) / tokens
     return common_metrics(out)
