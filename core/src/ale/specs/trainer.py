@@ -48,7 +48,7 @@ class TrainBatch:
     """Packed sequences. Shapes: N tokens, S sequences, C chunks.
 
     `chunk_ids[i]` is the row of the token's chunk in `chunks`, -1 where the token carries no loss (prompt, tool
-    output, template, masked chunk). `engine_logprobs`, `old_logprobs` and `reference_logprobs` are 0 where `chunk_ids` is -1.
+    output, template, masked chunk). `engine_logprobs`, `old_logprobs` and `reference_logprobs` are 0 there.
     Log-probabilities are aligned with tokens: entry i is log p(token i | the tokens before it in its sequence).
     """
 
@@ -153,8 +153,8 @@ class TrainerBackend(Driver, ABC):
     async def update(self, batch: TrainBatch, loss: LossFunction, *, lr: float | None = None) -> dict[str, float]:
         """One optimizer step. `lr` overrides the configured one for this step.
 
-        Returns the summed `LossOutput.sums`, the largest of its `maxima`, and `loss`, `grad_norm` (before clipping), `lr`, `tokens`,
-        `padding_waste` (share of computed positions that were padding), `seconds`.
+        Returns the summed `LossOutput.sums`, the largest of its `maxima`, and `loss`, `grad_norm` (before clipping), `lr`,
+        `tokens`, `padding_waste` (share of computed positions that were padding), `seconds`.
         Raises `TrainerError` where loss or gradient is not finite (the weights are then unchanged).
         """
 

@@ -176,9 +176,8 @@ class _Desk:
             table = torch.log_softmax(logits, dim=-1, dtype=self._table.dtype, out=self._table[: len(logits)])
             logprobs[part] = table.gather(-1, targets[part, None]).squeeze(-1)
             if entropies is not None:
-                chances = table.exp()
                 # 0 x -inf is nan; 0 x the lowest number is the 0 that an impossible token adds.
-                entropies[part] = table.clamp_(min=torch.finfo(table.dtype).min).mul_(chances).sum(-1).neg_()
+                entropies[part] = -table.exp().mul_(table.clamp_(min=torch.finfo(table.dtype).min)).sum(-1)
         return logprobs, entropies
 
     def slope(self, logits: Tensor, targets: Tensor, grad: Tensor) -> Tensor:
