@@ -242,13 +242,14 @@ async def test_a_loss_is_shown_the_references_logprobs(subject: Subject) -> None
     async with loaded(subject) as trainer:
         given = batch()
         await trainer.keep_reference()
-        filled = replace(given, reference_logprobs=await trainer.reference_logprobs(given))
+        kept = await trainer.reference_logprobs(given)
+        filled = replace(given, reference_logprobs=kept)
         await trainer.update(filled, looking, lr=1e-3)
         if not seen:
             return  # the loss was called in another process
         assert all(part is not None for part in seen), "LossInput.reference_logprobs must be filled from the batch"
         found = sorted(float(x) for part in seen for x in part)
-        expected = sorted(float(x) for x in filled.reference_logprobs[given.chunk_ids >= 0])
+        expected = sorted(float(x) for x in kept[given.chunk_ids >= 0])
         assert found == expected, "a loss must be shown the batch's reference_logprobs of the tokens that carry loss"
         seen.clear()
         await trainer.update(given, looking, lr=1e-3)
