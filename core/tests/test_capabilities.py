@@ -53,6 +53,12 @@ class Needy(Scaffold):
     async def run(self, task, sandbox, session): return "finish"
 """
 
+FORGETFUL = """
+from ale_trainer_torch import TorchTrainer
+class Forgetful(TorchTrainer):
+    capabilities = TorchTrainer.capabilities - {"reference"}
+"""
+
 
 def run_with(tmp_path: Path, *overrides: str) -> RunConfig:
     file = tmp_path / "run.yaml"
@@ -99,6 +105,19 @@ def test_what_a_plugin_needs_of_another_is_refused_and_a_plugin_that_has_it_is_n
     assert refusals(run_with(tmp_path, "scaffold=needy", "sandbox=forking")) == []
     (with_settings,) = refusals(run_with(tmp_path, "scaffold=needy", "sandbox={use: forking, plain: true}"))
     assert with_settings.endswith("which 'forking' with these settings cannot; change its settings.")
+
+
+@pytest.mark.parametrize("algorithm", ["ipa", "pg"])
+def test_a_pull_to_a_reference_needs_a_trainer_that_keeps_one(tmp_path: Path, install: Install, algorithm: str) -> None:
+    install("far-forgetful", FORGETFUL, kind="trainer", name="forgetful", target="far_forgetful:Forgetful")
+    chosen = (f"algorithm={algorithm}", "trainer=forgetful")
+    assert refusals(run_with(tmp_path, *chosen)) == []
+    (refused,) = refusals(run_with(tmp_path, *chosen, "algorithm.kl_coef=0.1"))
+    assert refused.startswith(
+        f"trainer: the algorithm plugin '{algorithm}' needs a trainer with 'reference' (keeps a frozen reference policy), "
+        "which 'forgetful' cannot; "
+    )
+    assert refusals(run_with(tmp_path, f"algorithm={algorithm}", "algorithm.kl_coef=0.1")) == []
 
 
 @pytest.mark.parametrize(

@@ -437,7 +437,26 @@ WRONG = {
     async def update(self, batch, loss, *, lr=None):
         return await super().update(batch, loss)
 """, "test_an_update_makes_trained_tokens_likelier", "lr= must win over the configured rate", "threads: 1"),
+    "maxima are forgotten": Wrong("trainer", TRAINER + """
+    async def update(self, batch, loss, *, lr=None):
+        return await super().update(batch, lambda inputs: replace(loss(inputs), maxima={}), lr=lr)
+""", "test_of_what_a_loss_calls_a_maximum", "update() must return LossOutput.maxima too", "threads: 1"),
+    "a reference that learns along": Wrong("trainer", TRAINER + """
+    async def reference_logprobs(self, batch):
+        await super().reference_logprobs(batch)
+        return await self.logprobs(batch)
+""", "test_the_reference_policy_stays_what_it_was", "an update must not change the reference", "threads: 1"),
+    "a reference that is not saved": Wrong("trainer", TRAINER + """
+    async def load(self, folder):
+        await super().load(folder)
+        await self.keep_reference()
+""", "test_a_checkpoint_holds_the_reference_policy", "load() must bring back the reference that was saved", "threads: 1"),
     # algorithm
+    "a reference that no trainer is asked for": Wrong("algorithm", ALGORITHM + """
+    @classmethod
+    def needs(cls, config):
+        return {}
+""", "test_metrics_are_plain_numbers", "must name it in needs()", "kl_coef: 0.1"),
     "the prompt is trained on": Wrong("algorithm", ALGORITHM + """
     def batch(self, trajectories):
         made = super().batch(trajectories)

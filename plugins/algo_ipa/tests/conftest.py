@@ -1,17 +1,18 @@
-"""Rollouts made by hand, and loss inputs from a packed batch."""
+"""The algorithm, rollouts made by hand, and loss inputs from a packed batch."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
 
-from ale.messages import Message
 from ale.specs.driver import DriverContext
-from ale.specs.trainer import ChunkTensors, LossInput, TrainBatch
-from ale.trajectory import Chunk, Score, Sequence, Trajectory
+from ale.specs.trainer import LossInput, TrainBatch
+from ale.testing.losses import loss_input as input_of_part
+from ale.testing.losses import rollout
+from ale.trajectory import Trajectory
 from ale_ipa import IPA
 
 
@@ -23,18 +24,10 @@ def make_ipa(**config: Any) -> IPA:
 def build_trajectory(
     name: str, reward: float | None, chunk_lengths: Iterable[int] = (1,), **changes: Any
 ) -> Trajectory:
-    """One sequence: two prompt tokens, then chunks with one token of the environment behind each."""
-    tokens, chunks, at = [0, 0], [], 2
-    for i, n in enumerate(chunk_lengths):
-        chunks.append(Chunk(i, 0, at, at + n, tuple(-0.1 * (j + 1) for j in range(n)), (0,) * n, "stop"))
-        tokens += [5] * n + [9]
-        at += n + 1
-    values: dict[str, Any] = {
-        "id": name, "task_id": name, "split": "train", "stage": "rl", "step": 1, "group": "g", "seed": 0,
-        "policy_version": 0, "sequences": (Sequence(tuple(tokens), (Message("user", "x"),)),), "chunks": tuple(chunks),
-        "reward": None if reward is None else Score(reward, reward > 0),
-    }  # fmt: skip
-    return Trajectory(**{**values, **changes})
+    """One sequence of chunks of these lengths; the engine's log-probabilities are -0.1, -0.2, ... in each of them."""
+    lengths = list(chunk_lengths)
+    engine = [-0.1 * (j + 1) for n in lengths for j in range(n)]
+    return rollout(name, reward, [lengths], engine, **{"task_id": name, **changes})
 
 
 def input_of(
@@ -42,24 +35,12 @@ def input_of(
     new: list[float],
     old: list[float] | None,
     part: slice = slice(None),
-    dtype: torch.dtype = torch.float32,
+    dtype: str = "float32",
+    **how: Any,
 ) -> LossInput:
-    """The tokens with loss (or a slice of them) as a micro-batch; entropy 0.5 everywhere."""
-    keep = batch.chunk_ids >= 0
-    c = batch.chunks
-    table = ChunkTensors(
-        *(torch.from_numpy(x) for x in (c.trajectory, c.position, c.count, c.returns, c.positive, c.sampled))
-    )
-    logprobs = torch.tensor(new, dtype=dtype)[part]
-    return LossInput(
-        logprobs,
-        torch.full_like(logprobs, 0.5),
-        None if old is None else torch.tensor(old, dtype=dtype)[part],
-        torch.from_numpy(batch.engine_logprobs[keep]).to(dtype)[part],
-        torch.from_numpy(batch.chunk_ids[keep])[part],
-        table,
-        batch.normalizer,
-    )
+    """The tokens with loss (or a slice of them) as a micro-batch; no gradient unless asked for."""
+    found = input_of_part(batch, new, old, part=part, dtype=dtype, **how)
+    return replace(found, logprobs=found.logprobs.detach())
 
 
 @pytest.fixture(scope="session")

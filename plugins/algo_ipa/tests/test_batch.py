@@ -10,6 +10,7 @@ import torch
 
 from ale.errors import PluginError
 from ale.specs.trainer import LossInput, TrainBatch
+from ale.testing.losses import rollout
 from ale.trajectory import Chunk, ChunkError, Failure, Sequence, Trajectory
 from ale_ipa import IPA
 
@@ -125,7 +126,7 @@ def test_metrics_are_means_over_the_right_tokens(make: Make, build: Build, loss_
     out = ipa.metrics({k: float(v) for k, v in ipa.loss(inputs).sums.items()} | {"loss": 7.0})
     e = float(torch.tensor(1.0).exp())
     assert out["loss"] == 7.0
-    assert (out["loss_tokens"], out["chunks"]) == (5.0, 4.0)
+    assert (out["loss_tokens"], out["loss_chunks"]) == (5.0, 4.0)
     assert (out["positive"], out["masked"], out["masked_chunks"]) == pytest.approx((0.6, 0.2, 0.25))
     assert out["clipped"] == pytest.approx(0.5)
     ratios = [e, e, 1.0, float(torch.tensor(-4.0).exp()), e]
@@ -144,6 +145,54 @@ def test_sums_add_up_over_micro_batches(make: Make, build: Build, loss_input: In
     assert float(whole.loss) == pytest.approx(sum(float(p.loss) for p in parts))
     for name, value in whole.sums.items():
         assert float(value) == pytest.approx(sum(float(p.sums[name]) for p in parts))
+
+
+def test_all_rows_of_a_trajectory_are_on_its_side(make: Make, loss_input: Inputs) -> None:
+    """A sign taken per row of the batch would mix the two trajectories up: they have three rows each."""
+    ipa = make(negative_signal=-1.0, gamma=1.0)
+    rows = [[1], [2], [1]]
+    batch = ipa.batch([rollout("a", 0.0, rows), rollout("b", 1.0, rows)])
+    assert batch is not None
+    assert batch.trajectory.tolist() == [0, 0, 0, 1, 1, 1]
+    assert batch.chunks.positive.tolist() == [False] * 3 + [True] * 3
+    inputs = loss_input(batch, [-1.0] * 8, [-2.0] * 4 + [-1.0] * 4)
+    inputs.logprobs.requires_grad_()
+    out = ipa.loss(inputs)
+    out.loss.backward()
+    assert [x > 0 for x in inputs.logprobs.grad.tolist()] == [True] * 4 + [False] * 4
+    found = ipa.metrics({k: float(v) for k, v in {**out.sums, **out.maxima}.items()})
+    assert (found["positive"], found["negative"]) == (0.5, 0.5)
+    assert (found["trajectories"], found["positive_trajectories"], found["negative_trajectories"]) == (2.0, 0.5, 0.5)
+    assert found["ratio_max"] == pytest.approx(float(torch.tensor(1.0).exp()))
+
+
+@pytest.mark.parametrize(("normalization", "masked"), [("token", 2 / 3), ("chunk", 2.0), ("trajectory", 2.0)])
+def test_a_mean_leaves_out_the_masked_and_divides_by_what_the_batch_trains_on(
+    make: Make, loss_input: Inputs, normalization: str, masked: float
+) -> None:
+    """Prompt and environment tokens are not in Z; what the mismatch mask takes out stays in it."""
+    ipa = make(normalization=normalization, gamma=1.0)
+    batch = ipa.batch([rollout("a", 1.0, [[2]]), rollout("b", 1.0, [[1]])])
+    assert batch is not None
+    out = ipa.loss(loss_input(batch, [-1.0, -1.0, -7.0], [-1.0, -1.0, 3.0]))  # the last one's engine says -1
+    assert float(out.loss) == pytest.approx(masked if normalization == "token" else masked / 2)
+
+
+def test_a_pull_to_the_reference_needs_a_trainer_that_keeps_one(make: Make) -> None:
+    assert IPA.needs(IPA.Config(kl_coef=0.1)) == {"trainer": ["reference"]}
+    assert IPA.needs(IPA.Config()) == {}
+    assert (make(kl_coef=0.1).reference, make().reference) == (True, False)
+
+
+def test_experts_are_not_held_near_the_reference(make: Make, build: Build, loss_input: Inputs) -> None:
+    batch = batch_of_two(make, build)
+    inputs = loss_input(batch, [-1.0] * 5, [-1.0] * 5, reference=[-3.0] * 5)
+    inputs.chunks.sampled[0] = False  # the first chunk, of two tokens
+    ipa = make(kl_coef=1.0)
+    found = ipa.metrics({k: float(v) for k, v in ipa.loss(inputs).sums.items()})
+    k = float(torch.tensor(-2.0).exp()) - 1 + 2
+    assert found["kl_ref"] == pytest.approx(k)
+    assert float(ipa.loss(inputs).loss - make().loss(inputs).loss) == pytest.approx(3 * k / 5)
 
 
 def test_adjacent_chunks_do_not_fuse(make: Make, build: Build) -> None:

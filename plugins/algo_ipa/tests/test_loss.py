@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ale.specs.trainer import ChunkTensors
@@ -77,6 +77,33 @@ def test_everything_masked_is_a_loss_of_zero_with_a_zero_gradient() -> None:
     assert float(terms.loss.detach()) == 0.0
     assert new.grad is not None
     assert new.grad.tolist() == [0.0, 0.0]
+
+
+EXTREME = st.sampled_from([-math.inf, -3e38, -1e4, -50.0, -1.0, -1e-30, 0.0])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+@settings(max_examples=150, deadline=None)
+@given(
+    tokens=st.lists(st.tuples(EXTREME, EXTREME, EXTREME, st.integers(0, 2), st.integers(0, 2)), max_size=6),
+    values=st.lists(st.sampled_from([-1e4, -1.0, 0.0, 1e-30, 1.0]), min_size=3, max_size=3),
+    lower=st.none() | st.just(0.5),
+)
+def test_extremes_give_neither_nan_nor_infinity(
+    dtype: torch.dtype, tokens: list[tuple[float, float, float, int, int]], values: list[float], lower: float | None
+) -> None:
+    new, old, engine = (torch.tensor([t[i] for t in tokens], dtype=dtype) for i in range(3))
+    # What a softmax in these numbers gives is finite or impossible; the largest finite would overflow in a sum.
+    new = torch.where(new < -1e38, torch.full_like(new, -math.inf), new).requires_grad_()
+    of_ratio, of_mask = (torch.tensor([t[i] for t in tokens], dtype=torch.long) for i in (3, 4))
+    returns = torch.tensor(values)[of_ratio]
+    terms = policy_loss(new, old, engine, returns, returns > 0, of_ratio, of_mask, 2.0, lower, 3.0)
+    assert terms.loss.dtype == torch.promote_types(dtype, torch.float32)
+    for numbers in (terms.loss, terms.ratio, terms.weight, terms.mask):
+        assert torch.isfinite(numbers).all()
+    if tokens:
+        (slopes,) = torch.autograd.grad(terms.loss, new)
+        assert torch.isfinite(slopes).all()
 
 
 def test_the_lower_bound_masks_the_other_tail() -> None:

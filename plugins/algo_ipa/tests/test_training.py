@@ -1,4 +1,4 @@
-"""IPA through the trainer `torch` on a tiny model: cuts do not matter, rewarded tokens become likelier."""
+"""IPA through the trainer `torch` on a tiny model: ratios move, rewarded tokens become likelier."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, Qwen2Config
 
 from ale.specs.algorithm import RolloutHistory
 from ale.specs.driver import DriverContext
 from ale.specs.trainer import LossInput, LossOutput, TrainBatch
 from ale.task import Task, TaskTests
+from ale.testing.losses import TOKENS, random_rollouts, write_small_policy
 from ale.trajectory import Chunk, Sequence, Trajectory
 from ale_ipa import IPA
 
@@ -30,17 +30,8 @@ Open = Callable[..., AbstractAsyncContextManager[Any]]
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a model of two narrow layers over 40 tokens."""
-    folder = tmp_path_factory.mktemp("model")
-    torch.manual_seed(1)
-    auto: Any = AutoModelForCausalLM
-    auto.from_config(
-        Qwen2Config(
-            vocab_size=40, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
-            num_key_value_heads=1, max_position_embeddings=64, tie_word_embeddings=True, initializer_range=0.2,
-        )
-    ).save_pretrained(str(folder))  # fmt: skip
-    return folder
+    """A folder with a model of two narrow layers."""
+    return write_small_policy(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture
@@ -57,63 +48,11 @@ def opened(model: Path) -> Open:
     return open_trainer
 
 
-def rollouts(build: Build, seed: int, count: int = 8) -> list[Trajectory]:
-    """Random tokens; one or two sequences; one to three chunks, some adjacent; engine logprobs near nothing real."""
-    rng = np.random.default_rng(seed)
-    out = []
-    for i in range(count):
-        sequences: list[Sequence] = []
-        chunks: list[Chunk] = []
-        for s in range(int(rng.integers(1, 3))):
-            at = 2
-            for _ in range(int(rng.integers(1, 4))):
-                at += int(rng.integers(0, 3))
-                n = int(rng.integers(1, 5))
-                logprobs = tuple(float(x) for x in rng.normal(-3.7, 0.8, n))
-                chunks.append(Chunk(len(chunks), s, at, at + n, logprobs, (0,) * n, "stop"))
-                at += n
-            sequences.append(Sequence(tuple(int(x) for x in rng.integers(0, 40, at)), ()))
-        reward = float(rng.integers(0, 2))
-        out.append(build(f"t{i}", reward, sequences=tuple(sequences), chunks=tuple(chunks), group=f"g{i // 4}"))
-    return out
-
-
-@pytest.mark.parametrize(
-    "config",
-    [
-        {},
-        {"level": "token"},
-        {"return_level": "trajectory", "ratio_level": "trajectory", "mask_level": "token", "negative_signal": -1.0},
-        {"level": "trajectory", "return_signal": "group_centered", "normalization": "chunk", "mismatch_threshold": 0.9},
-        {"ratio_level": "token", "mask_level": "trajectory", "normalization": "trajectory", "mismatch_threshold": 1.0},
-    ],
-)
-async def test_loss_gradient_and_sums_do_not_depend_on_how_the_batch_is_cut(
-    opened: Open, make: Make, build: Build, config: dict[str, Any]
-) -> None:
-    ipa = make(**config)
-    packed = ipa.batch(rollouts(build, 4))
-    assert packed is not None
-    found = []
-    for budget in (1, 60, 100_000):
-        async with opened(micro_batch_tokens=budget, max_grad_norm=1e9) as trainer:
-            # Old log-probabilities that differ from the current ones, as after an update.
-            old = await trainer.logprobs(packed) + np.where(packed.chunk_ids >= 0, 0.3 * np.sin(packed.token_ids), 0)
-            totals = await trainer.update(replace(packed, old_logprobs=old.astype(np.float32)), ipa.loss)
-            states = trainer._learner.optimizer.state.values()
-            found.append((ipa.metrics(totals), torch.cat([s["exp_avg"].flatten() for s in states])))
-    assert 0 < found[0][0]["masked"] < 1
-    for metrics, gradient in found[1:]:
-        assert torch.allclose(gradient, found[0][1], atol=1e-6)
-        for name in metrics.keys() - {"seconds", "padding_waste", "dropped_groups"}:
-            assert metrics[name] == pytest.approx(found[0][0][name], rel=1e-4, abs=1e-5), name
-
-
 async def test_the_ratio_is_one_before_the_first_update_and_moves_with_it(
     opened: Open, make: Make, build: Build
 ) -> None:
     ipa = make()
-    packed = ipa.batch(rollouts(build, 5))
+    packed = ipa.batch(random_rollouts(5))
     assert packed is not None
     async with opened(lr=1e-2) as trainer:
         batch = replace(packed, old_logprobs=await trainer.logprobs(packed))
@@ -168,7 +107,7 @@ async def sample(trainer: Any, rng: np.random.Generator) -> tuple[np.ndarray, np
             table = torch.log_softmax(model(input_ids=torch.from_numpy(context)).logits[:, -1], -1).double().numpy()
             for i in range(64):
                 p = np.exp(table[i])
-                tokens[i, k] = rng.choice(40, p=p / p.sum())
+                tokens[i, k] = rng.choice(TOKENS, p=p / p.sum())
                 logprobs[i, k] = table[i, tokens[i, k]]
     return tokens, logprobs
 

@@ -227,7 +227,7 @@ def test_sums_of_narrow_numbers_are_made_in_float32(make: Make, build: Build, lo
     pg = make("reinforce", normalization="trajectory")
     batch = pg.batch([build("a", 1.0, [[300]])])
     assert batch is not None
-    inputs = loss_input(batch, [-1.0078125] * 300, None, dtype=torch.bfloat16)
+    inputs = loss_input(batch, [-1.0078125] * 300, None, dtype="bfloat16")
     loss = pg.loss(inputs).loss
     loss.backward()
     assert loss.dtype == torch.float32

@@ -38,6 +38,7 @@ class Rollout:
     new: list[float] = field(default_factory=list)
     old: list[float] = field(default_factory=list)
     engine: list[float] = field(default_factory=list)
+    reference: list[float] = field(default_factory=list)
 
 
 @st.composite
@@ -48,7 +49,7 @@ def rollouts(draw: st.DrawFn) -> list[Rollout]:
         for _ in range(draw(st.integers(1, 4))):
             rows = draw(st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=3), min_size=1, max_size=2))
             n = sum(map(sum, rows))
-            numbers = [logprobs(draw(st.integers(0, 1 << 30)), n) for _ in range(3)]
+            numbers = [logprobs(draw(st.integers(0, 1 << 30)), n) for _ in range(4)]
             out.append(Rollout(f"g{g}", draw(st.sampled_from([None, 0.0, 0.0, 0.25, 1.0])), rows, *numbers))
     return out
 
@@ -74,7 +75,7 @@ def configs(draw: st.DrawFn, variant: str) -> dict[str, Any]:
         baseline = config.get("baseline", rule.settings.baseline)
         scales = ["none"] + ["batch_std"] * (baseline != "none") + ["group_std"] * (baseline in GROUPED)
         config["scale"] = draw(st.sampled_from(scales))
-    return config
+    return config | {"kl_coef": draw(st.sampled_from([0.0, 0.0, 0.5]))}
 
 
 @pytest.mark.parametrize("variant", RULES)
@@ -90,13 +91,18 @@ def test_the_loss_is_the_equation(
 ) -> None:
     pg = make(variant, **data.draw(configs(variant)))
     batch = pg.batch([build(str(i), r.reward, r.rows, r.engine, group=r.group) for i, r in enumerate(done)])
-    expected, slopes = slow(variant, [r for r in done if r.reward is not None], pg.settings)
-    if batch is None:
+    kl_coef = pg.config.kl_coef
+    assert pg.reference is (kl_coef > 0)
+    scored = [r for r in done if r.reward is not None]
+    if batch is None:  # the reference alone is no reason for a step
+        _, slopes = slow(variant, scored, pg.settings, 0.0)
         assert not any(any(s) for s in slopes)
         return
+    expected, slopes = slow(variant, scored, pg.settings, kl_coef)
     # What an even group adds is 0 times something, and its tokens are not computed.
     trained = trained_rollouts(done, pg.settings)
-    inputs = loss_input(batch, [x for _, r in trained for x in r.new], [x for _, r in trained for x in r.old])
+    new, old, reference = ([x for _, r in trained for x in getattr(r, n)] for n in ("new", "old", "reference"))
+    inputs = loss_input(batch, new, old, reference=reference if kl_coef else None)
     loss = pg.loss(inputs).loss
     loss.backward()
     assert float(loss.detach()) == pytest.approx(expected, rel=1e-5, abs=1e-6)
@@ -119,13 +125,14 @@ def signal(r: Rollout, s: Any) -> float:
     return 1.0 if reward > 0 else float(s.negative_signal)
 
 
-def slow(variant: str, scored: list[Rollout], s: Any) -> tuple[float, list[list[float]]]:
+def slow(variant: str, scored: list[Rollout], s: Any, kl_coef: float) -> tuple[float, list[list[float]]]:
     """The loss, and its slope in the log-probability of each token of each rollout."""
     a = slow_advantages(scored, s)
     # DAPO's dynamic sampling: a group without spread is not there at all.
     there = [i for i, _ in trained_rollouts(scored, s)] if variant == "dapo" else range(len(scored))
     with_tokens = [i for i in there if scored[i].new]
     all_tokens = sum(len(scored[i].new) for i in with_tokens)
+    pulled = [i for i, _ in trained_rollouts(scored, s)]  # the others are not in the batch
     loss, slopes = 0.0, []
     for i, r in enumerate(scored):
         slopes.append([0.0] * len(r.new))
@@ -143,6 +150,10 @@ def slow(variant: str, scored: list[Rollout], s: Any) -> tuple[float, list[list[
             value, slope = objective(variant, a[i], r, t, math.exp(log_rho), s)
             loss -= share * value
             slopes[-1][t] -= share * slope
+            if i in pulled:
+                apart = math.exp(r.reference[t]) / math.exp(r.new[t])
+                loss += kl_coef * share * (apart - 1 - (r.reference[t] - r.new[t]))
+                slopes[-1][t] += kl_coef * share * (1 - apart)
     return loss, slopes
 
 

@@ -15,6 +15,7 @@ import torch
 
 from ale.errors import ConfigError, TrainerError
 from ale.specs.trainer import LossFunction, LossInput, LossOutput, TrainBatch
+from ale.testing.batches import selected
 from ale_trainer_torch import TorchTrainer
 
 ModelFolder = Callable[[str], Path]
@@ -60,18 +61,6 @@ async def gradient(trainer: Trainers, folder: Path, batch: TrainBatch, loss: Los
         return torch.cat(moments) / (1 - t.config.beta1)
 
 
-def select(batch: TrainBatch, trajectories: list[int]) -> TrainBatch:
-    """These trajectories of the batch in this order, under its normalizer: reordered, or the share of one rank."""
-    ends = np.cumsum(batch.lengths)
-    sequences = [s for t in trajectories for s in np.flatnonzero(batch.trajectory == t)]
-    at = np.concatenate([np.arange(ends[s] - batch.lengths[s], ends[s]) for s in sequences])
-    return replace(
-        batch, token_ids=batch.token_ids[at], lengths=batch.lengths[sequences], chunk_ids=batch.chunk_ids[at],
-        trajectory=np.repeat(np.arange(len(trajectories)), [(batch.trajectory == t).sum() for t in trajectories]),
-        engine_logprobs=batch.engine_logprobs[at],
-    )  # fmt: skip
-
-
 @pytest.mark.parametrize("name", ["qwen2", "gpt2", "gemma2", "window"])
 @pytest.mark.parametrize("across", [False, True])
 async def test_the_gradient_does_not_depend_on_how_the_batch_is_cut(
@@ -91,9 +80,9 @@ async def test_the_gradient_does_not_depend_on_how_the_batch_is_cut(
             how = {"micro_batch_tokens": budget, "packing": packing, "logit_chunk": chunk}
             found = await gradient(trainer, folder, batch, loss, **how)
             assert torch.allclose(found, expected, rtol=0, atol=1e-6), how
-    turned = select(batch, [3, 0, 5, 1, 4, 2])
+    turned = selected(batch, [3, 0, 5, 1, 4, 2])
     assert torch.allclose(await gradient(trainer, folder, turned, loss), expected, rtol=0, atol=1e-6)
-    ranks = [await gradient(trainer, folder, select(batch, share), loss) for share in ([0, 4], [1], [2, 3, 5])]
+    ranks = [await gradient(trainer, folder, selected(batch, share), loss) for share in ([0, 4], [1], [2, 3, 5])]
     assert torch.allclose(sum(ranks, torch.zeros(())), expected, rtol=0, atol=1e-6)
 
 

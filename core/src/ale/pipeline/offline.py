@@ -66,6 +66,8 @@ async def train_only(bench: Workbench, source: Path) -> None:
     if not steps:
         raise ConfigError(f"{source} holds no rollouts of the stage '{RL_STAGE}' to train on.")
     await load_model(bench, folder, train=True)
+    if bench.algorithm.reference:
+        await bench.backend.keep_reference()
     await evaluate(bench, "before_rl", 0)
     bench.progress.stage("training on the dump", len(steps))
     for step, trajectories in sorted(steps.items()):

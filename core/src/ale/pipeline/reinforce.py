@@ -42,6 +42,8 @@ class Packed:
 async def reinforce(bench: Workbench, config: RLConfig, experts: Experts | None = None) -> None:
     """Run all RL steps, with the evaluations between them."""
     tasks = bench.take_tasks(TRAIN)
+    if bench.algorithm.reference:
+        await bench.backend.keep_reference()
     guard = CollapseGuard(config.min_entropy)
     previous: list[Trajectory] = []
     waiting: deque[Packed] = deque()
@@ -102,6 +104,8 @@ async def pack_step(bench: Workbench, config: RLConfig, trajectories: Sequence[T
     batches = [batch for part in parts if (batch := bench.algorithm.batch(part)) is not None]
     if bench.algorithm.old_logprobs == "recompute":
         batches = [replace(b, old_logprobs=await bench.backend.logprobs(b)) for b in batches]
+    if bench.algorithm.reference:
+        batches = [replace(b, reference_logprobs=await bench.backend.reference_logprobs(b)) for b in batches]
     return Packed(batches, bench.engine.version)
 
 

@@ -50,6 +50,10 @@ class Algorithm(Driver, ABC):
     """`recompute`: the run fills `TrainBatch.old_logprobs` from the trainer before the first update of a step;
     `engine`: they are the engine's; `none`: the loss does not use them."""
 
+    reference: bool = False
+    """Whether the loss compares with a reference policy: the run then keeps the policy that RL begins with as one and
+    fills `TrainBatch.reference_logprobs`. Say `trainer: reference` in `Driver.needs` too."""
+
     @classmethod
     def wants_experts(cls, config: Any) -> Literal["no", "welcome", "needed"]:
         """Whether, with these settings, `plan` makes use of `RolloutHistory.experts`.

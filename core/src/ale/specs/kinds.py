@@ -47,6 +47,7 @@ CAPABILITIES = {
         "weights_in_memory": "publishes weights in memory",
         "weights_in_folder": "publishes weights as a Hugging Face folder",
         "scratch": "makes small models from nothing",
+        "reference": "keeps a frozen reference policy",
         "gpu": "uses a GPU",
     },
     "algorithm": {},

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field
 
+from ale.errors import PluginError
 from ale.specs.driver import Driver
 from ale.specs.engine import PolicyVersion
 
@@ -47,7 +48,7 @@ class TrainBatch:
     """Packed sequences. Shapes: N tokens, S sequences, C chunks.
 
     `chunk_ids[i]` is the row of the token's chunk in `chunks`, -1 where the token carries no loss (prompt, tool
-    output, template, masked chunk). `engine_logprobs` and `old_logprobs` are 0 where `chunk_ids` is -1.
+    output, template, masked chunk). `engine_logprobs`, `old_logprobs` and `reference_logprobs` are 0 there.
     Log-probabilities are aligned with tokens: entry i is log p(token i | the tokens before it in its sequence).
     """
 
@@ -60,6 +61,8 @@ class TrainBatch:
     chunks: ChunkTable
     normalizer: float
     old_logprobs: npt.NDArray[np.float32] | None = None
+    reference_logprobs: npt.NDArray[np.float32] | None = None
+    """Those of the frozen policy of `TrainerBackend.keep_reference`, where the algorithm wants them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +72,7 @@ class LossInput:
     Tokens without loss (`TrainBatch.chunk_ids` -1) are not among them, so every `chunk_ids` is at least 0.
     `logprobs` [M] carries the gradient; `entropy` [M] (nats) does not. `chunk_ids` [M] index `chunks`, whose
     columns are tensors here, and which is the table of the *whole* batch. `old_logprobs` is None where the batch has
-    none: the loss then decides whether the engine's will do.
+    none: the loss then decides whether the engine's will do. `reference_logprobs` [M] is None where the batch has none.
     """
 
     logprobs: Any
@@ -79,6 +82,7 @@ class LossInput:
     chunk_ids: Any
     chunks: ChunkTensors
     normalizer: float
+    reference_logprobs: Any = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,13 +99,15 @@ class ChunkTensors:
 
 @dataclass(frozen=True, slots=True)
 class LossOutput:
-    """`loss` is a scalar tensor; `sums` are detached scalars that add up over micro-batches and ranks.
+    """`loss` is a scalar tensor; `sums` are detached scalars that add up over micro-batches and ranks, `maxima` such of
+    which the largest counts.
 
     What is reported is `Algorithm.metrics` of the totals, such as `sums[x] / sums[weight]` for a mean.
     """
 
     loss: Any
     sums: Mapping[str, Any]
+    maxima: Mapping[str, Any] = field(default_factory=dict)
 
 
 class LossFunction(Protocol):
@@ -147,8 +153,8 @@ class TrainerBackend(Driver, ABC):
     async def update(self, batch: TrainBatch, loss: LossFunction, *, lr: float | None = None) -> dict[str, float]:
         """One optimizer step. `lr` overrides the configured one for this step.
 
-        Returns the summed `LossOutput.sums`, and `loss`, `grad_norm` (before clipping), `lr`, `tokens`,
-        `padding_waste` (share of computed positions that were padding), `seconds`.
+        Returns the summed `LossOutput.sums`, the largest of its `maxima`, and `loss`, `grad_norm` (before clipping), `lr`,
+        `tokens`, `padding_waste` (share of computed positions that were padding), `seconds`.
         Raises `TrainerError` where loss or gradient is not finite (the weights are then unchanged).
         """
 
@@ -157,9 +163,28 @@ class TrainerBackend(Driver, ABC):
         """The current weights under a new version number, for engines to load. They are a copy: later updates do not
         change them."""
 
+    async def keep_reference(self) -> None:
+        """Keep a frozen copy of the current weights as the reference policy; a later call replaces it, `load_model`
+        forgets it. Of a trainer with the capability `reference`; the others raise `PluginError`."""
+        raise self._without_reference()
+
+    async def reference_logprobs(self, batch: TrainBatch) -> npt.NDArray[np.float32]:
+        """What `logprobs` would give under the weights of the reference policy; [N], float32, 0 without loss.
+
+        Raises `TrainerError` before `keep_reference`, and `PluginError` where the trainer is not capable of `reference`.
+        """
+        raise self._without_reference()
+
+    def _without_reference(self) -> PluginError:
+        return PluginError(
+            f"The trainer {type(self).__name__} keeps no reference policy; set the algorithm's kl_coef to 0, or use a "
+            "trainer with the capability 'reference' ('ale plugins list' names them)."
+        )
+
     @abstractmethod
     async def save(self, folder: Path) -> None:
-        """Write weights (Hugging Face format), optimizer and RNG state; atomic: the folder is whole or absent."""
+        """Write weights (Hugging Face format), optimizer, RNG state, and the reference policy where there is one; atomic:
+        the folder is whole or absent."""
 
     @abstractmethod
     async def load(self, folder: Path) -> None:

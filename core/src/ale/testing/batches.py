@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import numpy.typing as npt
 
 from ale.messages import Message
 from ale.specs.trainer import ChunkTable, TrainBatch
@@ -43,6 +44,23 @@ def two_contexts(i: int, *, reward: float, group: str = "g") -> Trajectory:
     third = replace(two.chunks[0], index=2, sequence=1, start=6, end=9)
     second = replace(two.sequences[0], token_ids=(1, 2, 4, 4, 4, 4, *two.sequences[0].token_ids[3:6]))
     return replace(one, id=f"c{i}", sequences=(*one.sequences, second), chunks=(replayed, one.chunks[1], third))
+
+
+def selected(batch: TrainBatch, trajectories: list[int]) -> TrainBatch:
+    """These trajectories of the batch in this order, under its normalizer: reordered, a micro-batch, or a rank's share."""
+    ends = np.cumsum(batch.lengths)
+    sequences = [s for t in trajectories for s in np.flatnonzero(batch.trajectory == t)]
+    at = np.concatenate([np.arange(ends[s] - batch.lengths[s], ends[s]) for s in sequences])
+
+    def pick(values: npt.NDArray[np.float32] | None) -> npt.NDArray[np.float32] | None:
+        return None if values is None else values[at]
+
+    return replace(
+        batch, token_ids=batch.token_ids[at], lengths=batch.lengths[sequences], chunk_ids=batch.chunk_ids[at],
+        trajectory=np.repeat(np.arange(len(trajectories)), [(batch.trajectory == t).sum() for t in trajectories]),
+        engine_logprobs=batch.engine_logprobs[at], old_logprobs=pick(batch.old_logprobs),
+        reference_logprobs=pick(batch.reference_logprobs),
+    )  # fmt: skip
 
 
 def paired(batch: TrainBatch) -> TrainBatch:

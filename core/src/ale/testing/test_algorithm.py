@@ -189,7 +189,8 @@ def inputs(batch: TrainBatch, shift: float = 0.0) -> tuple[LossInput, Any]:
     c = batch.chunks
     tensors = ChunkTensors(*(torch.from_numpy(getattr(c, f.name)) for f in fields(ChunkTensors)))
     ids = torch.from_numpy(batch.chunk_ids[trained])
-    return LossInput(logprobs, torch.zeros_like(logprobs), old, old, ids, tensors, batch.normalizer), logprobs
+    zeros = torch.zeros_like(logprobs).detach()
+    return LossInput(logprobs, zeros, old, old, ids, tensors, batch.normalizer, old - 0.1), logprobs
 
 
 @scenario
@@ -207,7 +208,7 @@ async def test_the_loss_and_its_gradient_are_finite(subject: Subject) -> None:
             assert np.isfinite(gradient).all(), f"the gradient must be finite (policy {shift} nats away)"
             if shift == 0.0:
                 assert np.abs(gradient).max() > 0, "on-policy rollouts with success and failure must give a gradient"
-            for name, value in out.sums.items():
+            for name, value in [*out.sums.items(), *out.maxima.items()]:
                 assert not getattr(value, "requires_grad", False), f"sums['{name}'] must be detached"
                 assert math.isfinite(float(value)), f"sums['{name}'] must be finite"
 
@@ -246,7 +247,7 @@ async def test_micro_batches_add_up_to_the_batch(subject: Subject) -> None:
             cut, cut_logprobs = inputs(batch, 0.2)
             piece = replace(cut, **{
                 name: getattr(cut, name)[begin:end]
-                for name in ("logprobs", "entropy", "old_logprobs", "engine_logprobs", "chunk_ids")
+                for name in ("logprobs", "entropy", "old_logprobs", "engine_logprobs", "reference_logprobs", "chunk_ids")
             })  # fmt: skip
             out = algorithm.loss(piece)
             out.loss.backward()
@@ -268,7 +269,7 @@ async def test_metrics_are_plain_numbers(subject: Subject) -> None:
         batch = algorithm.batch(two_groups())
         assert batch is not None
         out = algorithm.loss(inputs(batch)[0])
-        totals = {name: float(value) for name, value in out.sums.items()}
+        totals = {name: float(value) for name, value in [*out.sums.items(), *out.maxima.items()]}
         usual = {
             "loss": float(out.loss.detach()),
             "grad_norm": 1.0,
@@ -280,4 +281,8 @@ async def test_metrics_are_plain_numbers(subject: Subject) -> None:
         for name, value in algorithm.metrics({**totals, **usual}).items():
             assert isinstance(name, str), "metrics have names"
             assert isinstance(value, float | int), f"the metric '{name}' must be a number, not {type(value).__name__}"
+        if algorithm.reference:
+            assert "reference" in type(algorithm).needs(subject.config).get("trainer", ()), (
+                "an algorithm with reference=True must name it in needs(): {'trainer': ['reference']}"
+            )
         assert algorithm.old_logprobs in ("recompute", "engine", "none"), "old_logprobs is recompute, engine or none"

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from ale.errors import AleError, TrainerError
+from ale.errors import AleError, PluginError, TrainerError
 from ale.specs.trainer import ChunkTable, LossInput, LossOutput, ScratchModel, TrainBatch, TrainerBackend
 from ale.testing.batches import mixed_group, packed, paired
 from ale.testing.scenario import cancelled, fails_with, scenario
@@ -178,6 +179,96 @@ async def test_a_loss_that_is_no_number_is_refused_and_changes_nothing(subject: 
         )
         await trainer.update(given, likelihood, lr=1e-3)
         assert np.isfinite(await trainer.logprobs(given)).all(), "the next good update must work"
+
+
+@scenario
+async def test_of_what_a_loss_calls_a_maximum_the_largest_is_returned(subject: Subject) -> None:
+    def with_maximum(inputs: LossInput) -> LossOutput:
+        return replace(likelihood(inputs), maxima={"lowest": inputs.logprobs.detach().max()})
+
+    async with loaded(subject) as trainer:
+        given = batch()
+        found = (await trainer.logprobs(given))[given.chunk_ids >= 0].max()
+        totals = await trainer.update(given, with_maximum, lr=1e-3)
+        assert "lowest" in totals, "update() must return LossOutput.maxima too"
+        assert abs(totals["lowest"] - found) < 1e-4, (
+            f"of maxima the largest over all micro-batches counts: {found:.4f}, not {totals['lowest']:.4f}"
+        )
+
+
+@scenario
+async def test_a_trainer_without_a_reference_policy_says_so(subject: Subject) -> None:
+    if subject.can("reference"):
+        return
+    async with loaded(subject) as trainer:
+        await fails_with(trainer.keep_reference(), PluginError, why="keep_reference() without the capability")
+        await fails_with(trainer.reference_logprobs(batch()), PluginError, why="reference_logprobs() without it")
+
+
+@needs("reference")
+@scenario
+async def test_the_reference_policy_stays_what_it_was(subject: Subject) -> None:
+    async with loaded(subject) as trainer:
+        given = batch()
+        await fails_with(
+            trainer.reference_logprobs(given), TrainerError, why="reference_logprobs() before keep_reference()"
+        )
+        first = await trainer.logprobs(given)
+        await trainer.keep_reference()
+        kept = await trainer.reference_logprobs(given)
+        assert kept.dtype == np.float32, f"float32, not {kept.dtype}"
+        assert np.abs(kept - first).max() < 1e-6, "the reference is the policy as it is when it is kept"
+        await trainer.update(given, likelihood, lr=1e-2)
+        assert np.abs(await trainer.reference_logprobs(given) - first).max() < 1e-6, (
+            "an update must not change the reference"
+        )
+        moved = await trainer.logprobs(given)
+        assert np.abs(moved - first).max() > 1e-4, "to keep a reference must not keep the policy from learning"
+        await trainer.keep_reference()
+        assert np.abs(await trainer.reference_logprobs(given) - moved).max() < 1e-6, "a later call replaces it"
+        await trainer.load_model(subject.folder / "tiny-0")
+        await fails_with(trainer.reference_logprobs(given), TrainerError, why="load_model() must forget the reference")
+
+
+@needs("reference")
+@scenario
+async def test_a_loss_is_shown_the_references_logprobs(subject: Subject) -> None:
+    seen: list[Any] = []
+
+    def looking(inputs: LossInput) -> LossOutput:
+        seen.append(inputs.reference_logprobs)
+        return likelihood(inputs)
+
+    async with loaded(subject) as trainer:
+        given = batch()
+        await trainer.keep_reference()
+        kept = await trainer.reference_logprobs(given)
+        filled = replace(given, reference_logprobs=kept)
+        await trainer.update(filled, looking, lr=1e-3)
+        if not seen:
+            return  # the loss was called in another process
+        assert all(part is not None for part in seen), "LossInput.reference_logprobs must be filled from the batch"
+        found = sorted(float(x) for part in seen for x in part)
+        expected = sorted(float(x) for x in kept[given.chunk_ids >= 0])
+        assert found == expected, "a loss must be shown the batch's reference_logprobs of the tokens that carry loss"
+        seen.clear()
+        await trainer.update(given, looking, lr=1e-3)
+        assert all(part is None for part in seen), "where the batch has no reference_logprobs the loss is shown none"
+
+
+@needs("reference")
+@scenario
+async def test_a_checkpoint_holds_the_reference_policy(subject: Subject) -> None:
+    given, folder = batch(), subject.folder / "saved-with-reference"
+    async with loaded(subject) as trainer:
+        await trainer.keep_reference()
+        expected = await trainer.reference_logprobs(given)
+        await trainer.update(given, likelihood, lr=1e-2)
+        await trainer.save(folder)
+    async with loaded(subject, seed=1) as fresh:
+        await fresh.load(folder)
+        apart = np.abs(await fresh.reference_logprobs(given) - expected).max()
+        assert apart < 1e-5, f"load() must bring back the reference that was saved; it is {apart:.2g} apart"
 
 
 @scenario

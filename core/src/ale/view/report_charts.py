@@ -105,6 +105,8 @@ _STAGE_CHARTS: tuple[tuple[str, str, str, Format, bool, tuple[tuple[str, str], .
      (("illegal_calls", "illegal calls"), ("failed_executions", "failed executions"))),
     (RL_STAGE, "Importance ratio", "new / old probability", "number", True,
      (("ratio", "mean"), ("ratio_std", "standard deviation"))),
+    (RL_STAGE, "Divergence", "nats per token", "number", True,
+     (("kl_old", "from the policy that sampled"), ("kl_ref", "from the reference"))),
     (RL_STAGE, "Left out of the gradient", "share", "share", True,
      (("masked", "masked tokens"), ("masked_chunks", "masked chunks"), ("clipped", "clipped tokens"))),
     (RL_STAGE, "Wait for a sandbox", "of the latest requests", "seconds", True,

@@ -14,7 +14,7 @@ torch is imported with `loss.py` and `report.py`, by the methods that use them: 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -74,6 +74,11 @@ class IPA(Algorithm):
             "engine's own numbers (cheaper; nothing is masked then).",
         )
         group_size: int = Field(8, gt=0, description="Rollouts of each task in a step.")
+        kl_coef: float = Field(
+            0.0,
+            ge=0,
+            description="Weight of KL(pi || the policy that RL began with) in the loss; 0: none, and no second policy is kept.",
+        )
 
         @model_validator(mode="after")
         def _no_idle_settings(self) -> IPA.Config:
@@ -136,6 +141,7 @@ class IPA(Algorithm):
         super().__init__(config, context)
         self.group_size = config.group_size
         self.old_logprobs = config.old_logprobs
+        self.reference = config.kl_coef > 0
         self._dropped_groups = 0
         self._curriculum = Curriculum(config, config.most_starts, context.event)
 
@@ -150,6 +156,11 @@ class IPA(Algorithm):
         """See `Algorithm.plan`. In a run that knows experts, a task's rollouts may start on its expert's path."""
         requests = super().plan(tasks, history)
         return requests if self.wants_experts(self.config) == "no" else self._curriculum.place(requests, history)
+
+    @classmethod
+    def needs(cls, config: Any) -> Mapping[str, Collection[str]]:
+        """A trainer that keeps a reference policy, where there is a penalty on leaving it."""
+        return {"trainer": ["reference"]} if config.kl_coef else {}
 
     def batch(self, trajectories: Sequence[Trajectory]) -> TrainBatch | None:
         """See `Algorithm.batch`. Left out: trajectories without a reward to be trusted, groups without spread.
@@ -195,21 +206,22 @@ class IPA(Algorithm):
         """Eq. 9 over one micro-batch, or Eq. 10 where it holds imitated chunks."""
         sampled = inputs.chunks.sampled[inputs.chunk_ids]
         if bool(sampled.all()):
-            out = self._policy_loss(inputs)
-            return LossOutput(self.config.lambda_rl * out.loss, out.sums)
+            return self._policy_loss(inputs)
         imitated, sums = imitation_loss(select(inputs, ~sampled))
-        total = self.config.lambda_il * imitated
-        if bool(sampled.any()):
-            out = self._policy_loss(select(inputs, sampled))
-            total, sums = total + self.config.lambda_rl * out.loss, {**out.sums, **sums}
-        return LossOutput(total, sums)
+        imitated = self.config.lambda_il * imitated
+        if not bool(sampled.any()):
+            return LossOutput(imitated, sums)
+        out = self._policy_loss(select(inputs, sampled))
+        return LossOutput(imitated + out.loss, {**out.sums, **sums}, out.maxima)
 
     def _policy_loss(self, inputs: LossInput) -> LossOutput:
-        """Eq. 9 over tokens that the policy sampled."""
+        """`lambda_rl` times Eq. 9 over tokens that the policy sampled, and the penalty of `kl_coef`."""
         import torch
 
         from ale_ipa.loss import policy_loss
         from ale_ipa.report import loss_sums
+        from ale_policy_loss.reference import reference_penalty
+        from ale_policy_loss.report import ratio_maxima
         from ale_policy_loss.units import segments_of
 
         c = self.config
@@ -236,17 +248,22 @@ class IPA(Algorithm):
             c.mismatch_lower,
             inputs.normalizer,
         )
-        return LossOutput(terms.loss, loss_sums(inputs, torch.as_tensor(old), positive, terms))
+        penalty = reference_penalty(inputs, c.kl_coef)
+        sums = loss_sums(inputs, torch.as_tensor(old), positive, terms) | penalty.sums
+        return LossOutput(c.lambda_rl * terms.loss + penalty.loss, sums, ratio_maxima(terms.ratio))
 
     def metrics(self, totals: Mapping[str, float]) -> dict[str, float]:
-        """Means over the tokens with loss.
+        """Means over the tokens with loss, unless it says otherwise; `docs/metrics.md` has them in one table.
 
-        `entropy` in nats; `ratio`, `ratio_std` of pi/pi_old before the step; `kl_old` an estimate of KL(pi_old, pi);
-        `engine_gap` the mean of |log pi_old - log mu|. Shares: `positive` of the tokens, `masked` of the tokens,
-        `masked_chunks` of the chunks (in part or whole), `clipped` of the negative tokens (ratio above 1).
-        `dropped_groups` counts those of all batches made since this was last asked. All this is of what the policy sampled.
-        Where experts are known: `il_tokens` that were imitated, `il_loss` their mean negative log-likelihood (nats),
-        `experts` the tasks that have one, `start_chunk_pointer` the chunks replayed, mean over the tasks' pointers.
+        `entropy` in nats; `ratio`, `ratio_std`, `ratio_max` of pi/pi_old in its unit before the step; `effective_samples`:
+        (sum of ratios)^2 / (tokens x sum of squares), 1 where all are alike; `kl_old` an estimate of KL(pi_old, pi),
+        `kl_ref` of KL(pi, reference) on what the policy sampled; `engine_gap` the mean of |log pi_old - log mu|. Shares:
+        `positive` and `negative` of the tokens, `positive_trajectories` and `negative_trajectories` of the trajectories,
+        `masked` of the tokens, `masked_chunks` of the chunks (in part or whole), `clipped` of the negative tokens (ratio
+        above 1). `dropped_groups` counts those of all batches made since this was last asked. All this is of what the
+        policy sampled. Where experts are known: `il_tokens` that were imitated, `il_loss` their mean negative
+        log-likelihood (nats), `experts` the tasks that have one, `start_chunk_pointer` the chunks replayed, mean over the
+        tasks' pointers.
         """
         from ale_ipa.report import loss_metrics
 

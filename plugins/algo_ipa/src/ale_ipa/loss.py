@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ale_policy_loss.likelihood import weighted_likelihood
 from ale_policy_loss.ratios import log_ratio, mismatch_mask, ratio_of, truncated
 from ale_policy_loss.units import segments_of
 
@@ -47,15 +48,15 @@ def policy_loss(
 ) -> LossTerms:
     """Eq. 9 as a loss: `- sum_t w_t G_t m_t logprobs_t / Z`.
 
-    logprobs [M] carries the gradient; old, engine, returns (G of the token's chunk) [M]; positive [M] bool (the
+    All in float32 or better. logprobs [M] carries the gradient; old, engine, returns (G of the token's chunk) [M]; positive [M] bool (the
     token's trajectory is in T+). `w` and `m` carry none: they are weights, not part of the objective.
     """
+    kind = torch.promote_types(logprobs.dtype, torch.float32)
+    logprobs, old, engine, returns = (x.to(kind) for x in (logprobs, old, engine, returns))
     with torch.no_grad():
         log_rho = log_ratio(logprobs, old, ratio_segments)
         weight = importance_weight(log_rho, positive)
         mask = mismatch_mask(old, engine, mask_segments, threshold, lower)
         factor = weight * returns * mask / normalizer
         ratio = ratio_of(log_rho)
-    # 0 x -inf is nan: what has no weight must not turn the sum into one.
-    terms = torch.where(factor == 0, torch.zeros_like(logprobs), factor * logprobs)
-    return LossTerms(-terms.sum(), ratio, weight, mask)
+    return LossTerms(weighted_likelihood(logprobs, factor), ratio, weight, mask)

@@ -11,7 +11,7 @@ torch is imported by the methods that use it: settings are checked without it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -43,6 +43,11 @@ class PolicyGradient(Algorithm):
 
         variant: Variant = Field("grpo", description="The policy gradient.")
         group_size: int = Field(8, gt=0, description="Rollouts of each task in a step.")
+        kl_coef: float = Field(
+            0.0,
+            ge=0,
+            description="Weight of KL(pi || the policy that RL began with) in the loss; 0: none, and no second policy is kept.",
+        )
         baseline: Baseline | None = Field(
             None,
             description="What is taken off a reward: the mean of the batch, of its group, or of the group's others.",
@@ -80,7 +85,7 @@ class PolicyGradient(Algorithm):
         def _no_idle_settings(self) -> PolicyGradient.Config:
             rule = RULES[self.variant]
             given = {name for name in self.model_fields_set if getattr(self, name) is not None}
-            idle = sorted(given - rule.open - {"variant", "group_size"})
+            idle = sorted(given - rule.open - {"variant", "group_size", "kl_coef"})
             if idle:
                 raise ValueError(
                     f"{', '.join(idle)} cannot be set with the variant '{self.variant}', which takes "
@@ -114,7 +119,13 @@ class PolicyGradient(Algorithm):
         self.settings = config.settings()
         self.group_size = config.group_size
         self.old_logprobs = self.settings.old_logprobs
+        self.reference = config.kl_coef > 0
         self._dropped_groups = 0
+
+    @classmethod
+    def needs(cls, config: Any) -> Mapping[str, Collection[str]]:
+        """A trainer that keeps a reference policy, where there is a penalty on leaving it."""
+        return {"trainer": ["reference"]} if config.kl_coef else {}
 
     def batch(self, trajectories: Sequence[Trajectory]) -> TrainBatch | None:
         """See `Algorithm.batch`. Left out: trajectories without a reward to be trusted, groups without spread.
@@ -157,6 +168,8 @@ class PolicyGradient(Algorithm):
         import torch
 
         from ale_pg.report import loss_sums
+        from ale_policy_loss.reference import reference_penalty
+        from ale_policy_loss.report import ratio_maxima
         from ale_policy_loss.units import segments_of
 
         kind = torch.promote_types(inputs.logprobs.dtype, torch.float32)
@@ -165,8 +178,22 @@ class PolicyGradient(Algorithm):
         old = None if old is None else old.to(kind)
         values = inputs.chunks.returns[inputs.chunk_ids].to(kind)
         trajectories = segments_of("trajectory", inputs.chunk_ids, inputs.chunks)
-        terms = self._terms(logprobs, old, inputs.engine_logprobs.to(kind), values, trajectories, inputs.normalizer)
-        return LossOutput(terms.loss, loss_sums(inputs, logprobs, old, values, trajectories, terms))
+        shares = self._shares(logprobs, trajectories, inputs.normalizer)
+        terms = self._terms(
+            logprobs, old, inputs.engine_logprobs.to(kind), values, trajectories, shares, inputs.normalizer
+        )
+        penalty = reference_penalty(inputs, self.config.kl_coef, shares)
+        sums = loss_sums(inputs, logprobs, old, values, trajectories, terms) | penalty.sums
+        maxima = {} if terms.ratio is None else ratio_maxima(terms.ratio)
+        return LossOutput(terms.loss + penalty.loss, sums, maxima)
+
+    def _shares(self, logprobs: Tensor, trajectories: Tensor, z: float) -> Tensor:
+        """What each token counts in the mean that the loss is. [M]"""
+        from ale_pg.terms import even_shares, trajectory_shares
+
+        if self.settings.normalization == "trajectory_mean":
+            return trajectory_shares(logprobs, trajectories, z)
+        return even_shares(logprobs, z)
 
     def _old(self, inputs: LossInput) -> Tensor | None:
         """log pi_old of the tokens; None where the variant has no ratio."""
@@ -183,21 +210,23 @@ class PolicyGradient(Algorithm):
         return inputs.engine_logprobs if old is None else old
 
     def _terms(
-        self, logprobs: Tensor, old: Tensor | None, engine: Tensor, values: Tensor, trajectories: Tensor, z: float
+        self,
+        logprobs: Tensor,
+        old: Tensor | None,
+        engine: Tensor,
+        values: Tensor,
+        trajectories: Tensor,
+        shares: Tensor,
+        z: float,
     ) -> Terms:
         from ale_pg.cispo import cispo
         from ale_pg.grpo import dapo, dr_grpo, grpo
         from ale_pg.gspo import gspo
         from ale_pg.ppo import ppo_clip
         from ale_pg.reinforce import reinforce, tis
-        from ale_pg.terms import even_shares, trajectory_shares
         from ale_pg.topr import topr, topr_token_mask
 
         s = self.settings
-        if s.normalization == "trajectory_mean":
-            shares = trajectory_shares(logprobs, trajectories, z)
-        else:
-            shares = even_shares(logprobs, z)
         if old is None:
             return reinforce(logprobs, values, shares)
         match self.config.variant:
@@ -223,12 +252,13 @@ class PolicyGradient(Algorithm):
                 return ppo_clip(logprobs, old, values, shares, s.clip_low, s.clip_high)
 
     def metrics(self, totals: Mapping[str, float]) -> dict[str, float]:
-        """Means over the tokens with loss, unless it says otherwise.
+        """Means over the tokens with loss, unless it says otherwise; `docs/metrics.md` has them in one table.
 
-        `entropy` in nats; `advantage`, `advantage_std` over trajectories; `positive`: share of tokens with an advantage
-        above 0. Where the variant has a ratio: `ratio`, `ratio_std` of pi/pi_old in its unit before the step;
-        `effective_samples`: (sum of ratios)^2 / (tokens x sum of squares), 1 where all are alike; `clipped_low`,
-        `clipped_high`: share of tokens whose gradient a bound took or cut; `kl_old`: estimate of KL(pi_old, pi);
+        `entropy` in nats; `advantage`, `advantage_std` over trajectories; `positive` and `negative`: share of tokens with an
+        advantage above and below 0, `positive_trajectories` and `negative_trajectories` of the trajectories; `kl_ref`:
+        estimate of KL(pi, reference). Where the variant has a ratio: `ratio`, `ratio_std`, `ratio_max` of pi/pi_old in its
+        unit before the step; `effective_samples`: (sum of ratios)^2 / (tokens x sum of squares), 1 where all are alike;
+        `clipped_low`, `clipped_high`: share of tokens whose gradient a bound took or cut; `kl_old`: estimate of KL(pi_old, pi);
         `engine_gap`: |log pi_old - log mu|; `masked`: share of tokens above H. `dropped_groups` counts the groups without
         spread in all batches made since this was last asked.
         """

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ale_pg.terms import Terms, weighted_likelihood
+from ale_pg.terms import Terms
+from ale_policy_loss.likelihood import weighted_likelihood
 from ale_policy_loss.ratios import gap
 
 

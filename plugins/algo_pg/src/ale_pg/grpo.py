@@ -20,7 +20,7 @@ def grpo(
     low: float = 0.2,
     high: float = 0.2,
 ) -> Terms:
-    """Shao et al., 2024 (arXiv:2402.03300), Eq. 3 without its KL term: the mean over trajectories of their means over
+    """Shao et al., 2024 (arXiv:2402.03300), Eq. 3 without its KL term (`kl_coef` adds it): the mean over trajectories of their means over
     tokens. `normalizer` is the number of trajectories; tensors [M]."""
     return ppo_clip(logprobs, old, advantages, trajectory_shares(logprobs, trajectories, normalizer), low, high)
 

@@ -9,17 +9,9 @@ from torch import Tensor
 
 from ale.specs.trainer import LossInput
 from ale_pg.terms import Terms
-from ale_policy_loss.ratios import gap
+from ale_policy_loss.report import common_metrics, mean_and_deviation, ratio_sums, side_sums
 
-MEANS = {
-    "entropy": "entropy_sum",
-    "positive": "positive_tokens",
-    "masked": "masked_tokens",
-    "clipped_low": "clipped_low_tokens",
-    "clipped_high": "clipped_high_tokens",
-    "kl_old": "kl_sum",
-    "engine_gap": "engine_gap_sum",
-}
+SHARES = ("masked", "clipped_low", "clipped_high")
 """Metrics that are a sum over the number of tokens with loss; where a variant has no such sum, it has no such metric."""
 
 
@@ -34,11 +26,10 @@ def loss_sums(
     each = each[members]
     sums = {
         "loss_tokens": logprobs.new_tensor(len(logprobs)),
-        "trajectories": logprobs.new_tensor(len(members)),
         "advantage_sum": each.sum(),
         "advantage_square_sum": each.square().sum(),
-        "positive_tokens": (advantages > 0).sum(),
         "entropy_sum": inputs.entropy.sum(),
+        **side_sums(advantages > 0, advantages < 0, trajectories),
     }
     if terms.mask is not None:
         sums["masked_tokens"] = (1 - terms.mask).sum()
@@ -47,16 +38,7 @@ def loss_sums(
     if terms.high is not None:
         sums["clipped_high_tokens"] = terms.high.sum()
     if terms.ratio is not None and old is not None:
-        step = gap(logprobs, old)
-        # In double precision: the square of a ratio of e^20 would swallow all others.
-        ratio = terms.ratio.double()
-        sums |= {
-            "ratio_sum": ratio.sum(),
-            "ratio_square_sum": ratio.square().sum(),
-            # Never negative and of low variance: exp(d) - 1 - d with d = log pi - log pi_old on samples of pi_old.
-            "kl_sum": (step.exp() - 1 - step).sum(),
-            "engine_gap_sum": gap(old, inputs.engine_logprobs).abs().sum(),
-        }
+        sums |= ratio_sums(terms.ratio, logprobs, old, inputs.engine_logprobs)
     return sums
 
 
@@ -64,21 +46,11 @@ def loss_metrics(totals: Mapping[str, float]) -> dict[str, float]:
     """Readable metrics from the totals of an update; what is not from `loss_sums` stays as it is."""
     out = dict(totals)
     tokens = max(1.0, out.get("loss_tokens", 0.0))
-    for name, source in MEANS.items():
-        if source in out:
-            out[name] = out.pop(source) / tokens
+    for name in SHARES:
+        if f"{name}_tokens" in out:
+            out[name] = out.pop(f"{name}_tokens") / tokens
     if "advantage_sum" in out:
-        count = max(1.0, out["trajectories"])
-        out["advantage"], out["advantage_std"] = _mean_and_deviation(
-            out.pop("advantage_sum"), out.pop("advantage_square_sum"), count
+        out["advantage"], out["advantage_std"] = mean_and_deviation(
+            out.pop("advantage_sum"), out.pop("advantage_square_sum"), max(1.0, out["trajectories"])
         )
-    if "ratio_sum" in out:
-        total, squares = out.pop("ratio_sum"), out.pop("ratio_square_sum")
-        out["ratio"], out["ratio_std"] = _mean_and_deviation(total, squares, tokens)
-        out["effective_samples"] = total * total / (squares * tokens) if squares > 0 else 0.0
-    return out
-
-
-def _mean_and_deviation(total: float, squares: float, count: float) -> tuple[float, float]:
-    mean = total / count
-    return mean, max(0.0, squares / count - mean * mean) ** 0.5
+    return common_metrics(out)

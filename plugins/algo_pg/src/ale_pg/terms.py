@@ -38,9 +38,3 @@ def even_shares(like: Tensor, normalizer: float) -> Tensor:
 def trajectory_shares(like: Tensor, trajectories: Tensor, normalizer: float) -> Tensor:
     """Every trajectory counts the same, its tokens alike: 1 / (Z |tau|). [M]"""
     return 1.0 / (segment_sizes(like.detach(), trajectories) * normalizer)
-
-
-def weighted_likelihood(logprobs: Tensor, weights: Tensor) -> Tensor:
-    """`- sum_t weights_t logprobs_t`; a token that is impossible now has no gradient to follow and adds nothing."""
-    counts = torch.isfinite(logprobs) & (weights != 0)
-    return -torch.where(counts, weights * logprobs, torch.zeros_like(logprobs)).sum()

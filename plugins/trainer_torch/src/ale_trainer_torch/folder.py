@@ -1,7 +1,8 @@
 """Hugging Face folders: reading a causal LM, and checkpoints that are whole or absent.
 
 A checkpoint is such a folder with the tokenizer's files and `trainer_state.pt` (optimizer, random state, version)
-beside the weights, so that it serves as `model.path` too. It is written under another name and renamed at the end.
+beside the weights, so that it serves as `model.path` too; a reference policy is a model folder inside it. It is written
+under another name and renamed at the end.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from transformers.utils import logging
 from ale.errors import ConfigError
 
 STATE_FILE = "trainer_state.pt"
+REFERENCE_FOLDER = "reference"
 TOKENIZER_FILES = (
     "tokenizer*",
     "special_tokens_map.json",
@@ -59,8 +61,10 @@ def read_model(folder: Path, dtype: torch.dtype) -> Any:
     return model
 
 
-def write_checkpoint(folder: Path, model: Any, state: dict[str, Any], tokenizer_folder: Path) -> None:
-    """Write model, tokenizer and state into `folder`, replacing what stands there."""
+def write_checkpoint(
+    folder: Path, model: Any, state: dict[str, Any], tokenizer_folder: Path, reference: Any | None = None
+) -> None:
+    """Write model, tokenizer, state and the reference model into `folder`, replacing what stands there."""
     restore(folder)
     new, old = _beside(folder)
     for leftover in (new, old):
@@ -72,6 +76,8 @@ def write_checkpoint(folder: Path, model: Any, state: dict[str, Any], tokenizer_
                 shutil.copy2(file, new / file.name)
     with quiet():
         model.save_pretrained(str(new))
+        if reference is not None:
+            reference.save_pretrained(str(new / REFERENCE_FOLDER))
     torch.save(state, new / STATE_FILE)
     if folder.exists():
         folder.rename(old)

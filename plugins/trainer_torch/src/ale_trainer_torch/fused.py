@@ -10,6 +10,7 @@ Shapes: N positions, H width, V vocabulary. A token that its logits hold impossi
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -68,11 +69,10 @@ class _FromHidden(torch.autograd.Function):
         cap: float | None,
         entropy: bool,
     ) -> tuple[Tensor, Tensor | None]:
-        logprobs, entropies = _results(hidden, len(targets), entropy)
         desk = _Desk(hidden, len(weight), chunk, len(targets))
-        for part in desk.spans:
-            logits = desk.head(hidden[part], weight, bias, scale, cap)
-            desk.reduce(logits, targets[part], logprobs[part], None if entropies is None else entropies[part])
+        logprobs, entropies = desk.measure(
+            lambda part: desk.head(hidden[part], weight, bias, scale, cap), targets, entropy
+        )
         ctx.save_for_backward(hidden, weight, bias, targets)
         ctx.chunk, ctx.scale, ctx.cap = chunk, scale, cap
         if entropies is not None:
@@ -119,11 +119,8 @@ class _FromLogits(torch.autograd.Function):
     def forward(
         ctx: Any, logits: Tensor, targets: Tensor, rows: Tensor | None, chunk: int | None, entropy: bool
     ) -> tuple[Tensor, Tensor | None]:
-        logprobs, entropies = _results(logits, len(targets), entropy)
         desk = _Desk(logits, logits.shape[-1], chunk, len(targets))
-        for part in desk.spans:
-            some = logits[part if rows is None else rows[part]]
-            desk.reduce(some, targets[part], logprobs[part], None if entropies is None else entropies[part])
+        logprobs, entropies = desk.measure(lambda part: logits[part if rows is None else rows[part]], targets, entropy)
         ctx.save_for_backward(logits, targets, rows)
         ctx.chunk = chunk
         if entropies is not None:
@@ -144,11 +141,6 @@ class _FromLogits(torch.autograd.Function):
 
 def _wide(like: Tensor) -> torch.dtype:
     return torch.promote_types(like.dtype, torch.float32)
-
-
-def _results(like: Tensor, count: int, entropy: bool) -> tuple[Tensor, Tensor | None]:
-    logprobs = like.new_empty(count, dtype=_wide(like))
-    return logprobs, torch.empty_like(logprobs) if entropy else None
 
 
 class _Desk:
@@ -173,14 +165,20 @@ class _Desk:
         logits = logits.to(_wide(logits)).mul_(scale)
         return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
 
-    def reduce(self, logits: Tensor, targets: Tensor, logprobs: Tensor, entropies: Tensor | None) -> None:
-        """Fill `logprobs` [n] and `entropies` [n] from logits [n, V]."""
-        table = torch.log_softmax(logits, dim=-1, dtype=self._table.dtype, out=self._table[: len(logits)])
-        logprobs.copy_(table.gather(-1, targets[:, None]).squeeze(-1))
-        if entropies is not None:
-            chances = table.exp()
-            # 0 x -inf is nan; 0 x the lowest number is the 0 that an impossible token adds.
-            torch.sum(table.clamp_(min=torch.finfo(table.dtype).min).mul_(chances), dim=-1, out=entropies).neg_()
+    def measure(
+        self, logits_of: Callable[[slice], Tensor], targets: Tensor, entropy: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """Log-probabilities of `targets` [N] and, where asked for, entropies; `logits_of` a span are [n, V]."""
+        logprobs = self._table.new_empty(len(targets))
+        entropies = torch.empty_like(logprobs) if entropy else None
+        for part in self.spans:
+            logits = logits_of(part)
+            table = torch.log_softmax(logits, dim=-1, dtype=self._table.dtype, out=self._table[: len(logits)])
+            logprobs[part] = table.gather(-1, targets[part, None]).squeeze(-1)
+            if entropies is not None:
+                # 0 x -inf is nan; 0 x the lowest number is the 0 that an impossible token adds.
+                entropies[part] = -table.exp().mul_(table.clamp_(min=torch.finfo(table.dtype).min)).sum(-1)
+        return logprobs, entropies
 
     def slope(self, logits: Tensor, targets: Tensor, grad: Tensor) -> Tensor:
         """Gradient of `sum(grad * logprobs)` to the logits. [n, V]"""

@@ -1,11 +1,13 @@
 """The model being trained and its optimizer: the blocking half of the trainer, used from one thread only.
 
-An update cuts the batch into micro-batches, adds up their gradients, looks whether all is finite, clips, and steps
-once. The loss is a function that comes with the call.
+An update cuts the batch into micro-batches, adds up their gradients (`accumulate`), looks whether all is finite, clips,
+and steps once (`step`). The loss is a function that comes with the call. The reference policy is a frozen copy of the
+model that is asked in the same way.
 """
 
 from __future__ import annotations
 
+import copy
 import math
 import time
 from collections.abc import Iterable
@@ -40,8 +42,17 @@ class Optimization:
     gradient_checkpointing: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Accumulated:
+    """What the micro-batches of a batch came to: their losses, what the loss function told, share of padding."""
+
+    loss: float
+    told: dict[str, float]
+    padding_waste: float
+
+
 class Learner:
-    """A policy and its AdamW. `folder` is where it was read from."""
+    """A policy, its AdamW, and a reference policy once there is one. `folder` is where it was read from."""
 
     def __init__(self, folder: Path, device: torch.device, dtype: torch.dtype, how: Optimization) -> None:
         self.folder = folder
@@ -50,21 +61,49 @@ class Learner:
         self._device = device
         self._how = how
         self._policy = Policy.of(self.model, packing=how.packing, chunk_tokens=how.logit_chunk)
+        self._reference: Policy | None = None
         if how.gradient_checkpointing:
             checkpoint_layers(self.model)
         self.optimizer = torch.optim.AdamW(
             parameter_groups(self.model.parameters(), how.weight_decay), lr=how.lr, betas=how.betas, eps=how.eps
         )
 
-    @torch.no_grad()
+    @property
+    def reference(self) -> Any | None:
+        """The model of the reference policy."""
+        return None if self._reference is None else self._reference.model
+
+    def keep_reference(self) -> None:
+        """Make a copy of the weights as they are the reference policy."""
+        self._take_reference(copy.deepcopy(self.model))
+
+    def read_reference(self, folder: Path) -> None:
+        """Take the reference policy from a model folder."""
+        self._take_reference(read_model(folder, self.model.dtype).to(self._device))
+
+    def _take_reference(self, model: Any) -> None:
+        model.requires_grad_(False)
+        model.eval()  # activations are recomputed for a backward pass only
+        self._reference = self._policy.with_model(model)
+
     def logprobs(self, batch: TrainBatch) -> npt.NDArray[np.float32]:
         """Log-probability of each token with loss, 0 elsewhere. [N]
 
         Cut like an update, so that the same weights give the same numbers in both, bit by bit.
         """
+        return self._logprobs(self._policy, batch)
+
+    def reference_logprobs(self, batch: TrainBatch) -> npt.NDArray[np.float32]:
+        """The same under the reference policy. [N]"""
+        if self._reference is None:
+            raise TrainerError("The trainer 'torch' has no reference policy yet; call keep_reference first.")
+        return self._logprobs(self._reference, batch)
+
+    @torch.no_grad()
+    def _logprobs(self, policy: Policy, batch: TrainBatch) -> npt.NDArray[np.float32]:
         out = np.zeros(len(batch.token_ids), dtype=np.float32)
         for part in self._cut(batch):
-            out[part.index] = self._forward(part, entropy=False)[0].cpu().numpy()
+            out[part.index] = self._forward(policy, part, entropy=False)[0].cpu().numpy()
         return out
 
     def update(self, batch: TrainBatch, loss: LossFunction, lr: float | None) -> dict[str, float]:
@@ -72,9 +111,23 @@ class Learner:
         began = time.monotonic()
         lr = self._how.lr if lr is None else lr
         self.optimizer.zero_grad(set_to_none=True)
+        found = self.accumulate(batch, loss)
+        norm = self.step(lr)
+        return found.told | {
+            "loss": found.loss,
+            "grad_norm": norm,
+            "grad_clipped": float(norm > self._how.max_grad_norm),
+            "lr": lr,
+            "tokens": float(len(batch.token_ids)),
+            "padding_waste": found.padding_waste,
+            "seconds": time.monotonic() - began,
+        }
+
+    def accumulate(self, batch: TrainBatch, loss: LossFunction) -> Accumulated:
+        """Add the gradient of a batch to those that the weights hold."""
         parts = self._cut(batch)
         chunks = self._chunk_tensors(batch)
-        total, sums = 0.0, dict[str, float]()
+        total, told = 0.0, dict[str, float]()
         for part in parts:
             if not part.wanted.any():
                 continue
@@ -84,21 +137,20 @@ class Learner:
             if out.loss.requires_grad:
                 out.loss.backward()
             for name, value in out.sums.items():
-                sums[name] = sums.get(name, 0.0) + float(value)
+                told[name] = told.get(name, 0.0) + float(value)
+            for name, value in out.maxima.items():
+                told[name] = max(told.get(name, -math.inf), float(value))
+        return Accumulated(total, told, padding_waste(parts))
+
+    def step(self, lr: float) -> float:
+        """One step along the gradient that was added up, which is cleared; gives its norm before clipping."""
         norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._how.max_grad_norm))
         self._require_finite(norm, "gradient norm")
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        return sums | {
-            "loss": total,
-            "grad_norm": norm,
-            "lr": lr,
-            "tokens": float(len(batch.token_ids)),
-            "padding_waste": padding_waste(parts),
-            "seconds": time.monotonic() - began,
-        }
+        return norm
 
     def weights(self) -> dict[str, Tensor]:
         """Copies of all weights under their Hugging Face names; tied ones share their copy."""
@@ -138,11 +190,11 @@ class Learner:
     def _cut(self, batch: TrainBatch) -> list[MicroBatch]:
         return cut(batch, self._how.micro_batch_tokens, end_to_end=self._policy.packs)
 
-    def _forward(self, part: MicroBatch, *, entropy: bool) -> tuple[Tensor, Tensor | None]:
+    def _forward(self, policy: Policy, part: MicroBatch, *, entropy: bool) -> tuple[Tensor, Tensor | None]:
         tokens = torch.from_numpy(part.tokens).to(self._device)
         wanted = torch.from_numpy(part.wanted).to(self._device)
         try:
-            return self._policy.logprobs(tokens, wanted, part.lengths, entropy=entropy)
+            return policy.logprobs(tokens, wanted, part.lengths, entropy=entropy)
         except torch.OutOfMemoryError as error:
             raise TrainerError(
                 f"A micro-batch of {tokens.numel()} tokens does not fit into the device's memory; lower "
@@ -160,13 +212,14 @@ class Learner:
     def _loss_input(self, batch: TrainBatch, part: MicroBatch, chunks: ChunkTensors) -> LossInput:
         index = part.index
 
-        def pick(values: npt.NDArray[Any]) -> Tensor:
-            return torch.from_numpy(values[index]).to(self._device)
+        def pick(values: npt.NDArray[Any] | None) -> Tensor | None:
+            return None if values is None else torch.from_numpy(values[index]).to(self._device)
 
-        logprobs, entropy = self._forward(part, entropy=True)
-        old = None if batch.old_logprobs is None else pick(batch.old_logprobs)
-        engine = pick(batch.engine_logprobs)
-        return LossInput(logprobs, entropy, old, engine, pick(batch.chunk_ids), chunks, batch.normalizer)
+        logprobs, entropy = self._forward(self._policy, part, entropy=True)
+        return LossInput(
+            logprobs, entropy, pick(batch.old_logprobs), pick(batch.engine_logprobs), pick(batch.chunk_ids), chunks,
+            batch.normalizer, pick(batch.reference_logprobs),
+        )  # fmt: skip
 
     def _chunk_tensors(self, batch: TrainBatch) -> ChunkTensors:
         c = batch.chunks

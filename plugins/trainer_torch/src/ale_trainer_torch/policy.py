@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -63,6 +63,13 @@ class Policy:
         if packing and not packs:
             log.info("%s cannot take sequences end to end: they are padded to like lengths.", type(model).__name__)
         return cls(model, head, packs, chunk_tokens)
+
+    def with_model(self, model: Any) -> Policy:
+        """Another model of the same kind, asked in the same way."""
+        if self.packs:
+            model.set_attn_implementation(PACKED)
+        head = self.head and replace(self.head, layer=model.get_output_embeddings())
+        return replace(self, model=model, head=head)
 
     def logprobs(
         self, tokens: Tensor, wanted: Tensor, lengths: list[int] | None = None, *, entropy: bool = False

@@ -35,7 +35,7 @@ class TorchTrainer(TrainerBackend):
     """The trainer `torch`."""
 
     api_version = ">=1.1,<1.3"
-    capabilities = frozenset({"weights_in_memory", "scratch", "gpu"})
+    capabilities = frozenset({"weights_in_memory", "scratch", "reference", "gpu"})
 
     class Config(PluginConfig):
         """Settings of the trainer `torch`."""
@@ -118,6 +118,15 @@ class TorchTrainer(TrainerBackend):
         learner = self._ready()
         return await self._run(lambda: learner.update(batch, loss, lr))
 
+    async def keep_reference(self) -> None:
+        """See `TrainerBackend.keep_reference`; the copy stands on the trainer's device."""
+        await self._run(self._ready().keep_reference)
+
+    async def reference_logprobs(self, batch: TrainBatch) -> npt.NDArray[np.float32]:
+        """See `TrainerBackend.reference_logprobs`."""
+        learner = self._ready()
+        return await self._run(lambda: learner.reference_logprobs(batch))
+
     async def publish(self) -> PolicyVersion:
         """See `TrainerBackend.publish`; the tensors are copies."""
         learner = self._ready()
@@ -134,17 +143,21 @@ class TorchTrainer(TrainerBackend):
         from ale_trainer_torch.folder import write_checkpoint
 
         learner = self._ready()
-        await self._run(lambda: write_checkpoint(folder, learner.model, learner.state(), learner.folder))
+        await self._run(
+            lambda: write_checkpoint(folder, learner.model, learner.state(), learner.folder, learner.reference)
+        )
 
     async def load(self, folder: Path) -> None:
         """See `TrainerBackend.load`."""
-        from ale_trainer_torch.folder import read_state, restore
+        from ale_trainer_torch.folder import REFERENCE_FOLDER, read_state, restore
 
         def read() -> Learner:
             restore(folder)
             state = read_state(folder)
             learner = self._read(folder)
             learner.restore(state)
+            if (folder / REFERENCE_FOLDER).exists():
+                learner.read_reference(folder / REFERENCE_FOLDER)
             return learner
 
         self._learner = await self._run(read)

@@ -1,0 +1,76 @@
+"""What an update tells about itself: sums that add up over micro-batches and ranks, and the means made from them.
+
+All sums are over the M tokens with loss and in double precision: in single precision the square of a ratio of e^20 would
+swallow all others. What each metric means stands in `docs/metrics.md`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from ale_policy_loss.ratios import gap
+
+
+@torch.no_grad()
+def ratio_sums(ratio: Tensor, logprobs: Tensor, old: Tensor, engine: Tensor) -> dict[str, Tensor]:
+    """Of the ratios that the tokens hold (their unit's), and of how far the three policies are apart. All [M]."""
+    ratio, step = ratio.double(), gap(logprobs, old).double()
+    return {
+        "ratio_sum": ratio.sum(),
+        "ratio_square_sum": ratio.square().sum(),
+        # Never negative and of low variance: exp(d) - 1 - d with d = log pi - log pi_old on samples of pi_old.
+        "kl_sum": (torch.expm1(step) - step).sum(),
+        "engine_gap_sum": gap(old, engine).abs().double().sum(),
+    }
+
+
+@torch.no_grad()
+def ratio_maxima(ratio: Tensor) -> dict[str, Tensor]:
+    """The largest ratio of the tokens [M]; nothing where there are none."""
+    return {"ratio_max": ratio.max()} if len(ratio) else {}
+
+
+@torch.no_grad()
+def side_sums(positive: Tensor, negative: Tensor, trajectories: Tensor) -> dict[str, Tensor]:
+    """How much pulls up and how much pushes down. positive, negative [M] bool; trajectories [M], whole in this micro-batch."""
+    return {
+        "trajectories": _different(trajectories),
+        "positive_tokens": positive.sum(),
+        "negative_tokens": negative.sum(),
+        "positive_trajectory_count": _different(trajectories[positive]),
+        "negative_trajectory_count": _different(trajectories[negative]),
+    }
+
+
+def common_metrics(totals: Mapping[str, float]) -> dict[str, float]:
+    """The totals of an update with the sums above as readable metrics; whatever else is there stays as it is."""
+    out = dict(totals)
+    tokens = max(1.0, out.get("loss_tokens", 0.0))
+    for name in ("entropy", "engine_gap"):
+        if f"{name}_sum" in out:
+            out[name] = out.pop(f"{name}_sum") / tokens
+    for side in ("positive", "negative"):
+        if f"{side}_tokens" in out:
+            out[side] = out.pop(f"{side}_tokens") / tokens
+            out[f"{side}_trajectories"] = out.pop(f"{side}_trajectory_count") / max(1.0, out["trajectories"])
+    if "ratio_sum" in out:
+        total, squares = out.pop("ratio_sum"), out.pop("ratio_square_sum")
+        out["ratio"], out["ratio_std"] = mean_and_deviation(total, squares, tokens)
+        out["effective_samples"] = total * total / (squares * tokens) if squares > 0 else 0.0
+        out["kl_old"] = out.pop("kl_sum") / tokens
+    if "kl_ref_sum" in out:
+        out["kl_ref"] = out.pop("kl_ref_sum") / max(1.0, out.pop("kl_ref_tokens"))
+    return out
+
+
+def mean_and_deviation(total: float, squares: float, count: float) -> tuple[float, float]:
+    """Mean and standard deviation from a sum and a sum of squares."""
+    mean = total / count
+    return mean, max(0.0, squares / count - mean * mean) ** 0.5
+
+
+def _different(numbers: Tensor) -> Tensor:
+    return torch.tensor(float(len(torch.unique(numbers))), dtype=torch.float64)
