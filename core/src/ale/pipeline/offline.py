@@ -12,11 +12,11 @@ from pathlib import Path
 from ale.errors import ConfigError
 from ale.pipeline.bootstrap import load_model
 from ale.pipeline.evaluate import evaluate
+from ale.pipeline.instances import training_tasks
 from ale.pipeline.reinforce import RL_STAGE, roll_out, rollout_metrics, train_step
 from ale.pipeline.workbench import Workbench
 from ale.run_config import RLConfig
 from ale.store import RunStore
-from ale.task import TRAIN
 from ale.trajectory import Trajectory
 
 POLICIES = ("final", "sft", "initial")
@@ -42,12 +42,13 @@ async def roll_out_only(bench: Workbench, source: Path | None) -> None:
         shutil.copytree(folder, bench.folder / "model" / "initial", dirs_exist_ok=True)
     else:
         await bench.engine.load_model(None, bench.endpoint.tokenizer)
-    tasks = bench.take_tasks(TRAIN)
+    tasks = training_tasks(bench, config.instances)
     previous: list[Trajectory] = []
     for step in range(1, config.steps + 1):
         with bench.timed("rollout"):
             previous = await roll_out(bench, [next(tasks) for _ in range(config.prompts_per_step)], step, previous)
-        metrics = rollout_metrics(previous, bench.engine.version) | bench.pool_metrics()
+        metrics = rollout_metrics(previous, bench.engine.version)
+        metrics |= bench.rollouts.metrics(RL_STAGE, step) | bench.pool_metrics()
         bench.store.add_metrics(RL_STAGE, step, metrics)
         bench.progress.numbers(success=metrics["success"])
 

@@ -13,9 +13,12 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 from ale.errors import AleError, TrainerError
+from ale.pipeline.dynamic import check_groups, with_spread
 from ale.pipeline.evaluate import evaluate
+from ale.pipeline.instances import training_tasks
 from ale.pipeline.workbench import Workbench
 from ale.rollout.episode import Stage
 from ale.run_config import RLConfig
@@ -29,21 +32,24 @@ COLLAPSE_PATIENCE = 5
 
 async def reinforce(bench: Workbench, config: RLConfig) -> None:
     """Run all RL steps, with the evaluations between them."""
-    tasks = bench.take_tasks(TRAIN)
+    tasks = training_tasks(bench, config.instances)
+    check_groups(bench.algorithm, config.resample_even_groups)
     guard = CollapseGuard(config.min_entropy)
     previous: list[Trajectory] = []
     first = time.monotonic()
     for step in range(1, config.steps + 1):
         began = time.monotonic()
         with bench.timed("rollout"):
-            previous = await roll_out(bench, [next(tasks) for _ in range(config.prompts_per_step)], step, previous)
+            roll = partial(roll_out, bench, step=step, previous=previous)
+            previous = await roll([next(tasks) for _ in range(config.prompts_per_step)])
+            previous, groups = await with_spread(previous, tasks, roll, config.resample_even_groups)
         rolled = time.monotonic()
         with bench.timed("training"):
             metrics = await train_step(bench, config, previous, step)
         metrics |= rollout_metrics(previous, bench.engine.version - 1)
         metrics |= {"rollout_s": rolled - began, "train_s": time.monotonic() - rolled}
         metrics["tokens_per_s"] = metrics["sampled_tokens"] / max(1e-9, rolled - began)
-        metrics |= bench.pool_metrics()
+        metrics |= groups | bench.rollouts.metrics(RL_STAGE, step) | bench.pool_metrics()
         bench.finish_step(RL_STAGE, step, metrics)
         bench.progress.numbers(
             remaining_s=(time.monotonic() - first) / step * (config.steps - step),

@@ -24,6 +24,7 @@ from ale.observers import open_observers
 from ale.pipeline.bootstrap import demonstrate, load_model, scratch_model
 from ale.pipeline.evaluate import evaluate
 from ale.pipeline.given import read_demonstrations
+from ale.pipeline.instances import read_instances
 from ale.pipeline.offline import roll_out_only, train_only
 from ale.pipeline.progress import Progress
 from ale.pipeline.reinforce import reinforce
@@ -131,6 +132,8 @@ def check(config: RunConfig, only: Only, source: Path | None) -> None:
         raise ConfigError("'--from RUN' goes with '--only rollout' or '--only train'.")
     if source is not None and not (source / "run.db").is_file():
         raise ConfigError(f"'--from {source}': there is no run folder (it holds no run.db).")
+    if config.rl is not None and config.rl.instances is not None and only != "train":
+        read_instances(config.rl.instances)
     check_teacher(
         config,
         trains=only == "train" or (only == "all" and bool(config.sft or config.rl)),
