@@ -199,28 +199,14 @@ def finished(database: Path) -> int:
         return store.count()
 
 
-@pytest.mark.parametrize(
-    ("text", "sentence"),
-    [
-        (None, "cannot be read"),
-        ("{", "cannot be read"),
-        ('{"a": 1}', "neither a report of `ale tasks select` nor a JSON list of ids"),
-        ("[]", "keeps no task"),
-        ('["easy", "easy"]', "names tasks more than once: easy"),
-        ('["easy", "nowhere"]', "does not have in its split 'train': nowhere"),
-        ('{"split": "heldout", "instances": [{"id": "easy", "kept": true}]}', "holds tasks of the split 'heldout'"),
-    ],
-)  # fmt: skip
-def test_a_file_that_cannot_be_trained_on_is_refused(
-    run_file: Path, tmp_path: Path, text: str | None, sentence: str
-) -> None:
+def test_a_file_that_cannot_be_trained_on_is_refused(run_file: Path, tmp_path: Path) -> None:
     file = tmp_path / "ids.json"
-    if text is not None:
+    for text, sentence in (("[]", "keeps no task"), ('["easy", "no"]', "does not have in its split 'train': no")):
         file.write_text(text)
-    done = ale("run", run_file, "--only", "rollout", f"rl={{steps: 1, prompts_per_step: 1, instances: {file}}}")
-    assert done.returncode == 2, done.stdout
-    assert sentence in done.stderr
-    assert "Traceback" not in done.stderr
+        done = ale("run", run_file, "--only", "rollout", f"rl={{steps: 1, prompts_per_step: 1, instances: {file}}}")
+        assert done.returncode == 2, done.stdout
+        assert sentence in done.stderr
+        assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ale.errors import ConfigError
 from ale.pipeline.instances import Checks, Instance, InstanceReport, Limits, Rate, judged, mean_rate, read_instances
 from ale.task import Task, TaskTests
 
@@ -74,3 +76,24 @@ def test_a_report_and_a_list_of_ids_are_read_alike(tmp_path: Path) -> None:
     (tmp_path / "report.json").write_text(report.model_dump_json())
     (tmp_path / "ids.json").write_text('["t"]')
     assert read_instances(tmp_path / "report.json") == read_instances(tmp_path / "ids.json") == ["t"]
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (None, "cannot be read"),
+        ("{", "cannot be read"),
+        ('{"a": 1}', "neither a report of `ale tasks select` nor a JSON list of ids"),
+        ("[1]", "neither a report"),
+        ("[]", "keeps no task"),
+        ('["a", "b", "a"]', "names tasks more than once: a"),
+        ('{"split": "heldout", "instances": [{"id": "a", "kept": true}]}', "holds tasks of the split 'heldout'"),
+        ('{"split": "train", "instances": [{"id": "a", "kept": false}]}', "keeps no task"),
+    ],
+)  # fmt: skip
+def test_a_file_that_names_no_tasks_is_refused(tmp_path: Path, text: str | None, sentence: str) -> None:
+    file = tmp_path / "ids.json"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(ConfigError, match=re.escape(sentence)):
+        read_instances(file)

@@ -152,10 +152,11 @@ def training_tasks(bench: Workbench, instances: Path | None) -> Iterator[Task]:
 
     Raises `ConfigError` where the source does not have one of them.
     """
-    return bench.take_tasks(TRAIN) if instances is None else itertools.cycle(_chosen(bench, instances))
+    return bench.take_tasks(TRAIN) if instances is None else itertools.cycle(chosen_tasks(bench, instances))
 
 
-def _chosen(bench: Workbench, instances: Path) -> list[Task]:
+def chosen_tasks(bench: Workbench, instances: Path) -> list[Task]:
+    """The tasks of the split `train` that a file keeps, in the source's order. Raises `ConfigError` where one is missing."""
     wanted = set(read_instances(instances))
     found: dict[str, Task] = {}
     for task in itertools.islice(bench.tasks_once(TRAIN), MOST_TASKS):

@@ -18,7 +18,7 @@ from functools import partial
 from ale.errors import AleError, TrainerError
 from ale.pipeline.dynamic import check_groups, with_spread
 from ale.pipeline.evaluate import evaluate
-from ale.pipeline.instances import training_tasks
+from ale.pipeline.instances import chosen_tasks, training_tasks
 from ale.pipeline.workbench import Workbench
 from ale.rollout.episode import Stage
 from ale.run_config import RLConfig
@@ -30,10 +30,16 @@ RL_STAGE = "rl"
 COLLAPSE_PATIENCE = 5
 
 
+def check_reinforce(bench: Workbench, config: RLConfig) -> None:
+    """Refuse, before the stages that come first, what would fail only then. Raises `ConfigError`."""
+    check_groups(bench.algorithm, config.resample_even_groups)
+    if config.instances is not None:
+        chosen_tasks(bench, config.instances)
+
+
 async def reinforce(bench: Workbench, config: RLConfig) -> None:
     """Run all RL steps, with the evaluations between them."""
     tasks = training_tasks(bench, config.instances)
-    check_groups(bench.algorithm, config.resample_even_groups)
     guard = CollapseGuard(config.min_entropy)
     previous: list[Trajectory] = []
     first = time.monotonic()

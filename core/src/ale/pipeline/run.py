@@ -27,7 +27,7 @@ from ale.pipeline.given import read_demonstrations
 from ale.pipeline.instances import read_instances
 from ale.pipeline.offline import roll_out_only, train_only
 from ale.pipeline.progress import Progress
-from ale.pipeline.reinforce import reinforce
+from ale.pipeline.reinforce import check_reinforce, reinforce
 from ale.pipeline.supervised import warm_start
 from ale.pipeline.teacher import check_teacher
 from ale.pipeline.workbench import Workbench, open_workbench
@@ -168,6 +168,8 @@ async def stages(bench: Workbench, only: Only, source: Path | None) -> None:
     if only == "train":
         assert source is not None
         return await train_only(bench, source)
+    if config.rl:
+        check_reinforce(bench, config.rl)
     demonstrations = await demonstrations_of(bench, config.sft.demonstrations) if config.sft else []
     if config.model.scratch is not None:
         await load_model(bench, await scratch_model(bench, demonstrations), train=True)
