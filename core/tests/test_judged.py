@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from ale.errors import ConfigError
 from ale.pipeline.instances import Checks, Instance, InstanceReport, Limits, Rate, judged, mean_rate, read_instances
+from ale.pipeline.qualify import Policy
 from ale.task import Task, TaskTests
 
 TASK = Task(id="t", instruction="", tests=TaskTests(command="true"), tags=("a",))
@@ -97,3 +98,14 @@ def test_a_file_that_names_no_tasks_is_refused(tmp_path: Path, text: str | None,
         file.write_text(text)
     with pytest.raises(ConfigError, match=re.escape(sentence)):
         read_instances(file)
+
+
+def test_a_policy_with_other_files_is_another_one(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_bytes(b"one")
+    first = Policy.of(tmp_path)
+    assert Policy.of(tmp_path) == first
+    (tmp_path / "model.safetensors").write_bytes(b"other")
+    assert Policy.of(tmp_path).key != first.key
+    with pytest.raises(ConfigError, match="there is no model"):
+        Policy.of(tmp_path / "nowhere")

@@ -16,7 +16,9 @@ from typing import Annotated, Any
 import typer
 
 from ale import __version__
+from ale.cli.arguments import Overrides, RunFile
 from ale.cli.endpoint_command import endpoint_app
+from ale.cli.tasks_app import tasks_app
 from ale.errors import AleError, ConfigError
 
 app = typer.Typer(
@@ -27,7 +29,6 @@ plugins_app = typer.Typer(help="What is installed.", no_args_is_help=True, rich_
 config_app = typer.Typer(help="Look at run files and settings.", rich_markup_mode=None)
 sandbox_app = typer.Typer(help="Sandboxes on this machine.", no_args_is_help=True, rich_markup_mode=None)
 image_app = typer.Typer(help="Images of sandboxes.", no_args_is_help=True, rich_markup_mode=None)
-tasks_app = typer.Typer(help="Whether tasks are fit to learn from.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(tasks_app, name="tasks")
 app.add_typer(plugins_app, name="plugins")
 app.add_typer(endpoint_app, name="endpoint")
@@ -35,12 +36,6 @@ app.add_typer(sandbox_app, name="sandbox")
 sandbox_app.add_typer(image_app, name="image")
 app.add_typer(config_app, name="config")
 OWN_COMMANDS = frozenset({"run", "eval", "report", "plugins", "config", "sandbox", "endpoint", "tasks"})
-
-RunFile = Annotated[Path, typer.Argument(metavar="FILE", help="The run file (YAML).")]
-Overrides = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="[KEY=VALUE]...", help="Settings that win over the file, such as rl.steps=3."),
-]
 
 
 @app.callback(invoke_without_command=True)
@@ -138,58 +133,6 @@ def plugins_new(
     from ale.cli.new_command import new
 
     new(kind, name, hooks, into)
-
-
-Split = Annotated[str, typer.Option(metavar="NAME", help="Split of the task source.")]
-Count = Annotated[int | None, typer.Option(min=1, help="Look at the first so many tasks; default: all.")]
-Repeats = Annotated[int, typer.Option(min=1, help="Times that each check is made, in a fresh sandbox each.")]
-
-
-@tasks_app.command("check")
-def tasks_check(
-    file: RunFile,
-    overrides: Overrides = None,
-    split: Split = "train",
-    count: Count = None,
-    repeats: Repeats = 3,
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Report to write, as JSON.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-) -> None:
-    """Do reference solutions pass, untouched environments fail, and verdicts stay? The exit code is 1 where one does not.
-
-    With --out, what is interrupted goes on when it is started again.
-    """
-    from ale.cli.tasks_command import check
-
-    raise typer.Exit(check(file, overrides or [], split, count, repeats, out, as_json))
-
-
-@tasks_app.command("select")
-def tasks_select(
-    file: RunFile,
-    out: Annotated[Path, typer.Option(metavar="FILE", help="Report to write, as JSON; rl.instances reads it.")],
-    overrides: Overrides = None,
-    policy: Annotated[
-        list[Path] | None,
-        typer.Option(metavar="FOLDER", help="Model folder; may be repeated. Default: the run file's."),
-    ] = None,
-    attempts: Annotated[int, typer.Option(min=1, help="Rollouts of each task with each policy.")] = 4,
-    min_pass: Annotated[float, typer.Option(min=0, max=1, help="Lowest mean pass rate that is kept.")] = 0.1,
-    max_pass: Annotated[float, typer.Option(min=0, max=1, help="Highest mean pass rate that is kept.")] = 0.9,
-    split: Split = "train",
-    count: Count = None,
-    repeats: Repeats = 3,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-) -> None:
-    """Keep the tasks that are sound and neither too easy nor too hard for the policies: real rollouts, scored.
-
-    What is interrupted goes on when it is started again.
-    """
-    from ale.cli.tasks_command import select
-
-    raise typer.Exit(
-        select(file, overrides or [], policy or [], attempts, min_pass, max_pass, out, split, count, repeats, as_json)
-    )
 
 
 Provider = Annotated[

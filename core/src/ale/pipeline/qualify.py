@@ -65,7 +65,7 @@ class ReferenceSolution(Scaffold):
     async def run(self, task: Task, sandbox: Sandbox, session: ModelSession) -> str:
         """Run it; the episode's time-out ends it."""
         script = (task.solution or "").encode("utf-8", "surrogateescape")
-        await sandbox.exec('eval "$(cat)"', stdin=script, timeout_s=float(self.config.timeout_s), env=task.env)
+        await sandbox.exec('eval "$(cat)"', stdin=script, timeout_s=float(self.config.timeout_s))
         return "solution"
 
 
