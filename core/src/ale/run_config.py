@@ -252,13 +252,6 @@ class RLConfig(Section):
     prompts_per_step: int = Field(
         8, gt=0, description="Tasks a step; the algorithm's group_size says how many rollouts each."
     )
-    updates_per_step: int = Field(1, gt=0, description="Optimizer steps over disjoint parts of the step's batch.")
-    lr: float | None = Field(
-        None,
-        gt=0,
-        description="Learning rate of the first step, falling linearly to a tenth at the last; "
-        "null: the trainer's own, constant.",
-    )
     instances: Path | None = Field(
         None,
         description="Train on these tasks of the split `train` alone: the report of `ale tasks select`, or a JSON list of ids. "
@@ -269,6 +262,13 @@ class RLConfig(Section):
         ge=0,
         description="Dynamic sampling: replace a task whose rollouts all got the same reward by the next one, up to so many times "
         "a step; 0: train on what came.",
+    )
+    updates_per_step: int = Field(1, gt=0, description="Optimizer steps over disjoint parts of the step's batch.")
+    lr: float | None = Field(
+        None,
+        gt=0,
+        description="Learning rate of the first step, falling linearly to a tenth at the last; "
+        "null: the trainer's own, constant.",
     )
     min_entropy: float = Field(
         0.02,

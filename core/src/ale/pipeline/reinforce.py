@@ -16,9 +16,9 @@ from dataclasses import replace
 from functools import partial
 
 from ale.errors import AleError, TrainerError
-from ale.pipeline.dynamic import check_groups, with_spread
+from ale.pipeline.dynamic import with_spread
 from ale.pipeline.evaluate import evaluate
-from ale.pipeline.instances import chosen_tasks, training_tasks
+from ale.pipeline.instances import training_tasks
 from ale.pipeline.workbench import Workbench
 from ale.rollout.episode import Stage
 from ale.run_config import RLConfig
@@ -28,13 +28,6 @@ from ale.trajectory import Trajectory
 
 RL_STAGE = "rl"
 COLLAPSE_PATIENCE = 5
-
-
-def check_reinforce(bench: Workbench, config: RLConfig) -> None:
-    """Refuse, before the stages that come first, what would fail only then. Raises `ConfigError`."""
-    check_groups(bench.algorithm, config.resample_even_groups)
-    if config.instances is not None:
-        chosen_tasks(bench, config.instances)
 
 
 async def reinforce(bench: Workbench, config: RLConfig) -> None:

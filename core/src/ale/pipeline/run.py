@@ -22,12 +22,13 @@ from ale.config import LoadedConfig
 from ale.errors import ConfigError
 from ale.observers import open_observers
 from ale.pipeline.bootstrap import demonstrate, load_model, scratch_model
+from ale.pipeline.dynamic import check_groups
 from ale.pipeline.evaluate import evaluate
 from ale.pipeline.given import read_demonstrations
-from ale.pipeline.instances import read_instances
+from ale.pipeline.instances import check_training_tasks, read_instances
 from ale.pipeline.offline import roll_out_only, train_only
 from ale.pipeline.progress import Progress
-from ale.pipeline.reinforce import check_reinforce, reinforce
+from ale.pipeline.reinforce import reinforce
 from ale.pipeline.supervised import warm_start
 from ale.pipeline.teacher import check_teacher
 from ale.pipeline.workbench import Workbench, open_workbench
@@ -169,7 +170,8 @@ async def stages(bench: Workbench, only: Only, source: Path | None) -> None:
         assert source is not None
         return await train_only(bench, source)
     if config.rl:
-        check_reinforce(bench, config.rl)
+        check_groups(bench.algorithm, config.rl.resample_even_groups)
+        check_training_tasks(bench, config.rl.instances)
     demonstrations = await demonstrations_of(bench, config.sft.demonstrations) if config.sft else []
     if config.model.scratch is not None:
         await load_model(bench, await scratch_model(bench, demonstrations), train=True)
