@@ -542,6 +542,9 @@ WRONG = {
             except asyncio.CancelledError:
                 pass
 """, "test_cancelling_ends_the_agent_promptly", "a cancelled call must end as cancelled; it went on for"),
+    "a tool's name for a set of them": Wrong("scaffold", SCAFFOLD + """
+    deterministic_tools = "look"
+""", "test_the_tools_that_it_vouches_for_are_names", "deterministic_tools must be a frozenset of tools' names, not 'look'"),
     # reward
     "a dead sandbox is a zero": Wrong("reward", REWARD + """
     async def score(self, task, sandbox, trajectory):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-FaultKind = Literal["config", "plugin", "sandbox", "engine", "agent", "task", "trainer", "replay", "run"]
+FaultKind = Literal["config", "plugin", "sandbox", "engine", "api", "agent", "task", "trainer", "replay", "run"]
 
 
 class AleError(Exception):
@@ -59,8 +59,14 @@ class UncleanError(SandboxError):
 class EngineError(AleError):
     """The inference engine failed, stalled or was given a request that it cannot serve."""
 
-    kind = "engine"
+    kind: ClassVar[FaultKind] = "engine"
     retryable = True
+
+
+class ApiError(EngineError):
+    """A service that is asked over a network did not answer for now: another server's model is overloaded or out of reach."""
+
+    kind = "api"
 
 
 class AgentError(AleError):

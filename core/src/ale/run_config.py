@@ -192,11 +192,17 @@ class RolloutConfig(Section):
     )
     replay_ignore: tuple[str, ...] = Field(
         (),
-        description="Regular expressions of what may differ in observations when an expert is replayed (times, ids).",
+        description="Regular expressions of what may differ in observations (times, ids) when an expert is replayed, and in the "
+        "answers of deterministic tools.",
     )
     max_resamples: int = Field(2, ge=0, description="Times an episode with an infrastructure fault is made anew.")
     max_illegal_calls: int = Field(
         0, ge=0, description="Reject a rollout with this many illegal tool calls in a row; 0: never."
+    )
+    deterministic_tools: tuple[str, ...] = Field(
+        (),
+        description="Tools whose answer depends on the task and their arguments alone, beside those that a scaffold says are: a "
+        "rollout in which one answers otherwise than to the identical call before is rejected.",
     )
 
     @field_validator("replay_ignore")
@@ -269,6 +275,17 @@ class RLConfig(Section):
     steps: int = Field(45, ge=0, description="Steps, each with rollouts and an update.")
     prompts_per_step: int = Field(
         8, gt=0, description="Tasks a step; the algorithm's group_size says how many rollouts each."
+    )
+    instances: Path | None = Field(
+        None,
+        description="Train on these tasks of the split `train` alone: the report of `ale tasks select`, or a JSON list of ids. "
+        "null: on all.",
+    )
+    resample_even_groups: int = Field(
+        0,
+        ge=0,
+        description="Dynamic sampling: replace a task whose rollouts all got the same reward by the next one, up to so many times "
+        "a step; 0: train on what came.",
     )
     updates_per_step: int = Field(1, gt=0, description="Optimizer steps over disjoint parts of the step's batch.")
     lr: float | None = Field(

@@ -167,12 +167,27 @@ class RunStore:
         """Tokens that the policy sampled in all rollouts, rejected ones too."""
         return int(self._db.execute("SELECT COALESCE(SUM(sampled_tokens), 0) FROM trajectories").fetchone()[0])
 
-    def reasons(self, most: int = 3) -> str:
-        """Why rollouts were rejected, the most frequent reasons first: `12 x no model call, 3 x ...`."""
+    def outcomes(self, stage: str) -> dict[str, tuple[bool | None, str]]:
+        """For groups of one rollout: whether it passed, or None and why every try so far was rejected; by group."""
+        sql = (
+            "SELECT grp, passed, rejected, CASE WHEN rejected IS NULL THEN '' ELSE json_extract(data, '$.rejected_because') END "
+            "FROM trajectories WHERE stage = ? ORDER BY rejected IS NULL, rowid"
+        )
+        return {
+            str(group): (bool(passed), "") if rejected is None else (None, str(because or rejected))
+            for group, passed, rejected, because in self._db.execute(sql, (stage,))
+        }
+
+    def rejections(self, most: int) -> dict[str, int]:
+        """Why rollouts were rejected, and how many: the most frequent reasons first."""
         sql = (
             "SELECT rejected, COUNT(*) FROM trajectories WHERE rejected IS NOT NULL GROUP BY 1 ORDER BY 2 DESC LIMIT ?"
         )
-        return ", ".join(f"{count} x {reason}" for reason, count in self._db.execute(sql, (most,)))
+        return {str(reason): int(count) for reason, count in self._db.execute(sql, (most,))}
+
+    def reasons(self, most: int = 3) -> str:
+        """The same for a sentence: `12 x no model call, 3 x ...`."""
+        return ", ".join(f"{count} x {reason}" for reason, count in self.rejections(most).items())
 
     def failures(self) -> dict[str, int]:
         """Rollouts by class of failure or reason of rejection."""

@@ -130,6 +130,8 @@ class Trajectory:
     """Section and plugin, for the sections in which the run selects among several."""
     start_chunk: int = 0
     """How many of an expert's chunks were replayed before the policy took over."""
+    rejected_because: str = ""
+    """What `rejected` says, at length: which tool answered what, why there is no reward."""
     changed_echoes: int = 0
     """Model calls in which the agent brought the last reply back in another form."""
 

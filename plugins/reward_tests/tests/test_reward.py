@@ -89,6 +89,14 @@ async def test_a_time_out_fails(sandbox: LocalSandbox) -> None:
     assert "begun" in score.detail
 
 
+async def test_a_time_out_can_be_no_verdict_at_all(sandbox: LocalSandbox) -> None:
+    reward = TestsReward(TestsRewardConfig(timed_out="no_reward"), DriverContext())
+    with pytest.raises(TaskError, match=r"did not end within 0\.3 s"):
+        await reward.score(task("sleep 60", {"hidden": "x"}, timeout_s=0.3), sandbox, TRAJECTORY)
+    assert (await sandbox.exec("ls -d ale-tests*", user=TESTS)).stdout == b""
+    assert not (await reward.score(task("false"), sandbox, TRAJECTORY)).passed, "a failed test stays one"
+
+
 async def test_nothing_of_the_agent_watches_and_nothing_of_the_tests_stays(sandbox: LocalSandbox) -> None:
     # A checkout below /tmp shows there, for the sandbox is given its Python.
     before = (await sandbox.exec('ls "$TMPDIR"', user=TESTS)).stdout

@@ -16,7 +16,9 @@ from typing import Annotated, Any
 import typer
 
 from ale import __version__
+from ale.cli.arguments import Overrides, RunFile
 from ale.cli.endpoint_command import endpoint_app
+from ale.cli.tasks_app import tasks_app
 from ale.errors import AleError, ConfigError
 
 app = typer.Typer(
@@ -27,18 +29,13 @@ plugins_app = typer.Typer(help="What is installed.", no_args_is_help=True, rich_
 config_app = typer.Typer(help="Look at run files and settings.", rich_markup_mode=None)
 sandbox_app = typer.Typer(help="Sandboxes on this machine.", no_args_is_help=True, rich_markup_mode=None)
 image_app = typer.Typer(help="Images of sandboxes.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(tasks_app, name="tasks")
 app.add_typer(plugins_app, name="plugins")
 app.add_typer(endpoint_app, name="endpoint")
 app.add_typer(sandbox_app, name="sandbox")
 sandbox_app.add_typer(image_app, name="image")
 app.add_typer(config_app, name="config")
-OWN_COMMANDS = frozenset({"run", "eval", "report", "plugins", "config", "sandbox", "endpoint"})
-
-RunFile = Annotated[Path, typer.Argument(metavar="FILE", help="The run file (YAML).")]
-Overrides = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="[KEY=VALUE]...", help="Settings that win over the file, such as rl.steps=3."),
-]
+OWN_COMMANDS = frozenset({"run", "eval", "report", "plugins", "config", "sandbox", "endpoint", "tasks"})
 
 
 @app.callback(invoke_without_command=True)

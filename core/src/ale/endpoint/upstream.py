@@ -27,7 +27,7 @@ from ale.endpoint.completions import read_replies, request_body, whole
 from ale.endpoint.dialects import ModelCall
 from ale.endpoint.dialects.dialect import kind_of
 from ale.endpoint.recording import Answer
-from ale.errors import ConfigError, ContextExceeded, EngineError, RequestRefused
+from ale.errors import ApiError, ConfigError, ContextExceeded, RequestRefused
 from ale.messages import ChatReply
 from ale.validation import one_line
 
@@ -135,7 +135,7 @@ class Upstream:
         raise RequestRefused(f"No route leads to a model '{model}'; there are {known}.", 404, "model_not_found")
 
     async def answer(self, call: ModelCall) -> Answer:
-        """Forward a call. Raises `EngineError` for what may pass, `RequestRefused`, `ContextExceeded`, `ConfigError`."""
+        """Forward a call. Raises `ApiError` for what may pass, `RequestRefused`, `ContextExceeded`, `ConfigError`."""
         route = self.route(call.model)
         made: list[ChatReply] = []
         usage: dict[str, Any] = {}
@@ -169,7 +169,7 @@ class Upstream:
         try:
             return await trying(attempt)
         except TryAgain as fault:
-            raise EngineError(f"{fault} It was tried {self._attempts} times.") from None
+            raise ApiError(f"{fault} It was tried {self._attempts} times.") from None
 
     def _wait(self, state: tenacity.RetryCallState) -> float:
         fault = state.outcome.exception() if state.outcome is not None else None
@@ -222,7 +222,7 @@ class Upstream:
         if status in (408, 425, 429) or status >= 500:
             wait_s = retry_after_s(response.headers.get("retry-after"))
             if wait_s is not None and wait_s > PATIENCE_S:
-                raise EngineError(f"{where} answers {status} and asks to come back in {wait_s:.0f} s: {said}.")
+                raise ApiError(f"{where} answers {status} and asks to come back in {wait_s:.0f} s: {said}.")
             raise TryAgain(f"{where} answers {status}: {said}.", wait_s)
         if status in (400, 413, 422) and (code == "context_length_exceeded" or TOO_LONG.search(said)):
             raise ContextExceeded(f"{where} has no room for a conversation of this length: {said}.")

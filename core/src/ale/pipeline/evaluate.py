@@ -37,6 +37,7 @@ async def evaluate(bench: Workbench, label: str, step: int) -> float:
         for tag in t.groups_for_success:
             by_tag[tag].append(t.passed)
     metrics = {"success": success, "episodes": len(done), "chunks": sum(len(t.chunks) for t in done) / len(done)}
+    metrics |= bench.rollouts.metrics(EVAL_STAGE, step)
     metrics |= {f"success/{tag}": sum(v) / len(v) for tag, v in by_tag.items()}
     bench.finish_step(EVAL_STAGE, step, metrics)
     bench.evaluations[label] = {"success": success, "episodes": len(done), "step": step}

@@ -13,11 +13,11 @@ from ale.errors import ConfigError
 from ale.pipeline.bootstrap import load_model
 from ale.pipeline.evaluate import evaluate
 from ale.pipeline.experts import Experts
+from ale.pipeline.instances import training_tasks
 from ale.pipeline.reinforce import RL_STAGE, pack_step, roll_out, rollout_metrics, train_step
 from ale.pipeline.workbench import Workbench
 from ale.run_config import RLConfig
 from ale.store import RunStore
-from ale.task import TRAIN
 from ale.trajectory import Trajectory
 
 POLICIES = ("final", "sft", "initial")
@@ -43,14 +43,15 @@ async def roll_out_only(bench: Workbench, source: Path | None) -> None:
         shutil.copytree(folder, bench.folder / "model" / "initial", dirs_exist_ok=True)
     else:
         await bench.engine.load_model(None, bench.endpoint.tokenizer)
-    tasks = bench.take_tasks(TRAIN)
+    tasks = training_tasks(bench, config.instances)
     experts = Experts(bench, config.experts) if config.experts else None
     previous: list[Trajectory] = []
     for step in range(1, config.steps + 1):
         with bench.timed("rollout"):
             chosen = [next(tasks) for _ in range(config.prompts_per_step)]
             previous = await roll_out(bench, chosen, step, previous, experts)
-        metrics = rollout_metrics(previous, bench.engine.version) | bench.pool_metrics()
+        metrics = rollout_metrics(previous, bench.engine.version)
+        metrics |= bench.rollouts.metrics(RL_STAGE, step) | bench.pool_metrics()
         bench.store.add_metrics(RL_STAGE, step, metrics)
         bench.progress.numbers(success=metrics["success"])
 

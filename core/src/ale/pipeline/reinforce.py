@@ -15,10 +15,13 @@ import time
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from ale.errors import AleError, TrainerError
+from ale.pipeline.dynamic import with_spread
 from ale.pipeline.evaluate import evaluate
 from ale.pipeline.experts import Experts
+from ale.pipeline.instances import training_tasks
 from ale.pipeline.workbench import Workbench
 from ale.rollout.episode import Stage
 from ale.run_config import RLConfig
@@ -41,7 +44,7 @@ class Packed:
 
 async def reinforce(bench: Workbench, config: RLConfig, experts: Experts | None = None) -> None:
     """Run all RL steps, with the evaluations between them."""
-    tasks = bench.take_tasks(TRAIN)
+    tasks = training_tasks(bench, config.instances)
     if bench.algorithm.reference:
         await bench.backend.keep_reference()
     guard = CollapseGuard(config.min_entropy)
@@ -51,8 +54,9 @@ async def reinforce(bench: Workbench, config: RLConfig, experts: Experts | None 
     for step in range(1, config.steps + 1):
         began = time.monotonic()
         with bench.timed("rollout"):
-            chosen = [next(tasks) for _ in range(config.prompts_per_step)]
-            previous = await roll_out(bench, chosen, step, previous, experts)
+            roll = partial(roll_out, bench, step=step, previous=previous, experts=experts)
+            previous = await roll([next(tasks) for _ in range(config.prompts_per_step)])
+            previous, groups = await with_spread(previous, tasks, roll, config.resample_even_groups)
         rolled = time.monotonic()
         metrics = rollout_metrics(previous, bench.engine.version)
         with bench.timed("training"):
@@ -61,7 +65,7 @@ async def reinforce(bench: Workbench, config: RLConfig, experts: Experts | None 
                 metrics |= await train_oldest(bench, config, waiting, step)
         metrics |= {"rollout_s": rolled - began, "train_s": time.monotonic() - rolled}
         metrics["tokens_per_s"] = metrics["sampled_tokens"] / max(1e-9, rolled - began)
-        metrics |= bench.pool_metrics()
+        metrics |= groups | bench.rollouts.metrics(RL_STAGE, step) | bench.pool_metrics()
         bench.finish_step(RL_STAGE, step, metrics)
         bench.progress.numbers(
             remaining_s=(time.monotonic() - first) / step * (config.steps - step),

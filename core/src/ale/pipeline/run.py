@@ -22,9 +22,11 @@ from ale.config import LoadedConfig
 from ale.errors import ConfigError
 from ale.observers import open_observers
 from ale.pipeline.bootstrap import demonstrate, load_model, scratch_model
+from ale.pipeline.dynamic import check_groups
 from ale.pipeline.evaluate import evaluate
 from ale.pipeline.experts import Experts
 from ale.pipeline.given import read_demonstrations
+from ale.pipeline.instances import check_training_tasks, read_instances
 from ale.pipeline.offline import roll_out_only, train_only
 from ale.pipeline.progress import Progress
 from ale.pipeline.reinforce import reinforce
@@ -132,6 +134,8 @@ def check(config: RunConfig, only: Only, source: Path | None) -> None:
         raise ConfigError("'--from RUN' goes with '--only rollout' or '--only train'.")
     if source is not None and not (source / "run.db").is_file():
         raise ConfigError(f"'--from {source}': there is no run folder (it holds no run.db).")
+    if config.rl is not None and config.rl.instances is not None and only != "train":
+        read_instances(config.rl.instances)
     check_teacher(
         config,
         trains=only == "train" or (only == "all" and bool(config.sft or config.rl)),
@@ -172,6 +176,9 @@ async def stages(bench: Workbench, only: Only, source: Path | None) -> None:
     if only == "train":
         assert source is not None
         return await train_only(bench, source)
+    if config.rl:
+        check_groups(bench.algorithm, config.rl.resample_even_groups)
+        check_training_tasks(bench, config.rl.instances)
     demonstrations = await demonstrations_of(bench, config.sft.demonstrations) if config.sft else []
     if config.model.scratch is not None:
         await load_model(bench, await scratch_model(bench, demonstrations), train=True)

@@ -101,13 +101,13 @@ class Workbench:
         """Tasks of a split, again from the start when they run out."""
         while True:
             empty = True
-            for task in self._tasks_once(split):
+            for task in self.tasks_once(split):
                 empty = False
                 yield task
             if empty:
                 raise AleError(f"The task source '{self.config.tasks.use}' has no tasks in its split '{split}'.")
 
-    def _tasks_once(self, split: str) -> Iterator[Task]:
+    def tasks_once(self, split: str) -> Iterator[Task]:
         """The tasks of a split. Raises `PluginError` where the source crashes or yields something else."""
         what = f"tasks: the task source '{self.config.tasks.use}'"
         try:
@@ -175,7 +175,7 @@ async def open_workbench(
         algorithm = await start("algorithm", config.algorithm)
         sft = await start("algorithm", config.sft.algorithm, "sft.algorithm") if config.sft and train else None
         upstream = config.endpoint.upstream
-        engine = NoEngine() if upstream is not None else await start("engine", config.engine)
+        engine = NoEngine() if upstream is not None or config.engine is None else await start("engine", config.engine)
         trainer = await start("trainer", config.trainer) if config.trainer and train else None
         tokenizer = byte_tokenizer()
         tool_format = await start("tool_format", config.endpoint.tool_format, "endpoint.tool_format")

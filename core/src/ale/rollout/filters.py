@@ -1,28 +1,71 @@
 """Which finished rollouts cannot be trusted (paper 3.2.4.1).
 
 A *failing* agent is not an unreliable rollout: it stays, with its reward of zero. Rejected is what says nothing about
-the policy: infrastructure faults, rewards that could not be computed, runs of illegal calls beyond a limit, and what
-an observer vetoes.
+the policy: infrastructure faults, rewards that could not be computed, tools that answered otherwise than to the
+identical call before, runs of illegal calls beyond a limit, and what an observer vetoes.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from ale.hooks import Hooks
+from ale.rollout.answers import KnownAnswers
 from ale.run_config import RolloutConfig
 from ale.trajectory import Trajectory
 
+NO_REWARD, NO_CALL, ILLEGAL, UNRELIABLE, VETOED = (
+    "no reward", "no model call", "illegal calls", "unreliable tool", "vetoed",
+)  # fmt: skip
 
-def rejection(trajectory: Trajectory, config: RolloutConfig, hooks: Hooks) -> str | None:
-    """Why this rollout must stay out of training; None where it may enter."""
-    if trajectory.failure is not None:
-        return f"{trajectory.failure.kind} failure"
-    if trajectory.reward is None:
-        return "no reward"
-    if not trajectory.chunks:
-        return "no model call"
-    if config.max_illegal_calls and illegal_run(trajectory) >= config.max_illegal_calls:
-        return "illegal calls"
-    return hooks.refusal("ale_filter_trajectory", trajectory=trajectory)
+
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    """Why a rollout stays out: `kind` is what it is counted as, `reason` what is kept, `detail` what a person wants to know."""
+
+    kind: str
+    reason: str
+    detail: str = ""
+
+
+class Filter:
+    """Judges the rollouts of a run, one after the other; it remembers what tools answered.
+
+    `tools` are those that are said to be deterministic by the scaffolds; `rollout.deterministic_tools` names more.
+    """
+
+    def __init__(self, config: RolloutConfig, hooks: Hooks, tools: frozenset[str] = frozenset()) -> None:
+        self._max_illegal_calls = config.max_illegal_calls
+        self._hooks = hooks
+        self._tools = tools | frozenset(config.deterministic_tools)
+        self._answers = KnownAnswers(config.replay_ignore)
+
+    def rejection(self, trajectory: Trajectory) -> Rejection | None:
+        """Why this rollout must stay out of training; None where it may enter."""
+        unscored = without_score(trajectory)
+        if unscored is not None:
+            return unscored
+        if not trajectory.chunks:
+            return Rejection(NO_CALL, NO_CALL)
+        run = illegal_run(trajectory)
+        if self._max_illegal_calls and run >= self._max_illegal_calls:
+            return Rejection(ILLEGAL, ILLEGAL, f"{run} illegal calls came in a row.")
+        contradiction = self._answers.contradiction(trajectory, self._tools)
+        if contradiction is not None:
+            return Rejection(UNRELIABLE, UNRELIABLE, contradiction)
+        veto = self._hooks.refusal("ale_filter_trajectory", trajectory=trajectory)
+        return None if veto is None else Rejection(VETOED, veto)
+
+
+def without_score(trajectory: Trajectory) -> Rejection | None:
+    """Why there is nothing to learn from: the rollout failed, or what it was worth could not be found out."""
+    failure = trajectory.failure
+    if failure is not None:
+        done = dict(trajectory.timings)
+        scoring = "act" in done and "score" not in done
+        reason = NO_REWARD if scoring else f"{failure.kind} failure"
+        return Rejection(reason, reason, failure.message)
+    return Rejection(NO_REWARD, NO_REWARD) if trajectory.reward is None else None
 
 
 def illegal_run(trajectory: Trajectory) -> int:

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from ale.rollout.episode import Episodes, Stage
-from ale.rollout.filters import rejection
+from ale.rollout.filters import Filter, Rejection
+from ale.rollout.tally import Tally
 from ale.specs.algorithm import RolloutRequest
 from ale.specs.scaffold import Responder
 from ale.store import RunStore
@@ -29,6 +30,19 @@ class Rollouts:
     episodes: Episodes
     store: RunStore
     finished: Callable[[Trajectory], None] = lambda trajectory: None
+    judge: Callable[[Trajectory], Rejection | None] | None = None
+    """Why a rollout cannot be trusted; None: the run's `Filter`."""
+    _tallies: dict[tuple[str, int], Tally] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.judge is None:
+            told = (option.driver.deterministic_tools for option in self.episodes.scaffold.options)
+            tools = frozenset[str]().union(*told)
+            self.judge = Filter(self.episodes.config, self.episodes.hooks, tools).rejection
+
+    def metrics(self, stage: str, step: int) -> dict[str, float]:
+        """What was rejected in a step since this was last asked (`Tally.metrics`)."""
+        return self._tallies.pop((stage, step), Tally()).metrics()
 
     async def run(
         self,
@@ -56,15 +70,21 @@ class Rollouts:
     async def _until_good(
         self, request: RolloutRequest, stage: Stage, responder: Responder | None
     ) -> Trajectory | None:
+        assert self.judge is not None, "set when made"
+        tally = self._tallies.setdefault((stage.name, stage.step), Tally())
         for attempt in range(self.episodes.config.max_resamples + 1):
             tried = replace(request, seed=request.seed + attempt * RESEED)
             trajectory = await self.episodes.run(tried, stage, responder)
-            reason = rejection(trajectory, self.episodes.config, self.episodes.hooks)
-            if reason is not None:
-                trajectory = replace(trajectory, rejected=reason)
+            rejection = self.judge(trajectory)
+            tally.finished += 1
+            tally.resampled += attempt > 0
+            if rejection is not None:
+                tally.rejected[rejection.kind] += 1
+                trajectory = replace(trajectory, rejected=rejection.reason, rejected_because=rejection.detail)
             self.store.add_trajectory(trajectory)
             self.episodes.hooks.call("ale_trajectory_finished", trajectory=trajectory)
             self.finished(trajectory)
-            if reason is None:
+            if rejection is None:
                 return trajectory
+        tally.unfilled += 1
         return None

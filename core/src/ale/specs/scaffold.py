@@ -107,6 +107,9 @@ class Scaffold(Driver, ABC):
     over_http: ClassVar[bool] = False
     """Its agent is a process in the sandbox that asks the model over HTTP: the run serves that, and is refused where its
     sandboxes have no way to it (`needs.network: none`)."""
+    deterministic_tools: frozenset[str] = frozenset()
+    """Tools of its agent whose answer depends on the task and their arguments alone, not on what was done before: a rollout in
+    which one answers an identical call in another way is not trusted. A command or a read file is no such tool."""
 
     @property
     def recipe(self) -> Recipe | None:

@@ -172,6 +172,12 @@ async def test_episodes_run_side_by_side(subject: Subject) -> None:
             assert others == 1, "episodes side by side must not see each other's tasks"
 
 
+def test_the_tools_that_it_vouches_for_are_names(subject: Subject) -> None:
+    tools: object = subject.build().deterministic_tools
+    named = isinstance(tools, frozenset) and all(isinstance(tool, str) and tool for tool in tools)
+    assert named, f"deterministic_tools must be a frozenset of tools' names, not {tools!r}"
+
+
 async def _tools(subject: Subject) -> list[tuple[str, dict[str, object]]]:
     """The tools that the agent tells the model of."""
     box = FolderSandbox(TASK)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ale.view.report_facts import BEFORE_SFT_STEP, EVAL_STAGE, RL_STAGE, SFT_STAGE, Evaluation, Metrics, RunFacts
+from ale.view.report_json import visible
 
 Format = Literal["number", "share", "seconds"]
 MAX_POINTS = 600
@@ -109,6 +110,9 @@ _STAGE_CHARTS: tuple[tuple[str, str, str, Format, bool, tuple[tuple[str, str], .
      (("kl_old", "from the policy that sampled"), ("kl_ref", "from the reference"))),
     (RL_STAGE, "Left out of the gradient", "share", "share", True,
      (("masked", "masked tokens"), ("masked_chunks", "masked chunks"), ("clipped", "clipped tokens"))),
+    (RL_STAGE, "Rejected rollouts", "share of those made", "share", True, (("rejected", "rejected"),)),
+    (RL_STAGE, "Made anew", "a step", "number", True,
+     (("resampled", "rollouts"), ("unfilled", "requests that yielded nothing"), ("replaced_groups", "even groups"))),
     (RL_STAGE, "Wait for a sandbox", "of the latest requests", "seconds", True,
      (("pool/wait_s_p50", "median"), ("pool/wait_s_p95", "95th percentile"))),
     (RL_STAGE, "Time per step", "", "seconds", True, (("rollout_s", "rollouts"), ("train_s", "training"))),
@@ -132,7 +136,12 @@ def metric_tables(metrics: Metrics) -> dict[str, MetricTable]:
 
 def charts(facts: RunFacts, metrics: Metrics) -> list[Chart]:
     """Every chart that has numbers, in the order of the page."""
-    candidates = [success_chart(facts, metrics), family_chart(facts, metrics), time_chart(facts)]
+    candidates = [
+        success_chart(facts, metrics),
+        family_chart(facts, metrics),
+        time_chart(facts),
+        rejection_chart(facts),
+    ]
     out: list[Chart] = [chart for chart in candidates if chart is not None]
     for stage, title, unit, form, zero, names in _STAGE_CHARTS:
         series = tuple(Series(label, stage, name) for name, label in names if metrics.get(stage, {}).get(name))
@@ -181,6 +190,13 @@ def family_chart(facts: RunFacts, metrics: Metrics) -> BarChart | None:
         "families", OUTCOME, "Success by task family", "held-out",
         tuple(e.label for e in rounds), bars, "share",
     )  # fmt: skip
+
+
+def rejection_chart(facts: RunFacts) -> BarChart | None:
+    """Why rollouts were kept out, the most frequent reasons first."""
+    bars = tuple(Bar(visible(reason), (float(count),)) for reason, count in facts.rejections.items())
+    what = "Why rollouts were rejected"
+    return BarChart("rejections", OUTCOME, what, "rollouts of the whole run", ("rollouts",), bars) if bars else None
 
 
 def time_chart(facts: RunFacts) -> BarChart | None:

@@ -18,6 +18,7 @@ Metrics = dict[str, dict[str, list[tuple[int, float]]]]
 
 EVAL_STAGE, SFT_STAGE, RL_STAGE = "eval", "sft", "rl"
 BEFORE_SFT_STEP = -1
+MOST_REASONS = 8
 _WORDS = {"sft": "SFT", "rl": "RL"}
 
 
@@ -51,6 +52,7 @@ class RunFacts:
     peak_memory_mib: float | None
     policy_version: int | None
     failures: dict[str, int]
+    rejections: dict[str, int]
 
 
 def wilson(successes: float, trials: int, z: float = 1.96) -> tuple[float, float]:
@@ -96,6 +98,7 @@ def read_facts(store: RunStore, metrics: Metrics) -> RunFacts:
         peak_memory_mib=summary.get("peak_memory_mib"),
         policy_version=summary.get("final_policy_version"),
         failures=store.failures(),
+        rejections=store.rejections(MOST_REASONS),
     )
 
 

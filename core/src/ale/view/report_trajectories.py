@@ -151,10 +151,15 @@ def view_of(t: Trajectory) -> TrajectoryView:
         t.id, visible(t.task_id), t.stage, t.step, t.split, visible(t.group), t.seed, t.policy_version,
         outcome, sum(map(len, t.chunks)), len(t.chunks), _lines(t), tuple(visible(tag) for tag in t.tags),
         t.reward.value if t.reward else None, _cut(t.reward.detail) if t.reward else "",
-        t.reward.seconds if t.reward else None, visible(t.rejected or ""),
+        t.reward.seconds if t.reward else None, _rejected(t),
         t.failure.kind if t.failure else "", _cut(t.failure.message) if t.failure else "",
         visible(t.ended_by), t.seconds, t.timings, t.start_chunk, t.changed_echoes,
     )  # fmt: skip
+
+
+def _rejected(t: Trajectory) -> str:
+    because = "" if t.failure else t.rejected_because  # the page shows a failure's message by itself
+    return _cut(": ".join(text for text in (t.rejected, because) if text))
 
 
 def _lines(t: Trajectory) -> tuple[Line, ...]:

@@ -5,7 +5,7 @@
    command in the work folder with that folder's path in `ALE_TESTS`. It runs as the user `tests`; a provider
    without the capability `users` takes the agent for that. The folder stands in one with an empty `pytest.ini`:
    pytest looks for settings and hooks in all folders above a test, and the temporary folder is the agent's too.
-2. Exit code 0 is a pass; any other code, and a time-out, is a fail.
+2. Exit code 0 is a pass; any other code, and a time-out (but for `timed_out: no_reward`), is a fail.
 3. What *cannot run* is no fail: a dead sandbox raises `SandboxError`, a task whose test command starts with a
    program that the sandbox lacks raises `TaskError`. But an agent must not be able to turn its failure into an
    error, so exit codes 126 and 127 count as "cannot run" only where the first word of the command is a plain name
@@ -20,7 +20,7 @@ import secrets
 import shlex
 import time
 from pathlib import PurePosixPath
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -47,6 +47,11 @@ class TestsRewardConfig(PluginConfig):
     __test__ = False
     pass_value: float = Field(1.0, description="The reward where the tests pass.")
     fail_value: float = Field(0.0, description="The reward where they fail or run out of time.")
+    timed_out: Literal["fail", "no_reward"] = Field(
+        "fail",
+        description="What tests that run out of time are. no_reward: the reward could not be computed, and the rollout is made "
+        "anew; only for tests whose time the agent's work cannot use up, for it would have a way around a failure.",
+    )
 
 
 class TestsReward(Reward):
@@ -71,6 +76,8 @@ class TestsReward(Reward):
             await self.clear(sandbox, name)
         if result.timed_out:
             limit = f"The tests did not end within {task.tests.timeout_s:g} s.\n"
+            if self.config.timed_out == "no_reward":
+                raise TaskError(f"Task {task.id}: {limit}{tail(result)}")
             return self.verdict(False, limit + tail(result), started)
         if result.exit_code in CANNOT_RUN:
             await refuse_missing_program(task, sandbox)

@@ -1,0 +1,14 @@
+"""Arguments that several commands take."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+RunFile = Annotated[Path, typer.Argument(metavar="FILE", help="The run file (YAML).")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[KEY=VALUE]...", help="Settings that win over the file, such as rl.steps=3."),
+]

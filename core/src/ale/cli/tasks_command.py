@@ -1,0 +1,158 @@
+"""`ale tasks check` and `ale tasks select`: which tasks of a run are fit to learn from."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from ale.capabilities import check_capabilities
+from ale.cli.run_command import configure_messages, run_until_signal
+from ale.config import LoadedConfig, load_run_config
+from ale.errors import ConfigError
+from ale.observers import open_observers
+from ale.pipeline.instances import Instance, InstanceReport, Limits
+from ale.pipeline.progress import Progress
+from ale.pipeline.qualify import Policy, qualify
+from ale.pipeline.run import new_run_folder
+from ale.pipeline.workbench import open_workbench
+from ale.specs.driver import DriverContext
+from ale.store import CONFIG_NAME, RunStore
+from ale.view.progress import display
+
+MOST_ROWS = 40
+NO_MODEL = ["sft=null", "rl=null", "trainer=null", "model.scratch=null"]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is asked of the tasks; the folder keeps the rollouts."""
+
+    split: str
+    count: int | None
+    repeats: int
+    folder: Path | None
+    policies: tuple[Policy, ...] = ()
+    attempts: int = 0
+    limits: Limits = field(default_factory=Limits)
+
+
+def check(
+    file: Path, overrides: list[str], split: str, count: int | None, repeats: int, out: Path | None, as_json: bool
+) -> int:
+    """Check the tasks without a model; 1 where one is not fit."""
+    loaded = load_run_config(file, [*NO_MODEL, *overrides])
+    # Nobody samples: what the engine would need is neither loaded nor asked for.
+    nobody = {"engine": None, "endpoint": loaded.run.endpoint.model_copy(update={"upstream": None})}
+    loaded = replace(loaded, run=loaded.run.model_copy(update=nobody))
+    report = _report(loaded, Asked(split, count, repeats, _folder(out)))
+    _tell(report, out, as_json)
+    return 0 if len(report.kept) == len(report.instances) else 1
+
+
+def select(
+    file: Path, overrides: list[str], policies: Sequence[Path], attempts: int, min_pass: float, max_pass: float, out: Path,
+    split: str, count: int | None, repeats: int, as_json: bool,
+) -> int:  # fmt: skip
+    """Check the tasks, try them with each policy, and write down which to keep."""
+    if min_pass > max_pass:
+        raise ConfigError(f"--min-pass {min_pass:g} is above --max-pass {max_pass:g}: no task could be kept.")
+    loaded = load_run_config(file, [*NO_MODEL, *overrides])
+    limits = Limits(min_pass=min_pass, max_pass=max_pass)
+    asked = Asked(split, count, repeats, _folder(out), _policies(loaded, policies), attempts, limits)
+    _tell(_report(loaded, asked), out, as_json)
+    return 0
+
+
+def _policies(loaded: LoadedConfig, folders: Sequence[Path]) -> tuple[Policy, ...]:
+    """Those that were named, or else what the run file names."""
+    config = loaded.run
+    if folders and config.endpoint.upstream is not None:
+        raise ConfigError("--policy names model folders, and endpoint.upstream answers in their place; leave one out.")
+    if len(set(folders)) < len(folders):
+        raise ConfigError("--policy names a folder twice; name each once.")
+    if folders:
+        return tuple(map(Policy.of, folders))
+    if config.endpoint.upstream is not None:
+        return (Policy(config.endpoint.upstream.model, "upstream"),)
+    return (Policy.of(config.model.path) if config.model.path is not None else Policy("engine", "engine"),)
+
+
+def _folder(out: Path | None) -> Path | None:
+    return None if out is None else out.with_suffix(".run")
+
+
+def _report(loaded: LoadedConfig, asked: Asked) -> InstanceReport:
+    check_capabilities(loaded.run, train=False)
+    with display() as progress:
+        configure_messages(progress.note, loaded.values.redact)
+        instances = run_until_signal(lambda: _qualified(loaded, asked, progress))
+    return InstanceReport(
+        split=asked.split, policies=tuple(policy.name for policy in asked.policies), attempts=asked.attempts,
+        repeats=asked.repeats, limits=asked.limits, instances=tuple(instances),
+    )  # fmt: skip
+
+
+async def _qualified(loaded: LoadedConfig, asked: Asked, progress: Progress) -> list[Instance]:
+    run_id, folder = new_run_folder(loaded.run)
+    folder = asked.folder or folder
+    _check_same(loaded, folder)
+    async with AsyncExitStack() as stack:
+        context = DriverContext(
+            run_id=run_id, run_dir=folder, seed=loaded.run.seed, labels={"run": run_id}, redact=loaded.values.redact
+        )
+        hooks = await open_observers(loaded.run.observers, context, stack)
+        store = stack.enter_context(RunStore.create(folder, loaded.values.redact))
+        (folder / CONFIG_NAME).write_text(loaded.to_yaml())
+        context = replace(context, hooks=hooks, event=store.add_event)
+        bench = await stack.enter_async_context(
+            open_workbench(loaded.run, context, store, progress, train=False)
+        )  # fmt: skip
+        return await qualify(
+            bench, asked.split, asked.count, asked.repeats, asked.policies, asked.attempts, asked.limits
+        )
+
+
+def _check_same(loaded: LoadedConfig, folder: Path) -> None:
+    """Refuse to go on with rollouts that were made with other settings. Raises `ConfigError`."""
+    config = folder / CONFIG_NAME
+    if config.is_file() and config.read_text() != loaded.to_yaml():
+        raise ConfigError(
+            f"{folder} holds rollouts that were made with other settings, which {config} shows; remove the folder, or give "
+            "another --out."
+        )
+
+
+def _tell(report: InstanceReport, out: Path | None, as_json: bool) -> None:
+    text = report.model_dump_json(indent=2)
+    if out is not None:
+        temporary = out.with_name(f".{out.name}.tmp")
+        temporary.write_text(text + "\n")
+        temporary.replace(out)
+    if as_json:
+        print(text)
+        return
+    _print_table(report)
+    print(f"{len(report.kept)} of {len(report.instances)} tasks are kept.")
+    if out is not None:
+        print(out)
+
+
+def _print_table(report: InstanceReport) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False)
+    for name in ("TASK", "KEPT", *(["PASS RATE"] if report.policies else []), "WHY NOT"):
+        table.add_column(name, justify="left", overflow="fold")
+    # What was dropped stands first: that is what a person has to look at.
+    rows = sorted(report.instances, key=lambda instance: instance.kept)
+    for i in rows[:MOST_ROWS]:
+        rate = [Text("-" if i.pass_rate is None else f"{i.pass_rate:.2f}")] if report.policies else []
+        table.add_row(Text(i.id), Text("yes" if i.kept else "no"), *rate, Text(i.reason))
+    Console(file=sys.stdout, width=None if sys.stdout.isatty() else 160).print(table)
+    if len(rows) > MOST_ROWS:
+        print(f"... and {len(rows) - MOST_ROWS} more; --json prints all.")

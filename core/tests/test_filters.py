@@ -1,0 +1,249 @@
+"""What is kept out of training, why, and how that is counted."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from memory_sandboxes import MemoryProvider
+from test_dialects import Scripted
+from test_episode import Fixed, Program
+from test_prefill import SAYS
+
+from ale.endpoint.session import ModelEndpoint
+from ale.endpoint.tokenizer import byte_tokenizer
+from ale.errors import ApiError, EngineError, SandboxError, TaskError
+from ale.hooks import Hooks
+from ale.messages import Message, ToolCall
+from ale.rollout.answers import KnownAnswers, tool_answers
+from ale.rollout.episode import Episodes, Stage
+from ale.rollout.filters import Filter, illegal_run
+from ale.rollout.scheduler import Rollouts
+from ale.rollout.selection import Option, Selection
+from ale.run_config import RolloutConfig, SandboxNeeds
+from ale.specs.algorithm import RolloutRequest
+from ale.specs.driver import DriverContext, PluginConfig
+from ale.specs.events import hookimpl
+from ale.specs.sandbox import Sandbox
+from ale.store import RunStore
+from ale.task import Task, TaskTests
+from ale.trajectory import Chunk, ChunkError, Failure, Observation, Score, Sequence, Trajectory
+
+TASK = Task(id="t", instruction="do it", tests=TaskTests(command="true"))
+BARE = Trajectory("r", "t", "train", "rl", 1, "g", 0, 0, (), ())
+STAGE = Stage("rl", 1, "train", 1.0)
+Make = Callable[..., Trajectory]
+
+
+def saw(*pairs: tuple[str, str], tool: str = "look") -> tuple[Observation, ...]:
+    """Calls of a tool and their answers."""
+    return tuple(Observation(i, tool, {"q": query, "n": 1}, text, 0, 0.0) for i, (query, text) in enumerate(pairs))
+
+
+def judge(**config: object) -> Callable[[Trajectory], str | None]:
+    made = Filter(RolloutConfig(**config), Hooks())  # type: ignore[arg-type]
+    return lambda t: (r := made.rejection(t)) and r.kind
+
+
+def test_a_failing_agent_stays(trajectory: Make) -> None:
+    assert judge()(trajectory(reward=0.0)) is None
+
+
+def test_what_has_no_score_says_whose_fault_that_is(trajectory: Make) -> None:
+    reject, lost = judge(), Failure("sandbox", "gone", True)
+    assert reject(replace(trajectory(), reward=None)) == "no reward"
+    assert reject(replace(trajectory(), reward=None, failure=lost)) == "sandbox failure"
+    scoring = (("start", 0.1), ("act", 1.0))
+    assert reject(replace(trajectory(), reward=None, failure=lost, timings=scoring)) == "no reward"
+    stopping = (*scoring, ("score", 0.1))
+    assert reject(replace(trajectory(), reward=None, failure=lost, timings=stopping)) == "sandbox failure"
+    assert reject(replace(trajectory(), chunks=())) == "no model call"
+
+
+def test_a_tool_that_answers_otherwise_is_unreliable_within_a_rollout_and_across_them(trajectory: Make) -> None:
+    reject = judge(deterministic_tools=["look"])
+    assert reject(trajectory(observations=saw(("a", "1"), ("b", "2"), ("a", "1")))) is None
+    assert reject(trajectory(observations=saw(("c", "1"), ("c", "2")))) == "unreliable tool"
+    assert reject(trajectory(observations=saw(("a", "3")))) == "unreliable tool"
+    assert reject(trajectory(observations=saw(("a", "3")))) is None, "the newest answer is what counts"
+    assert reject(trajectory(observations=saw(("a", "9")), task_id="other")) is None, "of each task its own"
+    assert reject(trajectory(observations=saw(("a", "9"), tool="shell"))) is None, "a tool that nobody vouches for"
+
+
+def test_what_may_differ_is_told_and_both_answers_are_kept(trajectory: Make) -> None:
+    known = KnownAnswers([r"\d+ ms"])
+    tools = frozenset({"look"})
+    assert known.contradiction(trajectory(observations=saw(("a", "x in 3 ms"))), tools) is None
+    assert known.contradiction(trajectory(observations=saw(("a", "x in 12 ms"))), tools) is None
+    said = known.contradiction(trajectory(observations=saw(("a", "y in 1 ms"))), tools)
+    assert said is not None
+    assert "'look'" in said
+    assert "'y in 1 ms'" in said
+    assert "'x in 12 ms'" in said
+
+
+def test_calls_of_an_agent_that_reports_none_are_read_from_its_messages(trajectory: Make) -> None:
+    call = ToolCall("c1", "look", '{"q": "a"}')
+    whole = (Message("user", "do"), Message("assistant", "", (call,)), Message("tool", "long", tool_call_id="c1"))
+    cut = (*whole[:2], Message("tool", "[cut]", tool_call_id="c1"))
+    broken = ToolCall("c2", "look", '{"q": ')
+    more = (Message("assistant", "", (broken,)), Message("tool", "no", tool_call_id="c2"))
+    t = trajectory(observations=(), sequences=(Sequence((1,), whole), Sequence((1,), (*cut, *more))))
+    assert [(a.tool, a.arguments, a.text) for a in tool_answers(t)] == [
+        ("look", '{"q": "a"}', "long"), ("look", '{"q": ', "no"),
+    ]  # fmt: skip
+
+
+@given(st.lists(st.tuples(st.sampled_from("abcd"), st.sampled_from("xy")), max_size=30), st.integers(1, 3))
+def test_contradictions_are_those_of_a_plain_memory(calls: list[tuple[str, str]], most: int) -> None:
+    known = KnownAnswers(most=most)
+    memory: list[tuple[str, str]] = []
+    for query, text in calls:
+        expected = next((old != text for q, old in memory if q == query), False)
+        memory = [pair for pair in memory if pair[0] != query] + [(query, text)]
+        memory = memory[-most:]
+        t = replace(BARE, observations=saw((query, text)))
+        assert (known.contradiction(t, frozenset({"look"})) is not None) == expected
+        assert len(known) <= most
+
+
+@given(st.lists(st.booleans(), max_size=20))
+def test_the_longest_run_of_illegal_calls_is_found(illegal: list[bool]) -> None:
+    error = ChunkError("illegal_call", "no such tool")
+    chunks = tuple(
+        Chunk(i, 0, i, i + 1, (0.0,), (0,), "stop", error=error if bad else None) for i, bad in enumerate(illegal)
+    )
+    slow = max(
+        (j - i for i in range(len(illegal) + 1) for j in range(i, len(illegal) + 1) if all(illegal[i:j])), default=0
+    )
+    assert illegal_run(replace(BARE, chunks=chunks)) == slow
+
+
+class Looking(Program):
+    """Its tool `look` is said to be deterministic."""
+
+    deterministic_tools = frozenset({"look"})
+
+    async def run(self, task: Task, sandbox: Sandbox, session: object) -> str:
+        ended = await super().run(task, sandbox, session)  # type: ignore[arg-type]
+        session.observe(0, "look", {}, next(self.world), 0, 0.0)  # type: ignore[attr-defined]
+        return ended
+
+    world: Iterator[str] = iter(())
+
+
+class Failing(Fixed):
+    """Scores, once its faults are over."""
+
+    faults: list[Exception]
+
+    async def score(self, task: Task, sandbox: Sandbox, trajectory: Trajectory) -> Score:
+        if self.faults:
+            raise self.faults.pop(0)
+        return Score(0.0, False)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[RunStore]:
+    with RunStore.create(tmp_path) as opened:
+        yield opened
+
+
+def rollouts(store: RunStore, engine: Scripted, program: Program, reward: Fixed, hooks: Hooks | None = None, **config: object) -> Rollouts:  # fmt: skip
+    hooks = hooks or Hooks()
+    episodes = Episodes(
+        Selection("sandbox", [Option("memory", MemoryProvider())]),  # type: ignore[list-item]
+        Selection("scaffold", [Option("program", program)]), Selection("reward", [Option("fixed", reward)]),
+        ModelEndpoint(byte_tokenizer(), engine, hooks), hooks,
+        RolloutConfig(**{"max_tokens": 200, "max_context": 4000, "concurrency": 1, **config}),  # type: ignore[arg-type]
+        SandboxNeeds(), {},
+    )  # fmt: skip
+    return Rollouts(episodes, store)
+
+
+@pytest.fixture
+def engine() -> Scripted:
+    made = Scripted()
+    made.texts = list(SAYS) * 40
+    return made
+
+
+NONE = PluginConfig(), DriverContext()
+
+
+async def test_a_reward_that_cannot_be_computed_is_made_anew_and_never_a_zero(
+    store: RunStore, engine: Scripted, caplog: pytest.LogCaptureFixture
+) -> None:
+    reward = Failing(*NONE)
+    reward.faults = [SandboxError("gone"), TaskError("no pytest here"), RuntimeError("a bug")] + [TaskError("x")] * 3
+    made = rollouts(store, engine, Program(*NONE), reward, max_resamples=2)
+    with caplog.at_level(logging.CRITICAL):
+        done = await made.run([RolloutRequest(TASK, "a", 1), RolloutRequest(TASK, "b", 2)], STAGE)
+        reward.faults = []
+        more = await made.run([RolloutRequest(TASK, "c", 3)], STAGE)
+    assert done == []
+    assert [(t.reward and t.reward.value, t.rejected) for t in more] == [(0.0, None)], "a failed test is one"
+    kept = list(store.trajectories("rejected IS NOT NULL"))
+    assert {(t.rejected, t.reward) for t in kept} == {("no reward", None)}
+    assert [t.rejected_because for t in kept][:2] == ["gone", "no pytest here"]
+    assert {t.failure.kind for t in kept if t.failure} == {"sandbox", "task", "plugin"}
+    metrics = made.metrics("rl", 1)
+    assert metrics == {"rejected": 6 / 7, "rejected/no_reward": 6 / 7, "resampled": 4.0, "unfilled": 2.0}
+    assert made.metrics("rl", 1)["rejected"] == 0, "each step is told once"
+
+
+async def test_a_service_that_is_away_has_a_reason_of_its_own(
+    store: RunStore, engine: Scripted, caplog: pytest.LogCaptureFixture
+) -> None:
+    sample, faults = engine.generate, [ApiError("The upstream answers 503."), EngineError("lost")]
+
+    async def generate(request: object) -> object:
+        if faults:
+            raise faults.pop(0)
+        return await sample(request)  # type: ignore[arg-type]
+
+    engine.generate = generate  # type: ignore[method-assign,assignment]
+    program = Program(*NONE)
+    program.tries = 1
+    made = rollouts(store, engine, program, Fixed(*NONE))
+    with caplog.at_level(logging.CRITICAL):
+        (done,) = await made.run([RolloutRequest(TASK, "a", 1)], STAGE)
+    assert done.passed
+    assert [(t.rejected, t.rejected_because) for t in store.trajectories("rejected IS NOT NULL")] == [
+        ("api failure", "The upstream answers 503."), ("engine failure", "lost"),
+    ]  # fmt: skip
+    metrics = made.metrics("rl", 1)
+    assert (metrics["rejected/api_failure"], metrics["rejected/engine_failure"]) == (1 / 3, 1 / 3)
+    assert (metrics["resampled"], metrics["unfilled"]) == (2.0, 0.0)
+
+
+async def test_a_tool_that_its_scaffold_vouches_for_is_watched(store: RunStore, engine: Scripted) -> None:
+    program = Looking(*NONE)
+    program.world = iter(["1", "1", "2", "2"])
+    made = rollouts(store, engine, program, Fixed(*NONE))
+    done = await made.run([RolloutRequest(TASK, f"g{i}", i) for i in range(3)], STAGE)
+    assert len(done) == 3
+    (odd,) = store.trajectories("rejected IS NOT NULL")
+    assert odd.rejected == "unreliable tool"
+    assert "answered '2'" in odd.rejected_because
+    assert odd.reward is not None, "what it would have been worth is kept"
+    assert store.rejections(9) == {"unreliable tool": 1}
+
+
+async def test_a_veto_keeps_its_words_and_is_counted_as_one(store: RunStore, engine: Scripted) -> None:
+    class Watch:
+        @hookimpl
+        def ale_filter_trajectory(self, trajectory: Trajectory) -> str:
+            return f"not {trajectory.id}"
+
+    hooks = Hooks()
+    hooks.register("watch", Watch())
+    made = rollouts(store, engine, Program(*NONE), Fixed(*NONE), hooks, max_resamples=1)
+    assert await made.run([RolloutRequest(TASK, "a", 1)], STAGE) == []
+    assert all(t.rejected == f"not {t.id}" for t in store.trajectories())
+    assert made.metrics("rl", 1)["rejected/vetoed"] == 1.0
