@@ -18,7 +18,7 @@ Metrics = dict[str, dict[str, list[tuple[int, float]]]]
 
 EVAL_STAGE, SFT_STAGE, RL_STAGE = "eval", "sft", "rl"
 BEFORE_SFT_STEP = -1
-_WORDS = {"sft": "SFT", "rl": "RL"}
+_WORDS = {"cpt": "CPT", "sft": "SFT", "rl": "RL"}
 
 
 @dataclass(frozen=True, slots=True)
