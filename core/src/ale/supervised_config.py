@@ -55,7 +55,7 @@ class CPTConfig(Section):
     )
     stages: tuple[CPTStage, ...] = Field(
         min_length=1,
-        description="Stages, one after the other, each with data, steps, batch_tokens, sequence_tokens, lr, weight_decay.",
+        description="One after the other.",
     )
     heldout: tuple[Path, ...] = Field(
         (), description="Text, as in 'data', whose perplexity is measured before the first stage and after each."
@@ -131,8 +131,7 @@ class SFTConfig(SFTSteps):
     demonstrations: DemonstrationsConfig = DemonstrationsConfig()
     stages: tuple[SFTStage, ...] = Field(
         (),
-        description="Several stages, one after the other, each with steps, batch_size, lr, warmup_steps, data, keep "
-        "(passed_only, min_reward, max_error_turns, max_turn_tokens, min_turns, complete_only, tags, per_task) and algorithm.",
+        description="Several stages, one after the other, in place of steps, batch_size, lr and warmup_steps.",
     )
 
     @model_validator(mode="after")
