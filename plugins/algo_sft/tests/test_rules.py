@@ -230,6 +230,13 @@ async def test_masked_turns_stay_in_the_context_of_later_ones_and_their_share_is
     assert sft.metrics({})["masked_error"] == 0, "each batch is told once"
 
 
+@given(st.lists(st.integers(0, 5)), st.lists(st.integers(0, 5)))
+def test_the_overlap_is_intersection_over_union_of_bags(one: list[int], other: list[int]) -> None:
+    a, b = Counter(one), Counter(other)
+    union = sum((a | b).values())
+    assert overlap(a, b) == (sum((a & b).values()) / union if union else 1)
+
+
 @pytest.mark.parametrize("name", RULES)
 def test_a_trajectory_without_turns_or_messages_has_nothing_to_say(name: str) -> None:
     t = Trajectory("t", "t", "train", "s", 0, "g", 0, 0, (), ())

@@ -91,8 +91,9 @@ def fates(trajectory: Trajectory) -> dict[int, Fate]:
 
 def overlap(one: Counter[T], other: Counter[T]) -> float:
     """Size of the intersection of two bags over that of their union; 1 for two empty ones."""
-    union: int = sum((one | other).values())
-    return sum((one & other).values()) / union if union else 1.0
+    shared = sum(min(one[item], other[item]) for item in one.keys() & other.keys())
+    union = one.total() + other.total() - shared
+    return shared / union if union else 1.0
 
 
 def _prompt(context: Context) -> Counter[str]:
