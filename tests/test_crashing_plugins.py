@@ -97,4 +97,6 @@ def test_a_file_that_only_rolls_out_says_so(tmp_path: Path) -> None:
         capture_output=True, text=True, check=False, timeout=60,
     )  # fmt: skip
     assert done.returncode == 0
-    assert "run.yaml is valid, with '--only rollout' alone: trainer: 'sft' and 'rl' need a trainer" in done.stdout
+    assert (
+        "run.yaml is valid, with '--only rollout' alone: trainer: 'cpt', 'sft' and 'rl' need a trainer" in done.stdout
+    )

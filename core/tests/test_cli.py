@@ -88,7 +88,7 @@ def test_show_prints_a_run_file_that_is_valid(run_file: Path, tmp_path: Path) ->
     done = ale("config", "validate", str(tmp_path / "shown.yaml"))
     said = (
         f"{tmp_path / 'shown.yaml'} is valid, with '--only rollout' alone: "
-        "trainer: 'sft' and 'rl' need a trainer; name one, or use '--only rollout'.\n"
+        "trainer: 'cpt', 'sft' and 'rl' need a trainer; name one, or use '--only rollout'.\n"
     )
     assert (done.returncode, done.stdout) == (0, said)
 

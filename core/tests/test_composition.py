@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_origin
 
 import jsonschema
 import pytest
@@ -233,13 +233,13 @@ def test_what_runs_take_fits_the_schema(schema: jsonschema.Draft202012Validator,
 # -- every typo ----------------------------------------------------------------------------------------------------------
 
 
-def keys(model: type[BaseModel], path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """Every key of a model, those of the models in it too."""
+def keys(model: type[BaseModel], path: tuple[str | int, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Every key of a model, those of the models in it too, also where it has a list of them."""
     for name, field in model.model_fields.items():
         yield (*path, name)
         inner = model_in(field.annotation)
         if inner is not None and not issubclass(inner, PluginChoice) and inner.__name__ != "PluginRules":
-            yield from keys(inner, (*path, name))
+            yield from keys(inner, (*path, name, 0) if get_origin(field.annotation) is tuple else (*path, name))
 
 
 def places(kind: str) -> Iterator[tuple[str | int, ...]]:
@@ -251,7 +251,7 @@ def places(kind: str) -> Iterator[tuple[str | int, ...]]:
     if kind in RULES_KEY:
         yield (kind, RULES_KEY[kind], 0)
     if kind == "algorithm":
-        yield ("sft", "algorithm")
+        yield from (("sft", "algorithm"), ("cpt", "algorithm"))
 
 
 def settle(data: Any, path: tuple[str | int, ...], value: Any) -> Any:
@@ -307,7 +307,7 @@ def test_a_typo_in_any_key_of_the_run_is_a_sentence_with_its_path() -> None:
         wrong = (*path[:-1], misspelt(path[-1]))
         with pytest.raises(ConfigError) as caught:
             validated_run(settle(parse_yaml(MINIMAL, "f"), wrong, 1))
-        where = ".".join(wrong)
+        where = ".".join(map(str, wrong))
         found = told(caught.value)
         assert len(found) == 1, (where, str(caught.value))
         assert found[0].startswith(f"{where}: there is no such key.")

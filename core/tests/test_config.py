@@ -371,3 +371,4 @@ def test_every_key_is_described() -> None:
     rows = describe(RunConfig)
     assert len(rows) > 40
     assert [row[0] for row in rows if len(row[3]) < 3 and not row[0].endswith("settings")] == []
+    assert {"cpt.stages.N.weight_decay", "sft.stages.N.keep.min_turns"} <= {row[0] for row in rows}, "of lists too"

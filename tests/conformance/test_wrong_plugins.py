@@ -391,16 +391,16 @@ WRONG = {
         return replace(await super().publish(), version=1)
 """, "test_every_publish_is_a_new_version_with_weights", "versions must rise: 1, 1", "threads: 1"),
     "a loss that is nan is trained on": Wrong("trainer", TRAINER + """
-    async def update(self, batch, loss, *, lr=None):
+    async def update(self, batch, loss, *, lr=None, weight_decay=None):
         try:
-            return await super().update(batch, loss, lr=lr)
+            return await super().update(batch, loss, lr=lr, weight_decay=weight_decay)
         except Exception:
             return {"loss": 0.0}
 """, "test_a_loss_that_is_no_number_is_refused_and_changes_nothing", "a loss that is not finite: it must raise TrainerError, it returned", "threads: 1"),
     "a gradient that is nan is trained on": Wrong("trainer", TRAINER + """
-    async def update(self, batch, loss, *, lr=None):
+    async def update(self, batch, loss, *, lr=None, weight_decay=None):
         try:
-            return await super().update(batch, loss, lr=lr)
+            return await super().update(batch, loss, lr=lr, weight_decay=weight_decay)
         except Exception as error:
             if "gradient" not in str(error):
                 raise
@@ -424,22 +424,23 @@ WRONG = {
         return replace(made, weights={k: v.data for k, v in self._learner.model.state_dict().items()})
 """, "test_every_publish_is_a_new_version_with_weights", "published weights are copies", "threads: 1"),
     "the normalizer of each micro-batch": Wrong("trainer", TRAINER + """
-    async def update(self, batch, loss, *, lr=None):
+    async def update(self, batch, loss, *, lr=None, weight_decay=None):
         def own(inputs):
             return loss(replace(inputs, normalizer=float(len(inputs.logprobs)) + 0.5))
-        return await super().update(batch, own, lr=lr)
+        return await super().update(batch, own, lr=lr, weight_decay=weight_decay)
 """, "test_the_loss_is_shown_whole_trajectories_and_the_whole_batchs_normalizer", "normalizer is the batch's", "threads: 1"),
     "the optimizer is not saved": Wrong("trainer", TRAINER + """
     async def load(self, folder):
         await super().load_model(folder)
 """, "test_what_is_saved_is_what_is_loaded", "load() must bring the optimizer back too", "threads: 1"),
     "lr is not heard": Wrong("trainer", TRAINER + """
-    async def update(self, batch, loss, *, lr=None):
-        return await super().update(batch, loss)
+    async def update(self, batch, loss, *, lr=None, weight_decay=None):
+        return await super().update(batch, loss, weight_decay=weight_decay)
 """, "test_an_update_makes_trained_tokens_likelier", "lr= must win over the configured rate", "threads: 1"),
     "maxima are forgotten": Wrong("trainer", TRAINER + """
-    async def update(self, batch, loss, *, lr=None):
-        return await super().update(batch, lambda inputs: replace(loss(inputs), maxima={}), lr=lr)
+    async def update(self, batch, loss, *, lr=None, weight_decay=None):
+        hidden = lambda inputs: replace(loss(inputs), maxima={})
+        return await super().update(batch, hidden, lr=lr, weight_decay=weight_decay)
 """, "test_of_what_a_loss_calls_a_maximum", "update() must return LossOutput.maxima too", "threads: 1"),
     "a reference that learns along": Wrong("trainer", TRAINER + """
     async def reference_logprobs(self, batch):
@@ -451,6 +452,15 @@ WRONG = {
         await super().load(folder)
         await self.keep_reference()
 """, "test_a_checkpoint_holds_the_reference_policy", "load() must bring back the reference that was saved", "threads: 1"),
+    "weight decay is not heard": Wrong("trainer", TRAINER + """
+    async def update(self, batch, loss, *, lr=None, weight_decay=None):
+        return await super().update(batch, loss, lr=lr)
+""", "test_weight_decay_pulls_the_weights_towards_nothing_where_no_gradient_does", "weight_decay= must pull the weights", "threads: 1"),
+    "weight decay stays": Wrong("trainer", TRAINER + """
+    async def update(self, batch, loss, *, lr=None, weight_decay=None):
+        self.decay = weight_decay or getattr(self, "decay", None)
+        return await super().update(batch, loss, lr=lr, weight_decay=self.decay)
+""", "test_weight_decay_pulls_the_weights_towards_nothing_where_no_gradient_does", "must hold for that step alone", "threads: 1"),
     # algorithm
     "a reference that no trainer is asked for": Wrong("algorithm", ALGORITHM + """
     @classmethod

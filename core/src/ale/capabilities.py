@@ -108,7 +108,7 @@ def _of_the_run(run: RunConfig, parts: list[Part], train: bool) -> Iterator[Need
     yield from _asked_for(run)
     if not train:
         return
-    if run.sft and not run.sft.demonstrations.data:
+    if run.sft and run.sft.runs_demonstrations:
         yield Need("sft.demonstrations", "tasks", "demonstrations")
     if run.model.scratch:
         yield Need("model.scratch", "trainer", "scratch")

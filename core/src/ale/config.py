@@ -78,7 +78,7 @@ def validated_run(data: Mapping[str, Any]) -> RunConfig:
                 sections[name] = dict(sections[name])
             sections = sections.get(name) if isinstance(sections, dict) else None
         if not isinstance(sections, dict):
-            continue  # no `sft`, or something else in its place, of which RunConfig will complain
+            continue  # no `cpt` or `sft`, or something else in its place, of which RunConfig will complain
         try:
             sections[last] = plugins_of(path, sections)
         except ConfigError as error:
@@ -100,6 +100,11 @@ def validated_run(data: Mapping[str, Any]) -> RunConfig:
     for path, kind, choice in sections_of(shaped):
         try:
             validated_settings(load_driver_class(kind, choice.use, path), choice.settings, path, keys_beside(path))
+        except AleError as error:
+            mistakes.append(str(error))
+    for path, choice in run.sft.algorithms() if run is not None and run.sft is not None and not mistakes else ():
+        try:
+            validated_settings(load_driver_class("algorithm", choice.use, path), choice.settings, path)
         except AleError as error:
             mistakes.append(str(error))
     if mistakes or run is None:

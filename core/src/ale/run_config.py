@@ -11,35 +11,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
+from pydantic import Field, SecretStr, field_validator, model_validator
 
+from ale.config_base import PluginChoice as PluginChoice
+from ale.config_base import Section as Section
 from ale.specs.kinds import CAPABILITIES, HOOKS
 from ale.specs.sandbox import ALLOW, NetworkMode, Resources, host_and_port
 from ale.specs.trainer import ScratchModel
+from ale.supervised_config import CPTConfig, SFTConfig
 
 Kind = Literal["sandbox", "engine", "trainer", "algorithm", "scaffold", "reward", "tasks"]
-
-
-class Section(BaseModel):
-    """Base of every section: frozen, unknown keys refused."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class PluginChoice(Section):
-    """Which plugin, and its own settings (already validated against its `Config` when a run starts)."""
-
-    use: str = Field(description="Name of the plugin, as `ale plugins list` shows it.")
-    settings: dict[str, Any] = Field(default_factory=dict, description="The plugin's own keys.")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _from_name_or_mapping(cls, value: Any) -> Any:
-        if isinstance(value, str):
-            return {"use": value}
-        if isinstance(value, dict) and "settings" not in value:
-            return {"use": value.get("use"), "settings": {k: v for k, v in value.items() if k != "use"}}
-        return value
 
 
 class PluginRule(PluginChoice):
@@ -216,35 +197,6 @@ class RolloutConfig(Section):
         return value
 
 
-class DemonstrationsConfig(Section):
-    """Expert trajectories, really executed in sandboxes."""
-
-    count: int = Field(400, gt=0, description="Demonstrations to run.")
-    keep_failed: bool = Field(False, description="Keep demonstrations whose tests fail.")
-    data: tuple[Path, ...] = Field(
-        (),
-        description="Run folders and recordings (of `ale endpoint serve`) whose trajectories are the demonstrations; none is then "
-        "run. Of recordings all are kept, for nothing has scored them.",
-    )
-
-    @model_validator(mode="after")
-    def _run_or_read(self) -> DemonstrationsConfig:
-        if self.data and "count" in self.model_fields_set:
-            raise ValueError("'count' says how many to run, and with 'data' none is; leave one out")
-        return self
-
-
-class SFTConfig(Section):
-    """The supervised warm start."""
-
-    algorithm: PluginChoice = Field(PluginChoice(use="sft"), description="Algorithm plugin with the supervised loss.")
-    demonstrations: DemonstrationsConfig = DemonstrationsConfig()
-    steps: int = Field(120, ge=0, description="Optimizer steps.")
-    batch_size: int = Field(32, gt=0, description="Trajectories a step.")
-    lr: float = Field(1e-3, gt=0, description="Peak learning rate; falls to a tenth along a cosine.")
-    warmup_steps: int = Field(10, ge=0, description="Steps of linear warm-up.")
-
-
 class ExpertsConfig(Section):
     """Trajectories that passed, from whose chunks the algorithm may start rollouts; shown to it task by task."""
 
@@ -398,12 +350,18 @@ class RunConfig(Section):
     endpoint: EndpointConfig = EndpointConfig()
     rollout: RolloutConfig = RolloutConfig()
     pool: PoolConfig = PoolConfig()
+    cpt: CPTConfig | None = Field(None, description="Continual pre-training on text; leave it out to go without.")
     sft: SFTConfig | None = Field(None, description="The supervised warm start; leave it out to go without.")
     rl: RLConfig | None = Field(None, description="Reinforcement learning; leave it out to go without.")
     eval: EvalConfig = EvalConfig()
     observers: tuple[PluginChoice, ...] = Field(
         (), description="Observers (plugins of kind hooks) of the run: a list of names or of sections with 'use'."
     )
+
+    @property
+    def trains(self) -> bool:
+        """Whether it has a stage that updates weights."""
+        return bool(self.cpt or self.sft or self.rl)
 
     @model_validator(mode="after")
     def _somebody_answers(self) -> RunConfig:
@@ -421,7 +379,9 @@ class RunConfig(Section):
             elif choice is not None and not (kind == "engine" and self.endpoint.upstream is not None):
                 yield kind, kind, choice
         yield "endpoint.tool_format", "tool_format", self.endpoint.tool_format
+        if self.cpt is not None:
+            yield "cpt.algorithm", "algorithm", self.cpt.algorithm
         if self.sft is not None:
-            yield "sft.algorithm", "algorithm", self.sft.algorithm
+            yield from ((path, "algorithm", choice) for path, choice in self.sft.algorithms())
         for i, choice in enumerate(self.observers):
             yield f"observers.{i}", HOOKS, choice

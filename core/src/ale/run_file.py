@@ -21,7 +21,8 @@ from ale.run_config import RULES_KEY, PluginChoice, RunConfig
 from ale.validation import model_in, one_line, shown
 
 PLUGIN_PATHS = (
-    "tasks", "scaffold", "sandbox", "reward", "engine", "trainer", "algorithm", "sft.algorithm", "endpoint.tool_format",
+    "tasks", "scaffold", "sandbox", "reward", "engine", "trainer", "algorithm", "cpt.algorithm", "sft.algorithm",
+    "endpoint.tool_format",
 )  # fmt: skip
 """Where a run file names plugins; the last part of each path is the plugin's kind."""
 

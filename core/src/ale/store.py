@@ -3,7 +3,7 @@
     run.db          trajectories, metrics, events, meta
     config.yaml     the resolved configuration
     summary.json    written at the end, whichever way the run ended
-    model/          the policies: `initial`, `sft`, `final` (Hugging Face folders)
+    model/          the policies: `initial`, `cpt`, `sft`, `final` (Hugging Face folders)
 
 Each trajectory is committed as it finishes, so that nothing finished is lost to `kill -9`; readers (`ale report`)
 may open the file while a run writes it.

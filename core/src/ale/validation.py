@@ -6,7 +6,7 @@ import difflib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from typing_extensions import is_typeddict  # that of Python 3.11 does not know its TypedDict, which pydantic asks for
@@ -133,7 +133,7 @@ def _complaint(model: type[BaseModel], item: Any, location: list[str], beside: S
 
 def _elsewhere(model: type[BaseModel], name: str) -> str:
     """Where in the model the very same key is valid."""
-    places = [row[0] for row in describe(model) if row[0].rpartition(".")[2] == name]
+    places = [row[0] for row in describe(model) if row[0].rpartition(".")[2] == name and ".N." not in row[0]]
     return f" There is {' and '.join(places)}." if 1 <= len(places) <= 3 else ""
 
 
@@ -151,6 +151,8 @@ def describe(
 ) -> list[tuple[str, ...]]:
     """Every key of a model: (path, type, default, meaning), sections opened; those made of `plugin` are kept whole.
 
+    The keys of a section of which there is a list stand below it, as `list.N.key`.
+
     Defaults are those of `given`, the default of the section itself, where it has one.
     """
     rows: list[tuple[str, ...]] = []
@@ -164,6 +166,12 @@ def describe(
         kind = "plugin" if plugin is not None and inner is plugin else _type_name(field.annotation)
         default_text = "required" if field.is_required() else "null" if value is None else str(value)
         rows.append((f"{prefix}{name}", kind, default_text, one_line(field.description or "") + "."))
+        if (
+            get_origin(field.annotation) is tuple
+            and inner is not None
+            and (plugin is None or not issubclass(inner, plugin))
+        ):
+            rows += describe(inner, f"{prefix}{name}.N.", plugin)
     return rows
 
 

@@ -69,7 +69,7 @@ def test_repeated_turns_are_masked_by_the_rule() -> None:
 
 
 def test_an_unknown_rule_is_refused_by_name() -> None:
-    with pytest.raises(ValueError, match="there is no rule 'nope'; the rules are near_duplicate, side_context"):
+    with pytest.raises(ValueError, match="there is no rule 'nope'; the rules are compressed, pruned, near_duplicate"):
         SFT.Config(task_rules=("nope",))
 
 

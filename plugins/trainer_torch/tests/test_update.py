@@ -144,6 +144,24 @@ async def test_metrics_tell_what_the_contract_promises(
         assert 0 < (await t.update(batch, likelihood_loss))["padding_waste"] < 0.3
 
 
+async def test_weight_decay_is_that_of_the_step_or_the_configured_one_and_of_matrices_alone(
+    model_folder: ModelFolder, trainer: Trainers, random_batch: Batches
+) -> None:
+    def still(inputs: LossInput) -> LossOutput:
+        return LossOutput(inputs.logprobs.sum() * 0, {})
+
+    batch = random_batch()
+    async with trainer(model_folder("qwen2"), lr=0.1, weight_decay=1.0) as t:
+        weights = await weights_of(t)
+        for given, left in ((None, 0.9), (5.0, 0.5), (0.0, 1.0), (None, 0.9)):
+            before = {name: value.clone() for name, value in weights.items()}
+            await t.update(batch, still, weight_decay=given)
+            weights = await weights_of(t)
+            for name, value in weights.items():
+                expected = before[name] * (left if value.dim() >= 2 else 1.0)
+                assert torch.allclose(value, expected, atol=1e-6), (name, given)
+
+
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 async def test_a_loss_that_is_not_finite_leaves_weights_and_optimizer_alone(
     model_folder: ModelFolder, trainer: Trainers, bad: float, random_batch: Batches, likelihood_loss: LossFunction

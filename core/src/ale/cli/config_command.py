@@ -24,7 +24,7 @@ def validate(file: Path, overrides: list[str]) -> None:
     except ConfigError as error:
         check(run, "rollout", None)
         only_rollout = f", with '--only rollout' alone: {error}"
-    check_capabilities(run, train=not only_rollout and bool(run.sft or run.rl))
+    check_capabilities(run, train=not only_rollout and run.trains)
     print(f"{file} is valid{only_rollout or '.'}")
 
 

@@ -55,5 +55,8 @@ def _leaves(path: str, value: Any, kind: str) -> Iterator[tuple[str, Any]]:
     elif isinstance(value, tuple) and value and isinstance(value[0], PluginChoice):
         for i, item in enumerate(value):
             yield from _leaves(f"{inner}{i}", item, "hooks")
+    elif isinstance(value, tuple) and value and isinstance(value[0], BaseModel):
+        for i, item in enumerate(value):
+            yield from _leaves(f"{inner}{i}", item, "")
     else:
         yield path, value

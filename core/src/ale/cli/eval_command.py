@@ -20,7 +20,7 @@ def evaluate(target: Path, model: Path | None, episodes: int | None, overrides: 
             raise ConfigError(f"{target} is not a run folder: it holds no {CONFIG_NAME}.")
         model = model or first_policy(target)
         target = target / CONFIG_NAME
-    settings = ["sft=null", "rl=null", "trainer=null", "model.scratch=null"]
+    settings = ["cpt=null", "sft=null", "rl=null", "trainer=null", "model.scratch=null"]
     if model is not None:
         settings.append(f"model.path={model}")
     if episodes is not None:

@@ -26,17 +26,22 @@ from ale.trajectory import Sequence as TokenSequence
 
 
 def read_demonstrations(
-    paths: Sequence[Path], tokenizer: ChatTokenizer, form: ReplyForm | None = None
+    paths: Sequence[Path],
+    tokenizer: ChatTokenizer,
+    form: ReplyForm | None = None,
+    *,
+    key: str = "sft.demonstrations.data",
 ) -> list[Trajectory]:
-    """The demonstrations of run folders and recordings, in tokens of `tokenizer`. Raises `ConfigError`, also where one has none."""
+    """The demonstrations of run folders and recordings, in tokens of `tokenizer`. Raises `ConfigError`, which names `key`, also
+    where one has none."""
     found: list[Trajectory] = []
     for path in paths:
         if not path.exists():
-            raise ConfigError(f"sft.demonstrations.data: there is no run folder or recording {path}.")
+            raise ConfigError(f"{key}: there is no run folder or recording {path}.")
         made = [*(_of_run(path, tokenizer, form) if path.is_dir() else _of_recording(path, tokenizer, form))]
         if not made:
             what = f"trajectory of the split '{TRAIN}' that could be used" if path.is_dir() else "answered call"
-            raise ConfigError(f"sft.demonstrations.data: {path} holds no {what}.")
+            raise ConfigError(f"{key}: {path} holds no {what}.")
         found += made
     return found
 

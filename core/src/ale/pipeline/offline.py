@@ -20,7 +20,7 @@ from ale.run_config import RLConfig
 from ale.store import RunStore
 from ale.trajectory import Trajectory
 
-POLICIES = ("final", "sft", "initial")
+POLICIES = ("final", "sft", "cpt", "initial")
 """Model folders of a run, the most trained first."""
 
 
@@ -59,7 +59,7 @@ async def roll_out_only(bench: Workbench, source: Path | None) -> None:
 async def train_only(bench: Workbench, source: Path) -> None:
     """Train on the rollouts of another run, step by step, starting from the policy that sampled them."""
     config = bench.config.rl or RLConfig()
-    folder = bench.config.model.path or first_policy(source, ("sft", "initial"))
+    folder = bench.config.model.path or first_policy(source, POLICIES[1:])
     with RunStore.open(source) as dump:
         steps: dict[int, list[Trajectory]] = {}
         for trajectory in dump.trajectories("stage = ? AND rejected IS NULL", (RL_STAGE,)):

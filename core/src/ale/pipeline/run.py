@@ -1,4 +1,5 @@
-"""A run from beginning to end: demonstrations, supervised warm start, reinforcement learning, evaluation, summary.
+"""A run from beginning to end: demonstrations, continual pre-training, supervised warm start, reinforcement learning, evaluation,
+summary.
 
 Every way out of a run (done, failed, interrupted) leaves a readable run folder with a summary.json that says which
 way it was.
@@ -21,23 +22,22 @@ from ale.capabilities import check_capabilities
 from ale.config import LoadedConfig
 from ale.errors import ConfigError
 from ale.observers import open_observers
-from ale.pipeline.bootstrap import demonstrate, load_model, scratch_model
+from ale.pipeline.bootstrap import load_model, scratch_model
 from ale.pipeline.dynamic import check_groups
 from ale.pipeline.evaluate import evaluate
 from ale.pipeline.experts import Experts
-from ale.pipeline.given import read_demonstrations
 from ale.pipeline.instances import check_training_tasks, read_instances
 from ale.pipeline.offline import roll_out_only, train_only
+from ale.pipeline.pretrain import check_texts, pretrain
 from ale.pipeline.progress import Progress
 from ale.pipeline.reinforce import reinforce
-from ale.pipeline.supervised import warm_start
+from ale.pipeline.supervised import chosen, gathered, warm_start
 from ale.pipeline.teacher import check_teacher
 from ale.pipeline.workbench import Workbench, open_workbench
 from ale.references import redact_json
-from ale.run_config import DemonstrationsConfig, RunConfig
+from ale.run_config import RunConfig
 from ale.specs.driver import DriverContext
 from ale.store import CONFIG_NAME, OWN_WORDS, RunStore, write_summary
-from ale.trajectory import Trajectory
 
 Only = Literal["all", "rollout", "train"]
 
@@ -67,7 +67,7 @@ async def run(
     run_id, default_folder = new_run_folder(config)
     folder = folder or default_folder
     try:
-        check_capabilities(config, train=only != "rollout" and bool(config.sft or config.rl))
+        check_capabilities(config, train=only != "rollout" and config.trains)
         async with AsyncExitStack() as stack:
             context = DriverContext(
                 run_id=run_id, run_dir=folder, seed=config.seed, labels={"run": run_id}, redact=loaded.values.redact
@@ -138,7 +138,7 @@ def check(config: RunConfig, only: Only, source: Path | None) -> None:
         read_instances(config.rl.instances)
     check_teacher(
         config,
-        trains=only == "train" or (only == "all" and bool(config.sft or config.rl)),
+        trains=only == "train" or (only == "all" and config.trains),
         takes_policy=source is not None,
     )
     if only == "rollout":
@@ -158,14 +158,17 @@ def check(config: RunConfig, only: Only, source: Path | None) -> None:
         )
     if config.model.scratch is not None and config.sft is None:
         raise ConfigError(
-            "model.scratch: the tokenizer is trained on demonstrations, so the run needs an 'sft' section."
+            "model.scratch: the tokenizer is trained on demonstrations, so the run needs an 'sft' section"
+            f"{'; for cpt without it give model.path' if config.cpt else ''}."
         )
-    if (config.sft or config.rl) and config.trainer is None:
-        raise ConfigError("trainer: 'sft' and 'rl' need a trainer; name one, or use '--only rollout'.")
-    if (config.sft or config.rl) and config.model.scratch is None and config.model.path is None:
+    if config.trains and config.trainer is None:
+        raise ConfigError("trainer: 'cpt', 'sft' and 'rl' need a trainer; name one, or use '--only rollout'.")
+    if config.trains and config.model.scratch is None and config.model.path is None:
         raise ConfigError(
-            "model: 'sft' and 'rl' need a policy to train; give model.path or model.scratch, or use '--only rollout'."
+            "model: 'cpt', 'sft' and 'rl' need a policy to train; give model.path or model.scratch, or use '--only rollout'."
         )
+    if config.cpt:
+        check_texts(config.cpt, config.model)
 
 
 async def stages(bench: Workbench, only: Only, source: Path | None) -> None:
@@ -179,31 +182,29 @@ async def stages(bench: Workbench, only: Only, source: Path | None) -> None:
     if config.rl:
         check_groups(bench.algorithm, config.rl.resample_even_groups)
         check_training_tasks(bench, config.rl.instances)
-    demonstrations = await demonstrations_of(bench, config.sft.demonstrations) if config.sft else []
+    of_stages = await gathered(bench, config.sft) if config.sft else []
+    demonstrations = [*{id(t): t for stage in of_stages for t in stage}.values()]
     if config.model.scratch is not None:
         await load_model(bench, await scratch_model(bench, demonstrations), train=True)
     elif config.model.path is not None and bench.endpoint.upstream is None:
-        await load_model(bench, config.model.path, train=config.sft is not None or config.rl is not None)
+        await load_model(bench, config.model.path, train=config.trains)
     else:
         await bench.engine.load_model(None, bench.endpoint.tokenizer)
+    data = chosen(bench, config.sft, of_stages) if config.sft else []
+    if config.cpt:
+        await pretrain(bench, config.cpt)
+        await bench.backend.save(bench.folder / "model" / "cpt")
     if config.sft:
         await evaluate(bench, "before_sft", -1)
-        await warm_start(bench, config.sft, demonstrations)
+        await warm_start(bench, config.sft, data)
         await bench.backend.save(bench.folder / "model" / "sft")
-    await evaluate(bench, "after_sft" if config.sft else "before_rl", 0)
+    await evaluate(bench, "after_sft" if config.sft else "after_cpt" if config.cpt else "before_rl", 0)
     if config.rl:
         known = Experts(bench, config.rl.experts, demonstrations) if config.rl.experts else None
         await reinforce(bench, config.rl, known)
         await evaluate(bench, "after_rl", config.rl.steps)
-    if config.sft or config.rl:
+    if config.trains:
         await bench.backend.save(bench.folder / "model" / "final")
-
-
-async def demonstrations_of(bench: Workbench, config: DemonstrationsConfig) -> list[Trajectory]:
-    """The demonstrations that the run is given, or else runs."""
-    if config.data:
-        return await asyncio.to_thread(read_demonstrations, config.data, bench.endpoint.tokenizer, bench.endpoint.form)
-    return await demonstrate(bench, config.count)
 
 
 def summarize(

@@ -50,7 +50,9 @@ class Workbench:
     engine: InferenceEngine
     trainer: TrainerBackend | None
     algorithm: Algorithm
-    sft: Algorithm | None
+    cpt: Algorithm | None
+    sft: tuple[Algorithm, ...]
+    """The supervised loss of each stage of the warm start."""
     endpoint: ModelEndpoint
     rollouts: Rollouts
     pools: Mapping[str, SandboxPool]
@@ -173,7 +175,9 @@ async def open_workbench(
         scaffold = await select("scaffold", config.scaffold)
         provider = await select("sandbox", config.sandbox)
         algorithm = await start("algorithm", config.algorithm)
-        sft = await start("algorithm", config.sft.algorithm, "sft.algorithm") if config.sft and train else None
+        cpt = await start("algorithm", config.cpt.algorithm, "cpt.algorithm") if config.cpt and train else None
+        of_stages = config.sft.algorithms() if config.sft and train else ()
+        sft = tuple([await start("algorithm", choice, path) for path, choice in of_stages])
         upstream = config.endpoint.upstream
         engine = NoEngine() if upstream is not None or config.engine is None else await start("engine", config.engine)
         trainer = await start("trainer", config.trainer) if config.trainer and train else None
@@ -196,6 +200,6 @@ async def open_workbench(
 
         rollouts = Rollouts(episodes, store, finished)
         yield Workbench(
-            config, run_id, folder, store, hooks, progress, tasks, engine, trainer, algorithm, sft, endpoint, rollouts,
+            config, run_id, folder, store, hooks, progress, tasks, engine, trainer, algorithm, cpt, sft, endpoint, rollouts,
             pools,
         )  # fmt: skip

@@ -101,7 +101,7 @@ class HookSpecs:
 
     @hookspec
     def ale_step_finished(self, stage: str, step: int, metrics: Mapping[str, float]) -> None:
-        """A training step is done (stage `sft` or `rl`), or an evaluation (stage `eval`)."""
+        """A training step is done (stage `cpt`, `sft` or `rl`), or an evaluation (stage `eval`)."""
 
     @hookspec
     def ale_run_finished(self, run_id: str, summary: Mapping[str, Any]) -> None:

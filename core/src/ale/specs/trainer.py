@@ -150,8 +150,11 @@ class TrainerBackend(Driver, ABC):
         sequence before it; shape [N], float32; 0 elsewhere."""
 
     @abstractmethod
-    async def update(self, batch: TrainBatch, loss: LossFunction, *, lr: float | None = None) -> dict[str, float]:
-        """One optimizer step. `lr` overrides the configured one for this step.
+    async def update(
+        self, batch: TrainBatch, loss: LossFunction, *, lr: float | None = None, weight_decay: float | None = None
+    ) -> dict[str, float]:
+        """One optimizer step. `lr` and `weight_decay` override the configured ones for this step; decay, of `lr * weight_decay`
+        of a weight, is of matrices alone.
 
         Returns the summed `LossOutput.sums`, the largest of its `maxima`, and `loss`, `grad_norm` (before clipping), `lr`,
         `tokens`, `padding_waste` (share of computed positions that were padding), `seconds`.

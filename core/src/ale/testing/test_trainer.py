@@ -55,6 +55,12 @@ def steep(inputs: LossInput) -> LossOutput:
     return LossOutput((good.loss * 0) ** 0.5, good.sums)
 
 
+def still(inputs: LossInput) -> LossOutput:
+    """A loss whose gradient is 0 everywhere."""
+    good = likelihood(inputs)
+    return LossOutput(good.loss * 0, good.sums)
+
+
 def every_next_token(vocabulary: int) -> TrainBatch:
     """A sequence for each token of the vocabulary, alike but for the last token, which alone carries loss."""
     ones, rows = np.ones(vocabulary, np.int64), np.arange(vocabulary, dtype=np.int64)
@@ -151,6 +157,33 @@ async def test_an_update_makes_trained_tokens_likelier(subject: Subject) -> None
         assert totals["untrained"] == 0, "a loss must be shown the tokens that carry loss, and no other"
         assert totals["trained"] == (given.chunk_ids >= 0).sum(), "sums add up over micro-batches to those of the batch"
         assert abs(totals["lr"] - 1e-2) < 1e-12, "lr= must win over the configured rate, and be reported"
+
+
+@scenario
+async def test_weight_decay_pulls_the_weights_towards_nothing_where_no_gradient_does(subject: Subject) -> None:
+    async with loaded(subject) as trainer:
+        given = batch()
+        before, first = await trainer.logprobs(given), await trainer.publish()
+        entropy = (await trainer.update(given, still, lr=1e-2, weight_decay=0.0))["entropy"]
+        assert np.abs(await trainer.logprobs(given) - before).max() < 1e-6, (
+            "without gradient and with weight_decay=0 an update must change nothing"
+        )
+        await trainer.update(given, still, lr=1e-2, weight_decay=50.0)  # to half of what they were
+        decayed, second = await trainer.logprobs(given), await trainer.publish()
+        flatter = (await trainer.update(given, still, lr=1e-2, weight_decay=0.0))["entropy"]
+        assert flatter > entropy + 1e-3, (
+            f"weight_decay= must pull the weights towards 0, and the policy towards chance: entropy {entropy:.4f} -> {flatter:.4f}"
+        )
+        if first.weights and second.weights:
+            for name, old in first.weights.items():
+                left = 0.5 if old.ndim >= 2 else 1.0
+                assert abs(second.weights[name] - left * old).max() < 1e-4, (
+                    f"lr 0.01 x weight_decay 50 leaves half of a matrix, and all of a vector: not so of {name}"
+                )
+        await trainer.update(given, still, lr=1e-3)  # any usual decay is next to nothing at this rate
+        assert np.abs(await trainer.logprobs(given) - decayed).max() < 5e-3, (
+            "weight_decay= must hold for that step alone"
+        )
 
 
 @scenario

@@ -10,7 +10,16 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from ale.view.report_facts import BEFORE_SFT_STEP, EVAL_STAGE, RL_STAGE, SFT_STAGE, Evaluation, Metrics, RunFacts
+from ale.view.report_facts import (
+    BEFORE_SFT_STEP,
+    CPT_STAGE,
+    EVAL_STAGE,
+    RL_STAGE,
+    SFT_STAGE,
+    Evaluation,
+    Metrics,
+    RunFacts,
+)
 from ale.view.report_json import visible
 
 Format = Literal["number", "share", "seconds"]
@@ -91,10 +100,22 @@ class BarChart:
 
 
 Chart = LineChart | BarChart
-OUTCOME, WARM_START, TRAINING = "Outcome", "Supervised warm start", "Reinforcement learning"
+OUTCOME, PRE_TRAINING = "Outcome", "Continual pre-training"
+WARM_START, TRAINING = "Supervised warm start", "Reinforcement learning"
+_SECTIONS = {
+    CPT_STAGE: (PRE_TRAINING, "CPT step"),
+    SFT_STAGE: (WARM_START, "SFT step"),
+    RL_STAGE: (TRAINING, "RL step"),
+}
+"""Stage -> its section of the page, and what its steps are called."""
 
 _STAGE_CHARTS: tuple[tuple[str, str, str, Format, bool, tuple[tuple[str, str], ...]], ...] = (
+    (CPT_STAGE, "Loss", "nats per token", "number", False, (("loss", "loss"),)),
+    (CPT_STAGE, "Gradient norm", "norm before clipping", "number", True, (("grad_norm", "gradient norm"),)),
+    (CPT_STAGE, "Weight decay", "per update", "number", True, (("weight_decay", "weight decay"),)),
     (SFT_STAGE, "Loss", "per update", "number", False, (("loss", "loss"),)),
+    (SFT_STAGE, "Turns without loss", "share of turns", "share", True,
+     (("masked_error", "errors"), ("masked_task", "other sub-tasks, repetitions"))),
     (SFT_STAGE, "Entropy", "nats per token", "number", True, (("entropy", "entropy"),)),
     (SFT_STAGE, "Gradient norm", "norm before clipping", "number", True, (("grad_norm", "gradient norm"),)),
     (RL_STAGE, "Training reward", "mean reward", "number", True, (("reward", "reward"),)),
@@ -146,8 +167,7 @@ def charts(facts: RunFacts, metrics: Metrics) -> list[Chart]:
     for stage, title, unit, form, zero, names in _STAGE_CHARTS:
         series = tuple(Series(label, stage, name) for name, label in names if metrics.get(stage, {}).get(name))
         if series:
-            section = WARM_START if stage == SFT_STAGE else TRAINING
-            step = "SFT step" if stage == SFT_STAGE else "RL step"
+            section, step = _SECTIONS[stage]
             out.append(
                 LineChart(f"{stage}-{names[0][0]}", section, title, step, unit, series, form, zero=zero)
             )  # fmt: skip

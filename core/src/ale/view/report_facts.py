@@ -16,10 +16,10 @@ from ale.store import SUMMARY_NAME, RunStore
 Metrics = dict[str, dict[str, list[tuple[int, float]]]]
 """Stage -> metric -> [(step, value), ...]."""
 
-EVAL_STAGE, SFT_STAGE, RL_STAGE = "eval", "sft", "rl"
+EVAL_STAGE, CPT_STAGE, SFT_STAGE, RL_STAGE = "eval", "cpt", "sft", "rl"
 BEFORE_SFT_STEP = -1
 MOST_REASONS = 8
-_WORDS = {"sft": "SFT", "rl": "RL"}
+_WORDS = {"cpt": "CPT", "sft": "SFT", "rl": "RL"}
 
 
 @dataclass(frozen=True, slots=True)

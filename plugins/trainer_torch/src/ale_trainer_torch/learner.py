@@ -106,13 +106,15 @@ class Learner:
             out[part.index] = self._forward(policy, part, entropy=False)[0].cpu().numpy()
         return out
 
-    def update(self, batch: TrainBatch, loss: LossFunction, lr: float | None) -> dict[str, float]:
+    def update(
+        self, batch: TrainBatch, loss: LossFunction, lr: float | None, weight_decay: float | None = None
+    ) -> dict[str, float]:
         """One optimizer step; see `TrainerBackend.update`."""
         began = time.monotonic()
         lr = self._how.lr if lr is None else lr
         self.optimizer.zero_grad(set_to_none=True)
         found = self.accumulate(batch, loss)
-        norm = self.step(lr)
+        norm = self.step(lr, weight_decay)
         return found.told | {
             "loss": found.loss,
             "grad_norm": norm,
@@ -142,12 +144,15 @@ class Learner:
                 told[name] = max(told.get(name, -math.inf), float(value))
         return Accumulated(total, told, padding_waste(parts))
 
-    def step(self, lr: float) -> float:
+    def step(self, lr: float, weight_decay: float | None = None) -> float:
         """One step along the gradient that was added up, which is cleared; gives its norm before clipping."""
         norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._how.max_grad_norm))
         self._require_finite(norm, "gradient norm")
         for group in self.optimizer.param_groups:
             group["lr"] = lr
+        self.optimizer.param_groups[0]["weight_decay"] = (
+            self._how.weight_decay if weight_decay is None else weight_decay
+        )
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         return norm
@@ -250,7 +255,7 @@ def pick_device(name: str) -> torch.device:
 
 
 def parameter_groups(parameters: Iterable[Tensor], weight_decay: float) -> list[dict[str, Any]]:
-    """Weight decay for matrices alone: on norms and biases it would pull towards no particular sense."""
+    """The first group decays: matrices alone. On norms and biases it would pull towards no particular sense."""
     trained = [p for p in parameters if p.requires_grad]
     return [
         {"params": [p for p in trained if p.dim() >= 2], "weight_decay": weight_decay},

@@ -113,10 +113,12 @@ class TorchTrainer(TrainerBackend):
         learner = self._ready()
         return await self._run(lambda: learner.logprobs(batch))
 
-    async def update(self, batch: TrainBatch, loss: LossFunction, *, lr: float | None = None) -> dict[str, float]:
+    async def update(
+        self, batch: TrainBatch, loss: LossFunction, *, lr: float | None = None, weight_decay: float | None = None
+    ) -> dict[str, float]:
         """See `TrainerBackend.update`."""
         learner = self._ready()
-        return await self._run(lambda: learner.update(batch, loss, lr))
+        return await self._run(lambda: learner.update(batch, loss, lr, weight_decay))
 
     async def keep_reference(self) -> None:
         """See `TrainerBackend.keep_reference`; the copy stands on the trainer's device."""
