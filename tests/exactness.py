@@ -53,6 +53,10 @@ def algorithms() -> dict[str, Algorithm]:
                 "return_level": of_return, "ratio_level": of_ratio, "mask_level": of_mask,
             }  # fmt: skip
     ipa |= {f"ipa {level} kl": {"level": level, "kl_coef": 0.3} for level in LEVELS}
+    ipa |= {
+        f"ipa {level} {normalization} imitation": {"level": level, "normalization": normalization, "kl_coef": 0.3}
+        for level, normalization in itertools.product(LEVELS, NORMALIZATIONS)
+    }
     made: dict[str, Algorithm] = {
         name: IPA(IPA.Config(mismatch_threshold=1.0, **settings), DriverContext()) for name, settings in ipa.items()
     }
@@ -72,10 +76,17 @@ def learner(model: Path, *, packing: bool = True, budget: int = 100_000, logit_c
     return Learner(model, torch.device("cpu"), torch.float64, how)
 
 
-def batch_of(algorithm: Algorithm, with_learner: Learner) -> TrainBatch:
-    """A batch with old and reference log-probabilities that are not the current ones, as after an update."""
+def batch_of(algorithm: Algorithm, with_learner: Learner, *, imitated: bool = False) -> TrainBatch:
+    """A batch with old and reference log-probabilities that are not the current ones, as after an update.
+
+    With `imitated`, a trajectory and the beginning of another are an expert's.
+    """
     batch = algorithm.batch(random_rollouts(4))
     assert batch is not None
+    if imitated:
+        table = batch.chunks
+        sampled = (table.trajectory != 1) & ((table.trajectory != 2) | (table.position > 0))
+        batch = replace(batch, chunks=replace(table, sampled=sampled))
     now, trained = with_learner.logprobs(batch), batch.chunk_ids >= 0
     old, reference = (now + trained * 0.3 * wave(batch.token_ids) for wave in (np.sin, np.cos))
     return replace(
@@ -113,7 +124,7 @@ def main(rank: int, world: int, meeting: Path, model: Path, out: Path) -> None:
     by = learner(model, budget=60, logit_chunk=7)
     came: dict[str, tuple[float, dict[str, float], Tensor]] = {}
     for name, algorithm in algorithms().items():
-        batch = batch_of(algorithm, by)
+        batch = batch_of(algorithm, by, imitated=name.endswith("imitation"))
         mine = list(range(rank, int(batch.trajectory[-1]) + 1, world))
         found = total(by, [selected(batch, mine)], algorithm)
         names = sorted(found.told)

@@ -83,7 +83,7 @@ def test_the_gradient_and_the_metrics_are_the_same_whichever_way_the_batch_is_cu
     name: str, plain: Learner, others: dict[str, Learner], two_processes: dict[str, Found]
 ) -> None:
     algorithm = ALGORITHMS[name]
-    batch = batch_of(algorithm, plain)
+    batch = batch_of(algorithm, plain, imitated=name.endswith("imitation"))
     expected = total(plain, [batch], algorithm)
     assert float(expected.gradient.abs().max()) > 1e-4, "there must be something to be exact about"
     for how, by in others.items():

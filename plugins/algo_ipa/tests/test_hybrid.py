@@ -91,7 +91,7 @@ def test_the_loss_is_equation_10_and_micro_batches_add_up_to_it(
     expected, gradient = slow(ipa.config, requests, done, path, numbers)
     assert len(gradient) == n, "what is imitated stands behind the rollouts, group by group"
 
-    found, slopes = evaluate(ipa, loss_input(batch, new, old, dtype=torch.float64))
+    found, slopes = evaluate(ipa, loss_input(batch, new, old, dtype="float64"))
     assert found == pytest.approx(expected, rel=1e-6, abs=1e-9)
     assert slopes.tolist() == pytest.approx(gradient, rel=1e-6, abs=1e-9)
 
@@ -101,7 +101,7 @@ def test_the_loss_is_equation_10_and_micro_batches_add_up_to_it(
     for part in range(3):
         index = torch.from_numpy(np.flatnonzero(part_of == part))
         if len(index):
-            value, slopes = evaluate(ipa, loss_input(batch, new, old, index, dtype=torch.float64))
+            value, slopes = evaluate(ipa, loss_input(batch, new, old, index.numpy(), dtype="float64"))
             total += value
             summed[index] = slopes
     assert total == pytest.approx(expected, rel=1e-6, abs=1e-9)
@@ -270,7 +270,7 @@ def test_statistics_are_of_sampled_tokens_and_imitation_has_its_own(
     metrics = ipa.metrics({k: float(v) for k, v in out.sums.items()})
     assert n == 30
     assert (metrics["il_tokens"], metrics["il_loss"]) == (10, 30)
-    assert (metrics["loss_tokens"], metrics["chunks"], metrics["ratio"], metrics["positive"]) == (20, 4, 1, 0.5)
+    assert (metrics["loss_tokens"], metrics["loss_chunks"], metrics["ratio"], metrics["positive"]) == (20, 4, 1, 0.5)
     assert metrics["kl_old"] == 0
     alone = loss_input(batch, new, [-1.0] * 30, slice(20, 30))
     assert ipa.metrics({k: float(v) for k, v in ipa.loss(alone).sums.items()})["il_loss"] == 30

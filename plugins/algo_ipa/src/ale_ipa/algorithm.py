@@ -203,24 +203,28 @@ class IPA(Algorithm):
                 return float(len(np.unique(table.trajectory)))
 
     def loss(self, inputs: LossInput) -> LossOutput:
-        """Eq. 9 over one micro-batch, or Eq. 10 where it holds imitated chunks."""
+        """Eq. 9 over one micro-batch, or Eq. 10 where it holds imitated chunks; and the pull to the reference."""
+        from ale_policy_loss.reference import reference_penalty
+
+        c = self.config
         sampled = inputs.chunks.sampled[inputs.chunk_ids]
-        if bool(sampled.all()):
-            return self._policy_loss(inputs)
-        imitated, sums = imitation_loss(select(inputs, ~sampled))
-        imitated = self.config.lambda_il * imitated
-        if not bool(sampled.any()):
-            return LossOutput(imitated, sums)
-        out = self._policy_loss(select(inputs, sampled))
-        return LossOutput(imitated + out.loss, {**out.sums, **sums}, out.maxima)
+        penalty = reference_penalty(inputs, c.kl_coef)
+        total, sums = penalty.loss, penalty.sums
+        maxima: Mapping[str, Any] = {}
+        if bool(sampled.any()):
+            out = self._policy_loss(inputs if bool(sampled.all()) else select(inputs, sampled))
+            total, sums, maxima = total + c.lambda_rl * out.loss, {**sums, **out.sums}, out.maxima
+        if not bool(sampled.all()):
+            imitated, told = imitation_loss(select(inputs, ~sampled))
+            total, sums = total + c.lambda_il * imitated, {**sums, **told}
+        return LossOutput(total, sums, maxima)
 
     def _policy_loss(self, inputs: LossInput) -> LossOutput:
-        """`lambda_rl` times Eq. 9 over tokens that the policy sampled, and the penalty of `kl_coef`."""
+        """Eq. 9 over tokens that the policy sampled."""
         import torch
 
         from ale_ipa.loss import policy_loss
         from ale_ipa.report import loss_sums
-        from ale_policy_loss.reference import reference_penalty
         from ale_policy_loss.report import ratio_maxima
         from ale_policy_loss.units import segments_of
 
@@ -248,9 +252,8 @@ class IPA(Algorithm):
             c.mismatch_lower,
             inputs.normalizer,
         )
-        penalty = reference_penalty(inputs, c.kl_coef)
-        sums = loss_sums(inputs, torch.as_tensor(old), positive, terms) | penalty.sums
-        return LossOutput(c.lambda_rl * terms.loss + penalty.loss, sums, ratio_maxima(terms.ratio))
+        sums = loss_sums(inputs, torch.as_tensor(old), positive, terms)
+        return LossOutput(terms.loss, sums, ratio_maxima(terms.ratio))
 
     def metrics(self, totals: Mapping[str, float]) -> dict[str, float]:
         """Means over the tokens with loss, unless it says otherwise; `docs/metrics.md` has them in one table.
@@ -261,9 +264,8 @@ class IPA(Algorithm):
         `positive` and `negative` of the tokens, `positive_trajectories` and `negative_trajectories` of the trajectories,
         `masked` of the tokens, `masked_chunks` of the chunks (in part or whole), `clipped` of the negative tokens (ratio
         above 1). `dropped_groups` counts those of all batches made since this was last asked. All this is of what the
-        policy sampled. Where experts are known: `il_tokens` that were imitated, `il_loss` their mean negative
-        log-likelihood (nats), `experts` the tasks that have one, `start_chunk_pointer` the chunks replayed, mean over the
-        tasks' pointers.
+        policy sampled. Where experts are known: `il_tokens` that were imitated, `il_loss` their mean negative log-likelihood
+        (nats), `experts` the tasks that have one, `start_chunk_pointer` the chunks replayed, mean over the tasks' pointers.
         """
         from ale_ipa.report import loss_metrics
 
