@@ -18,7 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from memory_sandboxes import MemoryBox, MemoryProvider
 from test_dialects import Scripted
-from test_episode import TASK, Fixed
+from test_episode import TASK as EMPTY
+from test_episode import Fixed
 from test_prefill import EXPERT, START, TOOLS
 
 from ale.endpoint.prefill import Prefill
@@ -41,6 +42,7 @@ from ale.specs.scaffold import ModelSession, Scaffold
 from ale.task import Task
 from ale.trajectory import Trajectory
 
+TASK = EMPTY.model_copy(update={"files": {"a": "0"}})
 WORK = ["put a 1", "put b 2", "cat a", "put a 3", "cat none"]
 LIST = "list"
 
