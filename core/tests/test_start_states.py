@@ -126,11 +126,12 @@ class Hands(Scaffold):
 
     before = after = "nothing"
     swallows = False
+    most = 20
 
     async def run(self, task: Task, sandbox: Sandbox, session: ModelSession) -> str:
         await self.extra(self.before, sandbox, session)
         history = list(START)
-        for _ in range(20):
+        for _ in range(self.most):
             try:
                 reply = (await session.chat(history, TOOLS)).message
             except AleError:
@@ -153,7 +154,7 @@ class Hands(Scaffold):
             assert await sandbox.download("notes") == b"x"
             with pytest.raises(FileNotFoundError):
                 await sandbox.download("nothing")
-        elif what == "key":  # another one in every session
+        elif what == "key" or (what == "late key" and session.calls == self.most):  # another one in every session
             with suppress(AleError if self.swallows else ()):
                 await sandbox.exec("put key 1", env={"KEY": session.api_key})
         elif what == "stats":
@@ -286,13 +287,16 @@ async def test_where_nothing_can_be_forked_the_expert_is_replayed(bench: Bench, 
     assert bench.commands() == [*WORK[:3], LIST]
 
 
-async def test_rollouts_side_by_side_make_each_state_once_on_one_walk(bench: Bench) -> None:
+@pytest.mark.parametrize("concurrency", [1, 8])
+async def test_all_rollouts_of_a_step_need_each_state_once_and_one_walk(bench: Bench, concurrency: int) -> None:
     expert = await bench.expert()
-    requests = [RolloutRequest(TASK, "g", i, start, expert) for i, start in enumerate([4, 2, 4, 2, 3, 3, 4, 2])]
+    requests = [RolloutRequest(TASK, "g", i, start, expert) for i, start in enumerate([2, 4, 4, 2, 3, 3, 4, 2])]
     bench.engine.texts = ["mine"] * len(requests)
     kept: list[Trajectory] = []
     store = type("Store", (), {"add_trajectory": staticmethod(kept.append)})()
-    done = await Rollouts(bench.episodes(bench.states), store).run(requests, Stage("rl", 1, "train", 1.0))
+    done = await Rollouts(bench.episodes(bench.states, concurrency=concurrency), store).run(
+        requests, Stage("rl", 1, "train", 1.0)
+    )
     assert [t.failure for t in done] == [None] * 8
     assert bench.provider.made == 3
     assert bench.commands() == WORK[:4], "the expert's commands are run once"
@@ -343,6 +347,27 @@ async def test_an_agent_that_acts_otherwise_in_a_fork_diverges_once_and_is_repla
     assert "asks the sandbox for exec 'put key 1'" in str(done[0].failure)
     (event,) = bench.events("start_states_given_up")
     assert event["start"] == 0
+
+
+async def test_an_agent_that_swallows_what_it_did_otherwise_and_then_ends_has_diverged(bench: Bench) -> None:
+    expert = await bench.expert()
+    assert (await bench.roll(expert, 2)).failure is None
+    bench.hands.after, bench.hands.swallows, bench.hands.most = "late key", True, 2
+    done = await bench.roll(expert, 2)
+    assert done.failure is not None
+    assert (done.failure.kind, len(done.chunks)) == ("replay", 2)
+
+
+async def test_a_call_at_another_time_has_diverged() -> None:
+    provider, calls = Forks(), [("reply", ""), ("exec", LIST)]
+    prefill = Prefill(EXPERT, 4)
+    recording = RecordingSandbox(await provider.start_sandbox(SandboxSpec()), prefill)
+    await play(recording, prefill, calls)
+    record = recording.record()
+    assert record is not None
+    fork = ReplayedSandbox(recording.inner, record, frozenset({"shell"}), Prefill(EXPERT, 4), lambda reason: None)
+    with pytest.raises(DivergedReplay, match="where it had asked for exec 'list' after 1 chunks"):
+        await fork.exec(LIST)
 
 
 @pytest.mark.parametrize(
