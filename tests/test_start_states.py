@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+from ale_command import FINISH, ale
 from engines import answers, provider_of
+from strangers import write_package
 from test_dialects import Scripted
 
 from ale.endpoint.prefill import expert_steps
@@ -31,6 +35,7 @@ from ale.specs.algorithm import RolloutRequest
 from ale.specs.driver import DriverContext, PluginConfig
 from ale.specs.reward import Reward
 from ale.specs.sandbox import Sandbox
+from ale.store import RunStore
 from ale.task import Task, TaskTests
 from ale.trajectory import Score, Trajectory
 
@@ -195,3 +200,59 @@ async def test_rollouts_at_once_share_states_and_sandboxes(bench: Bench, provide
     assert 1 <= len(await provider.snapshots()) - before <= 2
     again = await bench.roll(task, expert, last, True)
     assert essence(again) == essence(done[-1]), "also in a fork that was used, and reset"
+
+
+AGAIN = """
+from dataclasses import replace
+from pathlib import Path
+from ale.specs.algorithm import Algorithm
+from ale.specs.driver import PluginConfig
+class Again(Algorithm):
+    api_version = ">=1.1,<1.3"
+    Config = PluginConfig
+    group_size = 3
+    def plan(self, tasks, history):
+        requests = super().plan(tasks, history)
+        experts = history.trajectories[:1]
+        return [replace(r, expert=e, start_chunk=2) for r in requests for e in experts] or requests
+    def batch(self, trajectories): ...
+    def loss(self, inputs): ...
+"""
+RUN = """
+name: starts
+run_dir: {runs}
+tasks: {{use: bash, families: [write], train_tasks: 1}}
+engine: {{use: scripted, answers: [{first}, {second}, {finish}]}}
+trainer: null
+algorithm: again
+rollout: {{start_states: snapshot}}
+rl: {{steps: 2, prompts_per_step: 1}}
+"""
+
+
+@pytest.mark.bwrap
+def test_a_run_forks_where_its_file_says_so_and_tells_how_long_that_took(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if shutil.which("bwrap") is None:
+        pytest.skip("bubblewrap is not installed")
+    write_package(tmp_path, "the-again", AGAIN, kind="algorithm", name="again", target="the_again:Again")
+    monkeypatch.setenv(
+        "PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+    )
+    says = [
+        f'<tool_call>\n{{"name": "shell", "arguments": {{"command": "{command}"}}}}\n</tool_call>'
+        for command in ("echo 1 > one", "cat one")
+    ]
+    file = tmp_path / "run.yaml"
+    first, second, finish = (json.dumps(text) for text in (*says, FINISH))
+    file.write_text(RUN.format(runs=tmp_path, first=first, second=second, finish=finish))
+    done = ale("run", file, "--only", "rollout", "--out", tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    with RunStore.open(tmp_path / "run") as store:
+        rollouts = list(store.trajectories("step = 2"))
+        events = [(kind, data["starts"]) for _, kind, data in store.events() if kind.startswith("start_states")]
+    assert [t.failure for t in rollouts] == [None] * 3
+    assert all([c.sampled for c in t.chunks] == [False, False, True] for t in rollouts)
+    assert all("state" in dict(t.timings) for t in rollouts)
+    assert events == [("start_states_made", [2])]
