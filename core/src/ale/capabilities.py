@@ -57,10 +57,10 @@ def check_capabilities(run: RunConfig, *, train: bool) -> None:
     lacking = [
         _sentence(need, part) for need in needs for part in parts if part.kind == need.kind and not _has(part, need)
     ]
+    lacking += _never_forked(run, parts)
     lacking += [
         _cut_off(part) for part in parts if run.needs.network == "none" and getattr(part.cls, "over_http", False)
     ]
-    lacking += _never_forked(run, parts)
     if lacking:
         raise PluginError("\n".join(dict.fromkeys(lacking)))
 
