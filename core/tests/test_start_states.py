@@ -32,6 +32,7 @@ from ale.rollout.episode import Episodes, Stage
 from ale.rollout.replayed import RecordingSandbox, ReplayedSandbox
 from ale.rollout.scheduler import Rollouts
 from ale.rollout.selection import Option, Selection
+from ale.rollout.slots import Slots
 from ale.rollout.states import StartStates
 from ale.run_config import RolloutConfig, SandboxNeeds
 from ale.specs.algorithm import RolloutRequest
@@ -486,6 +487,19 @@ async def test_of_many_states_those_that_were_used_longest_ago_are_removed(bench
         await bench.roll(expert, 2)
         assert bench.provider.made == 4
         assert len(bench.provider.kept) == 2
+
+
+async def test_forks_that_start_at_once_are_not_kept_to_be_used_again(bench: Bench) -> None:
+    expert = await bench.expert()
+    assert (await bench.roll(expert, 2)).failure is None
+    assert bench.provider.ran[-1][0].startswith("box-")
+    bench.provider.capabilities |= {"fork"}  # type: ignore[misc]
+    assert (await bench.roll(expert, 2)).failure is None
+    assert bench.provider.ran[-1][0].startswith("ale-fork-")
+    slots = Slots(None, 1, lambda slot: None)
+    for name in (None, "ale-fork-1"):
+        slots.kind_of(SandboxSpec(id=name, from_snapshot=f"of {name}"))
+    assert [kind.spec.from_snapshot for kind in slots.kinds.values()] == ["of None"], "none is kept warm"
 
 
 async def test_observers_see_the_walk_and_nothing_that_was_not_run(bench: Bench) -> None:

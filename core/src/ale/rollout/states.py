@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -52,8 +53,12 @@ class State:
     """How many are just starting a sandbox from it."""
 
     def fork(self, spec: SandboxSpec) -> SandboxSpec:
-        """What to start in the place of `spec`: the task's files are in the snapshot, as the expert left them."""
-        return spec.model_copy(update={"from_snapshot": self.snapshot, "files": {}})
+        """What to start in the place of `spec`: the task's files are in the snapshot, as the expert left them.
+
+        One that starts in milliseconds has a name of its own, so that no pool keeps it to be used again.
+        """
+        own = f"ale-fork-{secrets.token_hex(6)}" if "fork" in self.expert.provider.capabilities else None
+        return spec.model_copy(update={"id": own, "from_snapshot": self.snapshot, "files": {}})
 
 
 @dataclass
@@ -181,9 +186,11 @@ class StartStates:
             starts.tell()
         if made:
             seconds = round(time.monotonic() - began, 3)
+            snapshots = [starts.states[each].snapshot for each in made if each in starts.states]
             self._event(
-                "start_states_made", expert=expert.trajectory_id, task=expert.task_id, starts=made, seconds=seconds
-            )
+                "start_states_made", expert=expert.trajectory_id, task=expert.task_id, starts=made, snapshots=snapshots,
+                seconds=seconds,
+            )  # fmt: skip
         if start not in starts.states and start > starts.reached:
             self._give_up(expert, starts.reached + 1, reason)
 
