@@ -4,8 +4,8 @@
 
 Milliseconds from the request of a rollout to the first call that is the policy's, for prefixes of 2, 5 and 10 chunks whose commands take
 0, 50 and 500 ms each. Each round runs both ways one after the other, so that its ratio compares like with like. `new`: every rollout has
-a new sandbox; `used`: one that was reset, as runs do by default, but for forks where one starts in milliseconds (`local`). `walk` is what making the state took, once; `pays` after how many
-rollouts from it that is won back.
+a new sandbox; `used`: one that was reset, as runs do by default, but for forks where one starts in milliseconds (`local`). `walk` is what
+making the state took, once; `pays` after how many rollouts from it that is won back.
 """
 
 from __future__ import annotations
