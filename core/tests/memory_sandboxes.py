@@ -70,6 +70,7 @@ class MemoryProvider(SandboxProvider):
     """Starts them; what is to go wrong is set on it."""
 
     capabilities = frozenset({"reset", "network_none"})
+    box: type[MemoryBox] = MemoryBox
 
     def __init__(self, **more: object) -> None:
         self.events: list[tuple[str, dict[str, object]]] = []
@@ -99,7 +100,7 @@ class MemoryProvider(SandboxProvider):
             if self.failures:
                 raise self.failures.pop()
             self.started += 1
-            box = MemoryBox(self, self.started, spec)
+            box = self.box(self, self.started, spec)
             self.alive.add(box)
             return box
         finally:

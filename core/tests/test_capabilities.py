@@ -90,6 +90,20 @@ def test_limits_are_needed_where_the_file_asks_for_them(tmp_path: Path) -> None:
         check_capabilities(asked, train=False)
 
 
+def test_states_of_experts_take_snapshots_and_an_agent_outside(tmp_path: Path) -> None:
+    snapshot = "rollout.start_states=snapshot"
+    assert refusals(run_with(tmp_path, snapshot)) == []
+    plain = run_with(tmp_path, snapshot, "sandbox={use: local, isolation: none}", "needs.network=full")
+    assert any("rollout.start_states=snapshot needs a sandbox with 'snapshot'" in line for line in refusals(plain))
+    driver = load_driver_class("sandbox", "local")(PluginConfig(), DriverContext())
+    driver.capabilities = driver.capabilities - {"snapshot"}  # type: ignore[misc]
+    with pytest.raises(PluginError, match="not on this machine"):
+        check_started(run_with(tmp_path, snapshot), "sandbox", "sandbox", driver)
+    inside = run_with(tmp_path, snapshot, "scaffold={use: sweagent}", "needs.network=endpoint-only")
+    (line,) = (line for line in refusals(inside) if "start_states" in line)
+    assert line.startswith("rollout.start_states: the scaffold plugin 'sweagent' runs its agent inside the sandbox")
+
+
 def test_the_default_plugins_do_what_a_whole_run_needs(tmp_path: Path) -> None:
     assert refusals(run_with(tmp_path)) == []
 

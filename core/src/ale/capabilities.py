@@ -58,6 +58,7 @@ def check_capabilities(run: RunConfig, *, train: bool) -> None:
     lacking = [
         _sentence(need, part) for need in needs for part in parts if part.kind == need.kind and not _has(part, need)
     ]
+    lacking += _never_forked(run, parts)
     lacking += [
         _cut_off(part) for part in parts if run.needs.network == "none" and getattr(part.cls, "over_http", False)
     ]
@@ -130,6 +131,8 @@ def _network(run: RunConfig) -> Need:
 def _asked_for(run: RunConfig) -> Iterator[Need]:
     if run.needs.limits_given:
         yield Need("needs.resources", "sandbox", "limits")
+    if run.rollout.start_states == "snapshot":
+        yield Need("rollout.start_states=snapshot", "sandbox", "snapshot")
     for kind, words in run.needs.capabilities.items():
         yield from (Need(f"needs.capabilities.{kind}", kind, word) for word in words)
 
@@ -154,6 +157,15 @@ def _cut_off(part: Part) -> str:
         f"needs.network: {part} runs its agent inside the sandbox, where 'none' leaves it no way to the model; set "
         "needs.network to endpoint-only, which lets through nothing else."
     )
+
+
+def _never_forked(run: RunConfig, parts: list[Part]) -> Iterator[str]:
+    scaffolds = [part for part in parts if part.kind == "scaffold"]
+    if run.rollout.start_states == "snapshot" and all(getattr(part.cls, "over_http", False) for part in scaffolds):
+        yield (
+            f"rollout.start_states: {' and '.join(map(str, scaffolds))} runs its agent inside the sandbox, and no such agent can go on "
+            "in a snapshot; leave the key out, or use a scaffold that acts from outside, such as iflow."
+        )
 
 
 def _meant(need: Need) -> str:

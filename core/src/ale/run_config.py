@@ -176,6 +176,12 @@ class RolloutConfig(Section):
         description="Regular expressions of what may differ in observations (times, ids) when an expert is replayed, and in the "
         "answers of deterministic tools.",
     )
+    start_states: Literal["replay", "snapshot"] = Field(
+        "replay",
+        description="How a sandbox comes into the state behind an expert's chunks: replay: their commands are run again, in every "
+        "rollout; snapshot: once, and rollouts start from forks of it (capability `snapshot`). Agents that run inside the sandbox, or "
+        "that keep a shell, are replayed all the same.",
+    )
     max_resamples: int = Field(2, ge=0, description="Times an episode with an infrastructure fault is made anew.")
     max_illegal_calls: int = Field(
         0, ge=0, description="Reject a rollout with this many illegal tool calls in a row; 0: never."

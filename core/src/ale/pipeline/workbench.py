@@ -24,6 +24,7 @@ from ale.rollout.mix import MixedTasks, Source
 from ale.rollout.pool import SandboxPool
 from ale.rollout.scheduler import Rollouts
 from ale.rollout.selection import Option, Selection
+from ale.rollout.states import StartStates
 from ale.run_config import RULES_KEY, PluginChoice, PluginRules, RunConfig
 from ale.specs.algorithm import Algorithm
 from ale.specs.driver import DriverContext
@@ -190,8 +191,12 @@ async def open_workbench(
             from ale.endpoint.http import serve
 
             await stack.enter_async_context(serve(endpoint, served.unix))
+        states = None
+        if config.rollout.start_states == "snapshot":
+            states = await stack.enter_async_context(StartStates(context.event))
         episodes = Episodes(
-            provider, scaffold, reward, endpoint, hooks, config.rollout, config.needs, context.labels, Bakery(context.event)
+            provider, scaffold, reward, endpoint, hooks, config.rollout, config.needs, context.labels, Bakery(context.event),
+            states,
         )  # fmt: skip
 
         def finished(trajectory: Trajectory) -> None:

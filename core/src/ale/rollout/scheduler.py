@@ -53,6 +53,7 @@ class Rollouts:
         """Run all requests; `responders[i]` answers in the policy's place in request i."""
         results: list[Trajectory | None] = [None] * len(requests)
         queue = iter(range(len(requests)))
+        self.episodes.expect(requests)
 
         async def worker() -> None:
             for i in queue:

@@ -76,9 +76,11 @@ class Slots:
         self._timer: asyncio.TimerHandle | None = None
 
     def kind_of(self, spec: SandboxSpec) -> Kind:
-        """The kind of a spec; it counts as asked for."""
+        """The kind of a spec; it counts as asked for, but for one with a name of its own, which no other can stand in for."""
         bare = spec.model_copy(update={"id": None, "env": {}, "files": {}, "labels": {}})
         key = bare.model_dump_json()
+        if spec.id is not None:
+            return Kind(bare, key)
         kind = self.kinds.pop(key, None) or Kind(bare, key)
         self.kinds[key] = kind
         if len(self.kinds) > RECENT_KINDS:

@@ -51,7 +51,10 @@ class HookSpecs:
 
     @hookspec
     def ale_sandbox_started(self, sandbox_id: str, episode_id: str, task: Task) -> None:
-        """A sandbox for this episode of the task has started. The episode's id is its session's and trajectory's too."""
+        """A sandbox for this episode of the task has started. The episode's id is its session's and trajectory's too.
+
+        One whose id begins with `walk-` replays an expert to keep states of its sandbox, and has no trajectory.
+        """
 
     @hookspec
     def ale_before_exec(self, sandbox_id: str, episode_id: str, task: Task, command: str, stdin: bytes) -> str | None:

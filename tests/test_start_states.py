@@ -1,0 +1,262 @@
+"""What a rollout finds behind an expert's chunks is the same by replay and by snapshot: shell tasks in real sandboxes.
+
+The rest, with sandboxes in memory: core/tests/test_start_states.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import secrets
+import shutil
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ale_command import FINISH, ale
+from engines import answers, provider_of
+from strangers import write_package
+from test_dialects import Scripted
+
+from ale.endpoint.prefill import expert_steps
+from ale.endpoint.session import ModelEndpoint
+from ale.endpoint.tokenizer import byte_tokenizer
+from ale.hooks import Hooks
+from ale.messages import Message, ToolCall
+from ale.plugins import build_driver
+from ale.rollout.episode import Episodes, Stage
+from ale.rollout.pool import SandboxPool
+from ale.rollout.selection import Option, Selection
+from ale.rollout.states import StartStates
+from ale.run_config import PluginChoice, PoolConfig, RolloutConfig, SandboxNeeds
+from ale.specs.algorithm import RolloutRequest
+from ale.specs.driver import DriverContext, PluginConfig
+from ale.specs.reward import Reward
+from ale.specs.sandbox import Sandbox
+from ale.store import RunStore
+from ale.task import Task, TaskTests
+from ale.trajectory import Score, Trajectory
+
+Told = list[tuple[str, dict[str, Any]]]
+FAMILIES = ("write", "count", "find", "rename", "largest", "repair", "decode", "follow")
+PROVIDERS = [
+    pytest.param("local", marks=pytest.mark.bwrap),
+    pytest.param("docker", marks=pytest.mark.docker),
+    pytest.param("podman", marks=pytest.mark.podman),
+]
+LOOK = (
+    "for place in . ~ /tmp /var/tmp; do cd $place; find . -printf '%y %m %U %G %p %l\\n' | sort; "
+    'find . -type f | sort | while IFS= read -r file; do sha256sum "$file"; done; cd /workspace; done'
+)
+ODD = Task(
+    id="odd", instruction="Leave odd things.", tests=TaskTests(command="true"),
+    files={"gone": "x", "kept/file": "1\n", "mode": "2\n"}, env={"NAME": "odd"},
+)  # fmt: skip
+ODD_COMMANDS = (
+    'rm gone; echo "$NAME" > ~/name; umask 077; mkdir -p private/deep; echo 1 > private/deep/file',
+    "chmod 4751 mode; chmod 700 .; ln -s /nowhere dangling; ln -s kept/file good; mkfifo pipe; cat good",
+    "echo x > \"$(printf 'a\\nb\\377')\"; head -c 200000 /dev/zero > zeros; rm -r kept; echo t > /tmp/t; ls | wc -l",
+    "rm good; mkdir good; touch -d 2001-01-01 good/old; stat -c %Y good/old",
+)
+
+
+class Look(Reward):
+    """Keeps what is in the sandbox when the agent has ended."""
+
+    async def score(self, task: Task, sandbox: Sandbox, trajectory: Trajectory) -> Score:
+        found = await sandbox.exec(LOOK)
+        assert found.exit_code == 0, found.output
+        return Score(1.0, True, found.stdout.decode("utf-8", "surrogateescape"))
+
+
+class Bench:
+    """Episodes by replay and by snapshot, over one provider behind a pool."""
+
+    def __init__(self, pool: SandboxPool, states: StartStates) -> None:
+        self.pool, self.states = pool, states
+        self.engine = Scripted()
+        self.run = secrets.token_hex(6)
+        self.scaffold: Any = build_driver("scaffold", PluginChoice(use="iflow"), DriverContext())
+
+    def episodes(self, fork: bool) -> Episodes:
+        reward = Look(PluginConfig(), DriverContext())
+        return Episodes(
+            Selection("sandbox", [Option("pool", self.pool)]),  # type: ignore[list-item]
+            Selection("scaffold", [Option("iflow", self.scaffold)]), Selection("reward", [Option("look", reward)]),
+            ModelEndpoint(byte_tokenizer(), self.engine, Hooks()), Hooks(), RolloutConfig(max_context=8000), SandboxNeeds(),
+            {"run": self.run}, states=self.states if fork else None,
+        )  # fmt: skip
+
+    async def expert(self, task: Task, responder: Any) -> Trajectory:
+        request = RolloutRequest(task, "g", 0)
+        done = await self.episodes(False).run(request, Stage("demonstrations", 0, "train", 1.0), responder)
+        assert done.failure is None, done.failure
+        return done
+
+    async def roll(self, task: Task, expert: Trajectory, start: int, fork: bool) -> Trajectory:
+        """A rollout whose policy has nothing to add."""
+        self.engine.texts.append("mine")
+        request = RolloutRequest(task, "g", 1, start, expert)
+        done = await self.episodes(fork).run(request, Stage("rl", 1, "train", 1.0))
+        assert done.failure is None, done.failure
+        return done
+
+    async def compare(self, task: Task, expert: Trajectory) -> int:
+        """See that every start is the same both ways; how many there are."""
+        starts = range(1, len(expert_steps(expert)))
+        self.episodes(True).expect([RolloutRequest(task, "g", 1, start, expert) for start in starts])
+        for start in starts:
+            replayed, forked = [await self.roll(task, expert, start, fork) for fork in (False, True)]
+            assert essence(replayed) == essence(forked), f"{task.id} from {start}"
+            assert "state" in dict(forked.timings)
+        return len(starts)
+
+
+def essence(trajectory: Trajectory) -> tuple[object, ...]:
+    """What training sees of a rollout, and what was in its sandbox."""
+    assert trajectory.reward is not None
+    observed = tuple(replace(o, seconds=0.0) for o in trajectory.observations)
+    return trajectory.sequences, trajectory.chunks, observed, trajectory.ended_by, trajectory.reward.detail
+
+
+@pytest.fixture(params=PROVIDERS)
+def use(request: pytest.FixtureRequest) -> str:
+    """The name of a provider with snapshots."""
+    if request.param == "local" and shutil.which("bwrap") is None:
+        pytest.skip("bubblewrap is not installed")
+    if request.param != "local" and not answers(request.param):
+        pytest.skip(f"{request.param} does not answer")
+    return str(request.param)
+
+
+@pytest.fixture
+async def provider(use: str, told: Told) -> AsyncIterator[Any]:
+    async with provider_of(use, DriverContext(run_id="starts")) as started:
+        yield started
+    assert not kept_by(told) & set(await provider_of(use).snapshots()), "no state outlives its provider"
+
+
+def kept_by(told: Told) -> set[str]:
+    """The snapshots of all states that were made."""
+    return {name for kind, data in told if kind == "start_states_made" for name in data["snapshots"]}
+
+
+@pytest.fixture
+def told() -> Told:
+    return []
+
+
+@pytest.fixture
+async def bench(provider: Any, told: Told) -> AsyncIterator[Bench]:
+    """Nothing is left of it."""
+    kept = StartStates(lambda kind, **data: told.append((kind, data)))
+    async with SandboxPool(provider, PoolConfig()) as pool, kept as states:
+        yield (made := Bench(pool, states))
+    assert made.run not in {info.labels.get("run") for info in await provider.list()}
+    if "fork" in provider.capabilities:  # others keep what a sandbox stands on
+        assert not kept_by(told) & set(await provider.snapshots())
+
+
+@pytest.mark.parametrize("use", PROVIDERS[:1], indirect=True)
+@pytest.mark.parametrize("family", FAMILIES)
+async def test_both_ways_give_the_same_state_and_the_same_tokens(bench: Bench, family: str, told: Told) -> None:
+    choice = PluginChoice.model_validate(
+        {"use": "bash", "families": [family], "wrong_turn_rate": 0.7, "train_tasks": 1}
+    )
+    bash: Any = build_driver("tasks", choice, DriverContext())
+    starts = 0
+    for task in bash.tasks("train"):
+        for seed in range(2):
+            expert = await bench.expert(task, bash.demonstrator(task, seed))
+            starts += await bench.compare(task, expert)
+    assert starts >= 2
+    assert [kind for kind, _ in told] == ["start_states_made"] * 2, "one walk for all starts of an expert"
+
+
+async def test_odd_files_come_along(bench: Bench, told: Told) -> None:
+    said = iter(ODD_COMMANDS)
+
+    async def responder(messages: object, tools: object) -> Message:
+        command = next(said, None)
+        if command is None:
+            return Message("assistant", "Done.")
+        return Message("assistant", "", (ToolCall(f"c{len(command)}", "shell", json.dumps({"command": command})),))
+
+    expert = await bench.expert(ODD, responder)
+    assert await bench.compare(ODD, expert) == len(ODD_COMMANDS)
+    assert [kind for kind, _ in told] == ["start_states_made"]
+
+
+async def test_rollouts_at_once_share_states(bench: Bench, provider: Any, told: Told) -> None:
+    choice = PluginChoice.model_validate(
+        {"use": "bash", "families": ["repair"], "wrong_turn_rate": 0, "train_tasks": 1}
+    )
+    bash: Any = build_driver("tasks", choice, DriverContext())
+    (task,) = bash.tasks("train")
+    expert = await bench.expert(task, bash.demonstrator(task, 0))
+    last = len(expert_steps(expert)) - 1
+    done = await asyncio.gather(*(bench.roll(task, expert, start, True) for start in (1, last) for _ in range(4)))
+    assert len({essence(t)[-1] for t in done[:4]}) == len({essence(t)[-1] for t in done[4:]}) == 1
+    assert kept_by(told) <= set(await provider.snapshots())
+    assert len(kept_by(told)) == 2, "each is made once"
+    again = await bench.roll(task, expert, last, True)
+    assert essence(again) == essence(done[-1]), "also later, where forks are used again"
+
+
+AGAIN = """
+from dataclasses import replace
+from pathlib import Path
+from ale.specs.algorithm import Algorithm
+from ale.specs.driver import PluginConfig
+class Again(Algorithm):
+    api_version = ">=1.1,<1.3"
+    Config = PluginConfig
+    group_size = 3
+    def plan(self, tasks, history):
+        requests = super().plan(tasks, history)
+        experts = history.trajectories[:1]
+        return [replace(r, expert=e, start_chunk=2) for r in requests for e in experts] or requests
+    def batch(self, trajectories): ...
+    def loss(self, inputs): ...
+"""
+RUN = """
+name: starts
+run_dir: {runs}
+tasks: {{use: bash, families: [write], train_tasks: 1}}
+engine: {{use: scripted, answers: [{first}, {second}, {finish}]}}
+trainer: null
+algorithm: again
+rollout: {{start_states: snapshot}}
+rl: {{steps: 2, prompts_per_step: 1}}
+"""
+
+
+@pytest.mark.bwrap
+def test_a_run_forks_where_its_file_says_so_and_tells_how_long_that_took(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if shutil.which("bwrap") is None:
+        pytest.skip("bubblewrap is not installed")
+    write_package(tmp_path, "the-again", AGAIN, kind="algorithm", name="again", target="the_again:Again")
+    monkeypatch.setenv(
+        "PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+    )
+    says = [
+        f'<tool_call>\n{{"name": "shell", "arguments": {{"command": "{command}"}}}}\n</tool_call>'
+        for command in ("echo 1 > one", "cat one")
+    ]
+    file = tmp_path / "run.yaml"
+    first, second, finish = (json.dumps(text) for text in (*says, FINISH))
+    file.write_text(RUN.format(runs=tmp_path, first=first, second=second, finish=finish))
+    done = ale("run", file, "--only", "rollout", "--out", tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    with RunStore.open(tmp_path / "run") as store:
+        rollouts = list(store.trajectories("step = 2"))
+        events = [(kind, data["starts"]) for _, kind, data in store.events() if kind.startswith("start_states")]
+    assert [t.failure for t in rollouts] == [None] * 3
+    assert all([c.sampled for c in t.chunks] == [False, False, True] for t in rollouts)
+    assert all("state" in dict(t.timings) for t in rollouts)
+    assert events == [("start_states_made", [2])]
