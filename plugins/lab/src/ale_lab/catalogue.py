@@ -20,7 +20,7 @@ FIG10 = Experiment(
     "Chunk level against the trajectory-level baseline of Eq. 6",
     "long_mix",
     (Arm("baseline", BASELINE), Arm("chunk")),
-    (Panel("Gradient norm, not clipped", "rl/grad_norm", "norm"), TRAIN_SUCCESS, HELDOUT),
+    (Panel("Gradient norm, not clipped", "rl/grad_norm", "norm", share=False), TRAIN_SUCCESS, HELDOUT),
     (
         Column("grad norm, std", "rl/grad_norm", "spread"),
         Column("grad norm, std / mean", "rl/grad_norm", "variation"),
@@ -36,7 +36,7 @@ FIG12 = Experiment(
     (Arm("naive", ("algorithm.start=beginning",)), Arm("rollback", ("algorithm.start=rollback", EXPERTS))),
     (
         Panel("Training", "rl/success", "success of the rollouts", each_seed=True),
-        Panel("Expert chunks replayed", "rl/start_chunk", "chunks", each_seed=True),
+        Panel("Expert chunks replayed", "rl/start_chunk", "chunks", each_seed=True, share=False),
         Panel("Test: from the beginning", "eval/success", "success"),
     ),
     (

@@ -30,6 +30,8 @@ def draw(results: Results, path: Path) -> None:
         ax.set_title(panel.title, fontsize=10)
         ax.set_ylabel(panel.y)
         ax.grid(alpha=0.25)
+        if panel.share:
+            ax.set_ylim(-0.03, 1.03)
         if panel.summary:
             _over_setting(ax, results, panel)
         else:

@@ -26,13 +26,16 @@ class Arm:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One chart: a series over the steps; with a `summary`, that number of it over the arms' setting."""
+    """One chart: a series over the steps; with a `summary`, that number of it over the arms' setting.
+
+    `each_seed` adds a thin line a seed, `share` says that the values lie between 0 and 1."""
 
     title: str
     series: str
     y: str
     summary: str = ""
     each_seed: bool = False
+    share: bool = True
 
 
 @dataclass(frozen=True, slots=True)

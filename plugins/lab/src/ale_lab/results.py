@@ -90,7 +90,7 @@ def as_json(results: Results) -> dict[str, Any]:
                 },
                 "columns": {
                     column.title: {
-                        "seeds": results.numbers(arm.name, column),
+                        "of_seeds": results.numbers(arm.name, column),
                         **asdict(over_seeds(results.numbers(arm.name, column))),
                     }
                     for column in e.columns
