@@ -34,11 +34,14 @@ def test_a_run_folder_becomes_series(tmp_path: Path) -> None:
         rollout("eval", 0, "b", False), rollout("eval", 0, "c", False, rejected="lost"),
     ):  # fmt: skip
         store.add_trajectory(t)
+    store.add_event("crucial_fork", step=3, task="a", chunk=4)
+    store.add_event("rollback", step=2, task="a", chunk=5)
     store.close()
     series = read_run(tmp_path)
     assert series["rl/success"] == [(1.0, 0.25), (2.0, 0.5)]
     assert series["rl/grad_norm"] == [(1.0, 3.0)], "what is no number is left out"
     assert series["rl/start_chunk"] == [(1.0, 4.5), (2.0, 2.0)]
+    assert series["rl/fork"] == [(2.0, 0.5)], "what step 2 showed is found when step 3 is planned"
     assert series["eval/success"] == [(0.0, 0.75)]
     assert series["eval/minimum"] == [(0.0, 0.5)]
     assert not [name for name in series if name.startswith("sft")]
@@ -46,7 +49,7 @@ def test_a_run_folder_becomes_series(tmp_path: Path) -> None:
 
 def test_a_run_without_rollouts_has_empty_series(tmp_path: Path) -> None:
     RunStore.create(tmp_path).close()
-    assert read_run(tmp_path) == {"rl/start_chunk": [], "eval/minimum": []}
+    assert read_run(tmp_path) == {"rl/start_chunk": [], "rl/fork": [], "eval/minimum": []}
     assert means([]) == []
 
 

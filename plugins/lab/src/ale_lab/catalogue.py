@@ -8,9 +8,14 @@ TRAIN_SUCCESS = Panel("Training", "rl/success", "success of the rollouts")
 HELDOUT = Panel("Held-out tasks", "eval/success", "success")
 TRAIN_COLUMNS = (Column("train, last quarter", "rl/success", "tail"), Column("train, area", "rl/success", "area"))
 HELDOUT_COLUMNS = (Column("held-out, final", "eval/success", "last"), Column("held-out, area", "eval/success", "area"))
-EXPERT_TASKS = ("tasks.wrong_turn_rate=0", "eval.split=train")
-"""From here on the demonstrator is asked for experts alone, and the evaluation is of the tasks that are trained on."""
+POSITIVES_ONLY = "algorithm.return_signal=raw"
+"""A failed rollout has the reward 0 and teaches nothing. Where all fail, whatever is learnt from failures only spoils the
+policy: this is what is best for the arm without experts."""
 EXPERTS = "rl.experts={demonstrations: false, demonstrate: 1}"
+HARD = ("tasks.wrong_turn_rate=0", "eval.split=train", POSITIVES_ONLY)
+"""After the warm start the demonstrator is asked for experts alone, and the evaluation is of the tasks that are trained on."""
+IMITATED = "algorithm.lambda_il=1.0"
+"""A policy that has learnt the last fork by heart has all but forgotten the words that the forks before it want."""
 
 BASELINE = ("algorithm.return_level=trajectory", "algorithm.ratio_level=trajectory", "algorithm.mask_level=token")
 """Eq. 6: returns and ratios of whole trajectories, mismatch masked token by token."""
@@ -33,9 +38,15 @@ FIG12 = Experiment(
     "fig12",
     "Sequential rollback on one task with three crucial forks",
     "dials",
-    (Arm("naive", ("algorithm.start=beginning",)), Arm("rollback", ("algorithm.start=rollback", EXPERTS))),
+    (Arm("naive", ("algorithm.start=beginning",)), Arm("rollback", ("algorithm.start=rollback", IMITATED, EXPERTS))),
     (
-        Panel("Training", "rl/success", "success of the rollouts", each_seed=True),
+        Panel(
+            "Training (x: a crucial fork is found)",
+            "rl/success",
+            "success of the rollouts",
+            each_seed=True,
+            marks="rl/fork",
+        ),
         Panel("Expert chunks replayed", "rl/start_chunk", "chunks", each_seed=True, share=False),
         Panel("Test: from the beginning", "eval/success", "success"),
     ),
@@ -45,14 +56,14 @@ FIG12 = Experiment(
         *TRAIN_COLUMNS,
         Column("expert chunks at the end", "rl/start_chunk", "last"),
     ),
-    overrides=(*EXPERT_TASKS, "tasks.train_tasks=1"),
+    overrides=(*HARD, "tasks.train_tasks=1", "eval.episodes=32"),
 )
 
 FIG13 = Experiment(
     "fig13",
     "Parallelized initialization on eight hard tasks",
     "dials",
-    (Arm("beginning", ("algorithm.start=beginning",)), Arm("parallel", ("algorithm.start=parallel", EXPERTS))),
+    (Arm("beginning", ("algorithm.start=beginning",)), Arm("parallel", ("algorithm.start=parallel", IMITATED, EXPERTS))),
     (
         TRAIN_SUCCESS,
         Panel("The task that does worst, from the beginning", "eval/minimum", "success"),
@@ -66,7 +77,7 @@ FIG13 = Experiment(
         *TRAIN_COLUMNS,
     ),
     overrides=(
-        *EXPERT_TASKS, "tasks.train_tasks=8", "rl.prompts_per_step=8", "rl.updates_per_step=4", "rl.checkpoint_every=20",
+        *HARD, "tasks.train_tasks=8", "rl.prompts_per_step=8", "rl.updates_per_step=4", "rl.checkpoint_every=20",
     ),
     probe=Probe("heldout", ("eval.split=heldout",)),
 )  # fmt: skip

@@ -52,6 +52,9 @@ def _over_steps(ax: Axes, results: Results, panel: Panel) -> None:
             for seed in results.seeds:
                 points = results.series[arm.name][seed].get(panel.series, ())
                 ax.plot([s for s, _ in points], [v for _, v in points], color=color, linewidth=0.7, alpha=0.45)
+        for seed in results.seeds if panel.marks else ():
+            marks = results.series[arm.name][seed].get(panel.marks, ())
+            ax.scatter([s for s, _ in marks], [v for _, v in marks], color=color, marker="x", s=28, linewidths=1.2)
         steps, band = results.band(arm.name, panel.series)
         ax.plot(steps, [b.mean for b in band], color=color, linewidth=2, label=arm.name)
         ax.fill_between(steps, [b.low for b in band], [b.high for b in band], color=color, alpha=0.18, linewidth=0)

@@ -28,13 +28,15 @@ class Arm:
 class Panel:
     """One chart: a series over the steps; with a `summary`, that number of it over the arms' setting.
 
-    `each_seed` adds a thin line a seed, `share` says that the values lie between 0 and 1."""
+    `each_seed` adds a thin line a seed, `marks` names a series whose points are marked, `share` says that the values lie
+    between 0 and 1."""
 
     title: str
     series: str
     y: str
     summary: str = ""
     each_seed: bool = False
+    marks: str = ""
     share: bool = True
 
 

@@ -21,6 +21,7 @@ from ale_lab.intervals import Curve
 from ale_lab.plan import Plan
 
 STAGES = ("rl", "eval")
+FORK = "crucial_fork"
 
 
 def read_arm(plan: Plan, experiment: Experiment, arm: Arm, seed: int) -> Series:
@@ -45,6 +46,9 @@ def read_run(folder: Path) -> Series:
         kept_ones = "stage = ? AND rejected IS NULL"
         starts = ((t.step, float(t.start_chunk)) for t in store.trajectories(kept_ones, ("rl",)))
         series["rl/start_chunk"] = means(starts)
+        # The algorithm finds a fork when it plans the step after.
+        forks = {float(data["step"]) - 1 for _, kind, data in store.events() if kind == FORK}
+        series["rl/fork"] = [(step, value) for step, value in series.get("rl/success", ()) if step in forks]
         tried: dict[int, dict[str, list[bool]]] = defaultdict(lambda: defaultdict(list))
         for t in store.trajectories(kept_ones, ("eval",)):
             tried[t.step][t.task_id].append(t.passed)
