@@ -14,7 +14,7 @@ from ale_lab.intervals import SUMMARIES
 from ale_lab.plan import Plan, Run
 from ale_lab.reading import cost, read_arm, read_run
 from ale_lab.results import Results, table, write
-from ale_lab.running import is_finished, make
+from ale_lab.running import is_finished, left_of, make
 from ale_lab.search import Choice, best, note, rates, tuned, values
 
 
@@ -68,8 +68,12 @@ class Lab:
         return chosen
 
     async def _make_arms(self, experiment: Experiment, arms: Sequence[Arm], seeds: Sequence[int]) -> None:
-        await self._make([self.plan.warm_start(experiment, seed) for seed in seeds])
-        await self._make([self.plan.arm(experiment, arm, seed) for seed in seeds for arm in arms])
+        warm = [self.plan.warm_start(experiment, seed) for seed in seeds]
+        runs = [self.plan.arm(experiment, arm, seed) for seed in seeds for arm in arms]
+        if not self.draw_only:
+            left_of([*warm, *runs])  # what an arm lacks is told before a warm start is made for it
+        await self._make(warm)
+        await self._make(runs)
 
     async def _make(self, runs: Sequence[Run]) -> None:
         if not self.draw_only:

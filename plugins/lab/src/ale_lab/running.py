@@ -32,9 +32,14 @@ def is_finished(folder: Path) -> bool:
         return False
 
 
+def left_of(runs: Sequence[Run]) -> list[Run]:
+    """Those that are still to be made. Raises `ConfigError` where a run's settings are no good, or its folder has other ones."""
+    return [run for run in runs if not _is_done(run)]
+
+
 async def make(runs: Sequence[Run], jobs: int, tell: Callable[[str], None]) -> None:
     """Make the runs that are not finished, `jobs` at once. Raises `ConfigError`, and `AleError` where some failed."""
-    wanted = [run for run in runs if not _is_done(run)]
+    wanted = left_of(runs)
     failed: list[str] = []
     slots = asyncio.Semaphore(jobs)
 
