@@ -33,7 +33,7 @@ OWN_PACKAGES = {
     ("scaffold", "iflow"): "ale-plugin-iflow", ("scaffold", "cli"): "ale-plugin-cli",
     ("scaffold", "sweagent"): "ale-plugin-sweagent", ("scaffold", "openhands"): "ale-plugin-openhands", ("reward", "tests"): "ale-plugin-tests",
     ("tasks", "bash"): "ale-plugin-bash", ("hooks", "tensorboard"): "ale-plugin-tensorboard",
-    ("hooks", "audit_log"): "ale-plugin-audit-log",
+    ("hooks", "audit_log"): "ale-plugin-audit-log", ("hooks", "lab"): "ale-plugin-lab",
 }  # fmt: skip
 """Which package brings a default plugin, for the sentence that says what to install."""
 

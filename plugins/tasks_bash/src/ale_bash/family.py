@@ -47,6 +47,15 @@ class Family:
     show: Callable[[Facts, random.Random, Turn], Demonstration]
 
 
+@dataclass(frozen=True)
+class LongFamily:
+    """A family whose tasks have forks on the way; its demonstrator goes wrong at each with the rate it is given."""
+
+    name: str
+    make: Callable[[random.Random], Instance]
+    show: Callable[[Facts, random.Random, float], Demonstration]
+
+
 _LEXICON = (
     "amber apple arrow basil beach bell brick camel cedar cliff cloud crane dove drum eagle fern frost glass grape "
     "honey ivory jade kite lemon lily lion maple mint moon olive otter pearl plum rain river rose sage snow storm wolf"

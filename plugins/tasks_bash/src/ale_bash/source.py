@@ -24,11 +24,12 @@ from ale.specs.scaffold import Responder
 from ale.specs.tasks import TaskSource
 from ale.task import HELDOUT, TRAIN, Task, TaskTests
 from ale_bash.demonstrator import Demonstrator, run_solution
-from ale_bash.families import FAMILIES
-from ale_bash.family import Family, Turn
+from ale_bash.families import FAMILIES, LONG_FAMILIES
+from ale_bash.family import Family, LongFamily, Turn
 from ale_bash.graded import graded_part, graded_tasks
 
 GRADED = "graded"
+KNOWN: dict[str, Family | LongFamily] = {**FAMILIES, **LONG_FAMILIES}
 MAX_KNOWN_DRAWS = 1000
 TEST_TIMEOUT_S = 10.0
 WRONG_TURNS: tuple[Turn, ...] = ("error", "detour", "mistake", "mistake")
@@ -44,7 +45,9 @@ class BashTasks(TaskSource):
         """Settings of the task source `bash`."""
 
         families: tuple[str, ...] = Field(
-            tuple(FAMILIES), min_length=1, description=f"Families to draw from: {', '.join(FAMILIES)}."
+            tuple(FAMILIES),
+            min_length=1,
+            description=f"Families to draw from: {', '.join(FAMILIES)}; and, with a long way, {', '.join(LONG_FAMILIES)}.",
         )
         include: Literal["families", "graded", "all"] = Field(
             "families",
@@ -60,17 +63,18 @@ class BashTasks(TaskSource):
             0.5,
             ge=0,
             le=1,
-            description="Share of demonstrations with a wrong turn: half of these are mistakes that go unnoticed.",
+            description="Share of demonstrations with a wrong turn: half of these are mistakes that go unnoticed. In a long "
+            "family: share of the forks, each by itself, at which a demonstration goes wrong.",
         )
 
         @field_validator("families")
         @classmethod
         def _known(cls, names: tuple[str, ...]) -> tuple[str, ...]:
             for name in names:
-                if name not in FAMILIES:
-                    near = difflib.get_close_matches(name, FAMILIES, 1)
+                if name not in KNOWN:
+                    near = difflib.get_close_matches(name, KNOWN, 1)
                     hint = f" (did you mean '{near[0]}'?)" if near else ""
-                    raise ValueError(f"there is no family '{name}'{hint}; the families are {', '.join(FAMILIES)}")
+                    raise ValueError(f"there is no family '{name}'{hint}; the families are {', '.join(KNOWN)}")
             if len(set(names)) < len(names):
                 raise ValueError(f"a family stands twice in {', '.join(names)}; name each once")
             return names
@@ -91,8 +95,11 @@ class BashTasks(TaskSource):
         if "facts" not in task.metadata:
             return Demonstrator(run_solution(task.solution)) if task.solution else None
         rng = random.Random(f"{seed}/{task.id}")
+        family, facts = KNOWN[task.tags[0]], task.metadata["facts"]
+        if isinstance(family, LongFamily):
+            return Demonstrator(family.show(facts, rng, self.config.wrong_turn_rate))
         turn: Turn = rng.choice(WRONG_TURNS) if rng.random() < self.config.wrong_turn_rate else "none"
-        return Demonstrator(FAMILIES[task.tags[0]].show(task.metadata["facts"], rng, turn))
+        return Demonstrator(family.show(facts, rng, turn))
 
     def _family_tasks(self, split: str) -> Iterator[Task]:
         if split == HELDOUT:
@@ -108,7 +115,7 @@ class BashTasks(TaskSource):
         while True:
             for name in self.config.families:
                 for number in islice(numbers[name], MAX_KNOWN_DRAWS):
-                    task = self._draw(FAMILIES[name], split, number)
+                    task = self._draw(KNOWN[name], split, number)
                     content = content_hash(task)
                     if content not in known:
                         break
@@ -121,7 +128,7 @@ class BashTasks(TaskSource):
                     known.add(content)
                 yield task
 
-    def _draw(self, family: Family, split: str, number: int) -> Task:
+    def _draw(self, family: Family | LongFamily, split: str, number: int) -> Task:
         instance = family.make(random.Random(f"{self.config.seed}/{split}/{family.name}/{number}"))
         return Task(
             id=f"{family.name}-{split}-{number}", instruction=instance.instruction, files=instance.files,

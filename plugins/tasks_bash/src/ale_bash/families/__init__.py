@@ -1,14 +1,23 @@
-"""The families: eight kinds of small shell tasks of one to five turns, a file each, each with real shell semantics."""
+"""The families, a file each, each with real shell semantics.
+
+`FAMILIES` are eight kinds of small tasks of one to five turns, and the default; `LONG_FAMILIES` have a longer way with
+forks on it.
+"""
 
 from __future__ import annotations
 
 from ale_bash.families.count import COUNT
 from ale_bash.families.decode import DECODE
+from ale_bash.families.dials import DIALS
 from ale_bash.families.find import FIND
 from ale_bash.families.follow import FOLLOW
 from ale_bash.families.largest import LARGEST
 from ale_bash.families.rename import RENAME
 from ale_bash.families.repair import REPAIR
 from ale_bash.families.write import WRITE
+from ale_bash.family import Family, LongFamily
 
-FAMILIES = {family.name: family for family in (WRITE, COUNT, FIND, RENAME, REPAIR, FOLLOW, LARGEST, DECODE)}
+FAMILIES: dict[str, Family] = {
+    family.name: family for family in (WRITE, COUNT, FIND, RENAME, REPAIR, FOLLOW, LARGEST, DECODE)
+}
+LONG_FAMILIES: dict[str, LongFamily] = {family.name: family for family in (DIALS,)}

@@ -1,0 +1,40 @@
+"""Make the figures and tables of this folder: every experiment of `ale lab`, one after the other.
+
+    python benchmarks/ipa/run.py [--seeds 1-5] [--jobs 1] [--out runs/lab] [--only fig12 ...] [--quick]
+
+Runs that are finished are not made again, so that it can be stopped at any time and started again. The pictures and tables
+are copied here, but for those of `--quick`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ALE = Path(sys.executable).with_name("ale")
+HERE = Path(__file__).parent
+EXPERIMENTS = ("fig12", "fig13", "fig10", "compare", "staleness")
+
+
+def main() -> None:
+    """Run, and copy what came of it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", default="1-5")
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--out", type=Path, default=Path("runs/lab"))
+    parser.add_argument("--only", nargs="+", choices=EXPERIMENTS, default=EXPERIMENTS)
+    parser.add_argument("--quick", action="store_true")
+    options = parser.parse_args()
+    for name in options.only:
+        command = [str(ALE), "lab", name, "--seeds", options.seeds, "--jobs", str(options.jobs), "--out", str(options.out)]
+        subprocess.run([*command, *(["--quick"] if options.quick else [])], check=True)
+        if not options.quick:
+            shutil.copy(options.out / name / "figure.png", HERE / f"{name}.png")
+            shutil.copy(options.out / name / "table.md", HERE / f"{name}.md")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,137 @@
+"""The experiments: which arms, with what budget, and what is shown of them. The run files stand in `recipes/`."""
+
+from __future__ import annotations
+
+from ale_lab.experiment import Arm, Column, Experiment, Panel, Probe, Search
+
+TRAIN_SUCCESS = Panel("Training", "rl/success", "success of the rollouts")
+HELDOUT = Panel("Held-out tasks", "eval/success", "success")
+TRAIN_COLUMNS = (Column("train, last quarter", "rl/success", "tail"), Column("train, area", "rl/success", "area"))
+HELDOUT_COLUMNS = (Column("held-out, final", "eval/success", "last"), Column("held-out, area", "eval/success", "area"))
+POSITIVES_ONLY = "algorithm.return_signal=raw"
+"""A failed rollout has the reward 0 and teaches nothing. Where all fail, whatever is learnt from failures only spoils the
+policy: this is what is best for the arm without experts."""
+EXPERTS = "rl.experts={demonstrations: false, demonstrate: 1}"
+HARD = ("tasks.wrong_turn_rate=0", "eval.split=train", POSITIVES_ONLY)
+"""After the warm start the demonstrator is asked for experts alone, and the evaluation is of the tasks that are trained on."""
+IMITATED = "algorithm.lambda_il=1.0"
+"""A policy that has learnt the last fork by heart has all but forgotten the words that the forks before it want."""
+
+BASELINE = ("algorithm.return_level=trajectory", "algorithm.ratio_level=trajectory", "algorithm.mask_level=token")
+"""Eq. 6: returns and ratios of whole trajectories, mismatch masked token by token."""
+
+FIG10 = Experiment(
+    "fig10",
+    "Chunk level against the trajectory-level baseline of Eq. 6",
+    "long_mix",
+    (Arm("baseline", BASELINE), Arm("chunk")),
+    (Panel("Gradient norm, not clipped", "rl/grad_norm", "norm", share=False), TRAIN_SUCCESS, HELDOUT),
+    (
+        Column("grad norm, std", "rl/grad_norm", "spread"),
+        Column("grad norm, std / mean", "rl/grad_norm", "variation"),
+        *TRAIN_COLUMNS,
+        *HELDOUT_COLUMNS,
+    ),
+)
+
+FIG12 = Experiment(
+    "fig12",
+    "Sequential rollback on one task with three crucial forks",
+    "dials",
+    (Arm("naive", ("algorithm.start=beginning",)), Arm("rollback", ("algorithm.start=rollback", IMITATED, EXPERTS))),
+    (
+        Panel(
+            "Training (x: a crucial fork is found)",
+            "rl/success",
+            "success of the rollouts",
+            each_seed=True,
+            marks="rl/fork",
+        ),
+        Panel("Expert chunks replayed", "rl/start_chunk", "chunks", each_seed=True, share=False),
+        Panel("Test: from the beginning", "eval/success", "success"),
+    ),
+    (
+        Column("from the beginning, final", "eval/success", "last"),
+        Column("from the beginning, best", "eval/success", "largest"),
+        *TRAIN_COLUMNS,
+        Column("expert chunks at the end", "rl/start_chunk", "last"),
+    ),
+    overrides=(*HARD, "tasks.train_tasks=1", "eval.episodes=32"),
+)
+
+FIG13 = Experiment(
+    "fig13",
+    "Parallelized initialization on eight hard tasks",
+    "dials",
+    (Arm("beginning", ("algorithm.start=beginning",)), Arm("parallel", ("algorithm.start=parallel", IMITATED, EXPERTS))),
+    (
+        TRAIN_SUCCESS,
+        Panel("The task that does worst, from the beginning", "eval/minimum", "success"),
+        Panel("Held-out tasks, from the beginning", "heldout/success", "success"),
+    ),
+    (
+        Column("worst task, final", "eval/minimum", "last"),
+        Column("all tasks, final", "eval/success", "last"),
+        Column("held-out, final", "heldout/success", "last"),
+        Column("held-out, area", "heldout/success", "area"),
+        *TRAIN_COLUMNS,
+    ),
+    overrides=(
+        *HARD, "tasks.train_tasks=8", "rl.prompts_per_step=8", "rl.updates_per_step=4", "rl.checkpoint_every=20",
+    ),
+    probe=Probe("heldout", ("eval.split=heldout",)),
+)  # fmt: skip
+
+RATES = (3.5e-4, 7e-4, 1.4e-3)
+
+
+def _pg(variant: str, *more: str) -> tuple[str, ...]:
+    return ("algorithm.use=pg", f"algorithm.variant={variant}", "algorithm.group_size=8", *more)
+
+
+COMPARE = Experiment(
+    "compare",
+    "IPA beside GRPO, TOPR, GSPO and PPO-clip at equal rollouts",
+    "mix",
+    tuple(
+        Arm(name, overrides)
+        for name, overrides in (
+            ("grpo", _pg("grpo")), ("topr", _pg("topr")), ("gspo", _pg("gspo")), ("ppo_clip", _pg("ppo_clip")), ("ipa", ()),
+        )
+    ),
+    (TRAIN_SUCCESS, HELDOUT),
+    (*HELDOUT_COLUMNS, *TRAIN_COLUMNS),
+    searches=(
+        Search("grpo", RATES, "algorithm.clip_high", (0.2, 0.28, 0.4)),
+        Search("topr", RATES, "algorithm.negative_signal", (-0.05, -0.02, -0.1)),
+        Search("gspo", RATES, "algorithm.clip_high", (4e-4, 4e-3, 4e-2)),
+        Search("ppo_clip", RATES, "algorithm.clip_high", (0.2, 0.28, 0.4)),
+        Search("ipa", RATES, "algorithm.negative_signal", (-0.05, -0.02, -0.1)),
+    ),
+)  # fmt: skip
+
+LAGS = (0, 2, 4, 8)
+LAGGED = {
+    "ipa": (),
+    "ipa, group-centered": ("algorithm.return_signal=group_centered",),
+    "grpo": _pg("grpo"),
+}
+
+STALENESS = Experiment(
+    "staleness",
+    "Training on rollouts of some steps before",
+    "mix",
+    tuple(
+        Arm(f"{line} {lag}".replace(", ", "-").replace(" ", "-"), (*overrides, f"rl.simulated_lag={lag}"), line, lag)
+        for line, overrides in LAGGED.items()
+        for lag in LAGS
+    ),
+    (
+        Panel("Held-out success, final", "eval/success", "success", "last"),
+        Panel("Runs that collapsed", "eval/success", "share", "collapsed"),
+    ),
+    (*HELDOUT_COLUMNS, Column("collapsed", "eval/success", "collapsed")),
+    setting="lag in steps",
+)
+
+EXPERIMENTS = {e.name: e for e in (FIG10, FIG12, FIG13, COMPARE, STALENESS)}

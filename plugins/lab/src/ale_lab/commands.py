@@ -1,0 +1,89 @@
+"""`ale lab`: run an experiment over seeds, draw it, write its table. What is finished is not run again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ale.cli.run_command import run_until_signal
+from ale.errors import ConfigError
+from ale_lab.catalogue import COMPARE, FIG10, FIG12, FIG13, STALENESS
+from ale_lab.experiment import Experiment
+
+lab_app = typer.Typer(
+    name="lab", help="Compare algorithms over several seeds: curves with intervals, tables.", no_args_is_help=True,
+    rich_markup_mode=None,
+)  # fmt: skip
+
+MAX_SEEDS = 1000
+Seeds = Annotated[str, typer.Option(metavar="N,M,A-B", help="Seeds: numbers, ranges.")]
+Jobs = Annotated[int, typer.Option(min=1, help="Runs at once; each keeps about one core busy.")]
+Out = Annotated[Path, typer.Option(metavar="FOLDER", help="Where runs, pictures and tables go.")]
+Quick = Annotated[bool, typer.Option("--quick", help="One seed, two steps, a smaller model: shows that it works.")]
+DrawOnly = Annotated[bool, typer.Option("--draw-only", help="Draw finished runs; make none.")]
+DEFAULT_OUT = Path("runs/lab")
+
+
+@lab_app.command("fig10", help=f"{FIG10.title}.")
+def fig10(
+    seeds: Seeds = "1-5", jobs: Jobs = 1, out: Out = DEFAULT_OUT, quick: Quick = False, draw_only: DrawOnly = False
+) -> None:
+    _experiment(FIG10, seeds, jobs, out, quick, draw_only)
+
+
+@lab_app.command("fig12", help=f"{FIG12.title}.")
+def fig12(
+    seeds: Seeds = "1-5", jobs: Jobs = 1, out: Out = DEFAULT_OUT, quick: Quick = False, draw_only: DrawOnly = False
+) -> None:
+    _experiment(FIG12, seeds, jobs, out, quick, draw_only)
+
+
+@lab_app.command("fig13", help=f"{FIG13.title}.")
+def fig13(
+    seeds: Seeds = "1-5", jobs: Jobs = 1, out: Out = DEFAULT_OUT, quick: Quick = False, draw_only: DrawOnly = False
+) -> None:
+    _experiment(FIG13, seeds, jobs, out, quick, draw_only)
+
+
+@lab_app.command("compare", help=f"{COMPARE.title}, each tuned by the same search.")
+def compare(
+    seeds: Seeds = "1-5", jobs: Jobs = 1, out: Out = DEFAULT_OUT, quick: Quick = False, draw_only: DrawOnly = False,
+    search_seeds: Annotated[str, typer.Option(metavar="N,M,A-B", help="Seeds of the search; none is reported.")] = "101",
+) -> None:  # fmt: skip
+    _experiment(COMPARE, seeds, jobs, out, quick, draw_only, search_seeds)
+
+
+@lab_app.command("staleness", help=f"{STALENESS.title}.")
+def staleness(
+    seeds: Seeds = "1-5", jobs: Jobs = 1, out: Out = DEFAULT_OUT, quick: Quick = False, draw_only: DrawOnly = False
+) -> None:
+    _experiment(STALENESS, seeds, jobs, out, quick, draw_only)
+
+
+def _experiment(
+    experiment: Experiment, seeds: str, jobs: int, out: Path, quick: bool, draw_only: bool, search_seeds: str = ""
+) -> None:
+    from ale_lab.conduct import Lab, conclude
+
+    chosen = (1,) if quick else read_seeds(seeds, "--seeds")
+    searched = read_seeds(search_seeds, "--search-seeds") if search_seeds else ()
+    if both := sorted(set(chosen) & set(searched)):
+        raise ConfigError(f"The seeds {', '.join(map(str, both))} stand in --seeds and --search-seeds; choose others.")
+    lab = Lab(out.resolve() / ("quick" if quick else "."), jobs, quick, draw_only, print)
+    results = run_until_signal(lambda: lab.conduct(experiment, chosen, searched))
+    for path in conclude(results, lab.out / experiment.name):
+        print(path)
+
+
+def read_seeds(text: str, option: str) -> tuple[int, ...]:
+    """`1,3-5` as numbers, each once. Raises `ConfigError`."""
+    found: dict[int, None] = {}
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        low, high = first, last if dash else first
+        if not (low.isdecimal() and high.isdecimal() and int(low) <= int(high) < int(low) + MAX_SEEDS):
+            raise ConfigError(f"{option} takes numbers and ranges, such as 1,2,5 or 1-5, not '{text}'.")
+        found |= dict.fromkeys(range(int(low), int(high) + 1))
+    return tuple(found)

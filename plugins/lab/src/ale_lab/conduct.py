@@ -1,0 +1,96 @@
+"""One experiment from beginning to end: warm starts, search, arms, probes; then the picture, the table and the numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean
+
+from ale.errors import ConfigError
+from ale_lab.drawing import draw
+from ale_lab.experiment import Arm, Experiment
+from ale_lab.intervals import SUMMARIES
+from ale_lab.plan import Plan, Run
+from ale_lab.reading import cost, read_arm, read_run
+from ale_lab.results import Results, table, write
+from ale_lab.running import is_finished, left_of, make
+from ale_lab.search import Choice, best, note, rates, tuned, values
+
+
+@dataclass(frozen=True)
+class Lab:
+    """Where experiments are made, and how: `jobs` runs at once, or none (`draw_only`); `tell` hears what is done."""
+
+    out: Path
+    jobs: int = 1
+    quick: bool = False
+    draw_only: bool = False
+    tell: Callable[[str], None] = print
+
+    @property
+    def plan(self) -> Plan:
+        """Which runs there are, and where."""
+        return Plan(self.out, self.quick)
+
+    async def conduct(self, experiment: Experiment, seeds: Sequence[int], search_seeds: Sequence[int] = ()) -> Results:
+        """Make what is not there yet, and read it. Raises `ConfigError`, and `AleError` where runs failed."""
+        notes: tuple[str, ...] = ()
+        if experiment.searches:
+            chosen = await self._search(experiment, search_seeds)
+            notes = (note(experiment, chosen, search_seeds),)
+            experiment = tuned(experiment, chosen)
+        await self._make_arms(experiment, experiment.arms, seeds)
+        if (probe := experiment.probe) is not None:
+            pairs = [(arm, seed) for seed in seeds for arm in experiment.arms]
+            await self._make([run for arm, seed in pairs for _, run in self.plan.probes(experiment, probe, arm, seed)])
+        series = {a.name: {s: read_arm(self.plan, experiment, a, s) for s in seeds} for a in experiment.arms}
+        costs = {a.name: {s: cost(self.plan.folder(experiment, a, s)) for s in seeds} for a in experiment.arms}
+        return Results(experiment, tuple(seeds), series, costs, notes)
+
+    async def _search(self, experiment: Experiment, seeds: Sequence[int]) -> dict[str, Choice]:
+        """The best of each arm's trials. They are made arm after arm, so that the first finished ones can be looked at."""
+
+        def score(arm: Arm) -> float:
+            by = experiment.judged_by
+            curves = [read_run(self.plan.folder(experiment, arm, seed))[by.series] for seed in seeds]
+            return fmean(SUMMARIES[by.summary](curve) for curve in curves)
+
+        chosen: dict[str, Choice] = {}
+        for search in experiment.searches:
+            if self.quick:
+                search = replace(search, rates=search.rates[:1], values=search.values[:2])
+            first = rates(experiment, search)
+            await self._make_arms(experiment, list(first.values()), seeds)
+            second = values(experiment, search, best(first, score).rate)
+            await self._make_arms(experiment, list(second.values()), seeds)
+            chosen[search.arm] = best(second, score)
+        return chosen
+
+    async def _make_arms(self, experiment: Experiment, arms: Sequence[Arm], seeds: Sequence[int]) -> None:
+        warm = [self.plan.warm_start(experiment, seed) for seed in seeds]
+        runs = [self.plan.arm(experiment, arm, seed) for seed in seeds for arm in arms]
+        if not self.draw_only:
+            left_of([*warm, *runs])  # what an arm lacks is told before a warm start is made for it
+        await self._make(warm)
+        await self._make(runs)
+
+    async def _make(self, runs: Sequence[Run]) -> None:
+        if not self.draw_only:
+            await make(runs, self.jobs, self.tell)
+            return
+        missing = [run for run in runs if not is_finished(run.folder)]
+        if missing:
+            raise ConfigError(
+                f"There is no finished run for '{missing[0].name}' in {missing[0].folder} ({len(missing)} are missing); "
+                "leave --draw-only out to make them."
+            )
+
+
+def conclude(results: Results, folder: Path) -> list[Path]:
+    """Print the table; write it, the picture and the data. Returns the files."""
+    print(table(results))
+    write(results, folder)
+    picture = folder / "figure.png"
+    draw(results, picture)
+    return [folder / "table.md", folder / "data.json", picture]

@@ -1,0 +1,109 @@
+"""From series to what is shown: bands over seeds, a table, and the same as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ale_lab.experiment import Column, Experiment, Series
+from ale_lab.intervals import SUMMARIES, Interval, bootstrap
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """The series of every arm and seed, in the order of the experiment's arms; `costs` (seconds, rollouts) likewise."""
+
+    experiment: Experiment
+    seeds: tuple[int, ...]
+    series: Mapping[str, Mapping[int, Series]]
+    costs: Mapping[str, Mapping[int, tuple[float, float]]]
+    notes: tuple[str, ...] = ()
+
+    def band(self, arm: str, name: str) -> tuple[list[float], list[Interval]]:
+        """The steps that all seeds have, and the mean over seeds at each."""
+        curves = [dict(self.series[arm][seed].get(name, ())) for seed in self.seeds]
+        steps = sorted(set.intersection(*(set(c) for c in curves)))
+        return steps, bootstrap([[c[s] for s in steps] for c in curves]) if steps else []
+
+    def numbers(self, arm: str, column: Column) -> list[float]:
+        """A column's number of each seed. Raises `KeyError` where a seed has no such series."""
+        return [SUMMARIES[column.summary](self.series[arm][seed][column.series]) for seed in self.seeds]
+
+
+def over_seeds(values: Sequence[float]) -> Interval:
+    """The mean of some seeds' numbers."""
+    return bootstrap([[v] for v in values])[0]
+
+
+def shown(interval: Interval) -> str:
+    """`0.84 [0.80, 0.88]`; of one seed the number alone."""
+    mean = f"{interval.mean:.3g}"
+    return mean if interval.seeds < 2 else f"{mean} [{interval.low:.3g}, {interval.high:.3g}]"
+
+
+def table(results: Results) -> str:
+    """The numbers of each arm, and where there are several arms how they differ from the first, seed by seed."""
+    columns = results.experiment.columns
+    titles = [column.title for column in columns]
+    first, *others = (arm.name for arm in results.experiment.arms)
+    seeds = ", ".join(map(str, results.seeds))
+    out = [f"# {results.experiment.title}", "", f"Seeds: {seeds}. Mean over seeds [95 % bootstrap interval].", ""]
+    rows = []
+    for arm in (first, *others):
+        seconds, rollouts = zip(*(results.costs[arm][seed] for seed in results.seeds), strict=True)
+        cells = [shown(over_seeds(results.numbers(arm, column))) for column in columns]
+        rows.append([arm, *cells, f"{over_seeds(rollouts).mean:.0f}", f"{over_seeds(seconds).mean:.0f}"])
+    out += _markdown(["arm", *titles, "rollouts", "seconds"], rows)
+    if others:
+        pairs = [
+            [arm, *(shown(over_seeds(_differences(results, arm, first, column))) for column in columns)]
+            for arm in others
+        ]
+        out += ["", f"Difference from `{first}`, paired by seed:", "", *_markdown(["arm", *titles], pairs)]
+    return "\n".join([*out, *(line for note in results.notes for line in ("", note)), ""])
+
+
+def _differences(results: Results, arm: str, other: str, column: Column) -> list[float]:
+    return [a - b for a, b in zip(results.numbers(arm, column), results.numbers(other, column), strict=True)]
+
+
+def _markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    return ["| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *rows)]
+
+
+def as_json(results: Results) -> dict[str, Any]:
+    """Everything that is shown, with the curves of each seed."""
+    e = results.experiment
+    wanted = dict.fromkeys([panel.series for panel in e.panels] + [column.series for column in e.columns])
+    return {
+        "experiment": e.name,
+        "seeds": list(results.seeds),
+        "arms": {
+            arm.name: {
+                "overrides": [*e.overrides, *arm.overrides],
+                "series": {
+                    name: {str(seed): results.series[arm.name][seed].get(name, []) for seed in results.seeds}
+                    for name in wanted
+                },
+                "columns": {
+                    column.title: {
+                        "of_seeds": results.numbers(arm.name, column),
+                        **asdict(over_seeds(results.numbers(arm.name, column))),
+                    }
+                    for column in e.columns
+                },
+            }
+            for arm in e.arms
+        },
+        "notes": list(results.notes),
+    }  # fmt: skip
+
+
+def write(results: Results, folder: Path) -> None:
+    """Write `table.md` and `data.json`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "table.md").write_text(table(results))
+    (folder / "data.json").write_text(json.dumps(as_json(results), indent=1) + "\n")

@@ -1,0 +1,114 @@
+"""Makes the runs, with the `ale` command as a user types it, a few at once. What is finished is not made again.
+
+A run is finished where its folder holds a summary that says so; the resolved configuration beside it must be the one that is
+asked for. A run that was interrupted is made anew. One that fails does not stop the others; all are told at the end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from ale.config import load_run_config
+from ale.errors import AleError, ConfigError
+from ale.store import CONFIG_NAME, DB_NAME, SUMMARY_NAME
+from ale_lab.plan import Run
+
+STOP_S = 20.0
+"""How long a run may take to clean up when it is stopped."""
+TOLD_LINES = 5
+
+
+def is_finished(folder: Path) -> bool:
+    """Whether a run folder holds a run that was completed."""
+    try:
+        return bool(json.loads((folder / SUMMARY_NAME).read_text())["status"] == "completed")
+    except FileNotFoundError:
+        return False
+
+
+def left_of(runs: Sequence[Run]) -> list[Run]:
+    """Those that are still to be made. Raises `ConfigError` where a run's settings are no good, or its folder has other ones."""
+    return [run for run in runs if not _is_done(run)]
+
+
+async def make(runs: Sequence[Run], jobs: int, tell: Callable[[str], None]) -> None:
+    """Make the runs that are not finished, `jobs` at once. Raises `ConfigError`, and `AleError` where some failed."""
+    wanted = left_of(runs)
+    failed: list[str] = []
+    slots = asyncio.Semaphore(jobs)
+
+    async def one(run: Run) -> None:
+        async with slots:
+            began = time.monotonic()
+            error = await _execute(run)
+            seconds = time.monotonic() - began
+            tell(f"{run.name}: {'failed' if error else 'done'} after {seconds:.0f} s")
+            if error:
+                failed.append(f"{run.name}: {error} ({_log(run)})")
+
+    async with asyncio.TaskGroup() as group:
+        for run in wanted:
+            group.create_task(one(run))
+    if failed:
+        raise AleError(
+            "\n".join([f"{len(failed)} of {len(wanted)} runs failed; the same command makes them anew:", *failed])
+        )
+
+
+def _is_done(run: Run) -> bool:
+    """Raises `ConfigError` where the folder holds a run with other settings, or where these are no good."""
+    wanted = load_run_config(run.recipe, list(run.overrides)).to_yaml()
+    if not is_finished(run.folder):
+        return False
+    if (run.folder / CONFIG_NAME).read_text() != wanted:
+        raise ConfigError(
+            f"{run.folder} holds a run with other settings than '{run.name}' has now; give another --out, or remove it "
+            f"(`ale config diff` tells them apart)."
+        )
+    return True
+
+
+async def _execute(run: Run) -> str:
+    """Make one run; what it said last where it failed, else nothing."""
+    ale = Path(sys.executable).with_name("ale")
+    if (run.folder / DB_NAME).exists():
+        shutil.rmtree(run.folder)
+    run.folder.parent.mkdir(parents=True, exist_ok=True)
+    command = (str(ale), "run", str(run.recipe), *run.overrides, "--out", str(run.folder))
+    with _log(run).open("wb") as log:
+        process = await asyncio.create_subprocess_exec(
+            *command, stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=asyncio.subprocess.STDOUT
+        )
+        try:
+            code = await process.wait()
+        except asyncio.CancelledError:
+            await _stop(process)
+            raise
+    if code == 0:
+        return ""
+    lines = _log(run).read_text(errors="replace").splitlines()
+    errors = [line for line in lines if line.startswith("error: ")] or lines[-TOLD_LINES:]
+    return " ".join(line.removeprefix("error: ") for line in errors) or f"exit code {code}"
+
+
+async def _stop(process: asyncio.subprocess.Process) -> None:
+    """Ask a run to end, which cleans up its sandboxes; kill it where it takes too long."""
+    if process.returncode is not None:
+        return
+    process.terminate()
+    try:
+        async with asyncio.timeout(STOP_S):
+            await process.wait()
+    except TimeoutError:
+        process.kill()
+        await process.wait()
+
+
+def _log(run: Run) -> Path:
+    return run.folder.with_name(f"{run.folder.name}.log")

@@ -1,0 +1,71 @@
+"""`ale lab` as a user types it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ALE = Path(sys.executable).with_name("ale")
+
+
+def lab(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run `ale lab` to its end."""
+    command = [str(ALE), "lab", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+
+
+@pytest.mark.slow
+@pytest.mark.bwrap
+def test_an_experiment_runs_is_drawn_and_is_not_run_twice(tmp_path: Path) -> None:
+    done = lab("fig12", "--quick", "--jobs", "2", "--out", tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    folder = tmp_path / "quick" / "fig12"
+    assert done.stdout.splitlines()[-1] == str(folder / "figure.png")
+    assert (folder / "figure.png").stat().st_size > 5000
+    assert done.stdout.count(": done after") == 3, "a warm start and two arms"
+    text = (folder / "table.md").read_text()
+    assert text in done.stdout
+    assert [line.split(" | ")[0] for line in text.splitlines() if line.startswith("| ")][2:4] == [
+        "| naive",
+        "| rollback",
+    ]
+    (folder / "figure.png").unlink()
+    again = lab("fig12", "--quick", "--draw-only", "--out", tmp_path)
+    assert again.returncode == 0, again.stderr
+    assert ": done after" not in again.stdout
+    assert (folder / "figure.png").is_file()
+    assert (folder / "table.md").read_text() == text
+
+
+def test_drawing_what_was_never_run_is_a_sentence(tmp_path: Path) -> None:
+    done = lab("fig10", "--draw-only", "--out", tmp_path)
+    assert done.returncode == 2
+    assert "There is no finished run for 'long_mix, seed 1: warm start'" in done.stderr
+    assert "leave --draw-only out" in done.stderr
+
+
+def test_seeds_of_the_search_are_not_reported(tmp_path: Path) -> None:
+    done = lab("compare", "--seeds", "1-3", "--search-seeds", "3", "--out", tmp_path)
+    assert done.returncode == 2
+    assert "The seeds 3 stand in --seeds and --search-seeds" in done.stderr
+
+
+def test_what_an_arm_lacks_is_told_before_anything_runs(tmp_path: Path) -> None:
+    code = (
+        "import asyncio; from pathlib import Path; from ale.errors import ConfigError; from dataclasses import replace;"
+        "from ale_lab.catalogue import FIG10; from ale_lab.conduct import Lab; from ale_lab.experiment import Arm;"
+        "wrong = replace(FIG10, arms=(*FIG10.arms, Arm('x', ('algorithm.use=gone',))));"
+        f"asyncio.run(Lab(Path({str(tmp_path)!r}), quick=True).conduct(wrong, (1,)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "algorithm: there is no algorithm plugin 'gone'" in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_help_lists_the_experiments() -> None:
+    done = lab("--help")
+    assert done.returncode == 0
+    assert all(name in done.stdout for name in ("fig10", "fig12", "fig13", "compare", "staleness"))

@@ -1,0 +1,45 @@
+"""The search that tunes the arms: small, the same for each, and its outcome stands in the arms."""
+
+from __future__ import annotations
+
+from ale_lab.catalogue import COMPARE
+from ale_lab.search import Choice, best, named, note, rates, trial, tuned, values
+
+
+def test_every_method_is_tried_as_often() -> None:
+    assert {search.arm for search in COMPARE.searches} == {arm.name for arm in COMPARE.arms}
+    assert {(len(s.rates), len(s.values)) for s in COMPARE.searches} == {(3, 3)}
+    assert len({s.rates for s in COMPARE.searches}) == 1
+
+
+def test_the_learning_rates_come_first_and_then_the_other_values() -> None:
+    search = COMPARE.searches[0]
+    first = rates(COMPARE, search)
+    second = values(COMPARE, search, search.rates[1])
+    assert [c.rate for c in first] == list(search.rates)
+    assert {c.value for c in first} == {search.values[0]}
+    assert {c.rate for c in second} == {search.rates[1]}
+    assert [c.value for c in second] == list(search.values)
+    shared = set(first.values()) & set(second.values())
+    assert len(shared) == 1, "the best of the first half is not made twice"
+    assert len({arm.name for arm in [*first.values(), *second.values()]}) == 5
+
+
+def test_the_best_scores_highest_and_of_equals_is_the_earlier() -> None:
+    tried = rates(COMPARE, COMPARE.searches[0])
+    scores = dict(zip([arm.name for arm in tried.values()], (0.2, 0.9, 0.9), strict=True))
+    assert best(tried, lambda arm: scores[arm.name]) == list(tried)[1]
+
+
+def test_the_reported_arms_have_what_was_found_and_keep_their_names() -> None:
+    chosen = {search.arm: Choice(search.rates[2], search.values[1]) for search in COMPARE.searches}
+    after = tuned(COMPARE, chosen)
+    assert [arm.name for arm in after.arms] == [arm.name for arm in COMPARE.arms]
+    for search in COMPARE.searches:
+        own = named(after, search).overrides
+        assert own == trial(COMPARE, search, chosen[search.arm]).overrides
+        assert own[-2:] == (f"rl.lr={search.rates[2]:g}", f"{search.key}={search.values[1]:g}")
+    said = note(COMPARE, chosen, (101,))
+    assert "5 runs" in said
+    assert "seed 101" in said
+    assert "`gspo` lr 0.0014, clip_high 0.004" in said
