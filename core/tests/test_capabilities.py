@@ -92,7 +92,9 @@ def test_limits_are_needed_where_the_file_asks_for_them(tmp_path: Path) -> None:
 
 def test_states_of_experts_take_snapshots_and_an_agent_outside(tmp_path: Path) -> None:
     snapshot = "rollout.start_states=snapshot"
-    assert refusals(run_with(tmp_path, snapshot)) == []
+    (alone,) = refusals(run_with(tmp_path, snapshot))
+    assert alone.startswith("rollout.start_states: without rl.experts no rollout starts behind an expert's chunks")
+    assert refusals(run_with(tmp_path, snapshot, "rl.experts={}")) == []
     plain = run_with(tmp_path, snapshot, "sandbox={use: local, isolation: none}", "needs.network=full")
     assert any("rollout.start_states=snapshot needs a sandbox with 'snapshot'" in line for line in refusals(plain))
     driver = load_driver_class("sandbox", "local")(PluginConfig(), DriverContext())
@@ -100,7 +102,7 @@ def test_states_of_experts_take_snapshots_and_an_agent_outside(tmp_path: Path) -
     with pytest.raises(PluginError, match="not on this machine"):
         check_started(run_with(tmp_path, snapshot), "sandbox", "sandbox", driver)
     inside = run_with(tmp_path, snapshot, "scaffold={use: sweagent}", "needs.network=endpoint-only")
-    (line,) = (line for line in refusals(inside) if "start_states" in line)
+    line = next(line for line in refusals(inside) if "start_states" in line)
     assert line.startswith("rollout.start_states: the scaffold plugin 'sweagent' runs its agent inside the sandbox")
 
 

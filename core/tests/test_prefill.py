@@ -93,6 +93,13 @@ async def test_another_answer_of_the_environment_is_a_diverged_replay() -> None:
     assert len(session.recorder.chunks) == 2, "what was recorded before stays"
 
 
+async def test_the_state_in_which_the_policy_takes_over_is_the_experts() -> None:
+    session, engine = opened(Prefill(EXPERT, 2), ["mine"])
+    with pytest.raises(DivergedReplay, match=r"After chunk 2 .* answered 'else', where it had answered 'out 1'"):
+        await act(session, ["out 0", "else"])
+    assert engine.requests == []
+
+
 async def test_what_may_differ_is_ignored() -> None:
     session, _ = opened(Prefill(EXPERT, 3, [r"\d+"]), ["mine"])
     await act(session, ["out 17", "out 99", "out 2"])

@@ -92,6 +92,8 @@ def _of_experts(run: RunConfig, parts: list[Part]) -> Iterator[str]:
             f"algorithm: '{algorithm.use}' is set to start rollouts from experts, and the run has none: give rl.experts "
             "(its keys say where they come from), or leave those settings out."
         )
+    if run.rollout.start_states != "replay" and run.rl.experts is None:
+        yield "rollout.start_states: without rl.experts no rollout starts behind an expert's chunks; leave the key out."
     if run.rl.experts is not None and wanted == "no":
         yield (
             f"rl.experts: '{algorithm.use}' with these settings starts every rollout at the beginning and makes no use of "

@@ -4,6 +4,7 @@
    text. After `chunks` of them the policy takes over (chunk-level initialized resampling, 3.2.4.4).
 2. What stands between two replies is what the environment answered. Where that is not what the expert saw, the replay has
    *diverged*: the policy would go on from a state that was never the expert's. The episode ends and is not trained on.
+   What the environment answered to the last replayed chunk is looked at too, when the policy is asked for the first time.
 3. A call with other tools than the expert's is a side call (a title, a summary): the policy answers it.
 """
 
@@ -40,6 +41,7 @@ class Prefill:
             )
         self._expert = expert.id
         self._steps = steps[:chunks]
+        self._taken_over_at = steps[chunks] if 0 < chunks < len(steps) else None
         self._ignore = [re.compile(pattern) for pattern in ignore]
         self.done = 0
 
@@ -50,9 +52,13 @@ class Prefill:
 
     def next(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Step | None:
         """What the expert says to this; None where the policy is to. Raises `DivergedReplay`."""
-        if not self.left or frozenset(tool.name for tool in tools) != self._steps[self.done].tools:
+        step = self._steps[self.done] if self.left else self._taken_over_at
+        if step is None or frozenset(tool.name for tool in tools) != step.tools:
             return None
-        step = self._steps[self.done]
+        if not self.left:
+            self._taken_over_at = None
+            self._check(messages, step)
+            return None
         if self.done:
             self._check(messages, step)
         self.done += 1
