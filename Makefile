@@ -38,8 +38,12 @@ $(STAMP): Makefile core/pyproject.toml $(wildcard libs/*/pyproject.toml plugins/
 quickstart: install  ## Train a tiny agent end to end (under 5 minutes on 2 cores)
 	$(BIN)/ale run examples/quickstart.yaml
 
+# Tests start real engines and agents, two at a time. What failed is run once more by itself: a fault of ALE fails again, and what
+# was only late beside the others is seen, in the first list of failures, and does not stop anybody.
 test: lint typecheck  ## Run ruff, mypy and all tests
-	$(BIN)/pytest -q -n 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/pytest -q -n 2 --dist loadfile --no-loadscope-reorder || { \
+	  echo "== what failed, once more by itself"; \
+	  $(BIN)/pytest -q --last-failed --last-failed-no-failures none; }
 
 lint: install  ## ruff
 	$(BIN)/ruff check $(SOURCES)
