@@ -29,8 +29,9 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     options = parser.parse_args()
     for name in options.only:
-        command = [str(ALE), "lab", name, "--seeds", options.seeds, "--jobs", str(options.jobs), "--out", str(options.out)]
-        subprocess.run([*command, *(["--quick"] if options.quick else [])], check=True)
+        where = ["--jobs", str(options.jobs), "--out", str(options.out)]
+        length = ["--quick"] if options.quick else ["--seeds", options.seeds]
+        subprocess.run([str(ALE), "lab", name, *where, *length], check=True)
         if not options.quick:
             shutil.copy(options.out / name / "figure.png", HERE / f"{name}.png")
             shutil.copy(options.out / name / "table.md", HERE / f"{name}.md")
