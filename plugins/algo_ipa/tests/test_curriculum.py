@@ -318,3 +318,21 @@ def test_who_sets_what_experts_are_for_needs_them(config: dict[str, Any], expert
 def test_settings_of_starts_that_would_do_nothing_are_refused(config: dict[str, Any], says: str) -> None:
     with pytest.raises(ValueError, match=says):
         IPA.Config(**config)
+
+
+def test_imitation_reaches_to_the_next_start_that_succeeds_so_that_no_crucial_chunk_lies_between_anchors(
+    course: Callable[..., Course],
+) -> None:
+    run = course(chunks=10)
+
+    def reach() -> dict[int, int]:
+        return {p.start: p.imitated for p in run.ipa._curriculum.placed.values() if p.step == run.step}
+
+    run.go(lambda r: r.start_chunk == 9)
+    assert reach() == {0: 1, 3: 4, 6: 7, 9: 10}, "nothing is known yet"
+    run.go(lambda r: r.start_chunk >= 6)
+    assert reach() == {0: 9, 3: 9, 6: 9, 9: 10}
+    run.go(lambda r: r.start_chunk == 9)
+    assert reach() == {0: 6, 3: 6, 6: 9, 9: 10}
+    run.go(lambda r: False)
+    assert reach() == {0: 9, 3: 9, 6: 9, 9: 10}, "what succeeded once and fails now is no success"

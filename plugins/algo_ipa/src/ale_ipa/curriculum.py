@@ -4,7 +4,9 @@
    pointers move, lost experts are dropped, and every few steps the policy's own successes become experts.
 2. The rollouts of one task from one start form a group. What each group of the last steps was asked for is remembered
    (`placed`): training may lag behind planning.
-3. A rollout whose replay did not reach its start never comes back. After a window of such, without one that got as far,
+3. What a failing group imitates reaches up to the next start from which the policy has succeeded: the crucial chunk lies
+   before that. For rollback this is the chunk at which the group starts; anchors may have several chunks between them.
+4. A rollout whose replay did not reach its start never comes back. After a window of such, without one that got as far,
    the expert is dropped. A group counts as lost once rollouts planned in its step, or later, have come back without it.
 """
 
@@ -36,6 +38,8 @@ class Placed:
     expert: Trajectory
     start: int
     rollouts: int
+    imitated: int
+    """How many of the expert's chunks are imitated where nothing from this start passes."""
 
 
 class Curriculum:
@@ -48,6 +52,8 @@ class Curriculum:
         self._store = ExpertStore(settings.refresh_every)
         self._pointers: dict[str, Pointer] = {}
         self._lost: dict[str, Counter[int]] = defaultdict(Counter)
+        self._mastered: dict[str, dict[int, bool]] = defaultdict(dict)
+        """By expert: whether anything passed when a start was last tried."""
         self._seen: set[str] = set()
         self._open: set[str] = set()
         self.placed: dict[str, Placed] = {}
@@ -87,7 +93,8 @@ class Curriculum:
         starts = spread(self._starts(task_id, expert, history), len(members))
         for start, count in Counter(starts).items():
             name = f"{group}.k{start + 1}"
-            self.placed[name] = Placed(task_id, history.step, expert, start, count)
+            later = [s for s, passed in self._mastered[expert.id].items() if passed and s > start]
+            self.placed[name] = Placed(task_id, history.step, expert, start, count, min(later, default=start + 1))
             self._open.add(name)
         return [
             replace(r, group=f"{group}.k{start + 1}", start_chunk=start, expert=expert if start else None)
@@ -113,6 +120,7 @@ class Curriculum:
         fresh = [t for t in trusted(history.trajectories) if t.id not in self._seen]
         self._seen = {t.id for t in history.trajectories}
         self._count_lost(fresh, history.step)
+        self._look_where_it_succeeds(fresh)
         if self._settings.start == "rollback":
             self._move_pointers(fresh, history.step)
         self._store.note(fresh)
@@ -121,6 +129,14 @@ class Curriculum:
                 "expert_refreshed", step=history.step, task=taken.expert.task_id, expert=taken.expert.id,
                 chunks=chunk_count(taken.expert), before=taken.chunks_before,
             )  # fmt: skip
+
+    def _look_where_it_succeeds(self, fresh: Sequence[Trajectory]) -> None:
+        passed: dict[str, bool] = defaultdict(bool)
+        for t in fresh:
+            passed[t.group] |= t.passed
+        for group, any_passed in passed.items():
+            if (asked := self.placed.get(group)) is not None:
+                self._mastered[asked.expert.id][asked.start] = any_passed
 
     def _count_lost(self, fresh: Sequence[Trajectory], step: int) -> None:
         came = {t.group for t in fresh}
@@ -146,6 +162,7 @@ class Curriculum:
     def _drop(self, expert_id: str, lost: int, step: int) -> None:
         self._store.drop(expert_id)
         del self._lost[expert_id]
+        self._mastered.pop(expert_id, None)
         for task_id, pointer in list(self._pointers.items()):
             if pointer.expert == expert_id:
                 del self._pointers[task_id]

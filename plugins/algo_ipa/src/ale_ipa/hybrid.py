@@ -1,8 +1,9 @@
-"""The hybrid objective (Eq. 10): the expert's chunks up to a start are imitated, beside Eq. 9 on what the policy sampled.
+"""The hybrid objective (Eq. 10): an expert's chunks are imitated up to the crucial one, beside Eq. 9 on what was sampled.
 
 `L = lambda_il L_il + lambda_rl L_rl`, with `L_il = - sum_c* G_c* sum_(t in c*) log pi_t / Z` over the expert's chunks
-`1..k` of each group that started from chunk `k`; `G_c* = gamma^(K* - k)` by the expert's own length `K*`, importance
-weight 1, no mask. The factor `pi(c*)` of Eq. 10 is the expectation over the expert's samples and no weight. `Z` is that of
+`1..f` for each group that failed from some start; `G_c* = gamma^(K* - k)` by the expert's own length `K*`, importance
+weight 1, no mask. The crucial chunk lies between the start that fails and the next one that succeeds, so that `f` is the
+chunk before the latter; where none is known to, it is the chunk that the policy made first. The factor `pi(c*)` of Eq. 10 is the expectation over the expert's samples and no weight. `Z` is that of
 Eq. 9 and counts both parts.
 
 The imitated chunks are rows of the batch like any other, and known by `ChunkTable.sampled` being False.
@@ -35,13 +36,13 @@ class Imitation:
 
 
 def imitations(trajectories: Sequence[Trajectory], placed: Mapping[str, Placed], when: ImitateWhen) -> list[Imitation]:
-    """What is imitated beside these rollouts: for each group on an expert's path, the chunks up to the one that the policy
-    made first. `no_positive`: of groups alone in which nothing passed."""
+    """What is imitated beside these rollouts: for each group on an expert's path, the chunks up to the next start from which
+    the policy has succeeded. `no_positive`: of groups alone in which nothing passed."""
     passed: dict[str, bool] = defaultdict(bool)
     for t in trusted(trajectories):
         passed[t.group] |= t.passed
     return [
-        Imitation(not_sampled(placed[group].expert), placed[group].start + 1)
+        Imitation(not_sampled(placed[group].expert), placed[group].imitated)
         for group, any_passed in passed.items()
         if group in placed and (when == "always" or not any_passed)
     ]
