@@ -56,7 +56,7 @@ class StartSettings(PluginConfig):
         description="Steps after which shorter successes of the policy itself replace experts; 0: never.",
     )
     lambda_il: float = Field(
-        0.1, ge=0, description="Weight of imitating the expert's chunks up to the start (Eq. 10); 0: do not."
+        1.0, ge=0, description="Weight of imitating the expert's chunks up to the crucial one (Eq. 10); 0: do not."
     )
     lambda_rl: float = Field(1.0, gt=0, description="Weight of Eq. 9 beside it.")
     il_when: Literal["no_positive", "always"] = Field(

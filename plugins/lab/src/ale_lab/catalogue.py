@@ -14,8 +14,6 @@ policy: this is what is best for the arm without experts."""
 EXPERTS = "rl.experts={demonstrations: false, demonstrate: 1}"
 HARD = ("tasks.wrong_turn_rate=0", "eval.split=train", POSITIVES_ONLY)
 """After the warm start the demonstrator is asked for experts alone, and the evaluation is of the tasks that are trained on."""
-IMITATED = "algorithm.lambda_il=1.0"
-"""A policy that has learnt the last fork by heart has all but forgotten the words that the forks before it want."""
 RANDOM_ANCHORS = "algorithm.anchor_choice=random"
 """Four anchors at even distances on a path of seven chunks always lie before a look, never before a turn: what a policy that
 has lost a dial's word would need to imitate, the turn, is then never the chunk that follows an anchor without success."""
@@ -41,7 +39,7 @@ FIG12 = Experiment(
     "fig12",
     "Sequential rollback on one task with three crucial forks",
     "dials",
-    (Arm("naive", ("algorithm.start=beginning",)), Arm("rollback", ("algorithm.start=rollback", IMITATED, EXPERTS))),
+    (Arm("naive", ("algorithm.start=beginning",)), Arm("rollback", ("algorithm.start=rollback", EXPERTS))),
     (
         Panel(
             "Training (x: a crucial fork is found)",
@@ -68,7 +66,7 @@ FIG13 = Experiment(
     "dials",
     (
         Arm("beginning", ("algorithm.start=beginning",)),
-        Arm("parallel", ("algorithm.start=parallel", RANDOM_ANCHORS, IMITATED, EXPERTS)),
+        Arm("parallel", ("algorithm.start=parallel", RANDOM_ANCHORS, EXPERTS)),
     ),
     (
         TRAIN_SUCCESS,
