@@ -92,7 +92,9 @@ def _of_experts(run: RunConfig, parts: list[Part]) -> Iterator[str]:
             f"algorithm: '{algorithm.use}' is set to start rollouts from experts, and the run has none: give rl.experts "
             "(its keys say where they come from), or leave those settings out."
         )
-    if run.rollout.start_states != "replay" and run.rl.experts is None:
+    # One with a plan of its own may make experts of what the policy did.
+    never = wanted == "welcome" or algorithm.cls.plan is Algorithm.plan
+    if run.rollout.start_states != "replay" and run.rl.experts is None and never:
         yield "rollout.start_states: without rl.experts no rollout starts behind an expert's chunks; leave the key out."
     if run.rl.experts is not None and wanted == "no":
         yield (
