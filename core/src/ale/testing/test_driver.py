@@ -206,7 +206,9 @@ async def _settled() -> None:
 def _held() -> dict[str, set[str]]:
     """What this process holds now: threads, children, open files, temporary entries."""
     here = Path("/proc/self")
-    held = {"threads": {str(t.ident) for t in threading.enumerate() if t is not threading.current_thread()}}
+    # The loop's own pool (asyncio.to_thread) grows when the machine is busy, and goes with the loop.
+    others = (t for t in threading.enumerate() if t is not threading.current_thread() and t.name[:8] != "asyncio_")
+    held = {"threads": {str(t.ident) for t in others}}
     if here.is_dir():
         files = set()
         for fd in os.listdir("/proc/self/fd"):
