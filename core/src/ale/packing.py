@@ -44,10 +44,10 @@ def pack(
     rows: list[tuple[int, int, int, float, bool, bool]] = []
     trained = 0
     for number, trajectory in enumerate(trajectories):
-        steps = [chunk for chunk in trajectory.chunks if not chunk.side]
-        count = len(steps)
+        turns = trajectory.turns
+        count = len(turns)
         by_sequence: dict[int, list[tuple[Chunk, int]]] = {}
-        for position, chunk in enumerate(steps):
+        for position, chunk in enumerate(turns):
             worth = credit(trajectory, chunk, position, count)
             if worth is None or len(chunk) == 0:
                 continue

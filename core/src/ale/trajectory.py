@@ -141,6 +141,11 @@ class Trajectory:
         return (*self.tags[:1], *(f"{section}:{use}" for section, use in self.made_with))
 
     @property
+    def turns(self) -> tuple[Chunk, ...]:
+        """Its chunks but for side calls: what is counted, replayed and trained on."""
+        return tuple(chunk for chunk in self.chunks if not chunk.side)
+
+    @property
     def passed(self) -> bool:
         """Whether the hidden tests passed."""
         return self.reward is not None and self.reward.passed

@@ -99,9 +99,7 @@ class Prefill:
 def expert_steps(expert: Trajectory) -> list[Step]:
     """The chunks of a trajectory in the order in which they were made, but for side calls."""
     steps = []
-    for chunk in expert.chunks:
-        if chunk.side:
-            continue
+    for chunk in expert.turns:
         sequence, turn = expert.sequences[chunk.sequence], chunk.turn
         before = [i for i in range(turn) if sequence.messages[i].role == "assistant"]
         steps.append(

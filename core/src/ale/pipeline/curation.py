@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
+from ale.rollout.selection import carries
 from ale.supervised_config import Curation
-from ale.trajectory import Chunk, Trajectory
+from ale.trajectory import Trajectory
 
 Rule = Callable[[Trajectory, Curation], bool]
 
@@ -18,12 +19,10 @@ RULES: Mapping[str, Rule] = {
     "passed_only": lambda t, c: t.passed or not c.passed_only,
     "min_reward": lambda t, c: c.min_reward is None or (t.reward is not None and t.reward.value >= c.min_reward),
     "max_error_turns": lambda t, c: c.max_error_turns is None or _errors(t) <= c.max_error_turns,
-    "max_turn_tokens": lambda t, c: (
-        c.max_turn_tokens is None or max(map(len, _turns(t)), default=0) <= c.max_turn_tokens
-    ),
-    "min_turns": lambda t, c: len(_turns(t)) >= c.min_turns,
+    "max_turn_tokens": lambda t, c: c.max_turn_tokens is None or max(map(len, t.turns), default=0) <= c.max_turn_tokens,
+    "min_turns": lambda t, c: len(t.turns) >= c.min_turns,
     "complete_only": lambda t, c: not c.complete_only or _complete(t),
-    "tags": lambda t, c: all((tag[1:] not in t.tags) if tag.startswith("!") else tag in t.tags for tag in c.tags),
+    "tags": lambda t, c: carries(t.tags, c.tags),
 }
 """Key of `Curation` -> whether a trajectory is kept by it."""
 
@@ -57,16 +56,12 @@ def _best(trajectories: Sequence[Trajectory], count: int) -> list[Trajectory]:
 
 def _badness(trajectory: Trajectory) -> tuple[float, int, int]:
     reward = float("-inf") if trajectory.reward is None else trajectory.reward.value
-    return -reward, _errors(trajectory), len(_turns(trajectory))
-
-
-def _turns(trajectory: Trajectory) -> list[Chunk]:
-    return [chunk for chunk in trajectory.chunks if not chunk.side]
+    return -reward, _errors(trajectory), len(trajectory.turns)
 
 
 def _errors(trajectory: Trajectory) -> int:
-    return sum(chunk.error is not None for chunk in _turns(trajectory))
+    return sum(chunk.error is not None for chunk in trajectory.turns)
 
 
 def _complete(trajectory: Trajectory) -> bool:
-    return trajectory.ended_by not in CUT_OFF and all(chunk.finish_reason != "length" for chunk in _turns(trajectory))
+    return trajectory.ended_by not in CUT_OFF and all(chunk.finish_reason != "length" for chunk in trajectory.turns)

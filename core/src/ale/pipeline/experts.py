@@ -28,37 +28,32 @@ class Experts:
     def __init__(self, bench: Workbench, config: ExpertsConfig, demonstrations: Iterable[Trajectory] = ()) -> None:
         self._bench = bench
         self._tries = config.demonstrate
+        self._given: dict[str, list[Trajectory]] = {}
+        """As they came; put into the policy's tokens when the task's turn comes."""
         self._known: dict[str, list[Trajectory]] = {}
         self._asked: set[str] = set()
         if config.demonstrations:
-            self._learn(demonstrations)
+            _add(self._given, demonstrations)
         for folder in config.data:
             with RunStore.open(folder) as store:
-                found = self._learn(store.trajectories("split = ? AND rejected IS NULL", (TRAIN,)))
+                found = _add(self._given, store.trajectories("split = ? AND rejected IS NULL", (TRAIN,)))
             if not found:
                 raise ConfigError(f"rl.experts.data: {folder} holds no trajectory of the split '{TRAIN}' that passed.")
 
     async def of(self, tasks: Sequence[Task], step: int) -> Mapping[str, Sequence[Trajectory]]:
         """The experts of these tasks; those of which none is known are demonstrated first."""
+        tokenizer, form = self._bench.endpoint.tokenizer, self._bench.endpoint.form
+        for task in tasks:
+            for given in self._given.pop(task.id, ()):
+                self._known.setdefault(task.id, []).append(retokenize(given, tokenizer, form))
         missing = {task.id: task for task in tasks if task.id not in self._known and task.id not in self._asked}
         self._asked |= missing.keys()
         for attempt in range(self._tries):
             left = [task for name, task in missing.items() if name not in self._known]
             if not left:
                 break
-            self._learn(await self._demonstrate(left, step, attempt), retokenized=True)
+            _add(self._known, await self._demonstrate(left, step, attempt))
         return {task.id: tuple(self._known[task.id]) for task in tasks if task.id in self._known}
-
-    def _learn(self, trajectories: Iterable[Trajectory], *, retokenized: bool = False) -> int:
-        """Keep what passed; returns how many did."""
-        tokenizer, form = self._bench.endpoint.tokenizer, self._bench.endpoint.form
-        count = 0
-        for trajectory in trajectories:
-            if trajectory.passed and trajectory.rejected is None and not trajectory.start_chunk:
-                own = trajectory if retokenized else retokenize(trajectory, tokenizer, form)
-                self._known.setdefault(trajectory.task_id, []).append(own)
-                count += 1
-        return count
 
     async def _demonstrate(self, tasks: Sequence[Task], step: int, attempt: int) -> list[Trajectory]:
         bench = self._bench
@@ -70,3 +65,13 @@ class Experts:
                 requests.append(RolloutRequest(task, f"expert.{step}.{attempt}.{i}", seed))
                 responders.append(responder)
         return await bench.rollouts.run(requests, Stage(EXPERTS_STAGE, step, TRAIN, 1.0), responders)
+
+
+def _add(known: dict[str, list[Trajectory]], trajectories: Iterable[Trajectory]) -> int:
+    """Keep, by task, what passed from the beginning; returns how many did."""
+    count = 0
+    for trajectory in trajectories:
+        if trajectory.passed and trajectory.rejected is None and not trajectory.start_chunk:
+            known.setdefault(trajectory.task_id, []).append(trajectory)
+            count += 1
+    return count

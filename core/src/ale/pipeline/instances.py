@@ -155,12 +155,6 @@ def training_tasks(bench: Workbench, instances: Path | None) -> Iterator[Task]:
     return bench.take_tasks(TRAIN) if instances is None else itertools.cycle(chosen_tasks(bench, instances))
 
 
-def check_training_tasks(bench: Workbench, instances: Path | None) -> None:
-    """Refuse, before the stages that come first, what `training_tasks` would refuse only then. Raises `ConfigError`."""
-    if instances is not None:
-        chosen_tasks(bench, instances)
-
-
 def chosen_tasks(bench: Workbench, instances: Path) -> list[Task]:
     """The tasks of the split `train` that a file keeps, in the source's order. Raises `ConfigError` where one is missing."""
     wanted = set(read_instances(instances))

@@ -34,9 +34,9 @@ T = TypeVar("T")
 
 def check_texts(config: CPTConfig, model: ModelConfig) -> None:
     """Refuse text that is not there, and sequences that the model cannot take. Raises `ConfigError`."""
+    longest = _context_of(model)
     for i, stage in enumerate(config.stages):
         text_files(stage.data, f"cpt.stages.{i}.data")
-        longest = _context_of(model)
         if longest is not None and stage.sequence_tokens > longest:
             raise ConfigError(
                 f"cpt.stages.{i}.sequence_tokens: {stage.sequence_tokens} tokens are more than the model's context of {longest}."

@@ -13,7 +13,7 @@ from __future__ import annotations
 import random
 import time
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -21,7 +21,6 @@ from ale.errors import AleError, TrainerError
 from ale.pipeline.dynamic import with_spread
 from ale.pipeline.evaluate import evaluate
 from ale.pipeline.experts import Experts
-from ale.pipeline.instances import training_tasks
 from ale.pipeline.workbench import Workbench
 from ale.rollout.episode import Stage
 from ale.run_config import RLConfig
@@ -42,9 +41,8 @@ class Packed:
     version: int
 
 
-async def reinforce(bench: Workbench, config: RLConfig, experts: Experts | None = None) -> None:
-    """Run all RL steps, with the evaluations between them."""
-    tasks = training_tasks(bench, config.instances)
+async def reinforce(bench: Workbench, config: RLConfig, tasks: Iterator[Task], experts: Experts | None = None) -> None:
+    """Run all RL steps on these tasks, with the evaluations between them."""
     if bench.algorithm.reference:
         await bench.backend.keep_reference()
     guard = CollapseGuard(config.min_entropy)

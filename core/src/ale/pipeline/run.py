@@ -26,7 +26,7 @@ from ale.pipeline.bootstrap import load_model, scratch_model
 from ale.pipeline.dynamic import check_groups
 from ale.pipeline.evaluate import evaluate
 from ale.pipeline.experts import Experts
-from ale.pipeline.instances import check_training_tasks, read_instances
+from ale.pipeline.instances import read_instances, training_tasks
 from ale.pipeline.offline import roll_out_only, train_only
 from ale.pipeline.pretrain import check_texts, pretrain
 from ale.pipeline.progress import Progress
@@ -181,7 +181,8 @@ async def stages(bench: Workbench, only: Only, source: Path | None) -> None:
         return await train_only(bench, source)
     if config.rl:
         check_groups(bench.algorithm, config.rl.resample_even_groups)
-        check_training_tasks(bench, config.rl.instances)
+        # Now, so that a task which is not there is told before the stages that come first.
+        tasks = training_tasks(bench, config.rl.instances)
     of_stages = await gathered(bench, config.sft) if config.sft else []
     demonstrations = [*{id(t): t for stage in of_stages for t in stage}.values()]
     if config.model.scratch is not None:
@@ -201,7 +202,7 @@ async def stages(bench: Workbench, only: Only, source: Path | None) -> None:
     await evaluate(bench, "after_sft" if config.sft else "after_cpt" if config.cpt else "before_rl", 0)
     if config.rl:
         known = Experts(bench, config.rl.experts, demonstrations) if config.rl.experts else None
-        await reinforce(bench, config.rl, known)
+        await reinforce(bench, config.rl, tasks, known)
         await evaluate(bench, "after_rl", config.rl.steps)
     if config.trains:
         await bench.backend.save(bench.folder / "model" / "final")

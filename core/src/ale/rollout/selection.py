@@ -29,7 +29,7 @@ class Option(Generic[D]):
 
     def fits(self, task: Task) -> bool:
         """Whether the task carries every tag of `when`, and none that stands there with a `!`."""
-        return all((tag[1:] not in task.tags) if tag.startswith("!") else (tag in task.tags) for tag in self.when)
+        return carries(task.tags, self.when)
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,11 @@ class Selection(Generic[D]):
     def made_with(self, task: Task, group: str) -> tuple[tuple[str, str], ...]:
         """`((section, plugin),)` where there was a choice, for the trajectory; else nothing."""
         return ((self.path, self.of(task, group).use),) if len(self.options) > 1 else ()
+
+
+def carries(tags: Sequence[str], wanted: Sequence[str]) -> bool:
+    """Whether every wanted tag is among the tags, and none that is wanted with a `!` in front."""
+    return all((tag[1:] not in tags) if tag.startswith("!") else (tag in tags) for tag in wanted)
 
 
 def _draw(text: str) -> float:

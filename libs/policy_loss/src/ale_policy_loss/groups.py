@@ -19,6 +19,14 @@ def reward_of(trajectory: Trajectory) -> float:
     return trajectory.reward.value
 
 
+def any_passed(trajectories: Sequence[Trajectory]) -> dict[str, bool]:
+    """Whether anything in a group passed, by its name."""
+    found: dict[str, bool] = defaultdict(bool)
+    for trajectory in trajectories:
+        found[trajectory.group] |= trajectory.passed
+    return dict(found)
+
+
 def groups_of(trajectories: Sequence[Trajectory]) -> list[list[int]]:
     """The members of each group, by their places in `trajectories`: two rollouts that share an id are still two."""
     groups: dict[str, list[int]] = defaultdict(list)

@@ -23,7 +23,7 @@ from ale.trajectory import Trajectory
 from ale_ipa.experts import ExpertStore, chunk_count
 from ale_ipa.settings import StartSettings
 from ale_ipa.starts import Pointer, anchors, judge, spread
-from ale_policy_loss.groups import trusted
+from ale_policy_loss.groups import any_passed, trusted
 
 KEPT_STEPS = 32
 """Steps for which it is remembered where the rollouts of a group started."""
@@ -131,12 +131,9 @@ class Curriculum:
             )  # fmt: skip
 
     def _look_where_it_succeeds(self, fresh: Sequence[Trajectory]) -> None:
-        passed: dict[str, bool] = defaultdict(bool)
-        for t in fresh:
-            passed[t.group] |= t.passed
-        for group, any_passed in passed.items():
+        for group, passed in any_passed(fresh).items():
             if (asked := self.placed.get(group)) is not None:
-                self._mastered[asked.expert.id][asked.start] = any_passed
+                self._mastered[asked.expert.id][asked.start] = passed
 
     def _count_lost(self, fresh: Sequence[Trajectory], step: int) -> None:
         came = {t.group for t in fresh}

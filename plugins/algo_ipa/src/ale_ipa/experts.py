@@ -20,7 +20,7 @@ MASTERED = 0.5
 
 def chunk_count(expert: Trajectory) -> int:
     """How many chunks of it can be replayed: all but side calls."""
-    return sum(not chunk.side for chunk in expert.chunks)
+    return len(expert.turns)
 
 
 @dataclass(slots=True)

@@ -11,7 +11,6 @@ The imitated chunks are rows of the batch like any other, and known by `ChunkTab
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Literal
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, Literal
 from ale.specs.trainer import LossInput
 from ale.trajectory import Trajectory
 from ale_ipa.curriculum import Placed
-from ale_policy_loss.groups import trusted
+from ale_policy_loss.groups import any_passed, trusted
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,13 +37,10 @@ class Imitation:
 def imitations(trajectories: Sequence[Trajectory], placed: Mapping[str, Placed], when: ImitateWhen) -> list[Imitation]:
     """What is imitated beside these rollouts: for each group on an expert's path, the chunks up to the next start from which
     the policy has succeeded. `no_positive`: of groups alone in which nothing passed."""
-    passed: dict[str, bool] = defaultdict(bool)
-    for t in trusted(trajectories):
-        passed[t.group] |= t.passed
     return [
         Imitation(not_sampled(placed[group].expert), placed[group].imitated)
-        for group, any_passed in passed.items()
-        if group in placed and (when == "always" or not any_passed)
+        for group, passed in any_passed(trusted(trajectories)).items()
+        if group in placed and (when == "always" or not passed)
     ]
 
 

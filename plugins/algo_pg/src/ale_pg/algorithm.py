@@ -272,4 +272,4 @@ class PolicyGradient(Algorithm):
 
 
 def _sampled_tokens(trajectory: Trajectory) -> int:
-    return sum(len(chunk) for chunk in trajectory.chunks if chunk.sampled and not chunk.side)
+    return sum(len(chunk) for chunk in trajectory.turns if chunk.sampled)
