@@ -319,17 +319,17 @@ class ContainerProvider(SandboxProvider):
         own = {name: value for name, value in spec.resources if value is not None}
         return Resources(**{**self.config.defaults.model_dump(), **own})
 
-    def in_memory(self, spec: SandboxSpec, image: str, limits: Resources) -> tuple[str, ...]:
-        """The folders that can be written to, where the disk is limited: engines seldom can limit a container's layer."""
+    def in_memory(self, spec: SandboxSpec, image: str, limits: Resources) -> dict[str, str]:
+        """The folders that can be written to, and their modes (those that they have on a layer), where the disk is limited: engines seldom can limit a container's layer."""
         if limits.disk_mib is None:
-            return ()
+            return {}
         if image != DEFAULT_IMAGE:
             raise ConfigError(
                 f"The files of the image {image} lie in a layer that {self.engine.name} does not limit, so disk_mib "
                 f"{limits.disk_mib} cannot be met; set needs.resources.disk_mib to null."
             )
         home = "/home/agent" if self.user(spec) == "agent" else "/root"
-        return (spec.workdir, home, "/tmp", "/var/tmp")
+        return {spec.workdir: "755", home: "755", "/tmp": "1777", "/var/tmp": "1777"}
 
     def labels(self, spec: SandboxSpec, name: str) -> dict[str, str]:
         """What the engine keeps with a container: what it is, whose it is, and the run's own labels."""

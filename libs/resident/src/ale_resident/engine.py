@@ -29,8 +29,9 @@ class Plan:
     network: bool
     resources: Resources
     capabilities: tuple[str, ...]
-    in_memory: tuple[str, ...] = ()
-    """Folders that are file systems in memory of `resources.disk_mib` each; the rest is then read-only."""
+    in_memory: Mapping[str, str] = field(default_factory=dict)
+    """Folders, with their modes in octal, that are file systems in memory of `resources.disk_mib` each; the rest is then
+    read-only."""
     sysctls: Mapping[str, str] = field(default_factory=dict)
     """Kernel settings of its network."""
 

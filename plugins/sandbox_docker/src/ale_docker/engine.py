@@ -78,7 +78,9 @@ class DockerEngine(Engine):
             host["DeviceRequests"] = [{"Count": limits.gpus, "Capabilities": [["gpu"]]}]
         if plan.in_memory:
             host["ReadonlyRootfs"] = True
-            host["Tmpfs"] = {path: f"size={limits.disk_mib}m,mode=1777,exec,nosuid,nodev" for path in plan.in_memory}
+            host["Tmpfs"] = {
+                path: f"size={limits.disk_mib}m,mode={mode},exec,nosuid,nodev" for path, mode in plan.in_memory.items()
+            }
         if self._runtime is not None:
             host["Runtime"] = self._runtime
         config: dict[str, Any] = {

@@ -78,7 +78,7 @@ class PodmanEngine(Engine):
             client.close()  # type: ignore[no-untyped-call]
 
     async def create(self, plan: Plan) -> None:
-        limits, options = plan.resources, ["mode=1777", "exec", "nosuid", "nodev"]
+        limits, options = plan.resources, ["exec", "nosuid", "nodev"]
         held: dict[str, Any] = {"pids": {"limit": limits.pids or PIDS_MAX}}
         if limits.memory_mib is not None:
             held["memory"] = {"limit": limits.memory_mib * MIB, "swap": limits.memory_mib * MIB}
@@ -111,8 +111,8 @@ class PodmanEngine(Engine):
                 for source, target, writable in plan.mounts
             ]
             + [
-                {"type": "tmpfs", "destination": p, "options": [*options, f"size={limits.disk_mib}m"]}
-                for p in plan.in_memory
+                {"type": "tmpfs", "destination": p, "options": [*options, f"mode={mode}", f"size={limits.disk_mib}m"]}
+                for p, mode in plan.in_memory.items()
             ],
             "read_only_filesystem": bool(plan.in_memory),
         }

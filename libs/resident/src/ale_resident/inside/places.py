@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import stat
 
 from ale_resident.inside.rights import AGENT_UID, TESTS_UID
 
@@ -22,9 +21,6 @@ def make(workdir: str, home: str, owned: bool) -> None:
     """Make the folders, the agent's own where it is a user of its own; give users a name that have none."""
     for path in (workdir, home):
         os.makedirs(path, exist_ok=True)
-        # Engines mount folders in memory open to everybody; where the files lie on the image's layer they are not.
-        if stat.S_IMODE(os.stat(path).st_mode) == 0o1777:
-            os.chmod(path, 0o755)
         if owned:
             os.chown(path, AGENT_UID, AGENT_UID)
     for path, mode in (("/tmp", 0o1777), ("/dev/shm", 0o1777)):
