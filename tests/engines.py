@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import shutil
 from typing import Any
+
+import pytest
 
 from ale.errors import ConfigError
 from ale.plugins import build_driver
@@ -16,6 +19,15 @@ def provider_of(use: str, context: DriverContext | None = None, **settings: Any)
     """A provider by its plugin's name, not started yet."""
     choice = PluginChoice.model_validate({"use": use, **settings})
     return build_driver("sandbox", choice, context or DriverContext())
+
+
+def must_answer(use: str) -> str:
+    """The name of a provider that works here; skips the test where it does not."""
+    if use == "local" and shutil.which("bwrap") is None:
+        pytest.skip("bubblewrap is not installed")
+    if use != "local" and not answers(use):
+        pytest.skip(f"{use} does not answer")
+    return use
 
 
 @functools.cache

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from ale_command import SCRIPTED, ale, summary_of
-from engines import answers
+from engines import must_answer
 from kit import SPREAD, run_kit
 from strangers import write_package
 
@@ -62,11 +62,7 @@ class Fixed(SandboxPool):
 @pytest.fixture(params=PROVIDERS)
 def use(request: pytest.FixtureRequest) -> str:
     """The name of a provider that can reset its sandboxes."""
-    if request.param == "local" and shutil.which("bwrap") is None:
-        pytest.skip("bubblewrap is not installed")
-    if request.param != "local" and not answers(request.param):
-        pytest.skip(f"{request.param} does not answer")
-    return str(request.param)
+    return must_answer(str(request.param))
 
 
 @pytest.fixture

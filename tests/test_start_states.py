@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from ale_command import FINISH, ale
-from engines import answers, provider_of
+from engines import must_answer, provider_of
 from strangers import write_package
 from test_dialects import Scripted
 
@@ -125,11 +125,7 @@ def essence(trajectory: Trajectory) -> tuple[object, ...]:
 @pytest.fixture(params=PROVIDERS)
 def use(request: pytest.FixtureRequest) -> str:
     """The name of a provider with snapshots."""
-    if request.param == "local" and shutil.which("bwrap") is None:
-        pytest.skip("bubblewrap is not installed")
-    if request.param != "local" and not answers(request.param):
-        pytest.skip(f"{request.param} does not answer")
-    return str(request.param)
+    return must_answer(str(request.param))
 
 
 @pytest.fixture
