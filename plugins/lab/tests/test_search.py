@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from ale_lab.catalogue import COMPARE
+from pathlib import Path
+
+from ale_lab.catalogue import COMPARE, STALENESS
+from ale_lab.plan import Plan
 from ale_lab.search import Choice, best, named, note, rates, trial, tuned, values
 
 
@@ -42,4 +45,19 @@ def test_the_reported_arms_have_what_was_found_and_keep_their_names() -> None:
     said = note(COMPARE, chosen, (101,))
     assert "5 runs" in said
     assert "seed 101" in said
-    assert "`gspo` lr 0.0014, clip_high 0.004" in said
+    assert "`gspo` lr 0.0007, clip_high 0.004" in said
+
+
+def test_under_staleness_each_line_is_tuned_as_in_the_comparison_whose_runs_are_its_first_points(
+    tmp_path: Path,
+) -> None:
+    chosen = {search.arm: Choice(search.rates[1], search.values[2]) for search in COMPARE.searches}
+    compared, lagged = tuned(COMPARE, chosen), tuned(STALENESS, chosen)
+    assert {arm.line for arm in lagged.arms} == {arm.name for arm in compared.arms}
+    of = {arm.name: arm for arm in compared.arms}
+    plan = Plan(tmp_path)
+    for arm in lagged.arms:
+        run, same = plan.arm(lagged, arm, 3), plan.arm(compared, of[arm.line], 3)
+        settings = [text for text in run.overrides if not text.startswith("rl.simulated_lag")]
+        assert sorted(settings) == sorted(same.overrides)
+        assert (run.folder == same.folder) == (arm.setting == 0)

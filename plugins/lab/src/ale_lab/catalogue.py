@@ -86,7 +86,7 @@ FIG13 = Experiment(
     probe=Probe("heldout", ("eval.split=heldout",)),
 )  # fmt: skip
 
-RATES = (3.5e-4, 7e-4, 1.4e-3)
+RATES = (1.75e-4, 3.5e-4, 7e-4)
 
 
 def _pg(variant: str, *more: str) -> tuple[str, ...]:
@@ -115,27 +115,27 @@ COMPARE = Experiment(
 )  # fmt: skip
 
 LAGS = (0, 2, 4, 8)
-LAGGED = {
-    "ipa": (),
-    "ipa, group-centered": ("algorithm.return_signal=group_centered",),
-    "grpo": _pg("grpo"),
-}
+
+
+def _lagged(arm: Arm, lag: int) -> Arm:
+    name = f"{arm.name}-{lag}"
+    if not lag:
+        return Arm(name, arm.overrides, arm.name, made_as=arm.name)
+    return Arm(name, (*arm.overrides, f"rl.simulated_lag={lag}"), arm.name, lag)
+
 
 STALENESS = Experiment(
     "staleness",
-    "Training on rollouts of some steps before",
+    "The same, training on rollouts of some steps before",
     "mix",
-    tuple(
-        Arm(f"{line} {lag}".replace(", ", "-").replace(" ", "-"), (*overrides, f"rl.simulated_lag={lag}"), line, lag)
-        for line, overrides in LAGGED.items()
-        for lag in LAGS
-    ),
+    tuple(_lagged(arm, lag) for arm in COMPARE.arms for lag in LAGS),
     (
         Panel("Held-out success, final", "eval/success", "success", "last"),
         Panel("Runs that collapsed", "eval/success", "share", "collapsed"),
     ),
     (*HELDOUT_COLUMNS, Column("collapsed", "eval/success", "collapsed")),
     setting="lag in steps",
+    tuned_as=COMPARE,
 )
 
 EXPERIMENTS = {e.name: e for e in (FIG10, FIG12, FIG13, COMPARE, STALENESS)}

@@ -23,6 +23,7 @@ Jobs = Annotated[int, typer.Option(min=1, help="Runs at once; each keeps about o
 Out = Annotated[Path, typer.Option(metavar="FOLDER", help="Where runs, pictures and tables go.")]
 Quick = Annotated[bool, typer.Option("--quick", help="One seed, two steps, a smaller model: shows that it works.")]
 DrawOnly = Annotated[bool, typer.Option("--draw-only", help="Draw finished runs; make none.")]
+SearchSeeds = Annotated[str, typer.Option(metavar="N,M,A-B", help="Seeds of the search; none is reported.")]
 DEFAULT_OUT = Path("runs/lab")
 
 
@@ -50,16 +51,17 @@ def fig13(
 @lab_app.command("compare", help=f"{COMPARE.title}, each tuned by the same search.")
 def compare(
     seeds: Seeds = "1-5", jobs: Jobs = 1, out: Out = DEFAULT_OUT, quick: Quick = False, draw_only: DrawOnly = False,
-    search_seeds: Annotated[str, typer.Option(metavar="N,M,A-B", help="Seeds of the search; none is reported.")] = "101",
+    search_seeds: SearchSeeds = "101",
 ) -> None:  # fmt: skip
     _experiment(COMPARE, seeds, jobs, out, quick, draw_only, search_seeds)
 
 
-@lab_app.command("staleness", help=f"{STALENESS.title}.")
+@lab_app.command("staleness", help=f"{STALENESS.title}; tuned as in `compare`.")
 def staleness(
-    seeds: Seeds = "1-5", jobs: Jobs = 1, out: Out = DEFAULT_OUT, quick: Quick = False, draw_only: DrawOnly = False
-) -> None:
-    _experiment(STALENESS, seeds, jobs, out, quick, draw_only)
+    seeds: Seeds = "1-5", jobs: Jobs = 1, out: Out = DEFAULT_OUT, quick: Quick = False, draw_only: DrawOnly = False,
+    search_seeds: SearchSeeds = "101",
+) -> None:  # fmt: skip
+    _experiment(STALENESS, seeds, jobs, out, quick, draw_only, search_seeds)
 
 
 def _experiment(

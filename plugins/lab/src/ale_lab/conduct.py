@@ -36,9 +36,10 @@ class Lab:
     async def conduct(self, experiment: Experiment, seeds: Sequence[int], search_seeds: Sequence[int] = ()) -> Results:
         """Make what is not there yet, and read it. Raises `ConfigError`, and `AleError` where runs failed."""
         notes: tuple[str, ...] = ()
-        if experiment.searches:
-            chosen = await self._search(experiment, search_seeds)
-            notes = (note(experiment, chosen, search_seeds),)
+        source = experiment.tuned_as or experiment
+        if source.searches:
+            chosen = await self._search(source, search_seeds)
+            notes = (note(source, chosen, search_seeds),)
             experiment = tuned(experiment, chosen)
         await self._make_arms(experiment, experiment.arms, seeds)
         if (probe := experiment.probe) is not None:
@@ -49,23 +50,23 @@ class Lab:
         return Results(experiment, tuple(seeds), series, costs, notes)
 
     async def _search(self, experiment: Experiment, seeds: Sequence[int]) -> dict[str, Choice]:
-        """The best of each arm's trials. They are made arm after arm, so that the first finished ones can be looked at."""
+        """The best of each arm's trials: the learning rates of all arms, then the settings of all."""
+        searches = experiment.searches
+        if self.quick:
+            searches = tuple(replace(s, rates=s.rates[:1], values=s.values[:2]) for s in searches)
 
         def score(arm: Arm) -> float:
             by = experiment.judged_by
             curves = [read_run(self.plan.folder(experiment, arm, seed))[by.series] for seed in seeds]
             return fmean(SUMMARIES[by.summary](curve) for curve in curves)
 
-        chosen: dict[str, Choice] = {}
-        for search in experiment.searches:
-            if self.quick:
-                search = replace(search, rates=search.rates[:1], values=search.values[:2])
-            first = rates(experiment, search)
-            await self._make_arms(experiment, list(first.values()), seeds)
-            second = values(experiment, search, best(first, score).rate)
-            await self._make_arms(experiment, list(second.values()), seeds)
-            chosen[search.arm] = best(second, score)
-        return chosen
+        first = [rates(experiment, search) for search in searches]
+        await self._make_arms(experiment, [arm for tried in first for arm in tried.values()], seeds)
+        second = [
+            values(experiment, search, best(tried, score).rate) for search, tried in zip(searches, first, strict=True)
+        ]
+        await self._make_arms(experiment, [arm for tried in second for arm in tried.values()], seeds)
+        return {search.arm: best(tried, score) for search, tried in zip(searches, second, strict=True)}
 
     async def _make_arms(self, experiment: Experiment, arms: Sequence[Arm], seeds: Sequence[int]) -> None:
         warm = [self.plan.warm_start(experiment, seed) for seed in seeds]

@@ -19,9 +19,11 @@ class Arm:
     name: str
     overrides: tuple[str, ...] = ()
     line: str = ""
-    """The line that it is a point of, in a chart over a setting ..."""
+    """The line that it is a point of, in a chart over a setting; where there is a search, the arm that was tuned."""
     setting: float = 0.0
-    """... and where on its axis."""
+    """Where on the axis of that chart."""
+    made_as: str = ""
+    """The arm of `Experiment.tuned_as` that this one is: its runs are not made twice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +86,8 @@ class Experiment:
     searches: tuple[Search, ...] = ()
     judged_by: Column = Column("area", "eval/success", "area")
     """What a search makes as large as it can."""
+    tuned_as: Experiment | None = None
+    """The experiment whose search has tuned the lines."""
 
 
 def recipe_path(name: str) -> Path:

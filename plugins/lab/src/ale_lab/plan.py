@@ -73,6 +73,8 @@ class Plan:
 
     def folder(self, experiment: Experiment, arm: Arm, seed: int) -> Path:
         """The run folder of an arm."""
+        if arm.made_as and experiment.tuned_as is not None:
+            return self.out / experiment.tuned_as.name / f"seed-{seed}" / arm.made_as
         return self.out / experiment.name / f"seed-{seed}" / arm.name
 
     def _warm(self, recipe: str, seed: int) -> Path:

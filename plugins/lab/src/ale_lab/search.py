@@ -29,9 +29,14 @@ def named(experiment: Experiment, search: Search) -> Arm:
 
 def trial(experiment: Experiment, search: Search, choice: Choice) -> Arm:
     """The arm with these values; its name says them."""
-    arm = named(experiment, search)
+    arm = with_choice(named(experiment, search), search, choice)
+    return replace(arm, name=f"{arm.name}-lr{choice.rate:g}-{choice.value:g}")
+
+
+def with_choice(arm: Arm, search: Search, choice: Choice) -> Arm:
+    """The arm with these values."""
     own = (f"rl.lr={choice.rate:g}", f"{search.key}={choice.value:g}")
-    return replace(arm, name=f"{arm.name}-lr{choice.rate:g}-{choice.value:g}", overrides=(*arm.overrides, *own))
+    return replace(arm, overrides=(*arm.overrides, *own))
 
 
 def rates(experiment: Experiment, search: Search) -> dict[Choice, Arm]:
@@ -52,10 +57,10 @@ def best(tried: Mapping[Choice, Arm], score: Score) -> Choice:
 
 
 def tuned(experiment: Experiment, chosen: Mapping[str, Choice]) -> Experiment:
-    """The experiment with what was chosen in its arms."""
-    of = {search.arm: search for search in experiment.searches}
+    """The experiment with what was chosen in its arms, or in the arms of its lines."""
+    of = {search.arm: search for search in (experiment.tuned_as or experiment).searches}
     arms = [
-        replace(trial(experiment, of[arm.name], chosen[arm.name]), name=arm.name) if arm.name in chosen else arm
+        with_choice(arm, of[name], chosen[name]) if (name := arm.line or arm.name) in chosen else arm
         for arm in experiment.arms
     ]
     return replace(experiment, arms=tuple(arms))
