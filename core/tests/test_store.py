@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import textwrap
@@ -44,6 +45,24 @@ def test_whoever_sees_the_database_can_read_it(tmp_path: Path) -> None:
                 assert not creating.done() or creating.result()
             RunStore.open(tmp_path / str(i)).close()
             creating.result().close()
+
+
+def test_a_folder_has_one_writer_at_a_time(tmp_path: Path) -> None:
+    with RunStore.create(tmp_path):
+        with pytest.raises(
+            ConfigError, match=r"Another process writes to .*; wait for its end, or give another folder"
+        ):
+            RunStore.create(tmp_path)
+        RunStore.open(tmp_path).close()
+    RunStore.create(tmp_path).close()
+
+
+def test_a_database_that_cannot_be_opened_leaves_no_lock(tmp_path: Path) -> None:
+    (tmp_path / "run.db").mkdir()
+    with pytest.raises(sqlite3.OperationalError):
+        RunStore.create(tmp_path)
+    (tmp_path / "run.db").rmdir()
+    RunStore.create(tmp_path).close()
 
 
 def test_metrics_and_events_come_back_in_order(tmp_path: Path) -> None:

@@ -6,13 +6,15 @@
     model/          the policies: `initial`, `cpt`, `sft`, `final` (Hugging Face folders)
 
 Each trajectory is committed as it finishes, so that nothing finished is lost to `kill -9`; readers (`ale report`)
-may open the file while a run writes it.
+may open the file while a run writes it. Writers hold the folder's lock, which the kernel takes back when a process ends.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
+import os
 import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -51,29 +53,31 @@ class RunStore:
     """Reads and writes a run's database."""
 
     def __init__(
-        self, folder: Path, connection: sqlite3.Connection, redact: Callable[[str], str] = lambda text: text
+        self,
+        folder: Path,
+        connection: sqlite3.Connection,
+        redact: Callable[[str], str] = lambda text: text,
+        lock: int | None = None,
     ) -> None:
         self.folder = folder
         self._db = connection
         self._redact = redact
+        self._lock = lock
 
     @classmethod
     def create(cls, folder: Path, redact: Callable[[str], str] = lambda text: text) -> Self:
-        """Make the run folder (it may exist) and open its database for writing; `redact` takes secrets out of texts."""
+        """Make the run folder (it may exist) and open its database for writing; `redact` takes secrets out of texts.
+
+        Raises `ConfigError` where another process, or another store of this one, writes to it.
+        """
         folder.mkdir(parents=True, exist_ok=True)
-        path = folder / DB_NAME
-        if not path.exists():
-            # Built aside and renamed, so that whoever sees the file sees its tables too, also after a kill.
-            aside = path.with_suffix(".new")
-            aside.unlink(missing_ok=True)
-            with closing(sqlite3.connect(aside, isolation_level=None)) as db:
-                db.execute("PRAGMA journal_mode=WAL")
-                db.executescript(_SCHEMA)
-                db.execute("INSERT INTO meta VALUES ('schema', ?)", (str(SCHEMA_VERSION),))
-            aside.rename(path)
-        db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-        db.execute("PRAGMA synchronous=NORMAL")
-        return cls(folder, db, redact)
+        lock = _locked(folder)
+        try:
+            db = _database(folder / DB_NAME)
+        except BaseException:
+            os.close(lock)
+            raise
+        return cls(folder, db, redact, lock)
 
     @classmethod
     def open(cls, folder: Path) -> Self:
@@ -96,6 +100,9 @@ class RunStore:
         with suppress(sqlite3.Error):  # somebody reads it, or it is closed or read-only
             self._db.execute("PRAGMA journal_mode=DELETE")
         self._db.close()
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
 
     def __enter__(self) -> Self:
         return self
@@ -202,6 +209,33 @@ def write_summary(folder: Path, summary: Mapping[str, Any]) -> Path:
     temporary.write_text(json.dumps(summary, indent=2) + "\n")
     temporary.replace(path)
     return path
+
+
+def _locked(folder: Path) -> int:
+    """The descriptor that holds a folder's lock."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise ConfigError(f"Another process writes to {folder}; wait for its end, or give another folder.") from None
+    return descriptor
+
+
+def _database(path: Path) -> sqlite3.Connection:
+    """A run's database, opened for writing; made where it is not there."""
+    if not path.exists():
+        # Built aside and renamed, so that whoever sees the file sees its tables too, also after a kill.
+        aside = path.with_suffix(".new")
+        aside.unlink(missing_ok=True)
+        with closing(sqlite3.connect(aside, isolation_level=None)) as db:
+            db.execute("PRAGMA journal_mode=WAL")
+            db.executescript(_SCHEMA)
+            db.execute("INSERT INTO meta VALUES ('schema', ?)", (str(SCHEMA_VERSION),))
+        aside.rename(path)
+    db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    db.execute("PRAGMA synchronous=NORMAL")
+    return db
 
 
 def _to_json(value: Any) -> str:
