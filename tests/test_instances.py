@@ -221,3 +221,14 @@ def test_what_cannot_be_selected_is_said(run_file: Path, tmp_path: Path, options
     done = ale("tasks", "select", run_file, *options, "--out", tmp_path / "x.json")
     assert done.returncode == 2, done.stdout
     assert sentence in done.stderr
+
+
+@pytest.mark.parametrize("out", [".", "kept.run"])
+def test_a_report_that_cannot_stand_there_is_refused_before_anything_runs(
+    run_file: Path, tmp_path: Path, out: str
+) -> None:
+    before = sorted(tmp_path.rglob("*"))
+    done = ale("tasks", "check", run_file, "--out", tmp_path / out)
+    assert done.returncode == 2, done.stdout
+    assert "give a file for the report, such as kept.json" in done.stderr
+    assert sorted(tmp_path.rglob("*")) == before

@@ -108,6 +108,10 @@ def test_describe_tells_every_key_of_the_run_and_of_a_plugin() -> None:
         (["config", "validate", "nofile.yaml"], "error: There is no run file nofile.yaml."),
         (["config", "show", "."], "error: . is a folder, not a run file."),
         (["run", "run.yaml", "rl.stepz=1"], "error: rl.stepz: there is no such key. Did you mean 'steps'?"),
+        (
+            ["run", "run.yaml", "rl={steps: 1, resample_even_groups: 2, experts: {}}"],
+            "resample_even_groups takes away the groups by which experts are judged",
+        ),
         (["run", "run.yaml", "rl.steps"], "error: The override 'rl.steps' must look like key=value"),
         (["config", "describe", "sandbx"], "error: There is no kind of plugin 'sandbx'. Did you mean 'sandbox'?"),
         (["config", "describe", "sandbox"], "error: Which sandbox plugin? Installed: docker, local, podman."),
@@ -125,6 +129,16 @@ def test_a_mistake_is_a_sentence_and_exit_code_2(run_file: Path, arguments: list
     assert sentence in done.stderr
     assert "Traceback" not in done.stderr
     assert [p.name for p in run_file.parent.iterdir()] == ["run.yaml"], "nothing was begun"
+
+
+def test_a_folder_that_holds_a_run_is_not_written_to(run_file: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "held"
+    folder.mkdir()
+    (folder / "run.db").write_bytes(b"another run")
+    done = ale("run", str(run_file), "--out", str(folder))
+    assert done.returncode == 2
+    assert f"error: {folder} holds a run already; give another --out, or remove it." in done.stderr
+    assert [path.name for path in folder.iterdir()] == ["run.db"]
 
 
 def test_each_mistake_has_a_line_of_its_own(run_file: Path) -> None:

@@ -50,8 +50,8 @@ def test_a_rollout_without_a_reward_makes_no_group() -> None:
     assert even_groups([replace(t, reward=None) for t in group(1, 1.0, 1.0)]) == set()
 
 
-async def run(spread: dict[int, bool], first: int, most: int, limit: int = 99) -> tuple[list[str], dict[str, float], list[list[str]]]:  # fmt: skip
-    """Tasks whose groups have a spread or not, of which the first so many are rolled out."""
+async def run(spread: dict[int, bool | None], first: int, most: int, limit: int = 99) -> tuple[list[str], dict[str, float], list[list[str]]]:  # fmt: skip
+    """Tasks whose groups have a spread or not, or of which no rollout can be trusted (None); the first so many are rolled out."""
     asked: list[list[str]] = []
 
     async def roll_out(tasks: Sequence[Task]) -> list[Trajectory]:
@@ -59,7 +59,7 @@ async def run(spread: dict[int, bool], first: int, most: int, limit: int = 99) -
         return [t for one in tasks for t in made(int(one.id[1:]))]
 
     def made(number: int) -> list[Trajectory]:
-        return group(number, 1.0, 0.0 if spread[number] else 1.0)
+        return [] if spread[number] is None else group(number, 1.0, 0.0 if spread[number] else 1.0)
 
     tasks = itertools.islice(itertools.cycle(map(task, spread)), first, limit)
     begun = [t for number in list(spread)[:first] for t in made(number)]
@@ -78,6 +78,12 @@ async def test_no_more_than_so_many_are_replaced() -> None:
     done, metrics, asked = await run({n: False for n in range(9)}, 3, most=4)
     assert (len(done), asked) == (3, [["t3", "t4", "t5"], ["t6"]])
     assert metrics == {"even_groups": 7.0, "replaced_groups": 4.0}
+
+
+async def test_a_task_that_cannot_be_trusted_takes_nobodys_place() -> None:
+    done, metrics, asked = await run({0: True, 1: False, 2: None, 3: None, 4: True}, 2, most=2)
+    assert (done, asked) == (["t0", "t1"], [["t2"], ["t3"]])
+    assert metrics == {"even_groups": 1.0, "replaced_groups": 0.0}
 
 
 async def test_nothing_is_replaced_by_default() -> None:

@@ -113,6 +113,34 @@ async def test_an_agent_that_ends_before_the_expert_does_has_diverged() -> None:
         session.check_replayed()
 
 
+async def test_a_policy_that_was_never_asked_has_not_failed() -> None:
+    session, _ = opened(Prefill(EXPERT, 2), ["mine"])
+    history = list(START)
+    for answer in ("out 0", "out 1"):
+        reply = (await session.chat(history, TOOLS)).message
+        history += [reply, Message("tool", answer, tool_call_id=reply.tool_calls[0].id)]
+    with pytest.raises(
+        DivergedReplay, match=r"ended after 2 of the 2 chunks .* before the policy was asked; rollout\.max_calls"
+    ):
+        session.check_replayed()
+    await session.chat(history, TOOLS)
+    session.check_replayed()
+
+
+async def test_an_unreadable_call_of_an_expert_is_one_in_the_replay_too() -> None:
+    session, _ = opened(None, ["<tool_call>\n{nothing\n</tool_call>", "done"])
+    first = await session.chat(START, TOOLS)
+    history = (*START, first.message, Message("user", f"Error: {first.illegal}"))
+    await session.chat(history, TOOLS)
+    made = replace(EXPERT, sequences=session.recorder.sequences, chunks=session.recorder.chunks)
+    again, _ = opened(Prefill(made, 1), ["mine"])
+    replayed = await again.chat(START, TOOLS)
+    assert first.illegal is not None
+    assert replayed.illegal == first.illegal
+    assert [chunk.error for chunk in again.recorder.chunks] == [made.chunks[0].error]
+    assert (await again.chat(history, TOOLS)).message.content == "mine"
+
+
 async def test_a_rewritten_context_has_diverged() -> None:
     session, _ = opened(Prefill(EXPERT, 3), ["mine"])
     await session.chat(START, TOOLS)

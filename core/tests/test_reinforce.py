@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 
 from ale.errors import TrainerError
-from ale.pipeline.reinforce import CollapseGuard, disjoint_parts, learning_rate
+from ale.hooks import Hooks
+from ale.pipeline.reinforce import CollapseGuard, Packed, disjoint_parts, learning_rate, train_step
 from ale.run_config import RLConfig
 from ale.trajectory import Trajectory
 
@@ -27,6 +29,25 @@ def test_parts_are_whole_groups_and_lose_nothing(trajectory: Callable[..., Traje
     groups = [{t.group for t in part} for part in parts]
     assert not groups[0] & groups[1]
     assert len(disjoint_parts(all_of_them[:3], 4, seed=1)) == 1, "no part is empty"
+
+
+async def test_a_metric_is_the_mean_over_the_updates_that_have_it() -> None:
+    told = [{"loss": 1.0, "il_loss": 0.4}, {"loss": 2.0}, {"loss": 3.0}]
+    published: list[int] = []
+
+    async def update(batch: int, loss: object, *, lr: object) -> int:
+        return batch
+
+    async def publish() -> None:
+        published.append(1)
+
+    bench = SimpleNamespace(
+        hooks=Hooks(), publish=publish, backend=SimpleNamespace(update=update),
+        algorithm=SimpleNamespace(loss=None, metrics=lambda totals: told[totals]),
+    )  # fmt: skip
+    metrics = await train_step(bench, RLConfig(), Packed([0, 1, 2], 0), 1)  # type: ignore[arg-type, list-item]
+    assert metrics == {"loss": 2.0, "il_loss": 0.4, "updates": 3.0}
+    assert published == [1]
 
 
 def test_a_collapsing_run_is_stopped_with_a_sentence() -> None:

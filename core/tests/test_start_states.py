@@ -405,7 +405,9 @@ async def test_a_walk_that_takes_too_long_is_given_up(bench: Bench) -> None:
     expert = await bench.expert(["put a 1", "stand", "put b 1"])
     bench.provider.stand.clear()
     done = await bench.roll(expert, 2, timeout_s=0.05)
-    assert done.ended_by == "timeout", "as its replay is"
+    assert done.failure is not None, "as its replay is: the policy's turn never came"
+    assert done.failure.kind == "replay"
+    assert "timeout_s count what is replayed too" in done.failure.message
     assert "rollout.timeout_s=0.05" in bench.events("start_states_given_up")[0]["reason"]
     assert (await bench.roll(expert, 1)).failure is None, "what comes before is forked"
     assert bench.events("start_states_made")[-1]["starts"] == [1]
@@ -486,6 +488,33 @@ async def test_of_many_states_those_that_were_used_longest_ago_are_removed(bench
         await bench.roll(expert, 2)
         assert bench.provider.made == 4
         assert len(bench.provider.kept) == 2
+
+
+async def test_a_state_that_is_lent_while_another_is_removed_stays(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expert = await bench.expert()
+    for start in (1, 2, 3):
+        await bench.roll(expert, start)
+    states, lent, removing = bench.states, asyncio.Event(), asyncio.Event()
+    monkeypatch.setattr(states, "_most", 1)
+    remove = bench.provider.remove_snapshot
+
+    async def slowly(name: str) -> None:
+        removing.set()
+        await lent.wait()
+        await remove(name)
+
+    monkeypatch.setattr(bench.provider, "remove_snapshot", slowly)
+    making_room = asyncio.create_task(states._make_room())
+    await removing.wait()
+    state = next(state for state in states._kept if state.start == 2)
+    state.users += 1
+    lent.set()
+    await making_room
+    state.users -= 1
+    assert state in states._kept
+    assert sorted(bench.provider.kept) == ["s2"]
 
 
 async def test_forks_that_start_at_once_are_not_kept_to_be_used_again(bench: Bench) -> None:

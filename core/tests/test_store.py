@@ -57,6 +57,18 @@ def test_a_folder_has_one_writer_at_a_time(tmp_path: Path) -> None:
     RunStore.create(tmp_path).close()
 
 
+def test_a_database_that_is_opened_again_can_be_read_while_it_is_written(tmp_path: Path, trajectory: Make) -> None:
+    RunStore.create(tmp_path).close()
+    with RunStore.create(tmp_path) as store:
+        store.add_trajectory(trajectory("a"))
+        with RunStore.open(tmp_path) as reader:
+            reading = reader.trajectories()
+            next(reading)
+            store.add_trajectory(trajectory("b"))
+            assert [t.id for t in reading] == []
+        assert store.count("1") == 2
+
+
 def test_a_database_that_cannot_be_opened_leaves_no_lock(tmp_path: Path) -> None:
     (tmp_path / "run.db").mkdir()
     with pytest.raises(sqlite3.OperationalError):

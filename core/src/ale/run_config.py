@@ -270,6 +270,15 @@ class RLConfig(Section):
         0, ge=0, description="Save the trainer's state every so many steps; 0: only at the end."
     )
 
+    @model_validator(mode="after")
+    def _even_groups_tell_of_starts(self) -> RLConfig:
+        if self.experts is not None and self.resample_even_groups:
+            raise ValueError(
+                "resample_even_groups takes away the groups by which experts are judged (all passed from this start, all "
+                "failed from that one); leave it or experts out"
+            )
+        return self
+
 
 class EvalConfig(Section):
     """Held-out evaluation, always from the beginning of the task."""

@@ -71,7 +71,7 @@ class RunStore:
         Raises `ConfigError` where another process, or another store of this one, writes to it.
         """
         folder.mkdir(parents=True, exist_ok=True)
-        lock = _locked(folder)
+        lock = locked(folder)
         try:
             db = _database(folder / DB_NAME)
         except BaseException:
@@ -211,8 +211,8 @@ def write_summary(folder: Path, summary: Mapping[str, Any]) -> Path:
     return path
 
 
-def _locked(folder: Path) -> int:
-    """The descriptor that holds a folder's lock."""
+def locked(folder: Path) -> int:
+    """The descriptor that holds the lock of a run's folder until it is closed. Raises `ConfigError` where somebody has it."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -234,6 +234,8 @@ def _database(path: Path) -> sqlite3.Connection:
             db.execute("INSERT INTO meta VALUES ('schema', ?)", (str(SCHEMA_VERSION),))
         aside.rename(path)
     db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    with suppress(sqlite3.OperationalError):  # somebody reads it just now
+        db.execute("PRAGMA journal_mode=WAL")  # anew: `close` has made one file of it
     db.execute("PRAGMA synchronous=NORMAL")
     return db
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ale.errors import AleError, ConfigError
-from ale.store import SUMMARY_NAME
+from ale.store import DB_NAME, SUMMARY_NAME, RunStore
 from ale_lab.plan import Run
 from ale_lab.running import is_finished, make
 
@@ -82,3 +82,11 @@ async def test_when_stopped_no_run_is_left_behind(run: Run) -> None:
     with pytest.raises(asyncio.CancelledError):
         await task
     assert json.loads((slow.folder / SUMMARY_NAME).read_text())["status"] == "interrupted"
+
+
+async def test_what_another_lab_is_making_is_left_alone(run: Run) -> None:
+    with RunStore.create(run.folder) as store:
+        with pytest.raises(AleError, match=r"one: Another process writes to .*one; wait for its end"):
+            await make([run], 1, print)
+        assert store.count("1") == 0
+        assert (run.folder / DB_NAME).exists()

@@ -81,7 +81,14 @@ def _policies(loaded: LoadedConfig, folders: Sequence[Path]) -> tuple[Policy, ..
 
 
 def _folder(out: Path | None) -> Path | None:
-    return None if out is None else out.with_suffix(".run")
+    """Where the rollouts of a report go. Raises `ConfigError` where the report itself cannot stand where it shall."""
+    if out is None:
+        return None
+    if out.is_dir() or not out.name or out.suffix == ".run":
+        raise ConfigError(
+            f"--out {out}: give a file for the report, such as kept.json; the rollouts go to kept.run beside it."
+        )
+    return out.with_suffix(".run")
 
 
 def _report(loaded: LoadedConfig, asked: Asked) -> InstanceReport:

@@ -65,10 +65,11 @@ class Prefill:
         return step
 
     def check_done(self) -> None:
-        """Raises `DivergedReplay` where the agent ended before the expert did."""
-        if self.left:
+        """Raises `DivergedReplay` where the episode ended before the policy's turn came."""
+        if self.left or self._taken_over_at is not None:
             raise DivergedReplay(
-                f"The agent ended after {self.done} of the {len(self._steps)} chunks of the expert {self._expert}."
+                f"The episode ended after {self.done} of the {len(self._steps)} chunks of the expert {self._expert}, before the "
+                "policy was asked; rollout.max_calls, max_context and timeout_s count what is replayed too."
             )
 
     def _check(self, messages: Sequence[Message], step: Step) -> None:

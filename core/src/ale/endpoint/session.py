@@ -167,10 +167,12 @@ class EndpointSession(ModelSession):
         given = await self._given(request, prompt)
         if given is not None:
             reply, token_ids = given
-            chunk = self.recorder.add_given(prompt, reply, token_ids)
+            # An unreadable call is one whoever says it: the agent acts on that, and did when an expert said it.
+            illegal = None if reply.tool_calls else self._endpoint.form.read(reply.content, "", request.tools).illegal
+            chunk = self.recorder.add_given(prompt, reply, token_ids, turn_error(illegal, cut=False))
             self._endpoint.hooks.call("ale_model_called", session_id=self.id, chunk=chunk, message=reply)
             given_finish: FinishWord = "tool_calls" if reply.tool_calls else "stop"
-            return ChatReply(reply, given_finish, chunk.index, len(prompt.token_ids), len(chunk))
+            return ChatReply(reply, given_finish, chunk.index, len(prompt.token_ids), len(chunk), illegal)
         if self._endpoint.upstream is not None:
             return await self._forwarded(self._endpoint.upstream, request, prompt)
         sampling = self._sampling_of(call, self._longest(request, prompt))

@@ -40,13 +40,14 @@ async def with_spread(
     """The rollouts of a step, at most `most` even groups replaced by those of the next tasks; and the metrics of that.
 
     `even_groups`: how many groups without spread the step met. `replaced_groups`: how many of them gave way. Even groups
-    are left in the batch when the tasks come round to one that this step has tried, or when `most` is used up.
+    are left in the batch when the tasks come round to one that this step has tried, or when `most` is used up; a task of
+    which no rollout can be trusted takes nobody's place.
     """
     tried = {t.task_id for t in rolled_out}
-    met, replaced = len(even_groups(rolled_out)), 0
+    met, asked, replaced = len(even_groups(rolled_out)), 0, 0
     while even := even_groups(rolled_out):
         chosen: list[Task] = []
-        while len(chosen) < min(len(even), most - replaced):
+        while len(chosen) < min(len(even), most - asked):
             task = next(tasks)
             if task.id in tried:
                 break
@@ -55,8 +56,9 @@ async def with_spread(
         if not chosen:
             break
         more = await roll_out(chosen)
-        out = set(sorted(even)[: len(chosen)])
+        came = len({t.task_id for t in more})
+        out = set(sorted(even)[:came])
         rolled_out = [t for t in rolled_out if t.group not in out] + more
-        replaced += len(chosen)
+        asked, replaced = asked + len(chosen), replaced + came
         met += len(even_groups(more))
     return rolled_out, {"even_groups": float(met), "replaced_groups": float(replaced)}

@@ -14,7 +14,7 @@ from ale.pipeline.bootstrap import load_model
 from ale.pipeline.evaluate import evaluate
 from ale.pipeline.experts import Experts
 from ale.pipeline.instances import training_tasks
-from ale.pipeline.reinforce import RL_STAGE, pack_step, roll_out, rollout_metrics, train_step
+from ale.pipeline.reinforce import RL_STAGE, pack_step, roll_out, rollout_metrics, some, train_step
 from ale.pipeline.workbench import Workbench
 from ale.run_config import RLConfig
 from ale.store import RunStore
@@ -22,6 +22,8 @@ from ale.trajectory import Trajectory
 
 POLICIES = ("final", "sft", "cpt", "initial")
 """Model folders of a run, the most trained first."""
+OF_THE_LOOP = ("experts", "instances", "resample_even_groups", "simulated_lag", "min_entropy")
+"""Keys of `rl` that training on a dump does not read."""
 
 
 def first_policy(run: Path, names: Sequence[str] = POLICIES) -> Path:
@@ -43,13 +45,15 @@ async def roll_out_only(bench: Workbench, source: Path | None) -> None:
         shutil.copytree(folder, bench.folder / "model" / "initial", dirs_exist_ok=True)
     else:
         await bench.engine.load_model(None, bench.endpoint.tokenizer)
+    if config.resample_even_groups:
+        bench.progress.note("rl.resample_even_groups: without effect here; every rollout is kept.")
     tasks = training_tasks(bench, config.instances)
     experts = Experts(bench, config.experts) if config.experts else None
     previous: list[Trajectory] = []
     for step in range(1, config.steps + 1):
         with bench.timed("rollout"):
             chosen = [next(tasks) for _ in range(config.prompts_per_step)]
-            previous = await roll_out(bench, chosen, step, previous, experts)
+            previous = some(await roll_out(bench, chosen, step, previous, experts), step)
         metrics = rollout_metrics(previous, bench.engine.version)
         metrics |= bench.rollouts.metrics(RL_STAGE, step) | bench.pool_metrics()
         bench.store.add_metrics(RL_STAGE, step, metrics)
@@ -66,6 +70,8 @@ async def train_only(bench: Workbench, source: Path) -> None:
             steps.setdefault(trajectory.step, []).append(trajectory)
     if not steps:
         raise ConfigError(f"{source} holds no rollouts of the stage '{RL_STAGE}' to train on.")
+    if idle := [f"rl.{name}" for name in OF_THE_LOOP if name in config.model_fields_set]:
+        bench.progress.note(f"{', '.join(idle)}: without effect here; a dump is trained on as it is, nothing imitated.")
     await load_model(bench, folder, train=True)
     if bench.algorithm.reference:
         await bench.backend.keep_reference()

@@ -53,7 +53,7 @@ async def reinforce(bench: Workbench, config: RLConfig, tasks: Iterator[Task], e
         began = time.monotonic()
         with bench.timed("rollout"):
             roll = partial(roll_out, bench, step=step, previous=previous, experts=experts)
-            previous = await roll([next(tasks) for _ in range(config.prompts_per_step)])
+            previous = some(await roll([next(tasks) for _ in range(config.prompts_per_step)]), step)
             previous, groups = await with_spread(previous, tasks, roll, config.resample_even_groups)
         rolled = time.monotonic()
         metrics = rollout_metrics(previous, bench.engine.version)
@@ -94,10 +94,14 @@ async def roll_out(
     c = bench.config.rollout
     total = bench.config.rl.steps if bench.config.rl else step
     bench.progress.stage(f"RL step {step}/{total}", len(requests))
-    done = await bench.rollouts.run(requests, Stage(RL_STAGE, step, TRAIN, c.temperature, c.top_p, c.top_k))
-    if not done:
+    return await bench.rollouts.run(requests, Stage(RL_STAGE, step, TRAIN, c.temperature, c.top_p, c.top_k))
+
+
+def some(rollouts: list[Trajectory], step: int) -> list[Trajectory]:
+    """The rollouts of a step. Raises `AleError` where there are none."""
+    if not rollouts:
         raise AleError(f"No rollout of step {step} can be trusted; the events and trajectories of the run say why.")
-    return done
+    return rollouts
 
 
 async def pack_step(bench: Workbench, config: RLConfig, trajectories: Sequence[Trajectory], step: int) -> Packed:
@@ -119,7 +123,7 @@ async def train_oldest(bench: Workbench, config: RLConfig, waiting: deque[Packed
 
 
 async def train_step(bench: Workbench, config: RLConfig, packed: Packed, step: int) -> dict[str, float]:
-    """Update on the step's rollouts, publish; returns the algorithm's metrics (means over the updates)."""
+    """Update on the step's rollouts, publish; returns the algorithm's metrics (means over the updates that have them)."""
     batches = packed.batches
     collected: list[dict[str, float]] = []
     for batch in batches:
@@ -127,8 +131,11 @@ async def train_step(bench: Workbench, config: RLConfig, packed: Packed, step: i
         totals = await bench.backend.update(batch, bench.algorithm.loss, lr=learning_rate(config, step))
         collected.append(bench.algorithm.metrics(totals))
     await bench.publish()
-    names = {name for metrics in collected for name in metrics}
-    return {n: sum(m.get(n, 0.0) for m in collected) / len(collected) for n in sorted(names)} | {
+    found: dict[str, list[float]] = {}
+    for metrics in collected:
+        for name, value in metrics.items():
+            found.setdefault(name, []).append(value)
+    return {name: sum(values) / len(values) for name, values in sorted(found.items())} | {
         "updates": float(len(batches))
     }
 
@@ -177,7 +184,7 @@ def rollout_metrics(trajectories: Sequence[Trajectory], version: int) -> dict[st
         "branches": sum(max(0, len(t.sequences) - 1) for t in trajectories) / n,
         "side_calls": sum(c.side for c in chunks) / n,
         "changed_echoes": sum(t.changed_echoes for t in trajectories) / n,
-        "budget_ended": sum(t.ended_by == "budget" for t in trajectories) / n,
+        "budget_ended": sum(t.ended_by in ("budget", "timeout") for t in trajectories) / n,
         "start_chunk": sum(t.start_chunk for t in trajectories) / n,
         "staleness": sum(version - t.policy_version for t in trajectories) / n,
         "episode_s": sum(t.seconds for t in trajectories) / n,

@@ -37,7 +37,7 @@ from ale.pipeline.workbench import Workbench, open_workbench
 from ale.references import redact_json
 from ale.run_config import RunConfig
 from ale.specs.driver import DriverContext
-from ale.store import CONFIG_NAME, OWN_WORDS, RunStore, write_summary
+from ale.store import CONFIG_NAME, DB_NAME, OWN_WORDS, RunStore, write_summary
 
 Only = Literal["all", "rollout", "train"]
 
@@ -66,6 +66,8 @@ async def run(
     check(config, only, source)
     run_id, default_folder = new_run_folder(config)
     folder = folder or default_folder
+    if (folder / DB_NAME).exists():
+        raise ConfigError(f"{folder} holds a run already; give another --out, or remove it.")
     try:
         check_capabilities(config, train=only != "rollout" and config.trains)
         async with AsyncExitStack() as stack:

@@ -217,7 +217,8 @@ class Episodes:
         return ObservedSandbox(sandbox, episode_id, task, by, self.hooks) if watched else sandbox
 
     async def _act(self, scaffold: Scaffold, task: Task, sandbox: Sandbox, session: EndpointSession) -> str:
-        """The agent's part; a time-out or a spent budget ends it, and what it left is scored all the same.
+        """The agent's part; a time-out or a spent budget ends it, and what it left is scored all the same, but for a rollout
+        in which the policy's turn never came: that says nothing about the policy.
 
         An agent that speaks HTTP goes on, or ends, as it likes when a call fails: what its last call failed with is raised
         here, so that a lost engine never becomes a failed task.
@@ -226,8 +227,10 @@ class Episodes:
             async with asyncio.timeout(self.config.timeout_s):
                 ended_by: object = await scaffold.run(task, sandbox, session)
         except BudgetExceeded:
+            session.check_replayed()
             return "budget"
         except TimeoutError:
+            session.check_replayed()
             return "timeout"
         except AleError:
             raise

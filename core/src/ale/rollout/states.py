@@ -205,10 +205,11 @@ class StartStates:
 
     async def _make_room(self) -> None:
         """Remove what was used longest ago."""
-        for state in [state for state in self._kept if not state.users]:
+        for state in list(self._kept):
             if len(self._kept) <= self._most:
                 return
-            await self._remove(state)
+            if not state.users:  # now: others are lent while one is removed
+                await self._remove(state)
 
     def _forget(self, state: State) -> None:
         del self._kept[state]

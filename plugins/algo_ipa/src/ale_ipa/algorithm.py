@@ -263,14 +263,14 @@ class IPA(Algorithm):
         `kl_ref` of KL(pi, reference) on what the policy sampled; `engine_gap` the mean of |log pi_old - log mu|. Shares:
         `positive` and `negative` of the tokens, `positive_trajectories` and `negative_trajectories` of the trajectories,
         `masked` of the tokens, `masked_chunks` of the chunks (in part or whole), `clipped` of the negative tokens (ratio
-        above 1). `dropped_groups` counts those of all batches made since this was last asked. All this is of what the
+        above 1). `dropped_groups` counts those of all batches made since this was last asked, where there were any. All this is of what the
         policy sampled. Where experts are known: `il_tokens` that were imitated, `il_loss` their mean negative log-likelihood
         (nats), `experts` the tasks that have one, `start_chunk_pointer` the chunks replayed, mean over the tasks' pointers.
         """
         from ale_ipa.report import loss_metrics
 
         out = loss_metrics(totals)
-        if self.config.return_signal == "group_centered":
+        if self._dropped_groups:
             out["dropped_groups"] = float(self._dropped_groups)
             self._dropped_groups = 0
         return out | self._curriculum.metrics()

@@ -260,12 +260,12 @@ class PolicyGradient(Algorithm):
         unit before the step; `effective_samples`: (sum of ratios)^2 / (tokens x sum of squares), 1 where all are alike;
         `clipped_low`, `clipped_high`: share of tokens whose gradient a bound took or cut; `kl_old`: estimate of KL(pi_old, pi);
         `engine_gap`: |log pi_old - log mu|; `masked`: share of tokens above H. `dropped_groups` counts the groups without
-        spread in all batches made since this was last asked.
+        spread in all batches made since this was last asked, where there were any.
         """
         from ale_pg.report import loss_metrics
 
         out = loss_metrics(totals)
-        if self.settings.baseline in GROUP_BASELINES:
+        if self._dropped_groups:
             out["dropped_groups"] = float(self._dropped_groups)
             self._dropped_groups = 0
         return out

@@ -65,12 +65,18 @@ def staleness(
 
 
 def _experiment(
-    experiment: Experiment, seeds: str, jobs: int, out: Path, quick: bool, draw_only: bool, search_seeds: str = ""
+    experiment: Experiment,
+    seeds: str,
+    jobs: int,
+    out: Path,
+    quick: bool,
+    draw_only: bool,
+    search_seeds: str | None = None,
 ) -> None:
     from ale_lab.conduct import Lab, conclude
 
     chosen = (1,) if quick else read_seeds(seeds, "--seeds")
-    searched = read_seeds(search_seeds, "--search-seeds") if search_seeds else ()
+    searched = () if search_seeds is None else read_seeds(search_seeds, "--search-seeds")
     if both := sorted(set(chosen) & set(searched)):
         raise ConfigError(f"The seeds {', '.join(map(str, both))} stand in --seeds and --search-seeds; choose others.")
     lab = Lab(out.resolve() / ("quick" if quick else "."), jobs, quick, draw_only, print)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
 import sys
 import time
@@ -16,7 +17,7 @@ from pathlib import Path
 
 from ale.config import load_run_config
 from ale.errors import AleError, ConfigError
-from ale.store import CONFIG_NAME, DB_NAME, SUMMARY_NAME
+from ale.store import CONFIG_NAME, DB_NAME, SUMMARY_NAME, locked
 from ale_lab.plan import Run
 
 STOP_S = 20.0
@@ -76,11 +77,21 @@ def _is_done(run: Run) -> bool:
 
 async def _execute(run: Run) -> str:
     """Make one run; what it said last where it failed, else nothing."""
-    ale = Path(sys.executable).with_name("ale")
+    places = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)))
+    ale = shutil.which("ale", path=places)
+    if ale is None:
+        return "there is no command 'ale' beside Python or on PATH"
     if (run.folder / DB_NAME).exists():
-        shutil.rmtree(run.folder)
+        try:
+            lock = locked(run.folder)  # two labs share warm starts
+        except ConfigError as error:
+            return str(error)
+        try:
+            shutil.rmtree(run.folder)
+        finally:
+            os.close(lock)
     run.folder.parent.mkdir(parents=True, exist_ok=True)
-    command = (str(ale), "run", str(run.recipe), *run.overrides, "--out", str(run.folder))
+    command = (ale, "run", str(run.recipe), *run.overrides, "--out", str(run.folder))
     with _log(run).open("wb") as log:
         process = await asyncio.create_subprocess_exec(
             *command, stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=asyncio.subprocess.STDOUT
