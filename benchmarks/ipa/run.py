@@ -2,8 +2,8 @@
 
     python benchmarks/ipa/run.py [--seeds 1-5] [--jobs 1] [--out runs/lab] [--only fig12 ...] [--quick]
 
-Runs that are finished are not made again, so that it can be stopped at any time and started again. The pictures and tables
-are copied here, but for those of `--quick`.
+Runs that are finished are not made again, so that it can be stopped at any time and started again. The tables and
+their data are copied here, the pictures to `docs/figures`, but for those of `--quick`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pathlib import Path
 
 ALE = Path(sys.executable).with_name("ale")
 HERE = Path(__file__).parent
+PICTURES = HERE.parents[1] / "docs" / "figures"
 EXPERIMENTS = ("fig12", "fig13", "fig10", "compare", "staleness")
 
 
@@ -28,13 +29,15 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=EXPERIMENTS, default=EXPERIMENTS)
     parser.add_argument("--quick", action="store_true")
     options = parser.parse_args()
+    PICTURES.mkdir(exist_ok=True)
     for name in options.only:
         where = ["--jobs", str(options.jobs), "--out", str(options.out)]
         length = ["--quick"] if options.quick else ["--seeds", options.seeds]
         subprocess.run([str(ALE), "lab", name, *where, *length], check=True)
         if not options.quick:
-            shutil.copy(options.out / name / "figure.png", HERE / f"{name}.png")
+            shutil.copy(options.out / name / "figure.png", PICTURES / f"{name}.png")
             shutil.copy(options.out / name / "table.md", HERE / f"{name}.md")
+            shutil.copy(options.out / name / "data.json", HERE / f"{name}.json")
 
 
 if __name__ == "__main__":

@@ -24,6 +24,10 @@ Out = Annotated[Path, typer.Option(metavar="FOLDER", help="Where runs, pictures 
 Quick = Annotated[bool, typer.Option("--quick", help="One seed, two steps, a smaller model: shows that it works.")]
 DrawOnly = Annotated[bool, typer.Option("--draw-only", help="Draw finished runs; make none.")]
 SearchSeeds = Annotated[str, typer.Option(metavar="N,M,A-B", help="Seeds of the search; none is reported.")]
+Tuned = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Settings from the data.json of an earlier `compare`, in place of a search."),
+]
 DEFAULT_OUT = Path("runs/lab")
 
 
@@ -51,17 +55,17 @@ def fig13(
 @lab_app.command("compare", help=f"{COMPARE.title}, each tuned by the same search.")
 def compare(
     seeds: Seeds = "1-5", jobs: Jobs = 1, out: Out = DEFAULT_OUT, quick: Quick = False, draw_only: DrawOnly = False,
-    search_seeds: SearchSeeds = "101",
+    search_seeds: SearchSeeds = "101", tuned: Tuned = None,
 ) -> None:  # fmt: skip
-    _experiment(COMPARE, seeds, jobs, out, quick, draw_only, search_seeds)
+    _experiment(COMPARE, seeds, jobs, out, quick, draw_only, search_seeds, tuned)
 
 
 @lab_app.command("staleness", help=f"{STALENESS.title}; tuned as in `compare`.")
 def staleness(
     seeds: Seeds = "1-5", jobs: Jobs = 1, out: Out = DEFAULT_OUT, quick: Quick = False, draw_only: DrawOnly = False,
-    search_seeds: SearchSeeds = "101",
+    search_seeds: SearchSeeds = "101", tuned: Tuned = None,
 ) -> None:  # fmt: skip
-    _experiment(STALENESS, seeds, jobs, out, quick, draw_only, search_seeds)
+    _experiment(STALENESS, seeds, jobs, out, quick, draw_only, search_seeds, tuned)
 
 
 def _experiment(
@@ -72,15 +76,18 @@ def _experiment(
     quick: bool,
     draw_only: bool,
     search_seeds: str | None = None,
+    tuned: Path | None = None,
 ) -> None:
     from ale_lab.conduct import Lab, conclude
+    from ale_lab.search import read_choices
 
     chosen = (1,) if quick else read_seeds(seeds, "--seeds")
     searched = () if search_seeds is None else read_seeds(search_seeds, "--search-seeds")
     if both := sorted(set(chosen) & set(searched)):
         raise ConfigError(f"The seeds {', '.join(map(str, both))} stand in --seeds and --search-seeds; choose others.")
     lab = Lab(out.resolve() / ("quick" if quick else "."), jobs, quick, draw_only, print)
-    results = run_until_signal(lambda: lab.conduct(experiment, chosen, searched))
+    known = None if tuned is None else read_choices(tuned, experiment.tuned_as or experiment)
+    results = run_until_signal(lambda: lab.conduct(experiment, chosen, searched, known))
     for path in conclude(results, lab.out / experiment.name):
         print(path)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -33,13 +33,19 @@ class Lab:
         """Which runs there are, and where."""
         return Plan(self.out, self.quick)
 
-    async def conduct(self, experiment: Experiment, seeds: Sequence[int], search_seeds: Sequence[int] = ()) -> Results:
-        """Make what is not there yet, and read it. Raises `ConfigError`, and `AleError` where runs failed."""
+    async def conduct(
+        self, experiment: Experiment, seeds: Sequence[int], search_seeds: Sequence[int] = (),
+        chosen: Mapping[str, Choice] | None = None,
+    ) -> Results:  # fmt: skip
+        """Make what is not there yet, and read it; with `chosen` nothing is searched. Raises `ConfigError`, and `AleError`
+        where runs failed."""
         notes: tuple[str, ...] = ()
         source = experiment.tuned_as or experiment
         if source.searches:
-            chosen = await self._search(source, search_seeds)
-            notes = (note(source, chosen, search_seeds),)
+            notes = (note(source, chosen, ()),) if chosen else ()
+            if chosen is None:
+                chosen = await self._search(source, search_seeds)
+                notes = (note(source, chosen, search_seeds),)
             experiment = tuned(experiment, chosen)
         await self._make_arms(experiment, experiment.arms, seeds)
         if (probe := experiment.probe) is not None:
@@ -47,7 +53,7 @@ class Lab:
             await self._make([run for arm, seed in pairs for _, run in self.plan.probes(experiment, probe, arm, seed)])
         series = {a.name: {s: read_arm(self.plan, experiment, a, s) for s in seeds} for a in experiment.arms}
         costs = {a.name: {s: cost(self.plan.folder(experiment, a, s)) for s in seeds} for a in experiment.arms}
-        return Results(experiment, tuple(seeds), series, costs, notes)
+        return Results(experiment, tuple(seeds), series, costs, notes, chosen or {})
 
     async def _search(self, experiment: Experiment, seeds: Sequence[int]) -> dict[str, Choice]:
         """The best of each arm's trials: the learning rates of all arms, then the settings of all."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ale_lab.experiment import Column, Experiment, Series
 from ale_lab.intervals import SUMMARIES, Interval, bootstrap
+from ale_lab.search import Choice
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,8 @@ class Results:
     series: Mapping[str, Mapping[int, Series]]
     costs: Mapping[str, Mapping[int, tuple[float, float]]]
     notes: tuple[str, ...] = ()
+    tuned: Mapping[str, Choice] = field(default_factory=dict)
+    """What a search found, by arm."""
 
     def band(self, arm: str, name: str) -> tuple[list[float], list[Interval]]:
         """The steps that all seeds have, and the mean over seeds at each."""
@@ -99,6 +102,7 @@ def as_json(results: Results) -> dict[str, Any]:
             for arm in e.arms
         },
         "notes": list(results.notes),
+        "tuned": {arm: asdict(choice) for arm, choice in results.tuned.items()},
     }  # fmt: skip
 
 
