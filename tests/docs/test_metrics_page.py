@@ -14,8 +14,8 @@ from ale.testing.losses import write_small_policy
 
 ROOT = Path(__file__).parents[2]
 ROWS = set(re.findall(r"^\| `([^`]+)` \|", (ROOT / "docs" / "metrics.md").read_text(), flags=re.MULTILINE))
-SELDOM = {"pool/resets_failed/*", "rejected/*", "success_from_beginning"}
-"""Of a run in which something goes wrong, or in which some tasks have an expert and others have none."""
+SELDOM = {"dropped_groups", "pool/resets_failed/*", "rejected/*", "success_from_beginning"}
+"""Of a run in which something goes wrong, a group has no spread, or some tasks have an expert and others have none."""
 FAMILIES = [row for row in ROWS if row.endswith("*")]
 
 
