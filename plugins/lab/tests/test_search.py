@@ -81,3 +81,4 @@ def test_under_staleness_each_line_is_tuned_as_in_the_comparison_whose_runs_are_
         settings = [text for text in run.overrides if not text.startswith("rl.simulated_lag")]
         assert sorted(settings) == sorted(same.overrides)
         assert (run.folder == same.folder) == (arm.setting == 0)
+        assert (set(run.overrides) == set(same.overrides)) == (arm.setting == 0), "else the folder would be refused"

@@ -118,10 +118,8 @@ LAGS = (0, 2, 4, 8)
 
 
 def _lagged(arm: Arm, lag: int) -> Arm:
-    name = f"{arm.name}-{lag}"
-    if not lag:
-        return Arm(name, arm.overrides, arm.name, made_as=arm.name)
-    return Arm(name, (*arm.overrides, f"rl.simulated_lag={lag}"), arm.name, lag)
+    own = (f"rl.simulated_lag={lag}",) if lag else ()  # without a lag the very run of the comparison
+    return Arm(f"{arm.name}-{lag}", (*arm.overrides, *own), arm.name, lag)
 
 
 STALENESS = Experiment(

@@ -42,10 +42,9 @@ class Lab:
         notes: tuple[str, ...] = ()
         source = experiment.tuned_as or experiment
         if source.searches:
-            notes = (note(source, chosen, ()),) if chosen else ()
-            if chosen is None:
-                chosen = await self._search(source, search_seeds)
-                notes = (note(source, chosen, search_seeds),)
+            searched = search_seeds if chosen is None else ()
+            chosen = chosen or await self._search(source, search_seeds)
+            notes = (note(source, chosen, searched),)
             experiment = tuned(experiment, chosen)
         await self._make_arms(experiment, experiment.arms, seeds)
         if (probe := experiment.probe) is not None:

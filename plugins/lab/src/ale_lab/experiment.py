@@ -21,9 +21,7 @@ class Arm:
     line: str = ""
     """The line that it is a point of, in a chart over a setting; where there is a search, the arm that was tuned."""
     setting: float = 0.0
-    """Where on the axis of that chart."""
-    made_as: str = ""
-    """The arm of `Experiment.tuned_as` that this one is: its runs are not made twice."""
+    """Where on the axis of that chart; 0 in an experiment that is `tuned_as` another: that one's own arm of the line."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,9 +72,9 @@ class Plan:
         return made
 
     def folder(self, experiment: Experiment, arm: Arm, seed: int) -> Path:
-        """The run folder of an arm."""
-        if arm.made_as and experiment.tuned_as is not None:
-            return self.out / experiment.tuned_as.name / f"seed-{seed}" / arm.made_as
+        """The run folder of an arm. One that another experiment has too is not made twice."""
+        if experiment.tuned_as is not None and not arm.setting:
+            return self.out / experiment.tuned_as.name / f"seed-{seed}" / arm.line
         return self.out / experiment.name / f"seed-{seed}" / arm.name
 
     def _warm(self, recipe: str, seed: int) -> Path:
