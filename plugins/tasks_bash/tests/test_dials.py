@@ -95,6 +95,11 @@ def replay(bash: BashTasks, task: Task, seed: int) -> list[str]:
     return turned
 
 
+async def test_the_dials_of_a_task_show_different_words(source: Source) -> None:
+    _, tasks = first(source, 300)
+    assert all(len(set(task.files["signs"].split())) == 3 for task in tasks)
+
+
 async def test_a_misleading_answer_ends_the_demonstration(source: Source) -> None:
     steps = show({}, random.Random(0), 0.0)
     next(steps)

@@ -1,7 +1,8 @@
 """Turn three dials, one after the other, each to the opposite of what it shows: `dials`.
 
 Seven turns with three crucial forks: each dial is looked at, then turned, and stays as it was turned. Nothing says
-whether a turn was right; one that was not has spoilt the task, and the way goes on all the same.
+whether a turn was right; one that was not has spoilt the task, and the way goes on all the same. No two dials of a task show
+the same, so that no single habit of a policy takes several forks at once.
 """
 
 from __future__ import annotations
@@ -26,12 +27,13 @@ TURN = """[ $(wc -l < turned) -lt 3 ] && echo $1 >> turned && echo turned || ech
 
 
 def make(rng: random.Random) -> Instance:
-    """Three signs; what the dials were turned to stands in a file of its own."""
-    signs = rng.choices(list(OPPOSITE), k=DIALS_A_TASK)
+    """Three different signs; what the dials were turned to stands in a file of its own."""
+    signs = rng.sample(list(OPPOSITE), DIALS_A_TASK)
     wanted = [OPPOSITE[sign] for sign in signs]
     text = rng.choice((
         "Turn the three dials: look.sh shows one, turn.sh turns it to the opposite.",
         "There are three dials. Turn each to the opposite of what look.sh shows, with turn.sh.",
+        "With look.sh see what a dial shows, with turn.sh turn it to the opposite; there are three dials.",
     ))  # fmt: skip
     files = {"signs": "".join(f"{sign}\n" for sign in signs), "look.sh": LOOK, "turn.sh": TURN, "turned": ""}
     solution = "\n".join(f"sh turn.sh {word}" for word in wanted)
