@@ -1,9 +1,10 @@
 """Make the figures and tables of this folder: every experiment of `ale lab`, one after the other.
 
-    python benchmarks/ipa/run.py [--seeds 1-5] [--jobs 1] [--out runs/lab] [--only fig12 ...] [--quick]
+    python benchmarks/ipa/run.py [--seeds 1-5] [--jobs 1] [--out runs/lab] [--only fig12 ...] [--known FILE ...] [--quick]
 
-Runs that are finished are not made again, so that it can be stopped at any time and started again. The tables and
-their data are copied here, the pictures to `docs/figures`, but for those of `--quick`.
+Runs that are finished, or stand in the data of an earlier lab (`--known`), are not made again, so that it can be stopped
+at any time and started again. The tables and their data are copied here, the pictures to `docs/figures`, but for those
+of `--quick`.
 """
 
 from __future__ import annotations
@@ -27,11 +28,13 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--out", type=Path, default=Path("runs/lab"))
     parser.add_argument("--only", nargs="+", choices=EXPERIMENTS, default=EXPERIMENTS)
+    parser.add_argument("--known", type=Path, nargs="+", default=[])
     parser.add_argument("--quick", action="store_true")
     options = parser.parse_args()
     PICTURES.mkdir(exist_ok=True)
     for name in options.only:
         where = ["--jobs", str(options.jobs), "--out", str(options.out)]
+        where += [text for path in options.known for text in ("--known", str(path))]
         length = ["--quick"] if options.quick else ["--seeds", options.seeds]
         subprocess.run([str(ALE), "lab", name, *where, *length], check=True)
         if not options.quick:

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict
 from pathlib import Path
 
-import pytest
-
-from ale.errors import ConfigError
 from ale_lab.catalogue import COMPARE, STALENESS
 from ale_lab.plan import Plan
-from ale_lab.search import Choice, best, named, note, rates, read_choices, trial, tuned, values
+from ale_lab.search import Choice, best, named, note, rates, trial, tuned, values
 
 
 def test_every_method_is_tried_as_often() -> None:
@@ -53,21 +48,6 @@ def test_the_reported_arms_have_what_was_found_and_keep_their_names() -> None:
     assert "`gspo` lr 0.0007, clip_high 0.004" in said
 
 
-def test_a_search_that_was_made_is_read_from_the_data(tmp_path: Path) -> None:
-    chosen = {search.arm: Choice(search.rates[1], search.values[2]) for search in COMPARE.searches}
-    (tmp_path / "data.json").write_text(json.dumps({"tuned": {arm: asdict(choice) for arm, choice in chosen.items()}}))
-    assert read_choices(tmp_path / "data.json", COMPARE) == chosen
-    assert "an earlier search has found: `grpo` lr 0.00035, clip_high 0.4; " in note(COMPARE, chosen, ())
-
-
-@pytest.mark.parametrize("text", [None, "x", "[]", "{}", '{"tuned": {"grpo": {"rate": 1}}}', '{"tuned": 3}'])
-def test_other_files_are_a_sentence(tmp_path: Path, text: str | None) -> None:
-    if text is not None:
-        (tmp_path / "data.json").write_text(text)
-    with pytest.raises(ConfigError, match=r"--tuned .*data\.json is not the data\.json of `ale lab compare`"):
-        read_choices(tmp_path / "data.json", COMPARE)
-
-
 def test_under_staleness_each_line_is_tuned_as_in_the_comparison_whose_runs_are_its_first_points(
     tmp_path: Path,
 ) -> None:
@@ -82,3 +62,5 @@ def test_under_staleness_each_line_is_tuned_as_in_the_comparison_whose_runs_are_
         assert sorted(settings) == sorted(same.overrides)
         assert (run.folder == same.folder) == (arm.setting == 0)
         assert (set(run.overrides) == set(same.overrides)) == (arm.setting == 0), "else the folder would be refused"
+        known = plan.settings(lagged, arm) == plan.settings(compared, of[arm.line])
+        assert known == (arm.setting == 0), "what is known of the comparison is known here"

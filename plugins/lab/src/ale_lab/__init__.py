@@ -1,7 +1,8 @@
 """The lab: comparisons of algorithms, run through the `ale` command line over several seeds (`ale lab`).
 
 1. An *experiment* (`catalogue`) is a recipe (a run file), arms (what each changes), and what is drawn and tabled.
-2. A seed has one warm start, from which all its arms begin (`plan`); runs that are finished are not made again (`running`).
+2. A seed has one warm start, from which all its arms begin (`plan`); runs that are finished are not made again (`running`), nor
+   those that stand in the data of an earlier lab (`known`).
 3. What the runs' databases hold becomes series (`reading`), these become means with bootstrap intervals (`intervals`), and
    these a picture, a table and JSON (`drawing`, `results`).
 """

@@ -24,48 +24,51 @@ Out = Annotated[Path, typer.Option(metavar="FOLDER", help="Where runs, pictures 
 Quick = Annotated[bool, typer.Option("--quick", help="One seed, two steps, a smaller model: shows that it works.")]
 DrawOnly = Annotated[bool, typer.Option("--draw-only", help="Draw finished runs; make none.")]
 SearchSeeds = Annotated[str, typer.Option(metavar="N,M,A-B", help="Seeds of the search; none is reported.")]
-Tuned = Annotated[
-    Path | None,
-    typer.Option(metavar="FILE", help="Settings from the data.json of an earlier `compare`, in place of a search."),
+KnownIn = Annotated[
+    list[Path] | None,
+    typer.Option("--known", metavar="FILE", help="A data.json: what was found and made for it is not made again."),
 ]
 DEFAULT_OUT = Path("runs/lab")
 
 
 @lab_app.command("fig10", help=f"{FIG10.title}.")
 def fig10(
-    seeds: Seeds = "1-5", jobs: Jobs = 1, out: Out = DEFAULT_OUT, quick: Quick = False, draw_only: DrawOnly = False
-) -> None:
-    _experiment(FIG10, seeds, jobs, out, quick, draw_only)
+    seeds: Seeds = "1-5", jobs: Jobs = 1, out: Out = DEFAULT_OUT, quick: Quick = False, draw_only: DrawOnly = False,
+    known: KnownIn = None,
+) -> None:  # fmt: skip
+    _experiment(FIG10, seeds, jobs, out, quick, draw_only, known)
 
 
 @lab_app.command("fig12", help=f"{FIG12.title}.")
 def fig12(
-    seeds: Seeds = "1-5", jobs: Jobs = 1, out: Out = DEFAULT_OUT, quick: Quick = False, draw_only: DrawOnly = False
-) -> None:
-    _experiment(FIG12, seeds, jobs, out, quick, draw_only)
+    seeds: Seeds = "1-5", jobs: Jobs = 1, out: Out = DEFAULT_OUT, quick: Quick = False, draw_only: DrawOnly = False,
+    known: KnownIn = None,
+) -> None:  # fmt: skip
+    _experiment(FIG12, seeds, jobs, out, quick, draw_only, known)
 
 
 @lab_app.command("fig13", help=f"{FIG13.title}.")
 def fig13(
-    seeds: Seeds = "1-5", jobs: Jobs = 1, out: Out = DEFAULT_OUT, quick: Quick = False, draw_only: DrawOnly = False
-) -> None:
-    _experiment(FIG13, seeds, jobs, out, quick, draw_only)
+    seeds: Seeds = "1-5", jobs: Jobs = 1, out: Out = DEFAULT_OUT, quick: Quick = False, draw_only: DrawOnly = False,
+    known: KnownIn = None,
+) -> None:  # fmt: skip
+    _experiment(FIG13, seeds, jobs, out, quick, draw_only, known)
 
 
 @lab_app.command("compare", help=f"{COMPARE.title}, each tuned by the same search.")
 def compare(
     seeds: Seeds = "1-5", jobs: Jobs = 1, out: Out = DEFAULT_OUT, quick: Quick = False, draw_only: DrawOnly = False,
-    search_seeds: SearchSeeds = "101", tuned: Tuned = None,
+    search_seeds: SearchSeeds = "101", known: KnownIn = None,
 ) -> None:  # fmt: skip
-    _experiment(COMPARE, seeds, jobs, out, quick, draw_only, search_seeds, tuned)
+    _experiment(COMPARE, seeds, jobs, out, quick, draw_only, known, search_seeds)
 
 
 @lab_app.command("staleness", help=f"{STALENESS.title}; tuned as in `compare`.")
 def staleness(
     seeds: Seeds = "1-5", jobs: Jobs = 1, out: Out = DEFAULT_OUT, quick: Quick = False, draw_only: DrawOnly = False,
-    search_seeds: SearchSeeds = "101", tuned: Tuned = None,
+    search_seeds: SearchSeeds = "101", known: KnownIn = None,
 ) -> None:  # fmt: skip
-    _experiment(STALENESS, seeds, jobs, out, quick, draw_only, search_seeds, tuned)
+    _experiment(STALENESS, seeds, jobs, out, quick, draw_only, known, search_seeds)
 
 
 def _experiment(
@@ -75,19 +78,19 @@ def _experiment(
     out: Path,
     quick: bool,
     draw_only: bool,
+    known: list[Path] | None,
     search_seeds: str | None = None,
-    tuned: Path | None = None,
 ) -> None:
     from ale_lab.conduct import Lab, conclude
-    from ale_lab.search import read_choices
+    from ale_lab.known import read_known
 
     chosen = (1,) if quick else read_seeds(seeds, "--seeds")
     searched = () if search_seeds is None else read_seeds(search_seeds, "--search-seeds")
     if both := sorted(set(chosen) & set(searched)):
         raise ConfigError(f"The seeds {', '.join(map(str, both))} stand in --seeds and --search-seeds; choose others.")
     lab = Lab(out.resolve() / ("quick" if quick else "."), jobs, quick, draw_only, print)
-    known = None if tuned is None else read_choices(tuned, experiment.tuned_as or experiment)
-    results = run_until_signal(lambda: lab.conduct(experiment, chosen, searched, known))
+    earlier = read_known(known or ())
+    results = run_until_signal(lambda: lab.conduct(experiment, chosen, searched, earlier))
     for path in conclude(results, lab.out / experiment.name):
         print(path)
 

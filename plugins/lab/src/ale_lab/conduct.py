@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from statistics import fmean
 
 from ale.errors import ConfigError
 from ale_lab.drawing import draw
-from ale_lab.experiment import Arm, Experiment
+from ale_lab.experiment import Arm, Experiment, Series
 from ale_lab.intervals import SUMMARIES
+from ale_lab.known import Cost, Known
 from ale_lab.plan import Plan, Run
 from ale_lab.reading import cost, read_arm, read_run
 from ale_lab.results import Results, table, write
@@ -34,25 +36,35 @@ class Lab:
         return Plan(self.out, self.quick)
 
     async def conduct(
-        self, experiment: Experiment, seeds: Sequence[int], search_seeds: Sequence[int] = (),
-        chosen: Mapping[str, Choice] | None = None,
-    ) -> Results:  # fmt: skip
-        """Make what is not there yet, and read it; with `chosen` nothing is searched. Raises `ConfigError`, and `AleError`
-        where runs failed."""
+        self, experiment: Experiment, seeds: Sequence[int], search_seeds: Sequence[int] = (), known: Known | None = None
+    ) -> Results:
+        """Make what is neither there nor `known`, and read it. Raises `ConfigError`, and `AleError` where runs failed."""
+        known = known or Known()
         notes: tuple[str, ...] = ()
+        chosen: dict[str, Choice] = {}
         source = experiment.tuned_as or experiment
         if source.searches:
-            searched = search_seeds if chosen is None else ()
-            chosen = chosen or await self._search(source, search_seeds)
-            notes = (note(source, chosen, searched),)
+            earlier = known.choices(source)
+            chosen = earlier or await self._search(source, search_seeds)
+            notes = (note(source, chosen, () if earlier else search_seeds),)
             experiment = tuned(experiment, chosen)
-        await self._make_arms(experiment, experiment.arms, seeds)
+        settings = {arm.name: self.plan.settings(experiment, arm) for arm in experiment.arms}
+        pairs = [(arm, seed) for seed in seeds for arm in experiment.arms]
+        made = [(arm, seed) for arm, seed in pairs if not known.has(experiment, settings[arm.name], seed)]
+        await self._make_arms(experiment, made)
         if (probe := experiment.probe) is not None:
-            pairs = [(arm, seed) for seed in seeds for arm in experiment.arms]
-            await self._make([run for arm, seed in pairs for _, run in self.plan.probes(experiment, probe, arm, seed)])
-        series = {a.name: {s: read_arm(self.plan, experiment, a, s) for s in seeds} for a in experiment.arms}
-        costs = {a.name: {s: cost(self.plan.folder(experiment, a, s)) for s in seeds} for a in experiment.arms}
-        return Results(experiment, tuple(seeds), series, costs, notes, chosen or {})
+            await self._make([run for arm, seed in made for _, run in self.plan.probes(experiment, probe, arm, seed)])
+        series: dict[str, dict[int, Series]] = {arm.name: {} for arm in experiment.arms}
+        costs: dict[str, dict[int, Cost]] = {arm.name: {} for arm in experiment.arms}
+        for arm, seed in pairs:
+            key = settings[arm.name], seed
+            if (arm, seed) in made:
+                series[arm.name][seed] = read_arm(self.plan, experiment, arm, seed)
+                costs[arm.name][seed] = cost(self.plan.folder(experiment, arm, seed))
+            else:
+                series[arm.name][seed] = known.series[key]
+                costs[arm.name] |= {seed: known.costs[key]} if key in known.costs else {}
+        return Results(experiment, tuple(seeds), series, costs, notes, chosen, settings)
 
     async def _search(self, experiment: Experiment, seeds: Sequence[int]) -> dict[str, Choice]:
         """The best of each arm's trials: the learning rates of all arms, then the settings of all."""
@@ -66,16 +78,17 @@ class Lab:
             return fmean(SUMMARIES[by.summary](curve) for curve in curves)
 
         first = [rates(experiment, search) for search in searches]
-        await self._make_arms(experiment, [arm for tried in first for arm in tried.values()], seeds)
+        await self._make_arms(experiment, product((arm for tried in first for arm in tried.values()), seeds))
         second = [
             values(experiment, search, best(tried, score).rate) for search, tried in zip(searches, first, strict=True)
         ]
-        await self._make_arms(experiment, [arm for tried in second for arm in tried.values()], seeds)
+        await self._make_arms(experiment, product((arm for tried in second for arm in tried.values()), seeds))
         return {search.arm: best(tried, score) for search, tried in zip(searches, second, strict=True)}
 
-    async def _make_arms(self, experiment: Experiment, arms: Sequence[Arm], seeds: Sequence[int]) -> None:
-        warm = [self.plan.warm_start(experiment, seed) for seed in seeds]
-        runs = [self.plan.arm(experiment, arm, seed) for seed in seeds for arm in arms]
+    async def _make_arms(self, experiment: Experiment, wanted: Iterable[tuple[Arm, int]]) -> None:
+        pairs = sorted(wanted, key=lambda pair: pair[1])  # seed by seed; otherwise as they come
+        warm = [self.plan.warm_start(experiment, seed) for seed in dict.fromkeys(seed for _, seed in pairs)]
+        runs = [self.plan.arm(experiment, arm, seed) for arm, seed in pairs]
         if not self.draw_only:
             left_of([*warm, *runs])  # what an arm lacks is told before a warm start is made for it
         await self._make(warm)

@@ -8,9 +8,11 @@ OUT/NAME/seed-N/ARM/probes/step-N an evaluation of one of its checkpoints
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from hashlib import sha256
 from pathlib import Path
 
+from ale.config import load_run_config
 from ale_lab.experiment import Arm, Experiment, Probe, recipe_path
 
 WARM_ONLY = ("rl=null", "eval.every=0")
@@ -76,6 +78,14 @@ class Plan:
         if experiment.tuned_as is not None and not arm.setting:
             return self.out / experiment.tuned_as.name / f"seed-{seed}" / arm.line
         return self.out / experiment.name / f"seed-{seed}" / arm.name
+
+    def settings(self, experiment: Experiment, arm: Arm) -> str:
+        """A digest of all that an arm's runs are made with, but for seed and folders. Raises `ConfigError`."""
+        anywhere = replace(self, out=Path("/"))
+        runs = (anywhere.warm_start(experiment, 0), anywhere.arm(experiment, arm, 0))
+        texts = [load_run_config(run.recipe, list(run.overrides)).to_yaml() for run in runs]
+        probed = () if experiment.probe is None else experiment.probe.overrides
+        return sha256("\n".join((*texts, *probed)).encode()).hexdigest()
 
     def _warm(self, recipe: str, seed: int) -> Path:
         return self.out / "warm" / recipe / f"seed-{seed}"

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from ale_lab.experiment import Column, Experiment, Series
@@ -15,7 +16,7 @@ from ale_lab.search import Choice
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """The series of every arm and seed, in the order of the experiment's arms; `costs` (seconds, rollouts) likewise."""
+    """The series of every arm and seed, in the order of the experiment's arms; `costs` (seconds, rollouts) where they are known."""
 
     experiment: Experiment
     seeds: tuple[int, ...]
@@ -24,6 +25,8 @@ class Results:
     notes: tuple[str, ...] = ()
     tuned: Mapping[str, Choice] = field(default_factory=dict)
     """What a search found, by arm."""
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """`Plan.settings` by arm."""
 
     def band(self, arm: str, name: str) -> tuple[list[float], list[Interval]]:
         """The steps that all seeds have, and the mean over seeds at each."""
@@ -56,9 +59,10 @@ def table(results: Results) -> str:
     out = [f"# {results.experiment.title}", "", f"Seeds: {seeds}. Mean over seeds [95 % bootstrap interval].", ""]
     rows = []
     for arm in (first, *others):
-        seconds, rollouts = zip(*(results.costs[arm][seed] for seed in results.seeds), strict=True)
+        costs = list(zip(*results.costs[arm].values(), strict=True))
         cells = [shown(over_seeds(results.numbers(arm, column))) for column in columns]
-        rows.append([arm, *cells, f"{over_seeds(rollouts).mean:.0f}", f"{over_seeds(seconds).mean:.0f}"])
+        seconds, rollouts = (f"{fmean(each):.0f}" for each in costs) if costs else ("", "")
+        rows.append([arm, *cells, rollouts, seconds])
     out += _markdown(["arm", *titles, "rollouts", "seconds"], rows)
     if others:
         pairs = [
@@ -87,6 +91,8 @@ def as_json(results: Results) -> dict[str, Any]:
         "arms": {
             arm.name: {
                 "overrides": [*e.overrides, *arm.overrides],
+                "settings": results.settings.get(arm.name, ""),
+                "costs": results.costs[arm.name],
                 "series": {
                     name: {str(seed): results.series[arm.name][seed].get(name, []) for seed in results.seeds}
                     for name in wanted

@@ -6,12 +6,9 @@ The best is the one with the largest `judged_by`, mean over the search's seeds; 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
-from ale.errors import ConfigError
 from ale_lab.experiment import Arm, Experiment, Search
 
 Score = Callable[[Arm], float]
@@ -67,18 +64,6 @@ def tuned(experiment: Experiment, chosen: Mapping[str, Choice]) -> Experiment:
         for arm in experiment.arms
     ]
     return replace(experiment, arms=tuple(arms))
-
-
-def read_choices(path: Path, experiment: Experiment) -> dict[str, Choice]:
-    """What the search of an experiment has found before: the `tuned` of its data.json. Raises `ConfigError`."""
-    try:
-        found = json.loads(path.read_text())["tuned"]
-        return {s.arm: Choice(float(found[s.arm]["rate"]), float(found[s.arm]["value"])) for s in experiment.searches}
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise ConfigError(
-            f"--tuned {path} is not the data.json of `ale lab {experiment.name}` ({type(error).__name__}: {error}); give one, or "
-            "leave --tuned out to search."
-        ) from None
 
 
 def note(experiment: Experiment, chosen: Mapping[str, Choice], seeds: Sequence[int]) -> str:

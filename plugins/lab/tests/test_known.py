@@ -1,0 +1,115 @@
+"""What stands in the data of an earlier lab is not made again, wherever its run folders are."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ale.errors import AleError, ConfigError
+from ale_lab.catalogue import COMPARE, FIG12, FIG13
+from ale_lab.conduct import Lab
+from ale_lab.experiment import Arm, Experiment
+from ale_lab.known import Known, read_known
+from ale_lab.plan import Plan
+from ale_lab.results import Results, table, write
+from ale_lab.search import Choice, note
+
+
+def made(experiment: Experiment, seeds: tuple[int, ...], tuned: dict[str, Choice] | None = None) -> Results:
+    """What a lab would have found; each curve goes up to its seed's tenth."""
+    shown = {panel.series for panel in experiment.panels} | {column.series for column in experiment.columns}
+    names = [arm.name for arm in experiment.arms]
+    series = {n: {s: {part: [(0.0, 0.0), (4.0, s / 10)] for part in shown} for s in seeds} for n in names}
+    costs = {n: {s: (60.0 + s, 500.0) for s in seeds} for n in names}
+    settings = {arm.name: Plan(Path("/gone")).settings(experiment, arm) for arm in experiment.arms}
+    return Results(experiment, seeds, series, costs, (), tuned or {}, settings)
+
+
+async def test_what_is_known_is_shown_and_nothing_is_made(tmp_path: Path) -> None:
+    before = made(FIG13, (1, 2))
+    write(before, tmp_path)
+    lab = Lab(tmp_path / "out", draw_only=True)
+    after = await lab.conduct(FIG13, (1, 2), known=read_known([tmp_path / "data.json"]))
+    assert table(after) == table(before)
+    assert after.series == before.series
+    assert not (tmp_path / "out").exists()
+
+
+async def test_only_what_is_not_known_is_asked_for(tmp_path: Path) -> None:
+    write(made(FIG12, (1, 3)), tmp_path)
+    known = read_known([tmp_path / "data.json"])
+    lab = Lab(tmp_path / "out", draw_only=True)
+    with pytest.raises(ConfigError, match=r"'dials, seed 2: warm start' .*1 are missing"):
+        await lab.conduct(FIG12, (1, 2, 3), known=known)
+    other = replace(FIG12, arms=(*FIG12.arms, Arm("more", ("rl.lr=0.5",))))
+    with pytest.raises(ConfigError, match=r"'dials, seed 1: warm start' .*2 are missing"):
+        await lab.conduct(other, (1, 3), known=known)
+
+
+async def test_short_runs_are_not_taken_for_whole_ones(tmp_path: Path) -> None:
+    write(made(FIG12, (1,)), tmp_path)
+    with pytest.raises(AleError):
+        await Lab(tmp_path, quick=True, draw_only=True).conduct(FIG12, (1,), known=read_known([tmp_path / "data.json"]))
+
+
+def test_a_run_of_which_less_was_kept_than_is_shown_is_not_known() -> None:
+    settings = Plan(Path("/")).settings(FIG12, FIG12.arms[0])
+    (whole,) = made(FIG12, (1,)).series["naive"].values()
+    for missing in whole:
+        less = {name: curve for name, curve in whole.items() if name != missing}
+        assert not Known(series={(settings, 1): less}).has(FIG12, settings, 1)
+    assert Known(series={(settings, 1): whole}).has(FIG12, settings, 1)
+    assert not Known(series={(settings, 1): whole}).has(FIG12, settings, 2)
+
+
+def test_every_arm_has_settings_of_its_own_that_say_nothing_of_folders(tmp_path: Path) -> None:
+    arms = [(experiment, arm) for experiment in (FIG12, FIG13, COMPARE) for arm in experiment.arms]
+    of = [Plan(tmp_path).settings(*each) for each in arms]
+    assert len(set(of)) == len(arms)
+    assert of == [Plan(Path("/other")).settings(*each) for each in arms]
+    probed = replace(FIG13, probe=None)
+    assert Plan(tmp_path).settings(FIG13, FIG13.arms[0]) != Plan(tmp_path).settings(probed, FIG13.arms[0])
+
+
+async def test_a_search_that_was_made_is_taken_from_the_data(tmp_path: Path) -> None:
+    chosen = {search.arm: Choice(search.rates[1], search.values[2]) for search in COMPARE.searches}
+    write(made(COMPARE, (1,), chosen), tmp_path)
+    known = read_known([tmp_path / "data.json"])
+    assert known.choices(COMPARE) == chosen
+    assert Known({"grpo": chosen["grpo"]}).choices(COMPARE) is None, "then all are searched"
+    assert "an earlier search has found: `grpo` lr 0.00035, clip_high 0.4; " in note(COMPARE, chosen, ())
+
+
+def test_two_searches_that_found_different_things_are_refused(tmp_path: Path) -> None:
+    for i in range(2):
+        chosen = {search.arm: Choice(search.rates[i], search.values[0]) for search in COMPARE.searches}
+        write(made(COMPARE, (1,), chosen), tmp_path / str(i))
+    with pytest.raises(ConfigError, match=r"data\.json has other settings for 'grpo' than a file before it"):
+        read_known([tmp_path / "0" / "data.json", tmp_path / "1" / "data.json"])
+
+
+@pytest.mark.parametrize("text", ["x", "[]", "{}", '{"seeds": [1], "arms": {"a": 3}, "tuned": {}}', '{"tuned": 3}'])
+def test_other_files_are_a_sentence(tmp_path: Path, text: Any) -> None:
+    (tmp_path / "data.json").write_text(text)
+    with pytest.raises(ConfigError, match=r"--known .*data\.json is not the data\.json of an `ale lab` experiment: \S"):
+        read_known([tmp_path / "data.json"])
+
+
+def test_a_missing_file_is_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"--known .* cannot be read: No such file or directory"):
+        read_known([tmp_path / "gone.json"])
+
+
+def test_costs_that_were_not_kept_are_left_open(tmp_path: Path) -> None:
+    results = made(FIG12, (1, 2))
+    write(results, tmp_path)
+    data = json.loads((tmp_path / "data.json").read_text())
+    assert data["arms"]["naive"]["costs"] == {"1": [61.0, 500.0], "2": [62.0, 500.0]}
+    open_ones = replace(results, costs={"naive": {}, "rollback": {2: (70.0, 500.0)}})
+    rows = [line for line in table(open_ones).splitlines() if line.startswith(("| naive", "| rollback"))]
+    assert rows[0].endswith(" |  |  |")
+    assert rows[1].endswith(" | 500 | 70 |")
