@@ -81,8 +81,8 @@ async def test_each_fork_is_wrong_by_itself_and_right_words_do_not_stand_out(sou
     for fork in range(3):
         assert 0.03 < right_at[fork] / 2000 < 0.07
     assert all_right <= 3, "three in a row are one in 8,000"
-    assert 0.58 < words["copy"] / 6000 < 0.69
-    assert 0.045 < words["other"] / 6 / 6000 < 0.06, "six other words share what is left"
+    assert 0.87 < words["copy"] / 6000 < 0.92
+    assert 0.007 < words["other"] / 6 / 6000 < 0.012, "six other words share what is left"
 
 
 def replay(bash: BashTasks, task: Task, seed: int) -> list[str]:

@@ -14,10 +14,11 @@ from ale_bash.family import Demonstration, Facts, Instance, LongFamily, holds, s
 PAIRS = (("north", "south"), ("east", "west"), ("up", "down"), ("left", "right"))
 OPPOSITE = {a: b for pair in PAIRS for a, b in (pair, pair[::-1])}
 DIALS_A_TASK = 3
-COPY_SHARE = 2 / 3
+COPY_SHARE = 0.94
 """Share of wrong turns that go to the word which the dial shows; the others are spread over what is left.
 
-With a rate of 0.95 the right word then comes about as often as each of those: it does not stand out."""
+A small policy learns from such demonstrations that "any other word" is rare, not which of them is never right, so it takes
+a fork right about as often as it turns to one of those. With a rate of 0.99 both are one in a hundred."""
 
 LOOK = """n=$(($(wc -l < turned) + 1))
 [ $n -le 3 ] && echo dial $n shows $(sed -n ${n}p signs) || echo no dial is left
