@@ -31,7 +31,8 @@ def test_every_arm_is_a_valid_run_with_the_same_budget(experiment: Experiment, q
     plan = Plan(tmp_path, quick)
     warm = plan.warm_start(experiment, 7)
     assert load_run_config(warm.recipe, list(warm.overrides)).run.sft is not None
-    (tmp_path / "warm" / experiment.recipe / "seed-7" / "model" / "sft").mkdir(parents=True)
+    assert load_run_config(warm.recipe, list(warm.overrides)).run.rl is None
+    (warm.folder / "model" / "sft").mkdir(parents=True)
     runs = [plan.arm(experiment, arm, 7) for arm in experiment.arms]
     assert len({run.folder for run in runs}) == len(runs)
     first, *others = [budget(run) for run in runs]
@@ -57,7 +58,7 @@ def test_probes_are_of_the_start_and_of_each_checkpoint(tmp_path: Path) -> None:
     arm = experiment.arms[0]
     for step in (20, 5):
         (tmp_path / "fig13" / "seed-2" / arm.name / "checkpoints" / f"step_{step}").mkdir(parents=True)
-    (tmp_path / "warm" / "dials" / "seed-2" / "model" / "sft").mkdir(parents=True)
+    (Plan(tmp_path).warm_start(experiment, 2).folder / "model" / "sft").mkdir(parents=True)
     made = Plan(tmp_path).probes(experiment, experiment.probe, arm, 2)
     assert [step for step, _ in made] == [0, 5, 20]
     for _, run in made:

@@ -9,24 +9,23 @@ from typing import Any
 
 import pytest
 
-from ale.errors import AleError, ConfigError
+from ale.errors import ConfigError
 from ale_lab.catalogue import COMPARE, FIG12, FIG13
 from ale_lab.conduct import Lab
 from ale_lab.experiment import Arm, Experiment
 from ale_lab.known import Known, read_known
 from ale_lab.plan import Plan
 from ale_lab.results import Results, table, write
-from ale_lab.search import Choice, note
+from ale_lab.search import Choice, tuned
 
 
-def made(experiment: Experiment, seeds: tuple[int, ...], tuned: dict[str, Choice] | None = None) -> Results:
+def made(experiment: Experiment, seeds: tuple[int, ...], chosen: dict[str, Choice] | None = None) -> Results:
     """What a lab would have found; each curve goes up to its seed's tenth."""
-    shown = {panel.series for panel in experiment.panels} | {column.series for column in experiment.columns}
     names = [arm.name for arm in experiment.arms]
-    series = {n: {s: {part: [(0.0, 0.0), (4.0, s / 10)] for part in shown} for s in seeds} for n in names}
+    series = {n: {s: {part: [(0.0, 0.0), (4.0, s / 10)] for part in experiment.shown} for s in seeds} for n in names}
     costs = {n: {s: (60.0 + s, 500.0) for s in seeds} for n in names}
     settings = {arm.name: Plan(Path("/gone")).settings(experiment, arm) for arm in experiment.arms}
-    return Results(experiment, seeds, series, costs, (), tuned or {}, settings)
+    return Results(experiment, seeds, series, costs, (), chosen or {}, (101,) if chosen else (), settings)
 
 
 async def test_what_is_known_is_shown_and_nothing_is_made(tmp_path: Path) -> None:
@@ -37,6 +36,8 @@ async def test_what_is_known_is_shown_and_nothing_is_made(tmp_path: Path) -> Non
     assert table(after) == table(before)
     assert after.series == before.series
     assert not (tmp_path / "out").exists()
+    marks = [panel.marks for panel in FIG12.panels if panel.marks]
+    assert set(marks) < set(FIG12.shown), "what is drawn as crosses is kept too"
 
 
 async def test_only_what_is_not_known_is_asked_for(tmp_path: Path) -> None:
@@ -52,8 +53,20 @@ async def test_only_what_is_not_known_is_asked_for(tmp_path: Path) -> None:
 
 async def test_short_runs_are_not_taken_for_whole_ones(tmp_path: Path) -> None:
     write(made(FIG12, (1,)), tmp_path)
-    with pytest.raises(AleError):
-        await Lab(tmp_path, quick=True, draw_only=True).conduct(FIG12, (1,), known=read_known([tmp_path / "data.json"]))
+    known = read_known([tmp_path / "data.json"])
+    with pytest.raises(ConfigError, match="There is no finished run"):
+        await Lab(tmp_path, quick=True, draw_only=True).conduct(FIG12, (1,), known=known)
+    with pytest.raises(ConfigError, match=r"data\.json is not of a lab with --quick; leave it out"):
+        read_known([tmp_path / "data.json"], quick=True)
+
+
+def test_of_a_run_in_two_files_is_known_what_either_has(tmp_path: Path) -> None:
+    whole = made(FIG12, (1,))
+    write(whole, tmp_path / "a")
+    write(made(replace(FIG12, panels=FIG12.panels[2:], columns=FIG12.columns[:1]), (1,)), tmp_path / "b")
+    for order in ("ab", "ba"):
+        known = read_known([tmp_path / name / "data.json" for name in order])
+        assert all(known.has(FIG12, settings, 1) for settings in whole.settings.values())
 
 
 def test_a_run_of_which_less_was_kept_than_is_shown_is_not_known() -> None:
@@ -75,13 +88,27 @@ def test_every_arm_has_settings_of_its_own_that_say_nothing_of_folders(tmp_path:
     assert Plan(tmp_path).settings(FIG13, FIG13.arms[0]) != Plan(tmp_path).settings(probed, FIG13.arms[0])
 
 
+def test_another_warm_start_is_another_setting(tmp_path: Path) -> None:
+    arm = FIG12.arms[0]
+    longer = replace(FIG12, recipe="mix")
+    assert Plan(tmp_path).settings(FIG12, arm) != Plan(tmp_path).settings(longer, arm)
+    folder, quick = (Plan(tmp_path, quick).warm_start(FIG12, 1).folder for quick in (False, True))
+    assert folder != quick
+    assert f'"{folder}/model/sft"' in "".join(Plan(tmp_path).arm(FIG12, arm, 1).overrides)
+
+
 async def test_a_search_that_was_made_is_taken_from_the_data(tmp_path: Path) -> None:
     chosen = {search.arm: Choice(search.rates[1], search.values[2]) for search in COMPARE.searches}
-    write(made(COMPARE, (1,), chosen), tmp_path)
+    write(made(tuned(COMPARE, chosen), (1,), chosen), tmp_path)
     known = read_known([tmp_path / "data.json"])
     assert known.choices(COMPARE) == chosen
+    lab = Lab(tmp_path, draw_only=True)
+    again = await lab.conduct(COMPARE, (1,), (7,), known)
+    assert "on the seed 101 by area" in table(again)
+    assert again.search_seeds == (101,)
+    with pytest.raises(ConfigError, match="The seeds 101 are those of the search; report others"):
+        await lab.conduct(COMPARE, (1, 101), (7,), known)
     assert Known({"grpo": chosen["grpo"]}).choices(COMPARE) is None, "then all are searched"
-    assert "an earlier search has found: `grpo` lr 0.00035, clip_high 0.4; " in note(COMPARE, chosen, ())
 
 
 def test_two_searches_that_found_different_things_are_refused(tmp_path: Path) -> None:

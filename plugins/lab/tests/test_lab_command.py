@@ -50,7 +50,7 @@ def test_drawing_what_was_never_run_is_a_sentence(tmp_path: Path) -> None:
 def test_seeds_of_the_search_are_not_reported(tmp_path: Path) -> None:
     done = lab("compare", "--seeds", "1-3", "--search-seeds", "3", "--out", tmp_path)
     assert done.returncode == 2
-    assert "The seeds 3 stand in --seeds and --search-seeds" in done.stderr
+    assert "The seeds 3 are those of the search; report others." in done.stderr
 
 
 def test_what_an_arm_lacks_is_told_before_anything_runs(tmp_path: Path) -> None:
@@ -63,6 +63,14 @@ def test_what_an_arm_lacks_is_told_before_anything_runs(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert "algorithm: there is no algorithm plugin 'gone'" in done.stderr
     assert not list(tmp_path.iterdir())
+
+
+def test_a_file_as_out_is_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    done = lab("fig12", "--out", tmp_path / "file")
+    assert done.returncode == 2
+    assert "error: The run folder" in done.stderr
+    assert "cannot be read: Not a directory; give another --out" in done.stderr
 
 
 def test_help_lists_the_experiments() -> None:

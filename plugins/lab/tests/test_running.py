@@ -90,3 +90,27 @@ async def test_what_another_lab_is_making_is_left_alone(run: Run) -> None:
             await make([run], 1, print)
         assert store.count("1") == 0
         assert (run.folder / DB_NAME).exists()
+
+
+async def test_what_another_lab_has_finished_meanwhile_is_not_made_again(run: Run) -> None:
+    seen: list[int] = []
+
+    def tell(_: str) -> None:
+        seen.append((run.folder / SUMMARY_NAME).stat().st_mtime_ns)
+
+    # Both are looked at while nothing is there, as two labs do, and take turns.
+    await make([replace(run, name="first"), replace(run, name="second")], 1, tell)
+    assert len(seen) == 2
+    assert seen[0] == seen[1]
+
+
+async def test_what_the_system_refuses_stops_no_other_run(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    refused = replace(run, name="two", folder=tmp_path / "file" / "deep" / "two")
+    with pytest.raises(ConfigError, match=r"two cannot be read: Not a directory"):
+        await make([refused, run], 1, print)
+    (tmp_path / "loop").symlink_to(tmp_path / "gone" / "deeper")
+    refused = replace(run, name="two", folder=tmp_path / "loop" / "two")
+    with pytest.raises(AleError, match=r"(?s)1 of 2 runs failed.*two: .*File exists"):
+        await make([refused, run], 1, print)
+    assert is_finished(run.folder)

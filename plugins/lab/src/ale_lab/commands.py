@@ -86,10 +86,8 @@ def _experiment(
 
     chosen = (1,) if quick else read_seeds(seeds, "--seeds")
     searched = () if search_seeds is None else read_seeds(search_seeds, "--search-seeds")
-    if both := sorted(set(chosen) & set(searched)):
-        raise ConfigError(f"The seeds {', '.join(map(str, both))} stand in --seeds and --search-seeds; choose others.")
     lab = Lab(out.resolve() / ("quick" if quick else "."), jobs, quick, draw_only, print)
-    earlier = read_known(known or ())
+    earlier = read_known(known or (), quick)
     results = run_until_signal(lambda: lab.conduct(experiment, chosen, searched, earlier))
     for path in conclude(results, lab.out / experiment.name):
         print(path)

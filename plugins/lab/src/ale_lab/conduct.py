@@ -16,7 +16,7 @@ from ale_lab.known import Cost, Known
 from ale_lab.plan import Plan, Run
 from ale_lab.reading import cost, read_arm, read_run
 from ale_lab.results import Results, table, write
-from ale_lab.running import is_finished, left_of, make
+from ale_lab.running import left_of, make
 from ale_lab.search import Choice, best, note, rates, tuned, values
 
 
@@ -45,8 +45,11 @@ class Lab:
         source = experiment.tuned_as or experiment
         if source.searches:
             earlier = known.choices(source)
+            search_seeds = known.search_seeds if earlier else search_seeds
+            if both := sorted(set(seeds) & set(search_seeds)):
+                raise ConfigError(f"The seeds {', '.join(map(str, both))} are those of the search; report others.")
             chosen = earlier or await self._search(source, search_seeds)
-            notes = (note(source, chosen, () if earlier else search_seeds),)
+            notes = (note(source, chosen, search_seeds),)
             experiment = tuned(experiment, chosen)
         settings = {arm.name: self.plan.settings(experiment, arm) for arm in experiment.arms}
         pairs = [(arm, seed) for seed in seeds for arm in experiment.arms]
@@ -64,7 +67,8 @@ class Lab:
             else:
                 series[arm.name][seed] = known.series[key]
                 costs[arm.name] |= {seed: known.costs[key]} if key in known.costs else {}
-        return Results(experiment, tuple(seeds), series, costs, notes, chosen, settings)
+        searched = tuple(search_seeds) if chosen else ()
+        return Results(experiment, tuple(seeds), series, costs, notes, chosen, searched, settings, self.quick)
 
     async def _search(self, experiment: Experiment, seeds: Sequence[int]) -> dict[str, Choice]:
         """The best of each arm's trials: the learning rates of all arms, then the settings of all."""
@@ -98,8 +102,7 @@ class Lab:
         if not self.draw_only:
             await make(runs, self.jobs, self.tell)
             return
-        missing = [run for run in runs if not is_finished(run.folder)]
-        if missing:
+        if missing := left_of(runs):
             raise ConfigError(
                 f"There is no finished run for '{missing[0].name}' in {missing[0].folder} ({len(missing)} are missing); "
                 "leave --draw-only out to make them."

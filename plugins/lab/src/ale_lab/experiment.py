@@ -87,6 +87,12 @@ class Experiment:
     tuned_as: Experiment | None = None
     """The experiment whose search has tuned the lines."""
 
+    @property
+    def shown(self) -> tuple[str, ...]:
+        """The series that panels and columns need, each once."""
+        names = [name for panel in self.panels for name in (panel.series, panel.marks)]
+        return tuple(dict.fromkeys(name for name in (*names, *(c.series for c in self.columns)) if name))
+
 
 def recipe_path(name: str) -> Path:
     """The run file of a recipe."""

@@ -1,7 +1,7 @@
 """What earlier labs have found, read from their `data.json`: the settings of a search, and runs that need not be made again.
 
-A run is known where everything that it would be made with is the same (`Plan.settings`), and its seed. Run folders may then be
-lost, and an experiment can be continued on another machine.
+A run is known where its run file, its overrides and its warm start's say the same (`Plan.settings`), and its seed. Run folders may
+then be lost, and an experiment can be continued on another machine. Whether the code is still the same is for people to know.
 """
 
 from __future__ import annotations
@@ -27,9 +27,11 @@ class _Arm(BaseModel):
 
 
 class _Data(BaseModel):
+    quick: bool
     seeds: list[int]
     arms: dict[str, _Arm]
     tuned: dict[str, Choice]
+    search_seeds: list[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,7 @@ class Known:
     """Choices by arm; series and costs (seconds, rollouts; where they were kept) by settings and seed."""
 
     tuned: Mapping[str, Choice] = field(default_factory=dict)
+    search_seeds: tuple[int, ...] = ()
     series: Mapping[tuple[str, int], Series] = field(default_factory=dict)
     costs: Mapping[tuple[str, int], Cost] = field(default_factory=dict)
 
@@ -47,17 +50,20 @@ class Known:
 
     def has(self, experiment: Experiment, settings: str, seed: int) -> bool:
         """Whether all that is shown of a run is known."""
-        shown = {panel.series for panel in experiment.panels} | {column.series for column in experiment.columns}
-        return shown <= self.series.get((settings, seed), {}).keys()
+        return set(experiment.shown) <= self.series.get((settings, seed), {}).keys()
 
 
-def read_known(paths: Iterable[Path]) -> Known:
-    """What stands in some `data.json`; of a run that is in two, the later's. Raises `ConfigError`."""
+def read_known(paths: Iterable[Path], quick: bool = False) -> Known:
+    """What stands in some `data.json`; of a run that is in two, all that either has. Raises `ConfigError`."""
     tuned: dict[str, Choice] = {}
+    searched: dict[int, None] = {}
     series: dict[tuple[str, int], Series] = {}
     costs: dict[tuple[str, int], Cost] = {}
     for path in paths:
         data = _read(path)
+        if data.quick != quick:
+            raise ConfigError(f"--known {path} is {'' if data.quick else 'not '}of a lab with --quick; leave it out.")
+        searched |= dict.fromkeys(data.search_seeds)
         for name, choice in data.tuned.items():
             if tuned.setdefault(name, choice) != choice:
                 raise ConfigError(
@@ -66,10 +72,9 @@ def read_known(paths: Iterable[Path]) -> Known:
         for arm in data.arms.values():
             costs |= {(arm.settings, seed): cost for seed, cost in arm.costs.items()}
             for seed in data.seeds:
-                series[arm.settings, seed] = {
-                    name: curves[seed] for name, curves in arm.series.items() if seed in curves
-                }
-    return Known(tuned, series, costs)
+                of_seed = {name: curves[seed] for name, curves in arm.series.items() if seed in curves}
+                series.setdefault((arm.settings, seed), {}).update(of_seed)
+    return Known(tuned, tuple(searched), series, costs)
 
 
 def _read(path: Path) -> _Data:

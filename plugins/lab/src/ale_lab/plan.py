@@ -1,6 +1,6 @@
 """Which runs an experiment needs, and in which folders.
 
-OUT/warm/RECIPE/seed-N            the warm start that all arms of a seed begin from
+OUT/warm/RECIPE-DIGEST/seed-N     the warm start that all arms of a seed begin from
 OUT/NAME/seed-N/ARM               an arm
 OUT/NAME/seed-N/ARM/probes/step-N an evaluation of one of its checkpoints
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, replace
+from functools import cache
 from hashlib import sha256
 from pathlib import Path
 
@@ -42,7 +43,7 @@ class Plan:
     def warm_start(self, experiment: Experiment, seed: int) -> Run:
         """The run that makes a seed's warm start; experiments with the same recipe share it."""
         recipe = experiment.recipe
-        overrides = (f"seed={seed}", *WARM_ONLY, *((*QUICK, *QUICK_WARM) if self.quick else ()))
+        overrides = (f"seed={seed}", *_warm_overrides(self.quick))
         return Run(f"{recipe}, seed {seed}: warm start", self._warm(recipe, seed), recipe_path(recipe), overrides)
 
     def arm(self, experiment: Experiment, arm: Arm, seed: int) -> Run:
@@ -80,15 +81,26 @@ class Plan:
         return self.out / experiment.name / f"seed-{seed}" / arm.name
 
     def settings(self, experiment: Experiment, arm: Arm) -> str:
-        """A digest of all that an arm's runs are made with, but for seed and folders. Raises `ConfigError`."""
-        anywhere = replace(self, out=Path("/"))
-        runs = (anywhere.warm_start(experiment, 0), anywhere.arm(experiment, arm, 0))
-        texts = [load_run_config(run.recipe, list(run.overrides)).to_yaml() for run in runs]
+        """A digest of what the run files say of an arm and its warm start, without seed and folders; of the code, and of
+        what it takes for granted, it says nothing. Raises `ConfigError`."""
+        run = replace(self, out=Path("/")).arm(experiment, arm, 0)  # its model.path names the warm start's digest
         probed = () if experiment.probe is None else experiment.probe.overrides
-        return sha256("\n".join((*texts, *probed)).encode()).hexdigest()
+        return _digest(run.recipe, run.overrides, probed)
 
     def _warm(self, recipe: str, seed: int) -> Path:
-        return self.out / "warm" / recipe / f"seed-{seed}"
+        # Another warm start lies in another folder: an arm that began from the one before has other settings then.
+        digest = _digest(recipe_path(recipe), _warm_overrides(self.quick))
+        return self.out / "warm" / f"{recipe}-{digest[:12]}" / f"seed-{seed}"
+
+
+def _warm_overrides(quick: bool) -> tuple[str, ...]:
+    return (*WARM_ONLY, *((*QUICK, *QUICK_WARM) if quick else ()))
+
+
+@cache
+def _digest(recipe: Path, overrides: tuple[str, ...], more: tuple[str, ...] = ()) -> str:
+    text = load_run_config(recipe, list(overrides)).to_yaml()
+    return sha256("\n".join((text, *more)).encode()).hexdigest()
 
 
 def _policy(folder: Path) -> str:

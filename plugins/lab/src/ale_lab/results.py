@@ -24,9 +24,11 @@ class Results:
     costs: Mapping[str, Mapping[int, tuple[float, float]]]
     notes: tuple[str, ...] = ()
     tuned: Mapping[str, Choice] = field(default_factory=dict)
-    """What a search found, by arm."""
+    """What a search found, by arm, and its seeds."""
+    search_seeds: tuple[int, ...] = ()
     settings: Mapping[str, str] = field(default_factory=dict)
     """`Plan.settings` by arm."""
+    quick: bool = False
 
     def band(self, arm: str, name: str) -> tuple[list[float], list[Interval]]:
         """The steps that all seeds have, and the mean over seeds at each."""
@@ -84,9 +86,9 @@ def _markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 def as_json(results: Results) -> dict[str, Any]:
     """Everything that is shown, with the curves of each seed."""
     e = results.experiment
-    wanted = dict.fromkeys([panel.series for panel in e.panels] + [column.series for column in e.columns])
     return {
         "experiment": e.name,
+        "quick": results.quick,
         "seeds": list(results.seeds),
         "arms": {
             arm.name: {
@@ -95,7 +97,7 @@ def as_json(results: Results) -> dict[str, Any]:
                 "costs": results.costs[arm.name],
                 "series": {
                     name: {str(seed): results.series[arm.name][seed].get(name, []) for seed in results.seeds}
-                    for name in wanted
+                    for name in e.shown
                 },
                 "columns": {
                     column.title: {
@@ -109,11 +111,13 @@ def as_json(results: Results) -> dict[str, Any]:
         },
         "notes": list(results.notes),
         "tuned": {arm: asdict(choice) for arm, choice in results.tuned.items()},
+        "search_seeds": list(results.search_seeds),
     }  # fmt: skip
 
 
 def write(results: Results, folder: Path) -> None:
-    """Write `table.md` and `data.json`."""
+    """Write `table.md` and `data.json`; the latter may be the only copy of runs, so that it is replaced at once."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "table.md").write_text(table(results))
-    (folder / "data.json").write_text(json.dumps(as_json(results), indent=1) + "\n")
+    (folder / "data.json.new").write_text(json.dumps(as_json(results), indent=1) + "\n")
+    (folder / "data.json.new").replace(folder / "data.json")

@@ -26,11 +26,13 @@ TOLD_LINES = 5
 
 
 def is_finished(folder: Path) -> bool:
-    """Whether a run folder holds a run that was completed."""
+    """Whether a run folder holds a run that was completed. Raises `ConfigError` where it cannot be read."""
     try:
         return bool(json.loads((folder / SUMMARY_NAME).read_text())["status"] == "completed")
     except FileNotFoundError:
         return False
+    except OSError as error:
+        raise ConfigError(f"The run folder {folder} cannot be read: {error.strerror}; give another --out.") from None
 
 
 def left_of(runs: Sequence[Run]) -> list[Run]:
@@ -47,7 +49,10 @@ async def make(runs: Sequence[Run], jobs: int, tell: Callable[[str], None]) -> N
     async def one(run: Run) -> None:
         async with slots:
             began = time.monotonic()
-            error = await _execute(run)
+            try:
+                error = await _execute(run)
+            except OSError as problem:
+                error = str(problem)
             seconds = time.monotonic() - began
             tell(f"{run.name}: {'failed' if error else 'done'} after {seconds:.0f} s")
             if error:
@@ -87,6 +92,8 @@ async def _execute(run: Run) -> str:
         except ConfigError as error:
             return str(error)
         try:
+            if _is_done(run):
+                return ""  # by another lab, since it was looked at
             shutil.rmtree(run.folder)
         finally:
             os.close(lock)

@@ -67,13 +67,11 @@ def tuned(experiment: Experiment, chosen: Mapping[str, Choice]) -> Experiment:
 
 
 def note(experiment: Experiment, chosen: Mapping[str, Choice], seeds: Sequence[int]) -> str:
-    """What stands below the table; without seeds the search was made before."""
+    """What stands below the table."""
     found = [
         f"`{search.arm}` lr {chosen[search.arm].rate:g}, {search.key.rpartition('.')[2]} {chosen[search.arm].value:g}"
         for search in experiment.searches
     ]
-    if not seeds:
-        return f"The arms have the settings that an earlier search has found: {'; '.join(found)}."
     tried = len(experiment.searches[0].rates) + len(experiment.searches[0].values) - 1
     return (
         f"Each arm was tuned by {tried} runs (three learning rates, then two more values of its own setting) on the "
