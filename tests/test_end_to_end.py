@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from ale_command import SCRIPTED, TINY, ale, summary_of
 
+from ale.messages import Message
 from ale.store import RunStore
 
 RunFile = Callable[[str], Path]
@@ -78,9 +80,46 @@ def test_the_halves_of_the_loop_fit_together(finished: Path, tmp_path: Path) -> 
     rolled = summary_of(ale("run", file, "--only", "rollout", "--from", finished, "--out", dump))
     assert rolled["rollouts"] == 8
     assert rolled["final_policy_version"] == 0
-    trained = summary_of(ale("run", file, "--only", "train", "--from", dump))
+    trained = summary_of(ale("run", file, "--only", "train", "--from", dump, "--out", tmp_path / "trained"))
     assert trained["final_policy_version"] == 2
     assert set(trained["heldout"]) == {"before_rl", "after_rl"}
+    with RunStore.open(tmp_path / "trained") as store:
+        metrics = store.metrics("rl")
+    (_, first), (_, second) = metrics["ratio"]
+    assert first == pytest.approx(1, abs=1e-5)
+    assert abs(second - 1) > 1e-4, "one policy sampled both steps; the second is trained on with another"
+    assert metrics["staleness"] == [(1, 0), (2, 1)]
+
+
+def test_a_step_whose_replays_are_all_lost_costs_the_expert_and_not_the_run(run_file: RunFile, tmp_path: Path) -> None:
+    file = run_file(
+        TINY.replace("families: [write, count]", "families: [write, count], train_tasks: 2, wrong_turn_rate: 0")
+    )
+    algorithm = "algorithm={use: ipa, group_size: 2, start: rollback, window: 2}"
+    made = ale("run", file, algorithm, "--out", tmp_path / "made", "rl.experts={demonstrate: 1}", "eval.episodes=1")
+    summary_of(made)
+    with RunStore.open(tmp_path / "made") as store, RunStore.create(tmp_path / "other") as other:
+        demonstrations = store.trajectories("split = 'train' AND stage <> 'rl'")
+        for t in {t.task_id: t for t in demonstrations}.values():
+            lines = tuple(replace(s, messages=tuple(map(otherwise, s.messages))) for s in t.sequences)
+            other.add_trajectory(replace(t, sequences=lines))
+    experts = f"rl.experts={{demonstrations: false, data: [{tmp_path / 'other'}]}}"
+    summary = summary_of(
+        ale("run", file, algorithm, "--out", tmp_path / "run", experts, "rl.steps=3", "eval.episodes=1")
+    )
+    with RunStore.open(tmp_path / "run") as store:
+        metrics, events = store.metrics("rl"), store.events()
+        came = [t.step for t in store.trajectories("stage = 'rl' AND rejected IS NULL")]
+    assert summary["status"] == "completed"
+    assert (1, 1.0) in metrics["rejected/replay_failure"]
+    assert min(step for step, _ in metrics["success"]) > 1, "nothing came back in the first step"
+    assert came
+    assert [kind for _, kind, _ in events].count("expert_dropped") == 2
+
+
+def otherwise(message: Message) -> Message:
+    """What no tool will answer again."""
+    return replace(message, content="Another world.") if message.role == "tool" else message
 
 
 def test_a_trained_folder_is_a_starting_point(finished: Path, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from ale.hooks import Hooks
 from ale.messages import Message, ToolCall
 from ale.rollout.answers import KnownAnswers, tool_answers
 from ale.rollout.episode import Episodes, Stage
-from ale.rollout.filters import Filter, illegal_run
+from ale.rollout.filters import LOST_REPLAY, Filter, Rejection, illegal_run
 from ale.rollout.scheduler import Rollouts
 from ale.rollout.selection import Option, Selection
 from ale.run_config import RolloutConfig, SandboxNeeds
@@ -124,6 +124,25 @@ def test_the_longest_run_of_illegal_calls_is_found(illegal: list[bool]) -> None:
     assert illegal_run(replace(BARE, chunks=chunks)) == slow
 
 
+def test_side_calls_break_no_run_of_illegal_calls_and_an_experts_are_not_the_policys() -> None:
+    error = ChunkError("illegal_call", "no such tool")
+    turns = [Chunk(i, 0, i, i + 1, (), (), "stop", error=error) for i in range(5)]
+    aside = replace(turns[2], error=None, side=True)
+    assert illegal_run(replace(BARE, chunks=(*turns[:2], aside, *turns[3:]))) == 4
+    replayed = [replace(chunk, sampled=False) for chunk in turns[:3]]
+    assert illegal_run(replace(BARE, chunks=(*replayed, *turns[3:]))) == 2
+
+
+def test_where_a_policy_is_judged_its_illegal_calls_are_failures(trajectory: Make) -> None:
+    error = ChunkError("illegal_call", "no such tool")
+    bad = trajectory(reward=0.0)
+    bad = replace(bad, chunks=tuple(replace(chunk, error=error) for chunk in bad.chunks))
+    reject = judge(max_illegal_calls=len(bad.chunks))
+    assert reject(replace(bad, stage="rl")) == "illegal calls"
+    assert reject(replace(bad, stage="eval")) is None
+    assert reject(replace(bad, stage="attempt")) is None
+
+
 class Looking(Program):
     """Its tool `look` is said to be deterministic."""
 
@@ -195,6 +214,21 @@ async def test_a_reward_that_cannot_be_computed_is_made_anew_and_never_a_zero(
     metrics = made.metrics("rl", 1)
     assert metrics == {"rejected": 6 / 7, "rejected/no_reward": 6 / 7, "resampled": 4.0, "unfilled": 2.0}
     assert made.metrics("rl", 1)["rejected"] == 0, "each step is told once"
+
+
+async def test_lost_replays_are_told_by_group_and_nothing_else_is(store: RunStore, engine: Scripted) -> None:
+    made = rollouts(store, engine, Program(*NONE), Fixed(*NONE), max_resamples=1)
+    kinds = {
+        "a": [LOST_REPLAY] * 4,
+        "b": [LOST_REPLAY, "no reward"],
+        "c": ["no reward", LOST_REPLAY],
+        "d": [LOST_REPLAY],
+    }
+    made.judge = lambda t: Rejection(kind := kinds[t.group].pop(0), kind) if kinds[t.group] else None
+    groups = ["a", "a", "b", "c", "d"]
+    done = await made.run([RolloutRequest(TASK, group, i) for i, group in enumerate(groups)], STAGE)
+    assert [t.group for t in done] == ["d"], "at the second try"
+    assert +made.lost_replays == {"a": 2, "c": 1}, "what its last try was given up for"
 
 
 async def test_a_service_that_is_away_has_a_reason_of_its_own(

@@ -108,6 +108,9 @@ def test_cut_and_illegal_replies_are_error_turns(tmp_path: Path) -> None:
     )
     made = [retokenize(t, byte_tokenizer()) for t in read_demonstrations([path], byte_tokenizer())]
     assert [t.chunks[0].error and t.chunks[0].error.kind for t in made] == ["truncated", "illegal_call"]
+    assert [t.chunks[0].finish_reason for t in made] == ["length", "stop"]
+    (cut,) = trained_on(made[0], byte_tokenizer())
+    assert f"{cut}<|im_end|>" == spoken(DONE)[0], "the model did not stop there"
 
 
 def test_what_holds_nothing_is_told(tmp_path: Path) -> None:

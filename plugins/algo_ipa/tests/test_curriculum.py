@@ -21,13 +21,14 @@ TASKS = [Task(id=name, instruction="Do it.", tests=TaskTests(command="true")) fo
 
 @dataclass
 class Course:
-    """A run without a policy: each step's rollouts end as `passes(request)` says, or are lost where it says None."""
+    """A run without a policy: each step's rollouts end as `passes(request)` says, or their replays are lost where it says None."""
 
     build: Build
     config: dict[str, Any]
     experts: dict[str, Sequence[Trajectory]]
     step: int = 0
     history: tuple[Trajectory, ...] = ()
+    lost: Counter[str] = field(default_factory=Counter)
     events: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -37,7 +38,7 @@ class Course:
     def plan(self, tasks: Sequence[Task] = TASKS[:1]) -> list[RolloutRequest]:
         """The next step's requests."""
         shown = {task.id: self.experts[task.id] for task in tasks if task.id in self.experts}
-        return self.ipa.plan(tasks, RolloutHistory(self.step + 1, 7, self.history, shown))
+        return self.ipa.plan(tasks, RolloutHistory(self.step + 1, 7, self.history, shown, dict(self.lost)))
 
     def go(
         self,
@@ -49,8 +50,10 @@ class Course:
         requests = self.plan(tasks)
         self.step += 1
         made = []
+        self.lost.clear()
         for i, request in enumerate(requests):
             if (passed := passes(request)) is None:
+                self.lost[request.group] += 1
                 continue
             t = self.build(f"{self.step}.{i}", float(passed), [1] * chunks, group=request.group)
             made.append(replace(t, task_id=request.task.id, step=self.step, start_chunk=request.start_chunk))
@@ -173,6 +176,7 @@ def test_rollouts_that_were_planned_before_the_pointer_moved_do_not_count(course
     run.go(lambda r: False)
     run.history = tuple(replace(t, id=f"late {t.id}") for t in late)
     run.go(lambda r: None)
+    run.lost.clear()  # under way, not lost
     assert [r.start_chunk for r in run.plan()] == [3] * 8
     assert len(run.of("rollback")) == 1
 
@@ -263,6 +267,33 @@ def test_a_replay_that_gets_through_now_and_then_is_kept(course: Callable[..., C
         requests = run.go(lambda r: None if r.start_chunk and run.step % 3 else False)
         assert max(r.start_chunk for r in requests) == 4
     assert run.of("expert_dropped") == []
+
+
+def test_what_is_lost_for_another_reason_says_nothing_of_the_expert(course: Callable[..., Course]) -> None:
+    run = course(chunks=5, start="rollback", window=8, group_size=8)
+    for _ in range(4):
+        assert [r.start_chunk for r in run.go(lambda r: None)] == [4] * 8
+        run.lost.clear()  # a sandbox went away, say
+    assert run.of("expert_dropped") == []
+    run.go(lambda r: None)
+    run.plan()
+    assert [e["lost"] for e in run.of("expert_dropped")] == [8], "though nothing at all came back"
+
+
+def test_a_start_that_some_group_of_the_step_succeeded_from_is_mastered(build: Build) -> None:
+    """One task, several groups a step, as a run over few tasks has them."""
+    run = Course(build, {"start": "parallel", "group_size": 3}, {"a": [expert(build, "path", 3)]})
+    twice = [TASKS[0], TASKS[0]]
+    run.go(lambda r: r.start_chunk == 2 and r.group.split(".")[1] == "0", tasks=twice)
+    requests = run.plan(twice)
+    failed = [
+        replace(run.build(f"f{i}", 0.0, [1], group=r.group), task_id="a", step=2, start_chunk=r.start_chunk)
+        for i, r in enumerate(requests)
+        if r.start_chunk == 0
+    ]
+    batch = run.ipa.batch(failed)
+    assert batch is not None
+    assert int((~batch.chunks.sampled).sum()) == 2 * 2, "each group imitates up to the start that is mastered"
 
 
 def test_rollouts_that_are_still_under_way_are_not_lost(course: Callable[..., Course]) -> None:

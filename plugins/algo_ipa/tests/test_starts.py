@@ -85,7 +85,7 @@ def slow(
             continue
         if left is not None and len(since) - len(outcomes) < window:  # the first window from k has just come to be
             first = sum(1 for o in since[:window] if o) / window
-            if left - first > fork_drop:
+            if round(left - first, 6) > fork_drop:
                 forks.append((k, left, first))
         rate = sum(1 for o in since[len(since) - window :] if o) / window
         if rate >= advance_at and k > 1:

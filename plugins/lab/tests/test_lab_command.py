@@ -25,12 +25,13 @@ def test_an_experiment_runs_is_drawn_and_is_not_run_twice(tmp_path: Path) -> Non
     folder = tmp_path / "quick" / "fig12"
     assert done.stdout.splitlines()[-1] == str(folder / "figure.png")
     assert (folder / "figure.png").stat().st_size > 5000
-    assert done.stdout.count(": done after") == 3, "a warm start and two arms"
+    assert done.stdout.count(": done after") == 4, "a warm start and three arms"
     text = (folder / "table.md").read_text()
     assert text in done.stdout
-    assert [line.split(" | ")[0] for line in text.splitlines() if line.startswith("| ")][2:4] == [
+    assert [line.split(" | ")[0] for line in text.splitlines() if line.startswith("| ")][2:5] == [
         "| naive",
         "| rollback",
+        "| rollback-no-imitation",
     ]
     (folder / "figure.png").unlink()
     again = lab("fig12", "--quick", "--draw-only", "--out", tmp_path)

@@ -166,15 +166,17 @@ class Recorder:
         )  # fmt: skip
 
     def add_given(
-        self, prompt: Prompt, reply: Message, token_ids: tuple[int, ...] | None = None, error: ChunkError | None = None
-    ) -> Chunk:
+        self, prompt: Prompt, reply: Message, token_ids: tuple[int, ...] | None = None, error: ChunkError | None = None,
+        finish_reason: FinishReason = "stop",
+    ) -> Chunk:  # fmt: skip
         """Record a reply that the policy did not sample (a demonstrator's, an expert's): as the model would have written it,
-        or in these very tokens."""
+        or in these very tokens. One that was cut (`length`) gets no stop token."""
         if token_ids is None:
             text = self._form.write(reply, within=self.begins_within(prompt))
-            token_ids = (*self._tokenizer.encode(text), *self._tokenizer.stop_token_ids[:1])
+            stop = self._tokenizer.stop_token_ids[: finish_reason != "length"]
+            token_ids = (*self._tokenizer.encode(text), *stop)
         stopped = bool(token_ids) and token_ids[-1] in self._tokenizer.stop_token_ids
-        return self._add(prompt, token_ids, reply, stopped, "stop", (), (), error, sampled=False)
+        return self._add(prompt, token_ids, reply, stopped, finish_reason, (), (), error, sampled=False)
 
     def _add(
         self, prompt: Prompt, token_ids: tuple[int, ...], reply: Message, stopped: bool, finish: FinishReason,

@@ -77,7 +77,7 @@ def retokenize(trajectory: Trajectory, tokenizer: ChatTokenizer, form: ReplyForm
     for chunk in trajectory.chunks:
         sequence, turn = trajectory.sequences[chunk.sequence], chunk.turn
         prompt = recorder.prompt(sequence.messages[:turn], sequence.tools)
-        made = recorder.add_given(prompt, sequence.messages[turn])
+        made = recorder.add_given(prompt, sequence.messages[turn], finish_reason=chunk.finish_reason)
         if chunk.error is not None:
             recorder.mark_error(made.index, chunk.error)
     chunks = tuple(replace(c, side=old.side) for c, old in zip(recorder.chunks, trajectory.chunks, strict=True))

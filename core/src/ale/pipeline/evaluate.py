@@ -16,8 +16,8 @@ EVAL_STAGE = "eval"
 async def evaluate(bench: Workbench, label: str, step: int) -> float:
     """Success rate on the held-out tasks, one attempt each; stored as metrics of stage `eval` at `step`.
 
-    `label` (such as `after_sft`) is what the summary calls it. Episodes with an infrastructure fault are made anew
-    and, where that fails too, left out of the count.
+    `label` (such as `after_sft`) is what the summary calls it. Episodes that are rejected (infrastructure
+    faults, say) are made anew and, where that fails too, left out of the count.
     """
     config = bench.config.eval
     tasks = list(itertools.islice(bench.take_tasks(config.split), config.episodes))

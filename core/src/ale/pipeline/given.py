@@ -21,7 +21,7 @@ from ale.errors import ConfigError
 from ale.pipeline.bootstrap import retokenize
 from ale.store import RunStore
 from ale.task import TRAIN
-from ale.trajectory import Chunk, Trajectory
+from ale.trajectory import Chunk, FinishReason, Trajectory
 from ale.trajectory import Sequence as TokenSequence
 
 
@@ -68,7 +68,8 @@ def _of_session(
         asked = call.request
         for reply in call.answer.replies if call.answer is not None else ():
             prompt = recorder.prompt(asked.messages, asked.tools)
-            recorder.add_given(prompt, reply.message, error=given_error(reply))
+            cut: FinishReason = "length" if reply.finish_reason == "length" else "stop"
+            recorder.add_given(prompt, reply.message, error=given_error(reply), finish_reason=cut)
     for index, line in enumerate(recorder.sequences):
         turns = {chunk.turn: chunk for chunk in recorder.chunks if chunk.sequence == index}
         for number, own in enumerate(_stretches(line, turns)):

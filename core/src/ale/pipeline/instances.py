@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterator, Mapping
+from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -98,7 +99,7 @@ def mean_rate(rates: Mapping[str, Rate]) -> float | None:
     """The mean of the policies' pass rates, each policy counting alike; None where one has no attempt, or none is there."""
     if not rates or any(rate.attempts == 0 for rate in rates.values()):
         return None
-    return sum(rate.passed / rate.attempts for rate in rates.values()) / len(rates)
+    return float(sum(Fraction(rate.passed, rate.attempts) for rate in rates.values()) / len(rates))
 
 
 def judged(task: Task, checks: Checks, rates: Mapping[str, Rate], limits: Limits) -> Instance:

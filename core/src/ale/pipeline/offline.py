@@ -14,15 +14,18 @@ from ale.pipeline.bootstrap import load_model
 from ale.pipeline.evaluate import evaluate
 from ale.pipeline.experts import Experts
 from ale.pipeline.instances import training_tasks
-from ale.pipeline.reinforce import RL_STAGE, pack_step, roll_out, rollout_metrics, some, train_step
+from ale.pipeline.reinforce import pack_step, roll_out, rollout_metrics, some, train_step
 from ale.pipeline.workbench import Workbench
+from ale.rollout.episode import RL_STAGE
 from ale.run_config import RLConfig
 from ale.store import RunStore
 from ale.trajectory import Trajectory
 
 POLICIES = ("final", "sft", "cpt", "initial")
 """Model folders of a run, the most trained first."""
-OF_THE_LOOP = ("experts", "instances", "resample_even_groups", "simulated_lag", "min_entropy")
+OF_THE_LOOP = (
+    "experts", "instances", "resample_even_groups", "simulated_lag", "min_entropy", "prompts_per_step", "checkpoint_every",
+)  # fmt: skip
 """Keys of `rl` that training on a dump does not read."""
 
 
@@ -53,7 +56,9 @@ async def roll_out_only(bench: Workbench, source: Path | None) -> None:
     for step in range(1, config.steps + 1):
         with bench.timed("rollout"):
             chosen = [next(tasks) for _ in range(config.prompts_per_step)]
-            previous = some(await roll_out(bench, chosen, step, previous, experts), step)
+            previous = some(bench, await roll_out(bench, chosen, step, previous, experts), step)
+        if not previous:
+            continue
         metrics = rollout_metrics(previous, bench.engine.version)
         metrics |= bench.rollouts.metrics(RL_STAGE, step) | bench.pool_metrics()
         bench.store.add_metrics(RL_STAGE, step, metrics)
@@ -77,10 +82,18 @@ async def train_only(bench: Workbench, source: Path) -> None:
         await bench.backend.keep_reference()
     await evaluate(bench, "before_rl", 0)
     bench.progress.stage("training on the dump", len(steps))
-    for step, trajectories in sorted(steps.items()):
+    versions = sorted({t.policy_version for trajectories in steps.values() for t in trajectories})
+    if len(versions) > 1 and bench.algorithm.old_logprobs == "recompute":
+        bench.progress.note(
+            f"The dump was sampled by {len(versions)} policies, of which one is here: its old log-probabilities are the "
+            "engine's, so that no mismatch of engine and trainer is seen."
+        )
+    # Before the first update, while the weights that sampled are here.
+    packed = [await pack_step(bench, config, steps[step], step, len(versions) == 1) for step in sorted(steps)]
+    for done, (step, trajectories) in enumerate(sorted(steps.items())):
         with bench.timed("training"):
-            metrics = await train_step(bench, config, await pack_step(bench, config, trajectories, step), step)
-        metrics |= rollout_metrics(trajectories, bench.engine.version - 1)
+            metrics = await train_step(bench, config, packed[done], step)
+        metrics |= rollout_metrics(trajectories, versions[0] + done)
         bench.finish_step(RL_STAGE, step, metrics)
         bench.progress.advance()
     await evaluate(bench, "after_rl", max(steps))

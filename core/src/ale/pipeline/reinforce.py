@@ -22,14 +22,13 @@ from ale.pipeline.dynamic import with_spread
 from ale.pipeline.evaluate import evaluate
 from ale.pipeline.experts import Experts
 from ale.pipeline.workbench import Workbench
-from ale.rollout.episode import Stage
+from ale.rollout.episode import RL_STAGE, Stage
 from ale.run_config import RLConfig
 from ale.specs.algorithm import RolloutHistory
 from ale.specs.trainer import TrainBatch
 from ale.task import TRAIN, Task
 from ale.trajectory import Trajectory
 
-RL_STAGE = "rl"
 COLLAPSE_PATIENCE = 5
 
 
@@ -53,9 +52,13 @@ async def reinforce(bench: Workbench, config: RLConfig, tasks: Iterator[Task], e
         began = time.monotonic()
         with bench.timed("rollout"):
             roll = partial(roll_out, bench, step=step, previous=previous, experts=experts)
-            previous = some(await roll([next(tasks) for _ in range(config.prompts_per_step)]), step)
+            previous = some(bench, await roll([next(tasks) for _ in range(config.prompts_per_step)]), step)
             previous, groups = await with_spread(previous, tasks, roll, config.resample_even_groups)
         rolled = time.monotonic()
+        if not previous:
+            bench.finish_step(RL_STAGE, step, bench.rollouts.metrics(RL_STAGE, step) | bench.pool_metrics())
+            await _look_and_save(bench, config, step)
+            continue
         metrics = rollout_metrics(previous, bench.engine.version)
         with bench.timed("training"):
             waiting.append(await pack_step(bench, config, previous, step))
@@ -72,11 +75,7 @@ async def reinforce(bench: Workbench, config: RLConfig, tasks: Iterator[Task], e
             tokens_per_s=metrics["tokens_per_s"],
         )
         guard.check(metrics)
-        every = bench.config.eval.every
-        if every and step % every == 0 and step < config.steps:
-            await evaluate(bench, f"step_{step}", step)
-        if config.checkpoint_every and step % config.checkpoint_every == 0:
-            await bench.backend.save(bench.folder / "checkpoints" / f"step_{step}")
+        await _look_and_save(bench, config, step)
     step = config.steps
     while waiting:
         step += 1
@@ -84,12 +83,22 @@ async def reinforce(bench: Workbench, config: RLConfig, tasks: Iterator[Task], e
             bench.finish_step(RL_STAGE, step, await train_oldest(bench, config, waiting, step))
 
 
+async def _look_and_save(bench: Workbench, config: RLConfig, step: int) -> None:
+    every = bench.config.eval.every
+    if every and step % every == 0 and step < config.steps:
+        await evaluate(bench, f"step_{step}", step)
+    if config.checkpoint_every and step % config.checkpoint_every == 0:
+        await bench.backend.save(bench.folder / "checkpoints" / f"step_{step}")
+
+
 async def roll_out(
     bench: Workbench, tasks: Sequence[Task], step: int, previous: Sequence[Trajectory], experts: Experts | None = None
 ) -> list[Trajectory]:
     """The rollouts of one step, those that can be trusted."""
     known = await experts.of(tasks, step) if experts is not None else {}
-    history = RolloutHistory(step, bench.config.seed, previous, known)
+    lost = bench.rollouts.lost_replays
+    history = RolloutHistory(step, bench.config.seed, previous, known, dict(lost))
+    lost.clear()
     requests = bench.algorithm.plan(tasks, history)
     c = bench.config.rollout
     total = bench.config.rl.steps if bench.config.rl else step
@@ -97,19 +106,24 @@ async def roll_out(
     return await bench.rollouts.run(requests, Stage(RL_STAGE, step, TRAIN, c.temperature, c.top_p, c.top_k))
 
 
-def some(rollouts: list[Trajectory], step: int) -> list[Trajectory]:
-    """The rollouts of a step. Raises `AleError` where there are none."""
-    if not rollouts:
+def some(bench: Workbench, rollouts: list[Trajectory], step: int) -> list[Trajectory]:
+    """The rollouts of a step; none where replays of experts were lost, of which the algorithm hears when it plans the next
+    step. Raises `AleError` where there is no other reason for having none."""
+    if not rollouts and not bench.rollouts.lost_replays.total():
         raise AleError(f"No rollout of step {step} can be trusted; the events and trajectories of the run say why.")
     return rollouts
 
 
-async def pack_step(bench: Workbench, config: RLConfig, trajectories: Sequence[Trajectory], step: int) -> Packed:
-    """The batches of a step, with old log-probabilities: while the trainer's weights are still the ones that sampled."""
+async def pack_step(
+    bench: Workbench, config: RLConfig, trajectories: Sequence[Trajectory], step: int, recompute: bool = True
+) -> Packed:
+    """The batches of a step, with old log-probabilities: while the trainer's weights are still the ones that sampled. Where
+    they are not (`recompute` False) those are the engine's."""
     parts = disjoint_parts(trajectories, config.updates_per_step, bench.config.seed + step)
     batches = [batch for part in parts if (batch := bench.algorithm.batch(part)) is not None]
     if bench.algorithm.old_logprobs == "recompute":
-        batches = [replace(b, old_logprobs=await bench.backend.logprobs(b)) for b in batches]
+        olds = [await bench.backend.logprobs(b) if recompute else b.engine_logprobs for b in batches]
+        batches = [replace(b, old_logprobs=old) for b, old in zip(batches, olds, strict=True)]
     if bench.algorithm.reference:
         batches = [replace(b, reference_logprobs=await bench.backend.reference_logprobs(b)) for b in batches]
     return Packed(batches, bench.engine.version)
@@ -164,7 +178,8 @@ def rollout_metrics(trajectories: Sequence[Trajectory], version: int) -> dict[st
     """What the rollouts of a step looked like; `version` is the policy version that the step trained on."""
     n = len(trajectories)
     chunks = [c for t in trajectories for c in t.chunks]
-    errors = Counter(c.error.kind for c in chunks if c.error is not None)
+    own = [c for t in trajectories for c in t.turns if c.sampled]
+    errors = Counter(c.error.kind for c in own if c.error is not None)
     selected: dict[str, list[bool]] = {}
     for t in trajectories:
         for section, use in t.made_with:
@@ -177,14 +192,14 @@ def rollout_metrics(trajectories: Sequence[Trajectory], version: int) -> dict[st
         "reward": sum(t.reward.value for t in trajectories if t.reward is not None) / n,
         "rollouts": float(n),
         "chunks": len(chunks) / n,
-        "chunk_tokens": sum(map(len, chunks)) / max(1, len(chunks)),
+        "chunk_tokens": sum(map(len, own)) / max(1, len(own)),
         "sampled_tokens": float(sum(t.sampled_tokens for t in trajectories)),
-        "illegal_calls": errors["illegal_call"] / max(1, len(chunks)),
-        "failed_executions": errors["execution_failed"] / max(1, len(chunks)),
+        "illegal_calls": errors["illegal_call"] / max(1, len(own)),
+        "failed_executions": errors["execution_failed"] / max(1, len(own)),
         "branches": sum(max(0, len(t.sequences) - 1) for t in trajectories) / n,
         "side_calls": sum(c.side for c in chunks) / n,
         "changed_echoes": sum(t.changed_echoes for t in trajectories) / n,
-        "budget_ended": sum(t.ended_by in ("budget", "timeout") for t in trajectories) / n,
+        "budget_ended": sum(t.ended_by in ("budget", "timeout", "max_turns") for t in trajectories) / n,
         "start_chunk": sum(t.start_chunk for t in trajectories) / n,
         "staleness": sum(version - t.policy_version for t in trajectories) / n,
         "episode_s": sum(t.seconds for t in trajectories) / n,

@@ -143,6 +143,16 @@ def check(config: RunConfig, only: Only, source: Path | None) -> None:
         trains=only == "train" or (only == "all" and config.trains),
         takes_policy=source is not None,
     )
+    if only == "train":
+        return
+    experts = config.rl.experts if config.rl else None
+    if experts is not None and (config.sft is None or only == "rollout") and not (experts.demonstrate or experts.data):
+        why = (
+            "'--only rollout' makes no demonstrations"
+            if only == "rollout"
+            else "the run has no demonstrations (no 'sft' section)"
+        )
+        raise ConfigError(f"rl.experts: {why} to take experts from; give rl.experts.demonstrate or rl.experts.data.")
     if only == "rollout":
         if config.model.scratch is not None and source is None and config.endpoint.upstream is None:
             raise ConfigError(
@@ -150,14 +160,6 @@ def check(config: RunConfig, only: Only, source: Path | None) -> None:
                 "model.path=FOLDER or '--from RUN', or take the section out (~model.scratch) where the engine needs no model."
             )
         return
-    if only == "train":
-        return
-    experts = config.rl.experts if config.rl else None
-    if experts is not None and config.sft is None and not (experts.demonstrate or experts.data):
-        raise ConfigError(
-            "rl.experts: the run has no demonstrations (no 'sft' section) to take experts from; give "
-            "rl.experts.demonstrate or rl.experts.data."
-        )
     if config.model.scratch is not None and config.sft is None:
         raise ConfigError(
             "model.scratch: the tokenizer is trained on demonstrations, so the run needs an 'sft' section"

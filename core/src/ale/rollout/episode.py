@@ -41,6 +41,8 @@ from ale.validation import one_line
 
 log = logging.getLogger("ale.rollout")
 T = TypeVar("T")
+RL_STAGE = "rl"
+"""The stage whose rollouts are trained on."""
 
 
 @dataclass(frozen=True)

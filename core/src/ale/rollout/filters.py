@@ -2,7 +2,8 @@
 
 A *failing* agent is not an unreliable rollout: it stays, with its reward of zero. Rejected is what says nothing about
 the policy: infrastructure faults, rewards that could not be computed, tools that answered otherwise than to the
-identical call before, runs of illegal calls beyond a limit, and what an observer vetoes.
+identical call before, and what an observer vetoes; in training also runs of illegal calls beyond a limit. Where a policy is
+judged (evaluation, pass rates) those are its failures.
 """
 
 from __future__ import annotations
@@ -11,12 +12,15 @@ from dataclasses import dataclass
 
 from ale.hooks import Hooks
 from ale.rollout.answers import KnownAnswers
+from ale.rollout.episode import RL_STAGE
 from ale.run_config import RolloutConfig
 from ale.trajectory import Trajectory
 
 NO_REWARD, NO_CALL, ILLEGAL, UNRELIABLE, VETOED = (
     "no reward", "no model call", "illegal calls", "unreliable tool", "vetoed",
 )  # fmt: skip
+LOST_REPLAY = "replay failure"
+"""What `without_score` calls a replay that did not reach its start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +52,7 @@ class Filter:
         if not trajectory.chunks:
             return Rejection(NO_CALL, NO_CALL)
         run = illegal_run(trajectory)
-        if self._max_illegal_calls and run >= self._max_illegal_calls:
+        if trajectory.stage == RL_STAGE and self._max_illegal_calls and run >= self._max_illegal_calls:
             return Rejection(ILLEGAL, ILLEGAL, f"{run} illegal calls came in a row.")
         contradiction = self._answers.contradiction(trajectory, self._tools)
         if contradiction is not None:
@@ -69,9 +73,12 @@ def without_score(trajectory: Trajectory) -> Rejection | None:
 
 
 def illegal_run(trajectory: Trajectory) -> int:
-    """The longest run of chunks in a row whose tool call was illegal."""
+    """The longest run of turns in a row in which the policy's own tool call was illegal; side calls are no turns, and what
+    an expert did is not the policy's."""
     longest = run = 0
-    for chunk in trajectory.chunks:
+    for chunk in trajectory.turns:
+        if not chunk.sampled:
+            continue
         run = run + 1 if chunk.error is not None and chunk.error.kind == "illegal_call" else 0
         longest = max(longest, run)
     return longest

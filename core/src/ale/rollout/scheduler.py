@@ -8,11 +8,12 @@ one is stored with its reason and made anew at once, from the same start, with t
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from ale.rollout.episode import Episodes, Stage
-from ale.rollout.filters import Filter, Rejection
+from ale.rollout.filters import LOST_REPLAY, Filter, Rejection
 from ale.rollout.tally import Tally
 from ale.specs.algorithm import RolloutRequest
 from ale.specs.scaffold import Responder
@@ -32,6 +33,9 @@ class Rollouts:
     finished: Callable[[Trajectory], None] = lambda trajectory: None
     judge: Callable[[Trajectory], Rejection | None] | None = None
     """Why a rollout cannot be trusted; None: the run's `Filter`."""
+    lost_replays: Counter[str] = field(default_factory=Counter)
+    """By group: requests that were given up because the replay of their expert never reached the start. Whoever reads it
+    clears it."""
     _tallies: dict[tuple[str, int], Tally] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -73,6 +77,7 @@ class Rollouts:
     ) -> Trajectory | None:
         assert self.judge is not None, "set when made"
         tally = self._tallies.setdefault((stage.name, stage.step), Tally())
+        given_up = ""
         for attempt in range(self.episodes.config.max_resamples + 1):
             tried = replace(request, seed=request.seed + attempt * RESEED)
             trajectory = await self.episodes.run(tried, stage, responder)
@@ -81,6 +86,7 @@ class Rollouts:
             tally.resampled += attempt > 0
             if rejection is not None:
                 tally.rejected[rejection.kind] += 1
+                given_up = rejection.kind
                 trajectory = replace(trajectory, rejected=rejection.reason, rejected_because=rejection.detail)
             self.store.add_trajectory(trajectory)
             self.episodes.hooks.call("ale_trajectory_finished", trajectory=trajectory)
@@ -88,4 +94,5 @@ class Rollouts:
             if rejection is None:
                 return trajectory
         tally.unfilled += 1
+        self.lost_replays[request.group] += given_up == LOST_REPLAY
         return None

@@ -38,6 +38,8 @@ class RolloutHistory:
     """The trajectories of the step before."""
     experts: Mapping[str, Sequence[Trajectory]] = field(default_factory=dict)
     """Task id -> trajectories of it that passed and that the policy did not make in this run's RL: demonstrations, data."""
+    lost_replays: Mapping[str, int] = field(default_factory=dict)
+    """Group -> rollouts of it that were given up since the last plan, because the replay did not reach their start."""
 
 
 class Algorithm(Driver, ABC):

@@ -6,8 +6,8 @@
    (`placed`): training may lag behind planning.
 3. What a failing group imitates reaches up to the next start from which the policy has succeeded: the crucial chunk lies
    before that. For rollback this is the chunk at which the group starts; anchors may have several chunks between them.
-4. A rollout whose replay did not reach its start never comes back. After a window of such, without one that got as far,
-   the expert is dropped. A group counts as lost once rollouts planned in its step, or later, have come back without it.
+4. A rollout whose replay did not reach its start never comes back. After a window of such (`RolloutHistory.lost_replays`),
+   without one that got as far, the expert is dropped. What is lost for another reason says nothing about the expert.
 """
 
 from __future__ import annotations
@@ -55,7 +55,6 @@ class Curriculum:
         self._mastered: dict[str, dict[int, bool]] = defaultdict(dict)
         """By expert: whether anything passed when a start was last tried."""
         self._seen: set[str] = set()
-        self._open: set[str] = set()
         self.placed: dict[str, Placed] = {}
         """By group: those that start on an expert's path."""
 
@@ -72,7 +71,6 @@ class Curriculum:
         for group, members in groupby(requests, key=lambda request: request.group):
             out += self._place_group(group, list(members), history)
         self.placed = {g: p for g, p in self.placed.items() if p.step > history.step - KEPT_STEPS}
-        self._open &= self.placed.keys()
         return out
 
     def metrics(self) -> dict[str, float]:
@@ -95,7 +93,6 @@ class Curriculum:
             name = f"{group}.k{start + 1}"
             later = [s for s, passed in self._mastered[expert.id].items() if passed and s > start]
             self.placed[name] = Placed(task_id, history.step, expert, start, count, min(later, default=start + 1))
-            self._open.add(name)
         return [
             replace(r, group=f"{group}.k{start + 1}", start_chunk=start, expert=expert if start else None)
             for r, start in zip(members, starts, strict=True)
@@ -119,7 +116,7 @@ class Curriculum:
     def _observe(self, history: RolloutHistory) -> None:
         fresh = [t for t in trusted(history.trajectories) if t.id not in self._seen]
         self._seen = {t.id for t in history.trajectories}
-        self._count_lost(fresh, history.step)
+        self._count_lost(fresh, history)
         self._look_where_it_succeeds(fresh)
         if self._settings.start == "rollback":
             self._move_pointers(fresh, history.step)
@@ -131,15 +128,16 @@ class Curriculum:
             )  # fmt: skip
 
     def _look_where_it_succeeds(self, fresh: Sequence[Trajectory]) -> None:
+        tried: dict[tuple[str, int], dict[int, bool]] = defaultdict(lambda: defaultdict(bool))
         for group, passed in any_passed(fresh).items():
             if (asked := self.placed.get(group)) is not None:
-                self._mastered[asked.expert.id][asked.start] = passed
+                tried[asked.expert.id, asked.start][asked.step] |= passed  # a step may try a start with several groups
+        for (expert_id, start), steps in tried.items():
+            self._mastered[expert_id][start] = steps[max(steps)]
 
-    def _count_lost(self, fresh: Sequence[Trajectory], step: int) -> None:
+    def _count_lost(self, fresh: Sequence[Trajectory], history: RolloutHistory) -> None:
         came = {t.group for t in fresh}
-        newest = max((t.step for t in fresh), default=0)
-        for name in sorted(g for g in self._open if self.placed[g].step <= newest or g in came):
-            self._open.discard(name)
+        for name in sorted(self.placed.keys() & (came | history.lost_replays.keys())):
             asked = self.placed[name]
             if asked.expert.id in self._store.dropped:
                 continue
@@ -148,11 +146,11 @@ class Curriculum:
                 # A replay that got this far gets as far as any earlier start.
                 for start in [s for s in lost if s <= asked.start]:
                     del lost[start]
-            elif asked.start:
-                lost[asked.start] += asked.rollouts
+            else:
+                lost[asked.start] += history.lost_replays[name]
         for expert_id, lost in list(self._lost.items()):
             if sum(lost.values()) >= self._settings.window:
-                self._drop(expert_id, sum(lost.values()), step)
+                self._drop(expert_id, sum(lost.values()), history.step)
             if not lost:
                 self._lost.pop(expert_id, None)
 

@@ -36,11 +36,13 @@ class Imitation:
 
 def imitations(trajectories: Sequence[Trajectory], placed: Mapping[str, Placed], when: ImitateWhen) -> list[Imitation]:
     """What is imitated beside these rollouts: for each group on an expert's path, the chunks up to the next start from which
-    the policy has succeeded. `no_positive`: of groups alone in which nothing passed."""
+    the policy has succeeded. `no_positive`: of groups alone from whose start none of these rollouts passed."""
+    groups = {group: passed for group, passed in any_passed(trusted(trajectories)).items() if group in placed}
+    passing = {(placed[group].expert.id, placed[group].start) for group, passed in groups.items() if passed}
     return [
-        Imitation(not_sampled(placed[group].expert), placed[group].imitated)
-        for group, passed in any_passed(trusted(trajectories)).items()
-        if group in placed and (when == "always" or not passed)
+        Imitation(not_sampled(asked.expert), asked.imitated)
+        for asked in map(placed.__getitem__, groups)
+        if when == "always" or (asked.expert.id, asked.start) not in passing
     ]
 
 
@@ -63,7 +65,11 @@ def select(inputs: LossInput, keep: Tensor) -> LossInput:
 
 def imitation_loss(inputs: LossInput) -> tuple[Tensor, dict[str, Tensor]]:
     """`L_il` of Eq. 10 over imitated tokens [M], and sums that add up over micro-batches."""
+    from ale_policy_loss.likelihood import weighted_likelihood
+
     logprobs = inputs.logprobs
     returns = inputs.chunks.returns[inputs.chunk_ids].to(logprobs.dtype)
-    sums = {"il_tokens": logprobs.new_tensor(len(logprobs)), "il_nll_sum": -logprobs.detach().sum()}
-    return -(returns * logprobs).sum() / inputs.normalizer, sums
+    said = logprobs.detach()
+    nll = -said.masked_fill(~said.isfinite(), 0.0).sum()  # what is impossible now has no gradient to follow either
+    sums = {"il_tokens": logprobs.new_tensor(len(logprobs)), "il_nll_sum": nll}
+    return weighted_likelihood(logprobs, returns / inputs.normalizer), sums

@@ -61,7 +61,7 @@ class StartSettings(PluginConfig):
     lambda_rl: float = Field(1.0, gt=0, description="Weight of Eq. 9 beside it.")
     il_when: Literal["no_positive", "always"] = Field(
         "no_positive",
-        description="Imitate where no rollout of a start passed, or at every start.",
+        description="Imitate where no rollout of the update passed from the same start, or at every start.",
     )
 
     @model_validator(mode="after")

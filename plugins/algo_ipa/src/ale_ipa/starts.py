@@ -34,6 +34,10 @@ def spread(starts: list[int], rollouts: int) -> list[int]:
     return sorted(starts[j % len(starts)] for j in range(rollouts))
 
 
+ROUNDING = 1e-9
+"""0.8 - 0.5 is no larger drop than 0.3."""
+
+
 @dataclass(frozen=True, slots=True)
 class Pointer:
     """Where rollouts of a task start on the path of `expert`, which has `chunks` chunks."""
@@ -88,7 +92,7 @@ def judge(pointer: Pointer, outcomes: list[bool], window: int, advance_at: float
     fork = None
     if pointer.left_at is not None:
         first = sum(known[:window]) / window
-        if pointer.left_at - first > fork_drop:
+        if pointer.left_at - first > fork_drop + ROUNDING:
             fork = Fork(pointer.start + 1, pointer.left_at, first)
     rate = sum(known[-window:]) / window
     if pointer.start > 0 and rate >= advance_at:

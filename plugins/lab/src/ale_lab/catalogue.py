@@ -39,7 +39,11 @@ FIG12 = Experiment(
     "fig12",
     "Sequential rollback on one task with three crucial forks",
     "dials",
-    (Arm("naive", ("algorithm.start=beginning",)), Arm("rollback", ("algorithm.start=rollback", EXPERTS))),
+    (
+        Arm("naive", ("algorithm.start=beginning",)),
+        Arm("rollback", ("algorithm.start=rollback", EXPERTS)),
+        Arm("rollback-no-imitation", ("algorithm.start=rollback", EXPERTS, "algorithm.lambda_il=0")),
+    ),
     (
         Panel(
             "Training (x: a crucial fork is found)",
