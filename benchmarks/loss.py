@@ -3,8 +3,8 @@
 Plain is what one writes first: logits of all positions, `log_softmax`, `gather`. Fused is `ale_trainer_torch.fused`:
 the output layer in chunks of positions, logits recomputed in the backward pass. Both make log-probabilities of random
 targets and the gradients of hidden states and weights, in float32. Each side runs in a process of its own, so that
-they share no high-water mark; memory is what the peak is above the state just before (inputs made, torch warmed up):
-resident memory on a CPU, allocated memory on a GPU. Seconds are wall time, the median of the repeats and their spread.
+they share no high-water mark; memory is what the peak is above the state just before (inputs made, torch warmed up, no
+gradients): resident memory on a CPU, allocated memory on a GPU. Seconds are wall time, the median of the repeats and their spread.
 
 The last shape is fused alone: its logits would be 19.7 GB, and each copy of them as much again.
 All takes under two minutes on two cores.
@@ -41,6 +41,13 @@ def plain(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
     return torch.log_softmax(hidden @ weight.T, -1).gather(-1, targets[:, None]).squeeze(-1)
 
 
+def used_mib(device: str) -> float:
+    """Memory in use."""
+    if device == "cuda":
+        return torch.cuda.memory_allocated() / MIB
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / MIB
+
+
 def peak_mib(device: str) -> float:
     """Highest memory so far."""
     if device == "cuda":
@@ -69,7 +76,8 @@ def measure(side: str, positions: int, vocabulary: int, width: int, chunk: int, 
         return time.perf_counter() - began
 
     run(8)
-    before = peak_mib(device)
+    hidden.grad = weight.grad = None  # the passes that are measured make them anew
+    before = used_mib(device)
     seconds = [run(positions) for _ in range(repeats)]
     print(json.dumps({"seconds": seconds, "peak": peak_mib(device) - before}))
 
