@@ -42,9 +42,9 @@ def test_an_experiment_runs_is_drawn_and_is_not_run_twice(tmp_path: Path) -> Non
 
 
 def test_drawing_what_was_never_run_is_a_sentence(tmp_path: Path) -> None:
-    done = lab("fig10", "--draw-only", "--out", tmp_path)
+    done = lab("fig12", "--draw-only", "--out", tmp_path)
     assert done.returncode == 2
-    assert "There is no finished run for 'long_mix, seed 1: warm start'" in done.stderr
+    assert "There is no finished run for 'dials, seed 1: warm start'" in done.stderr
     assert "leave --draw-only out" in done.stderr
 
 

@@ -18,6 +18,9 @@ RANDOM_ANCHORS = "algorithm.anchor_choice=random"
 """Four anchors at even distances on a path of seven chunks always lie before a look, never before a turn: what a policy that
 has lost a dial's word would need to imitate, the turn, is then never the chunk that follows an anchor without success."""
 
+RATES = (1.75e-4, 3.5e-4, 7e-4)
+NEGATIVE_SIGNALS = "algorithm.negative_signal", (-0.05, -0.02, -0.1)
+
 BASELINE = ("algorithm.return_level=trajectory", "algorithm.ratio_level=trajectory", "algorithm.mask_level=token")
 """Eq. 6: returns and ratios of whole trajectories, mismatch masked token by token."""
 
@@ -33,6 +36,7 @@ FIG10 = Experiment(
         *TRAIN_COLUMNS,
         *HELDOUT_COLUMNS,
     ),
+    searches=tuple(Search(name, RATES, *NEGATIVE_SIGNALS) for name in ("baseline", "chunk")),
 )
 
 FIG12 = Experiment(
@@ -90,8 +94,6 @@ FIG13 = Experiment(
     probe=Probe("heldout", ("eval.split=heldout",)),
 )  # fmt: skip
 
-RATES = (1.75e-4, 3.5e-4, 7e-4)
-
 
 def _pg(variant: str, *more: str) -> tuple[str, ...]:
     return ("algorithm.use=pg", f"algorithm.variant={variant}", "algorithm.group_size=8", *more)
@@ -111,10 +113,10 @@ COMPARE = Experiment(
     (*HELDOUT_COLUMNS, *TRAIN_COLUMNS),
     searches=(
         Search("grpo", RATES, "algorithm.clip_high", (0.2, 0.28, 0.4)),
-        Search("topr", RATES, "algorithm.negative_signal", (-0.05, -0.02, -0.1)),
+        Search("topr", RATES, *NEGATIVE_SIGNALS),
         Search("gspo", RATES, "algorithm.clip_high", (4e-4, 4e-3, 4e-2)),
         Search("ppo_clip", RATES, "algorithm.clip_high", (0.2, 0.28, 0.4)),
-        Search("ipa", RATES, "algorithm.negative_signal", (-0.05, -0.02, -0.1)),
+        Search("ipa", RATES, *NEGATIVE_SIGNALS),
     ),
 )  # fmt: skip
 

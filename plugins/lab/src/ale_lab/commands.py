@@ -31,12 +31,12 @@ KnownIn = Annotated[
 DEFAULT_OUT = Path("runs/lab")
 
 
-@lab_app.command("fig10", help=f"{FIG10.title}.")
+@lab_app.command("fig10", help=f"{FIG10.title}, each tuned by the same search.")
 def fig10(
     seeds: Seeds = "1-5", jobs: Jobs = 1, out: Out = DEFAULT_OUT, quick: Quick = False, draw_only: DrawOnly = False,
-    known: KnownIn = None,
+    search_seeds: SearchSeeds = "101", known: KnownIn = None,
 ) -> None:  # fmt: skip
-    _experiment(FIG10, seeds, jobs, out, quick, draw_only, known)
+    _experiment(FIG10, seeds, jobs, out, quick, draw_only, known, search_seeds)
 
 
 @lab_app.command("fig12", help=f"{FIG12.title}.")
