@@ -57,8 +57,8 @@ def test_seeds_of_the_search_are_not_reported(tmp_path: Path) -> None:
 def test_what_an_arm_lacks_is_told_before_anything_runs(tmp_path: Path) -> None:
     code = (
         "import asyncio; from pathlib import Path; from ale.errors import ConfigError; from dataclasses import replace;"
-        "from ale_lab.catalogue import FIG10; from ale_lab.conduct import Lab; from ale_lab.experiment import Arm;"
-        "wrong = replace(FIG10, arms=(*FIG10.arms, Arm('x', ('algorithm.use=gone',))));"
+        "from ale_lab.catalogue import FIG13; from ale_lab.conduct import Lab; from ale_lab.experiment import Arm;"
+        "wrong = replace(FIG13, arms=(*FIG13.arms, Arm('x', ('algorithm.use=gone',))));"
         f"asyncio.run(Lab(Path({str(tmp_path)!r}), quick=True).conduct(wrong, (1,)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
