@@ -48,8 +48,8 @@ def over_seeds(values: Sequence[float]) -> Interval:
 
 def shown(interval: Interval) -> str:
     """`0.84 [0.80, 0.88]`; of one seed the number alone."""
-    mean = f"{interval.mean:.3g}"
-    return mean if interval.seeds < 2 else f"{mean} [{interval.low:.3g}, {interval.high:.3g}]"
+    mean, low, high = (f"{round(x, 9):.3g}" for x in (interval.mean, interval.low, interval.high))  # 1e-17 is a zero
+    return mean if interval.seeds < 2 else f"{mean} [{low}, {high}]"
 
 
 def table(results: Results) -> str:
