@@ -136,7 +136,8 @@ def test_costs_that_were_not_kept_are_left_open(tmp_path: Path) -> None:
     write(results, tmp_path)
     data = json.loads((tmp_path / "data.json").read_text())
     assert data["arms"]["naive"]["costs"] == {"1": [61.0, 500.0], "2": [62.0, 500.0]}
-    open_ones = replace(results, costs={"naive": {}, "rollback": {2: (70.0, 500.0)}})
-    rows = [line for line in table(open_ones).splitlines() if line.startswith(("| naive", "| rollback"))]
+    costs = {arm.name: {} for arm in FIG12.arms} | {"rollback": {2: (70.0, 500.0)}}
+    lines = table(replace(results, costs=costs)).splitlines()
+    rows = [line for line in lines if line.startswith(("| naive |", "| rollback |"))]
     assert rows[0].endswith(" |  |  |")
     assert rows[1].endswith(" | 500 | 70 |")
