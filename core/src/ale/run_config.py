@@ -182,7 +182,9 @@ class RolloutConfig(Section):
         "rollout; snapshot: once, and rollouts start from forks of it (capability `snapshot`). Agents that run inside the sandbox, or "
         "that keep a shell, are replayed all the same.",
     )
-    max_resamples: int = Field(2, ge=0, description="Times a rejected episode (a fault of sandbox or engine, say) is made anew.")
+    max_resamples: int = Field(
+        2, ge=0, description="Times a rejected episode (a fault of sandbox or engine, say) is made anew."
+    )
     max_illegal_calls: int = Field(
         0, ge=0, description="Reject an RL rollout with this many illegal tool calls of the policy in a row; 0: never."
     )
