@@ -57,12 +57,11 @@ async def roll_out_only(bench: Workbench, source: Path | None) -> None:
         with bench.timed("rollout"):
             chosen = [next(tasks) for _ in range(config.prompts_per_step)]
             previous = some(bench, await roll_out(bench, chosen, step, previous, experts), step)
-        if not previous:
-            continue
-        metrics = rollout_metrics(previous, bench.engine.version)
+        metrics = rollout_metrics(previous, bench.engine.version) if previous else {}
         metrics |= bench.rollouts.metrics(RL_STAGE, step) | bench.pool_metrics()
         bench.store.add_metrics(RL_STAGE, step, metrics)
-        bench.progress.numbers(success=metrics["success"])
+        if previous:
+            bench.progress.numbers(success=metrics["success"])
 
 
 async def train_only(bench: Workbench, source: Path) -> None:
@@ -88,8 +87,8 @@ async def train_only(bench: Workbench, source: Path) -> None:
             f"The dump was sampled by {len(versions)} policies, of which one is here: its old log-probabilities are the "
             "engine's, so that no mismatch of engine and trainer is seen."
         )
-    # Before the first update, while the weights that sampled are here.
-    packed = [await pack_step(bench, config, steps[step], step, len(versions) == 1) for step in sorted(steps)]
+    with bench.timed("training"):  # before the first update, while the weights that sampled are here
+        packed = [await pack_step(bench, config, steps[step], step, len(versions) == 1) for step in sorted(steps)]
     for done, (step, trajectories) in enumerate(sorted(steps.items())):
         with bench.timed("training"):
             metrics = await train_step(bench, config, packed[done], step)

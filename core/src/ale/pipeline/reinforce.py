@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from ale.errors import AleError, TrainerError
+from ale.pipeline.curation import CUT_OFF
 from ale.pipeline.dynamic import with_spread
 from ale.pipeline.evaluate import evaluate
 from ale.pipeline.experts import Experts
@@ -107,8 +108,8 @@ async def roll_out(
 
 
 def some(bench: Workbench, rollouts: list[Trajectory], step: int) -> list[Trajectory]:
-    """The rollouts of a step; none where replays of experts were lost, of which the algorithm hears when it plans the next
-    step. Raises `AleError` where there is no other reason for having none."""
+    """The rollouts of a step; an empty list where replays of experts were lost, of which the algorithm hears when it plans the next
+    step. Raises `AleError` where there are none for any other reason."""
     if not rollouts and not bench.rollouts.lost_replays.total():
         raise AleError(f"No rollout of step {step} can be trusted; the events and trajectories of the run say why.")
     return rollouts
@@ -199,7 +200,7 @@ def rollout_metrics(trajectories: Sequence[Trajectory], version: int) -> dict[st
         "branches": sum(max(0, len(t.sequences) - 1) for t in trajectories) / n,
         "side_calls": sum(c.side for c in chunks) / n,
         "changed_echoes": sum(t.changed_echoes for t in trajectories) / n,
-        "budget_ended": sum(t.ended_by in ("budget", "timeout", "max_turns") for t in trajectories) / n,
+        "budget_ended": sum(t.ended_by in CUT_OFF for t in trajectories) / n,
         "start_chunk": sum(t.start_chunk for t in trajectories) / n,
         "staleness": sum(version - t.policy_version for t in trajectories) / n,
         "episode_s": sum(t.seconds for t in trajectories) / n,

@@ -94,5 +94,6 @@ class Rollouts:
             if rejection is None:
                 return trajectory
         tally.unfilled += 1
-        self.lost_replays[request.group] += given_up == LOST_REPLAY
+        if given_up == LOST_REPLAY:
+            self.lost_replays[request.group] += 1
         return None

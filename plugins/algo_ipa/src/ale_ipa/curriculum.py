@@ -31,13 +31,12 @@ KEPT_STEPS = 32
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """What a group of rollouts was asked for: `rollouts` of a task from `start`, in `step`."""
+    """What a group of rollouts was asked for: a task from `start`, in `step`."""
 
     task_id: str
     step: int
     expert: Trajectory
     start: int
-    rollouts: int
     imitated: int
     """How many of the expert's chunks are imitated where nothing from this start passes."""
 
@@ -89,10 +88,10 @@ class Curriculum:
             self._pointers.pop(task_id, None)
             return members
         starts = spread(self._starts(task_id, expert, history), len(members))
-        for start, count in Counter(starts).items():
+        for start in dict.fromkeys(starts):
             name = f"{group}.k{start + 1}"
             later = [s for s, passed in self._mastered[expert.id].items() if passed and s > start]
-            self.placed[name] = Placed(task_id, history.step, expert, start, count, min(later, default=start + 1))
+            self.placed[name] = Placed(task_id, history.step, expert, start, min(later, default=start + 1))
         return [
             replace(r, group=f"{group}.k{start + 1}", start_chunk=start, expert=expert if start else None)
             for r, start in zip(members, starts, strict=True)

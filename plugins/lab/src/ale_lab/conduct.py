@@ -66,7 +66,8 @@ class Lab:
                 costs[arm.name][seed] = cost(self.plan.folder(experiment, arm, seed))
             else:
                 series[arm.name][seed] = known.series[key]
-                costs[arm.name] |= {seed: known.costs[key]} if key in known.costs else {}
+                if key in known.costs:
+                    costs[arm.name][seed] = known.costs[key]
         searched = tuple(search_seeds) if chosen else ()
         return Results(experiment, tuple(seeds), series, costs, notes, chosen, searched, settings, self.quick)
 
