@@ -148,6 +148,36 @@ async def test_a_rewritten_context_has_diverged() -> None:
         await session.chat((*START, Message("user", "a summary")), TOOLS)
 
 
+async def forgetful(session: EndpointSession, summary: str) -> list[Message]:
+    """An agent that goes on from a summary after its first two calls, and asks about the first context once more at the end."""
+    first = list(START)
+    for answer in ("out 0", "out 1"):
+        reply = (await session.chat(first, TOOLS)).message
+        first += [reply, Message("tool", answer, tool_call_id=reply.tool_calls[0].id)]
+    reply = (await session.chat([START[0], Message("user", summary)], TOOLS)).message
+    second = [Message("tool", "out 2", tool_call_id=reply.tool_calls[0].id)]
+    await session.chat([START[0], Message("user", summary), reply, *second], TOOLS)
+    return [(await session.chat(first, TOOLS)).message]
+
+
+@pytest.mark.parametrize("chunks", [2, 3, 4, 5])
+async def test_an_agent_that_begins_a_new_context_is_replayed_past_it(chunks: int) -> None:
+    session, _ = opened(None, [*SAYS, "bye"])
+    await forgetful(session, "so far")
+    made = replace(EXPERT, sequences=session.recorder.sequences, chunks=session.recorder.chunks)
+    assert len(made.sequences) == 2
+
+    again, _ = opened(Prefill(made, chunks), [*SAYS, "bye"][chunks:])
+    assert (await forgetful(again, "so far"))[0].content == "bye"
+    again.check_replayed()
+    assert [chunk.sampled for chunk in again.recorder.chunks] == [False] * chunks + [True] * (5 - chunks)
+    assert again.recorder.sequences == made.sequences
+
+    other, _ = opened(Prefill(made, chunks), [*SAYS, "bye"][chunks:])
+    with pytest.raises(DivergedReplay, match=r"After chunk 2 .* answered 'another', where it had answered 'so far'"):
+        await forgetful(other, "another")
+
+
 async def test_side_calls_are_the_policys() -> None:
     session, _ = opened(Prefill(EXPERT, 4), ["A title"])
     assert (await session.chat((Message("user", "Make a title."),))).message.content == "A title"

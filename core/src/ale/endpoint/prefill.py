@@ -5,6 +5,7 @@
 2. What stands between two replies is what the environment answered. Where that is not what the expert saw, the replay has
    *diverged*: the policy would go on from a state that was never the expert's. The episode ends and is not trained on.
    What the environment answered to the last replayed chunk is looked at too, when the policy is asked for the first time.
+   An agent that rewrites its context, or asks on behalf of another one, has to do so where it did for the expert.
 3. A call with other tools than the expert's is a side call (a title, a summary): the policy answers it.
 """
 
@@ -22,8 +23,10 @@ from ale.trajectory import Trajectory
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One chunk of an expert: what the environment had said since the reply before, and the reply."""
+    """One chunk of an expert: the reply before it in its context (None where the context begins with it), what was said since, and
+    the reply."""
 
+    before: Message | None
     observed: tuple[Message, ...]
     reply: Message
     token_ids: tuple[int, ...]
@@ -74,8 +77,9 @@ class Prefill:
 
     def _check(self, messages: Sequence[Message], step: Step) -> None:
         last = max((i for i, message in enumerate(messages) if message.role == "assistant"), default=-1)
-        before = self._steps[self.done - 1].reply
-        if last < 0 or gist(messages[last]) != gist(before):
+        before = step.before
+        goes_on = last < 0 if before is None else last >= 0 and gist(messages[last]) == gist(before)
+        if not goes_on:
             raise DivergedReplay(
                 f"The agent's context does not go on from chunk {self.done} of the expert {self._expert}."
             )
@@ -102,10 +106,10 @@ def expert_steps(expert: Trajectory) -> list[Step]:
     steps = []
     for chunk in expert.turns:
         sequence, turn = expert.sequences[chunk.sequence], chunk.turn
-        before = [i for i in range(turn) if sequence.messages[i].role == "assistant"]
+        last = max((i for i in range(turn) if sequence.messages[i].role == "assistant"), default=-1)
         steps.append(
             Step(
-                sequence.messages[before[-1] + 1 if before else 0 : turn], sequence.messages[turn],
+                None if last < 0 else sequence.messages[last], sequence.messages[last + 1 : turn], sequence.messages[turn],
                 sequence.token_ids[chunk.start : chunk.end], frozenset(tool.name for tool in sequence.tools),
             )
         )  # fmt: skip
