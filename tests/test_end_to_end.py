@@ -104,9 +104,8 @@ def test_a_step_whose_replays_are_all_lost_costs_the_expert_and_not_the_run(run_
             lines = tuple(replace(s, messages=tuple(map(otherwise, s.messages))) for s in t.sequences)
             other.add_trajectory(replace(t, sequences=lines))
     experts = f"rl.experts={{demonstrations: false, data: [{tmp_path / 'other'}]}}"
-    summary = summary_of(
-        ale("run", file, algorithm, "--out", tmp_path / "run", experts, "rl.steps=3", "eval.episodes=1")
-    )
+    done = ale("run", file, algorithm, "--out", tmp_path / "run", experts, "rl.steps=3", "eval.episodes=1")
+    summary = summary_of(done)
     with RunStore.open(tmp_path / "run") as store:
         metrics, events = store.metrics("rl"), store.events()
         came = [t.step for t in store.trajectories("stage = 'rl' AND rejected IS NULL")]
@@ -114,7 +113,22 @@ def test_a_step_whose_replays_are_all_lost_costs_the_expert_and_not_the_run(run_
     assert (1, 1.0) in metrics["rejected/replay_failure"]
     assert min(step for step, _ in metrics["success"]) > 1, "nothing came back in the first step"
     assert came
-    assert [kind for _, kind, _ in events].count("expert_dropped") == 2
+    assert {"expert_cut", "expert_dropped"} & {kind for _, kind, _ in events}
+    assert "2 of the 2 tasks of step 1 have one" in done.stderr
+
+
+def test_a_run_without_an_expert_for_its_tasks_says_so(run_file: RunFile, tmp_path: Path) -> None:
+    """Recordings of another instance set, say: every rollout starts at the beginning."""
+    file = run_file(TINY)
+    other = ("tasks.families=[find]", "rl.experts={demonstrate: 1}", "rl.steps=1", "eval.episodes=1")
+    summary_of(ale("run", file, "--out", tmp_path / "made", *other))
+    experts = f"rl.experts={{demonstrations: false, data: [{tmp_path / 'made'}]}}"
+    done = ale("run", file, "--out", tmp_path / "run", experts, "rl.steps=1", "eval.episodes=1")
+    summary_of(done)
+    with RunStore.open(tmp_path / "run") as store:
+        assert store.metrics("rl")["experts"] == [(1, 0.0)]
+        assert all(t.start_chunk == 0 for t in store.trajectories("stage = 'rl'"))
+    assert "experts: 0 of the 2 tasks of step 1 have one" in done.stderr
 
 
 def otherwise(message: Message) -> Message:

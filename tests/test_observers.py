@@ -145,24 +145,37 @@ def test_an_observer_that_fails_is_silenced_after_three_errors_and_the_run_compl
     assert "It is told nothing more." in witnessed.stderr  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize(("veto", "what"), [("ale_before_exec", "exec"), ("ale_filter_trajectory", "filter")])
-def test_a_veto_that_fails_refuses_every_time(
-    witnessed: Callable[..., list[dict[str, Any]]], tmp_path: Path, veto: str, what: str
-) -> None:
+def test_a_command_is_refused_every_time_where_its_veto_fails(witnessed: Callable[..., list[dict[str, Any]]]) -> None:
     answers = json.dumps([SHELL, *['<tool_call>\n{"name": "finish", "arguments": {}}\n</tool_call>'] * 7])
     seen = witnessed(
-        SCRIPTED, "rl=null", "eval.episodes=4", "rollout.concurrency=1", "rollout.max_resamples=0",
-        f"engine.answers={answers}", fail_in=veto, code=0 if what == "exec" else 1,
+        SCRIPTED, "rl=null", "eval.episodes=4", "rollout.concurrency=1", f"engine.answers={answers}",
+        fail_in="ale_before_exec",
     )  # fmt: skip
+    assert sum(line["hook"] == "ale_before_exec" for line in seen) == 4
+    ends = [line for line in seen if line["hook"] == "ale_exec_finished" and line["by"] == "agent"]
+    assert [line["code"] for line in ends] == [126] * 4
+    assert not any(line.get("by") == "agent" for line in seen if line["hook"] == "ale_exec_started")
+
+
+def test_a_rollout_stays_out_of_training_every_time_where_its_veto_fails(
+    witnessed: Callable[..., list[dict[str, Any]]], tmp_path: Path
+) -> None:
+    veto = "ale_filter_trajectory"
+    seen = witnessed(SCRIPTED, "--only", "rollout", "rl.steps=1", "rollout.max_resamples=0", fail_in=veto, code=1)
     assert sum(line["hook"] == veto for line in seen) == 4
-    if what == "exec":
-        ends = [line for line in seen if line["hook"] == "ale_exec_finished" and line["by"] == "agent"]
-        assert [line["code"] for line in ends] == [126] * 4
-        assert not any(line.get("by") == "agent" for line in seen if line["hook"] == "ale_exec_started")
-    else:
-        (folder,) = (tmp_path / "runs").iterdir()
-        with RunStore.open(folder) as store:
-            assert all("the observer 'witness' failed" in (t.rejected or "") for t in store.trajectories())
+    (folder,) = (tmp_path / "runs").iterdir()
+    with RunStore.open(folder) as store:
+        assert all("the observer 'witness' failed" in (t.rejected or "") for t in store.trajectories())
+    assert "No rollout of step 1 can be trusted: 4 x the observer 'witness' failed" in witnessed.stderr  # type: ignore[attr-defined]
+
+
+def test_a_veto_is_not_asked_about_the_episodes_of_an_evaluation(
+    witnessed: Callable[..., list[dict[str, Any]]],
+) -> None:
+    seen = witnessed(SCRIPTED, "rl=null", "eval.episodes=3", fail_in="ale_filter_trajectory")
+    hooks = [line["hook"] for line in seen]
+    assert "ale_filter_trajectory" not in hooks
+    assert hooks.count("ale_trajectory_finished") == 3
 
 
 def test_an_observer_that_cannot_start_refuses_the_run_by_name(witnessed: Callable[..., list[dict[str, Any]]]) -> None:

@@ -8,6 +8,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_origin
 
@@ -24,9 +25,12 @@ from ale.rollout.mix import MixedTasks, Source
 from ale.rollout.selection import Option, Selection
 from ale.run_config import OWN_KEYS, RULES_KEY, PluginChoice, RunConfig
 from ale.run_file import parse_yaml
+from ale.specs.algorithm import RolloutRequest
 from ale.specs.driver import Driver, DriverContext, PluginConfig
 from ale.specs.tasks import TaskSource
 from ale.task import Task, TaskTests
+from ale.testing.batches import trajectory
+from ale.trajectory import Trajectory
 from ale.validation import model_in
 
 ALE = Path(sys.executable).with_name("ale")
@@ -43,26 +47,41 @@ def options(*rules: tuple[str, tuple[str, ...], float]) -> Selection[Driver]:
     return Selection("sandbox", [Option(use, driver, when, weight) for use, when, weight in rules], seed=1)
 
 
+def asked(group: str, *tags: str, expert: Trajectory | None = None) -> RolloutRequest:
+    return RolloutRequest(task("t", *tags), group, seed=0, start_chunk=int(expert is not None), expert=expert)
+
+
 # -- select ----------------------------------------------------------------------------------------------------------
 
 
 def test_the_first_rule_that_fits_decides() -> None:
     selection = options(("a", ("swe",), 1), ("b", ("swe", "!heavy"), 1), ("c", ("!light",), 1), ("d", (), 1))
     for tags, expected in ((("swe",), "a"), (("heavy",), "c"), (("light",), "d"), (("swe", "light"), "a"), ((), "c")):
-        assert selection.of(task("t", *tags), "g").use == expected
+        assert selection.of(asked("g", *tags)).use == expected
 
 
 def test_neighbours_with_the_same_when_share_by_weight_and_a_group_stays_together() -> None:
     selection = options(("a", (), 3), ("b", (), 1))
-    drawn = [selection.of(task(), f"group-{i}").use for i in range(4000)]
+    drawn = [selection.of(asked(f"group-{i}")).use for i in range(4000)]
     share = collections.Counter(drawn)["a"] / len(drawn)
     assert 0.72 < share < 0.78
-    assert drawn == [selection.of(task(), f"group-{i}").use for i in range(4000)], "a repeated run chooses the same"
+    assert drawn == [selection.of(asked(f"group-{i}")).use for i in range(4000)], "a repeated run chooses the same"
 
 
 def test_a_task_that_no_rule_fits_is_a_sentence() -> None:
     with pytest.raises(ConfigError, match=r"sandbox: no rule fits the task t \(its tags: x, y\); end the list with"):
-        options(("a", ("swe",), 1)).of(task("t", "x", "y"), "g")
+        options(("a", ("swe",), 1)).of(asked("g", "x", "y"))
+
+
+def test_an_expert_is_replayed_under_the_plugin_that_made_it_whatever_else_would_have_been_drawn() -> None:
+    selection = options(("a", (), 3), ("b", (), 1), ("c", ("swe",), 1))
+    for made, expected in (("a", {"a"}), ("b", {"b"}), ("c", {"a", "b"}), ("gone", {"a", "b"})):
+        expert = replace(trajectory(0, reward=1.0), made_with=(("scaffold", "x"), ("sandbox", made)))
+        drawn = {selection.of(asked(f"group-{i}", expert=expert)).use for i in range(100)}
+        assert drawn == expected, f"made with {made}"
+    free = replace(selection, replays=False)
+    expert = replace(trajectory(0, reward=1.0), made_with=(("sandbox", "b"),))
+    assert {free.of(asked(f"group-{i}", expert=expert)).use for i in range(100)} == {"a", "b"}
 
 
 # -- mix -------------------------------------------------------------------------------------------------------------
@@ -118,6 +137,14 @@ def test_a_split_that_a_source_does_not_have_names_the_source() -> None:
     mix = MixedTasks([Source("a", Listed("x"))])
     with pytest.raises(ConfigError, match=r"tasks\.mix\.0: There is no split 'heldout'"):
         next(iter(mix.tasks("heldout")))
+
+
+def test_a_source_without_tasks_is_named_with_what_to_do() -> None:
+    mix = MixedTasks([Source("a", Listed("x")), Source("b", Listed())])
+    with pytest.raises(
+        ConfigError, match=r"tasks\.mix\.1: 'b' has no tasks in its split 'train': give it some .*eval\.split"
+    ):
+        ids(mix)
 
 
 # -- in the file -------------------------------------------------------------------------------------------------------

@@ -51,15 +51,37 @@ async def test_a_metric_is_the_mean_over_the_updates_that_have_it() -> None:
 
 
 def test_a_collapsing_run_is_stopped_with_a_sentence() -> None:
-    guard = CollapseGuard(0.02)
+    guard = CollapseGuard(0.02, "rl.lr")
     guard.check({"success": 0.8, "entropy": 0.01})
     for _ in range(4):
         guard.check({"success": 0.1, "entropy": 0.01})
-    with pytest.raises(TrainerError, match="The policy is collapsing"):
+    with pytest.raises(TrainerError, match=r"The policy is collapsing.*Lower rl\.lr"):
         guard.check({"success": 0.1, "entropy": 0.01})
 
 
 def test_low_entropy_alone_or_a_bad_patch_alone_is_no_collapse() -> None:
-    guard = CollapseGuard(0.02)
+    guard = CollapseGuard(0.02, "rl.lr")
     for success, entropy in [(0.9, 0.001), (0.1, 0.5)] * 10:
         guard.check({"success": success, "entropy": entropy})
+
+
+def test_success_that_falls_because_rollouts_start_earlier_is_no_collapse() -> None:
+    guard = CollapseGuard(0.02, "rl.lr")
+    guard.check({"success": 1.0, "entropy": 0.01, "start_chunk": 6.0})
+    for _ in range(10):
+        guard.check({"success": 0.0, "entropy": 0.01, "start_chunk": 5.0})
+        guard.check({"success": 0.1, "success_from_beginning": 0.0, "entropy": 0.01, "start_chunk": 2.5})
+    guard.check({"success": 0.8, "success_from_beginning": 0.9, "entropy": 0.01, "start_chunk": 2.5})
+    worse = {"success": 0.8, "success_from_beginning": 0.4, "entropy": 0.01, "start_chunk": 2.5}
+    for _ in range(4):
+        guard.check(worse)
+    with pytest.raises(TrainerError, match=r"after a best of 0\.90"):
+        guard.check(worse)
+
+
+def test_a_guard_that_is_told_no_entropy_says_so_once() -> None:
+    guard = CollapseGuard(0.02, "rl.lr")
+    steps: list[dict[str, float]] = [{"updates": 0.0}, {"updates": 1.0}, {"updates": 1.0}]
+    assert [guard.blind(metrics) for metrics in steps] == [False, True, False]
+    assert not CollapseGuard(0.02, "rl.lr").blind({"updates": 1.0, "entropy": 0.3})
+    assert not CollapseGuard(0.0, "rl.lr").blind({"updates": 1.0})

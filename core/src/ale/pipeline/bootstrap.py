@@ -16,7 +16,7 @@ from ale.endpoint.reply_form import ReplyForm
 from ale.endpoint.tokenizer import ChatTokenizer, train_tokenizer
 from ale.errors import AleError, ConfigError
 from ale.pipeline.workbench import Workbench
-from ale.rollout.episode import Stage
+from ale.rollout.episode import DEMONSTRATIONS_STAGE, Stage
 from ale.specs.algorithm import RolloutRequest
 from ale.task import TRAIN
 from ale.trajectory import Trajectory
@@ -39,9 +39,9 @@ async def demonstrate(bench: Workbench, count: int) -> list[Trajectory]:
         responders.append(responder)
     bench.progress.stage("demonstrations", count)
     with bench.timed("demonstrations"):
-        done = await bench.rollouts.run(requests, Stage("demonstrations", 0, TRAIN, 1.0), responders)
+        done = await bench.rollouts.run(requests, Stage(DEMONSTRATIONS_STAGE, 0, TRAIN, 1.0), responders)
     if not done:
-        raise AleError("No demonstration could be run; see the log for the reason of each.")
+        raise AleError(f"No demonstration could be run: {bench.store.reasons()}. The trajectories of the run say more.")
     return done
 
 

@@ -12,14 +12,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from ale.errors import ConfigError
 from ale.pipeline.bootstrap import retokenize
 from ale.pipeline.workbench import Workbench
-from ale.rollout.episode import Stage
+from ale.rollout.episode import EXPERTS_STAGE, Stage
 from ale.run_config import ExpertsConfig
 from ale.specs.algorithm import RolloutRequest
 from ale.store import RunStore
 from ale.task import TRAIN, Task
 from ale.trajectory import Trajectory
-
-EXPERTS_STAGE = "experts"
 
 
 class Experts:
@@ -32,6 +30,7 @@ class Experts:
         """As they came; put into the policy's tokens when the task's turn comes."""
         self._known: dict[str, list[Trajectory]] = {}
         self._asked: set[str] = set()
+        self._told = False
         if config.demonstrations:
             _add(self._given, demonstrations)
         for folder in config.data:
@@ -53,7 +52,12 @@ class Experts:
             if not left:
                 break
             _add(self._known, await self._demonstrate(left, step, attempt))
-        return {task.id: tuple(self._known[task.id]) for task in tasks if task.id in self._known}
+        found = {task.id: tuple(self._known[task.id]) for task in tasks if task.id in self._known}
+        if not self._told:
+            self._told = True
+            count = len({task.id for task in tasks})
+            self._bench.progress.note(f"experts: {len(found)} of the {count} tasks of step {step} have one")
+        return found
 
     async def _demonstrate(self, tasks: Sequence[Task], step: int, attempt: int) -> list[Trajectory]:
         bench = self._bench

@@ -13,7 +13,7 @@ from __future__ import annotations
 import random
 import time
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -45,7 +45,7 @@ async def reinforce(bench: Workbench, config: RLConfig, tasks: Iterator[Task], e
     """Run all RL steps on these tasks, with the evaluations between them."""
     if bench.algorithm.reference:
         await bench.backend.keep_reference()
-    guard = CollapseGuard(config.min_entropy)
+    guard = CollapseGuard(config.min_entropy, "rl.lr" if config.lr is not None else "trainer.lr")
     previous: list[Trajectory] = []
     waiting: deque[Packed] = deque()
     first = time.monotonic()
@@ -67,6 +67,8 @@ async def reinforce(bench: Workbench, config: RLConfig, tasks: Iterator[Task], e
                 metrics |= await train_oldest(bench, config, waiting, step)
         metrics |= {"rollout_s": rolled - began, "train_s": time.monotonic() - rolled}
         metrics["tokens_per_s"] = metrics["sampled_tokens"] / max(1e-9, rolled - began)
+        if experts is not None:
+            metrics.setdefault("experts", 0.0)  # an algorithm that has heard of none tells nothing of them
         metrics |= groups | bench.rollouts.metrics(RL_STAGE, step) | bench.pool_metrics()
         bench.finish_step(RL_STAGE, step, metrics)
         bench.progress.numbers(
@@ -75,6 +77,10 @@ async def reinforce(bench: Workbench, config: RLConfig, tasks: Iterator[Task], e
             entropy=metrics.get("entropy", 0.0),
             tokens_per_s=metrics["tokens_per_s"],
         )
+        if guard.blind(metrics):
+            bench.progress.note(
+                f"rl.min_entropy watches nothing: the algorithm '{bench.config.algorithm.use}' tells no metric 'entropy'"
+            )
         guard.check(metrics)
         await _look_and_save(bench, config, step)
     step = config.steps
@@ -111,7 +117,9 @@ def some(bench: Workbench, rollouts: list[Trajectory], step: int) -> list[Trajec
     """The rollouts of a step; an empty list where replays of experts were lost, of which the algorithm hears when it plans the next
     step. Raises `AleError` where there are none for any other reason."""
     if not rollouts and not bench.rollouts.lost_replays.total():
-        raise AleError(f"No rollout of step {step} can be trusted; the events and trajectories of the run say why.")
+        raise AleError(
+            f"No rollout of step {step} can be trusted: {bench.store.reasons()}. The trajectories of the run say more."
+        )
     return rollouts
 
 
@@ -208,16 +216,30 @@ def rollout_metrics(trajectories: Sequence[Trajectory], version: int) -> dict[st
 
 
 class CollapseGuard:
-    """Stops a run whose policy has lost its entropy while it gets worse: more steps would only cost time."""
+    """Stops a run whose policy has lost its entropy while it gets worse: more steps would only cost time.
 
-    def __init__(self, min_entropy: float) -> None:
+    Success is that from the beginning: starts on an expert's path move, and success from them falls with each that is harder.
+    """
+
+    def __init__(self, min_entropy: float, lr: str) -> None:
         self._min_entropy = min_entropy
+        self._lr = lr
         self._best = 0.0
         self._low = 0
+        self._told = not min_entropy
 
-    def check(self, metrics: dict[str, float]) -> None:
+    def blind(self, metrics: Mapping[str, float]) -> bool:
+        """Whether there was an update that told no entropy; true once."""
+        blind = not self._told and bool(metrics.get("updates")) and "entropy" not in metrics
+        self._told |= blind
+        return blind
+
+    def check(self, metrics: Mapping[str, float]) -> None:
         """Look at one step's metrics. Raises `TrainerError` after `COLLAPSE_PATIENCE` bad steps in a row."""
-        success, entropy = metrics["success"], metrics.get("entropy")
+        entropy = metrics.get("entropy")
+        success = metrics.get("success_from_beginning", None if metrics.get("start_chunk") else metrics["success"])
+        if success is None:
+            return
         self._best = max(self._best, success)
         collapsing = entropy is not None and entropy < self._min_entropy and success < 0.5 * self._best
         self._low = self._low + 1 if collapsing else 0
@@ -225,5 +247,6 @@ class CollapseGuard:
             raise TrainerError(
                 f"The policy is collapsing: for {COLLAPSE_PATIENCE} steps its entropy stayed below "
                 f"{self._min_entropy:g} nats with success at {success:.2f} after a best of {self._best:.2f}. "
-                "Lower trainer.lr or bring algorithm.negative_signal nearer to 0 (rl.min_entropy=0 turns this guard off)."
+                f"Lower {self._lr}, or let failures weigh less (`ale config describe algorithm` lists what the algorithm has for "
+                "that); rl.min_entropy=0 turns this guard off."
             )

@@ -13,7 +13,7 @@ from ale.capabilities import check_started
 from ale.endpoint.reply_form import ReplyForm
 from ale.endpoint.session import ModelEndpoint
 from ale.endpoint.tokenizer import ChatTokenizer, byte_tokenizer
-from ale.errors import AleError, PluginError
+from ale.errors import AleError, ConfigError, PluginError
 from ale.hooks import Hooks
 from ale.pipeline.progress import Progress
 from ale.pipeline.teacher import NoEngine, teacher
@@ -108,7 +108,11 @@ class Workbench:
                 empty = False
                 yield task
             if empty:
-                raise AleError(f"The task source '{self.config.tasks.use}' has no tasks in its split '{split}'.")
+                other = ", or name another split with eval.split" if split == self.config.eval.split else ""
+                raise ConfigError(
+                    f"The task source '{self.config.tasks.use}' has no tasks in its split '{split}': give it some with its "
+                    f"settings in the section tasks (`ale config describe tasks NAME` lists them){other}."
+                )
 
     def tasks_once(self, split: str) -> Iterator[Task]:
         """The tasks of a split. Raises `PluginError` where the source crashes or yields something else."""
@@ -159,7 +163,7 @@ async def open_workbench(
                 names = [other.use for other in section.rules]
                 name = rule.use if names.count(rule.use) == 1 else f"{rule.use}.{i}"
                 options.append(Option(name, driver, rule.when, rule.weight))
-            return Selection(kind, options, config.seed)
+            return Selection(kind, options, config.seed, replays=kind != "reward")
 
         async def task_source(section: PluginChoice | PluginRules) -> TaskSource:
             if isinstance(section, PluginChoice):

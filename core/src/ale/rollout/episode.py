@@ -41,8 +41,9 @@ from ale.validation import one_line
 
 log = logging.getLogger("ale.rollout")
 T = TypeVar("T")
-RL_STAGE = "rl"
-"""The stage whose rollouts are trained on."""
+RL_STAGE, EXPERTS_STAGE, DEMONSTRATIONS_STAGE = "rl", "experts", "demonstrations"
+TRAINED_STAGES = frozenset({RL_STAGE, EXPERTS_STAGE, DEMONSTRATIONS_STAGE})
+"""The stages whose rollouts may be trained on; in any other a policy or a task is judged."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,7 @@ class Episodes:
 
     def made_with(self, request: RolloutRequest) -> tuple[tuple[str, str], ...]:
         """Which plugins a rollout gets of the sections that leave a choice."""
-        chosen = (s.made_with(request.task, request.group) for s in (self.provider, self.scaffold, self.reward))
+        chosen = (s.made_with(request) for s in (self.provider, self.scaffold, self.reward))
         return tuple(pair for pairs in chosen for pair in pairs)
 
     async def _act_and_score(
@@ -124,8 +125,8 @@ class Episodes:
     ) -> Trajectory:  # fmt: skip
         task = request.task
         began = time.monotonic()
-        scaffold = self.scaffold.of(task, request.group).driver
-        reward = self.reward.of(task, request.group).driver
+        scaffold = self.scaffold.of(request).driver
+        reward = self.reward.of(request).driver
         sandbox, state = await self._started(request, stage, session.id, timings)
         mark = time.monotonic()
         async with sandbox:
@@ -149,7 +150,7 @@ class Episodes:
         self, request: RolloutRequest, stage: Stage, episode_id: str, timings: dict[str, float]
     ) -> tuple[Sandbox, State | None]:
         """The episode's sandbox; where it is a fork of an expert's state, that too."""
-        provider = self.provider.of(request.task, request.group).driver
+        provider = self.provider.of(request).driver
         spec = await self._spec(request, episode_id, timings)
         expert = self._forked_expert(request)
         async with AsyncExitStack() as lent:
@@ -165,7 +166,7 @@ class Episodes:
     async def _spec(self, request: RolloutRequest, episode_id: str, timings: dict[str, float]) -> SandboxSpec:
         """A sandbox as the task and the agent find it at the beginning."""
         task = request.task
-        provider = self.provider.of(task, request.group).driver
+        provider = self.provider.of(request).driver
         resources = self.needs.resources
         if not self.needs.limits_given:
             # Defaults: for providers that can keep them; the files of an image of the task's own lie where no size is, and so
@@ -179,7 +180,7 @@ class Episodes:
             files={path: text.encode() for path, text in task.files.items()},
             labels={**self.labels, "task": task.id, "episode": episode_id},
         )  # fmt: skip
-        scaffold = self.scaffold.of(task, request.group).driver
+        scaffold = self.scaffold.of(request).driver
         if scaffold.recipe is None:
             return spec
         mark = time.monotonic()
@@ -191,8 +192,8 @@ class Episodes:
         """Of which expert the sandbox is to be a fork; None where it is to be new, and an expert's commands are run again."""
         if self.states is None or request.expert is None or request.start_chunk == 0:
             return None
-        provider = self.provider.of(request.task, request.group).driver
-        scaffold = self.scaffold.of(request.task, request.group).driver
+        provider = self.provider.of(request).driver
+        scaffold = self.scaffold.of(request).driver
         if scaffold.over_http or "snapshot" not in provider.capabilities:
             return None
         return Expert(provider, scaffold, request.task.id, request.expert.id)

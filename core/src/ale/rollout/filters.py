@@ -2,8 +2,8 @@
 
 A *failing* agent is not an unreliable rollout: it stays, with its reward of zero. Rejected is what says nothing about
 the policy: infrastructure faults, rewards that could not be computed, tools that answered otherwise than to the
-identical call before, and what an observer vetoes; in training also runs of illegal calls beyond a limit. Where a policy is
-judged (evaluation, pass rates) those are its failures.
+identical call before; in training also what an observer vetoes, and runs of illegal calls beyond a limit. Where a policy
+is judged (evaluation, pass rates) those count as what they are.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from ale.hooks import Hooks
 from ale.rollout.answers import KnownAnswers
-from ale.rollout.episode import RL_STAGE
+from ale.rollout.episode import RL_STAGE, TRAINED_STAGES
 from ale.run_config import RolloutConfig
 from ale.trajectory import Trajectory
 
@@ -57,6 +57,8 @@ class Filter:
         contradiction = self._answers.contradiction(trajectory, self._tools)
         if contradiction is not None:
             return Rejection(UNRELIABLE, UNRELIABLE, contradiction)
+        if trajectory.stage not in TRAINED_STAGES:
+            return None
         veto = self._hooks.refusal("ale_filter_trajectory", trajectory=trajectory)
         return None if veto is None else Rejection(VETOED, veto)
 

@@ -1,7 +1,8 @@
 """Which of several plugins a task gets: the first rule that fits decides, neighbours with the same `when` share by weight.
 
 The choice falls once for each group of rollouts, so that those which are compared with each other share it, and it is
-the same when the run is repeated: it is drawn from the run's seed, the section and the group.
+the same when the run is repeated: it is drawn from the run's seed, the section and the group. Rollouts that replay an expert
+get the plugin that made it: under another one its commands would not come, or mean something else.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from ale.errors import ConfigError
+from ale.specs.algorithm import RolloutRequest
 from ale.specs.driver import Driver
 from ale.task import Task
 
@@ -39,9 +41,12 @@ class Selection(Generic[D]):
     path: str
     options: Sequence[Option[D]]
     seed: int = 0
+    replays: bool = True
+    """Whether an expert has to be replayed under the plugin that made it."""
 
-    def of(self, task: Task, group: str) -> Option[D]:
-        """The plugin for this group of rollouts. Raises `ConfigError` where no rule fits."""
+    def of(self, request: RolloutRequest) -> Option[D]:
+        """The plugin for the group of this request. Raises `ConfigError` where no rule fits."""
+        task = request.task
         if len(self.options) == 1 and not self.options[0].when:
             return self.options[0]
         first = next((i for i, option in enumerate(self.options) if option.fits(task)), None)
@@ -55,16 +60,20 @@ class Selection(Generic[D]):
             if set(option.when) != set(sharing[0].when):
                 break
             sharing.append(option)
-        at = _draw(f"{self.seed}/{self.path}/{group}") * sum(option.weight for option in sharing)
+        made_with = dict(request.expert.made_with).get(self.path) if request.expert and self.replays else None
+        for option in sharing:
+            if option.use == made_with:
+                return option
+        at = _draw(f"{self.seed}/{self.path}/{request.group}") * sum(option.weight for option in sharing)
         for option in sharing:
             at -= option.weight
             if at < 0:
                 return option
         return sharing[-1]
 
-    def made_with(self, task: Task, group: str) -> tuple[tuple[str, str], ...]:
+    def made_with(self, request: RolloutRequest) -> tuple[tuple[str, str], ...]:
         """`((section, plugin),)` where there was a choice, for the trajectory; else nothing."""
-        return ((self.path, self.of(task, group).use),) if len(self.options) > 1 else ()
+        return ((self.path, self.of(request).use),) if len(self.options) > 1 else ()
 
 
 def carries(tags: Sequence[str], wanted: Sequence[str]) -> bool:

@@ -96,7 +96,8 @@ class HookSpecs:
 
     @hookspec
     def ale_filter_trajectory(self, trajectory: Trajectory) -> str | None:
-        """A rollout is about to enter training; return the reason to keep it out."""
+        """A rollout is about to enter training (stage `rl`, `demonstrations` or `experts`, not an evaluation's episode or an
+        attempt at a task); return the reason to keep it out."""
 
     @hookspec
     def ale_batch_ready(self, step: int, batch: TrainBatch) -> None:
