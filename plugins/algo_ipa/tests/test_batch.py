@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 from ale.errors import PluginError
 from ale.specs.trainer import LossInput, TrainBatch
 from ale.testing.losses import rollout
-from ale.trajectory import Chunk, ChunkError, Failure, Sequence, Trajectory
+from ale.trajectory import Chunk, ChunkError, Failure, Score, Sequence, Trajectory
 from ale_ipa import IPA
 
 Make = Callable[..., IPA]
@@ -68,6 +69,13 @@ def test_signals_of_graded_rewards(
     assert batch is not None
     assert batch.chunks.returns.tolist() == pytest.approx(returns)
     assert batch.chunks.positive.tolist() == positive
+
+
+def test_a_failure_with_a_share_of_the_reward_is_a_failure(make: Make, build: Build) -> None:
+    half = replace(build("b", 0.5), reward=Score(0.5, False))
+    batch = make().batch([build("a", 1.0), half])
+    assert batch is not None
+    assert batch.chunks.returns.tolist() == pytest.approx([1.0, -0.05])
 
 
 def test_rollouts_that_share_an_id_are_still_two(make: Make, build: Build) -> None:
@@ -145,6 +153,17 @@ def test_sums_add_up_over_micro_batches(make: Make, build: Build, loss_input: In
     assert float(whole.loss) == pytest.approx(sum(float(p.loss) for p in parts))
     for name, value in whole.sums.items():
         assert float(value) == pytest.approx(sum(float(p.sums[name]) for p in parts))
+
+
+def test_returns_are_not_rounded_to_the_narrow_type_of_log_probabilities(
+    make: Make, build: Build, loss_input: Inputs
+) -> None:
+    ipa = make(gamma=0.95, old_logprobs="engine")
+    batch = ipa.batch([build("a", 1.0, [300, 1])])
+    assert batch is not None
+    loss = ipa.loss(loss_input(batch, [-1.0078125] * 301, None, dtype="bfloat16")).loss
+    assert loss.dtype == torch.float32
+    assert float(loss) == pytest.approx(1.0078125 * (300 * 0.95 + 1) / 301, rel=1e-6)
 
 
 def test_all_rows_of_a_trajectory_are_on_its_side(make: Make, loss_input: Inputs) -> None:

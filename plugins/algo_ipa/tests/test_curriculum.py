@@ -252,13 +252,43 @@ def test_an_expert_whose_replay_never_arrives_is_dropped_for_the_next_one(build:
     assert [r.start_chunk for r in run.plan()] == [5] * 4
 
 
-def test_without_another_expert_a_dropped_one_leaves_the_beginning(course: Callable[..., Course]) -> None:
-    run = course(chunks=5, group_size=8, window=4)
+def test_the_last_expert_of_a_task_is_cut_to_what_can_be_replayed(course: Callable[..., Course]) -> None:
+    run = course(chunks=12, start="rollback", group_size=8, window=8, refresh_every=0)
+    beyond = 4  # from here on the agent's context is another one, say
+    arrives = lambda r: None if r.start_chunk > beyond else False  # noqa: E731
+    assert [max(r.start_chunk for r in run.go(arrives)) for _ in range(5)] == [11, 5, 2, 2, 2]
+    assert [(e["farthest"], e["lost"]) for e in run.of("expert_cut")] == [(5, 8), (2, 8)]
     for _ in range(3):
+        run.go(lambda r: True)
+    assert run.plan()[0].start_chunk == 0, "from there it rolls back as ever"
+
+
+def test_what_came_through_once_is_not_cut_off(course: Callable[..., Course]) -> None:
+    run = course(chunks=10, start="parallel", anchors=8, group_size=8, window=4, refresh_every=0)
+    arrives = lambda r: None if r.start_chunk > 5 else False  # noqa: E731
+    farthest = [max(r.start_chunk for r in run.go(arrives)) for _ in range(6)]
+    assert farthest[0] == 9
+    assert farthest[-1] == 5
+    assert run.of("expert_dropped") == []
+
+
+def test_an_expert_of_which_nothing_can_be_replayed_leaves_the_beginning(course: Callable[..., Course]) -> None:
+    run = course(chunks=5, group_size=8, window=4)
+    for _ in range(5):
         run.go(lambda r: None if r.start_chunk else False)
     requests = run.plan()
-    assert {(r.group, r.start_chunk) for r in requests} == {("4.0.a", 0)}
+    assert {(r.group, r.start_chunk) for r in requests} == {("6.0.a", 0)}
     assert run.ipa.metrics({})["experts"] == 0
+
+
+def test_a_replay_clears_the_losses_of_its_own_step_whatever_the_groups_are_called(build: Build) -> None:
+    run = Course(
+        build, {"start": "parallel", "anchors": 4, "group_size": 16, "window": 4}, {"a": [expert(build, "e", 13)]}
+    )
+    assert {r.start_chunk for r in run.plan()} == {0, 4, 8, 12}
+    for _ in range(3):
+        run.go(lambda r: None if r.start_chunk == 4 else False)
+    assert run.of("expert_cut") == run.of("expert_dropped") == []
 
 
 def test_a_replay_that_gets_through_now_and_then_is_kept(course: Callable[..., Course]) -> None:
@@ -274,10 +304,10 @@ def test_what_is_lost_for_another_reason_says_nothing_of_the_expert(course: Call
     for _ in range(4):
         assert [r.start_chunk for r in run.go(lambda r: None)] == [4] * 8
         run.lost.clear()  # a sandbox went away, say
-    assert run.of("expert_dropped") == []
+    assert run.of("expert_cut") == []
     run.go(lambda r: None)
     run.plan()
-    assert [e["lost"] for e in run.of("expert_dropped")] == [8], "though nothing at all came back"
+    assert [e["lost"] for e in run.of("expert_cut")] == [8], "though nothing at all came back"
 
 
 def test_a_start_that_some_group_of_the_step_succeeded_from_is_mastered(build: Build) -> None:

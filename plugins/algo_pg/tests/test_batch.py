@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 
 from ale.errors import PluginError
 from ale.specs.trainer import LossInput
-from ale.trajectory import Chunk, ChunkError, Failure, Trajectory
+from ale.trajectory import Chunk, ChunkError, Failure, Score, Trajectory
 from ale_pg import PolicyGradient
 from ale_pg.variants import RULES
 
@@ -39,6 +40,13 @@ def test_advantages_of_graded_rewards(
     assert batch is not None
     assert batch.chunks.returns.tolist() == pytest.approx(returns, rel=1e-5)
     assert batch.chunks.positive.tolist() == [r > 0 for r in returns]
+
+
+def test_a_failure_with_a_share_of_the_reward_is_a_failure(make: Make, build: Build) -> None:
+    half = replace(build("b", 0.5), reward=Score(0.5, False))
+    batch = make("topr").batch([build("a", 1.0), half])
+    assert batch is not None
+    assert batch.chunks.returns.tolist() == pytest.approx([1.0, -0.05])
 
 
 def test_leave_one_out_in_a_group_of_two_is_the_difference_of_the_two(make: Make, build: Build) -> None:
@@ -176,6 +184,15 @@ def test_metrics_say_what_their_names_say(make: Make, build: Build, loss_input: 
     assert out["effective_samples"] == pytest.approx(sum(ratios) ** 2 / 4 / sum(r * r for r in ratios))
     assert out["kl_old"] == pytest.approx((3 * (e - 2) + 1 / e) / 4)
     assert out["engine_gap"] == pytest.approx((1 + 1 + 0.9 + 0) / 4)
+
+
+def test_the_spread_of_rewards_far_from_zero_is_not_lost(make: Make, build: Build, loss_input: Inputs) -> None:
+    pg = make("reinforce")
+    batch = pg.batch([build(str(i), 1e4 + (-1) ** i) for i in range(64)])
+    assert batch is not None
+    sums = pg.loss(loss_input(batch, [-1.0] * 64, None, dtype="float32")).sums
+    out = pg.metrics({k: float(v) for k, v in sums.items()})
+    assert (out["advantage"], out["advantage_std"]) == pytest.approx((1e4, 1.0), rel=1e-6)
 
 
 @pytest.mark.parametrize("variant", ["grpo", "cispo"])

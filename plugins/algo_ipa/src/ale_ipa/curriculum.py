@@ -7,7 +7,9 @@
 3. What a failing group imitates reaches up to the next start from which the policy has succeeded: the crucial chunk lies
    before that. For rollback this is the chunk at which the group starts; anchors may have several chunks between them.
 4. A rollout whose replay did not reach its start never comes back. After a window of such (`RolloutHistory.lost_replays`),
-   without one that got as far, the expert is dropped. What is lost for another reason says nothing about the expert.
+   without one that got as far, the expert gives way to the task's next one; the last one is cut short, to half of what was
+   lost beyond what is known to come through, and dropped when nothing is left of it. What is lost for another reason says
+   nothing about the expert.
 """
 
 from __future__ import annotations
@@ -51,6 +53,11 @@ class Curriculum:
         self._store = ExpertStore(settings.refresh_every)
         self._pointers: dict[str, Pointer] = {}
         self._lost: dict[str, Counter[int]] = defaultdict(Counter)
+        """By expert: lost replays by the start that they did not reach."""
+        self._reached: dict[str, int] = {}
+        """By expert: the farthest start that a replay reached."""
+        self._farthest: dict[str, int] = {}
+        """By expert that was cut short: the farthest start that is still asked for."""
         self._mastered: dict[str, dict[int, bool]] = defaultdict(dict)
         """By expert: whether anything passed when a start was last tried."""
         self._seen: set[str] = set()
@@ -101,10 +108,14 @@ class Curriculum:
         if self._settings.start == "rollback":
             return [self._pointer(task_id, expert).start]
         rng = random.Random(f"{history.seed}.{history.step}.{task_id}")
-        return anchors(chunk_count(expert), min(self._settings.anchors, self._most), self._settings.anchor_choice, rng)
+        return anchors(self._chunks(expert), min(self._settings.anchors, self._most), self._settings.anchor_choice, rng)
+
+    def _chunks(self, expert: Trajectory) -> int:
+        """How many of its chunks, from the beginning, rollouts may start at."""
+        return min(chunk_count(expert), self._farthest.get(expert.id, chunk_count(expert)) + 1)
 
     def _pointer(self, task_id: str, expert: Trajectory) -> Pointer:
-        pointer, chunks = self._pointers.get(task_id), chunk_count(expert)
+        pointer, chunks = self._pointers.get(task_id), self._chunks(expert)
         if pointer is None or (pointer.expert != expert.id and chunks > pointer.chunks):
             pointer = Pointer.at_last(expert.id, chunks)
         elif pointer.expert != expert.id:
@@ -136,32 +147,39 @@ class Curriculum:
 
     def _count_lost(self, fresh: Sequence[Trajectory], history: RolloutHistory) -> None:
         came = {t.group for t in fresh}
-        for name in sorted(self.placed.keys() & (came | history.lost_replays.keys())):
+        for name in self.placed.keys() & (history.lost_replays.keys() - came):
             asked = self.placed[name]
-            if asked.expert.id in self._store.dropped:
-                continue
+            if asked.expert.id not in self._store.dropped:
+                self._lost[asked.expert.id][asked.start] += history.lost_replays[name]
+        for name in self.placed.keys() & came:
+            asked = self.placed[name]
+            self._reached[asked.expert.id] = max(asked.start, self._reached.get(asked.expert.id, 0))
+            # A replay that got this far gets as far as any earlier start.
             lost = self._lost[asked.expert.id]
-            if name in came:
-                # A replay that got this far gets as far as any earlier start.
-                for start in [s for s in lost if s <= asked.start]:
-                    del lost[start]
-            else:
-                lost[asked.start] += history.lost_replays[name]
-        for expert_id, lost in list(self._lost.items()):
-            if sum(lost.values()) >= self._settings.window:
-                self._drop(expert_id, sum(lost.values()), history.step)
-            if not lost:
-                self._lost.pop(expert_id, None)
+            for start in [s for s in lost if s <= asked.start]:
+                del lost[start]
+        self._lost = defaultdict(Counter, {expert_id: lost for expert_id, lost in self._lost.items() if lost})
+        for expert_id, lost in sorted(self._lost.items()):
+            if lost.total() >= self._settings.window:
+                self._cut(expert_id, lost, history.step)
 
-    def _drop(self, expert_id: str, lost: int, step: int) -> None:
-        self._store.drop(expert_id)
+    def _cut(self, expert_id: str, lost: Counter[int], step: int) -> None:
+        """Ask no more for starts that replays of this expert do not reach."""
         del self._lost[expert_id]
-        self._mastered.pop(expert_id, None)
-        for task_id, pointer in list(self._pointers.items()):
-            if pointer.expert == expert_id:
-                del self._pointers[task_id]
         task_id = next(p.task_id for p in self.placed.values() if p.expert.id == expert_id)
-        self._event("expert_dropped", step=step, task=task_id, expert=expert_id, lost=lost)
+        first, reached = min(lost), self._reached.get(expert_id, 0)
+        farthest = (first + reached) // 2 if reached < first else first // 2
+        pointer = self._pointers.get(task_id)
+        if pointer is not None and pointer.expert == expert_id:
+            del self._pointers[task_id]
+        where = {"step": step, "task": task_id, "expert": expert_id, "lost": lost.total()}
+        if farthest and len(self._store.usable(task_id)) == 1:
+            self._farthest[expert_id] = farthest
+            self._event("expert_cut", **where, farthest=farthest)
+        else:
+            self._store.drop(expert_id)
+            self._mastered.pop(expert_id, None)
+            self._event("expert_dropped", **where)
 
     def _move_pointers(self, fresh: Sequence[Trajectory], step: int) -> None:
         outcomes: dict[str, list[bool]] = defaultdict(list)

@@ -57,10 +57,13 @@ class ExpertStore:
 
     def of(self, task_id: str) -> Trajectory | None:
         """The expert of a task, if it has one with a chunk to replay."""
+        return min(self.usable(task_id), key=chunk_count, default=None)
+
+    def usable(self, task_id: str) -> list[Trajectory]:
+        """All that are known of a task, have a chunk to replay, and were not dropped."""
         own = self._own.get(task_id)
         known = [*self._outside.get(task_id, ()), *([own] if own else [])]
-        usable = [expert for expert in known if expert.id not in self.dropped and chunk_count(expert)]
-        return min(usable, key=chunk_count, default=None)
+        return [expert for expert in known if expert.id not in self.dropped and chunk_count(expert)]
 
     @property
     def tasks(self) -> set[str]:

@@ -2,7 +2,8 @@
 
 The paper's reward is 0 or 1, and a 0 would leave the failed trajectories without gradient while Eq. 9 has a term for
 them. So `R` is made from the reward in one of three ways. T+ are the trajectories whose signal is above 0; for
-rewards of 0 and 1 these are the rewarded ones, whichever way is taken.
+rewards of 0 and 1 these are the ones that passed, whichever way is taken. Where a failure may have a reward above 0 (a
+share of the tests), `signed` goes by the pass, as pointers and imitation do.
 """
 
 from __future__ import annotations
@@ -31,10 +32,9 @@ def signals(kind: ReturnSignal, trajectories: Sequence[Trajectory], negative_sig
     kept = trusted(trajectories)
     if kind == "group_centered":
         return group_centered(kept)
-    rewards = [reward_of(t) for t in kept]
     if kind == "signed":
-        return Signals(kept, [1.0 if r > 0 else negative_signal for r in rewards])
-    return Signals(kept, rewards)
+        return Signals(kept, [1.0 if t.passed else negative_signal for t in kept])
+    return Signals(kept, [reward_of(t) for t in kept])
 
 
 def group_centered(trajectories: Sequence[Trajectory]) -> Signals:

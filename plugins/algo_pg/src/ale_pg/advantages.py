@@ -21,11 +21,6 @@ class Advantages:
     even_groups: int = 0
 
 
-def signed(rewards: Sequence[float], negative: float) -> list[float]:
-    """1 where something was rewarded, `negative` where nothing was."""
-    return [1.0 if r > 0 else negative for r in rewards]
-
-
 def advantages(
     rewards: Sequence[float], groups: Sequence[Sequence[int]], baseline: Baseline, scale: Scale
 ) -> Advantages:

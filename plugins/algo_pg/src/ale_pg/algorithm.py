@@ -23,7 +23,7 @@ from ale.specs.algorithm import Algorithm
 from ale.specs.driver import DriverContext, PluginConfig
 from ale.specs.trainer import LossInput, LossOutput, TrainBatch
 from ale.trajectory import Chunk, Trajectory
-from ale_pg.advantages import advantages, signed
+from ale_pg.advantages import advantages
 from ale_pg.variants import GROUP_BASELINES, RULES, Baseline, ReturnSignal, Scale, Settings, Variant
 from ale_policy_loss.groups import groups_of, reward_of, trusted
 
@@ -56,7 +56,7 @@ class PolicyGradient(Algorithm):
             None, description="Divide by the standard deviation: group_std (of its group) or batch_std (whitening)."
         )
         return_signal: ReturnSignal | None = Field(
-            None, description="raw: the reward; signed: 1, or negative_signal where nothing was rewarded."
+            None, description="raw: the reward; signed: 1 for a pass, negative_signal for a failure."
         )
         negative_signal: float | None = Field(
             None, le=0, description="Signal of a failed trajectory (-0.05). -1 is TOPR's; small policies may collapse."
@@ -136,7 +136,7 @@ class PolicyGradient(Algorithm):
         kept = trusted(trajectories)
         rewards = [reward_of(t) for t in kept]
         if s.return_signal == "signed":
-            rewards = signed(rewards, s.negative_signal)
+            rewards = [1.0 if t.passed else s.negative_signal for t in kept]
         made = advantages(rewards, groups_of(kept), s.baseline, s.scale)
         self._dropped_groups += made.even_groups
         tokens = [_sampled_tokens(t) for t in kept]
