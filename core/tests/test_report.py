@@ -24,6 +24,7 @@ from ale.trajectory import Chunk, Failure, Observation, Score, Sequence, Traject
 from ale.view import report_trajectories
 from ale.view.report import in_words, write_report
 from ale.view.report_charts import MAX_POINTS, metric_tables
+from ale.view.report_events import MOST_OF_A_KIND
 from ale.view.report_facts import wilson
 from ale.view.report_json import encode, island, visible
 from ale.view.report_trajectories import choose, view_of
@@ -153,10 +154,33 @@ def test_a_run_with_rollouts_only_and_an_empty_run_are_reported(tmp_path: Path, 
     with RunStore.create(tmp_path / "empty"):
         pass
     data = page_data(write_report(tmp_path / "empty"))
-    assert data == {"charts": [], "metrics": {}, "trajectories": [], "counts": {}, "rounds": {}}
+    assert data == {"charts": [], "metrics": {}, "events": [], "trajectories": [], "counts": {}, "rounds": {}}
     with RunStore.create(tmp_path / "dump") as store:
         store.add_trajectory(trajectory("a"))
     assert [t["id"] for t in page_data(write_report(tmp_path / "dump"))["trajectories"]] == ["a"]
+
+
+def test_what_happened_is_told_by_kind_with_a_column_for_each_field(tmp_path: Path) -> None:
+    with RunStore.create(tmp_path) as store:
+        store.add_event("run_started", run_id="demo-1", seed=7)
+        store.add_event("crucial_fork", task="t-1", step=8, chunk=4, before=0.875, after=0.25)
+        store.add_event("crucial_fork", task="t-1", step=9, chunk=3, before=None, on_path=[True, 1])
+        for i in range(MOST_OF_A_KIND + 5):
+            store.add_event("network_refused", host=f"h{i}\x1b" + "x" * 10_000)
+    path = write_report(tmp_path)
+    _, forks, refused = page_data(path)["events"]
+    assert (forks["kind"], forks["count"]) == ("crucial_fork", 2)
+    assert forks["heads"] == ["time (UTC)", "step", "task", "chunk", "before", "after", "on path"]
+    assert [row[1:] for row in forks["rows"]] == [
+        [8, "t-1", 4, 0.875, 0.25, None], [9, "t-1", 3, None, None, "[true, 1]"]
+    ]  # fmt: skip
+    assert (refused["count"], len(refused["rows"])) == (MOST_OF_A_KIND + 5, MOST_OF_A_KIND)
+    assert refused["rows"][-1][1].startswith(f"h{MOST_OF_A_KIND + 4}\u241bxxx")
+    assert all(len(row[1]) < 600 for row in refused["rows"])
+    assert (
+        f"{MOST_OF_A_KIND + 8} events, by kind; of each kind the newest {MOST_OF_A_KIND} are in this page"
+        in path.read_text()
+    )
 
 
 def test_another_folder_is_refused_with_a_sentence(tmp_path: Path) -> None:
@@ -298,6 +322,7 @@ class TestInABrowser:
         assert 'data-id="r2.3" aria-current="true"' in page
         assert re.search(r'<article[^>]*data-id="r2.3"', page)
         assert "29 of 29 in this page" in page
+        assert "<summary><code>run_started</code> 1</summary>" in page
 
     def test_hostile_text_stays_text(self, tmp_path: Path, trajectory: Make) -> None:
         t = replace(trajectory("evil"), task_id=EVIL, tags=(EVIL,), reward=Score(1.0, True, EVIL))
@@ -308,6 +333,7 @@ class TestInABrowser:
         chunk = Chunk(0, 0, 0, 2, (-math.inf, math.nan), (1, 1), "abort", turn=1)
         with RunStore.create(tmp_path) as store:
             store.add_event("run_started", run_id=EVIL, seed=1)
+            store.add_event(EVIL, **{EVIL: EVIL})
             store.add_trajectory(replace(t, sequences=(sequence,), chunks=(chunk,), observations=(seen,)))
             store.add_metrics("eval", 0, {"success": 1.0, "episodes": 1, f"success/{EVIL}": 1.0})
         path = write_report(tmp_path)
@@ -327,6 +353,7 @@ class TestInABrowser:
         page = dom(write_report(tmp_path / "empty"), tmp_path / "p1")
         assert "This run has no metrics yet." in page
         assert "This run has no rollouts yet." in page
+        assert "This run has no events yet." in page
         assert "data-error" not in page[page.index("<html") :].split(">")[0]
         with RunStore.create(tmp_path / "dump") as store:
             store.add_trajectory(trajectory("a", chunks=(), sequences=()))

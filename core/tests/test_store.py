@@ -89,6 +89,19 @@ def test_metrics_and_events_come_back_in_order(tmp_path: Path) -> None:
         assert [(kind, data) for _, kind, data in store.events()] == [("note", {"text": "hi"})]
 
 
+def test_the_newest_events_of_each_kind_are_found_among_many(tmp_path: Path) -> None:
+    with RunStore.create(tmp_path) as store:
+        for i in range(5):
+            store.add_event("refused", n=i)
+            if i == 1:
+                store.add_event("fork", n=i)
+        assert [(kind, data["n"]) for _, kind, data in store.events(newest=2)] == [
+            ("fork", 1), ("refused", 3), ("refused", 4)
+        ]  # fmt: skip
+        assert len(store.events()) == 6
+        assert list(store.event_counts().items()) == [("refused", 5), ("fork", 1)]
+
+
 def test_a_metric_that_is_no_number_breaks_nothing(tmp_path: Path) -> None:
     with RunStore.create(tmp_path) as store:
         store.add_metrics("rl", 1, {"loss": math.nan, "gap": math.inf})
@@ -112,6 +125,14 @@ def test_what_is_no_run_folder_is_refused_with_a_sentence(tmp_path: Path) -> Non
         RunStore.open(tmp_path)
     (tmp_path / "run.db").write_bytes(b"not a database at all" * 100)
     with pytest.raises(ConfigError, match="cannot be read as a run database"):
+        RunStore.open(tmp_path)
+
+
+def test_a_run_of_another_schema_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    RunStore.create(tmp_path).close()
+    with sqlite3.connect(tmp_path / "run.db") as db:
+        db.execute("UPDATE meta SET value = '1' WHERE key = 'schema'")
+    with pytest.raises(ConfigError, match=r"has schema version 1; .* Make the run anew, or read it with the release"):
         RunStore.open(tmp_path)
 
 

@@ -92,7 +92,10 @@ class RunStore:
             raise ConfigError(f"{path} cannot be read as a run database: {error}.") from error
         if version is None or int(version[0]) != SCHEMA_VERSION:
             found = "none" if version is None else version[0]
-            raise ConfigError(f"{path} has schema version {found}; this version of ALE reads {SCHEMA_VERSION}.")
+            raise ConfigError(
+                f"{path} has schema version {found}; this version of ALE reads {SCHEMA_VERSION}. Make the run anew, or read it "
+                "with the release of ALE that made it."
+            )
         return cls(folder, db)
 
     def close(self) -> None:
@@ -159,11 +162,20 @@ class RunStore:
         """Stages that have metrics, in the order in which they began."""
         return [row[0] for row in self._db.execute("SELECT stage FROM metrics GROUP BY stage ORDER BY MIN(rowid)")]
 
-    def events(self) -> list[tuple[float, str, dict[str, Any]]]:
-        """Everything that happened: (time, kind, data)."""
-        return [
-            (t, kind, json.loads(data)) for t, kind, data in self._db.execute("SELECT * FROM events ORDER BY rowid")
-        ]
+    def events(self, newest: int | None = None) -> list[tuple[float, str, dict[str, Any]]]:
+        """What happened, in order: (time, kind, data). All of it, or of each kind the newest so many."""
+        sql = (
+            "SELECT time, kind, data FROM (SELECT rowid AS place, time, kind, data, "
+            "ROW_NUMBER() OVER (PARTITION BY kind ORDER BY rowid DESC) AS age FROM events) "
+            "WHERE age <= ? ORDER BY place"
+        )
+        most = 1 << 62 if newest is None else newest
+        return [(t, kind, json.loads(data)) for t, kind, data in self._db.execute(sql, (most,))]
+
+    def event_counts(self) -> dict[str, int]:
+        """How many events there are of each kind, in the order in which the kinds came first."""
+        sql = "SELECT kind, COUNT(*) FROM events GROUP BY kind ORDER BY MIN(rowid)"
+        return {str(kind): int(count) for kind, count in self._db.execute(sql)}
 
     def count(self, sql_condition: str = "1", parameters: Iterable[Any] = ()) -> int:
         """Number of stored rollouts that meet the condition."""

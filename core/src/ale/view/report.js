@@ -1,4 +1,4 @@
-// The page: charts by section, a box for every other metric, and the rollouts.
+// The page: charts by section, a box for every other metric, what happened, and the rollouts.
 
 const data = JSON.parse(document.getElementById("data").textContent);
 
@@ -36,6 +36,10 @@ place.append(...chartSections());
 const box = metricBox();
 if (box) place.append(box);
 else place.append(el("p", { class: "notice" }, "This run has no metrics yet."));
+document.getElementById("events").append(...data.events.map((table) => {
+  const rows = () => table.rows.map((cells) => cells.map((cell) => typeof cell === "string" ? cell : show(cell, "number")));
+  return tableOf(`Events: ${table.kind}`, table.heads, rows, [el("code", {}, table.kind), " " + show(table.count, "number")]);
+}));
 const home = document.getElementById("browser");
 if (data.trajectories.length) browser(data, home);
 else home.replaceWith(el("p", { class: "notice" }, "This run has no rollouts yet."));

@@ -22,6 +22,7 @@ from markupsafe import Markup
 from ale import __version__
 from ale.store import RunStore
 from ale.view.report_charts import Chart, MetricTable, charts, metric_tables
+from ale.view.report_events import MOST_OF_A_KIND, EventTable, event_tables
 from ale.view.report_facts import RunFacts, headline, read_facts, read_metrics
 from ale.view.report_json import island, visible
 from ale.view.report_trajectories import TrajectoryView, choose
@@ -37,6 +38,7 @@ class Page:
 
     charts: list[Chart]
     metrics: dict[str, MetricTable]
+    events: list[EventTable]
     trajectories: list[TrajectoryView]
     counts: dict[str, int]
     rounds: dict[int, str]
@@ -47,11 +49,11 @@ def write_report(folder: Path, output: Path | None = None) -> Path:
     with RunStore.open(folder) as store:
         metrics = read_metrics(store)
         facts = read_facts(store, metrics)
+        events = event_tables(store)
         shown = choose(store)
         counts = {view.stage: store.count("stage = ?", (view.stage,)) for view in shown}
-    page = Page(
-        charts(facts, metrics), metric_tables(metrics), shown, counts, {e.step: e.label for e in facts.evaluations}
-    )
+    rounds = {e.step: e.label for e in facts.evaluations}
+    page = Page(charts(facts, metrics), metric_tables(metrics), events, shown, counts, rounds)
     path = output or folder / REPORT_NAME
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -71,6 +73,8 @@ def render(facts: RunFacts, page: Page) -> str:
         facts=facts,
         tiles=headline(facts.evaluations),
         shown=len(page.trajectories),
+        events=sum(table.count for table in page.events),
+        newest=MOST_OF_A_KIND if any(table.count > MOST_OF_A_KIND for table in page.events) else 0,
         started=_utc(facts.started_at) if facts.started_at is not None else "",
         written=_utc(time.time()),
         version=__version__,

@@ -66,9 +66,9 @@ function niceTicks(low, high, count) {
   return ticks;
 }
 
-// The numbers of a chart as a table, made when it is opened.
-function tableOf(caption, heads, rows) {
-  const details = el("details", { class: "numbers" }, el("summary", {}, "Numbers"));
+// A table, such as that of a chart's numbers, made when it is opened.
+function tableOf(caption, heads, rows, label = "Numbers") {
+  const details = el("details", { class: "numbers" }, el("summary", {}, label));
   details.addEventListener("toggle", () => {
     if (!details.open || details.querySelector("table")) return;
     const head = el("tr", {}, heads.map((h) => el("th", { scope: "col" }, h)));

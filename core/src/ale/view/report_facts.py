@@ -73,8 +73,7 @@ def read_metrics(store: RunStore) -> Metrics:
 
 def read_facts(store: RunStore, metrics: Metrics) -> RunFacts:
     """Everything that the head of the report needs."""
-    events = store.events()
-    starts = [(when, data) for when, kind, data in events if kind == "run_started"]
+    starts = [(when, data) for when, kind, data in store.events(newest=1) if kind == "run_started"]
     started_at, start = starts[-1] if starts else (None, {})
     summary = _summary(store.folder, started_at)
     seconds = summary.get("seconds") or {}
