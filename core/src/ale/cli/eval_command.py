@@ -7,7 +7,7 @@ from pathlib import Path
 from ale.cli.run_command import configure_messages, print_result, run_until_signal
 from ale.config import load_run_config
 from ale.errors import ConfigError
-from ale.pipeline.offline import first_policy
+from ale.pipeline.offline import most_trained
 from ale.pipeline.run import run as run_pipeline
 from ale.store import CONFIG_NAME
 from ale.view.progress import display
@@ -18,7 +18,7 @@ def evaluate(target: Path, model: Path | None, episodes: int | None, overrides: 
     if target.is_dir():
         if not (target / CONFIG_NAME).is_file():
             raise ConfigError(f"{target} is not a run folder: it holds no {CONFIG_NAME}.")
-        model = model or first_policy(target)
+        model = model or most_trained(target)
         target = target / CONFIG_NAME
     settings = ["cpt=null", "sft=null", "rl=null", "trainer=null", "model.scratch=null"]
     if model is not None:
@@ -28,6 +28,8 @@ def evaluate(target: Path, model: Path | None, episodes: int | None, overrides: 
     loaded = load_run_config(target, [*settings, *overrides])
     with display() as progress:
         configure_messages(progress.note, loaded.values.redact)
+        if model is not None:
+            progress.note(f"The policy is {model}.")
         result = run_until_signal(lambda: run_pipeline(loaded, progress))
     print_result(result)
     return 0

@@ -5,6 +5,7 @@ A dump is a run folder: `--only rollout` writes one, with the policy that sample
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,20 +30,39 @@ OF_THE_LOOP = (
 """Keys of `rl` that training on a dump does not read."""
 
 
-def first_policy(run: Path, names: Sequence[str] = POLICIES) -> Path:
-    """The first of these model folders that a run has. Raises `ConfigError` where there is none."""
-    for name in names:
-        if (run / "model" / name / "config.json").is_file():
-            return run / "model" / name
-    raise ConfigError(
-        f"{run} holds no policy (looked for model/{', model/'.join(names)}); name one with model.path=FOLDER."
-    )
+def most_trained(run: Path) -> Path:
+    """The policy of a run that has come furthest: its last one, or, where it did not get there, what RL kept on the way, or
+    what RL began with. Raises `ConfigError` where there is none."""
+    final, *earlier = POLICIES
+    return _first(run, [f"model/{final}", *_checkpoints(run), *(f"model/{name}" for name in earlier)])
+
+
+def before_rl(run: Path) -> Path:
+    """The policy with which a run's RL began. Raises `ConfigError` where there is none."""
+    return _first(run, [f"model/{name}" for name in POLICIES[1:]])
+
+
+def _first(run: Path, places: Sequence[str]) -> Path:
+    for place in places:
+        if (run / place / "config.json").is_file():
+            return run / place
+    raise ConfigError(f"{run} holds no policy (looked for {', '.join(places)}); name one with model.path=FOLDER.")
+
+
+def _checkpoints(run: Path) -> list[str]:
+    """The folders of `rl.checkpoint_every`, the newest first. A trainer saves whole or not at all: what it was writing when it
+    was killed has another name."""
+    steps = [re.fullmatch(r"step_(\d+)", folder.name) for folder in (run / "checkpoints").glob("step_*")]
+    return [f"checkpoints/step_{step}" for step in sorted((int(found[1]) for found in steps if found), reverse=True)]
 
 
 async def roll_out_only(bench: Workbench, source: Path | None) -> None:
     """Make the rollouts of `rl.steps` steps with one policy and keep them."""
     config = bench.config.rl or RLConfig(steps=1)
-    folder = first_policy(source) if source is not None else bench.config.model.path
+    folder = bench.config.model.path
+    if source is not None:
+        folder = most_trained(source)
+        bench.progress.note(f"The policy is {folder}.")
     if folder is not None and bench.endpoint.upstream is None:
         await load_model(bench, folder, train=False)
         shutil.copytree(folder, bench.folder / "model" / "initial", dirs_exist_ok=True)
@@ -67,7 +87,7 @@ async def roll_out_only(bench: Workbench, source: Path | None) -> None:
 async def train_only(bench: Workbench, source: Path) -> None:
     """Train on the rollouts of another run, step by step, starting from the policy that sampled them."""
     config = bench.config.rl or RLConfig()
-    folder = bench.config.model.path or first_policy(source, POLICIES[1:])
+    folder = bench.config.model.path or before_rl(source)
     with RunStore.open(source) as dump:
         steps: dict[int, list[Trajectory]] = {}
         for trajectory in dump.trajectories("stage = ? AND rejected IS NULL", (RL_STAGE,)):
