@@ -46,6 +46,7 @@ def test_help_names_every_command() -> None:
     assert done.returncode == 0
     for command in ("run", "eval", "report", "plugins", "config", "endpoint"):
         assert f"  {command} " in done.stdout
+    assert "Plugins may add commands, such as `ale lab` of ale-plugin-lab." in done.stdout
     assert ale("--version").stdout.strip()
 
 
@@ -210,3 +211,13 @@ def test_an_observer_may_add_commands(tmp_path: Path) -> None:
     write_package(tmp_path, "greeter", source, "ale.hooks", "greeter", "greeter")
     done = ale("greet", "you", path=tmp_path)
     assert (done.returncode, done.stdout) == (0, "hello you\n")
+
+
+def test_a_command_of_a_package_that_is_not_installed_names_the_package() -> None:
+    code = (
+        "import sys, ale.observers\nfrom ale.cli.main import main\n"
+        "ale.observers.list_plugins = lambda kind: []\nsys.argv = ['ale', 'lab', 'fig12']\nmain()"
+    )
+    done = python(code)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: There is no command 'lab'. `pip install ale-plugin-lab` brings it")

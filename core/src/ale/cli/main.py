@@ -22,8 +22,8 @@ from ale.cli.tasks_app import tasks_app
 from ale.errors import AleError, ConfigError
 
 app = typer.Typer(
-    name="ale", help="Train agents that act.", no_args_is_help=True, add_completion=False, rich_markup_mode=None,
-    pretty_exceptions_enable=False,
+    name="ale", help="Train agents that act.", epilog="Plugins may add commands, such as `ale lab` of ale-plugin-lab.",
+    no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False,
 )  # fmt: skip
 plugins_app = typer.Typer(help="What is installed.", no_args_is_help=True, rich_markup_mode=None)
 config_app = typer.Typer(help="Look at run files and settings.", rich_markup_mode=None)
@@ -36,6 +36,8 @@ app.add_typer(sandbox_app, name="sandbox")
 sandbox_app.add_typer(image_app, name="image")
 app.add_typer(config_app, name="config")
 OWN_COMMANDS = frozenset({"run", "eval", "report", "plugins", "config", "sandbox", "endpoint", "tasks"})
+BROUGHT_BY = {"lab": "ale-plugin-lab"}
+"""Which package brings a command, for the sentence that says what to install."""
 
 
 @app.callback(invoke_without_command=True)
@@ -310,7 +312,7 @@ def main() -> None:
     _show_deprecations_once()
     try:
         if command is not None and command not in OWN_COMMANDS:
-            _add_plugin_commands()
+            _add_plugin_commands(command)
         # Not standalone: typer would print mistakes and Ctrl-C in its own way, and end the process.
         code = app(standalone_mode=False)
         sys.stdout.flush()
@@ -353,8 +355,14 @@ def _show_deprecations_once() -> None:
     warnings.showwarning = show_once
 
 
-def _add_plugin_commands() -> None:
+def _add_plugin_commands(wanted: str) -> None:
     """An unknown command may be an observer's (`ale_commands`); only then are observers loaded."""
     from ale.observers import command_hooks
 
     command_hooks().call("ale_commands", app=app)
+    package = BROUGHT_BY.get(wanted)
+    added = {group.name for group in app.registered_groups} | {command.name for command in app.registered_commands}
+    if package is not None and wanted not in added:
+        raise ConfigError(
+            f"There is no command '{wanted}'. `pip install {package}` brings it, where ALE_PLUGINS does not leave it out."
+        )
