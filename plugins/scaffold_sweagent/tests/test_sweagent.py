@@ -46,7 +46,11 @@ def test_an_image_that_has_mini_needs_no_recipe() -> None:
     ("record", "code", "ended"),
     [
         ({"info": {"exit_status": "Submitted"}}, 0, "finish"),
-        ({"info": {"exit_status": "LimitsExceeded"}}, 0, "agent_error"),
+        ({"info": {"exit_status": "LimitsExceeded"}}, 0, "max_turns"),
+        ({"info": {"exit_status": "TimeExceeded"}}, 0, "agent_timeout"),
+        ({"info": {"exit_status": "RepeatedFormatError"}}, 0, "agent_error"),
+        ({"info": {"exit_status": "LimitsExceeded"}}, 1, "agent_error"),
+        ({"info": {"exit_status": []}}, 0, "agent_error"),
         ({"info": {"exit_status": "Submitted"}}, 1, "agent_error"),
         ([], 0, "agent_error"),
         (None, 0, "agent_error"),

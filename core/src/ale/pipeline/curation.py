@@ -26,7 +26,7 @@ RULES: Mapping[str, Rule] = {
 }
 """Key of `Curation` -> whether a trajectory is kept by it."""
 
-CUT_OFF = frozenset({"budget", "timeout", "failure", "max_turns"})
+CUT_OFF = frozenset({"budget", "timeout", "failure", "max_turns", "agent_timeout"})
 """What `Trajectory.ended_by` says of an episode that its agent did not end."""
 
 

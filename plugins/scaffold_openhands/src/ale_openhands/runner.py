@@ -1,6 +1,7 @@
 """Runs one conversation of OpenHands to its end, inside the sandbox: it is handed to the Python of the agent's environment.
 
-Its exit code is 0 where the agent finished, and 1 where it ran into an error, got stuck, or used its iterations up.
+Its exit code is 0 where the agent finished, `TURNS_SPENT` where it used its iterations up, and 1 where it ran into an error or
+got stuck.
 """
 
 import json
@@ -15,6 +16,7 @@ from openhands.tools.terminal import TerminalTool  # type: ignore[import-not-fou
 from pydantic import SecretStr
 
 KNOWN = {"terminal": TerminalTool, "file_editor": FileEditorTool, "task_tracker": TaskTrackerTool}
+TURNS_SPENT = 3
 
 
 def main() -> int:
@@ -36,13 +38,17 @@ def main() -> int:
         conversation.send_message(os.environ["ALE_TASK"])
         conversation.run()
         status = conversation.state.execution_status
+        # Its status is that of any error; an event of the conversation says which it was.
+        spent = any(getattr(event, "code", None) == "MaxIterationsReached" for event in conversation.state.events)
     except Exception as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 1
     finally:
         conversation.close()
     print(f"OpenHands: {status.value}")
-    return 0 if status == ConversationExecutionStatus.FINISHED else 1
+    if status == ConversationExecutionStatus.FINISHED:
+        return 0
+    return TURNS_SPENT if spent else 1
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from ale.specs.sandbox import ExecResult, Sandbox
 from ale.specs.scaffold import Recipe
 from ale_agents import CommandAgent, CommandAgentConfig, Launch, Line, python_recipe
 
@@ -22,6 +23,9 @@ ENVIRONMENT = {
     "NO_COLOR": "1",
     "TERM": "dumb",
 }
+
+TURNS_SPENT = 3
+"""The exit code by which `runner.py` says so."""
 
 OpenHandsTool = Literal["terminal", "file_editor", "task_tracker"]
 
@@ -59,3 +63,7 @@ class OpenHands(CommandAgent):
         python = f"{RECIPE.place}/bin/python" if self.config.install else self.config.python
         runner = files("ale_openhands").joinpath("runner.py").read_text(encoding="utf-8")
         return Launch(line.command([python, "-"]), {**ENVIRONMENT, "ALE_OPENHANDS": json.dumps(wanted)}, runner)
+
+    async def ended(self, result: ExecResult, sandbox: Sandbox) -> str:
+        """See `CommandAgent.ended`."""
+        return "max_turns" if result.exit_code == TURNS_SPENT else await super().ended(result, sandbox)

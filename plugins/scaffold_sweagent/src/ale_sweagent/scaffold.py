@@ -23,6 +23,8 @@ ENVIRONMENT = {
     "NO_COLOR": "1",
     "TERM": "dumb",
 }
+ENDS = {"Submitted": "finish", "LimitsExceeded": "max_turns", "TimeExceeded": "agent_timeout"}
+"""What its record calls an end. Its limit of costs would be `LimitsExceeded` too, and is always off."""
 
 
 class SweAgentConfig(CommandAgentConfig):
@@ -69,7 +71,7 @@ class SweAgent(CommandAgent):
         """Its exit code is 0 also where it gave up; its own record of the episode says which it was."""
         try:
             record = json.loads(await sandbox.download(RECORD, max_bytes=1 << 26))
-            submitted = record["info"]["exit_status"] == "Submitted"
+            ended = ENDS[record["info"]["exit_status"]]
         except (OSError, ValueError, KeyError, TypeError):
-            submitted = False
-        return await super().ended(result, sandbox) if submitted else "agent_error"
+            return "agent_error"
+        return ended if result.exit_code == 0 else "agent_error"
