@@ -88,7 +88,10 @@ def tasks_of(bench: Workbench, split: str, count: int | None) -> list[Task]:
         if len(found) == count:
             break
     if not found:
-        raise ConfigError(f"The task source '{bench.config.tasks.use}' has no tasks in its split '{split}'.")
+        raise ConfigError(
+            f"The task source '{bench.config.tasks.use}' has no tasks in its split '{split}': name another with --split, or give "
+            "it some with its settings in the section tasks (`ale config describe tasks NAME` lists them)."
+        )
     return list(found.values())
 
 

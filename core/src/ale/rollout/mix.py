@@ -59,7 +59,12 @@ class MixedTasks(TaskSource):
                 streams[i] = self._stream(i, split)
                 task = next(streams[i], None)
                 if task is None:
-                    raise ConfigError(f"tasks.mix.{i}: '{self._sources[i].use}' has no tasks in its split '{split}'.")
+                    use = self._sources[i].use
+                    raise ConfigError(
+                        f"tasks.mix.{i}: '{use}' has no tasks in its split '{split}': give it some with its settings there (`ale "
+                        f"config describe tasks {use}` lists them), take it out of the mix, or, for an evaluation, name another "
+                        "split with eval.split."
+                    )
             yield self._marked(i, task, owner)
 
     def demonstrator(self, task: Task, seed: int) -> Responder | None:

@@ -11,7 +11,6 @@ import os
 import shutil
 import sys
 import tarfile
-from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 
 from ale.errors import ConfigError
@@ -258,6 +257,3 @@ def _entry(
     info = tarfile.TarInfo(name)
     info.type, info.mode, info.linkname, info.size = kind, mode, link, len(data)
     tar.addfile(info, io.BytesIO(data) if data else None)
-
-
-BuildImage = Callable[[str, bytes], None]
