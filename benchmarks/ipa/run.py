@@ -18,7 +18,7 @@ from pathlib import Path
 ALE = Path(sys.executable).with_name("ale")
 HERE = Path(__file__).parent
 PICTURES = HERE.parents[1] / "docs" / "figures"
-EXPERIMENTS = ("fig12", "fig13", "fig10", "compare", "staleness")
+EXPERIMENTS = ("fig12", "fig13", "fig10", "compare", "parts", "staleness")
 
 
 def main() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ale_lab.catalogue import COMPARE, STALENESS
+from ale_lab.catalogue import COMPARE, FIG10, PARTS, STALENESS
 from ale_lab.plan import Plan
 from ale_lab.search import Choice, best, named, note, rates, trial, tuned, values
 
@@ -64,3 +64,20 @@ def test_under_staleness_each_line_is_tuned_as_in_the_comparison_whose_runs_are_
         assert (set(run.overrides) == set(same.overrides)) == (arm.setting == 0), "else the folder would be refused"
         known = plan.settings(lagged, arm) == plan.settings(compared, of[arm.line])
         assert known == (arm.setting == 0), "what is known of the comparison is known here"
+
+
+def test_the_arms_of_fig10_are_also_compared_at_each_others_settings() -> None:
+    chosen = {"baseline": Choice(7e-4, -0.05), "chunk": Choice(3.5e-4, -0.02)}
+    of = {arm.name: arm.overrides for arm in tuned(FIG10, chosen).arms}
+    assert of["baseline"][:-2] == of["baseline-as-chunk"][:-2]
+    assert of["baseline"][-2:] == of["chunk-as-baseline"] == ("rl.lr=0.0007", "algorithm.negative_signal=-0.05")
+    assert of["chunk"] == of["baseline-as-chunk"][-2:] == ("rl.lr=0.00035", "algorithm.negative_signal=-0.02")
+
+
+def test_one_thing_is_changed_in_each_of_the_other_parts(tmp_path: Path) -> None:
+    chosen = {search.arm: Choice(search.rates[1], search.values[0]) for search in COMPARE.searches}
+    chosen["topr"] = Choice(chosen["ipa"].rate, -0.02)
+    parts, plan = tuned(PARTS, chosen), Plan(tmp_path)
+    first, *others = (set(plan.arm(parts, arm, 3).overrides) for arm in parts.arms)
+    assert plan.folder(parts, parts.arms[0], 3) == tmp_path / "compare" / "seed-3" / "ipa"
+    assert [len(other - first) for other in others] == [1, 1, 1, 1]

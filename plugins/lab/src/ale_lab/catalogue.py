@@ -28,7 +28,13 @@ FIG10 = Experiment(
     "fig10",
     "Chunk level against the trajectory-level baseline of Eq. 6",
     "long_mix",
-    (Arm("baseline", BASELINE), Arm("chunk")),
+    (
+        Arm("baseline", BASELINE),
+        Arm("chunk"),
+        # Each with what the search found for the other: what is left of a difference is not one of learning rates.
+        Arm("baseline-as-chunk", BASELINE, "chunk"),
+        Arm("chunk-as-baseline", (), "baseline"),
+    ),
     (Panel("Gradient norm, not clipped", "rl/grad_norm", "norm", share=False), TRAIN_SUCCESS, HELDOUT),
     (
         Column("grad norm, std", "rl/grad_norm", "spread"),
@@ -120,6 +126,22 @@ COMPARE = Experiment(
     ),
 )  # fmt: skip
 
+PARTS = Experiment(
+    "parts",
+    "IPA with one thing changed at a time",
+    "mix",
+    (
+        Arm("ipa", (), "ipa"),
+        Arm("ipa-tuned-as-topr", (), "topr", 1),
+        Arm("ipa-undiscounted", ("algorithm.gamma=1",), "ipa", 1),
+        Arm("ipa-trajectory-ratio", ("algorithm.ratio_level=trajectory",), "ipa", 1),
+        Arm("ipa-experts", ("rl.experts={demonstrations: false, demonstrate: 2}",), "ipa", 1),
+    ),
+    (TRAIN_SUCCESS, HELDOUT),
+    (*HELDOUT_COLUMNS, *TRAIN_COLUMNS),
+    tuned_as=COMPARE,
+)
+
 LAGS = (0, 2, 4, 8)
 
 
@@ -147,4 +169,4 @@ STALENESS = Experiment(
     tuned_as=COMPARE,
 )
 
-EXPERIMENTS = {e.name: e for e in (FIG10, FIG12, FIG13, COMPARE, STALENESS)}
+EXPERIMENTS = {e.name: e for e in (FIG10, FIG12, FIG13, COMPARE, PARTS, STALENESS)}

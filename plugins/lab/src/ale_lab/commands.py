@@ -9,7 +9,7 @@ import typer
 
 from ale.cli.run_command import run_until_signal
 from ale.errors import ConfigError
-from ale_lab.catalogue import COMPARE, FIG10, FIG12, FIG13, STALENESS
+from ale_lab.catalogue import COMPARE, FIG10, FIG12, FIG13, PARTS, STALENESS
 from ale_lab.experiment import Experiment
 
 lab_app = typer.Typer(
@@ -61,6 +61,14 @@ def compare(
     search_seeds: SearchSeeds = "101", known: KnownIn = None,
 ) -> None:  # fmt: skip
     _experiment(COMPARE, seeds, jobs, out, quick, draw_only, known, search_seeds)
+
+
+@lab_app.command("parts", help=f"{PARTS.title}, on the tasks of `compare` and tuned as there.")
+def parts(
+    seeds: Seeds = "1-5", jobs: Jobs = 1, out: Out = DEFAULT_OUT, quick: Quick = False, draw_only: DrawOnly = False,
+    search_seeds: SearchSeeds = "101", known: KnownIn = None,
+) -> None:  # fmt: skip
+    _experiment(PARTS, seeds, jobs, out, quick, draw_only, known, search_seeds)
 
 
 @lab_app.command("staleness", help=f"{STALENESS.title}; tuned as in `compare`.")

@@ -21,7 +21,7 @@ class Arm:
     line: str = ""
     """The line that it is a point of, in a chart over a setting; where there is a search, the arm that was tuned."""
     setting: float = 0.0
-    """Where on the axis of that chart; 0 in an experiment that is `tuned_as` another: that one's own arm of the line."""
+    """Where on the axis of that chart. In an experiment that is `tuned_as` another, 0 is that one's own arm of the line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class Search:
 
 @dataclass(frozen=True, slots=True)
 class Experiment:
-    """A comparison. `recipe` names the run file; `overrides` are those of every arm, `quick` those of `--quick`."""
+    """A comparison. `recipe` names the run file; `overrides` are those of every arm."""
 
     name: str
     title: str

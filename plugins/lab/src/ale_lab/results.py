@@ -61,9 +61,10 @@ def table(results: Results) -> str:
     out = [f"# {results.experiment.title}", "", f"Seeds: {seeds}. Mean over seeds [95 % bootstrap interval].", ""]
     rows = []
     for arm in (first, *others):
-        costs = list(zip(*results.costs[arm].values(), strict=True))
+        costs = results.costs[arm]
         cells = [shown(over_seeds(results.numbers(arm, column))) for column in columns]
-        seconds, rollouts = (f"{fmean(each):.0f}" for each in costs) if costs else ("", "")
+        whole = all(seed in costs for seed in results.seeds)  # of runs that are only known from data there may be none
+        seconds, rollouts = (f"{fmean(costs[s][i] for s in results.seeds):.0f}" if whole else "–" for i in (0, 1))
         rows.append([arm, *cells, rollouts, seconds])
     out += _markdown(["arm", *titles, "rollouts", "seconds"], rows)
     if others:
