@@ -1,9 +1,9 @@
 """Tokens a second of the engine `torch` beside `generate` of transformers, both in this run, on one CPU thread.
 
-The model has the shape of the quickstart's (hidden 96, 4 layers, 4 heads, 2 key/value heads, vocabulary 640, random
-weights). Every request samples `NEW` tokens behind a random prompt of `PROMPT`, so contexts are about 300 tokens long;
-all requests of a row arrive at once, prompts share nothing, and prefill counts. transformers gets them as one batch
-without padding: its best case, since in real runs answers differ in length and its batch waits for the longest.
+The model is a small Qwen2 (hidden 96, 4 layers, 4 heads, 2 key/value heads, vocabulary 640, random weights). Every request
+samples `NEW` tokens behind a random prompt of `PROMPT`, so contexts are about 300 tokens long; all requests of a row arrive
+at once, prompts share nothing, and prefill counts. transformers gets them as one batch without padding: its best case,
+since in real runs answers differ in length and its batch waits for the longest.
 Seconds are CPU seconds of the process, so that other work on the machine disturbs little.
 
     python benchmarks/engine_torch.py [repeats]

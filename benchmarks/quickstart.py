@@ -1,8 +1,9 @@
-"""Run the quickstart for several seeds; print the table of the README and draw its picture.
+"""Run the quickstart for several seeds; print the README's table but for its fresh tasks, and draw its picture.
 
     python benchmarks/quickstart.py [--seeds 1 2 3] [--svg docs/quickstart.svg] [--runs RUN ...]
 
-With `--runs` nothing is run: the table and the picture are made from finished run folders.
+With `--runs` nothing is run: the table and the picture are made from finished run folders. The column of fresh tasks is
+no part of a run: `ale eval RUN tasks.seed=977 --episodes 256` gives it, for each of the folders.
 """
 
 from __future__ import annotations
