@@ -203,7 +203,8 @@ class Learner:
         except torch.OutOfMemoryError as error:
             raise TrainerError(
                 f"A micro-batch of {tokens.numel()} tokens does not fit into the device's memory; lower "
-                "trainer.micro_batch_tokens or trainer.logit_chunk, or set trainer.gradient_checkpointing."
+                "trainer.micro_batch_tokens or trainer.logit_chunk, or set trainer.gradient_checkpointing. All contexts of a "
+                "trajectory are in one micro-batch: where they alone are that many, lower rollout.max_calls or max_sampled_tokens."
             ) from error
         except IndexError as error:
             longest = max(part.lengths or [tokens.shape[1]])
