@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,14 +16,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ale.config import validated_run
+from ale.endpoint.tokenizer import byte_tokenizer
 from ale.errors import ConfigError
+from ale.packing import Credit, pack
 from ale.pipeline.curation import curated
-from ale.pipeline.pretrain import in_thread
+from ale.pipeline.pretrain import in_thread, pretrain
 from ale.pipeline.run import check
-from ale.pipeline.supervised import learning_rate
+from ale.pipeline.supervised import learning_rate, warm_start
 from ale.run_config import ModelConfig
-from ale.specs.trainer import ScratchModel
+from ale.specs.algorithm import Algorithm
+from ale.specs.driver import DriverContext, PluginConfig
+from ale.specs.trainer import LossInput, LossOutput, ScratchModel, TrainBatch
 from ale.supervised_config import CPTConfig, CPTStage, Curation, SFTConfig, SFTSteps
+from ale.testing.batches import trajectory
 from ale.trajectory import Chunk, ChunkError, Score, Trajectory
 
 STAGE = {"data": ["x.txt"], "steps": 4, "batch_tokens": 64, "sequence_tokens": 32}
@@ -176,6 +184,8 @@ def test_each_key_leaves_out_what_it_says() -> None:
         made("wordy", longest=50),
         made("short", turns=1),
         made("budget", ended_by="budget"),
+        made("slow", ended_by="agent_timeout"),
+        made("turns", ended_by="max_turns"),
         made("cut", chunks=(cut,) * 2),
         made("other", tags=("find", "hard")),
     ]
@@ -188,7 +198,7 @@ def test_each_key_leaves_out_what_it_says() -> None:
         ({"max_error_turns": 3}, set()),
         ({"max_turn_tokens": 49}, {"wordy"}),
         ({"min_turns": 2}, {"short"}),
-        ({"complete_only": True}, {"budget", "cut"}),
+        ({"complete_only": True}, {"budget", "slow", "turns", "cut"}),
         ({"tags": ["count"]}, {"other"}),
         ({"tags": ["!hard"]}, {"other"}),
     ):
@@ -263,3 +273,50 @@ async def test_who_is_cancelled_while_text_is_read_leaves_no_thread_that_reads_o
     with pytest.raises(asyncio.CancelledError):
         await reading
     assert done.is_set()
+
+
+# -- what a step shows -------------------------------------------------------------------------------------------------
+
+
+class Silent(Algorithm):
+    """Trains on everything and gives no metrics."""
+
+    api_version = ">=1.1,<1.3"
+
+    def batch(self, trajectories: Sequence[Trajectory]) -> TrainBatch | None:
+        return pack(trajectories, lambda *_: Credit(1.0, True), lambda table, tokens: float(tokens))
+
+    def loss(self, inputs: LossInput) -> LossOutput:
+        raise AssertionError("the trainer here computes nothing")
+
+    def metrics(self, totals: Mapping[str, float]) -> dict[str, float]:
+        return {}
+
+
+def bench_for(algorithm: Algorithm, shown: list[float]) -> Any:
+    """A workbench whose trainer computes nothing, and whose display keeps the losses it was given."""
+
+    async def update(*_: Any, **__: Any) -> dict[str, float]:
+        return {"loss": 2.5}
+
+    async def publish() -> None:
+        pass
+
+    progress = SimpleNamespace(
+        stage=lambda *_: None, advance=lambda: None, numbers=lambda **numbers: shown.append(numbers["loss"])
+    )
+    return SimpleNamespace(
+        config=SimpleNamespace(seed=1), sft=[algorithm], cpt=algorithm, progress=progress, publish=publish,
+        backend=SimpleNamespace(update=update), endpoint=SimpleNamespace(tokenizer=byte_tokenizer()),
+        timed=lambda stage: nullcontext(), finish_step=lambda *_: None,
+    )  # fmt: skip
+
+
+async def test_the_loss_that_is_shown_is_the_trainers_whatever_the_algorithm_tells(tmp_path: Path) -> None:
+    shown: list[float] = []
+    bench = bench_for(Silent(PluginConfig(), DriverContext()), shown)
+    await warm_start(bench, SFTConfig(steps=2, batch_size=1), [[trajectory(1, reward=1.0)]])
+    (tmp_path / "x.txt").write_text("an engine samples tokens\n" * 20)
+    config = CPTConfig.model_validate({"stages": [{**STAGE, "data": [tmp_path / "x.txt"], "steps": 2}]})
+    await pretrain(bench, config)
+    assert shown == [2.5] * 4

@@ -472,6 +472,20 @@ WRONG = {
         made = super().batch(trajectories)
         return made and replace(made, chunk_ids=np.maximum(made.chunk_ids, 0))
 """, "test_only_tokens_that_the_policy_sampled_carry_loss", "tokens outside chunks (prompt, tool output) must carry no loss"),
+    "a title is trained on": Wrong("algorithm", ALGORITHM + """
+    def batch(self, trajectories):
+        return super().batch([replace(t, chunks=tuple(replace(c, side=False) for c in t.chunks)) for t in trajectories])
+""", "test_a_side_call_carries_no_loss_and_is_no_step", "the answer to a side call (a title, a summary) must carry no loss"),
+    "a title is a step": Wrong("algorithm", ALGORITHM + """
+    def batch(self, trajectories):
+        made = super().batch(trajectories)
+        counts = np.array([len(trajectories[i].chunks) for i in made.chunks.trajectory])
+        return replace(made, chunks=replace(made.chunks, count=counts))
+""", "test_a_side_call_carries_no_loss_and_is_no_step", "a side call is no step"),
+    "an entropy that is a sum": Wrong("algorithm", ALGORITHM + """
+    def metrics(self, totals):
+        return {**super().metrics(totals), "entropy": totals["entropy_sum"]}
+""", "test_a_mean_entropy_is_one_over_the_tokens_with_loss", "must be the mean over the tokens with loss: 0.5 where each has 0.5"),
     "seeds that repeat": Wrong("algorithm", ALGORITHM + """
     def plan(self, tasks, history):
         return [replace(r, seed=1) for r in super().plan(tasks, history)]

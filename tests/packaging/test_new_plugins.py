@@ -74,6 +74,14 @@ def test_its_source_is_typed_and_clean(packages: Path, kind: str) -> None:
     call(packages / "venv/bin/python", "-m", "ruff", "check", "--no-cache", ".", cwd=package)
 
 
+def test_the_algorithm_tells_the_mean_entropy_that_a_run_is_guarded_by(packages: Path) -> None:
+    source = (
+        "from ale.specs.driver import DriverContext; from ale_my_algorithm import MyAlgorithm as A; "
+        "print(A(A.Config(), DriverContext()).metrics({'entropy_sum': 6.0, 'loss_tokens': 4.0})['entropy'])"
+    )
+    assert call(packages / "venv/bin/python", "-c", source, cwd=packages) == "1.5\n"
+
+
 def test_all_of_them_are_listed_and_pass_the_check(packages: Path) -> None:
     command = [packages / "venv/bin/python", "-c", "from ale.cli.main import main; main()", "plugins"]
     listed = json.loads(call(*command, "list", "--json", cwd=packages))

@@ -72,6 +72,13 @@ def test_a_single_ratio_that_overflows_does_not_swallow_the_others_nor_become_in
     assert common_metrics(totals)["effective_samples"] == pytest.approx(0.75, rel=1e-6)
 
 
+def test_narrow_numbers_are_taken_apart_in_double_precision() -> None:
+    new, old, engine = (torch.full((3,), x, dtype=torch.bfloat16) for x in (-8.0, -7.96875, -0.00390625))
+    found = ratio_sums(torch.ones(3), new, old, engine)
+    assert float(found["engine_gap_sum"]) == 3 * (7.96875 - 0.00390625)
+    assert float(found["kl_sum"]) == pytest.approx(3 * (math.expm1(-0.03125) + 0.03125), rel=1e-12)
+
+
 def test_half_of_the_weight_on_one_of_many_tokens_is_a_small_effective_sample() -> None:
     ratio = torch.tensor([99.0, *[1.0] * 99])
     zeros = torch.zeros(100)

@@ -276,6 +276,29 @@ def test_statistics_are_of_sampled_tokens_and_imitation_has_its_own(
     assert ipa.metrics({k: float(v) for k, v in ipa.loss(alone).sums.items()})["il_loss"] == 30
 
 
+def test_sums_of_narrow_numbers_are_made_in_float32(make: Make, build: Build, loss_input: Inputs) -> None:
+    """The expert's chunk has 301 tokens, which bfloat16 cannot count, and a return that it cannot hold."""
+    ipa = make(group_size=2, gamma=0.95, normalization="trajectory")
+    path = build("expert", 1.0, [301, 1], task_id="a", group="")
+    requests = ipa.plan(TASKS[:1], RolloutHistory(1, 3, (), {"a": [path]}))
+    done = [rollout(build, f"t{i}", r, [301, 1], False) for i, r in enumerate(requests)]
+    batch = ipa.batch(done)
+    assert batch is not None
+    trained = batch.chunk_ids[batch.chunk_ids >= 0]
+    said = np.flatnonzero(~batch.chunks.sampled[trained])
+    inputs = loss_input(batch, [-1.0078125] * len(trained), [-1.0] * len(trained), said, dtype="bfloat16")
+    inputs.logprobs.requires_grad_()
+    out = ipa.loss(inputs)
+    out.loss.backward()
+    returns = [float(batch.chunks.returns[i]) for i in trained[said]]
+    assert min(returns) == pytest.approx(0.95)
+    assert out.loss.dtype == torch.float32
+    assert float(out.loss.detach()) == pytest.approx(1.0078125 * sum(returns) / batch.normalizer, rel=1e-6)
+    assert float(out.sums["il_tokens"]) == len(said) > 301
+    assert float(out.sums["il_nll_sum"]) == pytest.approx(1.0078125 * len(said), rel=1e-6)
+    assert inputs.logprobs.grad.dtype == torch.bfloat16
+
+
 def test_a_mask_that_takes_all_rollouts_out_leaves_the_imitation(make: Make, build: Build, loss_input: Inputs) -> None:
     ipa, _, batch = prepared(make, build, lambda r: False)
     assert batch is not None

@@ -9,9 +9,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from ale.specs.trainer import ChunkTensors
-from ale_ipa.loss import log_ratio, mismatch_mask, policy_loss, segments_of
+from ale_ipa.loss import LossTerms, log_ratio, mismatch_mask, policy_loss, segments_of
 from ale_ipa.signals import chunk_return
 
 
@@ -120,30 +121,67 @@ def test_segments_tell_the_units_of_every_level_apart() -> None:
     assert segments_of("trajectory", ids, table).tolist() == [0, 0, 0, 3]
 
 
-@pytest.mark.parametrize("ratio_level", ["token", "chunk", "trajectory"])
-def test_the_gradient_is_that_of_finite_differences_with_the_weights_held_fixed(ratio_level: str) -> None:
-    torch.manual_seed(0)
-    n = 9
-    at = torch.randn(n, dtype=torch.float64) - 3
-    old, engine = at + 0.3 * torch.randn(n, dtype=torch.float64), at + 0.3 * torch.randn(n, dtype=torch.float64)
-    segments = {"token": torch.arange(n), "chunk": torch.arange(n) // 2, "trajectory": torch.arange(n) // 4}[
-        ratio_level
-    ]
-    returns, positive = torch.randn(n, dtype=torch.float64), torch.arange(n) // 4 == 1
-    new = at.clone().requires_grad_()
-    terms = policy_loss(new, old, engine, returns, positive, segments, segments, 1.2, None, 3.0)
-    torch.autograd.backward(terms.loss)
+UNITS = {"token": torch.arange(12), "chunk": torch.arange(12) // 2, "trajectory": torch.arange(12) // 4}
+"""Three trajectories of two chunks of two tokens."""
+POSITIVE = UNITS["trajectory"] == 1
+H, Z = 1.2, 3.0
 
-    def held(x: torch.Tensor) -> torch.Tensor:
-        return -(terms.weight * returns * terms.mask * x).sum() / 3.0
 
-    assert new.grad is not None
-    h = 1e-4
-    for i in range(n):
-        step = torch.zeros(n, dtype=torch.float64)
-        step[i] = h
-        slope = float(held(at + step) - held(at - step)) / (2 * h)
-        assert float(new.grad[i]) == pytest.approx(slope, abs=1e-9)
+def sample(seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Log-probabilities of the policy, the old one and the engine, and returns."""
+    g = torch.Generator().manual_seed(seed)
+    new, to_old, to_engine, returns = torch.randn(4, 12, dtype=torch.float64, generator=g)
+    old = new - 3 + 0.3 * to_old
+    return new - 3, old, old + 0.3 * to_engine, returns
+
+
+@pytest.mark.parametrize("ratio_level", UNITS)
+@pytest.mark.parametrize("mask_level", UNITS)
+def test_the_gradient_is_that_of_finite_differences_while_the_weights_stand_still(
+    ratio_level: str, mask_level: str
+) -> None:
+    def terms(x: Tensor, begin: Tensor, old: Tensor, engine: Tensor, returns: Tensor) -> LossTerms:
+        # Old policy and engine go where the policy goes, so that no ratio and no mask changes on the way.
+        way = (x - begin).detach()
+        units = UNITS[ratio_level], UNITS[mask_level]
+        return policy_loss(x, old + way, engine + way, returns, POSITIVE, *units, H, None, Z)
+
+    seen = set()
+    for seed in range(8):
+        new, *rest = sample(seed)
+        found = terms(new, new, *rest)
+        seen |= {(m > 0, r > 1) for m, r in zip(found.mask.tolist(), found.ratio.tolist(), strict=True)}
+        for away in (0.0, 0.7):
+            at = (new + away).requires_grad_()
+            assert torch.autograd.gradcheck(lambda x, given=(new, *rest): terms(x, *given).loss, (at,))
+    assert len(seen) == 4, "masked and not, each with ratios on either side of 1"
+
+
+@pytest.mark.parametrize("ratio_level", UNITS)
+@pytest.mark.parametrize("mask_level", UNITS)
+def test_the_gradient_is_the_equations_wherever_the_policy_has_gone_from_the_old_one(
+    ratio_level: str, mask_level: str
+) -> None:
+    begin, old, engine, returns = sample(4)
+    direction = sample(5)[3]
+    of_ratio, of_mask = UNITS[ratio_level], UNITS[mask_level]
+    failures = []
+    for away in (0.0, 0.1, -0.1, 1.0, -4.0):
+        new = begin + away * direction
+        at = new.clone().requires_grad_()
+        terms = policy_loss(at, old, engine, returns, POSITIVE, of_ratio, of_mask, H, None, Z)
+        (slopes,) = torch.autograd.grad(terms.loss, at)
+        expected = []
+        for t in range(12):
+            unit = [u for u in range(12) if of_ratio[u] == of_ratio[t]]
+            rho = math.exp(sum(float(new[u] - old[u]) for u in unit) / len(unit))
+            unit = [u for u in range(12) if of_mask[u] == of_mask[t]]
+            kept = math.exp(sum(float(old[u] - engine[u]) for u in unit) / len(unit)) <= H
+            weight = 1.0 if POSITIVE[t] else min(1.0, rho)
+            expected.append(-weight * float(returns[t]) * kept / Z)
+        assert slopes.tolist() == pytest.approx(expected, rel=1e-9, abs=1e-12)
+        failures.append(slopes[~POSITIVE])
+    assert not any(torch.allclose(a, b) for a, b in pairwise(failures)), "the weights of failures follow the policy"
 
 
 def test_one_token_chunks_have_the_tokens_own_ratio() -> None:

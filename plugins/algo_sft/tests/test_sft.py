@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -46,19 +47,20 @@ def test_the_loss_is_the_masked_mean_of_eq_1(
         return
     assert batch is not None
     n = sum(lengths)
-    logp = data.draw(st.lists(st.floats(-9, 0), min_size=n, max_size=n))
+    logp = data.draw(st.lists(st.floats(-9, 0) | st.just(-math.inf), min_size=n, max_size=n))
     numerator, denominator, at = 0.0, 0.0, 0
     for keep, length in zip(m, lengths, strict=True):
         if keep:
-            numerator += sum(logp[at : at + length])
+            numerator += sum(x for x in logp[at : at + length] if x > -math.inf)  # what is impossible is skipped
             denominator += length
         at += length
     kept = [logp[i] for i, row in enumerate(batch.chunk_ids[1:]) if row >= 0]
-    inputs = LossInput(
-        torch.tensor(kept, dtype=torch.float64), torch.zeros(len(kept)), None, None, None,
-        ChunkTensors(*[None] * 6), batch.normalizer,
-    )  # fmt: skip
-    assert float(sft.loss(inputs).loss) == pytest.approx(-numerator / denominator, abs=1e-6)
+    logprobs = torch.tensor(kept, dtype=torch.float64, requires_grad=True)
+    inputs = LossInput(logprobs, torch.zeros(len(kept)), None, None, None, ChunkTensors(*[None] * 6), batch.normalizer)
+    loss = sft.loss(inputs).loss
+    assert float(loss.detach()) == pytest.approx(-numerator / denominator, abs=1e-6)
+    (slopes,) = torch.autograd.grad(loss, logprobs)
+    assert slopes.tolist() == pytest.approx([-(x > -math.inf) / denominator for x in kept], abs=1e-7)
 
 
 def test_repeated_turns_are_masked_by_the_rule() -> None:
@@ -100,3 +102,15 @@ def test_the_gradient_is_the_same_for_every_token_with_loss() -> None:
         lambda x: SFT(SFT.Config(), DriverContext()).loss(replace(inputs, logprobs=x)).loss,
         (logprobs,),
     )
+
+
+def test_sums_of_narrow_numbers_are_made_in_float32() -> None:
+    logprobs = torch.full((301,), -1.0078125, dtype=torch.bfloat16, requires_grad=True)
+    inputs = LossInput(logprobs, logprobs.detach().neg(), None, None, None, ChunkTensors(*[None] * 6), 1.0)
+    out = SFT(SFT.Config(), DriverContext()).loss(inputs)
+    out.loss.backward()
+    assert out.loss.dtype == torch.float32
+    assert float(out.loss.detach()) == pytest.approx(303.3515625)
+    assert {name: float(value) for name, value in out.sums.items()} == {"loss_tokens": 301, "entropy_sum": 303.3515625}
+    assert logprobs.grad is not None
+    assert logprobs.grad.dtype == torch.bfloat16

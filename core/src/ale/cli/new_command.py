@@ -49,7 +49,7 @@ ABOUT = {
     ),
     "algorithm": Kind(
         "REINFORCE with the group's mean as baseline.", "algorithm: {{use: {name}, group_size: 4}}",
-        "on-policy: nothing corrects for rollouts of an older policy.", (), ("numpy>=1.26",),
+        "on-policy: nothing corrects for rollouts of an older policy.",
     ),
     "scaffold": Kind("One shell tool and a loop.", "scaffold: {{use: {name}, max_turns: 8}}", "one tool, no memory."),
     "reward": Kind(

@@ -61,7 +61,6 @@ async def pretrain(bench: Workbench, config: CPTConfig) -> None:
                     if at == stage.steps - 1 and config.heldout:
                         metrics |= await _heldout(bench, config, f"after stage {number + 1}")
                     bench.finish_step(CPT_STAGE, step, metrics)
-                    bench.progress.numbers(loss=metrics["loss"], tokens_per_s=metrics["tokens_per_s"])
                     bench.progress.advance()
         await bench.publish()
 
@@ -77,7 +76,9 @@ async def _step(bench: Workbench, stage: CPTStage, at: int, texts: Iterator[Pack
     asked: dict[str, Any] = {} if decay is None else {"weight_decay": decay}
     totals = await bench.backend.update(batch, algorithm.loss, lr=stage.lr, **asked)
     metrics = algorithm.metrics(totals) | asked | {"epoch": float(max(p.epoch for p in taken))}
-    return metrics | {"tokens_per_s": len(batch.token_ids) / max(1e-9, time.monotonic() - began)}
+    tokens_per_s = len(batch.token_ids) / max(1e-9, time.monotonic() - began)
+    bench.progress.numbers(loss=totals["loss"], tokens_per_s=tokens_per_s)
+    return metrics | {"tokens_per_s": tokens_per_s}
 
 
 async def _heldout(bench: Workbench, config: CPTConfig, when: str) -> dict[str, float]:

@@ -98,7 +98,7 @@ async def _train(
         totals = await bench.backend.update(batch, algorithm.loss, lr=learning_rate(stage, step))
         metrics = algorithm.metrics(totals) | {"stage": number + 1.0}
         bench.finish_step(SFT_STAGE, first + step, metrics)
-        bench.progress.numbers(loss=metrics["loss"])
+        bench.progress.numbers(loss=totals["loss"])
         bench.progress.advance()
     if not trained:
         where = f"sft.stages.{number}" if len(bench.sft) > 1 else "sft"

@@ -87,5 +87,9 @@ class Algorithm(Driver, ABC):
         """The loss of one micro-batch; micro-batches add up."""
 
     def metrics(self, totals: Mapping[str, float]) -> dict[str, float]:
-        """Readable metrics from the totals that `TrainerBackend.update` returned."""
+        """Readable metrics from the totals that `TrainerBackend.update` returned.
+
+        `entropy` is the policy's mean entropy in nats over the tokens with loss. `rl.min_entropy` is compared with it, and
+        the progress display and the report show it; without it nothing guards a run against collapse.
+        """
         return dict(totals)

@@ -46,6 +46,14 @@ def two_contexts(i: int, *, reward: float, group: str = "g") -> Trajectory:
     return replace(one, id=f"c{i}", sequences=(*one.sequences, second), chunks=(replayed, one.chunks[1], third))
 
 
+def with_side_call(i: int, *, reward: float, group: str = "g") -> Trajectory:
+    """An agent that asked for a title between its two turns: a context of its own, which is no part of the conversation."""
+    one, title = trajectory(i, reward=reward, group=group), trajectory(i + 7, reward=reward, group=group, chunks=1)
+    aside = replace(title.chunks[0], index=1, sequence=1, side=True)
+    chunks = (one.chunks[0], aside, replace(one.chunks[1], index=2))
+    return replace(one, sequences=(*one.sequences, *title.sequences), chunks=chunks)
+
+
 def selected(batch: TrainBatch, trajectories: list[int]) -> TrainBatch:
     """These trajectories of the batch in this order, under its normalizer: reordered, a micro-batch, or a rank's share."""
     ends = np.cumsum(batch.lengths)

@@ -15,11 +15,13 @@ import pytest
 from ale.specs.algorithm import Algorithm, RolloutHistory
 from ale.specs.trainer import ChunkTensors, LossInput, TrainBatch
 from ale.task import Task, TaskTests
-from ale.testing.batches import mixed_group, trajectory, two_contexts, unscored
+from ale.testing.batches import mixed_group, trajectory, two_contexts, unscored, with_side_call
 from ale.testing.scenario import scenario
 from ale.testing.subject import Subject
 from ale.trajectory import Score
 
+ENTROPY = 0.5
+"""Of every token with loss, in nats: so it is of any number of them, in the mean."""
 TASKS = [Task(id=f"task-{i}", instruction="Do it.", tests=TaskTests(command="true")) for i in range(3)]
 
 
@@ -36,13 +38,13 @@ def two_groups() -> list[Any]:
     return [*mixed_group(4), *second, two_contexts(9, reward=1.0, group="h")]
 
 
-def by_sequence(batch: TrainBatch) -> list[tuple[tuple[int, ...], dict[int, float]]]:
-    """The sequences of a batch: tokens, and the return of each token that carries loss by its position."""
-    found, at = [], 0
+def by_sequence(batch: TrainBatch) -> list[tuple[tuple[int, ...], dict[int, tuple[float, int, int]]]]:
+    """The sequences of a batch: tokens, and of each that carries loss, by its place, its chunk's return, position and count."""
+    found, at, c = [], 0, batch.chunks
     for length in batch.lengths:
         ids = batch.chunk_ids[at : at + length]
-        returns = {k: float(batch.chunks.returns[c]) for k, c in enumerate(ids) if c >= 0}
-        found.append((tuple(int(x) for x in batch.token_ids[at : at + length]), returns))
+        worth = {k: (float(c.returns[i]), int(c.position[i]), int(c.count[i])) for k, i in enumerate(ids) if i >= 0}
+        found.append((tuple(int(x) for x in batch.token_ids[at : at + length]), worth))
         at += length
     return found
 
@@ -144,6 +146,24 @@ async def test_only_tokens_that_the_policy_sampled_carry_loss(subject: Subject) 
 
 
 @scenario
+async def test_a_side_call_carries_no_loss_and_is_no_step(subject: Subject) -> None:
+    async with opened(subject) as algorithm:
+        given, calling = two_groups(), with_side_call(17, reward=1.0)
+        without = algorithm.batch([*given, trajectory(17, reward=1.0)])
+        beside = algorithm.batch([*given, calling])
+        assert without is not None
+        assert beside is not None
+        title = calling.sequences[1].token_ids
+        asides = [s for s in by_sequence(beside) if s[0] == title[: len(s[0])]]
+        assert not any(trained for _, trained in asides), (
+            "the answer to a side call (a title, a summary) must carry no loss: train on Trajectory.turns, not on all chunks"
+        )
+        assert [s for s in by_sequence(beside) if s not in asides] == by_sequence(without), (
+            "a side call is no step: returns, positions and counts must be as without it, of Trajectory.turns alone"
+        )
+
+
+@scenario
 async def test_a_rollout_without_a_reward_is_not_one_of_nothing(subject: Subject) -> None:
     async with opened(subject) as algorithm:
         given, lost = two_groups(), unscored(23)
@@ -189,8 +209,8 @@ def inputs(batch: TrainBatch, shift: float = 0.0) -> tuple[LossInput, Any]:
     c = batch.chunks
     tensors = ChunkTensors(*(torch.from_numpy(getattr(c, f.name)) for f in fields(ChunkTensors)))
     ids = torch.from_numpy(batch.chunk_ids[trained])
-    zeros = torch.zeros_like(logprobs).detach()
-    return LossInput(logprobs, zeros, old, old, ids, tensors, batch.normalizer, old - 0.1), logprobs
+    entropy = torch.full_like(old, ENTROPY)
+    return LossInput(logprobs, entropy, old, old, ids, tensors, batch.normalizer, old - 0.1), logprobs
 
 
 @scenario
@@ -263,22 +283,30 @@ async def test_micro_batches_add_up_to_the_batch(subject: Subject) -> None:
         assert apart < 1e-6, f"the gradients of micro-batches must add up to the batch's; they differ by {apart:.2g}"
 
 
+def told(algorithm: Algorithm) -> dict[str, float]:
+    """The metrics of an update, by what a trainer would return."""
+    batch = algorithm.batch(two_groups())
+    assert batch is not None
+    out = algorithm.loss(inputs(batch)[0])
+    totals = {name: float(value) for name, value in [*out.sums.items(), *out.maxima.items()]}
+    usual = {"grad_norm": 1.0, "lr": 1e-3, "tokens": 1.0, "padding_waste": 0.0, "seconds": 0.1}
+    return algorithm.metrics({**totals, "loss": float(out.loss.detach()), **usual})
+
+
+@scenario
+async def test_a_mean_entropy_is_one_over_the_tokens_with_loss(subject: Subject) -> None:
+    async with opened(subject) as algorithm:
+        mean = told(algorithm).get("entropy", ENTROPY)
+        assert abs(mean - ENTROPY) < 1e-6, (
+            f"the metric 'entropy', which rl.min_entropy is compared with, must be the mean over the tokens with loss: "
+            f"{ENTROPY} where each has {ENTROPY}, not {mean:g}"
+        )
+
+
 @scenario
 async def test_metrics_are_plain_numbers(subject: Subject) -> None:
     async with opened(subject) as algorithm:
-        batch = algorithm.batch(two_groups())
-        assert batch is not None
-        out = algorithm.loss(inputs(batch)[0])
-        totals = {name: float(value) for name, value in [*out.sums.items(), *out.maxima.items()]}
-        usual = {
-            "loss": float(out.loss.detach()),
-            "grad_norm": 1.0,
-            "lr": 1e-3,
-            "tokens": 1.0,
-            "padding_waste": 0.0,
-            "seconds": 0.1,
-        }
-        for name, value in algorithm.metrics({**totals, **usual}).items():
+        for name, value in told(algorithm).items():
             assert isinstance(name, str), "metrics have names"
             assert isinstance(value, float | int), f"the metric '{name}' must be a number, not {type(value).__name__}"
         if algorithm.reference:

@@ -57,7 +57,8 @@ class Launch:
 class CommandAgent(Scaffold):
     """Made whole by `launch`, and by its settings' `own_recipe` for an agent that has to be installed.
 
-    A run ends with `finish` where the command's exit code is 0, with `agent_error` for any other, and with `agent_timeout`.
+    A run ends with `finish` where the command's exit code is 0, with `agent_error` for any other, and with `agent_timeout`;
+    what overrides `ended` may tell more, such as `max_turns`.
     """
 
     api_version = ">=1.1,<1.3"

@@ -17,13 +17,14 @@ from ale_policy_loss.ratios import gap
 @torch.no_grad()
 def ratio_sums(ratio: Tensor, logprobs: Tensor, old: Tensor, engine: Tensor) -> dict[str, Tensor]:
     """Of the ratios that the tokens hold (their unit's), and of how far the three policies are apart. All [M]."""
-    ratio, step = ratio.double(), gap(logprobs, old).double()
+    ratio, logprobs, old, engine = (x.double() for x in (ratio, logprobs, old, engine))
+    step = gap(logprobs, old)
     return {
         "ratio_sum": ratio.sum(),
         "ratio_square_sum": ratio.square().sum(),
         # Never negative and of low variance: exp(d) - 1 - d with d = log pi - log pi_old on samples of pi_old.
         "kl_sum": (torch.expm1(step) - step).sum(),
-        "engine_gap_sum": gap(old, engine).abs().double().sum(),
+        "engine_gap_sum": gap(old, engine).abs().sum(),
     }
 
 

@@ -51,7 +51,7 @@ class IPA(Algorithm):
         )
         return_signal: ReturnSignal = Field(
             "signed",
-            description="R: signed (1, or negative_signal where nothing was rewarded), raw (the reward) or "
+            description="R: signed (1 for a pass, negative_signal for a failure), raw (the reward) or "
             "group_centered (the reward minus its group's mean; groups without spread are dropped).",
         )
         negative_signal: float = Field(
@@ -244,7 +244,7 @@ class IPA(Algorithm):
             inputs.logprobs,
             old,
             inputs.engine_logprobs,
-            inputs.chunks.returns[ids].to(inputs.logprobs.dtype),
+            inputs.chunks.returns[ids],
             positive,
             segments_of(c.ratio_level or c.level, ids, inputs.chunks),
             segments_of(c.mask_level or c.level, ids, inputs.chunks),

@@ -64,10 +64,12 @@ def select(inputs: LossInput, keep: Tensor) -> LossInput:
 
 
 def imitation_loss(inputs: LossInput) -> tuple[Tensor, dict[str, Tensor]]:
-    """`L_il` of Eq. 10 over imitated tokens [M], and sums that add up over micro-batches."""
+    """`L_il` of Eq. 10 over imitated tokens [M], and sums that add up over micro-batches; in float32 or better."""
+    import torch
+
     from ale_policy_loss.likelihood import weighted_likelihood
 
-    logprobs = inputs.logprobs
+    logprobs = inputs.logprobs.to(torch.promote_types(inputs.logprobs.dtype, torch.float32))
     returns = inputs.chunks.returns[inputs.chunk_ids].to(logprobs.dtype)
     said = logprobs.detach()
     nll = -said.masked_fill(~said.isfinite(), 0.0).sum()  # what is impossible now has no gradient to follow either

@@ -24,7 +24,7 @@ def loss_sums(inputs: LossInput, old: Tensor, positive: Tensor, terms: LossTerms
         "masked_chunks": ratio.new_tensor(len(torch.unique(ids[terms.mask == 0]))),
         "masked_tokens": (1 - terms.mask).sum(),
         "clipped_tokens": ((ratio > 1) & ~positive).sum(),
-        "entropy_sum": inputs.entropy.sum(),
+        "entropy_sum": inputs.entropy.double().sum(),
         **side_sums(positive, ~positive, trajectories),
         **ratio_sums(ratio, inputs.logprobs, old, inputs.engine_logprobs),
     }

@@ -19,8 +19,12 @@ SHARES = ("masked", "clipped_low", "clipped_high")
 def loss_sums(
     inputs: LossInput, logprobs: Tensor, old: Tensor | None, advantages: Tensor, trajectories: Tensor, terms: Terms
 ) -> dict[str, Tensor]:
-    """The sums of one micro-batch. A trajectory stands in one micro-batch, so trajectories add up too."""
+    """The sums of one micro-batch. A trajectory stands in one micro-batch, so trajectories add up too.
+
+    In double precision: squares of rewards far from 0 would swallow their spread in single precision.
+    """
     members = torch.unique(trajectories)
+    advantages = advantages.double()
     each = advantages.new_zeros(int(members[-1]) + 1 if len(members) else 0)
     each[trajectories] = advantages
     each = each[members]
@@ -28,7 +32,7 @@ def loss_sums(
         "loss_tokens": logprobs.new_tensor(len(logprobs)),
         "advantage_sum": each.sum(),
         "advantage_square_sum": each.square().sum(),
-        "entropy_sum": inputs.entropy.sum(),
+        "entropy_sum": inputs.entropy.double().sum(),
         **side_sums(advantages > 0, advantages < 0, trajectories),
     }
     if terms.mask is not None:

@@ -78,13 +78,17 @@ class SFT(Algorithm):
         return pack(trajectories, credit, lambda table, tokens: tokens + EPSILON)
 
     def loss(self, inputs: LossInput) -> LossOutput:
-        """Eq. 1 over one micro-batch."""
+        """Eq. 1 over one micro-batch, in float32 or better."""
         import torch  # here, so that settings are checked without it
 
-        logprobs = inputs.logprobs
-        with torch.no_grad():
-            sums = {"loss_tokens": logprobs.new_tensor(len(logprobs)), "entropy_sum": inputs.entropy.sum()}
-        return LossOutput(-logprobs.sum() / inputs.normalizer, sums)
+        from ale_policy_loss.likelihood import weighted_likelihood
+
+        logprobs = inputs.logprobs.to(torch.promote_types(inputs.logprobs.dtype, torch.float32))
+        sums = {
+            "loss_tokens": logprobs.new_tensor(len(logprobs)),
+            "entropy_sum": inputs.entropy.to(logprobs.dtype).sum(),
+        }
+        return LossOutput(weighted_likelihood(logprobs, torch.ones_like(logprobs)) / inputs.normalizer, sums)
 
     def metrics(self, totals: Mapping[str, float]) -> dict[str, float]:
         """`loss` is nats a token with loss; `entropy` the policy's mean entropy there. `masked_error` and `masked_task` are the
