@@ -40,10 +40,11 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
+from ale.config_base import PluginChoice
 from ale.errors import AleError
 from ale.plugins import build_driver
 from ale.rollout.pool import SandboxPool
-from ale.run_config import PluginChoice, PoolConfig
+from ale.run_config import PoolConfig
 from ale.specs.driver import DriverContext
 from ale.specs.sandbox import Sandbox, SandboxSpec, Shell
 

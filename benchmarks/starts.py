@@ -19,6 +19,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from ale.config_base import PluginChoice
 from ale.endpoint.session import ModelEndpoint
 from ale.endpoint.tokenizer import byte_tokenizer
 from ale.hooks import Hooks
@@ -29,7 +30,7 @@ from ale.rollout.episode import Episodes, Stage
 from ale.rollout.pool import SandboxPool
 from ale.rollout.selection import Option, Selection
 from ale.rollout.states import StartStates
-from ale.run_config import PluginChoice, PoolConfig, RolloutConfig, SandboxNeeds
+from ale.run_config import PoolConfig, RolloutConfig, SandboxNeeds
 from ale.specs.algorithm import RolloutRequest
 from ale.specs.driver import DriverContext
 from ale.task import Task, TaskTests

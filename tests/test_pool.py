@@ -16,10 +16,11 @@ from engines import must_answer
 from kit import SPREAD, run_kit
 from strangers import write_package
 
+from ale.config_base import PluginChoice
 from ale.errors import SandboxError
 from ale.plugins import build_driver
 from ale.rollout.pool import SandboxPool
-from ale.run_config import PluginChoice, PoolConfig
+from ale.run_config import PoolConfig
 from ale.specs.driver import DriverContext
 from ale.specs.sandbox import TESTS, Resources, SandboxSpec
 from ale.store import RunStore

@@ -19,7 +19,7 @@ from engines import answers
 OWNER = """
 import asyncio, sys
 from ale.plugins import build_driver
-from ale.run_config import PluginChoice
+from ale.config_base import PluginChoice
 from ale.specs.driver import DriverContext
 from ale.specs.sandbox import SandboxSpec
 async def main():
@@ -34,7 +34,7 @@ asyncio.run(main())
 VISITOR = """
 import asyncio, sys
 from ale.plugins import build_driver
-from ale.run_config import PluginChoice
+from ale.config_base import PluginChoice
 from ale.specs.driver import DriverContext
 from ale.specs.sandbox import SandboxSpec
 async def main():

@@ -21,6 +21,7 @@ from engines import must_answer, provider_of
 from strangers import write_package
 from test_dialects import Scripted
 
+from ale.config_base import PluginChoice
 from ale.endpoint.prefill import expert_steps
 from ale.endpoint.session import ModelEndpoint
 from ale.endpoint.tokenizer import byte_tokenizer
@@ -31,7 +32,7 @@ from ale.rollout.episode import Episodes, Stage
 from ale.rollout.pool import SandboxPool
 from ale.rollout.selection import Option, Selection
 from ale.rollout.states import StartStates
-from ale.run_config import PluginChoice, PoolConfig, RolloutConfig, SandboxNeeds
+from ale.run_config import PoolConfig, RolloutConfig, SandboxNeeds
 from ale.specs.algorithm import RolloutRequest
 from ale.specs.driver import DriverContext, PluginConfig
 from ale.specs.reward import Reward

@@ -15,10 +15,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+from ale_lab.catalogue import EXPERIMENTS
+
 ALE = Path(sys.executable).with_name("ale")
 HERE = Path(__file__).parent
 PICTURES = HERE.parents[1] / "docs" / "figures"
-EXPERIMENTS = ("fig12", "fig13", "fig10", "compare", "parts", "staleness")
 
 
 def main() -> None:
@@ -27,7 +28,7 @@ def main() -> None:
     parser.add_argument("--seeds", default="1-5")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--out", type=Path, default=Path("runs/lab"))
-    parser.add_argument("--only", nargs="+", choices=EXPERIMENTS, default=EXPERIMENTS)
+    parser.add_argument("--only", nargs="+", choices=list(EXPERIMENTS), default=list(EXPERIMENTS))
     parser.add_argument("--known", type=Path, nargs="+", default=[])
     parser.add_argument("--quick", action="store_true")
     options = parser.parse_args()

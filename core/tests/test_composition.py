@@ -18,12 +18,13 @@ import yaml
 from pydantic import BaseModel
 
 from ale.config import load_run_config, validated_run
+from ale.config_base import OWN_KEYS, RULES_KEY, PluginChoice
 from ale.errors import ConfigError
 from ale.installed import list_plugins
 from ale.plugins import load_driver_class
 from ale.rollout.mix import MixedTasks, Source
 from ale.rollout.selection import Option, Selection
-from ale.run_config import OWN_KEYS, RULES_KEY, PluginChoice, RunConfig
+from ale.run_config import RunConfig
 from ale.run_file import parse_yaml
 from ale.specs.algorithm import RolloutRequest
 from ale.specs.driver import Driver, DriverContext, PluginConfig

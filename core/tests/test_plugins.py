@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from strangers import REWARD, Install
 
+from ale.config_base import PluginChoice
 from ale.errors import ConfigError, PluginError
 from ale.installed import list_plugins
 from ale.plugins import build_driver, load_driver_class
-from ale.run_config import PluginChoice
 from ale.specs.driver import DriverContext
 
 

@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ale.config_base import PluginChoice
 from ale.errors import AleError, ConfigError
 from ale.plugins import load_driver_class, validated_settings
 from ale.references import Resolved, resolve
-from ale.run_config import PluginChoice, RunConfig
+from ale.run_config import RunConfig
 from ale.run_file import PLUGIN_PATHS, apply_override, dump_yaml, read_run_file
 from ale.sections import chosen, keys_beside, plugins_of, sections_of
 from ale.specs.kinds import HOOKS

@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from ale.errors import PluginError
-from ale.validation import one_line
+from ale.validation import named, one_line
 
 log = logging.getLogger("ale.hooks")
 MAX_ERRORS = 3
@@ -77,7 +77,7 @@ class Hooks:
             except (Exception, SystemExit) as error:
                 self._errors[observer] += 1
                 last = " It is told nothing more." if self._errors[observer] >= MAX_ERRORS else ""
-                log.warning("the observer '%s' failed in %s: %s.%s", observer, name, _named(error), last)
+                log.warning("the observer '%s' failed in %s: %s.%s", observer, name, named(error), last)
 
     def refusal(self, name: str, **arguments: Any) -> str | None:
         """Ask a veto hook: the first sentence that refuses; an observer that raises refuses."""
@@ -88,7 +88,7 @@ class Hooks:
                 reason = _invoke(implementation, arguments)
             except (Exception, SystemExit) as error:
                 observer = implementation.plugin_name
-                reason = f"the observer '{observer}' failed: {_named(error)}"
+                reason = f"the observer '{observer}' failed: {named(error)}"
                 self._refusals[observer] += 1
                 if self._refusals[observer] <= MAX_ERRORS:
                     last = " More of these refusals are not logged." if self._refusals[observer] == MAX_ERRORS else ""
@@ -104,7 +104,3 @@ def _invoke(implementation: Any, arguments: dict[str, Any]) -> Any:
 
 def _wraps(caller: Any, observer: Any) -> bool:
     return any(i.plugin is observer and (i.wrapper or i.hookwrapper) for i in caller.get_hookimpls())
-
-
-def _named(error: BaseException) -> str:
-    return f"{type(error).__name__}: {one_line(error)}"

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from typing import Any
 
+from ale.config_base import PluginChoice
 from ale.environment import chosen_plugins
 from ale.hooks import Hooks
 from ale.installed import list_plugins
 from ale.plugins import FoundObserver, build_driver, load_driver_class, open_driver
-from ale.run_config import PluginChoice
 from ale.specs.driver import Driver, DriverContext
 from ale.specs.kinds import HOOKS
 from ale.validation import one_line

@@ -17,12 +17,12 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from ale.config_base import PluginChoice
 from ale.errors import AleError, ConfigError, PluginError
 from ale.installed import PluginInfo, list_plugins
-from ale.run_config import PluginChoice
 from ale.specs.driver import Driver, DriverContext
 from ale.specs.kinds import HOOKS
-from ale.validation import lenient_models, nearest, one_line, validated
+from ale.validation import lenient_models, named, nearest, validated
 from ale.versions import deprecated_form, mismatch, warn_deprecated
 
 OWN_PACKAGES = {
@@ -130,7 +130,7 @@ async def open_driver(
         raise
     except Exception as error:
         raise PluginError(
-            f"{yaml_path or kind}: the {kind} plugin '{choice.use}' cannot start: {type(error).__name__}: {one_line(error)}."
+            f"{yaml_path or kind}: the {kind} plugin '{choice.use}' cannot start: {named(error)}."
         ) from error
     return driver
 
@@ -142,9 +142,7 @@ def _imported(info: PluginInfo, what: str) -> Any:
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # a plugin may raise anything, SystemExit and AssertionError among it
-        raise PluginError(
-            f"{what} cannot be imported: {type(error).__name__}: {one_line(error)}. Repair or reinstall {info.package}."
-        ) from error
+        raise PluginError(f"{what} cannot be imported: {named(error)}. Repair or reinstall {info.package}.") from error
 
 
 def validated_settings(
@@ -157,8 +155,7 @@ def validated_settings(
         raise
     except Exception as error:  # a validator of the plugin's own
         raise PluginError(
-            f"{yaml_path}: the checks in {cls.__module__}.{cls.__qualname__}.Config failed: "
-            f"{type(error).__name__}: {one_line(error)}."
+            f"{yaml_path}: the checks in {cls.__module__}.{cls.__qualname__}.Config failed: {named(error)}."
         ) from error
 
 
@@ -172,9 +169,7 @@ def build_driver(kind: str, choice: PluginChoice, context: DriverContext, yaml_p
     except AleError:
         raise
     except Exception as error:
-        raise PluginError(
-            f"{where}: the {kind} plugin '{choice.use}' cannot be built: {type(error).__name__}: {one_line(error)}."
-        ) from error
+        raise PluginError(f"{where}: the {kind} plugin '{choice.use}' cannot be built: {named(error)}.") from error
 
 
 def _load(info: PluginInfo) -> Any:

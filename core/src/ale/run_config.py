@@ -13,46 +13,13 @@ from typing import Any, Literal, get_args
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 
-from ale.config_base import PluginChoice as PluginChoice
-from ale.config_base import Section as Section
+from ale.config_base import RULES_KEY, PluginChoice, PluginRules, Section
 from ale.specs.kinds import CAPABILITIES, HOOKS
 from ale.specs.sandbox import ALLOW, NetworkMode, Resources, host_and_port
 from ale.specs.trainer import ScratchModel
 from ale.supervised_config import CPTConfig, SFTConfig
 
 Kind = Literal["sandbox", "engine", "trainer", "algorithm", "scaffold", "reward", "tasks"]
-
-
-class PluginRule(PluginChoice):
-    """One of several plugins of a section: which tasks it is for, and its share of them."""
-
-    when: tuple[str, ...] = Field((), description="Tags that a task must all carry; `!tag`: must not carry.")
-    weight: float = Field(
-        1.0, gt=0, allow_inf_nan=False, description="Share among neighbours with the same `when`, or in a mix."
-    )
-    tags: tuple[str, ...] = Field((), description="In a mix: tags put on each task of this source.")
-
-    @field_validator("when", "tags", mode="before")
-    @classmethod
-    def _one_or_several(cls, value: Any) -> Any:
-        return (value,) if isinstance(value, str) else value
-
-
-class PluginRules(Section):
-    """A section with several plugins: `select` (sandbox, scaffold, reward) by task, or `mix` (tasks) by weight."""
-
-    rules: tuple[PluginRule, ...] = Field(min_length=1)
-
-    @property
-    def use(self) -> str:
-        """The names, for a sentence."""
-        return " + ".join(dict.fromkeys(rule.use for rule in self.rules))
-
-
-RULES_KEY = {"sandbox": "select", "scaffold": "select", "reward": "select", "tasks": "mix"}
-"""Which sections may hold several plugins, and under which key."""
-OWN_KEYS = {"select": ("use", "when", "weight"), "mix": ("use", "weight", "tags")}
-"""The keys of a rule that are not the plugin's."""
 
 
 class ModelConfig(Section):
@@ -285,7 +252,9 @@ class RLConfig(Section):
 class EvalConfig(Section):
     """Held-out evaluation, always from the beginning of the task."""
 
-    episodes: int = Field(128, gt=0, description="Held-out tasks of one evaluation, each tried once.")
+    episodes: int = Field(
+        128, gt=0, description="Episodes of one evaluation; where there are fewer tasks, they come again."
+    )
     every: int = Field(15, ge=0, description="Also evaluate every so many RL steps; 0: only before and after.")
     temperature: float = Field(1.0, ge=0, description="Sampling temperature.")
     split: str = Field("heldout", description="Split of the task source.")

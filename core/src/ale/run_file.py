@@ -16,8 +16,9 @@ from typing import Any
 
 import yaml
 
+from ale.config_base import RULES_KEY, PluginChoice
 from ale.errors import ConfigError
-from ale.run_config import RULES_KEY, PluginChoice, RunConfig
+from ale.run_config import RunConfig
 from ale.validation import model_in, one_line, shown
 
 PLUGIN_PATHS = (

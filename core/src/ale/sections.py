@@ -17,9 +17,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from ale.config_base import OWN_KEYS, RULES_KEY, PluginChoice, PluginRule, PluginRules
 from ale.errors import ConfigError
 from ale.installed import list_plugins
-from ale.run_config import OWN_KEYS, RULES_KEY, PluginChoice, PluginRule, PluginRules
 from ale.run_file import PLUGIN_PATHS, default_plugin
 from ale.specs.kinds import HOOKS
 from ale.validation import nearest, shown, validated

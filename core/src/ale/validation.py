@@ -46,6 +46,11 @@ def one_line(error: object) -> str:
     return " ".join(str(error).split()).rstrip(".") or type(error).__name__
 
 
+def named(error: BaseException) -> str:
+    """An error's class and what it says, as one line without its full stop."""
+    return f"{type(error).__name__}: {one_line(error)}"
+
+
 def model_in(annotation: Any) -> type[BaseModel] | None:
     """The section that a field holds, also where it may be null; None for plain values."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):

@@ -20,7 +20,7 @@ from ale_resident.owner import this_process
 OWNER_PROGRAM = """
 import asyncio, sys
 from ale.plugins import build_driver
-from ale.run_config import PluginChoice
+from ale.config_base import PluginChoice
 from ale.specs.driver import DriverContext
 from ale.specs.sandbox import SandboxSpec
 async def main():

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from ale.config_base import PluginChoice
 from ale.plugins import build_driver
-from ale.run_config import PluginChoice
 from ale.specs.driver import DriverContext
 from ale.specs.sandbox import SandboxSpec
 

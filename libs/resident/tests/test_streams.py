@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
+from ale.config_base import PluginChoice
 from ale.errors import SandboxError
 from ale.plugins import build_driver
-from ale.run_config import PluginChoice
 from ale.specs.driver import DriverContext
 from ale.specs.sandbox import ExecResult, Output, SandboxSpec
 from ale_resident import stream

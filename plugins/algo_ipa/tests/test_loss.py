@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ale.specs.trainer import ChunkTensors
-from ale_ipa.loss import LossTerms, log_ratio, mismatch_mask, policy_loss, segments_of
+from ale_ipa.loss import LossTerms, policy_loss
 from ale_ipa.signals import chunk_return
+from ale_policy_loss.ratios import log_ratio, mismatch_mask
+from ale_policy_loss.units import segments_of
 
 
 @given(signal=st.floats(-1, 1), gamma=st.floats(0.1, 1), count=st.integers(1, 9))

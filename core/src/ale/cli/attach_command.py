@@ -14,10 +14,10 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
+from ale.config_base import PluginChoice
 from ale.errors import ConfigError, PluginError, SandboxError
 from ale.installed import list_plugins
 from ale.plugins import build_driver
-from ale.run_config import PluginChoice
 from ale.specs.driver import DriverContext
 from ale.specs.sandbox import ExecResult, Output, Sandbox, SandboxProvider, Shell
 

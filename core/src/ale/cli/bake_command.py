@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from ale.config import load_run_config
+from ale.config_base import PluginChoice
 from ale.plugins import build_driver, open_driver
 from ale.rollout.baking import Bakery
-from ale.run_config import Kind, PluginChoice, RunConfig
+from ale.run_config import Kind, RunConfig
 from ale.specs.driver import DriverContext
 from ale.task import TRAIN
 

@@ -7,11 +7,12 @@ from pathlib import Path
 from ale.capabilities import check_capabilities
 from ale.cli.plugins_command import print_table
 from ale.config import load_run_config
+from ale.config_base import PluginChoice
 from ale.errors import ConfigError
 from ale.installed import list_plugins
 from ale.pipeline.run import check
 from ale.plugins import load_driver_class
-from ale.run_config import PluginChoice, RunConfig
+from ale.run_config import RunConfig
 from ale.validation import describe as describe_model
 
 

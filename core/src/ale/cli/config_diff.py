@@ -10,9 +10,9 @@ from typing import Any
 from pydantic import BaseModel
 
 from ale.config import load_run_config
+from ale.config_base import PluginChoice, PluginRule, PluginRules
 from ale.plugins import load_driver_class, validated_settings
 from ale.references import redact_json
-from ale.run_config import PluginChoice, PluginRule, PluginRules
 from ale.store import CONFIG_NAME
 
 

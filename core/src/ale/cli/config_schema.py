@@ -10,9 +10,10 @@ import copy
 import sys
 from typing import Any
 
+from ale.config_base import OWN_KEYS, RULES_KEY, PluginRule
 from ale.installed import PluginInfo, list_plugins
 from ale.probe import Probed, probe
-from ale.run_config import OWN_KEYS, RULES_KEY, PluginRule, RunConfig
+from ale.run_config import RunConfig
 from ale.run_file import PLUGIN_PATHS
 from ale.sections import OPTIONAL_PLUGINS
 from ale.specs.kinds import HOOKS, KINDS

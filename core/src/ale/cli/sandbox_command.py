@@ -11,10 +11,10 @@ from dataclasses import asdict
 from typing import Any, TypeVar
 
 from ale.cli.plugins_command import print_table
+from ale.config_base import PluginChoice
 from ale.errors import AleError, ConfigError
 from ale.installed import list_plugins
 from ale.plugins import build_driver
-from ale.run_config import PluginChoice
 from ale.specs.driver import DriverContext
 from ale.specs.sandbox import SandboxInfo, SandboxProvider, SandboxStats
 

@@ -11,7 +11,7 @@ from ale.endpoint.dialects import ModelCall
 from ale.endpoint.dialects.chat import read_message
 from ale.endpoint.reply_form import ReplyForm
 from ale.messages import ChatReply, FinishWord, Message
-from ale.validation import one_line
+from ale.validation import named, one_line
 
 PASSED_ON = frozenset({
     "temperature", "top_p", "seed", "presence_penalty", "frequency_penalty", "logit_bias", "response_format",
@@ -54,7 +54,7 @@ def read_replies(data: Mapping[str, Any], call: ModelCall) -> list[ChatReply]:
     try:
         found = _replies(data, call)
     except (LookupError, TypeError, AttributeError) as error:
-        raise ValueError(f"it is shaped otherwise ({type(error).__name__}: {one_line(error)})") from None
+        raise ValueError(f"it is shaped otherwise ({named(error)})") from None
     if not found:
         raise ValueError("it holds no choice")
     return found

@@ -12,7 +12,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ale.endpoint.recorder import gist
@@ -85,7 +85,7 @@ class Prefill:
             )
         now, then = messages[last + 1 :], step.observed
         for seen, wanted in zip(now, then, strict=False):
-            if (seen.role, self._plain(seen.content)) != (wanted.role, self._plain(wanted.content)):
+            if (seen.role, without(self._ignore, seen.content)) != (wanted.role, without(self._ignore, wanted.content)):
                 raise DivergedReplay(
                     f"After chunk {self.done} of the expert {self._expert} the environment answered {seen.content!r:.200}, "
                     f"where it had answered {wanted.content!r:.200}. What may differ goes into rollout.replay_ignore."
@@ -95,10 +95,12 @@ class Prefill:
                 f"After chunk {self.done} of the expert {self._expert} came {len(now)} messages, where {len(then)} had come."
             )
 
-    def _plain(self, text: str) -> str:
-        for pattern in self._ignore:
-            text = pattern.sub("", text)
-        return text
+
+def without(patterns: Iterable[re.Pattern[str]], text: str) -> str:
+    """The text without what may differ."""
+    for pattern in patterns:
+        text = pattern.sub("", text)
+    return text
 
 
 def expert_steps(expert: Trajectory) -> list[Step]:

@@ -18,7 +18,7 @@ from ale.errors import AleError, PluginError
 from ale.messages import Message, ToolCall, ToolSpec
 from ale.specs.driver import DriverContext, PluginConfig
 from ale.specs.tool_format import ToolFormat
-from ale.validation import one_line
+from ale.validation import named
 
 Marks = tuple[str, str]
 THOUGHTS: Marks = ("<think>", "</think>")
@@ -58,7 +58,7 @@ class ReplyForm:
             raise
         except Exception as error:
             name = type(self.tool_format).__name__
-            raise PluginError(f"The tool format {name} crashed: {type(error).__name__}: {one_line(error)}.") from error
+            raise PluginError(f"The tool format {name} crashed: {named(error)}.") from error
         made = tuple(ToolCall(f"{call_prefix}_{i}", c.name, c.arguments) for i, c in enumerate(read.calls))
         return ParsedReply(Message("assistant", read.content, made, reasoning=thought))
 

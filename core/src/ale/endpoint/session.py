@@ -37,7 +37,7 @@ from ale.messages import ChatReply, ChunkErrorKind, FinishWord, Message, ToolSpe
 from ale.specs.engine import GenerateRequest, Generation, InferenceEngine, Sampling
 from ale.specs.scaffold import ModelSession, Responder
 from ale.trajectory import ChunkError, Observation
-from ale.validation import one_line
+from ale.validation import named
 
 log = logging.getLogger("ale.endpoint")
 
@@ -248,7 +248,7 @@ class EndpointSession(ModelSession):
             raise
         except Exception as error:
             log.exception("the engine crashed in session %s", self.id)
-            raise EngineError(f"The engine crashed: {type(error).__name__}: {one_line(error)}.") from error
+            raise EngineError(f"The engine crashed: {named(error)}.") from error
         finally:
             self._left = None if self._left is None else self._left + reserved - used
         return generation

@@ -14,7 +14,7 @@ EVAL_STAGE = "eval"
 
 
 async def evaluate(bench: Workbench, label: str, step: int) -> float:
-    """Success rate on the held-out tasks, one attempt each; stored as metrics of stage `eval` at `step`.
+    """Success rate on the held-out tasks, again from the first where they are fewer than the episodes; stored as metrics of stage `eval` at `step`.
 
     `label` (such as `after_sft`) is what the summary calls it. Episodes that are rejected (infrastructure
     faults, say) are made anew and, where that fails too, left out of the count.

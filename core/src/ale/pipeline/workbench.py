@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ale.capabilities import check_started
+from ale.config_base import RULES_KEY, PluginChoice, PluginRules
 from ale.endpoint.reply_form import ReplyForm
 from ale.endpoint.session import ModelEndpoint
 from ale.endpoint.tokenizer import ChatTokenizer, byte_tokenizer
@@ -25,7 +26,7 @@ from ale.rollout.pool import SandboxPool
 from ale.rollout.scheduler import Rollouts
 from ale.rollout.selection import Option, Selection
 from ale.rollout.states import StartStates
-from ale.run_config import RULES_KEY, PluginChoice, PluginRules, RunConfig
+from ale.run_config import RunConfig
 from ale.specs.algorithm import Algorithm
 from ale.specs.driver import DriverContext
 from ale.specs.engine import InferenceEngine, PolicyVersion
@@ -34,7 +35,7 @@ from ale.specs.trainer import TrainerBackend
 from ale.store import RunStore
 from ale.task import Task
 from ale.trajectory import Trajectory
-from ale.validation import one_line
+from ale.validation import named
 
 
 @dataclass
@@ -125,9 +126,7 @@ class Workbench:
         except AleError:
             raise
         except Exception as error:
-            raise PluginError(
-                f"{what} crashed in its split '{split}': {type(error).__name__}: {one_line(error)}."
-            ) from error
+            raise PluginError(f"{what} crashed in its split '{split}': {named(error)}.") from error
 
 
 @asynccontextmanager

@@ -15,6 +15,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from ale.endpoint.prefill import without
 from ale.trajectory import Trajectory
 
 MOST_CALLS = 10_000
@@ -47,7 +48,7 @@ class KnownAnswers:
         for answer in tool_answers(trajectory) if tools else ():
             if answer.tool not in tools:
                 continue
-            digest = hashlib.sha256(self._plain(answer.text).encode("utf-8", "surrogatepass")).digest()
+            digest = hashlib.sha256(without(self._ignore, answer.text).encode("utf-8", "surrogatepass")).digest()
             key = trajectory.task_id, answer.tool, answer.arguments
             before = self._known.pop(key, None)
             self._known[key] = digest, answer.text[:SHOWN_CHARS]
@@ -59,11 +60,6 @@ class KnownAnswers:
             while len(self._known) > self._most:
                 self._known.popitem(last=False)
         return found
-
-    def _plain(self, text: str) -> str:
-        for pattern in self._ignore:
-            text = pattern.sub("", text)
-        return text
 
 
 def tool_answers(trajectory: Trajectory) -> Iterator[Answer]:

@@ -37,7 +37,7 @@ from ale.specs.sandbox import Resources, Sandbox, SandboxProvider, SandboxSpec
 from ale.specs.scaffold import Responder, Scaffold
 from ale.task import Task
 from ale.trajectory import Failure, Score, Trajectory
-from ale.validation import one_line
+from ale.validation import named
 
 log = logging.getLogger("ale.rollout")
 T = TypeVar("T")
@@ -278,7 +278,7 @@ async def _kept(kind: str, call: Awaitable[T]) -> T:
         raise
     except Exception as error:
         log.exception("the %s plugin crashed", kind)
-        raise PluginError(f"The {kind} plugin crashed: {type(error).__name__}: {one_line(error)}.") from error
+        raise PluginError(f"The {kind} plugin crashed: {named(error)}.") from error
 
 
 def checked_score(score: object) -> Score:

@@ -12,7 +12,7 @@ from ale.rollout.passing import PassingSandbox
 from ale.specs.events import ExecBy
 from ale.specs.sandbox import ExecResult, Output, Sandbox, Shell
 from ale.task import Task
-from ale.validation import one_line
+from ale.validation import named
 
 REFUSED_EXIT_CODE = 126
 EXEC_HOOKS = ("ale_before_exec", "ale_exec_started", "ale_exec_finished")
@@ -55,7 +55,7 @@ class ObservedSandbox(PassingSandbox):
                     yield item
         except BaseException as fault:
             left = isinstance(fault, GeneratorExit)
-            error = None if result is not None else "its reader left" if left else _named(fault)
+            error = None if result is not None else "its reader left" if left else named(fault)
             raise
         finally:
             self._tell("ale_exec_finished", command, result=result, error=error)
@@ -81,7 +81,7 @@ class ObservedSandbox(PassingSandbox):
         try:
             result = await running
         except BaseException as fault:  # cancelled, or the sandbox died: the command is over all the same
-            self._tell("ale_exec_finished", command, result=None, error=_named(fault))
+            self._tell("ale_exec_finished", command, result=None, error=named(fault))
             raise
         self._tell("ale_exec_finished", command, result=result, error=None)
         return result
@@ -107,8 +107,3 @@ class ObservedShell(Shell):
     async def close(self) -> None:
         """Pass on."""
         await self._inner.close()
-
-
-def _named(error: BaseException) -> str:
-    """What a command's call ended with."""
-    return f"{type(error).__name__}: {one_line(error)}"

@@ -20,7 +20,7 @@ from ale.specs.sandbox import Sandbox
 from ale.specs.scaffold import Scaffold
 from ale.task import Task
 from ale.trajectory import Trajectory
-from ale.validation import one_line
+from ale.validation import named
 
 
 class Walk:
@@ -49,7 +49,7 @@ class Walk:
         except TimeoutError:
             error = AgentError(f"the replay took more than rollout.timeout_s={timeout_s:g}")
         except Exception as crash:
-            error = AgentError(f"the scaffold crashed: {type(crash).__name__}: {one_line(crash)}")
+            error = AgentError(f"the scaffold crashed: {named(crash)}")
         ended_by = self._fault if self._over else self._sandbox.fault or error or session.fault
         if ended_by is not None:
             raise ended_by

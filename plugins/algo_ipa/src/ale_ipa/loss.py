@@ -13,9 +13,6 @@ from torch import Tensor
 
 from ale_policy_loss.likelihood import weighted_likelihood
 from ale_policy_loss.ratios import log_ratio, mismatch_mask, ratio_of, truncated
-from ale_policy_loss.units import segments_of
-
-__all__ = ["LossTerms", "importance_weight", "log_ratio", "mismatch_mask", "policy_loss", "segments_of"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,11 +30,20 @@ class Decoder(Protocol):
     prefix_reuse: bool
     """Whether a slot's first positions may be kept while what follows them is replaced."""
 
-    def load(self, weights: dict[str, Tensor]) -> None: ...
-    def swap(self, a: int, b: int, length: int) -> None: ...
-    def copy_prefix(self, source: int, target: int, length: int) -> None: ...
-    def decode(self, tokens: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]) -> Tensor: ...
-    def prefill(self, slots: Sequence[int], tokens: Sequence[Sequence[int]], starts: Sequence[int]) -> Tensor: ...
+    def load(self, weights: dict[str, Tensor]) -> None:
+        """Take over weights by their Hugging Face names. Raises `EngineError`, with nothing changed."""
+
+    def swap(self, a: int, b: int, length: int) -> None:
+        """Exchange at least the first `length` positions of two slots."""
+
+    def copy_prefix(self, source: int, target: int, length: int) -> None:
+        """Give `target` the first `length` positions of `source`."""
+
+    def decode(self, tokens: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]) -> Tensor:
+        """One token [n] at its position [n] for each of the slots `0..n`; logits [n, vocab] float32."""
+
+    def prefill(self, slots: Sequence[int], tokens: Sequence[Sequence[int]], starts: Sequence[int]) -> Tensor:
+        """Write `tokens[i]` into slot `slots[i]` from position `starts[i]` on; logits [B, vocab] float32 of each last token."""
 
 
 def load_decoder(folder: Path, slots: int, max_context: int, device: torch.device, dtype_name: DtypeName) -> Decoder:
