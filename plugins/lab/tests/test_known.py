@@ -136,8 +136,11 @@ def test_costs_that_were_not_kept_are_left_open(tmp_path: Path) -> None:
     write(results, tmp_path)
     data = json.loads((tmp_path / "data.json").read_text())
     assert data["arms"]["naive"]["costs"] == {"1": [61.0, 500.0], "2": [62.0, 500.0]}
-    costs = {arm.name: {} for arm in FIG12.arms} | {"rollback": {2: (70.0, 500.0)}}
+    costs = {arm.name: {} for arm in FIG12.arms} | {
+        "naive": {2: (70.0, 500.0)},
+        "rollback": {1: (60.0, 500.0), 2: (70.0, 500.0)},
+    }
     lines = table(replace(results, costs=costs)).splitlines()
     rows = [line for line in lines if line.startswith(("| naive |", "| rollback |"))]
     assert rows[0].endswith(" | – | – |")
-    assert rows[1].endswith(" | 500 | 70 |")
+    assert rows[1].endswith(" | 500 | 65 |")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -41,9 +42,19 @@ def test_the_table_has_a_row_an_arm_with_intervals() -> None:
 
 
 def test_differences_are_taken_seed_by_seed() -> None:
-    text = table(results())
-    assert "Difference from `a 0`, paired by seed:" in text
-    assert "| a 4 | 0.1 [0.1, 0.1] | 0.05 [0.05, 0.05] |" in text, "what the seeds share is no doubt about the arms"
+    apart = replace(results(), experiment=replace(LAGS, setting=""))
+    _, differences = table(apart).split("Difference from `a 0`, paired by seed:")
+    assert "| a 4 | 0.1 [0.1, 0.1] | 0.05 [0.05, 0.05] |" in differences, (
+        "what the seeds share is no doubt about the arms"
+    )
+    assert "| b 0 | 0.2 [0.2, 0.2] | 0.1 [0.1, 0.1] |" in differences
+
+
+def test_over_a_setting_each_line_is_compared_with_its_own_first() -> None:
+    _, differences = table(results()).split("Difference from the first of its line, paired by seed:")
+    assert "| a 4 | 0.1 [0.1, 0.1] | 0.05 [0.05, 0.05] |" in differences
+    assert "| a 0 |" not in differences
+    assert "| b 0 |" not in differences
 
 
 def test_one_seed_has_no_interval() -> None:

@@ -53,26 +53,31 @@ def shown(interval: Interval) -> str:
 
 
 def table(results: Results) -> str:
-    """The numbers of each arm, and where there are several arms how they differ from the first, seed by seed."""
+    """The numbers of each arm, and where there are several how they differ, seed by seed: from the first, or, over a setting,
+    from the first of their line."""
     columns = results.experiment.columns
     titles = [column.title for column in columns]
-    first, *others = (arm.name for arm in results.experiment.arms)
+    arms = results.experiment.arms
+    lines = {arm.line: arm.name for arm in reversed(arms)} if results.experiment.setting else {}
+    against = {arm.name: lines.get(arm.line, arms[0].name) for arm in arms}
+    compared = [arm.name for arm in arms if against[arm.name] != arm.name]
     seeds = ", ".join(map(str, results.seeds))
     out = [f"# {results.experiment.title}", "", f"Seeds: {seeds}. Mean over seeds [95 % bootstrap interval].", ""]
     rows = []
-    for arm in (first, *others):
+    for arm in against:
         costs = results.costs[arm]
         cells = [shown(over_seeds(results.numbers(arm, column))) for column in columns]
         whole = all(seed in costs for seed in results.seeds)  # of runs that are only known from data there may be none
         seconds, rollouts = (f"{fmean(costs[s][i] for s in results.seeds):.0f}" if whole else "–" for i in (0, 1))
         rows.append([arm, *cells, rollouts, seconds])
     out += _markdown(["arm", *titles, "rollouts", "seconds"], rows)
-    if others:
+    if compared:
         pairs = [
-            [arm, *(shown(over_seeds(_differences(results, arm, first, column))) for column in columns)]
-            for arm in others
+            [arm, *(shown(over_seeds(_differences(results, arm, against[arm], column))) for column in columns)]
+            for arm in compared
         ]
-        out += ["", f"Difference from `{first}`, paired by seed:", "", *_markdown(["arm", *titles], pairs)]
+        whom = "the first of its line" if lines else f"`{arms[0].name}`"
+        out += ["", f"Difference from {whom}, paired by seed:", "", *_markdown(["arm", *titles], pairs)]
     return "\n".join([*out, *(line for note in results.notes for line in ("", note)), ""])
 
 
