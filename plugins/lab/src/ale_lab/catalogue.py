@@ -26,7 +26,7 @@ BASELINE = ("algorithm.return_level=trajectory", "algorithm.ratio_level=trajecto
 
 FIG10 = Experiment(
     "fig10",
-    "Chunk level against the trajectory-level baseline of Eq. 6",
+    "Chunk level against the trajectory-level baseline",
     "long_mix",
     (
         Arm("baseline", BASELINE),
@@ -152,7 +152,7 @@ def _lagged(arm: Arm, lag: int) -> Arm:
 
 STALENESS = Experiment(
     "staleness",
-    "The same, training on rollouts of some steps before",
+    "Five methods, training on rollouts of some steps before",
     "mix",
     tuple(_lagged(arm, lag) for arm in COMPARE.arms for lag in LAGS),
     (

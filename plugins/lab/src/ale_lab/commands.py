@@ -31,52 +31,24 @@ KnownIn = Annotated[
 DEFAULT_OUT = Path("runs/lab")
 
 
-@lab_app.command("fig10", help=f"{FIG10.title}, each tuned by the same search.")
-def fig10(
-    seeds: Seeds = "1-5", jobs: Jobs = 1, out: Out = DEFAULT_OUT, quick: Quick = False, draw_only: DrawOnly = False,
-    search_seeds: SearchSeeds = "101", known: KnownIn = None,
-) -> None:  # fmt: skip
-    _experiment(FIG10, seeds, jobs, out, quick, draw_only, known, search_seeds)
+def _add(experiment: Experiment, how: str = "") -> None:
+    about = f"{experiment.title}{how}."
+    if (experiment.tuned_as or experiment).searches:
 
+        @lab_app.command(experiment.name, help=about)
+        def searched(
+            seeds: Seeds = "1-5", jobs: Jobs = 1, out: Out = DEFAULT_OUT, quick: Quick = False, draw_only: DrawOnly = False,
+            search_seeds: SearchSeeds = "101", known: KnownIn = None,
+        ) -> None:  # fmt: skip
+            _experiment(experiment, seeds, jobs, out, quick, draw_only, known, search_seeds)
+    else:
 
-@lab_app.command("fig12", help=f"{FIG12.title}.")
-def fig12(
-    seeds: Seeds = "1-5", jobs: Jobs = 1, out: Out = DEFAULT_OUT, quick: Quick = False, draw_only: DrawOnly = False,
-    known: KnownIn = None,
-) -> None:  # fmt: skip
-    _experiment(FIG12, seeds, jobs, out, quick, draw_only, known)
-
-
-@lab_app.command("fig13", help=f"{FIG13.title}.")
-def fig13(
-    seeds: Seeds = "1-5", jobs: Jobs = 1, out: Out = DEFAULT_OUT, quick: Quick = False, draw_only: DrawOnly = False,
-    known: KnownIn = None,
-) -> None:  # fmt: skip
-    _experiment(FIG13, seeds, jobs, out, quick, draw_only, known)
-
-
-@lab_app.command("compare", help=f"{COMPARE.title}, each tuned by the same search.")
-def compare(
-    seeds: Seeds = "1-5", jobs: Jobs = 1, out: Out = DEFAULT_OUT, quick: Quick = False, draw_only: DrawOnly = False,
-    search_seeds: SearchSeeds = "101", known: KnownIn = None,
-) -> None:  # fmt: skip
-    _experiment(COMPARE, seeds, jobs, out, quick, draw_only, known, search_seeds)
-
-
-@lab_app.command("parts", help=f"{PARTS.title}, on the tasks of `compare` and tuned as there.")
-def parts(
-    seeds: Seeds = "1-5", jobs: Jobs = 1, out: Out = DEFAULT_OUT, quick: Quick = False, draw_only: DrawOnly = False,
-    search_seeds: SearchSeeds = "101", known: KnownIn = None,
-) -> None:  # fmt: skip
-    _experiment(PARTS, seeds, jobs, out, quick, draw_only, known, search_seeds)
-
-
-@lab_app.command("staleness", help=f"{STALENESS.title}; tuned as in `compare`.")
-def staleness(
-    seeds: Seeds = "1-5", jobs: Jobs = 1, out: Out = DEFAULT_OUT, quick: Quick = False, draw_only: DrawOnly = False,
-    search_seeds: SearchSeeds = "101", known: KnownIn = None,
-) -> None:  # fmt: skip
-    _experiment(STALENESS, seeds, jobs, out, quick, draw_only, known, search_seeds)
+        @lab_app.command(experiment.name, help=about)
+        def plain(
+            seeds: Seeds = "1-5", jobs: Jobs = 1, out: Out = DEFAULT_OUT, quick: Quick = False, draw_only: DrawOnly = False,
+            known: KnownIn = None,
+        ) -> None:  # fmt: skip
+            _experiment(experiment, seeds, jobs, out, quick, draw_only, known)
 
 
 def _experiment(
@@ -111,3 +83,11 @@ def read_seeds(text: str, option: str) -> tuple[int, ...]:
             raise ConfigError(f"{option} takes numbers and ranges, such as 1,2,5 or 1-5, not '{text}'.")
         found |= dict.fromkeys(range(int(low), int(high) + 1))
     return tuple(found)
+
+
+_add(FIG10, ", each tuned by the same search")
+_add(FIG12)
+_add(FIG13)
+_add(COMPARE, ", each tuned by the same search")
+_add(PARTS, ", on the tasks of `compare` and tuned as there")
+_add(STALENESS, "; tuned as in `compare`")
