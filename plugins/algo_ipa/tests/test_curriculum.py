@@ -263,6 +263,28 @@ def test_the_last_expert_of_a_task_is_cut_to_what_can_be_replayed(course: Callab
     assert run.plan()[0].start_chunk == 0, "from there it rolls back as ever"
 
 
+def test_a_task_that_has_come_to_the_beginning_stays_there_when_its_cut_expert_is_renewed(
+    course: Callable[..., Course],
+) -> None:
+    run = course(chunks=12, start="rollback", group_size=8, window=8, refresh_every=10)
+    for _ in range(7):
+        run.go(lambda r: None if r.start_chunk > 4 else True, chunks=5)
+    assert run.plan()[0].start_chunk == 0
+    for _ in range(12):
+        run.go(lambda r: True, chunks=5)
+    assert [e["chunks"] for e in run.of("expert_refreshed")] == [5], "longer than what was left of the one before"
+    assert [r.start_chunk for r in run.plan()] == [0] * 8
+
+
+def test_lost_replays_are_counted_once_however_often_a_step_is_planned(course: Callable[..., Course]) -> None:
+    run = course(chunks=12, start="rollback", group_size=4, window=8)
+    run.go(lambda r: None)
+    for _ in range(3):
+        assert run.plan()[0].start_chunk == 11
+    run.go(lambda r: None)
+    assert run.plan()[0].start_chunk == 5
+
+
 def test_what_came_through_once_is_not_cut_off(course: Callable[..., Course]) -> None:
     run = course(chunks=10, start="parallel", anchors=8, group_size=8, window=4, refresh_every=0)
     arrives = lambda r: None if r.start_chunk > 5 else False  # noqa: E731

@@ -7,8 +7,8 @@
 3. What a failing group imitates reaches up to the next start from which the policy has succeeded: the crucial chunk lies
    before that. For rollback this is the chunk at which the group starts; anchors may have several chunks between them.
 4. A rollout whose replay did not reach its start never comes back. After a window of such (`RolloutHistory.lost_replays`),
-   without one that got as far, the expert gives way to the task's next one; the last one is cut short, to half of what was
-   lost beyond what is known to come through, and dropped when nothing is left of it. What is lost for another reason says
+   without one that got as far, the expert gives way to the task's next one; the last one is cut short, halfway between what
+   came through and what was lost, and dropped when nothing is left of it. What is lost for another reason says
    nothing about the expert.
 """
 
@@ -54,6 +54,8 @@ class Curriculum:
         self._pointers: dict[str, Pointer] = {}
         self._lost: dict[str, Counter[int]] = defaultdict(Counter)
         """By expert: lost replays by the start that they did not reach."""
+        self._counted = -1
+        """The step whose lost replays were counted last."""
         self._reached: dict[str, int] = {}
         """By expert: the farthest start that a replay reached."""
         self._farthest: dict[str, int] = {}
@@ -115,11 +117,13 @@ class Curriculum:
         return min(chunk_count(expert), self._farthest.get(expert.id, chunk_count(expert)) + 1)
 
     def _pointer(self, task_id: str, expert: Trajectory) -> Pointer:
-        pointer, chunks = self._pointers.get(task_id), self._chunks(expert)
+        pointer, chunks = self._pointers.get(task_id), chunk_count(expert)
         if pointer is None or (pointer.expert != expert.id and chunks > pointer.chunks):
             pointer = Pointer.at_last(expert.id, chunks)
         elif pointer.expert != expert.id:
             pointer = pointer.onto(expert.id, chunks)
+        if pointer.start >= (usable := self._chunks(expert)) > 0:
+            pointer = Pointer(expert.id, chunks, usable - 1)
         self._pointers[task_id] = pointer
         return pointer
 
@@ -147,7 +151,9 @@ class Curriculum:
 
     def _count_lost(self, fresh: Sequence[Trajectory], history: RolloutHistory) -> None:
         came = {t.group for t in fresh}
-        for name in self.placed.keys() & (history.lost_replays.keys() - came):
+        news = {} if history.step == self._counted else history.lost_replays
+        self._counted = history.step
+        for name in self.placed.keys() & (news.keys() - came):
             asked = self.placed[name]
             if asked.expert.id not in self._store.dropped:
                 self._lost[asked.expert.id][asked.start] += history.lost_replays[name]
@@ -168,10 +174,7 @@ class Curriculum:
         del self._lost[expert_id]
         task_id = next(p.task_id for p in self.placed.values() if p.expert.id == expert_id)
         first, reached = min(lost), self._reached.get(expert_id, 0)
-        farthest = (first + reached) // 2 if reached < first else first // 2
-        pointer = self._pointers.get(task_id)
-        if pointer is not None and pointer.expert == expert_id:
-            del self._pointers[task_id]
+        farthest = (first + reached) // 2 if reached < first else first - 1
         where = {"step": step, "task": task_id, "expert": expert_id, "lost": lost.total()}
         if farthest and len(self._store.usable(task_id)) == 1:
             self._farthest[expert_id] = farthest
@@ -179,6 +182,9 @@ class Curriculum:
         else:
             self._store.drop(expert_id)
             self._mastered.pop(expert_id, None)
+            pointer = self._pointers.get(task_id)
+            if pointer is not None and pointer.expert == expert_id:
+                del self._pointers[task_id]
             self._event("expert_dropped", **where)
 
     def _move_pointers(self, fresh: Sequence[Trajectory], step: int) -> None:

@@ -39,7 +39,7 @@ class StartSettings(PluginConfig):
         8,
         gt=0,
         description="Rollouts over which the success from a start is measured (rollback), and after how many that were "
-        "all lost on the way to their start an expert is dropped.",
+        "all lost on the way to their start an expert gives way to another, or is cut short.",
     )
     advance_at: float = Field(
         0.5, gt=0, le=1, description="rollback: success rate at which the start moves to the chunk before."
