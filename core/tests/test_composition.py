@@ -80,8 +80,8 @@ def test_an_expert_is_replayed_under_the_plugin_that_made_it_whatever_else_would
         expert = replace(trajectory(0, reward=1.0), made_with=(("scaffold", "x"), ("sandbox", made)))
         drawn = {selection.of(asked(f"group-{i}", expert=expert)).use for i in range(100)}
         assert drawn == expected, f"made with {made}"
-    free = replace(selection, replays=False)
-    expert = replace(trajectory(0, reward=1.0), made_with=(("sandbox", "b"),))
+    free = replace(selection, path="reward")
+    expert = replace(trajectory(0, reward=1.0), made_with=(("reward", "b"),))
     assert {free.of(asked(f"group-{i}", expert=expert)).use for i in range(100)} == {"a", "b"}
 
 

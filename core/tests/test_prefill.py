@@ -178,6 +178,28 @@ async def test_an_agent_that_begins_a_new_context_is_replayed_past_it(chunks: in
         await forgetful(other, "another")
 
 
+async def test_all_of_a_new_context_has_to_be_the_experts_also_where_its_last_reply_is_kept() -> None:
+    async def condense(session: EndpointSession, kept: list[Message]) -> str:
+        first = list(START)
+        for answer in ("out 0", "out 1"):
+            reply = (await session.chat(first, TOOLS)).message
+            first += [reply, Message("tool", answer, tool_call_id=reply.tool_calls[0].id)]
+        return (await session.chat([START[0], *kept, *first[-2:]], TOOLS)).message.content
+
+    session, _ = opened(None, [*SAYS[:2], "done"])
+    await condense(session, [Message("user", "so far")])
+    made = replace(EXPERT, sequences=session.recorder.sequences, chunks=session.recorder.chunks)
+    assert len(made.sequences) == 2
+    for chunks in (2, 3):
+        again, _ = opened(Prefill(made, chunks), ["done"])
+        assert await condense(again, [Message("user", "so far")]) == "done"
+        again.check_replayed()
+        for other in ([Message("user", "another")], [], [Message("user", "so far"), Message("user", "more")]):
+            again, _ = opened(Prefill(made, chunks), ["done"])
+            with pytest.raises(DivergedReplay, match="After chunk 2 of the expert"):
+                await condense(again, other)
+
+
 async def test_side_calls_are_the_policys() -> None:
     session, _ = opened(Prefill(EXPERT, 4), ["A title"])
     assert (await session.chat((Message("user", "Make a title."),))).message.content == "A title"

@@ -81,7 +81,22 @@ def test_success_that_falls_because_rollouts_start_earlier_is_no_collapse() -> N
 
 def test_a_guard_that_is_told_no_entropy_says_so_once() -> None:
     guard = CollapseGuard(0.02, "rl.lr")
-    steps: list[dict[str, float]] = [{"updates": 0.0}, {"updates": 1.0}, {"updates": 1.0}]
-    assert [guard.blind(metrics) for metrics in steps] == [False, True, False]
-    assert not CollapseGuard(0.02, "rl.lr").blind({"updates": 1.0, "entropy": 0.3})
-    assert not CollapseGuard(0.0, "rl.lr").blind({"updates": 1.0})
+    assert not any(guard.blind({"updates": 0.0}) for _ in range(9))
+    assert [guard.blind({"updates": 1.0}) for _ in range(7)] == [False] * 4 + [True] + [False] * 2
+    off = CollapseGuard(0.0, "rl.lr")
+    assert not any(off.blind({"updates": 1.0}) for _ in range(9))
+
+
+def test_one_update_without_entropy_does_not_make_a_guard_blind() -> None:
+    """Of an expert alone, say."""
+    guard = CollapseGuard(0.02, "rl.lr")
+    assert not any(guard.blind({"updates": 1.0} | more) for more in ({}, {}, {"entropy": 0.3}, *[{}] * 9))
+
+
+def test_healthy_entropy_ends_a_row_of_bad_steps_also_where_no_rollout_starts_at_the_beginning() -> None:
+    guard = CollapseGuard(0.02, "rl.lr")
+    guard.check({"success": 1.0, "entropy": 0.01})
+    for _ in range(3):
+        for _ in range(4):
+            guard.check({"success": 0.1, "entropy": 0.01})
+        guard.check({"success": 0.9, "entropy": 0.5, "start_chunk": 3.0})

@@ -18,7 +18,7 @@ from ale.installed import list_plugins
 from ale.plugins import FoundObserver, build_driver, load_driver_class, open_driver
 from ale.specs.driver import Driver, DriverContext
 from ale.specs.kinds import HOOKS
-from ale.validation import one_line
+from ale.validation import named, one_line
 
 log = logging.getLogger("ale.hooks")
 
@@ -42,7 +42,7 @@ async def _closed(name: str, inner: AsyncExitStack) -> None:
     try:
         await inner.aclose()
     except Exception as error:
-        log.warning("the observer '%s' failed in close: %s: %s", name, type(error).__name__, one_line(error))
+        log.warning("the observer '%s' failed in close: %s", name, named(error))
 
 
 def command_hooks() -> Hooks:

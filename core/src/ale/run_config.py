@@ -233,7 +233,8 @@ class RLConfig(Section):
     min_entropy: float = Field(
         0.02,
         ge=0,
-        description="Stop the run when the policy's mean entropy (nats) stays below this for 5 steps while success falls.",
+        description="Stop the run when the policy's mean entropy (nats) stays below this for 5 steps while success from the "
+        "beginning falls below half of its best; 0: never.",
     )
     checkpoint_every: int = Field(
         0, ge=0, description="Save the trainer's state every so many steps; 0: only at the end."

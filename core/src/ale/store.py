@@ -197,16 +197,18 @@ class RunStore:
             for group, passed, rejected, because in self._db.execute(sql, (stage,))
         }
 
-    def rejections(self, most: int) -> dict[str, int]:
-        """Why rollouts were rejected, and how many: the most frequent reasons first."""
+    def rejections(self, most: int, sql_condition: str = "1", parameters: Iterable[Any] = ()) -> dict[str, int]:
+        """Why rollouts that meet the condition were rejected, and how many: the most frequent reasons first."""
         sql = (
-            "SELECT rejected, COUNT(*) FROM trajectories WHERE rejected IS NOT NULL GROUP BY 1 ORDER BY 2 DESC LIMIT ?"
+            f"SELECT rejected, COUNT(*) FROM trajectories WHERE rejected IS NOT NULL AND ({sql_condition}) "
+            "GROUP BY 1 ORDER BY 2 DESC LIMIT ?"
         )
-        return {str(reason): int(count) for reason, count in self._db.execute(sql, (most,))}
+        return {str(reason): int(count) for reason, count in self._db.execute(sql, (*parameters, most))}
 
-    def reasons(self, most: int = 3) -> str:
-        """The same for a sentence: `12 x no model call, 3 x ...`."""
-        return ", ".join(f"{count} x {reason}" for reason, count in self.rejections(most).items())
+    def reasons(self, stage: str, step: int) -> str:
+        """The three most frequent of a step for a sentence: `12 x no model call, 3 x ...`."""
+        found = self.rejections(3, "stage = ? AND step = ?", (stage, step))
+        return ", ".join(f"{count} x {reason}" for reason, count in found.items())
 
     def failures(self) -> dict[str, int]:
         """Rollouts by class of failure or reason of rejection."""

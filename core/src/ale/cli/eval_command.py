@@ -28,8 +28,8 @@ def evaluate(target: Path, model: Path | None, episodes: int | None, overrides: 
     loaded = load_run_config(target, [*settings, *overrides])
     with display() as progress:
         configure_messages(progress.note, loaded.values.redact)
-        if model is not None:
-            progress.note(f"The policy is {model}.")
+        if loaded.run.model.path is not None:
+            progress.note(f"The policy is {loaded.run.model.path}.")
         result = run_until_signal(lambda: run_pipeline(loaded, progress))
     print_result(result)
     return 0

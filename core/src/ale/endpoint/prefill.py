@@ -5,7 +5,8 @@
 2. What stands between two replies is what the environment answered. Where that is not what the expert saw, the replay has
    *diverged*: the policy would go on from a state that was never the expert's. The episode ends and is not trained on.
    What the environment answered to the last replayed chunk is looked at too, when the policy is asked for the first time.
-   An agent that rewrites its context, or asks on behalf of another one, has to do so where it did for the expert.
+   An agent that begins another context (a summary, a sub-agent) has to do so where it did for the expert, and all of that context
+   has to say the same.
 3. A call with other tools than the expert's is a side call (a title, a summary): the policy answers it.
 """
 
@@ -23,8 +24,8 @@ from ale.trajectory import Trajectory
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One chunk of an expert: the reply before it in its context (None where the context begins with it), what was said since, and
-    the reply."""
+    """One chunk of an expert: the reply before it in its context, what was said since, and the reply. For the first chunk of a
+    context there is none before it, and what was said is all of the context."""
 
     before: Message | None
     observed: tuple[Message, ...]
@@ -76,16 +77,16 @@ class Prefill:
             )
 
     def _check(self, messages: Sequence[Message], step: Step) -> None:
-        last = max((i for i, message in enumerate(messages) if message.role == "assistant"), default=-1)
-        before = step.before
-        goes_on = last < 0 if before is None else last >= 0 and gist(messages[last]) == gist(before)
-        if not goes_on:
-            raise DivergedReplay(
-                f"The agent's context does not go on from chunk {self.done} of the expert {self._expert}."
-            )
+        last = -1
+        if step.before is not None:
+            last = max((i for i, message in enumerate(messages) if message.role == "assistant"), default=-1)
+            if last < 0 or gist(messages[last]) != gist(step.before):
+                raise DivergedReplay(
+                    f"The agent's context does not go on from chunk {self.done} of the expert {self._expert}."
+                )
         now, then = messages[last + 1 :], step.observed
         for seen, wanted in zip(now, then, strict=False):
-            if (seen.role, without(self._ignore, seen.content)) != (wanted.role, without(self._ignore, wanted.content)):
+            if not self._alike(seen, wanted):
                 raise DivergedReplay(
                     f"After chunk {self.done} of the expert {self._expert} the environment answered {seen.content!r:.200}, "
                     f"where it had answered {wanted.content!r:.200}. What may differ goes into rollout.replay_ignore."
@@ -94,6 +95,11 @@ class Prefill:
             raise DivergedReplay(
                 f"After chunk {self.done} of the expert {self._expert} came {len(now)} messages, where {len(then)} had come."
             )
+
+    def _alike(self, seen: Message, wanted: Message) -> bool:
+        if wanted.role == "assistant":
+            return seen.role == wanted.role and gist(seen) == gist(wanted)
+        return (seen.role, without(self._ignore, seen.content)) == (wanted.role, without(self._ignore, wanted.content))
 
 
 def without(patterns: Iterable[re.Pattern[str]], text: str) -> str:
@@ -106,9 +112,12 @@ def without(patterns: Iterable[re.Pattern[str]], text: str) -> str:
 def expert_steps(expert: Trajectory) -> list[Step]:
     """The chunks of a trajectory in the order in which they were made, but for side calls."""
     steps = []
+    begun: set[int] = set()
     for chunk in expert.turns:
         sequence, turn = expert.sequences[chunk.sequence], chunk.turn
-        last = max((i for i in range(turn) if sequence.messages[i].role == "assistant"), default=-1)
+        said = range(turn) if chunk.sequence in begun else ()
+        last = max((i for i in said if sequence.messages[i].role == "assistant"), default=-1)
+        begun.add(chunk.sequence)
         steps.append(
             Step(
                 None if last < 0 else sequence.messages[last], sequence.messages[last + 1 : turn], sequence.messages[turn],

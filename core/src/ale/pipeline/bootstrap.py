@@ -41,7 +41,9 @@ async def demonstrate(bench: Workbench, count: int) -> list[Trajectory]:
     with bench.timed("demonstrations"):
         done = await bench.rollouts.run(requests, Stage(DEMONSTRATIONS_STAGE, 0, TRAIN, 1.0), responders)
     if not done:
-        raise AleError(f"No demonstration could be run: {bench.store.reasons()}. The trajectories of the run say more.")
+        raise AleError(
+            f"No demonstration could be run: {bench.store.reasons(DEMONSTRATIONS_STAGE, 0)}. The trajectories of the run say more."
+        )
     return done
 
 

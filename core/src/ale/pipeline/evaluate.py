@@ -29,7 +29,7 @@ async def evaluate(bench: Workbench, label: str, step: int) -> float:
         done = await bench.rollouts.run(requests, Stage(EVAL_STAGE, step, config.split, config.temperature))
     if not done:
         raise AleError(
-            f"No held-out episode could be run: {bench.store.reasons()}. The trajectories of the run say more."
+            f"No held-out episode could be run: {bench.store.reasons(EVAL_STAGE, step)}. The trajectories of the run say more."
         )
     success = sum(t.passed for t in done) / len(done)
     by_tag: dict[str, list[bool]] = defaultdict(list)

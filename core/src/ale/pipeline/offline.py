@@ -46,7 +46,10 @@ def _first(run: Path, places: Sequence[str]) -> Path:
     for place in places:
         if (run / place / "config.json").is_file():
             return run / place
-    raise ConfigError(f"{run} holds no policy (looked for {', '.join(places)}); name one with model.path=FOLDER.")
+    raise ConfigError(
+        f"{run} holds no policy (looked for {', '.join(places)}); name one: `ale eval {run} --model FOLDER`, or "
+        "model.path=FOLDER in place of --from."
+    )
 
 
 def _checkpoints(run: Path) -> list[str]:
@@ -59,11 +62,9 @@ def _checkpoints(run: Path) -> list[str]:
 async def roll_out_only(bench: Workbench, source: Path | None) -> None:
     """Make the rollouts of `rl.steps` steps with one policy and keep them."""
     config = bench.config.rl or RLConfig(steps=1)
-    folder = bench.config.model.path
-    if source is not None:
-        folder = most_trained(source)
-        bench.progress.note(f"The policy is {folder}.")
+    folder = bench.config.model.path if source is None else most_trained(source)
     if folder is not None and bench.endpoint.upstream is None:
+        bench.progress.note(f"The policy is {folder}.")
         await load_model(bench, folder, train=False)
         shutil.copytree(folder, bench.folder / "model" / "initial", dirs_exist_ok=True)
     else:

@@ -67,7 +67,7 @@ async def reinforce(bench: Workbench, config: RLConfig, tasks: Iterator[Task], e
                 metrics |= await train_oldest(bench, config, waiting, step)
         metrics |= {"rollout_s": rolled - began, "train_s": time.monotonic() - rolled}
         metrics["tokens_per_s"] = metrics["sampled_tokens"] / max(1e-9, rolled - began)
-        if experts is not None:
+        if experts is not None and metrics.get("updates"):
             metrics.setdefault("experts", 0.0)  # an algorithm that has heard of none tells nothing of them
         metrics |= groups | bench.rollouts.metrics(RL_STAGE, step) | bench.pool_metrics()
         bench.finish_step(RL_STAGE, step, metrics)
@@ -118,7 +118,8 @@ def some(bench: Workbench, rollouts: list[Trajectory], step: int) -> list[Trajec
     step. Raises `AleError` where there are none for any other reason."""
     if not rollouts and not bench.rollouts.lost_replays.total():
         raise AleError(
-            f"No rollout of step {step} can be trusted: {bench.store.reasons()}. The trajectories of the run say more."
+            f"No rollout of step {step} can be trusted: {bench.store.reasons(RL_STAGE, step) or 'none was made'}. The "
+            "trajectories of the run say more."
         )
     return rollouts
 
@@ -226,23 +227,27 @@ class CollapseGuard:
         self._lr = lr
         self._best = 0.0
         self._low = 0
-        self._told = not min_entropy
+        self._untold = 0
 
     def blind(self, metrics: Mapping[str, float]) -> bool:
-        """Whether there was an update that told no entropy; true once."""
-        blind = not self._told and bool(metrics.get("updates")) and "entropy" not in metrics
-        self._told |= blind
-        return blind
+        """Whether the first `COLLAPSE_PATIENCE` steps with updates told no entropy; true once."""
+        if "entropy" in metrics:
+            self._untold = COLLAPSE_PATIENCE
+        elif metrics.get("updates") and self._min_entropy and self._untold < COLLAPSE_PATIENCE:
+            self._untold += 1
+            return self._untold == COLLAPSE_PATIENCE
+        return False
 
     def check(self, metrics: Mapping[str, float]) -> None:
         """Look at one step's metrics. Raises `TrainerError` after `COLLAPSE_PATIENCE` bad steps in a row."""
         entropy = metrics.get("entropy")
         success = metrics.get("success_from_beginning", None if metrics.get("start_chunk") else metrics["success"])
-        if success is None:
+        low = entropy is not None and entropy < self._min_entropy
+        if success is None:  # nothing to compare; healthy entropy ends a row of bad steps all the same
+            self._low = self._low if low else 0
             return
         self._best = max(self._best, success)
-        collapsing = entropy is not None and entropy < self._min_entropy and success < 0.5 * self._best
-        self._low = self._low + 1 if collapsing else 0
+        self._low = self._low + 1 if low and success < 0.5 * self._best else 0
         if self._low >= COLLAPSE_PATIENCE:
             raise TrainerError(
                 f"The policy is collapsing: for {COLLAPSE_PATIENCE} steps its entropy stayed below "

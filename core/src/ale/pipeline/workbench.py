@@ -162,7 +162,7 @@ async def open_workbench(
                 names = [other.use for other in section.rules]
                 name = rule.use if names.count(rule.use) == 1 else f"{rule.use}.{i}"
                 options.append(Option(name, driver, rule.when, rule.weight))
-            return Selection(kind, options, config.seed, replays=kind != "reward")
+            return Selection(kind, options, config.seed)
 
         async def task_source(section: PluginChoice | PluginRules) -> TaskSource:
             if isinstance(section, PluginChoice):

@@ -239,7 +239,7 @@ class Episodes:
             raise
         except Exception as error:
             log.exception("the scaffold crashed in episode %s", session.id)
-            raise AgentError(f"The scaffold crashed: {type(error).__name__}: {error}") from error
+            raise AgentError(f"The scaffold crashed: {named(error)}") from error
         if not (isinstance(ended_by, str) and ended_by):
             raise AgentError(
                 f"The scaffold's run() must return why the agent ended, in a word; it returned {ended_by!r}."

@@ -2,7 +2,8 @@
 
 The choice falls once for each group of rollouts, so that those which are compared with each other share it, and it is
 the same when the run is repeated: it is drawn from the run's seed, the section and the group. Rollouts that replay an expert
-get the plugin that made it: under another one its commands would not come, or mean something else.
+get the sandbox and the scaffold that made it, where that is known: under another one its commands would not come, or mean
+something else.
 """
 
 from __future__ import annotations
@@ -41,8 +42,6 @@ class Selection(Generic[D]):
     path: str
     options: Sequence[Option[D]]
     seed: int = 0
-    replays: bool = True
-    """Whether an expert has to be replayed under the plugin that made it."""
 
     def of(self, request: RolloutRequest) -> Option[D]:
         """The plugin for the group of this request. Raises `ConfigError` where no rule fits."""
@@ -60,10 +59,11 @@ class Selection(Generic[D]):
             if set(option.when) != set(sharing[0].when):
                 break
             sharing.append(option)
-        made_with = dict(request.expert.made_with).get(self.path) if request.expert and self.replays else None
-        for option in sharing:
-            if option.use == made_with:
-                return option
+        if request.expert is not None and self.path != "reward":
+            made_with = dict(request.expert.made_with).get(self.path)
+            for option in sharing:
+                if option.use == made_with:
+                    return option
         at = _draw(f"{self.seed}/{self.path}/{request.group}") * sum(option.weight for option in sharing)
         for option in sharing:
             at -= option.weight

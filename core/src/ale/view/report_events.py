@@ -47,8 +47,9 @@ def _table(kind: str, count: int, events: list[tuple[float, dict[str, Any]]]) ->
 
 
 def _cell(value: Any) -> Cell:
-    if value is None or (isinstance(value, (int, float)) and not isinstance(value, bool)):
+    if value is None or isinstance(value, float):
         return value
+    # A whole number is as it stands: a seed or a process id is not to be rounded.
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return visible(text if len(text) <= MOST_CHARS else f"{text[:MOST_CHARS]} …")
 

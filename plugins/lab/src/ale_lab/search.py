@@ -74,7 +74,7 @@ def note(experiment: Experiment, chosen: Mapping[str, Choice], seeds: Sequence[i
     ]
     tried = len(experiment.searches[0].rates) + len(experiment.searches[0].values) - 1
     return (
-        f"Each arm was tuned by {tried} runs (three learning rates, then two more values of its own setting) on the "
+        f"Tuned by {tried} runs each (three learning rates, then two more values of its own setting) on the "
         f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))} by {experiment.judged_by.title} of "
         f"{experiment.judged_by.series}: {'; '.join(found)}."
     )
