@@ -48,7 +48,7 @@ def over_seeds(values: Sequence[float]) -> Interval:
 
 def shown(interval: Interval) -> str:
     """`0.84 [0.80, 0.88]`; of one seed the number alone."""
-    mean, low, high = (f"{round(x, 9):.3g}" for x in (interval.mean, interval.low, interval.high))  # 1e-17 is a zero
+    mean, low, high = (f"{round(x, 9) + 0.0:.3g}" for x in (interval.mean, interval.low, interval.high))  # -1e-17 is 0
     return mean if interval.seeds < 2 else f"{mean} [{low}, {high}]"
 
 
