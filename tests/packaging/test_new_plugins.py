@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -63,8 +64,7 @@ def test_its_generated_tests_pass_at_once(packages: Path, kind: str) -> None:
         "no:cacheprovider",
         cwd=packages / package_of(kind),
     )
-    assert "failed" not in out
-    assert "skipped" not in out
+    assert not re.search(r"\d (failed|skipped|error)", out), out  # of the last line; names of tests may have such words
 
 
 @pytest.mark.parametrize("kind", ALL_KINDS)
