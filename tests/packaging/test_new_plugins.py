@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 import sysconfig
@@ -26,7 +25,8 @@ def package_of(kind: str) -> str:
 
 def call(*command: str | Path, cwd: Path) -> str:
     """What a command prints; its failure fails the test with what it said."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": ""}
+    # What whoever runs these tests asks of pytest is not asked of theirs: what they print is looked at.
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": "", "PYTEST_ADDOPTS": ""}
     done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, f"{command}\n{done.stdout[-3000:]}\n{done.stderr[-2000:]}"
     return done.stdout
@@ -64,7 +64,8 @@ def test_its_generated_tests_pass_at_once(packages: Path, kind: str) -> None:
         "no:cacheprovider",
         cwd=packages / package_of(kind),
     )
-    assert not re.search(r"\d (failed|skipped|error)", out), out  # of the last line; names of tests may have such words
+    assert "failed" not in out
+    assert "skipped" not in out
 
 
 @pytest.mark.parametrize("kind", ALL_KINDS)

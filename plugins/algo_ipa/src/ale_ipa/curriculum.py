@@ -156,7 +156,7 @@ class Curriculum:
         for name in self.placed.keys() & (news.keys() - came):
             asked = self.placed[name]
             if asked.expert.id not in self._store.dropped:
-                self._lost[asked.expert.id][asked.start] += history.lost_replays[name]
+                self._lost[asked.expert.id][asked.start] += news[name]
         for name in self.placed.keys() & came:
             asked = self.placed[name]
             self._reached[asked.expert.id] = max(asked.start, self._reached.get(asked.expert.id, 0))
