@@ -1,11 +1,11 @@
-"""Retokenization drift: what training would see if sampled text were tokenized again instead of keeping the sampled tokens.
+"""Retokenization drift: how training data would change if sampled text were tokenized again instead of keeping the
+sampled tokens.
 
     python benchmarks/drift.py [--run RUN]
 
-For each stage of a run (without `--run`, a short one of the quickstart, some two minutes): the share of model responses whose text gives
-other tokens, the share of sampled tokens that stand in such responses, and the share of whole conversations that differ. An untrained
-policy samples tokens that its tokenizer would never choose; a trained one still does now and then.
-"""
+For each stage of a run (without `--run`, a short one of the quickstart, some two minutes): the share of model responses
+whose text gives other tokens, the share of sampled tokens in such responses, and the share of whole conversations that
+differ. An untrained policy samples tokens that its tokenizer would never choose; a trained one sometimes does."""
 
 from __future__ import annotations
 
@@ -15,17 +15,22 @@ import sys
 import tempfile
 from pathlib import Path
 
-from ale.endpoint.tokenizer import ChatTokenizer
-from ale.store import RunStore
+from ale.session.tokenizer import ChatTokenizer
+from ale.store.run_store import RunStore
 from ale.trajectory import Trajectory
 
 SMALL = (
-    "sft.demonstrations.count=300", "sft.steps=120", "rl.steps=4", "rl.prompts_per_step=8", "eval.episodes=64", "eval.every=0",
-)  # fmt: skip
+    "sft.demonstrations.count=300",
+    "sft.steps=120",
+    "rl.steps=4",
+    "rl.prompts_per_step=8",
+    "eval.episodes=64",
+    "eval.every=0",
+)
 
 
 def short_run(folder: Path) -> Path:
-    """A run of the quickstart with a small budget."""
+    """Make a run of the quickstart with a small budget."""
     ale = Path(sys.executable).with_name("ale")
     subprocess.run(
         [ale, "run", "examples/quickstart.yaml", "--out", folder, *SMALL], check=True, stdout=subprocess.DEVNULL
@@ -34,7 +39,8 @@ def short_run(folder: Path) -> Path:
 
 
 def drift(trajectories: list[Trajectory], tokenizer: ChatTokenizer) -> tuple[int, float, float, float]:
-    """Number of responses; shares of responses, of sampled tokens and of conversations that tokenizing again would change."""
+    """Number of responses; shares of responses, of sampled tokens and of conversations that tokenizing again would
+    change."""
     responses = changed = tokens = in_changed = conversations = touched = 0
     for trajectory in trajectories:
         differs = False

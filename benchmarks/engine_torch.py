@@ -1,10 +1,10 @@
-"""Tokens a second of the engine `torch` beside `generate` of transformers, both in this run, on one CPU thread.
+"""Compares the engine `torch` with `generate` of transformers: tokens per second on one CPU thread.
 
-The model is a small Qwen2 (hidden 96, 4 layers, 4 heads, 2 key/value heads, vocabulary 640, random weights). Every request
-samples `NEW` tokens behind a random prompt of `PROMPT`, so contexts are about 300 tokens long; all requests of a row arrive
-at once, prompts share nothing, and prefill counts. transformers gets them as one batch without padding: its best case,
-since in real runs answers differ in length and its batch waits for the longest.
-Seconds are CPU seconds of the process, so that other work on the machine disturbs little.
+The model is a small Qwen2 (hidden 96, 4 layers, 4 heads, 2 key/value heads, vocabulary 640, random weights). Every
+request samples `NEW` tokens after a random prompt of `PROMPT`, so contexts are about 300 tokens long; all requests of a
+row arrive at once, prompts share nothing, and prefill counts. transformers gets them as one batch without padding: its
+best case, because in real runs answers differ in length and its batch waits for the longest. Seconds are CPU seconds of
+the process, so that other work on the machine has little effect.
 
     python benchmarks/engine_torch.py [repeats]
 """
@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig, Qwen2Config, logging
 
-from ale.endpoint.tokenizer import byte_tokenizer
+from ale.session.tokenizer import byte_tokenizer
 from ale.specs.driver import DriverContext
 from ale.specs.engine import GenerateRequest, Sampling
 from ale_engine_torch import TorchEngine
@@ -34,9 +34,15 @@ def make_model(folder: Path) -> None:
     """Write the tiny model into `folder`."""
     torch.manual_seed(0)
     config = Qwen2Config(
-        vocab_size=VOCAB, hidden_size=96, intermediate_size=256, num_hidden_layers=4, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=1024, tie_word_embeddings=True,
-    )  # fmt: skip
+        vocab_size=VOCAB,
+        hidden_size=96,
+        intermediate_size=256,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=1024,
+        tie_word_embeddings=True,
+    )
     auto: Any = AutoModelForCausalLM
     auto.from_config(config).save_pretrained(folder)
 
@@ -87,7 +93,8 @@ def main() -> None:
     quiet.disable_progress_bar()
     quiet.set_verbosity_error()
     print(
-        f"{'requests':>8} {'transformers':>13} {'engine torch':>13} {'ratio':>6}   (sampled tokens a CPU second, best of {repeats})"
+        f"{'requests':>8} {'transformers':>13} {'engine torch':>13} {'ratio':>6}   (sampled tokens a CPU second, best "
+        f"of {repeats})"
     )
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -1,6 +1,6 @@
-"""How long `ale plugins list` takes with many plugins installed, against an interpreter that does nothing.
+"""Measures `ale plugins list` with many plugins installed, compared with an interpreter that does nothing.
 
-Throw-away packages with metadata and a manifest, one of them broken, stand on PYTHONPATH; each round runs both sides.
+Dummy packages with metadata and a manifest, one of them broken, are on PYTHONPATH; each round runs both sides.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ALE = Path(sys.executable).with_name("ale")
 
 
 def write_plugins(folder: Path, n: int) -> None:
-    """`n` packages with a reward each; the module of the last is missing."""
+    """Write `n` packages with a reward each; the module of the last is missing."""
     for i in range(n):
         module, info = folder / f"dummy_{i}", folder / f"dummy_{i}-1.0.dist-info"
         info.mkdir()
@@ -27,14 +27,14 @@ def write_plugins(folder: Path, n: int) -> None:
             module.mkdir()
             (module / "__init__.py").write_text("raise SystemExit('imported')\n")
             plugin = {"kind": "reward", "name": f"dummy-{i}", "summary": "A dummy.", "capabilities": []}
-            (module / "ale-plugin.json").write_text(json.dumps({"api_version": ">=1.1,<1.3", "plugins": [plugin]}))
+            (module / "ale-plugin.json").write_text(json.dumps({"api_version": ">=1.0,<1.2", "plugins": [plugin]}))
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: dummy-{i}\nVersion: 1.0\nSummary: A dummy.\n")
         (info / "entry_points.txt").write_text(f"[ale.reward]\ndummy-{i} = dummy_{i}:Dummy\n")
         (info / "RECORD").write_text("")
 
 
 def seconds(*command: str | Path, path: Path | None = None) -> float:
-    """Wall time of a command."""
+    """Measure the wall time of a command."""
     environment = {**os.environ, "PYTHONPATH": str(path or "")}
     began = time.perf_counter()
     subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, check=True)

@@ -1,9 +1,9 @@
-"""Run the quickstart for several seeds; print the README's table but for its fresh tasks, and draw its picture.
+"""Run the quickstart for several seeds; print the README's table without its fresh tasks, and draw its picture.
 
     python benchmarks/quickstart.py [--seeds 1 2 3] [--svg docs/quickstart.svg] [--runs RUN ...]
 
-With `--runs` nothing is run: the table and the picture are made from finished run folders. The column of fresh tasks is
-no part of a run: `ale eval RUN tasks.seed=977 --episodes 256` gives it, for each of the folders.
+With `--runs`, the table and the picture are made from finished run folders and nothing is run. The column of fresh
+tasks is not part of a run: `ale eval RUN tasks.seed=977 --episodes 256` measures it for each folder.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ WIDTH, HEIGHT, LEFT, TOP, PLOT_W, PLOT_H = 720, 320, 56, 40, 560, 220
 
 
 def run(seed: int) -> Path:
-    """One run of the example; its folder."""
+    """Make one run of the example; return its folder."""
     command = [str(ALE), "run", "examples/quickstart.yaml", f"seed={seed}", f"name=quickstart-{seed}"]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     return Path(done.stdout.splitlines()[-1]).parent
 
 
 def row(summary: dict) -> str:
-    """A line of the table."""
+    """Format a line of the table."""
     held = summary["heldout"]
     cells = [f"{held[k]['success']:.2f}" for k in ("before_sft", "after_sft", "after_rl")]
     return f"| {summary['seed']} | {' | '.join(cells)} | {summary['seconds']['total']:.0f} |"
 
 
 def draw(summaries: list[dict]) -> str:
-    """Held-out success over RL steps, a line a seed."""
+    """Draw held-out success over RL steps, one line per seed."""
     points = {
         s["seed"]: [(v["step"], v["success"]) for k, v in s["heldout"].items() if k != "before_sft"] for s in summaries
     }
@@ -44,10 +44,12 @@ def draw(summaries: list[dict]) -> str:
         return f"{LEFT + PLOT_W * step / last:.1f},{TOP + PLOT_H * (1 - success):.1f}"
 
     out = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="system-ui, sans-serif" font-size="13">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="system-ui, sans-serif" '
+        'font-size="13">',
         "<title>Held-out success over RL steps</title>",
         f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#ffffff"/>',
-        f'<text x="{LEFT}" y="22" font-size="15" font-weight="600" fill="#111827">Held-out success over RL steps</text>',
+        f'<text x="{LEFT}" y="22" font-size="15" font-weight="600" fill="#111827">Held-out success over RL '
+        "steps</text>",
     ]
     for tick in (0, 0.2, 0.4, 0.6, 0.8, 1.0):
         y = TOP + PLOT_H * (1 - tick)
@@ -67,7 +69,8 @@ def draw(summaries: list[dict]) -> str:
         out += [f'<circle cx="{c[0]}" cy="{c[1]}" r="4" fill="{color}"/>' for p in line if (c := place(*p).split(","))]
         y = TOP + 16 + 20 * i
         out.append(
-            f'<line x1="{LEFT + PLOT_W + 16}" x2="{LEFT + PLOT_W + 34}" y1="{y}" y2="{y}" stroke="{color}" stroke-width="3"/>'
+            f'<line x1="{LEFT + PLOT_W + 16}" x2="{LEFT + PLOT_W + 34}" y1="{y}" y2="{y}" stroke="{color}" '
+            'stroke-width="3"/>'
         )
         out.append(f'<text x="{LEFT + PLOT_W + 40}" y="{y + 4}" fill="#111827">seed {seed}</text>')
     return "\n".join([*out, "</svg>", ""])

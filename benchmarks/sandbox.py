@@ -1,7 +1,8 @@
-"""What sandboxes cost: start, command, many at once; beside the engines' own ways to do the same, round by round.
+"""Measures sandboxes (start, command, many at once) and compares them with the engines' own ways to do the
+same.
 
-Each round runs both sides one after the other, so that the ratio of a round compares like with like. Needs the engines
-that it measures (those that do not answer are left out), and docker-py for the Docker side: `pip install docker`.
+Each round runs both sides one after the other, so that its ratio is taken under the same conditions. Engines that do
+not answer are left out. The comparison with Docker needs docker-py: `pip install docker`.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from ale.config_base import PluginChoice
 from ale.errors import AleError
-from ale.plugins import build_driver
-from ale.rollout.pool import SandboxPool
-from ale.run_config import PoolConfig
+from ale.registry.choice import PluginChoice
+from ale.registry.drivers import build_driver
 from ale.specs.driver import DriverContext
 from ale.specs.sandbox import Resources, Sandbox, SandboxSpec
+from ale_sandbox_pool.config import PoolConfig
+from ale_sandbox_pool.pool import SandboxPool
 
 ROUNDS, STARTS, AT_ONCE = 40, 12, 100
 IMAGE = "ale-base:1"
@@ -28,14 +29,14 @@ Side = Callable[[], Awaitable[float]]
 
 
 async def timed(call: Awaitable[Any]) -> float:
-    """Milliseconds of a call."""
+    """Measure the milliseconds of a call."""
     began = time.perf_counter()
     await call
     return (time.perf_counter() - began) * 1e3
 
 
 async def blocking(call: Callable[[], Any]) -> float:
-    """Milliseconds of a call that blocks; nothing else runs meanwhile."""
+    """Measure the milliseconds of a blocking call; nothing else runs meanwhile."""
     began = time.perf_counter()
     call()
     return (time.perf_counter() - began) * 1e3
@@ -52,8 +53,8 @@ async def row(what: str, ours: Side, theirs: Side | None, rounds: int) -> None:
     print(line, flush=True)
 
 
-async def many(provider: Any) -> None:
-    """A hundred at once: how fast they start, what each takes of memory."""
+async def measure_many(provider: Any) -> None:
+    """Start a hundred sandboxes at once; measure starts per second and memory."""
     began = time.perf_counter()
     slots = asyncio.Semaphore(8)
 
@@ -72,7 +73,7 @@ async def many(provider: Any) -> None:
 
 
 async def measure(name: str) -> None:
-    """The rows of one provider."""
+    """Print the rows of one provider."""
     provider = build_driver("sandbox", PluginChoice(use=name), DriverContext())
     try:
         await provider.__aenter__()
@@ -86,7 +87,7 @@ async def measure(name: str) -> None:
 
 
 async def rows(name: str, provider: Any) -> None:
-    """What is measured of a provider that has started."""
+    """Measure a provider that has started, and print its rows."""
     async with await provider.start_sandbox(SandboxSpec()) as box:
 
         async def start() -> float:
@@ -95,21 +96,21 @@ async def rows(name: str, provider: Any) -> None:
                 await fresh.exec("true")
                 return (time.perf_counter() - began) * 1e3
 
-        exec_theirs, start_theirs, done = THEIRS.get(name, lambda _: (None, None, lambda: None))(box)
+        exec_theirs, start_theirs, done = other_side(name, box)
         await row(f"{name}: exec of `true`", lambda: timed(box.exec("true")), exec_theirs, ROUNDS)
         await start()
         await row(f"{name}: start to the end of `true`", start, start_theirs, STARTS if start_theirs else ROUNDS)
         if name == "local":
-            await row(f"{name}: fork of a snapshot", await forked(provider, box), None, ROUNDS)
-            await many(provider)
+            await row(f"{name}: fork of a snapshot", await measure_fork(provider, box), None, ROUNDS)
+            await measure_many(provider)
         done()
-    await row(f"{name}: reset after a command that wrote", *used_again(provider), ROUNDS)
+    await row(f"{name}: reset after a command that wrote", *measure_reset(provider), ROUNDS)
     for what, disk_mib in (("in memory", 64), ("in a layer", None)) if name != "local" else (("in memory", 64),):
         await warm_rows(f"{name}: warm start to the end of `true`, {what}", provider, Resources(disk_mib=disk_mib))
 
 
-async def forked(provider: Any, box: Sandbox) -> Side:
-    """From a snapshot to a sandbox that stands on it."""
+async def measure_fork(provider: Any, box: Sandbox) -> Side:
+    """Return the measurement of a fork: from a snapshot to a sandbox started from it."""
     await box.exec("head -c 50000000 /dev/zero > large")
     name = await box.snapshot()
 
@@ -123,7 +124,7 @@ async def forked(provider: Any, box: Sandbox) -> Side:
 
 
 async def warm_rows(what: str, provider: Any, resources: Resources) -> None:
-    """From a request to a pool whose sandboxes are ready: with files and an environment of its own, as an episode has."""
+    """Measure a lease from a pool with warm sandboxes, with its own files and environment, as for an episode."""
     async with SandboxPool(provider, PoolConfig(max_uses=10 * ROUNDS)) as pool:
 
         async def lease() -> float:
@@ -138,11 +139,11 @@ async def warm_rows(what: str, provider: Any, resources: Resources) -> None:
 
         await lease()
         await row(what, lease, None, ROUNDS)
-        assert pool.metrics()["cold_starts"] == 1, "but for the first all were warm"
+        assert pool.metrics()["cold_starts"] == 1, "all but the first were warm"
 
 
-def used_again(provider: Any) -> tuple[Side, None]:
-    """What a reset takes: processes to end, files to remove, all to be looked at."""
+def measure_reset(provider: Any) -> tuple[Side, None]:
+    """Return the measurement of a reset with processes to end and files to remove."""
     boxes: list[Sandbox] = []
     spec = SandboxSpec(resources=Resources(disk_mib=64))
 
@@ -153,6 +154,17 @@ def used_again(provider: Any) -> tuple[Side, None]:
         return await timed(boxes[0].reset(spec))
 
     return reset, None
+
+
+def other_side(name: str, box: Sandbox) -> tuple[Side | None, Side | None, Callable[[], None]]:
+    """Return the engine's own exec and start, and a function that closes its client; None without such a client."""
+    try:
+        return THEIRS[name](box)
+    except KeyError:
+        pass
+    except ImportError as error:
+        print(f"{name}: only this side: {error}; `pip install docker` brings the other one")
+    return None, None, lambda: None
 
 
 def docker_py(box: Sandbox) -> tuple[Side, Side, Callable[[], None]]:
@@ -198,5 +210,5 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    assert Path("/proc").is_dir(), "sandboxes want Linux"
+    assert Path("/proc").is_dir(), "sandboxes need Linux"
     asyncio.run(main())

@@ -1,23 +1,22 @@
-"""Sessions beside SWE-ReX and ROCK: make one, run `true` in it, make eight at once, run `true` in eight at once.
+"""Compares sessions with SWE-ReX and ROCK: make one, run `true` in it, make eight at once, run `true` in eight at once.
 
 Theirs, on this machine and without any container: `swerex-remote` (SWE-ReX's server, as its deployments run it) and
 `rocklet` (the agent that ROCK runs in each sandbox), asked over HTTP on 127.0.0.1; and SWE-ReX's `LocalRuntime` in a
-process of its own, timed in there, so that no HTTP is in the figures. A session of theirs is a bash on the host. For each
-new one they sleep for 0.3 s, in the server's event loop, so eight at once take eight times as long as one.
-Ours: a local sandbox, isolated (namespaces, users, limits, a seccomp filter). A session of ours is a whole sandbox of its
-own: it is started and a shell opened in it ("shell"), or nothing more than started ("exec": each command gets a shell of its
-own), or it comes from a pool of warm sandboxes, reset and shown to be as new, and a shell is opened ("warm"). What theirs
-do, who start no sandbox at all, is the row "a shell": one more shell in a sandbox or container that runs. A row of docker
-that is not that one starts a container too.
+separate process that measures the time itself, so that the figures contain no HTTP. Their session is a bash on the
+host. For each new one they sleep for 0.3 s, in the server's event loop, so eight at once take eight times as long as
+one. Ours: a local sandbox, isolated (namespaces, users, limits, a seccomp filter). A session of ours is a whole sandbox
+of its own: it is started and a shell opened in it ("shell"), or nothing more than started ("exec": each command gets a
+shell of its own), or it comes from a pool of warm sandboxes, reset and verified to be like new, and a shell is opened
+("warm"). Their sessions start no sandbox; the row "a shell" compares the same work: one more shell in a running sandbox
+or container. All other rows of docker start a container too.
 
-Every round does the same on each side, one after the other; a ratio is theirs through ours in one round, with the quartiles
-over the rounds. Each command's exit code is looked at, and each new session must compute something before it counts.
-`HOME` is an empty folder for them, so that nobody's `.bashrc` is timed.
+Every round does the same on each side, one after the other. A ratio is their time divided by ours in one round, with
+the quartiles over the rounds. Each command's exit code is checked, and each new session must compute something before
+it counts. `HOME` is an empty folder for them, so that no user's `.bashrc` is timed.
 
 They are installed by name into environments in a temporary folder that is removed at the end: `swe-rex`; `rl-rock` with
-`fastapi uvicorn pexpect bashlex psutil` (its extra `rocklet` has these, and gem-llm and numpy, which the server does not
-need). `--swerex PYTHON` and `--rocklet PYTHON` name interpreters that have them already.
-"""
+`fastapi uvicorn pexpect bashlex psutil` (its extra `rocklet` has these, and gem-llm and numpy, which the server does
+not need). `--swerex PYTHON` and `--rocklet PYTHON` name interpreters that have them already."""
 
 from __future__ import annotations
 
@@ -40,13 +39,14 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-from ale.config_base import PluginChoice
 from ale.errors import AleError
-from ale.plugins import build_driver
-from ale.rollout.pool import SandboxPool
-from ale.run_config import PoolConfig
+from ale.registry.choice import PluginChoice
+from ale.registry.drivers import build_driver
 from ale.specs.driver import DriverContext
-from ale.specs.sandbox import Sandbox, SandboxSpec, Shell
+from ale.specs.sandbox import Sandbox, SandboxSpec
+from ale.specs.sandbox_protocols import Resets, Shell, Shells
+from ale_sandbox_pool.config import PoolConfig
+from ale_sandbox_pool.pool import SandboxPool
 
 EIGHT = 8
 SWEREX, ROCK = ["swe-rex==1.4.0"], ["rl-rock==1.11.0", "fastapi", "uvicorn", "pexpect", "bashlex", "psutil"]
@@ -73,17 +73,18 @@ asyncio.run(main())
 
 
 class Side(ABC):
-    """Someone's sessions. `async with` keeps eight open, in which `run` runs."""
+    """One contender's sessions. `async with` keeps eight open, in which `run` runs."""
 
     name: str
 
     @abstractmethod
     async def create(self, count: int) -> float:
-        """Milliseconds until `count` more sessions are there, all begun at once. Tried and closed when the clock has stopped."""
+        """Measure the milliseconds until `count` more sessions, begun at once, are ready. They are tested and closed
+        after the clock has stopped."""
 
     @abstractmethod
     async def run(self, count: int) -> float:
-        """Milliseconds of `true`, in `count` of the open sessions at once."""
+        """Measure the milliseconds of `true` in `count` of the open sessions at once."""
 
     async def __aenter__(self) -> Side:
         return self
@@ -93,14 +94,14 @@ class Side(ABC):
 
 
 class Theirs(Side):
-    """Sessions by name; what is asked, and how, is the same for SWE-ReX and ROCK."""
+    """Sessions by name; SWE-ReX and ROCK have the same requests."""
 
     def __init__(self) -> None:
         self.made = 0
 
     @abstractmethod
     async def call(self, what: str, sessions: list[str], command: str = "") -> tuple[float, list[dict[str, Any]]]:
-        """Ask for the same in each of the sessions, at once: milliseconds, and the answers."""
+        """Send the same request to each of the sessions at once; return milliseconds and the answers."""
 
     async def __aenter__(self) -> Theirs:
         self.open = [f"open-{i}" for i in range(EIGHT)]
@@ -123,7 +124,7 @@ class Theirs(Side):
 
 
 class Server(Theirs):
-    """A server of theirs, started here and ended here."""
+    """Their server, which this script starts and stops."""
 
     def __init__(self, name: str, program: list[str], folder: Path) -> None:
         super().__init__()
@@ -133,7 +134,7 @@ class Server(Theirs):
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
-        self.process = started([*self.program, "--host", "127.0.0.1", "--port", str(self.port)], self.folder)
+        self.process = start_process([*self.program, "--host", "127.0.0.1", "--port", str(self.port)], self.folder)
         until = time.monotonic() + 60
         while not await asyncio.to_thread(self.alive):
             assert self.process.poll() is None, f"{self.name} ended"
@@ -169,7 +170,7 @@ class Server(Theirs):
 
 
 class InProcess(Theirs):
-    """SWE-ReX without its server; the time is what its own process measures."""
+    """SWE-ReX without its server; its own process measures the time."""
 
     name = "SWE-ReX in process"
 
@@ -178,7 +179,7 @@ class InProcess(Theirs):
         self.command, self.folder = [python, "-c", IN_PROCESS], folder
 
     async def __aenter__(self) -> InProcess:
-        self.process = started(self.command, self.folder)
+        self.process = start_process(self.command, self.folder)
         await super().__aenter__()
         return self
 
@@ -202,7 +203,7 @@ class InProcess(Theirs):
 
 
 class Ours(Side):
-    """A sandbox a session."""
+    """Our sessions: one sandbox each."""
 
     def __init__(self, name: str, provider: Any, shells: bool) -> None:
         self.name, self.provider, self.shells = f"{name}, {'shell' if shells else 'exec'}", provider, shells
@@ -216,7 +217,7 @@ class Ours(Side):
         await self.closing.aclose()
 
     async def session(self, closing: AsyncExitStack) -> Sandbox | Shell:
-        """One more, ended with `closing`."""
+        """Open one more session, which ends with `closing`."""
         box: Sandbox = await closing.enter_async_context(await self.provider.start_sandbox(SandboxSpec()))
         return await box.open_shell() if self.shells else box
 
@@ -225,20 +226,20 @@ class Ours(Side):
             began = time.perf_counter()
             made = await asyncio.gather(*(self.session(closing) for _ in range(count)))
             took = (time.perf_counter() - began) * 1e3
-            for done in await asyncio.gather(*(runs(session, SUM) for session in made)):
+            for done in await asyncio.gather(*(run_command(session, SUM) for session in made)):
                 assert (done.exit_code, done.output.strip()) == (0, SUMMED), (self.name, done)
             return took
 
     async def run(self, count: int) -> float:
         began = time.perf_counter()
-        done = await asyncio.gather(*(runs(session, "true") for session in self.open[:count]))
+        done = await asyncio.gather(*(run_command(session, "true") for session in self.open[:count]))
         took = (time.perf_counter() - began) * 1e3
         assert [each.exit_code for each in done] == [0] * count, done
         return took
 
 
 class OurShells(Ours):
-    """A shell a session, in one sandbox that runs already."""
+    """Our sessions: one shell each, in one running sandbox."""
 
     def __init__(self, name: str, provider: Any) -> None:
         super().__init__(name, provider, shells=True)
@@ -254,7 +255,7 @@ class OurShells(Ours):
 
 
 class Warm(Ours):
-    """Sandboxes from a pool."""
+    """Our sessions: sandboxes from a pool."""
 
     def __init__(self, name: str, pool: SandboxPool) -> None:
         super().__init__(name, pool, shells=True)
@@ -268,39 +269,47 @@ class Warm(Ours):
         return await super().create(count)
 
 
-def runs(session: Any, command: str) -> Any:
-    """A command in a session of ours."""
+def run_command(session: Any, command: str) -> Any:
+    """Run a command in a session of ours."""
     return session.run(command) if isinstance(session, Shell) else session.exec(command)
 
 
-def started(command: list[str], folder: Path) -> subprocess.Popen[str]:
-    """A process of theirs, in a session of its own, with an empty home."""
+def start_process(command: list[str], folder: Path) -> subprocess.Popen[str]:
+    """Start a process of theirs in its own process session, with an empty home."""
     home = Path(tempfile.mkdtemp(prefix="home-", dir=folder))
     environment = {"PATH": os.environ["PATH"], "HOME": str(home), "TMPDIR": str(home), "LANG": "C.UTF-8"}
     return subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE if command[1] == "-c" else subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL, text=True, cwd=home, env=environment, start_new_session=True,
-    )  # fmt: skip
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE if command[1] == "-c" else subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        cwd=home,
+        env=environment,
+        start_new_session=True,
+    )
 
 
 def end(process: subprocess.Popen[str]) -> None:
-    """End what `started` started. Its shells hang at terminals of its own, so they end with it."""
+    """End a process of theirs. Its shells use terminals of that process, so they end with it."""
     process.send_signal(signal.SIGKILL)
     process.communicate()
 
 
 def environment(folder: Path, name: str, packages: list[str]) -> str:
-    """The interpreter of a new virtual environment with `packages`."""
+    """Make a virtual environment with `packages`; return its interpreter."""
     place = folder / name
     print(f"Installing {' '.join(packages)} ...", file=sys.stderr, flush=True)
     subprocess.run([sys.executable, "-m", "venv", str(place)], check=True)
     install = [str(place / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    subprocess.run([*install, *packages], check=True)
+    if subprocess.run([*install, *packages], check=False).returncode:
+        print(f"left out: pip could not install {packages[0]}; name an interpreter that has it with --{name} PYTHON")
+        raise SystemExit
     return str(place / "bin" / "python")
 
 
 async def ours(closing: AsyncExitStack, names: list[str]) -> list[Ours]:
-    """Our sides, of the providers that answer."""
+    """Start our contenders, for the providers that answer."""
     sides: list[Ours] = []
     for name in names:
         provider: Any = build_driver("sandbox", PluginChoice(use=name), DriverContext())
@@ -311,16 +320,16 @@ async def ours(closing: AsyncExitStack, names: list[str]) -> list[Ours]:
             continue
         assert "isolated" in provider.capabilities, f"{name} does not isolate here, so there is nothing to compare"
         sides.append(Ours(name, provider, shells=False))
-        if "shell" in provider.capabilities:
+        if issubclass(provider.sandbox_type, Shells):
             sides += [Ours(name, provider, shells=True), OurShells(name, provider)]
-            if "reset" in provider.capabilities:
+            if issubclass(provider.sandbox_type, Resets):
                 pool = await closing.enter_async_context(SandboxPool(provider, PoolConfig(warm=EIGHT)))
                 sides.append(Warm(name, pool))
     return sides
 
 
 async def measure(theirs: list[Theirs], mine: list[Ours], rounds: int) -> None:
-    """Print one table for each thing that is done."""
+    """Print one table per measurement."""
     print(f"{'milliseconds: median (quartiles)':<42}", *(f"{f'ratio to {side.name}':>28}" for side in theirs))
     for what, count, how in (
         ("make a session", 1, "create"),
@@ -342,13 +351,13 @@ async def measure(theirs: list[Theirs], mine: list[Ours], rounds: int) -> None:
 
 
 def spread(values: tuple[float, ...] | list[float], digits: int) -> str:
-    """The median, and the quartiles in brackets."""
+    """Format the median, and the quartiles in brackets."""
     low, middle, high = statistics.quantiles(values, n=4)
     return f"{middle:.{digits}f} ({low:.{digits}f}-{high:.{digits}f})"
 
 
 async def main() -> None:
-    """Install, start, measure, take away."""
+    """Install, start, measure, clean up."""
     options = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     options.add_argument("--swerex", metavar="PYTHON", help="an interpreter that has swe-rex")
     options.add_argument(
@@ -360,7 +369,7 @@ async def main() -> None:
     folder = Path(tempfile.mkdtemp(prefix="ale-bench-"))
     try:
         swerex = chosen.swerex or environment(folder, "swerex", SWEREX)
-        rocklet = chosen.rocklet or environment(folder, "rock", ROCK)
+        rocklet = chosen.rocklet or environment(folder, "rocklet", ROCK)
         theirs: list[Theirs] = [
             Server("SWE-ReX", [swerex, "-m", "swerex.server", "--auth-token", "benchmark"], folder),
             InProcess(swerex, folder),

@@ -1,4 +1,5 @@
-"""A policy for real agents that is a function: it reads the task off the prompt and solves it with the tools that there are."""
+"""This policy for real agents is a function: it reads the task in the prompt and solves it with the tools that it is
+given."""
 
 from __future__ import annotations
 

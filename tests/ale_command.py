@@ -1,4 +1,4 @@
-"""What the end-to-end tests share: the `ale` command as a user types it, and a run file small enough for a test."""
+"""The end-to-end tests share the `ale` command as a user types it, and a run file that is small enough for a test."""
 
 from __future__ import annotations
 
@@ -7,6 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+
+from ale_testing.command_line import ale
+
+__all__ = ["ALE", "FINISH", "REPOSITORY", "SCRIPTED", "TINY", "ale", "ale_in_a_process", "summary_of"]
 
 REPOSITORY = Path(__file__).parents[1]
 ALE = Path(sys.executable).with_name("ale")
@@ -38,8 +42,10 @@ rl: {{steps: 2, prompts_per_step: 2}}
 """
 
 
-def ale(*arguments: str | Path, cwd: Path | None = None, timeout_s: float = 240) -> subprocess.CompletedProcess[str]:
-    """Run the command to its end."""
+def ale_in_a_process(
+    *arguments: str | Path, cwd: Path | None = None, timeout_s: float = 240
+) -> subprocess.CompletedProcess[str]:
+    """Run the command to its end in a process of its own, where that is what is tested."""
     command = [str(ALE), *map(str, arguments)]
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=timeout_s, check=False)
 

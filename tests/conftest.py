@@ -1,4 +1,4 @@
-"""The fixture that the end-to-end tests share."""
+"""This module has the fixture that the end-to-end tests share."""
 
 from __future__ import annotations
 
@@ -9,8 +9,17 @@ from pathlib import Path
 import pytest
 from ale_command import FINISH
 
-FIRST = ("tests/security/", "tests/packaging/", "tests/conformance/")
-"""What must not be disturbed by others, then what takes longest: with two processes, both end at about the same time."""
+from ale_testing.fake_packages import install as install
+
+FIRST = (
+    "tests/security/",
+    "tests/conformance/test_our_",
+    "tests/test_agents.py",
+    "tests/test_sandbox_command.py",
+    "tests/packaging/",
+    "tests/conformance/",
+)
+"""What must not be disturbed by others, then what takes longest, so that all processes end at about the same time."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,4 +1,4 @@
-"""Real agents, in containers without a network but for the model endpoint, through the command line."""
+"""These tests run real agents through the command line, in containers that can reach only the model endpoint."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 from ale_command import REPOSITORY, ale, summary_of
-from engines import answers
 
-from ale.store import RunStore
+from ale.store.run_store import RunStore
 from ale.trajectory import Trajectory
+from ale_testing.sandbox_providers import answers
 
 IMAGE = "ale-agents-base:1"
 """`.ci/agent-image` makes it."""
@@ -56,7 +56,7 @@ def rolled_out(
     """Two episodes, in so many sandboxes: trajectories, events, summary."""
     path = tmp_path / "run.yaml"
     path.write_text(RUN.format(runs=tmp_path, scaffold=AGENTS[agent], image=IMAGE, engine=engine, sandboxes=sandboxes))
-    done = ale("run", path, "--only", "rollout", "--out", tmp_path / name, *overrides, timeout_s=550)
+    done = ale("run", path, "--only", "rollout", "--out", tmp_path / name, *overrides)
     summary = summary_of(done)
     with RunStore.open(tmp_path / name) as store:
         return list(store.trajectories()), [(kind, data) for _, kind, data in store.events()], summary
@@ -85,7 +85,7 @@ def test_a_real_agent_solves_tasks_and_only_it_starts_again_between_them(agent: 
 
 def goes_on_from_its_own_first_chunk(tmp_path: Path, agent: str, experts: list[Trajectory]) -> None:
     """The solved episodes as experts: the first chunk is replayed to the agent, the last one is the policy's."""
-    where = f"rl.experts={{demonstrations: false, data: [{tmp_path / 'run'}]}}"
+    where = f"algorithm.experts={{demonstrations: false, data: [{tmp_path / 'run'}]}}"
     made, _, _ = rolled_out(tmp_path, agent, SOLVES, 1, where, "algorithm.start=rollback", name="on")
     of_task = {t.task_id: t for t in experts}
     for t in made:
@@ -117,10 +117,15 @@ def test_a_tiny_policy_is_trained_with_a_real_agent_and_nothing_is_installed_aft
     tmp_path: Path,
 ) -> None:
     small = [
-        "sft.demonstrations.count=2", "sft.demonstrations.keep_failed=true", "sft.steps=2", "sft.batch_size=2", "rl.steps=1",
-        "rl.prompts_per_step=1", "eval.episodes=1",
-    ]  # fmt: skip
-    done = ale("run", REPOSITORY / "examples" / "native_agent.yaml", "--out", tmp_path / "run", *small, timeout_s=550)
+        "sft.demonstrations.count=2",
+        "sft.demonstrations.keep_failed=true",
+        "sft.steps=2",
+        "sft.batch_size=2",
+        "rl.steps=1",
+        "rl.prompts_per_step=1",
+        "eval.episodes=1",
+    ]
+    done = ale("run", REPOSITORY / "examples" / "native_agent.yaml", "--out", tmp_path / "run", *small)
     summary = summary_of(done)
     with RunStore.open(tmp_path / "run") as store:
         made = list(store.trajectories())
@@ -129,7 +134,7 @@ def test_a_tiny_policy_is_trained_with_a_real_agent_and_nothing_is_installed_aft
     assert len(made) == 2 + 2 + 3
     assert [t.failure for t in made] == [None] * len(made)
     assert len(agents) == 1, "looked for once in the whole run"
-    bakes = [dict(t.timings)["bake"] for t in sorted(made, key=lambda t: t.started_at)]
+    bakes = [dict(t.timings)["prepare"] for t in sorted(made, key=lambda t: t.started_at)]
     assert max(bakes[2:]) < 0.5, "no episode after the first ones waits for an installation"
     pool = summary["sandboxes"]
     assert pool["pool/cold_starts"] == 2 + (agents == ["agent_baked"])

@@ -1,4 +1,5 @@
-"""A command-line agent of a run file's own in whole runs: put into local sandboxes by a recipe, through the command line."""
+"""These tests make whole runs, through the command line, with an agent that the run file defines: a recipe puts the
+command-line agent into local sandboxes."""
 
 from __future__ import annotations
 
@@ -9,9 +10,9 @@ from pathlib import Path
 import pytest
 import yaml
 from ale_command import REPOSITORY, ale
-from engines import provider_of
 
-from ale.store import RunStore
+from ale.store.run_store import RunStore
+from ale_testing.sandbox_providers import provider_of
 
 pytestmark = pytest.mark.bwrap
 
@@ -26,10 +27,9 @@ def answer(asked):
 
 
 @pytest.fixture
-def run_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def run_file(tmp_path: Path) -> Iterator[Path]:
     """A run of four episodes; the snapshot of its agent goes with the test."""
     name = f"small-{secrets.token_hex(4)}"
-    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY / "tests"), prepend=":")
     (tmp_path / "policy.py").write_text(POLICY)
     (tmp_path / "agent.py").write_text(AGENT)
     place = f"/opt/ale-agents/{name}/agent.py"
@@ -76,7 +76,7 @@ def test_it_is_put_there_once_and_solves_its_tasks(run_file: Path, tmp_path: Pat
             kinds = [kind for _, kind, _ in store.events() if kind.startswith("agent_")]
         assert kinds == [told]
         assert [(t.ended_by, t.reward and t.reward.value) for t in made] == [("finish", 1.0)] * 4, done.stdout
-        assert all(dict(t.timings)["bake"] >= 0 for t in made)
+        assert all(dict(t.timings)["prepare"] >= 0 for t in made)
         assert all(len(t.sequences) == 1 for t in made)
 
 
@@ -97,7 +97,7 @@ def test_agents_are_put_there_ahead_of_a_run(run_file: Path, tmp_path: Path) -> 
 def test_a_run_without_such_an_agent_has_nothing_to_put_anywhere(run_file: Path) -> None:
     done = ale("sandbox", "bake", run_file, "scaffold=iflow")
     assert done.returncode == 0, done.stderr
-    assert done.stdout == "No agent of this run has to be put into an image.\n"
+    assert done.stdout == "No agent of this run has to be installed into an image.\n"
 
 
 def test_an_agent_that_is_not_there_fails_its_episodes_with_what_the_shell_said(run_file: Path, tmp_path: Path) -> None:

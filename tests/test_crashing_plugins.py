@@ -1,4 +1,5 @@
-"""Plugins of strangers that crash or answer nonsense in the middle of a run: sentences, and the run goes on where it can."""
+"""Plugins by other authors may crash or return nonsense during a run. These tests check that the error is a sentence,
+and that the run continues if it can."""
 
 from __future__ import annotations
 
@@ -9,9 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from strangers import write_package
 
-from ale.store import RunStore
+from ale.store.run_store import RunStore
+from ale_testing.fake_packages import write_package
 
 RUN = """
 name: crash
@@ -32,19 +33,26 @@ TASKS = "from ale_bash import BashTasks\nclass Fixed(BashTasks):\n    def tasks(
 CRASHES = {
     "a reward that raises": ("reward", REWARD + "return {}['x']", "The reward plugin crashed: KeyError: 'x'."),
     "a reward that gives a number": (
-        "reward", REWARD + "return 0.5",
+        "reward",
+        REWARD + "return 0.5",
         "The reward plugin must answer with an ale.trajectory.Score of a finite value, not 0.5.",
     ),
     "a scaffold that says nothing": (
-        "scaffold", SCAFFOLD + "return None", "run() must return why the agent ended, in a word; it returned None.",
+        "scaffold",
+        SCAFFOLD + "return None",
+        "run() must return why the agent ended, in a word; it returned None.",
     ),
     "a source that raises": (
-        "tasks", TASKS + "raise OSError('disk')", "tasks: the task source 'fixed' crashed in its split 'heldout': OSError: disk.",
+        "tasks",
+        TASKS + "raise OSError('disk')",
+        "tasks: the task source 'fixed' crashed in its split 'heldout': OSError: disk.",
     ),
     "a source of dictionaries": (
-        "tasks", TASKS + "return [{}]", "tasks: the task source 'fixed' must yield ale.task.Task objects, not dict.",
+        "tasks",
+        TASKS + "return [{}]",
+        "tasks: the task source 'fixed' must yield ale.task.Task objects, not dict.",
     ),
-}  # fmt: skip
+}
 
 
 def run_with(folder: Path, kind: str, answers: list[str], *options: str) -> subprocess.CompletedProcess[str]:
@@ -53,8 +61,12 @@ def run_with(folder: Path, kind: str, answers: list[str], *options: str) -> subp
     (folder / "run.yaml").write_text(RUN.format(**chosen, answers=json.dumps(answers)))
     return subprocess.run(
         [Path(sys.executable).with_name("ale"), "run", folder / "run.yaml", "--out", folder / "out", *options],
-        capture_output=True, text=True, check=False, timeout=120, env={**os.environ, "PYTHONPATH": str(folder)},
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+        env={**os.environ, "PYTHONPATH": str(folder)},
+    )
 
 
 @pytest.mark.parametrize("what", CRASHES, ids=lambda what: what.replace(" ", "-"))
@@ -94,8 +106,11 @@ def test_a_file_that_only_rolls_out_says_so(tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text(text + "rl: {steps: 1}\n")
     done = subprocess.run(
         [Path(sys.executable).with_name("ale"), "config", "validate", tmp_path / "run.yaml"],
-        capture_output=True, text=True, check=False, timeout=60,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
     assert done.returncode == 0
     assert (
         "run.yaml is valid, with '--only rollout' alone: trainer: 'cpt', 'sft' and 'rl' need a trainer" in done.stdout

@@ -1,4 +1,4 @@
-"""Whole runs through the command line, as a user types them."""
+"""These tests make whole runs through the command line, as a user does."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from ale_command import SCRIPTED, TINY, ale, summary_of
 
 from ale.messages import Message
-from ale.store import RunStore
+from ale.store.run_store import RunStore
 
 RunFile = Callable[[str], Path]
 
@@ -95,16 +95,16 @@ def test_a_step_whose_replays_are_all_lost_costs_the_expert_and_not_the_run(run_
     file = run_file(
         TINY.replace("families: [write, count]", "families: [write, count], train_tasks: 2, wrong_turn_rate: 0")
     )
-    algorithm = "algorithm={use: ipa, group_size: 2, start: rollback, window: 2}"
-    made = ale("run", file, algorithm, "--out", tmp_path / "made", "rl.experts={demonstrate: 1}", "eval.episodes=1")
+    algorithm = "algorithm={{use: ipa, group_size: 2, start: rollback, window: 2, experts: {}}}"
+    made = ale("run", file, algorithm.format("{demonstrate: 1}"), "--out", tmp_path / "made", "eval.episodes=1")
     summary_of(made)
     with RunStore.open(tmp_path / "made") as store, RunStore.create(tmp_path / "other") as other:
         demonstrations = store.trajectories("split = 'train' AND stage <> 'rl'")
         for t in {t.task_id: t for t in demonstrations}.values():
             lines = tuple(replace(s, messages=tuple(map(otherwise, s.messages))) for s in t.sequences)
             other.add_trajectory(replace(t, sequences=lines))
-    experts = f"rl.experts={{demonstrations: false, data: [{tmp_path / 'other'}]}}"
-    done = ale("run", file, algorithm, "--out", tmp_path / "run", experts, "rl.steps=3", "eval.episodes=1")
+    algorithm = algorithm.format(f"{{demonstrations: false, data: [{tmp_path / 'other'}]}}")
+    done = ale("run", file, algorithm, "--out", tmp_path / "run", "rl.steps=3", "eval.episodes=1")
     summary = summary_of(done)
     with RunStore.open(tmp_path / "run") as store:
         metrics, events = store.metrics("rl"), store.events()
@@ -121,9 +121,9 @@ def test_a_step_whose_replays_are_all_lost_costs_the_expert_and_not_the_run(run_
 def test_a_run_without_an_expert_for_its_tasks_says_so(run_file: RunFile, tmp_path: Path) -> None:
     """Recordings of another instance set, say: every rollout starts at the beginning."""
     file = run_file(TINY)
-    other = ("tasks.families=[find]", "rl.experts={demonstrate: 1}", "rl.steps=1", "eval.episodes=1")
+    other = ("tasks.families=[find]", "algorithm.experts={demonstrate: 1}", "rl.steps=1", "eval.episodes=1")
     summary_of(ale("run", file, "--out", tmp_path / "made", *other))
-    experts = f"rl.experts={{demonstrations: false, data: [{tmp_path / 'made'}]}}"
+    experts = f"algorithm.experts={{demonstrations: false, data: [{tmp_path / 'made'}]}}"
     done = ale("run", file, "--out", tmp_path / "run", experts, "rl.steps=1", "eval.episodes=1")
     summary_of(done)
     with RunStore.open(tmp_path / "run") as store:
@@ -162,12 +162,12 @@ def test_rollouts_of_a_task_with_an_expert_start_on_its_path_which_is_imitated(
     run_file: RunFile, tmp_path: Path
 ) -> None:
     algorithm = "algorithm={use: ipa, group_size: 2, start: rollback, il_when: always}"
-    experts = "rl.experts={demonstrations: false, demonstrate: 3}"
+    experts = "algorithm.experts={demonstrations: false, demonstrate: 3}"
     ended = ale("run", run_file(TINY), "--out", tmp_path / "run", algorithm, experts, "rl.steps=1", "eval.episodes=1")
     summary_of(ended)
     with RunStore.open(tmp_path / "run") as store:
         metrics = store.metrics("rl")
-        experts_of = {t.task_id: t for t in store.trajectories("stage = 'experts'") if t.passed}
+        experts_of = {t.task_id: t for t in store.trajectories("stage = 'prepare'") if t.passed}
         rollouts = list(store.trajectories("stage = 'rl' AND rejected IS NULL"))
     assert experts_of
     assert metrics["experts"] == [(1, len(experts_of))]

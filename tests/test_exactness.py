@@ -1,7 +1,7 @@
-"""The same gradient and the same metrics whichever way a batch is cut: for every loss of ours, to a part in a million.
+"""However a batch is split, each of our losses gives the same gradient and metrics, to one part in a million.
 
-One pass over padded rows and whole tables of logits is what the others are held against: sequences end to end, small
-micro-batches, logits in chunks, parts of the batch one after the other, and its shares in two processes.
+The reference is one pass over padded rows with full logits. The others are packed sequences, small micro-batches,
+logits computed in pieces, parts of the batch one after the other, and its shares in two processes.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-import exactness
 import numpy as np
+import parallel_losses
 import pytest
 import torch
-from exactness import Found, algorithms, batch_of, learner, total
+from parallel_losses import Found, algorithms, batch_of, learner, total
 
-from ale.testing.batches import selected
-from ale.testing.losses import write_small_policy
+from ale_packing import select
+from ale_testing.loss_samples import write_small_policy
 from ale_trainer_torch.learner import Learner
 
 ALGORITHMS = algorithms()
@@ -55,11 +55,13 @@ def two_processes(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     ranks = [
         subprocess.Popen(
-            [sys.executable, exactness.__file__, str(rank), "2", folder / "meeting", model, folder / "out.pt"],
-            env=environment, stderr=subprocess.PIPE, text=True,
+            [sys.executable, parallel_losses.__file__, str(rank), "2", folder / "meeting", model, folder / "out.pt"],
+            env=environment,
+            stderr=subprocess.PIPE,
+            text=True,
         )
         for rank in range(2)
-    ]  # fmt: skip
+    ]
     try:
         said = [rank.communicate(timeout=200)[1] for rank in ranks]
     finally:
@@ -74,8 +76,8 @@ def same(found: Found, expected: Found, name: str, how: str) -> None:
     apart = float((found.gradient - expected.gradient).abs().max())
     assert apart < 1e-9 + 1e-6 * float(expected.gradient.abs().max()), f"{how}: the gradient is {apart:.2g} apart"
     assert found.loss == pytest.approx(expected.loss, rel=1e-6, abs=1e-9), how
-    metrics = ALGORITHMS[name].metrics
-    assert metrics(found.told) == pytest.approx(metrics(expected.told), rel=1e-6, abs=1e-9), how
+    metrics = ALGORITHMS[name].loss.metrics
+    assert metrics(found.metrics) == pytest.approx(metrics(expected.metrics), rel=1e-6, abs=1e-9), how
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -90,7 +92,7 @@ def test_the_gradient_and_the_metrics_are_the_same_whichever_way_the_batch_is_cu
         same(total(by, [batch], algorithm), expected, name, how)
     rng = np.random.default_rng(len(name))
     order = rng.permutation(int(batch.trajectory[-1]) + 1)
-    parts = [selected(batch, part.tolist()) for part in np.array_split(order, 3)]
+    parts = [select(batch, part.tolist()) for part in np.array_split(order, 3)]
     same(total(others["end to end"], parts, algorithm), expected, name, "accumulated over random parts")
     same(two_processes[name], expected, name, "two processes")
 
@@ -98,6 +100,6 @@ def test_the_gradient_and_the_metrics_are_the_same_whichever_way_the_batch_is_cu
 @pytest.mark.parametrize("name", [n for n in ALGORITHMS if n.startswith("ipa")])
 def test_the_mask_takes_part_in_what_is_compared(name: str, plain: Learner) -> None:
     algorithm = ALGORITHMS[name]
-    found = algorithm.metrics(total(plain, [batch_of(algorithm, plain)], algorithm).told)
+    found = algorithm.loss.metrics(total(plain, [batch_of(algorithm, plain)], algorithm).metrics)
     assert 0 < found["masked"] < 1
     assert found["ratio_std"] > 0

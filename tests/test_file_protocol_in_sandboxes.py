@@ -1,4 +1,4 @@
-"""The file protocol end to end: an agent in a sandbox without a network, whose log is in there too."""
+"""These tests use the file protocol end to end: the agent and its log are in a sandbox without a network."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any
 
 import openai
 import pytest
-from engines import answers, provider_of
-from filing import Talker, session_of
+from file_protocol_client import Talker, session_of
 
-from ale.endpoint.file_protocol import SandboxLink, answer_log
-from ale.endpoint.http import serve
-from ale.endpoint.relays import script
-from ale.endpoint.session import EndpointSession
 from ale.errors import AgentError
+from ale.session.session import RecordedSession
 from ale.specs.sandbox import ExecResult, Sandbox, SandboxSpec
+from ale_endpoint.file_protocol import SandboxLink, answer_log
+from ale_endpoint.relays import script
+from ale_endpoint.session_server import SessionServer
+from ale_testing.sandbox_providers import answers, provider_of
 
 LOG = "/workspace/LLMService.log"
 NASTY = "LLM_REQUEST_END SESSION_END\n\u2028 turn"
@@ -54,21 +54,22 @@ for n in range(3):
 """
 
 
-async def over_http() -> EndpointSession:
+async def over_http() -> RecordedSession:
     """The same conversation over HTTP, with the official client."""
     session = session_of(Talker())
-    async with serve(session._endpoint):
+    async with SessionServer() as server:
         http = openai.DefaultAsyncHttpxClient(trust_env=False)
-        async with openai.AsyncOpenAI(base_url=session.base_url, api_key=session.api_key, http_client=http) as client:
-            messages: list[Any] = []
-            for n in range(3):
-                messages.append({"role": "user", "content": f"{NASTY}{n}"})
-                made = await client.chat.completions.create(model="m", messages=messages)
-                messages.append({"role": "assistant", "content": made.choices[0].message.content})
+        with server.open(session) as access:
+            async with openai.AsyncOpenAI(base_url=access.base_url, api_key=access.api_key, http_client=http) as client:
+                messages: list[Any] = []
+                for n in range(3):
+                    messages.append({"role": "user", "content": f"{NASTY}{n}"})
+                    made = await client.chat.completions.create(model="m", messages=messages)
+                    messages.append({"role": "assistant", "content": made.choices[0].message.content})
     return session
 
 
-async def episode(box: Sandbox, agent: str, python: str = "python3") -> EndpointSession:
+async def episode(box: Sandbox, agent: str, python: str = "python3") -> RecordedSession:
     """Service, agent and trainer, to the end of the session."""
     session, told = session_of(Talker()), list[str]()
     await box.upload({"files.py": script("files").encode(), "agent.py": agent.encode()})
@@ -85,7 +86,7 @@ async def episode(box: Sandbox, agent: str, python: str = "python3") -> Endpoint
 
     async with asyncio.timeout(100), asyncio.TaskGroup() as group:
         acting = group.create_task(act())
-        group.create_task(answer_log(session, SandboxLink(box, LOG), tell=told.append))
+        group.create_task(answer_log(session, SandboxLink(box, LOG), report=told.append))
     assert acting.result().stdout.decode().split("\n") == ["answer 1", "answer 2", "answer 3", ""], (
         acting.result().output
     )
@@ -93,7 +94,7 @@ async def episode(box: Sandbox, agent: str, python: str = "python3") -> Endpoint
     return session
 
 
-def same(one: EndpointSession, other: EndpointSession) -> None:
+def same(one: RecordedSession, other: RecordedSession) -> None:
     """Two recorded conversations, token by token."""
     assert len(one.recorder.sequences) == 1
     assert one.recorder.sequences == other.recorder.sequences

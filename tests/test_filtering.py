@@ -1,23 +1,23 @@
-"""Filtering in a whole run: what is rejected stands in the store, in each step's metrics and in the report."""
+"""In a whole run, rejected rollouts appear in the store, in each step's metrics and in the report."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
 from ale_command import SCRIPTED, TINY, ale, summary_of
-from strangers import write_package
 
-from ale.store import RunStore
+from ale.store.run_store import RunStore
+from ale_testing.fake_packages import Install
 
 REWARD = """
 import itertools
 from ale.errors import TaskError
+from ale.specs.driver import Driver
 from ale.specs.reward import Reward
 from ale.trajectory import Score
-class Fixed(Reward):
-    api_version = ">=1.1,<1.3"
+class Fixed(Driver, Reward):
+    api_version = ">=1.0,<1.2"
     calls = itertools.count()
     async def score(self, task, sandbox, trajectory):
         if next(self.calls) % 3 == 0:
@@ -27,10 +27,9 @@ class Fixed(Reward):
 
 
 def test_what_is_rejected_shows_in_every_step(
-    run_file: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run_file: Callable[[str], Path], tmp_path: Path, install: Install
 ) -> None:
-    write_package(tmp_path, "reward-fixture", REWARD, name="moody")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
+    install("reward-fixture", REWARD, name="moody")
     out = tmp_path / "dump"
     # Three in four requests of a step are rejected once (every third score), one at a time.
     done = ale("run", run_file(SCRIPTED), "--only", "rollout", "reward=moody", "rollout.concurrency=1", "--out", out)
@@ -54,8 +53,17 @@ def test_what_is_rejected_shows_in_every_step(
 
 def test_even_groups_are_replaced_while_training(run_file: Callable[[str], Path], tmp_path: Path) -> None:
     out = tmp_path / "run"
-    done = ale("run", run_file(TINY), "rl.steps=1", "rl.resample_even_groups=3", "eval.every=0", "sft.steps=1",
-               "reward.fail_value=0.0", "--out", out)  # fmt: skip
+    done = ale(
+        "run",
+        run_file(TINY),
+        "rl.steps=1",
+        "rl.resample_even_groups=3",
+        "eval.every=0",
+        "sft.steps=1",
+        "reward.fail_value=0.0",
+        "--out",
+        out,
+    )
     summary_of(done)
     with RunStore.open(out) as store:
         metrics = {name: values[0][1] for name, values in store.metrics("rl").items()}
@@ -65,6 +73,14 @@ def test_even_groups_are_replaced_while_training(run_file: Callable[[str], Path]
     assert (metrics["even_groups"], metrics["replaced_groups"], len(groups)) == (5, 3, 5)
     assert metrics["rollouts"] == 4
     assert set(dict(evaluated["rejected"]).values()) == {0.0}
-    refused = ale("run", run_file(TINY), "rl.resample_even_groups=3", "algorithm.group_size=1", "sft.steps=1", "sft.demonstrations.count=4", "eval.episodes=1")  # fmt: skip
+    refused = ale(
+        "run",
+        run_file(TINY),
+        "rl.resample_even_groups=3",
+        "algorithm.group_size=1",
+        "sft.steps=1",
+        "sft.demonstrations.count=4",
+        "eval.episodes=1",
+    )
     assert refused.returncode == 2
     assert "rl.resample_even_groups: with algorithm.group_size=1" in refused.stderr

@@ -1,4 +1,4 @@
-"""The embedded engine and trainer on a GPU. On a machine that has one their own suites run there too (device: auto)."""
+"""These tests run the embedded engine and trainer on a GPU; with a GPU their suites use it too (device: auto)."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from ale_command import TINY, ale, summary_of
 
-from ale.store import RunStore
+from ale.store.run_store import RunStore
 
 torch = pytest.importorskip("torch")
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 
 
 def test_engine_and_trainer_agree_on_a_gpu(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Network policies in whole runs, through the command line."""
+"""These tests check network policies in whole runs, through the command line."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
-from ale_command import SCRIPTED, ale
-from strangers import write_package
+import yaml
+from ale_command import REPOSITORY, SCRIPTED, ale
 
-from ale.store import RunStore
+from ale.store.run_store import RunStore
+from ale_testing.fake_packages import Install
 
 pytestmark = pytest.mark.bwrap
 
@@ -18,7 +19,7 @@ WATCHER = """
 from ale.specs.events import Observer, hookimpl
 
 class Watcher(Observer):
-    api_version = ">=1.1,<1.3"
+    api_version = ">=1.0,<1.2"
     @hookimpl
     def ale_network_refused(self, sandbox_id, labels, host, port, count):
         print("WATCHED", host, port, count, sorted(labels))
@@ -34,10 +35,9 @@ def run_file(tmp_path: Path, network: str, answer: str) -> Path:
 
 
 def test_what_an_agent_tries_to_reach_is_an_event_of_the_run_and_told_to_observers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, install: Install
 ) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    write_package(tmp_path, "far-watcher", WATCHER, kind="hooks", name="watcher", target="far_watcher:Watcher")
+    install("far-watcher", WATCHER, kind="hooks", name="watcher", target="far_watcher:Watcher")
     path = run_file(tmp_path, "needs: {network: allow, allow: ['pypi.org:443']}\nobservers: [watcher]\n", REACH)
     done = ale("run", path, "--only", "rollout", "--out", tmp_path / "run")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -54,10 +54,14 @@ def test_what_an_agent_tries_to_reach_is_an_event_of_the_run_and_told_to_observe
 
 
 def test_agents_that_may_reach_the_endpoint_alone_reach_it(tmp_path: Path) -> None:
-    ask = "exec 3<>/dev/tcp/127.0.0.1/8600; printf 'GET /v1/models HTTP/1.0\\r\\n\\r\\n' >&3; cat <&3"
-    call = json.dumps({"name": "shell", "arguments": {"command": ask}})
-    more = "needs: {network: endpoint-only}\nrollout: {max_tokens: 400, max_context: 4096}\n"
-    path = run_file(tmp_path, more, f"<tool_call>\n{call}\n</tool_call>")
+    ask = "exec 3<>/dev/tcp/127.0.0.1/8600; printf 'GET /v1/models HTTP/1.0\\r\\n\\r\\n' >&3; cat <&3; python3 agent.py"
+    agent = (REPOSITORY / "tests" / "conformance" / "small_agent.py").read_text()
+    more = {
+        "scaffold": {"use": "cli", "command": ["bash", "-c", ask], "files": {"agent.py": agent}},
+        "needs": {"network": "endpoint-only"},
+        "rollout": {"max_tokens": 400, "max_context": 4096},
+    }
+    path = run_file(tmp_path, yaml.safe_dump(more), "I am done.")
     done = ale("run", path, "--only", "rollout", "--out", tmp_path / "run")
     assert done.returncode == 0, done.stdout + done.stderr
     with RunStore.open(tmp_path / "run") as store:

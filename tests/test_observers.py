@@ -1,20 +1,18 @@
-"""Observers in whole runs, through the command line: every hook is called where its docstring says."""
+"""These tests make whole runs with observers, through the command line: each hook is called when its docstring says."""
 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from ale_command import ALE, REPOSITORY, SCRIPTED, TINY, ale, summary_of
-from strangers import write_package
+from ale_command import REPOSITORY, SCRIPTED, TINY, ale, ale_in_a_process, summary_of
 
 from ale.specs.events import HookSpecs
-from ale.store import RunStore
+from ale.store.run_store import RunStore
+from ale_testing.fake_packages import Install
 
 RunFile = Callable[[str], Path]
 SHELL = '<tool_call>\n{"name": "shell", "arguments": {"command": "echo hé > note"}}\n</tool_call>'
@@ -26,7 +24,7 @@ from ale.specs.driver import PluginConfig
 from ale.specs.events import HookSpecs, Observer, hookimpl
 
 class Witness(Observer):
-    api_version = ">=1.1,<1.3"
+    api_version = ">=1.0,<1.2"
     class Config(PluginConfig):
         path: str = Field(description="File to write to.")
         fail_in: str = Field("", description="Hook to raise in.")
@@ -74,18 +72,13 @@ class Witness(Observer):
     @hookimpl
     def ale_run_finished(self, run_id, summary):
         self.write("ale_run_finished", run_id=run_id, status=summary["status"])
-    @hookimpl
-    def ale_commands(self, app): ...
 """
 
 
 @pytest.fixture
-def witnessed(
-    tmp_path: Path, run_file: RunFile, monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., list[dict[str, Any]]]:
+def witnessed(tmp_path: Path, run_file: RunFile, install: Install) -> Callable[..., list[dict[str, Any]]]:
     """Runs a run file with the witness installed; gives what it wrote, and checks the exit code."""
-    write_package(tmp_path, "the-witness", WITNESS, kind="hooks", name="witness", target="the_witness:Witness")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    install("the-witness", WITNESS, kind="hooks", name="witness", target="the_witness:Witness")
     path = tmp_path / "witness.jsonl"
 
     def run(text: str, *overrides: str, fail_in: str = "", code: int = 0) -> list[dict[str, Any]]:
@@ -104,7 +97,7 @@ def test_every_hook_is_called_where_its_docstring_says(witnessed: Callable[..., 
     seen = witnessed(TINY)
     hooks = [line["hook"] for line in seen]
     specs = {name for name in vars(HookSpecs) if name.startswith("ale_")}
-    elsewhere = {"ale_commands", "ale_network_refused"}  # the latter: test_network_runs.py
+    elsewhere = {"ale_network_refused"}  # test_network_runs.py
     assert set(hooks) >= specs - elsewhere, "a hook spec that no run calls"
     assert hooks[:2] == ["start", "ale_run_started"]
     assert hooks[-2:] == ["ale_run_finished", "close"]
@@ -142,15 +135,19 @@ def test_an_observer_that_fails_is_silenced_after_three_errors_and_the_run_compl
     assert sum(line["hook"] == "ale_model_called" for line in seen) == 3
     assert "ale_run_finished" not in {line["hook"] for line in seen}
     assert seen[-1]["hook"] == "close", "what was started is closed all the same"
-    assert "It is told nothing more." in witnessed.stderr  # type: ignore[attr-defined]
+    assert "It is not called any more." in witnessed.stderr  # type: ignore[attr-defined]
 
 
 def test_a_command_is_refused_every_time_where_its_veto_fails(witnessed: Callable[..., list[dict[str, Any]]]) -> None:
     answers = json.dumps([SHELL, *['<tool_call>\n{"name": "finish", "arguments": {}}\n</tool_call>'] * 7])
     seen = witnessed(
-        SCRIPTED, "rl=null", "eval.episodes=4", "rollout.concurrency=1", f"engine.answers={answers}",
+        SCRIPTED,
+        "rl=null",
+        "eval.episodes=4",
+        "rollout.concurrency=1",
+        f"engine.answers={answers}",
         fail_in="ale_before_exec",
-    )  # fmt: skip
+    )
     assert sum(line["hook"] == "ale_before_exec" for line in seen) == 4
     ends = [line for line in seen if line["hook"] == "ale_exec_finished" and line["by"] == "agent"]
     assert [line["code"] for line in ends] == [126] * 4
@@ -189,12 +186,9 @@ def test_an_observer_that_cannot_close_does_not_spoil_the_run(witnessed: Callabl
     assert "the observer 'witness' failed in close: RuntimeError: spam" in witnessed.stderr  # type: ignore[attr-defined]
 
 
-def test_a_run_hears_only_the_observers_that_it_names(
-    tmp_path: Path, run_file: RunFile, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_package(tmp_path, "the-bomb", "import os; os._exit(3)", kind="hooks", name="bomb", target="the_bomb")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    summary_of(ale("run", run_file(SCRIPTED), "rl=null", "eval.episodes=2"))
+def test_a_run_hears_only_the_observers_that_it_names(run_file: RunFile, install: Install) -> None:
+    install("the-bomb", "import os; os._exit(3)", kind="hooks", name="bomb", target="the_bomb")
+    summary_of(ale_in_a_process("run", run_file(SCRIPTED), "rl=null", "eval.episodes=2"))
 
 
 @pytest.mark.parametrize(
@@ -216,12 +210,10 @@ def test_a_mistake_in_the_observers_is_a_sentence_with_its_path(
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_ale_plugins_leaves_observers_out(run_file: RunFile) -> None:
-    file = run_file(SCRIPTED)
-    done = subprocess.run(
-        [ALE, "run", file, "rl=null", "eval.episodes=2", "observers=[audit_log, tensorboard]"], text=True,
-        capture_output=True, check=True, env={**os.environ, "ALE_PLUGINS": "tensorboard"},
-    )  # fmt: skip
+def test_ale_plugins_leaves_observers_out(run_file: RunFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ALE_PLUGINS", "tensorboard")
+    done = ale("run", run_file(SCRIPTED), "rl=null", "eval.episodes=2", "observers=[audit_log, tensorboard]")
+    assert done.returncode == 0, done.stderr
     folder = Path(done.stdout.splitlines()[-1]).parent
     assert "ALE_PLUGINS leaves the observer 'audit_log' out of this run" in done.stderr
     assert not (folder / "audit.jsonl").exists()

@@ -1,6 +1,7 @@
-"""The relays in containers without a network, which hold the folder of the endpoint's socket and nothing else of the host's.
+"""These tests run the relays in containers without a network, which see only the folder of the endpoint's socket of the
+host.
 
-The image has a Python; socat and Node are this machine's, of whose programs the image is made.
+The image has Python, socat and Node, because it is made of this machine's programs.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ import shutil
 from pathlib import Path
 
 import pytest
-from engines import answers, provider_of
-from relaying import PROGRAMS, agent_in, relay_command, served
+from relay_fixtures import PROGRAMS, agent_in, relay_command, served
+
+from ale_testing.sandbox_providers import answers, provider_of
 
 IMAGE = "ale-python:1"
 
@@ -39,8 +41,15 @@ async def test_an_agent_in_a_container_without_a_network_reaches_the_endpoint(
     relay_command(name, str(tmp_path))
     mounts = [f"{tmp_path}:/ale", *(f"{path}:{path}:ro" for path in ("/usr", "/lib", "/lib64") if name != "python")]
     box = [
-        engine, "run", "--rm", "--network", "none", "--name", f"relay-{name}-{os.getpid()}",
-        *(word for mount in mounts for word in ("--volume", mount)), IMAGE,
-    ]  # fmt: skip
+        engine,
+        "run",
+        "--rm",
+        "--network",
+        "none",
+        "--name",
+        f"relay-{name}-{os.getpid()}",
+        *(word for mount in mounts for word in ("--volume", mount)),
+        IMAGE,
+    ]
     async with served(tmp_path) as session:
         await agent_in(box, "/ale", name, session)

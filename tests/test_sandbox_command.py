@@ -1,4 +1,4 @@
-"""`ale sandbox`: what one process has started, another lists and removes."""
+"""With `ale sandbox`, one process lists and removes what another process has started."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from pathlib import Path
 
 import pytest
 from ale_command import ALE
-from engines import answers
+
+from ale_testing.sandbox_providers import answers
 
 OWNER = """
 import asyncio, sys
-from ale.plugins import build_driver
-from ale.config_base import PluginChoice
+from ale.registry.drivers import build_driver
+from ale.registry.choice import PluginChoice
 from ale.specs.driver import DriverContext
 from ale.specs.sandbox import SandboxSpec
 async def main():
@@ -33,8 +34,8 @@ asyncio.run(main())
 """
 VISITOR = """
 import asyncio, sys
-from ale.plugins import build_driver
-from ale.config_base import PluginChoice
+from ale.registry.drivers import build_driver
+from ale.registry.choice import PluginChoice
 from ale.specs.driver import DriverContext
 from ale.specs.sandbox import SandboxSpec
 async def main():
@@ -112,7 +113,7 @@ def test_what_one_process_started_another_lists_and_removes(
     done = ale("rm", first, second)
     assert done.returncode == 2
     assert done.stdout == f"{second}\n"
-    assert done.stderr == f"error: There is no sandbox {first}; `ale sandbox ls` lists those that there are.\n"
+    assert done.stderr == f"error: There is no sandbox {first}; `ale sandbox ls` lists the existing ones.\n"
 
 
 def test_what_a_killed_owner_left_is_pruned(
@@ -138,7 +139,7 @@ def test_images_are_made_without_a_registry(ale: Ale, provider: str) -> None:
     done = ale("image", "build", "--python", "--name", name)
     if provider == "local":
         assert done.returncode == 2
-        assert "has no images; use a provider with the capability 'images'" in done.stderr
+        assert "has no 'BuildsImages' (makes images without a registry); use a provider that has it" in done.stderr
         return
     assert done.stdout == f"{name}\n", done.stderr
     try:
@@ -174,9 +175,12 @@ def test_exec_shows_output_while_the_command_runs(
     _, (box, _) = owner
     line = "echo first; while [ ! -e go ]; do sleep 0.05; done; echo second"
     with subprocess.Popen(
-        command_line("exec", box, "--", line, of=provider), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True,
+        command_line("exec", box, "--", line, of=provider),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
         env=environment,
-    ) as running:  # fmt: skip
+    ) as running:
         assert running.stdout is not None
         assert running.stdout.readline() == "first\n"
         assert ale("exec", box, "--", "touch go").returncode == 0
@@ -190,9 +194,12 @@ def test_ctrl_c_ends_the_command_and_leaves_the_sandbox(
     process, (box, _) = owner
     beat = "i=0; while :; do i=$((i+1)); echo $i > beat.new; mv beat.new beat; sleep 0.05; done"
     with subprocess.Popen(
-        command_line("exec", box, "--", beat, of=provider), stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        command_line("exec", box, "--", beat, of=provider),
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
         env=environment,
-    ) as running:  # fmt: skip
+    ) as running:
         assert ale("exec", box, "--", "while [ ! -e beat ]; do sleep 0.05; done").returncode == 0
         running.send_signal(signal.SIGINT)
         _, said = running.communicate(timeout=60)
@@ -239,9 +246,12 @@ def test_at_a_terminal_ctrl_c_ends_the_line_that_runs_and_ctrl_d_leaves(
     until(prompt)
     os.write(terminal, b"touch runs; sleep 600\n")
     subprocess.run(
-        command_line("exec", box, "--", "while [ ! -e runs ]; do sleep 0.05; done", of=provider), env=environment,
-        stdin=subprocess.DEVNULL, check=True, timeout=60,
-    )  # fmt: skip
+        command_line("exec", box, "--", "while [ ! -e runs ]; do sleep 0.05; done", of=provider),
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        check=True,
+        timeout=60,
+    )
     os.write(terminal, b"\x03")
     until(prompt)
     os.write(terminal, b"echo still-$x\n")
@@ -292,7 +302,7 @@ def test_a_sandbox_that_cannot_be_reached_is_a_sentence(
         done = ale(*command)
         assert done.returncode == 1
         assert done.stderr.startswith("error: There is no ")
-        assert done.stderr.endswith(" sandbox no-such-box; `ale sandbox ls` lists those that there are.\n")
+        assert done.stderr.endswith(" sandbox no-such-box; `ale sandbox ls` lists the existing ones.\n")
     process.kill()
     process.wait()
     done = ale("exec", box, "--", "true")

@@ -1,4 +1,4 @@
-"""`ale endpoint serve`, as a user types it."""
+"""These tests run `ale endpoint serve` as a user does."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ import pytest
 from ale_command import ALE, ale
 from upstreams import Faulty, hangs, real
 
-from ale.cli.endpoint_command import routes_of
-from ale.endpoint.recording import read_recording
+from ale_endpoint.command import routes_of
+from ale_endpoint.recording import read_recording
 
 GO: Any = [{"role": "user", "content": "go"}]
 
@@ -65,8 +65,13 @@ class Served:
 def served(folder: Path, *arguments: str, **variables: str) -> Iterator[Served]:
     command = [str(ALE), "endpoint", "serve", "--port", "0", *arguments]
     with subprocess.Popen(
-        command, cwd=folder, env={**os.environ, **variables}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    ) as process:  # fmt: skip
+        command,
+        cwd=folder,
+        env={**os.environ, **variables},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as process:
         try:
             yield Served(process, folder)
         finally:
@@ -157,8 +162,14 @@ def test_routes_come_in_their_order_and_each_key_goes_to_its_own(monkeypatch: py
         ([], "There is nothing to serve"),
         (["--upstream", "host/v1"], "The upstream 'host/v1' must be a URL"),
         (["--upstream", "http://me:pw@host/v1"], "has a user or a password in its URL"),
-        (["--upstream", "http://h/v1", "--key-env", "NOT_SET_HERE"], "names the environment variable NOT_SET_HERE, which is not set"),
-        (["--upstream", "http://h/v1", "--key-env", "sk-pw-1"], "takes the name of an environment variable that holds the key"),
+        (
+            ["--upstream", "http://h/v1", "--key-env", "NOT_SET_HERE"],
+            "names the environment variable NOT_SET_HERE, which is not set",
+        ),
+        (
+            ["--upstream", "http://h/v1", "--key-env", "sk-pw-1"],
+            "takes the name of an environment variable that holds the key",
+        ),
         (["--route", "gpt-*"], "write NAME=URL"),
         (["--route", "a=http://h", "--key-env", "PATH"], "it goes with --upstream"),
         (["--route", "alpha=http://h", "--key-env", "alpa=PATH"], "there is no route 'alpa'. Did you mean 'alpha'?"),
@@ -167,7 +178,7 @@ def test_routes_come_in_their_order_and_each_key_goes_to_its_own(monkeypatch: py
         (["--replay", "nowhere.jsonl"], "The recording nowhere.jsonl cannot be read"),
         (["--upstream", "http://h", "--out", "no/folder.jsonl"], "The recording no/folder.jsonl cannot be written"),
     ],
-)  # fmt: skip
+)
 def test_a_mistake_is_a_sentence(tmp_path: Path, arguments: list[str], sentence: str) -> None:
     done = ale("endpoint", "serve", *arguments, cwd=tmp_path)
     assert done.returncode == 2

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import signal
 import subprocess
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 from ale_command import ALE, TINY, ale
 
-from ale.store import RunStore
-from ale_resident.owner import start_time
+from ale.errors import ConfigError
+from ale.store.run_store import RunStore
+from ale_resident.host.owner import start_time
 
 STATE = Path(tempfile.gettempdir()) / f"ale-local-{os.geteuid()}"
 
@@ -53,16 +54,23 @@ def alive(processes: set[tuple[int, int]]) -> set[tuple[int, int]]:
     return {(pid, started) for pid, started in processes if start_time(pid) == started}
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("moment", range(3))
-def test_a_signal_ends_a_run_cleanly(tmp_path: Path, number: signal.Signals, moment: int) -> None:
-    run = start(tmp_path)
-    database = tmp_path / "run" / "run.db"
+def wait_for_trajectories(run: Path, stage: str, number: int) -> None:
+    """Wait until the run has stored so many trajectories of a stage; it exists from the first on."""
     deadline = time.monotonic() + 120
-    while not database.exists() and time.monotonic() < deadline:
+    while time.monotonic() < deadline:
+        if (run / "run.db").exists():
+            with suppress(ConfigError), RunStore.open(run) as store:  # the run may be opening it, too
+                if store.count(f"stage = '{stage}'") >= number:
+                    return
         time.sleep(0.05)
-    # From the first sandbox to the middle of reinforcement learning.
-    time.sleep(random.Random(moment).uniform(0, 0.5) + 5.0 * moment)
+    raise AssertionError(f"{number} trajectories of the stage {stage} were not stored within 120 s")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(("stage", "stored"), [("demonstrations", 0), ("demonstrations", 40), ("rl", 4)])
+def test_a_signal_ends_a_run_cleanly(tmp_path: Path, number: signal.Signals, stage: str, stored: int) -> None:
+    run = start(tmp_path)
+    wait_for_trajectories(tmp_path / "run", stage, stored)
     mine = residents(run.pid)
     run.send_signal(number)
     output, _ = run.communicate(timeout=60)
@@ -80,14 +88,7 @@ def test_a_signal_ends_a_run_cleanly(tmp_path: Path, number: signal.Signals, mom
 
 def test_kill_9_loses_no_finished_rollout_and_the_next_start_cleans_up(tmp_path: Path) -> None:
     run = start(tmp_path)
-    database = tmp_path / "run" / "run.db"
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline:
-        if database.exists():
-            with RunStore.open(tmp_path / "run") as store:
-                if store.count() >= 10:
-                    break
-        time.sleep(0.1)
+    wait_for_trajectories(tmp_path / "run", "demonstrations", 10)
     mine = residents(run.pid)
     assert mine
     os.kill(run.pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""All supervised stages of a run: the example, and its parts from a model folder."""
+"""These tests run all supervised stages: the whole example, and each of its parts from a model folder."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from ale_command import REPOSITORY, ale, summary_of
 
-from ale.store import RunStore
+from ale.store.run_store import RunStore
 
 RunFile = Callable[[str], Path]
 

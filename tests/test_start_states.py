@@ -1,13 +1,12 @@
-"""What a rollout finds behind an expert's chunks is the same by replay and by snapshot: shell tasks in real sandboxes.
+"""The state after an expert's first chunks is the same by replay and by snapshot, for shell tasks in real sandboxes.
 
-The rest, with sandboxes in memory: core/tests/test_start_states.py.
+libs/replay/tests/test_states.py has the other tests, with sandboxes in memory.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import os
 import secrets
 import shutil
 from collections.abc import AsyncIterator
@@ -17,31 +16,33 @@ from typing import Any
 
 import pytest
 from ale_command import FINISH, ale
-from engines import must_answer, provider_of
-from strangers import write_package
-from test_dialects import Scripted
 
-from ale.config_base import PluginChoice
-from ale.endpoint.prefill import expert_steps
-from ale.endpoint.session import ModelEndpoint
-from ale.endpoint.tokenizer import byte_tokenizer
-from ale.hooks import Hooks
+from ale.config.run import RolloutConfig, SandboxNeeds
 from ale.messages import Message, ToolCall
-from ale.plugins import build_driver
-from ale.rollout.episode import Episodes, Stage
-from ale.rollout.pool import SandboxPool
+from ale.registry.choice import PluginChoice
+from ale.registry.drivers import build_driver
+from ale.registry.hooks import Hooks
+from ale.rollout.episode import Episodes, StageInfo
 from ale.rollout.selection import Option, Selection
-from ale.rollout.states import StartStates
-from ale.run_config import PoolConfig, RolloutConfig, SandboxNeeds
+from ale.session.session import Sessions
+from ale.session.tokenizer import byte_tokenizer
 from ale.specs.algorithm import RolloutRequest
-from ale.specs.driver import DriverContext, PluginConfig
+from ale.specs.driver import Driver, DriverContext, PluginConfig
 from ale.specs.reward import Reward
 from ale.specs.sandbox import Sandbox
-from ale.store import RunStore
+from ale.specs.start import Demonstration, Reply
+from ale.store.run_store import RunStore
 from ale.task import Task, TaskTests
 from ale.trajectory import Score, Trajectory
+from ale_replay import ExpertReplay, ExpertStates, expert_steps
+from ale_sandbox_pool.config import PoolConfig
+from ale_sandbox_pool.pool import SandboxPool
+from ale_testing.fake_engines import ScriptedEngine
+from ale_testing.fake_packages import Install
+from ale_testing.sandbox_providers import must_answer, provider_of
 
 Told = list[tuple[str, dict[str, Any]]]
+RL = StageInfo("rl", 1, "train", 1.0)
 FAMILIES = ("write", "count", "find", "rename", "largest", "repair", "decode", "follow")
 PROVIDERS = [
     pytest.param("local", marks=pytest.mark.bwrap),
@@ -49,13 +50,16 @@ PROVIDERS = [
     pytest.param("podman", marks=pytest.mark.podman),
 ]
 LOOK = (
-    "for place in . ~ /tmp /var/tmp; do cd $place; find . -printf '%y %m %U %G %p %l\\n' | sort; "
-    'find . -type f | sort | while IFS= read -r file; do sha256sum "$file"; done; cd /workspace; done'
+    "for place in . ~ /tmp /var/tmp; do cd $place; find . -xdev -printf '%y %m %U %G %p %l\\n' | sort; "
+    'find . -xdev -type f | sort | while IFS= read -r file; do sha256sum "$file"; done; cd /workspace; done'
 )
 ODD = Task(
-    id="odd", instruction="Leave odd things.", tests=TaskTests(command="true"),
-    files={"gone": "x", "kept/file": "1\n", "mode": "2\n"}, env={"NAME": "odd"},
-)  # fmt: skip
+    id="odd",
+    instruction="Leave odd things.",
+    tests=TaskTests(command="true"),
+    files={"gone": "x", "kept/file": "1\n", "mode": "2\n"},
+    env={"NAME": "odd"},
+)
 ODD_COMMANDS = (
     'rm gone; echo "$NAME" > ~/name; umask 077; mkdir -p private/deep; echo 1 > private/deep/file',
     "chmod 4751 mode; chmod 700 .; ln -s /nowhere dangling; ln -s kept/file good; mkfifo pipe; cat good",
@@ -64,7 +68,7 @@ ODD_COMMANDS = (
 )
 
 
-class Look(Reward):
+class Look(Driver, Reward):
     """Keeps what is in the sandbox when the agent has ended."""
 
     async def score(self, task: Task, sandbox: Sandbox, trajectory: Trajectory) -> Score:
@@ -76,39 +80,44 @@ class Look(Reward):
 class Bench:
     """Episodes by replay and by snapshot, over one provider behind a pool."""
 
-    def __init__(self, pool: SandboxPool, states: StartStates) -> None:
+    def __init__(self, pool: SandboxPool, states: ExpertStates) -> None:
         self.pool, self.states = pool, states
-        self.engine = Scripted()
+        self.engine = ScriptedEngine()
         self.run = secrets.token_hex(6)
         self.scaffold: Any = build_driver("scaffold", PluginChoice(use="iflow"), DriverContext())
 
-    def episodes(self, fork: bool) -> Episodes:
+    def episodes(self) -> Episodes:
         reward = Look(PluginConfig(), DriverContext())
         return Episodes(
             Selection("sandbox", [Option("pool", self.pool)]),  # type: ignore[list-item]
-            Selection("scaffold", [Option("iflow", self.scaffold)]), Selection("reward", [Option("look", reward)]),
-            ModelEndpoint(byte_tokenizer(), self.engine, Hooks()), Hooks(), RolloutConfig(max_context=8000), SandboxNeeds(),
-            {"run": self.run}, states=self.states if fork else None,
-        )  # fmt: skip
+            Selection("scaffold", [Option("iflow", self.scaffold)]),
+            Selection("reward", [Option("look", reward)]),
+            Sessions(byte_tokenizer(), self.engine, Hooks()),
+            Hooks(),
+            RolloutConfig(max_context=8000),
+            SandboxNeeds(),
+            {"run": self.run},
+        )
 
     async def expert(self, task: Task, responder: Any) -> Trajectory:
-        request = RolloutRequest(task, "g", 0)
-        done = await self.episodes(False).run(request, Stage("demonstrations", 0, "train", 1.0), responder)
+        request = RolloutRequest(task, "g", 0, Demonstration(responder))
+        done = await self.episodes().run(request, StageInfo("demonstrations", 0, "train", 1.0))
         assert done.failure is None, done.failure
         return done
 
     async def roll(self, task: Task, expert: Trajectory, start: int, fork: bool) -> Trajectory:
         """A rollout whose policy has nothing to add."""
         self.engine.texts.append("mine")
-        request = RolloutRequest(task, "g", 1, start, expert)
-        done = await self.episodes(fork).run(request, Stage("rl", 1, "train", 1.0))
+        replay = ExpertReplay(expert, start, states=self.states if fork else None)
+        done = await self.episodes().run(RolloutRequest(task, "g", 1, replay), RL)
         assert done.failure is None, done.failure
         return done
 
     async def compare(self, task: Task, expert: Trajectory) -> int:
         """See that every start is the same both ways; how many there are."""
         starts = range(1, len(expert_steps(expert)))
-        self.episodes(True).expect([RolloutRequest(task, "g", 1, start, expert) for start in starts])
+        replays = [ExpertReplay(expert, start, states=self.states) for start in starts]
+        self.episodes().expect([RolloutRequest(task, "g", 1, replay) for replay in replays], RL)
         for start in starts:
             replayed, forked = [await self.roll(task, expert, start, fork) for fork in (False, True)]
             assert essence(replayed) == essence(forked), f"{task.id} from {start}"
@@ -149,7 +158,7 @@ def told() -> Told:
 @pytest.fixture
 async def bench(provider: Any, told: Told) -> AsyncIterator[Bench]:
     """Nothing is left of it."""
-    kept = StartStates(lambda kind, **data: told.append((kind, data)))
+    kept = ExpertStates(lambda kind, **data: told.append((kind, data)))
     async with SandboxPool(provider, PoolConfig()) as pool, kept as states:
         yield (made := Bench(pool, states))
     assert made.run not in {info.labels.get("run") for info in await provider.list()}
@@ -176,11 +185,12 @@ async def test_both_ways_give_the_same_state_and_the_same_tokens(bench: Bench, f
 async def test_odd_files_come_along(bench: Bench, told: Told) -> None:
     said = iter(ODD_COMMANDS)
 
-    async def responder(messages: object, tools: object) -> Message:
+    async def responder(messages: object, tools: object) -> Reply:
         command = next(said, None)
         if command is None:
-            return Message("assistant", "Done.")
-        return Message("assistant", "", (ToolCall(f"c{len(command)}", "shell", json.dumps({"command": command})),))
+            return Reply(Message("assistant", "Done."))
+        call = ToolCall(f"c{len(command)}", "shell", json.dumps({"command": command}))
+        return Reply(Message("assistant", "", (call,)))
 
     expert = await bench.expert(ODD, responder)
     assert await bench.compare(ODD, expert) == len(ODD_COMMANDS)
@@ -207,17 +217,23 @@ AGAIN = """
 from dataclasses import replace
 from pathlib import Path
 from ale.specs.algorithm import Algorithm
-from ale.specs.driver import PluginConfig
-class Again(Algorithm):
-    api_version = ">=1.1,<1.3"
+from ale.specs.driver import Driver, PluginConfig
+from ale_replay import ExpertReplay, ExpertStates
+class Again(Driver, Algorithm):
+    api_version = ">=1.0,<1.2"
     Config = PluginConfig
     group_size = 3
+    def __init__(self, config, context):
+        super().__init__(config, context)
+        self.states = ExpertStates(context.channel.event)
+    async def close(self):
+        await self.states.close()
     def plan(self, tasks, history):
         requests = super().plan(tasks, history)
         experts = history.trajectories[:1]
-        return [replace(r, expert=e, start_chunk=2) for r in requests for e in experts] or requests
+        return [replace(r, start=ExpertReplay(e, 2, (), self.states)) for r in requests for e in experts] or requests
     def batch(self, trajectories): ...
-    def loss(self, inputs): ...
+    loss = None
 """
 RUN = """
 name: starts
@@ -226,21 +242,17 @@ tasks: {{use: bash, families: [write], train_tasks: 1}}
 engine: {{use: scripted, answers: [{first}, {second}, {finish}]}}
 trainer: null
 algorithm: again
-rollout: {{start_states: snapshot}}
 rl: {{steps: 2, prompts_per_step: 1}}
 """
 
 
 @pytest.mark.bwrap
-def test_a_run_forks_where_its_file_says_so_and_tells_how_long_that_took(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_run_forks_where_its_algorithm_keeps_states_and_tells_how_long_that_took(
+    tmp_path: Path, install: Install
 ) -> None:
     if shutil.which("bwrap") is None:
         pytest.skip("bubblewrap is not installed")
-    write_package(tmp_path, "the-again", AGAIN, kind="algorithm", name="again", target="the_again:Again")
-    monkeypatch.setenv(
-        "PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
-    )
+    install("the-again", AGAIN, kind="algorithm", name="again", target="the_again:Again")
     says = [
         f'<tool_call>\n{{"name": "shell", "arguments": {{"command": "{command}"}}}}\n</tool_call>'
         for command in ("echo 1 > one", "cat one")

@@ -1,4 +1,4 @@
-"""Runs whose model is another server's, and training on what they leave."""
+"""These tests make runs with a model on another server, and train on the trajectories of these runs."""
 
 from __future__ import annotations
 
@@ -9,29 +9,27 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import pytest
-from ale_command import TINY, ale, summary_of
+from ale_command import TINY, ale, ale_in_a_process, summary_of
+from served_sessions import ServedSession, ServedSessions
 from upstreams import Scripted
 
-from ale.endpoint.dialects import ModelCall
-from ale.endpoint.http import serve
-from ale.endpoint.recording import Answer, RecordedCall, Recording
-from ale.endpoint.session import EndpointSession, ModelEndpoint
-from ale.endpoint.tokenizer import ChatTokenizer, byte_tokenizer
-from ale.hooks import Hooks
-from ale.messages import ChatReply, Message, ToolCall, ToolSpec
+from ale.messages import Answer, ChatReply, Message, ModelCall, ToolCall, ToolSpec
+from ale.registry.hooks import Hooks
+from ale.session.tokenizer import ChatTokenizer, byte_tokenizer
 from ale.specs.driver import DriverContext
 from ale.specs.engine import Sampling
-from ale.store import RunStore
-from ale_bash.source import BashTasks
+from ale.specs.start import Reply
+from ale.store.run_store import RunStore
+from ale_bash.task_source import BashTasks
+from ale_endpoint.recording import RecordedCall, Recording
 
 RUN = """
 name: taught
 run_dir: {runs}
 tasks: {{use: bash, families: [write, count]}}
-engine: null
 trainer: null
 algorithm: {{use: ipa, group_size: 2}}
-endpoint: {{upstream: {{url: "{url}", model: teacher, key: "${{oc.env:TEACHER_KEY}}"}}}}
+engine: {{use: upstream, url: "{url}", model: teacher, key: "${{oc.env:TEACHER_KEY}}"}}
 rl: {{steps: 2, prompts_per_step: 2}}
 eval: {{episodes: 4}}
 """
@@ -50,7 +48,7 @@ eval: {{episodes: 2}}
 
 
 @pytest.fixture
-async def teacher(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[EndpointSession]:
+async def teacher(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ServedSession]:
     """A served endpoint that solves tasks of the family `write` and gives up on the others."""
     source = BashTasks(BashTasks.Config(families=("write", "count")), DriverContext())
     tasks = {
@@ -59,20 +57,21 @@ async def teacher(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[EndpointSess
         for task, _ in zip(source.tasks(split), range(40), strict=False)
     }
 
-    async def teach(messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Message:
+    async def teach(messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Reply:
         task = tasks[messages[1].content]
         if task.tags[0] == "write" and messages[-1].role == "user":
-            return Message("assistant", "I write.", (ToolCall("c1", "shell", json.dumps({"command": task.solution})),))
-        return Message("assistant", "", (ToolCall("c2", "finish", "{}"),))
+            call = ToolCall("c1", "shell", json.dumps({"command": task.solution}))
+            return Reply(Message("assistant", "I write.", (call,)))
+        return Reply(Message("assistant", "", (ToolCall("c2", "finish", "{}"),)))
 
-    endpoint = ModelEndpoint(byte_tokenizer(), Scripted(), Hooks())
-    async with serve(endpoint):
+    endpoint = ServedSessions(byte_tokenizer(), Scripted(), Hooks())
+    async with endpoint:
         session = endpoint.open("teacher", Sampling(), max_calls=9999, max_context=1 << 20, responder=teach)
         monkeypatch.setenv("TEACHER_KEY", session.api_key)
         yield session
 
 
-def run_file(folder: Path, session: EndpointSession) -> Path:
+def run_file(folder: Path, session: ServedSession) -> Path:
     path = folder / "run.yaml"
     path.write_text(RUN.format(runs=folder / "runs", url=session.base_url))
     return path
@@ -83,9 +82,9 @@ def holds(folder: Path, text: str) -> list[Path]:
     return [path for path in folder.rglob("*") if path.is_file() and text.encode() in path.read_bytes()]
 
 
-async def test_a_teachers_rollouts_train_a_student(teacher: EndpointSession, tmp_path: Path) -> None:
+async def test_a_teachers_rollouts_train_a_student(teacher: ServedSession, tmp_path: Path) -> None:
     file, dump = run_file(tmp_path, teacher), tmp_path / "dump"
-    done = await asyncio.to_thread(ale, "run", file, "--only", "rollout", "--out", dump)
+    done = await asyncio.to_thread(ale_in_a_process, "run", file, "--only", "rollout", "--out", dump)
     summary = summary_of(done)
     assert (summary["rollouts"], summary["sampled_tokens"], summary["failures"]) == (8, 0, {})
     with RunStore.open(dump) as store:
@@ -96,7 +95,7 @@ async def test_a_teachers_rollouts_train_a_student(teacher: EndpointSession, tmp
     assert all(t.sequences[0].messages[2].content == "I write." for t in taught if t.passed)
     student = tmp_path / "student.yaml"
     student.write_text(STUDENT.format(runs=tmp_path / "runs", data=dump))
-    trained = await asyncio.to_thread(ale, "run", student, "--out", tmp_path / "trained")
+    trained = await asyncio.to_thread(ale_in_a_process, "run", student, "--out", tmp_path / "trained")
     summary = summary_of(trained)
     assert set(summary["heldout"]) == {"before_sft", "after_sft"}
     assert "4 of 8 demonstrations are trained on (4 pass their tests)" in trained.stdout + trained.stderr
@@ -106,15 +105,15 @@ async def test_a_teachers_rollouts_train_a_student(teacher: EndpointSession, tmp
     assert os.environ["TEACHER_KEY"] not in done.stdout + done.stderr
 
 
-async def test_any_run_file_can_be_given_a_teacher(teacher: EndpointSession, tmp_path: Path) -> None:
+async def test_any_run_file_can_be_given_a_teacher(teacher: ServedSession, tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     file.write_text(TINY.format(runs=tmp_path / "runs"))
-    section = f"endpoint.upstream={{url: '{teacher.base_url}', model: t, key: '${{oc.env:TEACHER_KEY}}'}}"
-    done = await asyncio.to_thread(ale, "run", file, "--only", "rollout", section, "rl.steps=1")
+    section = f"engine={{use: upstream, url: '{teacher.base_url}', model: t, key: '${{oc.env:TEACHER_KEY}}'}}"
+    done = await asyncio.to_thread(ale_in_a_process, "run", file, "--only", "rollout", section, "rl.steps=1")
     summary = summary_of(done)
     assert (summary["rollouts"], summary["sampled_tokens"], summary["failures"]) == (4, 0, {})
     assert not holds(tmp_path, os.environ["TEACHER_KEY"])
-    checked = await asyncio.to_thread(ale, "config", "validate", file, section)
+    checked = await asyncio.to_thread(ale_in_a_process, "config", "validate", file, section)
     assert "is valid, with '--only rollout' alone" in checked.stdout
 
 
@@ -139,21 +138,21 @@ def test_a_recording_trains_a_student(tmp_path: Path) -> None:
         assert store.count("stage = 'demonstrations'") == 0, "none is run"
 
 
-async def test_a_teacher_is_evaluated(teacher: EndpointSession, tmp_path: Path) -> None:
-    done = await asyncio.to_thread(ale, "eval", run_file(tmp_path, teacher))
+async def test_a_teacher_is_evaluated(teacher: ServedSession, tmp_path: Path) -> None:
+    done = await asyncio.to_thread(ale_in_a_process, "eval", run_file(tmp_path, teacher))
     (result,) = summary_of(done)["heldout"].values()
     assert (result["episodes"], result["success"]) == (4, 0.5)
 
 
 async def test_a_refused_key_ends_the_run_with_a_sentence(
-    teacher: EndpointSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    teacher: ServedSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TEACHER_KEY", "not-the-right-key")
     done = await asyncio.to_thread(
-        ale, "run", run_file(tmp_path, teacher), "--only", "rollout", "--out", tmp_path / "dump"
+        ale_in_a_process, "run", run_file(tmp_path, teacher), "--only", "rollout", "--out", tmp_path / "dump"
     )
     assert done.returncode == 2
-    assert "refuses the key from endpoint.upstream.key (401)" in done.stderr
+    assert "refuses the key from engine.key (401)" in done.stderr
     assert not holds(tmp_path, "not-the-right-key")
     assert "not-the-right-key" not in done.stdout + done.stderr
 
@@ -161,18 +160,18 @@ async def test_a_refused_key_ends_the_run_with_a_sentence(
 @pytest.mark.parametrize(
     ("overrides", "sentence"),
     [
-        ([], "endpoint.upstream: the upstream answers in the policy's place"),
-        (["--only", "rollout", "endpoint.upstream.key=sk-123456789"], "endpoint.upstream.key: write ${oc.env:NAME}"),
-        (["--only", "rollout", "endpoint.upstream=null"], "'engine' is null, and nothing else answers"),
-        (["--only", "rollout", "endpoint.upstream.url=host"], "The upstream 'host' must be a URL"),
-        (["--only", "rollout", "endpoint.upstream.parameters={n: 2}"], "'n' is for the endpoint to say"),
+        ([], "engine: 'upstream' answers with messages of another model"),
+        (["--only", "rollout", "engine.key=sk-123456789"], "engine.key: write ${oc.env:NAME}"),
+        (["--only", "rollout", "engine=null"], "engine: must be the name of an engine plugin"),
+        (["--only", "rollout", "engine.url=host"], "engine: the upstream 'host' must be a URL"),
+        (["--only", "rollout", "engine.parameters={n: 2}"], "'n' is for the session to say"),
         (["--only", "rollout", "sft.demonstrations={data: [x], count: 3}"], "with 'data' none is"),
     ],
-)  # fmt: skip
+)
 async def test_what_cannot_work_is_refused(
-    teacher: EndpointSession, tmp_path: Path, overrides: list[str], sentence: str
+    teacher: ServedSession, tmp_path: Path, overrides: list[str], sentence: str
 ) -> None:
-    done = await asyncio.to_thread(ale, "run", run_file(tmp_path, teacher), *overrides)
+    done = await asyncio.to_thread(ale_in_a_process, "run", run_file(tmp_path, teacher), *overrides)
     assert done.returncode == 2, done.stderr
     assert sentence in done.stderr
     assert "123456789" not in done.stderr

@@ -1,16 +1,16 @@
-"""The endpoint's Unix socket in a whole run, and the programs that reach it, through the command line."""
+"""These tests use the endpoint's Unix socket, and the programs that reach it, in whole runs by the command line."""
 
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import pytest
-from ale_command import SCRIPTED, ale
-from strangers import write_package
+import yaml
+from ale_command import REPOSITORY, SCRIPTED, ale
 
-from ale.endpoint.relays import SCRIPTS, script
+from ale_endpoint.relays import SCRIPTS, script
+from ale_testing.fake_packages import Install
 
 FINISH = json.dumps('<tool_call>\n{"name": "finish", "arguments": {}}\n</tool_call>')
 CALLER = """
@@ -18,7 +18,7 @@ import os, socket
 from ale.specs.events import Observer, hookimpl
 
 class Caller(Observer):
-    api_version = ">=1.1,<1.3"
+    api_version = ">=1.0,<1.2"
     @hookimpl
     def ale_sandbox_started(self, sandbox_id, episode_id, task):
         # No answer is waited for: what would give it is this very thread.
@@ -28,16 +28,23 @@ class Caller(Observer):
 """
 
 
+def run_text(folder: Path, socket: Path) -> str:
+    """A run of one step whose agent is a program, and whose scaffold serves at a Unix socket too."""
+    agent = (REPOSITORY / "tests" / "conformance" / "small_agent.py").read_text()
+    scaffold = {"use": "cli", "command": "python3 agent.py", "files": {"agent.py": agent}, "unix": str(socket)}
+    text = SCRIPTED.format(runs=folder / "runs", finish=FINISH).replace("steps: 2", "steps: 1")
+    more = {"scaffold": scaffold, "needs": {"network": "endpoint-only"}, "rollout": {"max_context": 8192}}
+    return text + yaml.safe_dump(more)
+
+
 @pytest.mark.bwrap
 def test_a_run_serves_at_the_socket_that_its_file_names_and_takes_it_away(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, install: Install, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "endpoint.sock"
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.setenv("SOCKET", str(path))
-    write_package(tmp_path, "far-caller", CALLER, kind="hooks", name="caller", target="far_caller:Caller")
-    text = SCRIPTED.format(runs=tmp_path / "runs", finish=FINISH).replace("steps: 2", "steps: 1")
-    (tmp_path / "run.yaml").write_text(f"{text}endpoint: {{unix: {path}}}\nobservers: [caller]\n")
+    install("far-caller", CALLER, kind="hooks", name="caller", target="far_caller:Caller")
+    (tmp_path / "run.yaml").write_text(f"{run_text(tmp_path, path)}observers: [caller]\n")
     done = ale("run", tmp_path / "run.yaml", "--only", "rollout", "--out", tmp_path / "run")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "REACHED" in done.stdout + done.stderr
@@ -45,8 +52,7 @@ def test_a_run_serves_at_the_socket_that_its_file_names_and_takes_it_away(
 
 
 def test_a_socket_that_cannot_be_had_ends_the_run_with_a_sentence(tmp_path: Path) -> None:
-    text = SCRIPTED.format(runs=tmp_path / "runs", finish=FINISH)
-    (tmp_path / "run.yaml").write_text(f"{text}endpoint: {{unix: {tmp_path}/none/endpoint.sock}}\n")
+    (tmp_path / "run.yaml").write_text(run_text(tmp_path, tmp_path / "none" / "endpoint.sock"))
     done = ale("run", tmp_path / "run.yaml", "--only", "rollout", "--out", tmp_path / "run")
     assert done.returncode == 2
     assert "The folder of the Unix socket" in done.stderr

@@ -1,11 +1,11 @@
 """Make the figures and tables of this folder: every experiment of `ale lab`, one after the other.
 
-    python benchmarks/ipa/run.py [--seeds 1-5] [--jobs 1] [--out runs/lab] [--only fig12 ...] [--known FILE ...] [--quick]
+    python benchmarks/ipa/run.py [--seeds 1-5] [--jobs 1] [--out runs/lab] [--only fig12 ...] [--known FILE ...]
+    [--quick]
 
-Runs that are finished, or stand in the data of an earlier lab (`--known`), are not made again, so that it can be stopped
-at any time and started again. The tables and their data are copied here, the pictures to `docs/figures`, but for those
-of `--quick`.
-"""
+Finished runs, and runs in the data of an earlier lab (`--known`), are not made again, so the script can be stopped and
+started again at any time. Tables and data are copied to this folder and pictures to `docs/figures`, except with
+`--quick`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PICTURES = HERE.parents[1] / "docs" / "figures"
 
 
 def main() -> None:
-    """Run, and copy what came of it."""
+    """Run the experiments and copy the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", default="1-5")
     parser.add_argument("--jobs", type=int, default=1)

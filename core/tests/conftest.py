@@ -2,53 +2,16 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
-from functools import partial
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
-from strangers import Install, write_package
 
-from ale.messages import Message, ToolCall, ToolSpec
-from ale.trajectory import Chunk, ChunkError, Observation, Score, Sequence, Trajectory
-
-
-def build_trajectory(trajectory_id: str = "t0", reward: float = 1.0, **changes: object) -> Trajectory:
-    """A two-chunk trajectory with everything filled in."""
-    call = ToolCall("call_0_0", "shell", '{"command": "ls"}')
-    messages = (
-        Message("system", "You act."), Message("user", "dó it"), Message("assistant", "", (call,)),
-        Message("tool", "a.txt", tool_call_id="call_0_0"), Message("assistant", "done"),
-    )  # fmt: skip
-    values: dict[str, object] = {
-        "id": trajectory_id, "task_id": "count-1", "split": "train", "stage": "rl", "step": 1, "group": "1.0.count-1",
-        "seed": 7, "policy_version": 3,
-        "sequences": (Sequence((1, 2, 3, 4, 5, 6, 7), messages, (ToolSpec("shell", "Run."),)),),
-        "chunks": (
-            Chunk(0, 0, 2, 4, (-0.5, -0.1), (3, 3), "stop", True, ChunkError("execution_failed", "no such file"), turn=2),
-            Chunk(1, 0, 5, 7, (-0.2, -0.3), (3, 4), "length", turn=4),
-        ),
-        "observations": (Observation(0, "shell", {"command": "ls"}, "a.txt", 0, 0.01),),
-        "reward": Score(reward, reward > 0, "ok"), "tags": ("count",), "timings": (("start", 0.1),),
-        "started_at": 5.0, "seconds": 1.5,
-    }  # fmt: skip
-    return Trajectory(**{**values, **changes})  # type: ignore[arg-type]
+from ale.trajectory import Trajectory
+from ale_testing.fake_packages import install as install
+from ale_testing.sample_trajectory import build_trajectory
 
 
 @pytest.fixture
 def trajectory() -> Callable[..., Trajectory]:
     """Makes trajectories."""
     return build_trajectory
-
-
-@pytest.fixture
-def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
-    """Puts a stranger's package on the path, of child processes too, and takes it away again."""
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    before = set(sys.modules)
-    yield partial(write_package, tmp_path)
-    for imported in set(sys.modules) - before:
-        if str(getattr(sys.modules[imported], "__file__", "")).startswith(str(tmp_path)):
-            del sys.modules[imported]

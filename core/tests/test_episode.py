@@ -1,4 +1,4 @@
-"""An episode ends as what it was: a fault is no zero, a spent budget no crash, a diverged replay no sample.
+"""An episode ends as what it was: a fault is no zero, a spent budget no crash, a diverged start no sample.
 
 The agent here swallows every error, as programs do that speak HTTP.
 """
@@ -6,37 +6,39 @@ The agent here swallows every error, as programs do that speak HTTP.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 
 import pytest
-from memory_sandboxes import MemoryProvider
-from test_dialects import Scripted
-from test_prefill import EXPERT, SAYS, START, TOOLS
 
-from ale.endpoint.session import ModelEndpoint
-from ale.endpoint.tokenizer import byte_tokenizer
-from ale.errors import AleError, EngineError
-from ale.hooks import Hooks
-from ale.messages import Message
-from ale.packing import Credit, pack
-from ale.rollout.episode import Episodes, Stage
+from ale.config.run import RolloutConfig, SandboxNeeds
+from ale.errors import AleError, EngineError, StartDiverged
+from ale.messages import Message, ToolCall, ToolSpec
+from ale.registry.hooks import Hooks
+from ale.rollout.episode import Episodes, StageInfo
 from ale.rollout.selection import Option, Selection
-from ale.run_config import RolloutConfig, SandboxNeeds
+from ale.session.session import Sessions
+from ale.session.tokenizer import byte_tokenizer
 from ale.specs.algorithm import RolloutRequest
-from ale.specs.driver import DriverContext, PluginConfig
+from ale.specs.driver import Driver, DriverContext, PluginConfig
 from ale.specs.reward import Reward
-from ale.specs.sandbox import Sandbox
+from ale.specs.sandbox import Sandbox, SandboxSpec
 from ale.specs.scaffold import ModelSession, Scaffold
+from ale.specs.start import Opening, Reply, Start, StartContext
 from ale.task import Task, TaskTests
 from ale.trajectory import Chunk, Score, Trajectory
+from ale_packing import Credit, pack
+from ale_testing.fake_engines import ScriptedEngine
+from ale_testing.fake_sandboxes import MemoryProvider
+from ale_testing.sample_conversation import EXPERT, SAYS, START, TOOLS
 
 TASK = Task(id="t", instruction="do it", tests=TaskTests(command="true"))
 
 
-class Program(Scaffold):
-    """Carries calls out until it is told no more; a call that fails is tried `tries` times, and then it ends as if all was well."""
+class Program(Driver, Scaffold):
+    """Carries calls out until it is told no more; a call that fails is tried `tries` times, and then it ends as if all
+    was well."""
 
     tries = 2
     title = False
@@ -59,7 +61,7 @@ class Program(Scaffold):
         return "finish"
 
 
-class Fixed(Reward):
+class Fixed(Driver, Reward):
     """Always content."""
 
     async def score(self, task: Task, sandbox: Sandbox, trajectory: Trajectory) -> Score:
@@ -67,27 +69,31 @@ class Fixed(Reward):
 
 
 @pytest.fixture
-def engine() -> Scripted:
-    made = Scripted()
+def engine() -> ScriptedEngine:
+    made = ScriptedEngine()
     made.texts = list(SAYS)
     return made
 
 
-async def roll(engine: Scripted, program: Program | None = None, request: RolloutRequest | None = None, **config: object) -> Trajectory:  # fmt: skip
+async def roll(
+    engine: ScriptedEngine, program: Program | None = None, request: RolloutRequest | None = None, **config: object
+) -> Trajectory:
     none = PluginConfig(), DriverContext()
     episodes = Episodes(
         Selection("sandbox", [Option("memory", MemoryProvider())]),  # type: ignore[list-item]
         Selection("scaffold", [Option("program", program or Program(*none))]),
         Selection("reward", [Option("fixed", Fixed(*none))]),
-        ModelEndpoint(byte_tokenizer(), engine, Hooks()), Hooks(),
+        Sessions(byte_tokenizer(), engine, Hooks()),
+        Hooks(),
         RolloutConfig(**{"max_tokens": 200, "max_context": 4000, **config}),  # type: ignore[arg-type]
-        SandboxNeeds(), {},
-    )  # fmt: skip
-    return await episodes.run(request or RolloutRequest(TASK, "g", 1), Stage("rl", 0, "train", 1.0))
+        SandboxNeeds(),
+        {},
+    )
+    return await episodes.run(request or RolloutRequest(TASK, "g", 1), StageInfo("rl", 0, "train", 1.0))
 
 
 async def test_an_agent_that_swallows_a_lost_engine_is_a_failure_and_no_zero(
-    engine: Scripted, caplog: pytest.LogCaptureFixture
+    engine: ScriptedEngine, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine.error = EngineError("The engine is lost.")
     with caplog.at_level(logging.CRITICAL):
@@ -97,7 +103,7 @@ async def test_an_agent_that_swallows_a_lost_engine_is_a_failure_and_no_zero(
     assert (done.failure.kind, done.failure.message, done.failure.retryable) == ("engine", "The engine is lost.", True)
 
 
-async def test_an_engine_that_works_again_is_no_failure(engine: Scripted) -> None:
+async def test_an_engine_that_works_again_is_no_failure(engine: ScriptedEngine) -> None:
     failing = [EngineError("busy")]
     sample = engine.generate
 
@@ -112,31 +118,104 @@ async def test_an_engine_that_works_again_is_no_failure(engine: Scripted) -> Non
     assert len(done.chunks) == 4
 
 
-async def test_an_agent_that_swallows_a_spent_budget_ended_by_it(engine: Scripted) -> None:
+async def test_an_agent_that_swallows_a_spent_budget_ended_by_it(engine: ScriptedEngine) -> None:
     done = await roll(engine, max_calls=2)
     assert (done.ended_by, done.passed, len(done.chunks)) == ("budget", True, 2)
 
 
-async def test_a_replay_goes_on_with_the_policy(engine: Scripted) -> None:
+class Given(Start):
+    """Answers the first calls with what it was given; it has diverged where a call is not the one after its last."""
+
+    def __init__(self, *texts: str) -> None:
+        self.chunks = len(texts)
+        self.texts = texts
+
+    def open(self, context: StartContext) -> Opening:
+        given = self
+
+        class Answers(Opening):
+            done = 0
+            prepared = wrapped = False
+
+            @asynccontextmanager
+            async def prepare(self, spec: SandboxSpec) -> AsyncIterator[SandboxSpec]:
+                self.prepared = True
+                yield spec.model_copy(update={"env": {"PREPARED": context.task.id}})
+
+            def wrap(self, sandbox: Sandbox) -> Sandbox:
+                assert sandbox.spec.env == {"PREPARED": "t"}
+                self.wrapped = True
+                return sandbox
+
+            async def respond(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Reply | None:
+                if "else" in messages[-1].content:
+                    raise StartDiverged("The environment answered something else.")
+                self.done += 1
+                if self.done > len(given.texts):
+                    return None
+                call = ToolCall(f"g{self.done}", "shell", given.texts[self.done - 1])
+                return Reply(Message("assistant", "", (call,)))
+
+            def check(self) -> None:
+                assert self.prepared
+                assert self.wrapped
+                if self.done <= len(given.texts):
+                    raise StartDiverged("The policy was never asked.")
+
+        return Answers()
+
+
+async def test_a_start_prepares_the_sandbox_and_answers_until_the_policy_does(engine: ScriptedEngine) -> None:
     engine.texts = ["mine"]
-    done = await roll(engine, request=RolloutRequest(TASK, "g", 1, start_chunk=2, expert=EXPERT))
+    done = await roll(engine, request=RolloutRequest(TASK, "g", 1, Given('{"command": "a"}', '{"command": "b"}')))
     assert (done.failure, done.start_chunk, done.ended_by) == (None, 2, "finish")
     assert [chunk.sampled for chunk in done.chunks] == [False, False, True]
+    assert "state" in dict(done.timings)
 
 
 @pytest.mark.parametrize("tries", [1, 3])
-async def test_a_diverged_replay_is_kept_apart(engine: Scripted, tries: int, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_start_that_diverged_is_kept_apart(
+    engine: ScriptedEngine, tries: int, caplog: pytest.LogCaptureFixture
+) -> None:
     program = Program(PluginConfig(), DriverContext())
     program.answers, program.tries = ("out 0", "else"), tries
     with caplog.at_level(logging.CRITICAL):
-        done = await roll(engine, program, RolloutRequest(TASK, "g", 1, start_chunk=3, expert=EXPERT))
+        done = await roll(engine, program, RolloutRequest(TASK, "g", 1, Given(*["{}"] * 3)))
     assert done.failure is not None
     assert (done.failure.kind, done.rejected) == ("replay", "replay failure")
-    assert "where it had answered 'out 1'" in done.failure.message
+    assert done.failure.message == "The environment answered something else."
+
+
+async def test_a_rollout_whose_policy_was_never_asked_is_no_sample(
+    engine: ScriptedEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.CRITICAL):
+        done = await roll(engine, request=RolloutRequest(TASK, "g", 1, Given(*["{}"] * 3)), max_calls=2)
+    assert done.failure is not None
+    assert (done.failure.kind, done.failure.message) == ("replay", "The policy was never asked.")
+
+
+async def test_a_start_that_crashes_is_a_failure_that_says_so(
+    engine: ScriptedEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Broken(Opening):
+        @asynccontextmanager
+        async def prepare(self, spec: SandboxSpec) -> AsyncIterator[SandboxSpec]:
+            raise KeyError("state")
+            yield spec
+
+    class Crashes(Start):
+        def open(self, context: StartContext) -> Opening:
+            return Broken()
+
+    with caplog.at_level(logging.CRITICAL):
+        done = await roll(engine, request=RolloutRequest(TASK, "g", 1, Crashes()))
+    assert done.failure is not None
+    assert (done.failure.kind, "The start of the rollout crashed: KeyError" in done.failure.message) == ("plugin", True)
 
 
 @pytest.mark.parametrize("rule", ["no_tools", "none"])
-async def test_side_calls_are_marked_by_the_runs_rule(engine: Scripted, rule: str) -> None:
+async def test_side_calls_are_marked_by_the_runs_rule(engine: ScriptedEngine, rule: str) -> None:
     engine.texts = ["A title", *SAYS]
     program = Program(PluginConfig(), DriverContext())
     program.title = True
@@ -151,7 +230,7 @@ def test_side_chunks_carry_no_loss_and_are_no_steps() -> None:
 
     seen: list[tuple[int, int, int]] = []
     chunks = tuple(replace(chunk, side=chunk.index == 1) for chunk in EXPERT.chunks)
-    batch = pack([replace(EXPERT, chunks=chunks)], credit, lambda table, tokens: float(tokens))
+    batch = pack([replace(EXPERT, chunks=chunks)], credit)
     assert seen == [(0, 0, 3), (2, 1, 3), (3, 2, 3)]
     assert batch is not None
     assert batch.normalizer == sum(len(chunks[i]) for i in (0, 2, 3))

@@ -10,33 +10,33 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from memory_sandboxes import MemoryProvider
-from test_dialects import Scripted
 from test_episode import Fixed, Program
-from test_prefill import SAYS
 
-from ale.endpoint.session import ModelEndpoint
-from ale.endpoint.tokenizer import byte_tokenizer
+from ale.config.run import RolloutConfig, SandboxNeeds
 from ale.errors import ApiError, EngineError, SandboxError, TaskError
-from ale.hooks import Hooks
 from ale.messages import Message, ToolCall
-from ale.rollout.answers import KnownAnswers, tool_answers
-from ale.rollout.episode import Episodes, Stage
-from ale.rollout.filters import LOST_REPLAY, Filter, Rejection, illegal_run
+from ale.registry.hooks import Hooks
+from ale.rollout.contradictions import KnownAnswers, tool_answers
+from ale.rollout.episode import Episodes, StageInfo
+from ale.rollout.filters import DIVERGED, Filter, Rejection, illegal_run
 from ale.rollout.scheduler import Rollouts
 from ale.rollout.selection import Option, Selection
-from ale.run_config import RolloutConfig, SandboxNeeds
+from ale.session.session import Sessions
+from ale.session.tokenizer import byte_tokenizer
 from ale.specs.algorithm import RolloutRequest
 from ale.specs.driver import DriverContext, PluginConfig
 from ale.specs.events import hookimpl
 from ale.specs.sandbox import Sandbox
-from ale.store import RunStore
+from ale.store.run_store import RunStore
 from ale.task import Task, TaskTests
 from ale.trajectory import Chunk, ChunkError, Failure, Observation, Score, Sequence, Trajectory
+from ale_testing.fake_engines import ScriptedEngine
+from ale_testing.fake_sandboxes import MemoryProvider
+from ale_testing.sample_conversation import SAYS
 
 TASK = Task(id="t", instruction="do it", tests=TaskTests(command="true"))
 BARE = Trajectory("r", "t", "train", "rl", 1, "g", 0, 0, (), ())
-STAGE = Stage("rl", 1, "train", 1.0)
+STAGE = StageInfo("rl", 1, "train", 1.0)
 Make = Callable[..., Trajectory]
 
 
@@ -95,8 +95,9 @@ def test_calls_of_an_agent_that_reports_none_are_read_from_its_messages(trajecto
     more = (Message("assistant", "", (broken,)), Message("tool", "no", tool_call_id="c2"))
     t = trajectory(observations=(), sequences=(Sequence((1,), whole), Sequence((1,), (*cut, *more))))
     assert [(a.tool, a.arguments, a.text) for a in tool_answers(t)] == [
-        ("look", '{"q": "a"}', "long"), ("look", '{"q": ', "no"),
-    ]  # fmt: skip
+        ("look", '{"q": "a"}', "long"),
+        ("look", '{"q": ', "no"),
+    ]
 
 
 @given(st.lists(st.tuples(st.sampled_from("abcd"), st.sampled_from("xy")), max_size=30), st.integers(1, 3))
@@ -173,21 +174,31 @@ def store(tmp_path: Path) -> Iterator[RunStore]:
         yield opened
 
 
-def rollouts(store: RunStore, engine: Scripted, program: Program, reward: Fixed, hooks: Hooks | None = None, **config: object) -> Rollouts:  # fmt: skip
+def rollouts(
+    store: RunStore,
+    engine: ScriptedEngine,
+    program: Program,
+    reward: Fixed,
+    hooks: Hooks | None = None,
+    **config: object,
+) -> Rollouts:
     hooks = hooks or Hooks()
     episodes = Episodes(
         Selection("sandbox", [Option("memory", MemoryProvider())]),  # type: ignore[list-item]
-        Selection("scaffold", [Option("program", program)]), Selection("reward", [Option("fixed", reward)]),
-        ModelEndpoint(byte_tokenizer(), engine, hooks), hooks,
+        Selection("scaffold", [Option("program", program)]),
+        Selection("reward", [Option("fixed", reward)]),
+        Sessions(byte_tokenizer(), engine, hooks),
+        hooks,
         RolloutConfig(**{"max_tokens": 200, "max_context": 4000, "concurrency": 1, **config}),  # type: ignore[arg-type]
-        SandboxNeeds(), {},
-    )  # fmt: skip
+        SandboxNeeds(),
+        {},
+    )
     return Rollouts(episodes, store)
 
 
 @pytest.fixture
-def engine() -> Scripted:
-    made = Scripted()
+def engine() -> ScriptedEngine:
+    made = ScriptedEngine()
     made.texts = list(SAYS) * 40
     return made
 
@@ -196,7 +207,7 @@ NONE = PluginConfig(), DriverContext()
 
 
 async def test_a_reward_that_cannot_be_computed_is_made_anew_and_never_a_zero(
-    store: RunStore, engine: Scripted, caplog: pytest.LogCaptureFixture
+    store: RunStore, engine: ScriptedEngine, caplog: pytest.LogCaptureFixture
 ) -> None:
     reward = Failing(*NONE)
     reward.faults = [SandboxError("gone"), TaskError("no pytest here"), RuntimeError("a bug")] + [TaskError("x")] * 3
@@ -216,23 +227,29 @@ async def test_a_reward_that_cannot_be_computed_is_made_anew_and_never_a_zero(
     assert made.metrics("rl", 1)["rejected"] == 0, "each step is told once"
 
 
-async def test_lost_replays_are_told_by_group_and_nothing_else_is(store: RunStore, engine: Scripted) -> None:
+async def test_what_requests_were_given_up_for_is_known_by_group(store: RunStore, engine: ScriptedEngine) -> None:
     made = rollouts(store, engine, Program(*NONE), Fixed(*NONE), max_resamples=1)
     kinds = {
-        "a": [LOST_REPLAY] * 4,
-        "b": [LOST_REPLAY, "no reward"],
-        "c": ["no reward", LOST_REPLAY],
-        "d": [LOST_REPLAY],
+        "a": [DIVERGED] * 4,
+        "b": [DIVERGED, "no reward"],
+        "c": ["no reward", DIVERGED],
+        "d": [DIVERGED],
     }
     made.judge = lambda t: Rejection(kind := kinds[t.group].pop(0), kind) if kinds[t.group] else None
     groups = ["a", "a", "b", "c", "d"]
     done = await made.run([RolloutRequest(TASK, group, i) for i, group in enumerate(groups)], STAGE)
     assert [t.group for t in done] == ["d"], "at the second try"
-    assert +made.lost_replays == {"a": 2, "c": 1}, "what its last try was given up for"
+    counts = {group: dict(kinds) for group, kinds in made.given_up.items()}
+    assert counts == {"a": {DIVERGED: 2}, "b": {"no reward": 1}, "c": {DIVERGED: 1}}, (
+        "what the last try was given up for"
+    )
+    assert made.diverged
+    made.given_up = {"b": made.given_up["b"]}
+    assert not made.diverged
 
 
 async def test_a_service_that_is_away_has_a_reason_of_its_own(
-    store: RunStore, engine: Scripted, caplog: pytest.LogCaptureFixture
+    store: RunStore, engine: ScriptedEngine, caplog: pytest.LogCaptureFixture
 ) -> None:
     sample, faults = engine.generate, [ApiError("The upstream answers 503."), EngineError("lost")]
 
@@ -249,14 +266,15 @@ async def test_a_service_that_is_away_has_a_reason_of_its_own(
         (done,) = await made.run([RolloutRequest(TASK, "a", 1)], STAGE)
     assert done.passed
     assert [(t.rejected, t.rejected_because) for t in store.trajectories("rejected IS NOT NULL")] == [
-        ("api failure", "The upstream answers 503."), ("engine failure", "lost"),
-    ]  # fmt: skip
+        ("api failure", "The upstream answers 503."),
+        ("engine failure", "lost"),
+    ]
     metrics = made.metrics("rl", 1)
     assert (metrics["rejected/api_failure"], metrics["rejected/engine_failure"]) == (1 / 3, 1 / 3)
     assert (metrics["resampled"], metrics["unfilled"]) == (2.0, 0.0)
 
 
-async def test_a_tool_that_its_scaffold_vouches_for_is_watched(store: RunStore, engine: Scripted) -> None:
+async def test_a_tool_that_its_scaffold_vouches_for_is_watched(store: RunStore, engine: ScriptedEngine) -> None:
     program = Looking(*NONE)
     program.world = iter(["1", "1", "2", "2"])
     made = rollouts(store, engine, program, Fixed(*NONE))
@@ -269,7 +287,7 @@ async def test_a_tool_that_its_scaffold_vouches_for_is_watched(store: RunStore, 
     assert store.rejections(9) == {"unreliable tool": 1}
 
 
-async def test_a_veto_keeps_its_words_and_is_counted_as_one(store: RunStore, engine: Scripted) -> None:
+async def test_a_veto_keeps_its_words_and_is_counted_as_one(store: RunStore, engine: ScriptedEngine) -> None:
     class Watch:
         @hookimpl
         def ale_filter_trajectory(self, trajectory: Trajectory) -> str:

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from ale.errors import PluginError
-from ale.hooks import Hooks
+from ale.registry.hooks import Hooks
 from ale.specs.events import hookimpl
 
 
@@ -33,12 +33,12 @@ class Recording:
 
 
 def exec_refusal(hooks: Hooks) -> str | None:
-    return hooks.refusal("ale_before_exec", sandbox_id="s", task=None, command="rm -rf /")
+    return hooks.veto_reason("ale_before_exec", sandbox_id="s", task=None, command="rm -rf /")
 
 
 def test_without_observers_nothing_is_watched_and_nothing_refused() -> None:
     hooks = Hooks()
-    assert not hooks.watches("ale_before_exec")
+    assert not hooks.has_implementation("ale_before_exec")
     assert exec_refusal(hooks) is None
     hooks.call("ale_run_finished", run_id="r", summary={})
 
@@ -104,7 +104,7 @@ def test_an_observer_that_failed_three_times_is_told_nothing_more(caplog: pytest
     assert bad.heard == ["0", "1", "2"]
     assert good.heard == ["0", "1", "2", "3", "4"]
     assert caplog.text.count("ValueError: spam") == 3
-    assert caplog.text.count("It is told nothing more.") == 1
+    assert caplog.text.count("It is not called any more.") == 1
 
 
 def test_a_veto_is_asked_however_often_it_failed() -> None:

@@ -10,20 +10,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ale.endpoint.recorder import Recorder
-from ale.endpoint.session import ModelEndpoint
-from ale.endpoint.tokenizer import ChatTokenizer, byte_tokenizer, train_tokenizer
 from ale.errors import BudgetExceeded
-from ale.hooks import Hooks
 from ale.messages import Message, ToolCall, ToolSpec
-from ale.specs.driver import DriverContext, PluginConfig
+from ale.registry.hooks import Hooks
+from ale.session.recorder import Recorder
+from ale.session.session import Sessions
+from ale.session.tokenizer import ChatTokenizer
+from ale.specs.driver import Driver, DriverContext, PluginConfig
 from ale.specs.engine import GenerateRequest, Generation, InferenceEngine, PolicyVersion, Sampling
+from ale.specs.start import Reply
+from ale_testing.sample_conversation import TOKENIZERS
 
 TOOLS = (ToolSpec("shell", "Run a command.", {"type": "object", "properties": {"command": {"type": "string"}}}),)
 TEXT = st.text(st.characters(exclude_categories=("Cs",)), max_size=30)
 
 
-class RandomEngine(InferenceEngine):
+class RandomEngine(Driver, InferenceEngine):
     """Samples random tokens and remembers every request: the other side of the ledger."""
 
     def __init__(self, tokenizer: ChatTokenizer, seed: int) -> None:
@@ -62,17 +64,9 @@ class RandomEngine(InferenceEngine):
         return generation
 
 
-TOKENIZERS = {
-    "bytes": byte_tokenizer(),
-    "bpe": train_tokenizer(
-        ["shell ls cat a.txt word found in the file", "<|im_start|>user\nhello<|im_end|>\n"] * 20, 330
-    ),
-}
-
-
 def open_session(tokenizer: ChatTokenizer, seed: int, **budget: int):
     engine = RandomEngine(tokenizer, seed)
-    endpoint = ModelEndpoint(tokenizer, engine, Hooks())
+    endpoint = Sessions(tokenizer, engine, Hooks())
     budget = {"max_calls": 100, "max_context": 4096} | budget
     return engine, endpoint.open("s", Sampling(max_tokens=200), **budget)
 
@@ -204,13 +198,11 @@ def test_budgets_end_an_episode_with_a_sentence() -> None:
 def test_a_given_reply_is_recorded_as_not_sampled() -> None:
     tokenizer = TOKENIZERS["bytes"]
 
-    async def show(messages: object, tools: object) -> Message:
-        return Message("assistant", "", (ToolCall("c0", "shell", '{"command": "ls"}'),))
+    async def show(messages: object, tools: object) -> Reply:
+        return Reply(Message("assistant", "", (ToolCall("c0", "shell", '{"command": "ls"}'),)))
 
     engine = RandomEngine(tokenizer, 0)
-    session = ModelEndpoint(tokenizer, engine, Hooks()).open(
-        "s", Sampling(), max_calls=5, max_context=999, responder=show
-    )
+    session = Sessions(tokenizer, engine, Hooks()).open("s", Sampling(), max_calls=5, max_context=999, responder=show)
     reply = asyncio.run(session.chat([Message("user", "x")], TOOLS))
     (chunk,) = session.recorder.chunks
     assert not chunk.sampled
@@ -246,7 +238,7 @@ def test_an_echo_that_says_the_same_in_another_form_goes_on_from_what_was_sample
     other_arguments = ToolCall("call_0_0", "shell", '{"command": "ls", "depth": 3}')
     assert recorder.prompt((*start, Message("assistant", "so", (other_arguments,)), answer), TOOLS).known is None
     assert recorder.changed_echoes == 0, "asking what a prompt is records nothing"
-    recorder.add_given(
+    recorder.add_unsampled(
         recorder.prompt((*start, Message("assistant", "so ", (call,)), answer), TOOLS), Message("assistant")
     )
     assert recorder.changed_echoes == 1

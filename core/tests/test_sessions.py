@@ -5,28 +5,27 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from test_dialects import CALL, Scripted
 
-from ale.endpoint.dialects import ModelCall
-from ale.endpoint.session import EndpointSession, ModelEndpoint
-from ale.endpoint.tokenizer import byte_tokenizer
 from ale.errors import BudgetExceeded, EngineError
-from ale.hooks import Hooks
-from ale.messages import Message, ToolSpec
+from ale.messages import Message, ModelCall, ToolSpec
+from ale.registry.hooks import Hooks
 from ale.rollout.side_calls import without_tools_aside
+from ale.session.session import RecordedSession, Sessions
+from ale.session.tokenizer import byte_tokenizer
 from ale.specs.engine import Sampling
+from ale_testing.fake_engines import CALL, ScriptedEngine
 
 TOOLS = (ToolSpec("shell", "Run."),)
 ASK = (Message("user", "go"),)
 
 
-def opened(engine: Scripted, **budget: int) -> EndpointSession:
-    endpoint = ModelEndpoint(byte_tokenizer(), engine, Hooks())
+def opened(engine: ScriptedEngine, **budget: int) -> RecordedSession:
+    endpoint = Sessions(byte_tokenizer(), engine, Hooks())
     return endpoint.open("s", Sampling(max_tokens=200), **{"max_calls": 9, "max_context": 999, **budget})  # type: ignore[arg-type]
 
 
 async def test_a_refused_call_is_remembered_for_agents_that_cannot_raise_it() -> None:
-    engine = Scripted()
+    engine = ScriptedEngine()
     engine.texts = ["one"]
     session = opened(engine, max_calls=1)
     await session.chat(ASK)
@@ -37,7 +36,7 @@ async def test_a_refused_call_is_remembered_for_agents_that_cannot_raise_it() ->
 
 
 async def test_a_fault_is_remembered_until_a_call_works_again() -> None:
-    engine = Scripted()
+    engine = ScriptedEngine()
     engine.texts = ["one"]
     session = opened(engine)
     engine.error = EngineError("The engine is lost.")
@@ -50,7 +49,7 @@ async def test_a_fault_is_remembered_until_a_call_works_again() -> None:
 
 
 async def test_calls_under_way_end_with_the_session() -> None:
-    engine = Scripted()
+    engine = ScriptedEngine()
     engine.wait = asyncio.Event()
     session = opened(engine)
     asking = [asyncio.ensure_future(session.chat(ASK)) for _ in range(3)]
@@ -67,7 +66,7 @@ async def test_calls_under_way_end_with_the_session() -> None:
 
 
 async def test_calls_side_by_side_keep_the_budget_of_tokens_together() -> None:
-    engine = Scripted()
+    engine = ScriptedEngine()
     engine.texts = ["abcdefgh"] * 3
     engine.wait = asyncio.Event()
     session = opened(engine, max_sampled_tokens=210)
@@ -82,7 +81,7 @@ async def test_calls_side_by_side_keep_the_budget_of_tokens_together() -> None:
 
 
 async def test_one_of_several_answers_that_fails_fails_the_call() -> None:
-    engine = Scripted()
+    engine = ScriptedEngine()
     engine.error = EngineError("The engine is lost.")
     session = opened(engine)
     with pytest.raises(EngineError, match="is lost"):
@@ -90,7 +89,7 @@ async def test_one_of_several_answers_that_fails_fails_the_call() -> None:
 
 
 async def test_a_call_of_an_unknown_tool_is_illegal_and_still_given() -> None:
-    engine = Scripted()
+    engine = ScriptedEngine()
     engine.texts = [CALL.replace('"shell"', '"shel"'), CALL]
     session = opened(engine)
     reply = await session.chat(ASK, TOOLS)
@@ -102,18 +101,8 @@ async def test_a_call_of_an_unknown_tool_is_illegal_and_still_given() -> None:
     assert second.error is None
 
 
-async def test_the_key_of_one_session_is_nothing_to_another() -> None:
-    endpoint = ModelEndpoint(byte_tokenizer(), Scripted(), Hooks())
-    sessions = [endpoint.open(f"s{i}", Sampling(), max_calls=1, max_context=99) for i in range(2000)]
-    assert len({s.api_key for s in sessions}) == 2000
-    assert all(endpoint.by_key(s.api_key) is s for s in sessions)
-    endpoint.close(sessions[7])
-    assert endpoint.by_key(sessions[7].api_key) is None
-    assert endpoint.by_key(sessions[8].api_key) is sessions[8]
-
-
 async def test_calls_without_tools_of_an_agent_that_has_tools_are_side_calls() -> None:
-    engine = Scripted()
+    engine = ScriptedEngine()
     engine.texts = ["A title", CALL, "A summary", "done"]
     session = opened(engine)
     await session.chat((Message("user", "Make a title."),))
@@ -126,7 +115,7 @@ async def test_calls_without_tools_of_an_agent_that_has_tools_are_side_calls() -
 
 
 async def test_an_agent_without_tools_has_no_side_calls() -> None:
-    engine = Scripted()
+    engine = ScriptedEngine()
     engine.texts = ["one", "two"]
     session = opened(engine)
     await session.chat(ASK)

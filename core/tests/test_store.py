@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from ale.errors import ConfigError
-from ale.store import RunStore, write_summary
+from ale.store.run_store import RunStore, write_summary
 from ale.trajectory import Failure, Trajectory
 
 Make = Callable[..., Trajectory]
@@ -96,8 +96,10 @@ def test_the_newest_events_of_each_kind_are_found_among_many(tmp_path: Path) -> 
             if i == 1:
                 store.add_event("fork", n=i)
         assert [(kind, data["n"]) for _, kind, data in store.events(newest=2)] == [
-            ("fork", 1), ("refused", 3), ("refused", 4)
-        ]  # fmt: skip
+            ("fork", 1),
+            ("refused", 3),
+            ("refused", 4),
+        ]
         assert len(store.events()) == 6
         assert list(store.event_counts().items()) == [("refused", 5), ("fork", 1)]
 
@@ -132,16 +134,16 @@ def test_a_run_of_another_schema_is_refused_with_what_to_do(tmp_path: Path) -> N
     RunStore.create(tmp_path).close()
     with sqlite3.connect(tmp_path / "run.db") as db:
         db.execute("UPDATE meta SET value = '1' WHERE key = 'schema'")
-    with pytest.raises(ConfigError, match=r"has schema version 1; .* Make the run anew, or read it with the release"):
+    with pytest.raises(ConfigError, match=r"has schema version 1; .* Start the run again, or read it with the release"):
         RunStore.open(tmp_path)
 
 
 def test_finished_trajectories_survive_kill_9(tmp_path: Path) -> None:
     program = textwrap.dedent(f"""
         import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})
-        from conftest import build_trajectory
+        from ale_testing.sample_trajectory import build_trajectory
         from pathlib import Path
-        from ale.store import RunStore
+        from ale.store.run_store import RunStore
         store = RunStore.create(Path({str(tmp_path)!r}))
         for i in range(10_000):
             store.add_trajectory(build_trajectory(str(i)))

@@ -7,7 +7,6 @@ from types import SimpleNamespace
 import pytest
 
 from ale.errors import ConfigError
-from ale.pipeline.qualify import tasks_of
 from ale.pipeline.workbench import Workbench
 
 BENCH = SimpleNamespace(
@@ -23,8 +22,3 @@ def test_an_empty_split_says_which_setting_to_change(split: str, rest: str) -> N
     with pytest.raises(ConfigError, match=f"'bash' has no tasks in its split '{split}': give it some") as told:
         next(Workbench.take_tasks(BENCH, split))  # type: ignore[arg-type]
     assert str(told.value).endswith(rest)
-
-
-def test_tasks_that_are_to_be_judged_and_are_not_there_are_named_with_the_option() -> None:
-    with pytest.raises(ConfigError, match="'bash' has no tasks in its split 'odd': name another with --split, or give"):
-        tasks_of(BENCH, "odd", None)  # type: ignore[arg-type]

@@ -1,36 +1,89 @@
-"""Runs the conformance kit as an author of plugins does: `pytest --pyargs ale.testing`, in a folder of its own."""
+"""Runs the conformance kit as an author of plugins does, `pytest --pyargs ale_testing`, in a process of its own or in
+this one.
+
+In this process a run takes a tenth of the time: everything is imported already. What hangs at its end, and so has to be
+killed, needs its own.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
+import re
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+
+import pytest
+
+from ale_testing.fake_packages import packages_at
 
 SPREAD = ("-n", "3", "--dist", "loadfile")
 """Options for all of a sandbox provider's suites, which wait for most of their time: three files of the kit at once.
 
 A file's tests run one after another: those of snapshots look at all the snapshots that there are."""
+OPTIONS = ("-q", "-p", "no:cacheprovider", "--pyargs", "ale_testing")
+ALONE = [word for name in ("xdist", "timeout", "asyncio", "unraisableexception") for word in ("-p", f"no:{name}")]
 
 
 def run_kit(
     where: Path, plugin: str, *options: str | Path, path: Path | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """The kit against one plugin; `path` is a folder with packages of strangers."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(path or "")}
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "--rootdir",
-        str(where),
-        "--pyargs",
-        "ale.testing",
-    ]
+    """The kit against one plugin, in a process of its own; `path` is a folder with packages of strangers."""
+    command = [sys.executable, "-m", "pytest", *OPTIONS, "--rootdir", where, "--ale-plugin", plugin, *options]
     return subprocess.run(
-        [*command, "--ale-plugin", plugin, *map(str, options)], cwd=where, env=environment, capture_output=True,
-        text=True, errors="replace", timeout=280, check=False,  # what it prints may be a file's name, which is bytes
-    )  # fmt: skip
+        [*map(str, command)],
+        cwd=where,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(path or "")},
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=280,
+        check=False,  # what it prints may be a file's name, which is bytes
+    )
+
+
+def run_kit_spread(where: Path, plugin: str, *options: str | Path) -> subprocess.CompletedProcess[str]:
+    """The kit against a provider of sandboxes in containers."""
+    return run_kit(where, plugin, *options, *SPREAD)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run of the kit in this process ended; `stdout` holds what went to standard error, too."""
+
+    returncode: int
+    stdout: str
+
+
+def run_kit_here(where: Path, plugin: str, *options: str | Path, path: Path | None = None) -> Outcome:
+    """The kit against one plugin, in this process."""
+    said = io.StringIO()
+    # What the outer run does for its tests (workers, timers, loops) is not to be done twice.
+    arguments = [*OPTIONS, *ALONE, "--rootdir", where, "--ale-plugin", plugin, *options]
+    with contextlib.ExitStack() as stack:
+        if path is not None:
+            stack.enter_context(packages_at(path))
+        stack.enter_context(contextlib.chdir(where))
+        stack.enter_context(contextlib.redirect_stdout(said))
+        stack.enter_context(contextlib.redirect_stderr(said))
+        code = pytest.main([*map(str, arguments)])
+    return Outcome(int(code), said.getvalue())
+
+
+def assert_keeps_contract(
+    plugin: str, settings: str, folder: Path, run: Callable[..., Outcome | subprocess.CompletedProcess[str]]
+) -> None:
+    """The plugin passes every test of the kit with these settings (YAML); none is skipped. `run` is `run_kit_here` or
+    the like."""
+    (folder / "settings.yaml").write_text(settings)
+    done = run(folder, plugin, "--ale-config", folder / "settings.yaml", "-rs")
+    assert done.returncode == 0, done.stdout[-4000:]
+    counts = re.search(r"(\d+) passed", done.stdout)
+    assert counts is not None
+    installed = "which is installed into images" in done.stdout  # tests/test_agents.py runs those
+    assert int(counts[1]) >= (13 if installed else 15), "a suite of a kind that was collected has more tests"
+    assert "skipped" not in done.stdout

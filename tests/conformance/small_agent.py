@@ -1,4 +1,5 @@
-"""A command-line agent in thirty lines, for the kit: it asks over HTTP, runs what it is told to, and goes on until no call comes."""
+"""A command-line agent in thirty lines, for the kit: it asks over HTTP, runs what it is told to, and goes on until no
+call comes."""
 
 import json
 import os

@@ -77,7 +77,7 @@ def test_python_runs(block: Block, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("block", of("yaml"), ids=str)
 def test_yaml_is_valid_in_a_run_file(block: Block, tmp_path: Path) -> None:
-    from ale.config import load_run_config
+    from ale.config.load import load_run_config
 
     data = yaml.safe_load(block.text)
     (tmp_path / "part.yaml").write_text(yaml.safe_dump({**BASE, **data} if "model" not in data else data))
@@ -90,9 +90,14 @@ def test_commands_run_one_after_the_other(page: Path, tmp_path: Path) -> None:
     for block in of("bash"):
         if block.page == page:
             done = subprocess.run(
-                ["bash", "-euo", "pipefail", "-c", block.text], cwd=tmp_path, env={**os.environ, "PATH": path},
-                capture_output=True, text=True, timeout=120, check=False,
-            )  # fmt: skip
+                ["bash", "-euo", "pipefail", "-c", block.text],
+                cwd=tmp_path,
+                env={**os.environ, "PATH": path},
+                capture_output=True,
+                text=True,
+                timeout=120,
+                check=False,
+            )
             assert done.returncode == 0, f"{block}\n{done.stdout}\n{done.stderr}"
 
 
@@ -108,9 +113,14 @@ def test_links_to_files_lead_somewhere(page: Path) -> None:
 @pytest.mark.slow
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", tmp_path / "site"], cwd=ROOT,
-        capture_output=True, text=True, timeout=200, check=False, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
-    )  # fmt: skip
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", tmp_path / "site"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     assert "```" not in (tmp_path / "site" / "plugins" / "index.html").read_text(), "a fence that was not understood"
     html = (tmp_path / "site" / "plugins" / "sandbox" / "index.html").read_text()

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 from ale_command import TINY, ale, summary_of
-from exactness import algorithms, batch_of, learner, total
+from parallel_losses import algorithms, batch_of, learner, total
 
-from ale.store import RunStore
-from ale.testing.losses import write_small_policy
+from ale.store.run_store import RunStore
+from ale_testing.loss_samples import write_small_policy
 
 ROOT = Path(__file__).parents[2]
 ROWS = set(re.findall(r"^\| `([^`]+)` \|", (ROOT / "docs" / "metrics.md").read_text(), flags=re.MULTILINE))
@@ -29,9 +29,14 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, list
     text = folder / "text.txt"
     stage = f"{{data: [{text}], steps: 1, batch_tokens: 128, sequence_tokens: 64, weight_decay: [0.1, 0.01]}}"
     settings = (
-        "algorithm.kl_coef=0.1", "algorithm.start=rollback", "rl.experts={demonstrations: false, demonstrate: 5}",
-        "rl.updates_per_step=2", "rl.lr=0.01", "eval.every=0", f"cpt={{stages: [{stage}], heldout: [{text}]}}",
-    )  # fmt: skip
+        "algorithm.kl_coef=0.1",
+        "algorithm.start=rollback",
+        "algorithm.experts={demonstrations: false, demonstrate: 5}",
+        "rl.updates_per_step=2",
+        "rl.lr=0.01",
+        "eval.every=0",
+        f"cpt={{stages: [{stage}], heldout: [{text}]}}",
+    )
     summary_of(ale("run", file, "--out", folder / "run", *settings))
     with RunStore.open(folder / "run") as store:
         return {stage: store.metrics(stage) for stage in store.stages()}
@@ -44,7 +49,7 @@ def of_losses(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     return {
         name
         for algorithm in algorithms().values()
-        for name in algorithm.metrics(total(by, [batch_of(algorithm, by, imitated=True)], algorithm).told)
+        for name in algorithm.loss.metrics(total(by, [batch_of(algorithm, by, imitated=True)], algorithm).metrics)
     }
 
 

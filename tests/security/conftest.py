@@ -1,4 +1,5 @@
-"""A world for each provider, once for all attacks. `everywhere` makes a line of the report for each attack and provider."""
+"""A world for each provider, once for all attacks. `everywhere` makes a line of the report for each attack and
+provider."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ from contextlib import AsyncExitStack
 
 import pytest
 import pytest_asyncio
-from engines import answers, provider_of
+
+from ale_testing.sandbox_providers import answers, provider_of
 
 from .attack import Attack
 from .host import Host
@@ -86,7 +88,8 @@ async def world(request: pytest.FixtureRequest, worlds: Worlds) -> World:
 
 
 def everywhere(attacks: Iterable[Attack]) -> pytest.MarkDecorator:
-    """Parametrize a test with `world` and `attack`: each attack on each provider, and as root where that says something."""
+    """Parametrize a test with `world` and `attack`: each attack on each provider, and as root where that says
+    something."""
     cases = [
         pytest.param(name, attack, marks=MARKS[name.split()[0]], id=f"{name}: {attack.name}")
         for name in PROVIDERS

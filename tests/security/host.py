@@ -1,8 +1,9 @@
-"""The host as a victim: a secret, processes, listeners and settings that no attack may touch, and what tells whether one did.
+"""The host as a victim: a secret, processes, listeners and settings that no attack may touch, and what tells whether
+one did.
 
-Nothing here is assumed to have held: the secret file is watched by the kernel (inotify), the processes are looked at one by
-one, the listeners count who came, the settings are compared, and the kernel's log is searched for memory that ran out.
-"""
+Nothing here is assumed to have held: the secret file is watched by the kernel (inotify), the processes are looked at
+one by one, the listeners count who came, the settings are compared, and the kernel's log is searched for memory that
+ran out."""
 
 from __future__ import annotations
 
@@ -29,15 +30,29 @@ ROOT, SOMEBODY, NOBODY, AGENT_OF_LOCAL = 0, 1000, 65534, UID_BASE + 1000
 """The agent of a container is `SOMEBODY` to the host, or `ROOT`."""
 IN_OPEN, IN_ACCESS, IN_MODIFY, IN_ATTRIB, IN_MOVE_SELF, IN_DELETE_SELF = 0x20, 0x1, 0x2, 0x4, 0x800, 0x400
 SETTINGS = (
-    "/proc/sys/kernel/hostname", "/proc/sys/kernel/domainname", "/proc/sys/kernel/core_pattern",
-    "/proc/sys/kernel/core_uses_pid", "/proc/sys/kernel/modprobe", "/proc/sys/kernel/hotplug", "/proc/sys/kernel/sysrq",
-    "/proc/sys/kernel/randomize_va_space", "/proc/sys/kernel/panic", "/proc/sys/kernel/pid_max",
-    "/proc/sys/kernel/threads-max", "/proc/sys/kernel/ctrl-alt-del", "/proc/sys/vm/overcommit_memory",
-    "/proc/sys/vm/panic_on_oom", "/proc/sys/fs/suid_dumpable", "/proc/sys/fs/binfmt_misc/status",
-    "/sys/kernel/uevent_helper", "/sys/fs/cgroup/memory/release_agent",
-    "/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/pids/release_agent", "/proc/swaps",
+    "/proc/sys/kernel/hostname",
+    "/proc/sys/kernel/domainname",
+    "/proc/sys/kernel/core_pattern",
+    "/proc/sys/kernel/core_uses_pid",
+    "/proc/sys/kernel/modprobe",
+    "/proc/sys/kernel/hotplug",
+    "/proc/sys/kernel/sysrq",
+    "/proc/sys/kernel/randomize_va_space",
+    "/proc/sys/kernel/panic",
+    "/proc/sys/kernel/pid_max",
+    "/proc/sys/kernel/threads-max",
+    "/proc/sys/kernel/ctrl-alt-del",
+    "/proc/sys/vm/overcommit_memory",
+    "/proc/sys/vm/panic_on_oom",
+    "/proc/sys/fs/suid_dumpable",
+    "/proc/sys/fs/binfmt_misc/status",
+    "/sys/kernel/uevent_helper",
+    "/sys/fs/cgroup/memory/release_agent",
+    "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+    "/sys/fs/cgroup/pids/release_agent",
+    "/proc/swaps",
     "/proc/sys/kernel/random/boot_id",
-)  # fmt: skip
+)
 OF_ENGINES = ("/var/lib/docker", "/var/lib/containers", "/run", "/var/run", "/proc/sys/fs/binfmt_misc")
 """Where container engines mount and unmount while they work."""
 LOADED: set[str] = set()
@@ -64,7 +79,8 @@ class Process:
         return made
 
     def look(self) -> str:
-        """What must stay the same of it: that it sleeps, its niceness, policy, limits, standing before the OOM killer."""
+        """What must stay the same of it: that it sleeps, its niceness, policy, limits, standing before the OOM
+        killer."""
         folder = Path("/proc", str(self.running.pid))
         try:
             fields = (folder / "stat").read_text().rsplit(")", 1)[1].split()
@@ -78,7 +94,9 @@ class Process:
         """What has changed; told of once."""
         before, self.before = self.before, self.look()
         if self.before != before:
-            yield f"The host's process {self.running.pid} of user {self.uid} changed:\n{difference(before, self.before)}"
+            yield (
+                f"The host's process {self.running.pid} of user {self.uid} changed:\n{difference(before, self.before)}"
+            )
 
 
 def difference(before: str, now: str) -> str:

@@ -1,4 +1,5 @@
-"""The image that containers are attacked from: a Python, pytest, and both compiled, so that an attack begins at once."""
+"""The image that containers are attacked from: a Python, pytest, and both compiled, so that an attack begins at
+once."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ PACKAGES = ("pytest", "_pytest", "pluggy", "iniconfig", "packaging", "pygments",
 VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 WARM_UP = """
 set -e
-python3 -c 'import contextlib, ctypes, errno, fcntl, glob, mmap, platform, re, resource, shutil, signal, socket, struct, subprocess, threading'
+python3 -c 'import contextlib, ctypes, errno, fcntl, glob, mmap, platform, re, resource, shutil, signal, socket, struct'
+python3 -c 'import subprocess, threading'
 cd /tmp
 echo 'def test(): assert 1' > test_it.py
 python3 -m pytest -q test_it.py

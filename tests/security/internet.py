@@ -1,8 +1,7 @@
 """Hosts to aim at: a network namespace joined to this machine by a veth pair stands in for the internet.
 
-In it are a web host, a metadata service and a name server, and one process that answers at all of them and writes down who
-came. No packet of an attack can go further than that, even where it succeeds.
-"""
+In it are a web host, a metadata service and a name server, and one process that answers at all of them and writes down
+who came. No packet of an attack can go further than that, even where it succeeds."""
 
 from __future__ import annotations
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 
 class Listeners:
-    """Sockets of the host that nobody in a sandbox may reach: TCP and UDP at each of its addresses, and Unix sockets."""
+    """Sockets of the host that nobody in a sandbox may reach: TCP and UDP at each of its addresses, and Unix
+    sockets."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self.abstract = f"\0ale-host-{name}"

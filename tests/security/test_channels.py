@@ -38,9 +38,10 @@ for folder, folders, files in os.walk("/dev"):
         path = os.path.join(folder, name)
         if stat.S_ISCHR(os.lstat(path).st_mode) or stat.S_ISBLK(os.lstat(path).st_mode):
             found(path, name not in GOOD)
-for name in ("kvm", "fuse", "loop0", "loop-control", "vsock", "vhost-vsock", "vhost-net", "net/tun", "userfaultfd", "kmsg",
-             "btrfs-control", "cpu/0/msr", "hpet", "nvram", "uinput", "input/event0", "dri/card0", "nvidia0", "ttyS0", "tty0",
-             "vcs", "vcsa", "autofs", "cuse", "hwrng", "snapshot", "watchdog", "zram0", "dma_heap/system", "mem"):
+for name in ("kvm", "fuse", "loop0", "loop-control", "vsock", "vhost-vsock", "vhost-net", "net/tun", "userfaultfd",
+             "kmsg", "btrfs-control", "cpu/0/msr", "hpet", "nvram", "uinput", "input/event0", "dri/card0", "nvidia0",
+             "ttyS0", "tty0", "vcs", "vcsa", "autofs", "cuse", "hwrng", "snapshot", "watchdog", "zram0",
+             "dma_heap/system", "mem"):
     attempt(name, os.open, f"/dev/{name}", os.O_RDONLY)
 """,
         ABSENT | DENIED,
@@ -97,9 +98,10 @@ own.bind("/tmp/own.sock")
 own.listen()
 connect("/tmp/own.sock")
 control("own socket", True)
-for path in ("/var/run/docker.sock", "/run/docker.sock", "/run/podman/podman.sock", "/run/containerd/containerd.sock",
-             "/run/crio/crio.sock", "/run/buildkit/buildkitd.sock", "/run/dbus/system_bus_socket", "/run/systemd/private",
-             "/run/user/0/podman/podman.sock", "/run/user/1000/docker.sock", "/run/snapd.socket", "/tmp/.X11-unix/X0"):
+for path in ("/var/run/docker.sock", "/run/docker.sock", "/run/podman/podman.sock",
+             "/run/containerd/containerd.sock", "/run/crio/crio.sock", "/run/buildkit/buildkitd.sock",
+             "/run/dbus/system_bus_socket", "/run/systemd/private", "/run/user/0/podman/podman.sock",
+             "/run/user/1000/docker.sock", "/run/snapd.socket", "/tmp/.X11-unix/X0"):
     attempt(path, connect, path)
 for name in ("/containerd-shim/moby", "/org/freedesktop/systemd1/notify", "/tmp/.X11-unix/X0", "/tmp/dbus"):
     attempt("abstract " + name, connect, "\\0" + name)

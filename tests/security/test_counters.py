@@ -1,7 +1,8 @@
-"""Attacks on what the kernel counts for a user or for the whole machine: watches, queued signals, message queues, terminals.
+"""Attacks on what the kernel counts for a user or for the whole machine: watches, queued signals, message queues,
+terminals.
 
-What one sandbox takes, the host's own users must still have. `docs/security.md` says what sandboxes share among themselves.
-"""
+What one sandbox takes, the host's own users must still have. `docs/security.md` says what sandboxes share among
+themselves."""
 
 from __future__ import annotations
 

@@ -76,7 +76,8 @@ os._exit(0)
     Attack(
         "takes memory that is a file",
         MEMORY
-        + 'for path in ("/dev/shm/x", "/run/lock/x"):\n    in_child(path, lambda: fill(os.open(path, os.O_CREAT | os.O_WRONLY)))',
+        + 'for path in ("/dev/shm/x", "/run/lock/x"):\n    in_child(path, lambda: fill(os.open(path, os.O_CREAT | '
+        "os.O_WRONLY)))",
         FULL | {"ENOENT", "EACCES", "EROFS"},
     ),
     Attack(
@@ -283,7 +284,8 @@ async def test_files_without_an_end_are_not_downloaded(world: World) -> None:
     async with world.arena() as scene:
         before = own_memory()
         await scene.box.exec(
-            "truncate -s 1T huge; mkfifo pipe; ln -s loop loop; ln -s /dev/zero zero; ln -s /proc/self/pagemap map; mkdir d"
+            "truncate -s 1T huge; mkfifo pipe; ln -s loop loop; ln -s /dev/zero zero; ln -s /proc/self/pagemap map; "
+            "mkdir d"
         )
         for path in ("huge", "pipe", "loop", "zero", "map", "/dev/random", "/proc/kmsg", "/dev/ptmx"):
             with pytest.raises((SandboxError, OSError, ValueError)):

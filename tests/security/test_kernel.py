@@ -1,7 +1,8 @@
-"""Attacks on what belongs to the whole machine: modules, clocks, names, programs in the kernel, and ways round its filter.
+"""Attacks on what belongs to the whole machine: modules, clocks, names, programs in the kernel, and ways round its
+filter.
 
-Where one could change the machine if it were not refused, it asks for what is so already (the same time, the same name).
-"""
+Where one could change the machine if it were not refused, it asks for what is so already (the same time, the same
+name)."""
 
 from __future__ import annotations
 
@@ -36,9 +37,11 @@ now = time.clock_gettime_ns(time.CLOCK_REALTIME)
 control("it can be read", now > 0)
 buffer = ctypes.create_string_buffer(struct.pack("=qq", now // 10**9, now % 10**9))
 attempt("clock_settime", call, "clock_settime", 0, buffer)
-attempt("settimeofday", call, "settimeofday", ctypes.create_string_buffer(struct.pack("=qq", now // 10**9, now % 10**9 // 1000)), 0)
+moment = ctypes.create_string_buffer(struct.pack("=qq", now // 10**9, now % 10**9 // 1000))
+attempt("settimeofday", call, "settimeofday", moment, 0)
 state = ctypes.create_string_buffer(256)
-tick = ctypes.create_string_buffer(struct.pack("=IIqqqqIIqqqqqq", 0x4000, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 10000) + bytes(160))
+fields = struct.pack("=IIqqqqIIqqqqqq", 0x4000, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 10000)
+tick = ctypes.create_string_buffer(fields + bytes(160))
 attempt("adjtimex", call, "adjtimex", tick)
 """,
         NO_CALL,
@@ -114,14 +117,18 @@ def outcome(number, first=0):
         os.write(writer, str(old(number, first)).encode())
         os._exit(0)
     _, how = os.waitpid(pid, 0)
-    return "KILLED" if os.WIFSIGNALED(how) and os.WTERMSIG(how) in (signal.SIGSYS, signal.SIGSEGV) else int(os.read(reader, 20))
+    killed = os.WIFSIGNALED(how) and os.WTERMSIG(how) in (signal.SIGSYS, signal.SIGSEGV)
+    return "KILLED" if killed else int(os.read(reader, 20))
 control("a 32-bit getpid", outcome(20) == "KILLED" or outcome(20) > 0)
-for name, number, first in (("a user namespace", 310, 0x10000000), ("keys", 288, 0), ("host name", 74, 0), ("mount", 21, 0)):
+for name, number, first in (("a user namespace", 310, 0x10000000), ("keys", 288, 0), ("host name", 74, 0),
+                            ("mount", 21, 0)):
     got = outcome(number, first)
-    found("32-bit: " + name, got != "KILLED" and got >= 0, got if got == "KILLED" else errno.errorcode.get(-got, str(got)))
+    answer = got if got == "KILLED" else errno.errorcode.get(-got, str(got))
+    found("32-bit: " + name, got != "KILLED" and got >= 0, answer)
 for name in ("sethostname", "keyctl", "unshare"):
     try:
-        libc.syscall(ctypes.c_long(0x40000000 | CALLS[name][0]), ctypes.c_long(0x10000000 if name == "unshare" else 0), ctypes.c_long(0))
+        first = ctypes.c_long(0x10000000 if name == "unshare" else 0)
+        libc.syscall(ctypes.c_long(0x40000000 | CALLS[name][0]), first, ctypes.c_long(0))
         found("x32: " + name, ctypes.get_errno() == 0, errno.errorcode.get(ctypes.get_errno()))
     except OSError as error:
         say("refused", "x32: " + name, errno.errorcode[error.errno])
@@ -139,7 +146,8 @@ def at(address):
     if place == ctypes.c_void_p(-1).value:
         raise OSError(ctypes.get_errno(), "")
     return place or 0
-control("another page", at(0x10000000) == 0x10000000)
+free = 0x100000000000  # above every heap, below every library
+control("another page", at(free) == free)
 libc.personality(ctypes.c_ulong(0x0100000))
 attempt("page zero", at, 0)
 """,
@@ -152,7 +160,8 @@ for name, number in (("iopl", 172), ("ioperm", 173)) if X86_64 else ():
         if libc.syscall(ctypes.c_long(number), ctypes.c_long(3), ctypes.c_long(1), ctypes.c_long(1)) < 0:
             raise OSError(ctypes.get_errno(), "")
     attempt(name, gate)
-attempt("pages of the resident", call, "move_pages", 1, 1, ctypes.create_string_buffer(8), 0, ctypes.create_string_buffer(8), 0)
+pages, status = ctypes.create_string_buffer(8), ctypes.create_string_buffer(8)
+attempt("pages of the resident", call, "move_pages", 1, 1, pages, 0, status, 0)
 """,
         NO_CALL,
         controls=False,

@@ -1,4 +1,5 @@
-"""Attacks on the file system: mounts, namespaces, roots, the kernel's files in /proc and /sys, the system's own folders.
+"""Attacks on the file system: mounts, namespaces, roots, the kernel's files in /proc and /sys, the system's own
+folders.
 
 Where one could change the machine if it were not refused, it writes what is there already.
 """
@@ -17,7 +18,8 @@ ATTACKS = [
         "mounts file systems",
         """
 os.makedirs("/tmp/m", exist_ok=True)
-for kind in (b"tmpfs", b"proc", b"sysfs", b"cgroup", b"cgroup2", b"overlay", b"fuse", b"debugfs", b"devpts", b"ext4", b"mqueue"):
+for kind in (b"tmpfs", b"proc", b"sysfs", b"cgroup", b"cgroup2", b"overlay", b"fuse", b"debugfs", b"devpts", b"ext4",
+             b"mqueue"):
     attempt(kind.decode(), call, "mount", b"none", b"/tmp/m", kind, 0, b"")
 """,
         controls=False,
@@ -62,9 +64,10 @@ attempt("mount_setattr", call, "mount_setattr", -100, b"/usr", 0, attributes, 32
     Attack(
         "is root in a user namespace of its own, and mounts there",
         """
-NEWUSER, NEWNS, NEWPID, NEWNET, NEWIPC, NEWUTS, NEWCGROUP, NEWTIME = 0x10000000, 0x20000, 0x20000000, 0x40000000, 0x8000000, 0x4000000, 0x2000000, 0x80
-for name, flags in dict(user=NEWUSER, user_and_mounts=NEWUSER | NEWNS, mounts=NEWNS, pids=NEWPID, network=NEWNET, ipc=NEWIPC,
-                        uts=NEWUTS, cgroup=NEWCGROUP, time=NEWTIME).items():
+NEWUSER, NEWNS, NEWPID, NEWNET = 0x10000000, 0x20000, 0x20000000, 0x40000000
+NEWIPC, NEWUTS, NEWCGROUP, NEWTIME = 0x8000000, 0x4000000, 0x2000000, 0x80
+for name, flags in dict(user=NEWUSER, user_and_mounts=NEWUSER | NEWNS, mounts=NEWNS, pids=NEWPID, network=NEWNET,
+                        ipc=NEWIPC, uts=NEWUTS, cgroup=NEWCGROUP, time=NEWTIME).items():
     attempt("unshare " + name, call, "unshare", flags)
 def clone(flags):
     pid = call("clone", flags | signal.SIGCHLD, 0, 0, 0, 0)
@@ -75,7 +78,8 @@ clone(0)
 control("an ordinary clone")
 for name, flags in dict(user=NEWUSER, mounts=NEWNS, pids=NEWPID, network=NEWNET).items():
     attempt("clone " + name, clone, flags)
-    attempt("clone3 " + name, call, "clone3", ctypes.create_string_buffer(struct.pack("=QQQQQQQQ", flags, 0, 0, 0, 17, 0, 0, 0)), 64)
+    wanted = ctypes.create_string_buffer(struct.pack("=QQQQQQQQ", flags, 0, 0, 0, 17, 0, 0, 0))
+    attempt("clone3 " + name, call, "clone3", wanted, 64)
 attempt("map itself to root", write, "/proc/self/uid_map", b"0 0 1")
 """,
         NO_CALL,
@@ -131,9 +135,11 @@ attempt("accounting", call, "acct", b"/tmp/swap")
         """
 open("/tmp/own", "w").close()
 control("own file", write("/tmp/own", b"x") == 1)
-for name in ("kernel/core_pattern", "kernel/modprobe", "kernel/hostname", "kernel/sysrq", "kernel/panic", "vm/drop_caches",
-             "vm/overcommit_memory", "kernel/randomize_va_space", "fs/suid_dumpable", "kernel/shmmax", "kernel/pid_max",
-             "net/ipv4/ip_forward", "net/core/somaxconn", "fs/binfmt_misc/register", "kernel/ns_last_pid", "user/max_user_namespaces"):
+for name in ("kernel/core_pattern", "kernel/modprobe", "kernel/hostname", "kernel/sysrq", "kernel/panic",
+             "vm/drop_caches", "vm/overcommit_memory", "kernel/randomize_va_space", "fs/suid_dumpable",
+             "kernel/shmmax", "kernel/pid_max", "net/ipv4/ip_forward", "net/core/somaxconn",
+             "fs/binfmt_misc/register", "kernel/ns_last_pid",
+             "user/max_user_namespaces"):
     path = "/proc/sys/" + name
     now = open(path, "rb").read() if os.access(path, os.R_OK) else b"1"
     attempt(name, write, path, now)
@@ -157,14 +163,18 @@ attempt("help", write, "/proc/sysrq-trigger", b"h")
 import glob
 control("own file", open("/tmp/helper", "w").write("x"))
 for path in glob.glob("/sys/fs/cgroup/**/*", recursive=True)[:400]:
-    if os.path.basename(path) in ("release_agent", "notify_on_release", "memory.limit_in_bytes", "memory.max", "pids.max", "cgroup.procs",
-                                  "tasks", "devices.allow", "cpu.cfs_quota_us", "cpu.max", "freezer.state", "cgroup.kill"):
+    if os.path.basename(path) in ("release_agent", "notify_on_release", "memory.limit_in_bytes", "memory.max",
+                                  "pids.max", "cgroup.procs", "tasks", "devices.allow", "cpu.cfs_quota_us",
+                                  "cpu.max", "freezer.state",
+                                  "cgroup.kill"):
         attempt(path, write, path, b"0")
 for folder in glob.glob("/sys/fs/cgroup/*"):
     if os.path.isdir(folder):
         attempt("group in " + folder, os.mkdir, folder + "/own")
-for path in ("/sys/kernel/uevent_helper", "/sys/fs/cgroup/memory/release_agent", "/sys/kernel/mm/ksm/run", "/sys/power/state",
-             "/sys/kernel/debug/tracing/trace", "/sys/kernel/kexec_crash_size", "/sys/class/net/lo/mtu", "/sys/module/kernel/parameters/panic"):
+for path in ("/sys/kernel/uevent_helper", "/sys/fs/cgroup/memory/release_agent", "/sys/kernel/mm/ksm/run",
+             "/sys/power/state", "/sys/kernel/debug/tracing/trace", "/sys/kernel/kexec_crash_size",
+             "/sys/class/net/lo/mtu",
+             "/sys/module/kernel/parameters/panic"):
     attempt(path, write, path, b"/tmp/helper")
 """,
         DENIED | READ_ONLY | ABSENT,
@@ -176,7 +186,8 @@ for path in ("/sys/kernel/uevent_helper", "/sys/fs/cgroup/memory/release_agent",
 import shutil
 open("/tmp/own", "w").close()
 control("own file", write("/tmp/own", b"x") == 1)
-for folder in ("/.ale", "/.ale/ale_resident", "/.ale/program", "/.ale/program/ale_resident", "/.ale/so", "/.ale/bin", "/.ale/control", "/proc", "/sys"):
+for folder in ("/.ale", "/.ale/ale_resident", "/.ale/program", "/.ale/program/ale_resident", "/.ale/so", "/.ale/bin",
+               "/.ale/control", "/proc", "/sys"):
     attempt(f"a file in {folder}", lambda: os.close(os.open(folder + "/sitecustomize.py", os.O_CREAT | os.O_WRONLY)))
 for folder, _, names in os.walk("/.ale"):
     for name in names:
@@ -198,7 +209,8 @@ open("/tmp/own", "w").close()
 control("own file", write("/tmp/own", b"x") == 1)
 for folder in ("/", "/usr", "/usr/bin", "/usr/local/bin", "/usr/lib", "/etc", "/home", "/dev", "/bin", "/lib"):
     attempt(folder, lambda: os.close(os.open(folder + "/planted", os.O_CREAT | os.O_WRONLY)))
-for path in ("/etc/passwd", "/etc/group", "/etc/hosts", "/etc/ld.so.preload", "/etc/ld.so.cache", "/etc/bash.bashrc", "/etc/profile", "/usr/bin/sh", "/bin/bash"):
+for path in ("/etc/passwd", "/etc/group", "/etc/hosts", "/etc/ld.so.preload", "/etc/ld.so.cache", "/etc/bash.bashrc",
+             "/etc/profile", "/usr/bin/sh", "/bin/bash"):
     attempt(path, write, path, b"x")
 """,
         DENIED | READ_ONLY | ABSENT | {"ETXTBSY"},

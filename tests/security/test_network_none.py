@@ -1,8 +1,7 @@
 """Attacks on the network where a sandbox has none.
 
-Each program first sees that nothing but a loopback is there, in a network that is not the host's; where that does not hold, it
-ends before it sends anything. So no packet can leave this machine, also where an attack succeeds.
-"""
+Each program first sees that nothing but a loopback is there, in a network that is not the host's; where that does not
+hold, it ends before it sends anything. So no packet can leave this machine, also where an attack succeeds."""
 
 from __future__ import annotations
 
@@ -44,8 +43,8 @@ attempt("the sibling's", socket.create_connection, ("127.0.0.1", 8601), 2)
         "asks the cloud for its secrets, the neighbours and the name servers",
         GUARD
         + """
-for address in ("169.254.169.254", "169.254.170.2", "100.100.100.200", "192.0.2.1", "172.17.0.1", "10.0.0.1", "10.88.0.1", "255.255.255.255",
-                "224.0.0.1", "0.0.0.0", "8.8.8.8"):
+for address in ("169.254.169.254", "169.254.170.2", "100.100.100.200", "192.0.2.1", "172.17.0.1", "10.0.0.1",
+                "10.88.0.1", "255.255.255.255", "224.0.0.1", "0.0.0.0", "8.8.8.8"):
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as caller:
         caller.settimeout(1)
         attempt(f"TCP {address}", caller.connect, (address, 80))
@@ -89,10 +88,14 @@ GETLINK, NEWLINK, SETLINK, NEWADDR, NEWROUTE, CREATE = 18, 16, 19, 20, 24, 0x400
 with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0) as asked:
     asked.send(struct.pack("=IHHIIBBHiII", 32, GETLINK, 0x301, 1, 0, 0, 0, 0, 0, 0, 0))
     control("links can be listed", b"lo\\0" in asked.recv(65536))
-attempt("an address", netlink, NEWADDR, CREATE, struct.pack("=BBBBI", 2, 24, 0, 0, 1) + struct.pack("=HH4sHH4s", 8, 1, b"\\xc0\\x00\\x02\\x63", 8, 2, b"\\xc0\\x00\\x02\\x63"))
-attempt("a route", netlink, NEWROUTE, CREATE, struct.pack("=BBBBBBBBI", 2, 0, 0, 0, 254, 3, 0, 1, 0) + struct.pack("=HHI", 8, 4, 1))
+ours = b"\\xc0\\x00\\x02\\x63"
+address = struct.pack("=BBBBI", 2, 24, 0, 0, 1) + struct.pack("=HH4sHH4s", 8, 1, ours, 8, 2, ours)
+attempt("an address", netlink, NEWADDR, CREATE, address)
+route = struct.pack("=BBBBBBBBI", 2, 0, 0, 0, 254, 3, 0, 1, 0) + struct.pack("=HHI", 8, 4, 1)
+attempt("a route", netlink, NEWROUTE, CREATE, route)
 dummy = b"dummy\\0\\0\\0"
-attempt("a link", netlink, NEWLINK, CREATE, struct.pack("=BBHiII", 0, 0, 0, 0, 0, 0) + struct.pack("=HH", 16, 18) + struct.pack("=HH", 9, 1) + dummy)
+link = struct.pack("=BBHiII", 0, 0, 0, 0, 0, 0) + struct.pack("=HHHH", 16, 18, 9, 1) + dummy
+attempt("a link", netlink, NEWLINK, CREATE, link)
 attempt("bring up", netlink, SETLINK, 0, struct.pack("=BBHiII", 0, 0, 0, 1, 1, 1))
 for name in (b"eth0", b"docker0", b"tap0"):
     with socket.socket() as caller:

@@ -1,8 +1,8 @@
-"""Attacks on the network policies `none`, `endpoint-only` and `allow`: the internet, the metadata address, the host, siblings.
+"""Attacks on the network policies `none`, `endpoint-only` and `allow`: the internet, the metadata address, the host,
+siblings.
 
-Every target is a host that the test made itself (`internet.py`), and it tells who came. Each attack first shows that what the
-policy does let through works.
-"""
+Every target is a host that the test made itself (`internet.py`), and it tells who came. Each attack first shows that
+what the policy does let through works."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from services import echo
 
 from ale.specs.driver import DriverContext
+from ale_testing.echo_service import echo
+from ale_testing.recording_channel import RecordingChannel
 
 from .attack import Attack, judge
 from .conftest import Worlds, each_provider, everywhere
@@ -116,7 +117,8 @@ for host in ("127.0.0.1", *NET["host"]):
     reach(
         "a DNS tunnel: long names, odd types, a resolver outside",
         """
-query = b"\\x12\\x34\\x01\\x00\\x00\\x01" + bytes(6) + b"\\x3f" + b"a" * 63 + b"\\x06tunnel\\x04test\\x00\\x00\\x10\\x00\\x01"
+question = b"\\x3f" + b"a" * 63 + b"\\x06tunnel\\x04test\\x00\\x00\\x10\\x00\\x01"
+query = b"\\x12\\x34\\x01\\x00\\x00\\x01" + bytes(6) + question
 def tunnel(host):
     got = udp(host, 53, query)
     if got[:4] == b"\\x12\\x34\\x85\\x83":  # the sandbox's own: there is no such name
@@ -241,10 +243,17 @@ async def cell_of(world: World, policy: str) -> AsyncIterator[Cell]:
             if policy == "allow":
                 settings["allow"] = (f"{WEB}:8443", f"[{WEB_6}]:8443")
             facts = {
-                "good": GOOD[policy], "internet": [WEB, SECOND, METADATA, WEB_6], "web": WEB, "second": SECOND,
-                "metadata": METADATA, "six": WEB_6, "host": [HOST_END, *(set(own_addresses()) - {HOST_END, "127.0.0.1", "::1"})], "abstract": name,
-                "service": service.getsockname()[1], "endpoint_port": port,
-            }  # fmt: skip
+                "good": GOOD[policy],
+                "internet": [WEB, SECOND, METADATA, WEB_6],
+                "web": WEB,
+                "second": SECOND,
+                "metadata": METADATA,
+                "six": WEB_6,
+                "host": [HOST_END, *(set(own_addresses()) - {HOST_END, "127.0.0.1", "::1"})],
+                "abstract": name,
+                "service": service.getsockname()[1],
+                "endpoint_port": port,
+            }
             async with world.arena(world.spec(**settings)) as scene:
                 yield Cell(scene, service, facts)
 
@@ -293,9 +302,9 @@ async def test_nothing_gets_out_where_there_is_no_network_at_all(
 
 @each_provider()
 async def test_every_refused_attempt_is_an_event_with_sandbox_and_task(world: World, outside: Internet) -> None:
-    events: list[dict[str, Any]] = []
+    channel = RecordingChannel()
     kept = world.provider.context
-    world.provider.context = DriverContext(event=lambda kind, **data: events.append({"kind": kind, **data}))
+    world.provider.context = DriverContext(channel=channel)
     try:
         spec = world.spec(network="allow", allow=(f"{WEB}:8443",), labels={"task": "t-7"})
         async with world.arena(spec) as scene:
@@ -314,11 +323,14 @@ quietly(socket.create_connection, ("{WEB_6}", 443), 4)
 """
             assert (await scene.run(program)).exit_code == 0
             wanted = {("tcp", SECOND, 1000 + i): 1 for i in range(30)} | {
-                ("tcp", SECOND, 80): 30, ("name", "evil.test", 53): 1, ("udp", METADATA, 123): 5, ("tcp", WEB_6, 443): 1,
-            }  # fmt: skip
+                ("tcp", SECOND, 80): 30,
+                ("name", "evil.test", 53): 1,
+                ("udp", METADATA, 123): 5,
+                ("tcp", WEB_6, 443): 1,
+            }
             for _ in range(200):
                 counts: dict[tuple[str, str, int], int] = {}
-                for event in events:
+                for _, event in channel.events:
                     key = (event["protocol"], event["host"], event["port"])
                     counts[key] = counts.get(key, 0) + event["count"]
                 if all(counts.get(key, 0) >= count for key, count in wanted.items()):
@@ -327,7 +339,7 @@ quietly(socket.create_connection, ("{WEB_6}", 443), 4)
             missing = {key: (counts.get(key, 0), n) for key, n in wanted.items() if counts.get(key, 0) < n}
             assert not missing, missing
             assert counts["tcp", SECOND, 80] == 30, "each attempt is counted once"
-            assert {e["kind"] for e in events} == {"network_refused"}
-            assert {(e["sandbox"], e["labels"]["task"]) for e in events} == {(scene.box.id, "t-7")}
+            assert {kind for kind, _ in channel.events} == {"network_refused"}
+            assert {(e["sandbox"], e["labels"]["task"]) for _, e in channel.events} == {(scene.box.id, "t-7")}
     finally:
         world.provider.context = kept

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ale_resident.inside.wire import DONE, EXEC, frame
+from ale_resident.resident.frames import DONE, EXEC, frame
 
 from .attack import ABSENT, DENIED, READ_ONLY, Attack
 from .conftest import each_provider, everywhere
@@ -28,7 +28,8 @@ for pid in FACTS["pids"]:
         attempt(f"{number!r} to {pid}", os.kill, pid, number)
         attempt(f"{number!r} to group {pid}", os.killpg, pid, number)
         attempt(f"{number!r} to thread {pid}", call, "tgkill", pid, pid, number)
-    attempt(f"queued to {pid}", call, "rt_sigqueueinfo", pid, 34, ctypes.create_string_buffer(struct.pack("=iii", 34, 0, -1) + bytes(120)))
+    info = ctypes.create_string_buffer(struct.pack("=iii", 34, 0, -1) + bytes(120))
+    attempt(f"queued to {pid}", call, "rt_sigqueueinfo", pid, 34, info)
     attempt(f"descriptor of {pid}", call, "pidfd_open", pid, 0)
 """,
         frozenset({"ESRCH", "EPERM", "EINVAL"}),
@@ -45,7 +46,8 @@ for number in (signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM, signal.SIGSEGV, s
     attempt(f"signal {number} to its thread", call, "tgkill", 1, 1, number)
 pidfd = call("pidfd_open", 1, 0)
 attempt("by its descriptor", call, "pidfd_send_signal", pidfd, 9, 0, 0)
-attempt("queued", call, "rt_sigqueueinfo", 1, 34, ctypes.create_string_buffer(struct.pack("=iii", 34, 0, -1) + bytes(120)))
+info = ctypes.create_string_buffer(struct.pack("=iii", 34, 0, -1) + bytes(120))
+attempt("queued", call, "rt_sigqueueinfo", 1, 34, info)
 """,
         same_user=False,
     ),
@@ -70,17 +72,20 @@ attempt("its children's group", os.setpgid, 1, 1)
         "inherits, finds or reopens the connection to the host",
         """
 a, b = socket.socketpair()
-kinds = [os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if os.path.lexists(f"/proc/self/fd/{fd}")]
+links = [f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")]
+kinds = [os.readlink(link) for link in links if os.path.lexists(link)]
 control("own sockets are seen", sum(kind.startswith("socket:") for kind in kinds) == 2)
 a.close()
 b.close()
-kinds = [os.readlink(f"/proc/{pid}/fd/{fd}") for pid in ("self", os.getppid()) if pid != 1 for fd in os.listdir(f"/proc/{pid}/fd")
-         if os.path.lexists(f"/proc/{pid}/fd/{fd}")]
+folders = [f"/proc/{pid}/fd" for pid in ("self", os.getppid()) if pid != 1]
+links = [f"{folder}/{fd}" for folder in folders for fd in os.listdir(folder)]
+kinds = [os.readlink(link) for link in links if os.path.lexists(link)]
 found("sockets at hand", any(kind.startswith("socket:") for kind in kinds))
 def connect(path):
     with socket.socket(socket.AF_UNIX) as caller:
         caller.connect(path)
-for path in ("/.ale/control/socket", "/proc/1/root/.ale/control/socket", "/proc/1/cwd/.ale/control/socket", "/.ale/socket"):
+for path in ("/.ale/control/socket", "/proc/1/root/.ale/control/socket", "/proc/1/cwd/.ale/control/socket",
+             "/.ale/socket"):
     attempt(path, connect, path)
 def bind(path):
     with socket.socket(socket.AF_UNIX) as listening:

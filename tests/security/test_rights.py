@@ -29,14 +29,19 @@ attempt("give a file away", lambda: os.chown(os.open("/tmp/f", os.O_CREAT), 1001
         """
 def take(effective, permitted, inheritable):
     header = ctypes.create_string_buffer(struct.pack("=Ii", 0x20080522, 0))
-    data = ctypes.create_string_buffer(struct.pack("=IIIIII", effective & 0xFFFFFFFF, permitted & 0xFFFFFFFF, inheritable & 0xFFFFFFFF, 0, 0, 0))
+    sets = [bits & 0xFFFFFFFF for bits in (effective, permitted, inheritable)]
+    data = ctypes.create_string_buffer(struct.pack("=IIIIII", *sets, 0, 0, 0))
     call("capset", header, data)
+def raise_ambient(number):
+    if libc.prctl(47, 2, number, 0, 0):
+        raise OSError(ctypes.get_errno(), "")
 have = int(status("CapPrm"), 16)
 take(have, have, 0)
 control("those that it has")
-for number in (21, 12, 13, 16, 17, 19, 22, 25, 2, 24):  # SYS_ADMIN NET_ADMIN NET_RAW SYS_MODULE RAWIO PTRACE BOOT TIME DAC_READ_SEARCH RESOURCE
+# SYS_ADMIN NET_ADMIN NET_RAW SYS_MODULE RAWIO PTRACE BOOT TIME DAC_READ_SEARCH RESOURCE
+for number in (21, 12, 13, 16, 17, 19, 22, 25, 2, 24):
     attempt(f"capability {number}", take, 1 << number, 1 << number, 0)
-    attempt(f"ambient {number}", lambda: (_ for _ in ()).throw(OSError(ctypes.get_errno(), "")) if libc.prctl(47, 2, number, 0, 0) else None)
+    attempt(f"ambient {number}", raise_ambient, number)
 """,
         root=True,
     ),
@@ -57,7 +62,8 @@ attempt("a file of root's", os.chown, "/tmp/sh2", 0, 0)
 image = os.memfd_create("sh", 0)
 os.write(image, open("/bin/sh", "rb").read())
 os.fchmod(image, 0o6755)
-done = subprocess.run([f"/proc/self/fd/{image}", "-c", "grep ^Uid /proc/self/status"], capture_output=True, text=True, pass_fds=[image])
+ask = [f"/proc/self/fd/{image}", "-c", "grep ^Uid /proc/self/status"]
+done = subprocess.run(ask, capture_output=True, text=True, pass_fds=[image])
 found("another user by a program in memory", str(os.getuid()) not in done.stdout, "EPERM")
 """,
         DENIED | {"ENOTSUP", "EOPNOTSUPP"},
@@ -68,8 +74,10 @@ found("another user by a program in memory", str(os.getuid()) not in done.stdout
         """
 import subprocess
 control("no new rights", status("NoNewPrivs") == "1")
-for command in (["su", "-c", "id -u"], ["sudo", "-n", "id", "-u"], ["newgrp", "root"], ["sg", "root", "id -u"], ["pkexec", "id", "-u"], ["doas", "id", "-u"],
-                ["mount", "-t", "tmpfs", "x", "/tmp"], ["chsh", "-s", "/tmp/x"], ["fusermount", "/tmp"], ["ping", "-c1", "-W1", "127.0.0.1"]):
+for command in (["su", "-c", "id -u"], ["sudo", "-n", "id", "-u"], ["newgrp", "root"], ["sg", "root", "id -u"],
+                ["pkexec", "id", "-u"], ["doas", "id", "-u"], ["mount", "-t", "tmpfs", "x", "/tmp"],
+                ["chsh", "-s", "/tmp/x"], ["fusermount", "/tmp"],
+                ["ping", "-c1", "-W1", "127.0.0.1"]):
     try:
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=1)
     except (FileNotFoundError, PermissionError) as error:
@@ -83,7 +91,8 @@ for folder in ("/usr/bin", "/usr/sbin", "/bin"):
     for name in os.listdir(folder):
         mode = os.stat(os.path.join(folder, name)).st_mode if os.path.exists(os.path.join(folder, name)) else 0
         if mode & 0o6000:
-            done = subprocess.run(["grep", "^Uid", "/proc/self/status"], executable="/bin/grep", capture_output=True, text=True)
+            ask = ["grep", "^Uid", "/proc/self/status"]
+            done = subprocess.run(ask, executable="/bin/grep", capture_output=True, text=True)
             found(f"rights of {name}", done.stdout.split()[2] != str(os.getuid()), "EPERM")
 """,
         DENIED | ABSENT,
@@ -111,7 +120,8 @@ attempt("securebits", prctl, 28, 0x2F)
 class Program(ctypes.Structure):
     _fields_ = [("length", ctypes.c_ushort), ("code", ctypes.c_void_p)]
 number = CALLS["sethostname"][0 if X86_64 else 1]
-code = struct.pack("=HBBIHBBIHBBIHBBI", 0x20, 0, 0, 0, 0x15, 0, 1, number, 0x06, 0, 0, 0x7FC00000, 0x06, 0, 0, 0x7FFF0000)
+code = struct.pack("=HBBIHBBIHBBIHBBI", 0x20, 0, 0, 0, 0x15, 0, 1, number, 0x06, 0, 0, 0x7FC00000,
+                   0x06, 0, 0, 0x7FFF0000)
 buffer = ctypes.create_string_buffer(code)
 program = Program(4, ctypes.addressof(buffer))
 try:
@@ -166,12 +176,14 @@ if not FACTS["root"]:  # who is root in there can only starve its own sandbox
     Attack(
         "takes more of the processors than its share",
         """
+before = os.getpriority(os.PRIO_PROCESS, 0)
 os.nice(1)
-control("nicer", os.getpriority(os.PRIO_PROCESS, 0) == 1)
+control("nicer", os.getpriority(os.PRIO_PROCESS, 0) == before + 1)
 attempt("less nice", os.setpriority, os.PRIO_PROCESS, 0, -20)
 for policy in (os.SCHED_FIFO, os.SCHED_RR):
     attempt(f"policy {policy}", os.sched_setscheduler, 0, policy, os.sched_param(50))
-attempt("deadlines", call, "sched_setattr", 0, ctypes.create_string_buffer(struct.pack("=IIQiIQQQ", 48, 6, 0, 0, 0, 10**7, 10**8, 10**8)), 0)
+deadline = ctypes.create_string_buffer(struct.pack("=IIQiIQQQ", 48, 6, 0, 0, 0, 10**7, 10**8, 10**8))
+attempt("deadlines", call, "sched_setattr", 0, deadline, 0)
 attempt("first at the disk", call, "ioprio_set", 1, 0, 1 << 13)
 """,
     ),

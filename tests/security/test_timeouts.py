@@ -1,8 +1,7 @@
 """Attacks on the time-out of a command: whatever it does to be missed, nothing that it started outlives it.
 
-That nothing is left is looked at from the host. Each program says `ready` once its trick is in place, so that none of them
-counts that did not come to it.
-"""
+That nothing is left is looked at from the host. Each program says `ready` once its trick is in place, so that none of
+them counts that did not come to it."""
 
 from __future__ import annotations
 
@@ -46,7 +45,8 @@ TRICKS = [
     Trick("moves to a session of its own", "if os.fork() == 0:\n    os.setsid()\n    ready()\n    spin()\nspin()"),
     Trick(
         "forks twice and lets go of its parents, holding its output",
-        "if os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0:\n        ready()\n        spin()\n    os._exit(0)\nspin()",
+        "if os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0:\n        ready()\n        spin()\n    "
+        "os._exit(0)\nspin()",
         in_shells=True,
     ),
     Trick(
@@ -83,7 +83,8 @@ spin()
 os.mkfifo("/workspace/pipe")
 if os.fork() == 0:
     ready()
-    os.posix_spawn("/bin/true", ["true"], {}, file_actions=[(os.POSIX_SPAWN_OPEN, 3, "/workspace/pipe", os.O_RDONLY, 0)])
+    opening = (os.POSIX_SPAWN_OPEN, 3, "/workspace/pipe", os.O_RDONLY, 0)
+    os.posix_spawn("/bin/true", ["true"], {}, file_actions=[opening])
 os.open("/workspace/pipe2" if os.path.exists("/workspace/pipe2") else "/workspace/pipe", os.O_RDONLY)
 """,
     ),
@@ -124,8 +125,9 @@ spin()
         "makes children of its parent",
         """
 CLONE_PARENT = 0x8000
+wanted = ctypes.create_string_buffer(struct.pack("=QQQQQQQQ", CLONE_PARENT, 0, 0, 0, 17, 0, 0, 0))
 for made in (lambda: call("clone", CLONE_PARENT | signal.SIGCHLD, 0, 0, 0, 0),
-             lambda: call("clone3", ctypes.create_string_buffer(struct.pack("=QQQQQQQQ", CLONE_PARENT, 0, 0, 0, 17, 0, 0, 0)), 64)):
+             lambda: call("clone3", wanted, 64)):
     with contextlib.suppress(OSError):
         if made() == 0:
             os.setsid()
@@ -237,9 +239,14 @@ async def test_in_a_shell_that_stays_nothing_outlives_its_command(world: World) 
 @each_provider()
 async def test_a_shells_jobs_end_with_the_time_out(world: World) -> None:
     commands = (
-        "setsid sleep 301 & sleep 302", "nohup sleep 303 & sleep 304", "(trap '' TERM HUP INT; sleep 305; sleep 306) & wait",
-        "sh -c 'kill -STOP $$' & sleep 307", "mkfifo p; (cat p; sleep 308)", "exec sleep 309", "while :; do (sleep 310 &); sleep .1; done",
-    )  # fmt: skip
+        "setsid sleep 301 & sleep 302",
+        "nohup sleep 303 & sleep 304",
+        "(trap '' TERM HUP INT; sleep 305; sleep 306) & wait",
+        "sh -c 'kill -STOP $$' & sleep 307",
+        "mkfifo p; (cat p; sleep 308)",
+        "exec sleep 309",
+        "while :; do (sleep 310 &); sleep .1; done",
+    )
     async with world.arena() as scene:
         for command in commands:
             result = await scene.box.exec(command, timeout_s=0.4)

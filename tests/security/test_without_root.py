@@ -34,11 +34,17 @@ def outcomes(host: Host, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
         pytest.skip("bubblewrap or unshare is not installed")
     here = os.stat("/").st_dev
     facts: dict[str, Any] = {
-        "name": host.name, "secret": str(host.file), "addresses": host.listeners.addresses,
-        "abstract": host.listeners.abstract, "socket": host.listeners.path, "base": "/tmp/ale-local-0", "root": True,
-        "pids": [p.running.pid for p in host.processes] + [os.getpid()], "disk": (os.major(here), os.minor(here)),
+        "name": host.name,
+        "secret": str(host.file),
+        "addresses": host.listeners.addresses,
+        "abstract": host.listeners.abstract,
+        "socket": host.listeners.path,
+        "base": "/tmp/ale-local-0",
+        "root": True,
+        "pids": [p.running.pid for p in host.processes] + [os.getpid()],
+        "disk": (os.major(here), os.minor(here)),
         "namespaces": {name: os.readlink(f"/proc/self/ns/{name}") for name in NAMESPACES},
-    }  # fmt: skip
+    }
     programs = {attack.name: text_of(attack.program, facts).decode() for attack in ATTACKS}
     command = [
         "unshare",

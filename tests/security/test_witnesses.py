@@ -1,4 +1,5 @@
-"""The witnesses themselves: each notices the harm that it is there for. Without this, that they are silent would say nothing."""
+"""The witnesses themselves: each notices the harm that it is there for. Without this, that they are silent would say
+nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Runs attacks in local sandboxes of a provider that is not root, one sandbox an attack; `test_without_root.py` starts it.
+"""Runs attacks in local sandboxes of a provider that is not root, one sandbox an attack; `test_without_root.py` starts
+it.
 
 In: the programs, as JSON `{name: text}`. Out: a JSON list a line, `[name, exit code, stdout, stderr, alive]`.
 """

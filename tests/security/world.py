@@ -1,10 +1,11 @@
 """A provider with its victims: where attacks happen, and what looks afterwards whether anything came of them.
 
 1. `World` is a started provider, a sibling sandbox with secrets of its own, and the host (`host.py`).
-2. `World.arena()` gives a fresh sandbox to attack from. Before anything runs in it, the guard sees from the host that the
-   namespaces and limits which must hold are in place: an attack that could harm this machine is not tried without.
-3. When the arena is left, the witnesses look: nothing of the host or the sibling has changed. The sandbox is being stopped
-   meanwhile; that its processes and control groups are gone is looked at when the next arena is left, or at the end.
+2. `World.arena()` gives a fresh sandbox to attack from. Before anything runs in it, the guard sees from the host that
+   the namespaces and limits which must hold are in place: an attack that could harm this machine is not tried without.
+3. When the arena is left, the witnesses look: nothing of the host or the sibling has changed. The sandbox is being
+   stopped meanwhile; that its processes and control groups are gone is looked at when the next arena is left, or at the
+   end.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ PROVIDERS: dict[str, dict[str, Any]] = {
 SMALL = Resources(memory_mib=200, pids=100, cpus=1.0)
 NAMESPACES = ("pid", "net", "mnt", "ipc", "uts")
 HARMLESS_CAPS = 0x401FB
-"""What root of a container may have (`ROOT_CAPS`): CHOWN DAC_OVERRIDE FOWNER FSETID KILL SETGID SETUID SETPCAP SYS_CHROOT."""
+"""What root of a container may have (`ROOT_CAPS`): CHOWN DAC_OVERRIDE FOWNER FSETID KILL SETGID SETUID SETPCAP
+SYS_CHROOT."""
 SIBLING = """
 import ctypes, os, socket, sys, time
 libc = ctypes.CDLL(None, use_errno=True)
@@ -157,12 +159,17 @@ class World:
         """What an attack may know."""
         here = os.stat("/").st_dev
         return {
-            "name": self.host.name, "secret": str(self.host.file), "addresses": self.host.listeners.addresses,
-            "abstract": self.host.listeners.abstract, "socket": self.host.listeners.path,
+            "name": self.host.name,
+            "secret": str(self.host.file),
+            "addresses": self.host.listeners.addresses,
+            "abstract": self.host.listeners.abstract,
+            "socket": self.host.listeners.path,
             "pids": [p.running.pid for p in self.host.processes] + [os.getpid(), scene.resident, *self.sibling_pids],
-            "disk": (os.major(here), os.minor(here)), "base": str(getattr(self.provider, "base", "/tmp")),
-            "namespaces": {name: os.readlink(f"/proc/self/ns/{name}") for name in NAMESPACES}, "root": self.root,
-        }  # fmt: skip
+            "disk": (os.major(here), os.minor(here)),
+            "base": str(getattr(self.provider, "base", "/tmp")),
+            "namespaces": {name: os.readlink(f"/proc/self/ns/{name}") for name in NAMESPACES},
+            "root": self.root,
+        }
 
     # --- a sandbox to attack from
 

@@ -1,3 +1,3 @@
-"""ALE: train agents that act. Contracts, plugins, rollouts, the RL loop; see `docs/` for the guide."""
+"""ALE trains agents that act. This package holds contracts, plugin loading and rollouts; see `docs/` for the guide."""
 
 __version__ = "0.1.0"

@@ -1,22 +1,22 @@
-"""The errors of ALE: one small tree, split by whose fault it was.
+"""The errors of ALE form one small tree, split by whose fault an error is.
 
-Every message is a sentence for a person: what was wrong, where (YAML path, plugin, file), how to mend it.
-Inside a rollout the class of an error decides what happens next: a *retryable* one (sandbox, engine)
-makes the rollout an infrastructure failure, which is resampled and never enters training as a zero;
-the others are recorded with the trajectory. At the command line the class gives the exit code.
+Every message is a sentence for a person: it says what was wrong, where (YAML path, plugin, file) and how to mend it.
+Inside a rollout the class of an error decides what happens next: a *retryable* one (sandbox, engine) makes the rollout
+an infrastructure failure, which is resampled and never enters training as a zero; the others are recorded with the
+trajectory. At the command line the class gives the exit code.
 """
 
 from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-FaultKind = Literal["config", "plugin", "sandbox", "engine", "api", "agent", "task", "trainer", "replay", "run"]
+ErrorKind = Literal["config", "plugin", "sandbox", "engine", "api", "agent", "task", "trainer", "replay", "run"]
 
 
 class AleError(Exception):
-    """Root of the tree. `kind` names the boundary that failed, as stored in trajectories and summaries."""
+    """The root of the tree. `kind` names the boundary that failed; trajectories and summaries store it."""
 
-    kind: ClassVar[FaultKind] = "run"
+    kind: ClassVar[ErrorKind] = "run"
     retryable: ClassVar[bool] = False
     exit_code: ClassVar[int] = 1
 
@@ -36,20 +36,21 @@ class PluginError(AleError):
 
 
 class SandboxError(AleError):
-    """The sandbox or its provider failed: infrastructure, never the command that ran inside it."""
+    """The sandbox or its provider failed: this is infrastructure, never the command that ran inside it."""
 
     kind = "sandbox"
     retryable = True
 
 
 class OutOfMemoryError(SandboxError):
-    """What ran in the sandbox used its memory up and so ended it: the agent's doing, and not to be tried again."""
+    """A program in the sandbox used up the sandbox's memory and thereby ended the sandbox. The agent caused it, so the
+    rollout is not made again."""
 
     retryable = False
 
 
 class UncleanError(SandboxError):
-    """A sandbox that was to be reset could not be shown to be as new; `what` says in which respect (files, processes, ...)."""
+    """A check after a reset could not show that the sandbox is like a new one; `what` names the part (files, ...)."""
 
     def __init__(self, message: str, what: str) -> None:
         super().__init__(message)
@@ -59,12 +60,13 @@ class UncleanError(SandboxError):
 class EngineError(AleError):
     """The inference engine failed, stalled or was given a request that it cannot serve."""
 
-    kind: ClassVar[FaultKind] = "engine"
+    kind: ClassVar[ErrorKind] = "engine"
     retryable = True
 
 
 class ApiError(EngineError):
-    """A service that is asked over a network did not answer for now: another server's model is overloaded or out of reach."""
+    """A service on the network did not answer for now: for example, a model on another server is overloaded or
+    unreachable."""
 
     kind = "api"
 
@@ -88,7 +90,7 @@ class TrainerError(AleError):
 
 
 class RequestRefused(AleError):
-    """A model call that no further try will get answered, for what it asks: the agent's doing. `status` is HTTP's."""
+    """A model call cannot be answered in the form in which the agent sent it. `status` is the HTTP status."""
 
     kind = "agent"
 
@@ -104,10 +106,10 @@ class BudgetExceeded(AleError):
 
 
 class ContextExceeded(BudgetExceeded):
-    """The conversation leaves no room for an answer: an agent that shortens it may go on."""
+    """The context is full, so there is no room for an answer; an agent that shortens its conversation may go on."""
 
 
-class DivergedReplay(AleError):
-    """An expert's chunks were replayed, and the environment or the agent did not do what it did then (3.2.4.4)."""
+class StartDiverged(AleError):
+    """A rollout did not reach its start: the environment or the agent behaved otherwise than before (3.2.4.4)."""
 
     kind = "replay"

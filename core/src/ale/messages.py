@@ -1,7 +1,7 @@
-"""What travels in a conversation: messages, tool calls, tool definitions.
+"""The data types of a conversation: messages, tool calls, tool definitions, model calls and their answers.
 
-The shapes are those of OpenAI chat completions, reduced to what every dialect can be translated to.
-They are slotted dataclasses and not pydantic models because each rollout makes thousands of them.
+The shapes are those of OpenAI chat completions, reduced to what every API dialect can be translated to. They are
+slotted dataclasses and not pydantic models because each rollout makes thousands of them.
 """
 
 from __future__ import annotations
@@ -13,22 +13,24 @@ from typing import Any, Literal
 
 Role = Literal["system", "user", "assistant", "tool"]
 FinishWord = Literal["stop", "length", "tool_calls"]
-"""Why a reply ended, in the words of chat completions."""
+"""It says why a reply ended, in the words of chat completions."""
 ChunkErrorKind = Literal["illegal_call", "execution_failed", "truncated"]
+MODEL = "policy"
+"""The model's name for an agent that has to give one; every name means the policy."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """One call that the model asked for. `arguments` is the JSON text exactly as the model wrote it."""
+    """One tool call of the model. `arguments` is the JSON text exactly as the model wrote it."""
 
     id: str
     name: str
     arguments: str
 
     def parsed_arguments(self) -> dict[str, Any]:
-        """The arguments as an object.
+        """Return the arguments as an object.
 
-        Raises `ValueError` where the text is not a JSON object.
+        Raises `ValueError` if the text is not a JSON object.
         """
         value = json.loads(self.arguments)
         if not isinstance(value, dict):
@@ -38,9 +40,9 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message. `content` is plain text; parts of other kinds are flattened by the dialect that read them.
+    """One message. `content` is plain text; the dialect that reads a message flattens parts of other types into text.
 
-    `reasoning` is what a model thought before it said the rest; an agent may send it back or leave it out.
+    `reasoning` is what a model thought before its answer; an agent may send it back or leave it out.
     """
 
     role: Role
@@ -50,7 +52,7 @@ class Message:
     reasoning: str = ""
 
     def to_openai(self) -> dict[str, Any]:
-        """This message as a chat-completions object."""
+        """Return this message as a chat-completions object."""
         out: dict[str, Any] = {"role": self.role, "content": self.content}
         if self.tool_calls:
             out["tool_calls"] = [
@@ -66,25 +68,25 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class ToolSpec:
-    """A tool as the model is told of it: `parameters` is a JSON Schema of an object."""
+    """It describes a tool to the model: `parameters` is the JSON Schema of an object."""
 
     name: str
     description: str
     parameters: Mapping[str, Any] = field(default_factory=lambda: {"type": "object", "properties": {}})
 
     def to_openai(self) -> dict[str, Any]:
-        """This tool as an entry of a chat-completions request's `tools`."""
+        """Return this tool as an entry of `tools` in a chat-completions request."""
         function = {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}
         return {"type": "function", "function": function}
 
 
 @dataclass(frozen=True, slots=True)
 class ChatReply:
-    """What the endpoint answers to one model call.
+    """The endpoint's answer to one model call.
 
-    `chunk` is the index of the recorded chunk in the session, so that a scaffold that sees the call fail can
-    say so (`ModelSession.mark_error`). `illegal` is a sentence where the sampled text held a tool call that
-    could not be read; the text then stands in `message.content`.
+    `chunk` is the index of the recorded chunk in the session, so that a scaffold can report that the tool call failed
+    (`ModelSession.mark_error`). `illegal` is a sentence if the sampled text held a tool call that could not be read;
+    `message.content` then holds that text.
     """
 
     message: Message
@@ -94,6 +96,38 @@ class ChatReply:
     completion_tokens: int
     illegal: str | None = None
     stop: str | None = None
-    """The stop text that ended it, where one did."""
+    """The stop text that ended the reply, if one did."""
     tokens: tuple[tuple[str, float], ...] = ()
-    """Each sampled token's text and log-probability, where they were asked for."""
+    """Each sampled token's text and log-probability, if the call asked for them."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCall:
+    """One request to the model; it may come from any API."""
+
+    messages: tuple[Message, ...]
+    tools: tuple[ToolSpec, ...] = ()
+    tool_choice: str = "auto"
+    """`auto`, `none` (the answer is not searched for calls), `required`, or the name of a tool. The last two have no
+    effect on sampling: the policy would not have sampled a call that it was forced to make."""
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    n: int = 1
+    stream: bool = False
+    stream_usage: bool = False
+    """Whether the stream ends with the token usage of the call (chat completions)."""
+    logprobs: bool = False
+    model: str = MODEL
+    custom: frozenset[str] = frozenset()
+    """Tools that take text instead of JSON (Responses API); ALE treats them as functions with one argument, `input`."""
+    ignored: Mapping[str, Any] = field(default_factory=dict)
+    """Other fields of the request: they are recorded and have no effect."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An answer to a model call: who gave it (a URL, or `replay`), and the usage that this server reported."""
+
+    replies: tuple[ChatReply, ...]
+    source: str
+    usage: Mapping[str, Any] = field(default_factory=dict)

@@ -1,10 +1,9 @@
-"""A trajectory: everything one rollout did, exact to the token.
+"""A trajectory records everything that one rollout did, exact to the token.
 
-- A *chunk* is what the model emits between two interactions with the environment: one model response.
-  It is the unit of credit in IPA. Chunks are explicit spans, never guessed from runs of a mask.
-- A *sequence* is one line of context that the model saw: prompt tokens and sampled tokens in the order of
-  the context window. An agent that rewrites its history makes several sequences; each chunk belongs to the
-  one sequence that trains it.
+- A *chunk* is what the model emits between two interactions with the environment: one model response. It is the unit of
+  credit in IPA. Chunks are explicit spans; they are never guessed from runs of a mask.
+- A *sequence* is one context that the model saw: prompt tokens and sampled tokens in the order of the context window.
+  An agent that rewrites its history makes several sequences; each chunk belongs to the one sequence that trains it.
 - Only the tokens inside trainable chunks may carry loss.
 """
 
@@ -14,15 +13,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from ale.errors import FaultKind
+from ale.errors import ErrorKind
 from ale.messages import ChunkErrorKind, Message, ToolSpec
 
 FinishReason = Literal["stop", "length", "abort"]
 
 
+CUT_OFF = frozenset({"budget", "timeout", "failure", "max_turns", "agent_timeout"})
+"""Values of `Trajectory.ended_by` for an episode that the agent did not end by itself."""
+
+
 @dataclass(frozen=True, slots=True)
 class ChunkError:
-    """Why a chunk is an error turn (`m_err = 0` in Eq. 2): as seen by the endpoint or told by the scaffold."""
+    """It says why a chunk is an error turn (`m_err = 0` in Eq. 2), found by the session or reported by the scaffold."""
 
     kind: ChunkErrorKind
     message: str
@@ -32,11 +35,10 @@ class ChunkError:
 class Chunk:
     """One model response: the span `[start, end)` of sequence `sequence`.
 
-    `logprobs` and `versions` have one entry a token of the span: the engine's log-probability (natural log,
-    temperature 1, nothing cut off) and the policy version that sampled it. A chunk that was not sampled by the
-    policy (an expert's, replayed) has `sampled = False` and no log-probabilities. A `side` chunk answered a call beside the
-    conversation (a title, a summary): it is kept, and is no part of what is trained on or counted as a step.
-    """
+    `logprobs` and `versions` have one entry for each token of the span: the engine's log-probability (natural log,
+    temperature 1, nothing cut off) and the policy version that sampled it. A chunk that the policy did not sample (a
+    replayed one of an expert) has `sampled = False` and no log-probabilities. A `side` chunk answered a side call (a
+    title, a summary): it is stored, but not trained on and not counted as a step."""
 
     index: int
     sequence: int
@@ -49,9 +51,10 @@ class Chunk:
     error: ChunkError | None = None
     side: bool = False
     turn: int = 0
-    """Where its message stands among those of the sequence."""
+    """The index of its message among the messages of the sequence."""
     asked: Mapping[str, Any] = field(default_factory=dict)
-    """What the agent's request held beside messages and tools: sampling parameters, which are the run's, and what nobody knows."""
+    """Fields of the agent's request beside messages and tools: sampling parameters (the run's are used) and unknown
+    fields."""
 
     def __len__(self) -> int:
         return self.end - self.start
@@ -59,8 +62,7 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Sequence:
-    """One line of context: its token ids, the messages that it stands for (the last one sampled), and the tools
-    that the model was told of."""
+    """One context: its token ids, its messages (the last one is sampled), and the tools that the model could call."""
 
     token_ids: tuple[int, ...]
     messages: tuple[Message, ...]
@@ -69,7 +71,7 @@ class Sequence:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What the environment answered to one tool call of chunk `chunk`."""
+    """The environment's answer to one tool call of chunk `chunk`."""
 
     chunk: int
     tool: str
@@ -81,7 +83,7 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """A reward: `value` is what RL uses, `passed` what success rates count."""
+    """The result of a reward plugin: RL uses `value`, and success rates count `passed`."""
 
     value: float
     passed: bool
@@ -91,9 +93,9 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a rollout cannot be trusted or did not end: an infrastructure fault is data, never a zero."""
+    """It says why a rollout cannot be trusted or did not end: an infrastructure fault is data, never a zero."""
 
-    kind: FaultKind
+    kind: ErrorKind
     message: str
     retryable: bool = False
 
@@ -102,9 +104,9 @@ class Failure:
 class Trajectory:
     """One finished rollout.
 
-    `policy_version` is the version that *initiated* it (staleness counts from there); `group` ties the rollouts
-    of one task in one step together; `reward` is None exactly where `failure` says why; `rejected` is the reason
-    for which a filter or a hook kept it out of training.
+    `policy_version` is the version that *started* it (staleness counts from there); `group` ties the rollouts of one
+    task in one step together; `reward` is None exactly if `failure` says why; `rejected` is the reason for which a
+    filter or a hook kept it out of training.
     """
 
     id: str
@@ -127,22 +129,22 @@ class Trajectory:
     seconds: float = 0.0
     timings: tuple[tuple[str, float], ...] = ()
     made_with: tuple[tuple[str, str], ...] = ()
-    """Section and plugin, for the sections in which the run selects among several."""
+    """(Section, plugin) for each section in which the run selects among several plugins."""
     start_chunk: int = 0
-    """How many of an expert's chunks were replayed before the policy took over."""
+    """The number of chunks that its start answered (an expert's, replayed) before the policy took over."""
     rejected_because: str = ""
-    """What `rejected` says, at length: which tool answered what, why there is no reward."""
+    """The details of `rejected`: which tool answered what, or why there is no reward."""
     changed_echoes: int = 0
-    """Model calls in which the agent brought the last reply back in another form."""
+    """The number of model calls in which the agent sent the last reply back in a changed form."""
 
     @property
     def groups_for_success(self) -> tuple[str, ...]:
-        """What success is counted by: its first tag, and the plugins that were selected for it."""
+        """Return the groups in which its success counts: its first tag, and the plugins that were selected for it."""
         return (*self.tags[:1], *(f"{section}:{use}" for section, use in self.made_with))
 
     @property
     def turns(self) -> tuple[Chunk, ...]:
-        """Its chunks but for side calls: what is counted, replayed and trained on."""
+        """Its chunks without side calls: these are counted, replayed and trained on."""
         return tuple(chunk for chunk in self.chunks if not chunk.side)
 
     @property
@@ -152,5 +154,5 @@ class Trajectory:
 
     @property
     def sampled_tokens(self) -> int:
-        """How many tokens the policy sampled."""
+        """The number of tokens that the policy sampled."""
         return sum(len(c) for c in self.chunks if c.sampled)

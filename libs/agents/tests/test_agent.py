@@ -6,6 +6,7 @@ import asyncio
 import json
 import sys
 from collections.abc import Mapping
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,13 @@ from ale.errors import AgentError, ConfigError, SandboxError
 from ale.specs.driver import DriverContext
 from ale.specs.sandbox import SandboxSpec
 from ale.task import Task, TaskTests
-from ale.testing.reference import FolderSandbox, session
-from ale_agents import CommandAgent, CommandAgentConfig, Launch, Line, node_recipe, python_recipe
-from ale_agents.line import base_url
+from ale_agents import AgentVariables, CommandAgent, CommandAgentConfig, Launch, node_recipe, python_recipe
+from ale_agents.agent_variables import base_url
+from ale_testing.fake_engines import session
+from ale_testing.fake_sandboxes import FolderSandbox
 
 NASTY = 'It\'s "here"; echo $HOME `id` $(id) ${ALE_API_KEY}\n\\ größe ✓ {x}'
-LINE = Line(NASTY, "http://127.0.0.1:8600/v1", "key-1")
+LINE = AgentVariables(NASTY, "http://127.0.0.1:8600/v1", "key-1")
 ASK = """
 import json, os, sys, urllib.request
 body = {"model": os.environ["ALE_MODEL"], "messages": [{"role": "user", "content": os.environ["ALE_TASK"]}]}
@@ -36,13 +38,13 @@ class Asking(CommandAgent):
     then = ""
     files: Mapping[str, str] = {}
 
-    def launch(self, line: Line) -> Launch:
+    def launch(self, line: AgentVariables) -> Launch:
         return Launch(line.command([sys.executable, "-c", ASK + self.then]), files=self.files)
 
 
 async def run(agent: CommandAgent, answers: list[str | Exception], box: FolderSandbox) -> tuple[str, Any]:
     task = Task(id="t", instruction=NASTY, tests=TaskTests(command="true"))
-    async with session(answers) as line:
+    async with agent, session(answers) as line:
         return await agent.run(task, box, line), line
 
 
@@ -86,7 +88,7 @@ async def test_the_end_of_a_long_output_is_what_is_kept() -> None:
 
 async def test_an_agent_that_never_asks_is_a_failure_with_what_it_said() -> None:
     class Missing(Asking):
-        def launch(self, line: Line) -> Launch:
+        def launch(self, line: AgentVariables) -> Launch:
             return Launch("no-such-agent --yes")
 
     async with FolderSandbox() as box:
@@ -95,9 +97,9 @@ async def test_an_agent_that_never_asks_is_a_failure_with_what_it_said() -> None
 
 
 async def test_an_agent_whose_time_is_up_is_ended_and_what_it_printed_is_kept() -> None:
-    async with FolderSandbox() as box, session(["plum"]) as line:
+    async with AsyncExitStack() as stack, FolderSandbox() as box, session(["plum"]) as line:
         task = Task(id="t", instruction="x", tests=TaskTests(command="true"))
-        agent = asking("import time; time.sleep(60)")
+        agent = await stack.enter_async_context(asking("import time; time.sleep(60)"))
         episode = asyncio.ensure_future(agent.run(task, box, line))
         for _ in range(500):
             if line.recorder.chunks:
@@ -119,9 +121,35 @@ async def test_a_dead_sandbox_is_no_fault_of_the_agents() -> None:
 
 async def test_a_sandbox_without_a_way_to_the_model_is_refused() -> None:
     async with FolderSandbox() as box:
-        box.spec = SandboxSpec(network="none")
+        box.spec = SandboxSpec(network="allow", allow=("pypi.org:443",))
         with pytest.raises(ConfigError, match=r"set needs\.network to endpoint-only"):
             await run(asking(), ["plum"], box)
+
+
+async def test_without_a_network_the_model_is_asked_through_files() -> None:
+    async with FolderSandbox() as box:
+        box.spec = SandboxSpec(network="none")
+        ended, line = await run(asking(), ["It is plum."], box)
+        assert ended == "finish"
+        assert line.recorder.sequences[0].messages[0].content == NASTY
+        assert "It is plum." in line.observations[0].text
+        left = await box.exec("ls /tmp/ale-model-kit.log*")
+        assert left.exit_code != 0, "nothing of it stays"
+
+
+async def test_without_a_network_an_agent_of_another_api_is_refused() -> None:
+    agent = asking()
+    agent.dialect = "anthropic"
+    with pytest.raises(ConfigError, match=r"this one speaks the API 'anthropic'; set needs\.network to endpoint-only"):
+        await agent.prepare(SandboxSpec(network="none"), None)  # type: ignore[arg-type]
+
+
+async def test_a_sandbox_is_told_where_the_model_is() -> None:
+    async with asking() as agent:
+        spec = await agent.prepare(SandboxSpec(network="endpoint-only"), None)  # type: ignore[arg-type]
+        assert spec.endpoint is not None
+        assert spec.endpoint.startswith("http://127.0.0.1:")
+        assert (await agent.prepare(SandboxSpec(network="none"), None)).endpoint is None  # type: ignore[arg-type]
 
 
 async def test_files_are_there_before_the_agent_starts() -> None:

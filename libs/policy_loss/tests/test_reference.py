@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 from ale.errors import PluginError
 from ale.specs.trainer import ChunkTensors, LossInput
 from ale_policy_loss.ratios import LARGEST_LOG_RATIO
-from ale_policy_loss.reference import k3, reference_penalty
+from ale_policy_loss.reference import LARGEST_LEAD, k3, reference_penalty
 
 INF = math.inf
 LOGPROBS = st.floats(-8, 0)
@@ -23,7 +24,7 @@ def inputs_of(new: Tensor, reference: Tensor | None, sampled: list[bool], z: flo
     """Every token a chunk of its own."""
     ids = torch.arange(len(new))
     table = ChunkTensors(ids, ids, ids + 1, torch.ones(len(new)), ids >= 0, torch.tensor(sampled, dtype=torch.bool))
-    return LossInput(new, torch.zeros(len(new)), None, new.detach(), ids, table, z, reference)
+    return LossInput(new, torch.zeros(len(new)), None, new.detach(), ids, table, z, None, reference)
 
 
 @settings(max_examples=100, deadline=None)
@@ -42,10 +43,11 @@ def test_loss_gradient_and_sums_are_those_of_a_loop_over_the_sampled_tokens(
     loss, total, slopes = 0.0, 0.0, []
     for pi, ref, sampled, share in tokens:
         weight = (share if shared else 1 / 3.0) * coef * sampled
-        k = math.exp(ref) / math.exp(pi) - 1 - (ref - pi)
+        curved = min(ref - pi, LARGEST_LEAD)
+        k = math.exp(curved) - 1 - curved + (math.exp(LARGEST_LEAD) - 1) * (ref - pi - curved)
         loss += weight * k
         total += k * sampled
-        slopes.append(weight * (1 - math.exp(ref) / math.exp(pi)))
+        slopes.append(weight * (1 - math.exp(curved)))
     assert float(found.loss.detach()) == pytest.approx(loss, rel=1e-9, abs=1e-12)
     assert float(found.sums["kl_ref_sum"]) == pytest.approx(total, rel=1e-9, abs=1e-12)
     assert float(found.sums["kl_ref_tokens"]) == sum(t[2] for t in tokens)
@@ -71,6 +73,22 @@ def test_on_samples_of_the_policy_it_estimates_the_divergence_and_its_slope_is_t
     (found,) = torch.autograd.grad(mean, logits)
     (expected,) = torch.autograd.grad((ref.exp() * (ref - torch.log_softmax(logits, -1))).sum(), logits)
     assert torch.allclose(found, expected)
+
+
+@pytest.mark.parametrize("lead", [LARGEST_LEAD - 0.01, LARGEST_LEAD, 5.0, 19.9])
+def test_no_token_pulls_harder_than_at_the_largest_lead_and_none_lets_go(lead: float) -> None:
+    new = torch.tensor([-1.0 - lead], dtype=torch.float64, requires_grad=True)
+    (slope,) = torch.autograd.grad(k3(new, torch.tensor([-1.0], dtype=torch.float64)).sum(), new)
+    assert float(slope) == pytest.approx(-math.expm1(min(lead, LARGEST_LEAD)))
+    beyond, at = (float(k3(torch.tensor([-LARGEST_LEAD - x]).double(), torch.zeros(1))) for x in (1e-3, 0.0))
+    assert beyond - at == pytest.approx(1e-3 * math.expm1(LARGEST_LEAD), rel=1e-3), "it is continuous"
+
+
+def test_the_penalty_has_a_mean_of_its_own_where_the_batch_says_so() -> None:
+    new, reference = torch.tensor([-1.0, -2.0]), torch.tensor([-2.0, -2.5])
+    inputs = inputs_of(new, reference, [True, True], z=3.0)
+    one, other = (reference_penalty(replace(inputs, reference_normalizer=z), 1.0).loss for z in (None, 6.0))
+    assert float(one) == pytest.approx(2 * float(other))
 
 
 def test_at_the_reference_it_is_nothing() -> None:

@@ -35,9 +35,11 @@ def test_metrics_are_those_of_a_loop_over_tokens_however_the_trajectories_are_cu
         of = torch.tensor([i for i, _ in part], dtype=torch.long)
         ratio, new, old, engine, value = torch.tensor([t for _, t in part], dtype=torch.float64).reshape(-1, 5).T
         sums: dict[str, Tensor] = {
-            **ratio_sums(ratio, new, old, engine), **side_sums(value > 0, value < 0, of),
-            "loss_tokens": torch.tensor(float(len(part))), "entropy_sum": -new.sum(),
-        }  # fmt: skip
+            **ratio_sums(ratio, new, old, engine),
+            **side_sums(value > 0, value < 0, of),
+            "loss_tokens": torch.tensor(float(len(part))),
+            "entropy_sum": -new.sum(),
+        }
         for name, number in sums.items():
             totals[name] = totals.get(name, 0.0) + float(number)
         largest += [float(x) for x in ratio_maxima(ratio).values()]

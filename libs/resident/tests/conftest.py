@@ -6,7 +6,8 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from engines import answers, provider_of
+
+from ale_testing.sandbox_providers import answers, provider_of
 
 ENGINES = ("docker", "podman")
 

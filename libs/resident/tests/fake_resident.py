@@ -7,10 +7,10 @@ import socket
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 
-from ale_resident.channel import Channel
-from ale_resident.inside.packing import DATA, END, FILE, FOLDER, LINK
-from ale_resident.inside.wire import DATA as MORE
-from ale_resident.inside.wire import DONE, TREE, frame, take_frame, unpack
+from ale_resident.host.channel import Channel
+from ale_resident.resident.frames import DATA as MORE
+from ale_resident.resident.frames import DONE, TREE, frame, take_frame, unpack
+from ale_resident.resident.trees.packing import DATA, END, FILE, FOLDER, LINK
 
 FACTS = b"420 1700000000000000000 %d 1000"
 Piece = list[bytes]
@@ -37,7 +37,8 @@ END_RECORD = [END, b"", b"", b""]
 
 @asynccontextmanager
 async def fake_resident(pieces: Iterable[Piece], *, ends: bool = True) -> AsyncIterator[tuple[Channel, list[bytes]]]:
-    """A channel whose other end hands out `pieces`, the last one as the call's end; and the kinds of what it was asked."""
+    """A channel whose other end hands out `pieces`, the last one as the call's end; and the kinds of what it was
+    asked."""
     ours, theirs = socket.socketpair()
     asked: list[bytes] = []
     reader, writer = await asyncio.open_connection(sock=theirs)

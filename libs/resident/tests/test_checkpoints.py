@@ -1,4 +1,5 @@
-"""Snapshots with processes, with a real CRIU: what the conformance kit does not ask. Agents are root (see `can_checkpoint`)."""
+"""Snapshots with processes, with a real CRIU: what the conformance kit does not ask. Agents are root (see
+`can_checkpoint`)."""
 
 from __future__ import annotations
 
@@ -12,25 +13,26 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from engines import answers, provider_of
-from services import echo
 
 from ale.errors import ConfigError, SandboxError
 from ale.specs.sandbox import Resources, SandboxSpec
-from ale_resident.checkpoints import ABOUT, ARCHIVE, DRAFT, PREFIX, Checkpoints
-from ale_resident.owner import this_process
+from ale.specs.sandbox_protocols import Checkpoints
+from ale_resident.containers.checkpoints import ABOUT, ARCHIVE, DRAFT, PREFIX, CheckpointStore
+from ale_resident.host.owner import this_process
+from ale_testing.echo_service import echo
+from ale_testing.sandbox_providers import answers, provider_of
 
 pytestmark = pytest.mark.podman
 
 OWNER = """
 import asyncio, sys
-from engines import provider_of
+from ale_testing.sandbox_providers import provider_of
 from ale.specs.sandbox import SandboxSpec
 async def main():
     async with provider_of("podman", user="root") as provider:
         box = await provider.start_sandbox(SandboxSpec(id=sys.argv[1]))
         await box.exec("sleep 4733 >/dev/null 2>&1 &")
-        unnamed, named = await box.snapshot(processes=True), await box.snapshot(sys.argv[1], processes=True)
+        unnamed, named = await box.checkpoint(), await box.checkpoint(sys.argv[1])
         fork = await provider.start_sandbox(SandboxSpec(id=sys.argv[1] + "-fork", from_snapshot=named))
         print(unnamed, named, flush=True)
         await fork.exec("sleep 4712")
@@ -73,7 +75,7 @@ async def provider() -> AsyncIterator[Any]:
     if shutil.which("criu") is None:
         pytest.skip("criu is not installed")
     async with provider_of("podman", user="root") as started:
-        assert "checkpoint" in started.capabilities, "`criu check` says what is missing"
+        assert issubclass(started.sandbox_type, Checkpoints), "`criu check` says what is missing"
         yield started
 
 
@@ -84,7 +86,7 @@ async def test_the_endpoint_is_reached_where_it_goes_on(provider: Any) -> None:
             reach = "head -n 1 <>/dev/tcp/127.0.0.1/8600; (exec 3<>/dev/tcp/10.1.2.3/80) 2>/dev/null || echo refused"
             before = (await box.exec(reach)).output
             assert before == "hello\nrefused\n"
-            name = await box.snapshot(processes=True)
+            name = await box.checkpoint()
             assert (await box.exec(reach)).output == before
             async with echo(b"another\n") as its:
                 changed = {"from_snapshot": name, "endpoint": f"http://127.0.0.1:{its}"}
@@ -104,11 +106,12 @@ async def test_files_memory_locks_and_sockets_are_kept(provider: Any, disk_mib: 
             await box.exec("python3 talk.py >said 2>&1 & while [ ! -s said ]; do sleep 0.05; done")
         await box.exec("echo 1 > file; echo 2 > ~/file; echo 3 > /tmp/file; echo 4 > /dev/shm/file; mkfifo /tmp/p")
         await box.exec("x=secret; (read y < /tmp/p; echo $x$y > /tmp/told) >/dev/null 2>&1 &")
-        name = await box.snapshot(processes=True)
+        name = await box.checkpoint()
         await box.exec("rm -rf * /tmp/* ~/*")
     async with await provider.start_sandbox(spec.model_copy(update={"from_snapshot": name})) as fork:
         told = await fork.exec(
-            "cat file ~/file /tmp/file /dev/shm/file; echo 5 > /tmp/p; while [ ! -s /tmp/told ]; do sleep .05; done; cat /tmp/told"
+            "cat file ~/file /tmp/file /dev/shm/file; echo 5 > /tmp/p; while [ ! -s /tmp/told ]; do sleep .05; done; "
+            "cat /tmp/told"
         )
         assert told.output == "1\n2\n3\n4\nsecret5\n"
         if disk_mib is None:
@@ -123,15 +126,15 @@ async def test_what_cannot_be_kept_is_a_sentence_and_everything_goes_on(provider
     async with await provider.start_sandbox(SandboxSpec()) as box:
         await box.exec("head -c 5000000 /dev/zero > f; (exec 3<f; rm f; exec sleep 1000) >/dev/null 2>&1 &")
         await box.exec("x=1; while [ -e f ]; do sleep 0.05; done")
-        with pytest.raises(SandboxError, match=r"could not keep the processes of .*: CRIU failed: .*ghost"):
-            await box.snapshot(processes=True)
+        with pytest.raises(SandboxError, match=r"could not checkpoint the processes of .*: CRIU failed: .*ghost"):
+            await box.checkpoint()
         assert (await box.exec("echo on")).output == "on\n"
         assert not list(provider.checkpoints.folder.glob(f"{DRAFT}{this_process()}*")), "nothing half-written is left"
         await box.kill_agent_processes()
-        assert (await box.snapshot(processes=True)).startswith(PREFIX)
+        assert (await box.checkpoint()).startswith(PREFIX)
     async with await provider.start_sandbox(SandboxSpec(network="allow", allow=("a.test:80",))) as box:
         with pytest.raises(ConfigError, match="has the network 'allow'"):
-            await box.snapshot(processes=True)
+            await box.checkpoint()
 
 
 async def test_a_connection_cannot_be_kept(provider: Any) -> None:
@@ -139,13 +142,14 @@ async def test_a_connection_cannot_be_kept(provider: Any) -> None:
         spec = SandboxSpec(network="endpoint-only", endpoint=f"http://127.0.0.1:{port}")
         async with await provider.start_sandbox(spec) as box:
             await box.exec(
-                "exec 3<>/dev/tcp/127.0.0.1/8600; (echo hi >&3; head -n 1 <&3 >heard; exec sleep 1000) >/dev/null 2>&1 &"
+                "exec 3<>/dev/tcp/127.0.0.1/8600; (echo hi >&3; head -n 1 <&3 >heard; exec sleep 1000) >/dev/null 2>&1 "
+                "&"
             )
             await box.exec("while [ ! -s heard ]; do sleep 0.05; done")
             with pytest.raises(SandboxError, match=r"CRIU failed: .*onnect"):
-                await box.snapshot(processes=True)
+                await box.checkpoint()
             await box.kill_agent_processes()
-            await box.snapshot(processes=True)
+            await box.checkpoint()
 
 
 async def test_nobody_else_in_there_becomes_its_resident(provider: Any) -> None:
@@ -156,7 +160,7 @@ async def test_nobody_else_in_there_becomes_its_resident(provider: Any) -> None:
         await box.exec("touch /.ale/control/x || exit; echo written")
         for _ in range(3):
             await box.exec("for i in 1 2 3; do python3 i.py >/dev/null 2>&1 & done")
-        name = await box.snapshot(processes=True)
+        name = await box.checkpoint()
         assert (await box.exec("ls /.ale/control; pkill python3; echo on")).output == "on\n"
         async with await provider.start_sandbox(SandboxSpec(image="ale-python:1", from_snapshot=name)) as fork:
             assert (await fork.exec("echo on")).output == "on\n"
@@ -164,7 +168,7 @@ async def test_nobody_else_in_there_becomes_its_resident(provider: Any) -> None:
 
 async def test_a_sandbox_that_is_stopped_meanwhile_ends_at_once(provider: Any) -> None:
     box = await provider.start_sandbox(SandboxSpec())
-    making = asyncio.ensure_future(box.snapshot(processes=True))
+    making = asyncio.ensure_future(box.checkpoint())
     await asyncio.sleep(0.05)
     await asyncio.wait_for(box.stop(), 20)
     with pytest.raises(SandboxError):
@@ -174,7 +178,7 @@ async def test_a_sandbox_that_is_stopped_meanwhile_ends_at_once(provider: Any) -
 
 async def test_a_damaged_one_is_a_sentence(provider: Any) -> None:
     async with await provider.start_sandbox(SandboxSpec()) as box:
-        name = await box.snapshot(processes=True)
+        name = await box.checkpoint()
     archive = provider.checkpoints.find(name).archive
     archive.write_bytes(archive.read_bytes()[:100_000])
     with pytest.raises(SandboxError, match=r"is damaged .*; remove that snapshot and make another"):
@@ -208,7 +212,7 @@ async def test_of_a_killed_owner_only_what_has_a_name_is_left(provider: Any) -> 
 
 
 def test_what_a_killed_process_was_writing_goes(tmp_path: Any) -> None:
-    kept = Checkpoints(tmp_path)
+    kept = CheckpointStore(tmp_path)
     dead, mine = kept.draft("a"), kept.draft("b")
     moved = dead.folder.with_name(f"{DRAFT}999999-1-abcd")
     dead.folder.rename(moved)

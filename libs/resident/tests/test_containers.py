@@ -15,19 +15,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engines import provider_of
 
 from ale.errors import ConfigError, SandboxError
 from ale.specs.sandbox import TESTS, Resources, SandboxSpec
-from ale_resident.container import CREATED
-from ale_resident.engine import LABEL, Plan
-from ale_resident.image_snapshots import OWNER
-from ale_resident.owner import state_folder, this_process
+from ale_resident.containers.engine import LABEL, Plan
+from ale_resident.containers.image_snapshots import OWNER
+from ale_resident.containers.planning import CREATED
+from ale_resident.host.owner import state_folder, this_process
+from ale_testing.sandbox_providers import provider_of
 
 OWNER_PROGRAM = """
 import asyncio, sys
-from ale.plugins import build_driver
-from ale.config_base import PluginChoice
+from ale.registry.drivers import build_driver
+from ale.registry.choice import PluginChoice
 from ale.specs.driver import DriverContext
 from ale.specs.sandbox import SandboxSpec
 async def main():
@@ -77,7 +77,7 @@ async def test_an_owner_that_is_killed_leaves_nothing(provider: Any, engine: str
 
 async def test_what_a_dead_owner_never_started_is_removed_by_the_next_start(provider: Any, engine: str) -> None:
     name = f"ale-test-{os.getpid()}-{engine}-stale"
-    await provider.have_image("ale-base:1")
+    await provider.images.provide("ale-base:1")
     labels = {LABEL: name, OWNER: "999999-1", CREATED: "0"}
     await provider.engine.create(Plan(name, "ale-base:1", ["/bin/sh"], labels, (), False, Resources(), ()))
     assert name in await names(provider)

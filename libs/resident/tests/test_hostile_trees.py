@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ale.errors import SandboxError
-from ale_resident import links, trees
-from ale_resident.inside import unpacking
-from ale_resident.inside.packing import DATA, PIPE, REFUSED
-from ale_resident.inside.wire import CANCEL, DONE, frame
-from ale_resident.owner import remove_folder
+from ale_resident.host.owner import remove_folder
+from ale_resident.resident.frames import CANCEL, DONE, frame
+from ale_resident.resident.trees import unpacking
+from ale_resident.resident.trees.packing import DATA, PIPE, REFUSED
+from ale_resident.trees import links, transfers
 
 from .fake_resident import END_RECORD, FACTS, Piece, fake_resident, file, folder, link
 
@@ -54,14 +54,15 @@ HOSTILE: dict[str, tuple[Piece, str]] = {
     "a link to the outside": (link(b"l", b"OUTSIDE"), "leads out of the tree"),
     "a link upwards": (folder(b"a") + link(b"a/l", b"../../evil"), "leads out of the tree"),
     "a link out through another one": (
-        folder(b"d") + link(b"x", b"d/up/../evil") + link(b"d/up", b".."), "'x' leads out of the tree",
+        folder(b"d") + link(b"x", b"d/up/../evil") + link(b"d/up", b".."),
+        "'x' leads out of the tree",
     ),
     "a link out through one that is absolute": (link(b"a", b"b/x") + link(b"b", b"/etc"), "leads out of the tree"),
     "links in a circle": (link(b"a", b"b") + link(b"b", b"a"), "in a circle"),
-    "a link to nothing": (link(b"l", b""), "of a kind that there is not"),
+    "a link to nothing": (link(b"l", b""), "of an unknown kind"),
     "a device": ([REFUSED, b"null", FACTS % 0, b"device"], "'null' is a 'device'"),
-    "a pipe": ([PIPE, b"p", FACTS % 0, b""], "of a kind that there is not"),
-    "a kind that there is not": ([b"c", b"null", FACTS % 0, b""], "of a kind that there is not"),
+    "a pipe": ([PIPE, b"p", FACTS % 0, b""], "of an unknown kind"),
+    "an unknown kind": ([b"c", b"null", FACTS % 0, b""], "of an unknown kind"),
     "a file twice": (file(b"a") + file(b"a"), "'a' cannot be written: it comes twice"),
     "a folder twice": (folder(b"a") + folder(b"a"), "it comes twice"),
     "a link twice": (link(b"a", b"x") + link(b"a", b"y"), "'a' comes twice"),
@@ -71,10 +72,10 @@ HOSTILE: dict[str, tuple[Piece, str]] = {
     "a file in a file": (file(b"a") + file(b"a/b"), "'a/b' cannot be written"),
     "a file over the limit": (file(b"big", b"", size=2001), "larger than 2000 bytes"),
     "files over the limit together": (file(b"a", b"", size=1500) + file(b"b", b"", size=501), "larger than 2000"),
-    "more content than was said": (file(b"a", b"12345", size=4), "'a' holds more than was said"),
-    "content beyond the end": ([*file(b"a", b"", size=4), DATA, b"3", b"xy", b""], "holds more than was said"),
-    "content that goes back": ([*file(b"a", b"12", size=9), DATA, b"1", b"y", b""], "holds more than was said"),
-    "content at no offset": ([*file(b"a", b"", size=4), DATA, b"-1", b"x", b""], "holds more than was said"),
+    "more content than the record says": (file(b"a", b"12345", size=4), "'a' holds more than its record says"),
+    "content beyond the end": ([*file(b"a", b"", size=4), DATA, b"3", b"xy", b""], "holds more than its record says"),
+    "content that goes back": ([*file(b"a", b"12", size=9), DATA, b"1", b"y", b""], "holds more than its record says"),
+    "content at no offset": ([*file(b"a", b"", size=4), DATA, b"-1", b"x", b""], "holds more than its record says"),
     "content of a folder": ([*folder(b"a"), DATA, b"0", b"x", b""], "content comes without a file"),
     "facts that are words": ([b"f", b"a", b"rwx now 1 me", b""], "make no sense"),
     "a mode that there is not": ([b"f", b"a", b"65536 0 0 0", b""], "make no sense"),
@@ -82,7 +83,7 @@ HOSTILE: dict[str, tuple[Piece, str]] = {
     "a time beyond all times": ([b"f", b"a", b"420 9000000000000000000 0 0", b""], "make no sense"),
     "half a record": ([b"f", b"a", b"420 0 0 0"], "is cut short"),
     "something after the end": (END_RECORD + file(b"a"), "after the tree's end"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("what", HOSTILE, ids=lambda what: what.replace(" ", "-"))
@@ -95,7 +96,7 @@ async def test_a_tree_that_must_not_be_leaves_nothing(what: str, tmp_path: Path)
     records = [field.replace(b"OUTSIDE", os.fsencode(outside)) for field in records]
     async with fake_resident([folder() + records + ([] if records[:4] == END_RECORD else END_RECORD)]) as (channel, _):
         with pytest.raises(SandboxError, match=r"The tree src of the sandbox fake was not downloaded: ") as caught:
-            await trees.download(channel, b"src", place / "target", 2000)
+            await transfers.download(channel, b"src", place / "target", 2000)
     assert sentence in str(caught.value)
     assert entries(tmp_path) == ["kept", "outside", "place"]
     assert "ale-evil" not in os.listdir("/tmp")
@@ -107,20 +108,20 @@ async def test_a_tree_that_must_not_be_leaves_nothing(what: str, tmp_path: Path)
 async def test_a_root_is_a_folder_or_a_file(root: Piece, tmp_path: Path) -> None:
     async with fake_resident([root + END_RECORD]) as (channel, _):
         with pytest.raises(SandboxError, match="was not downloaded"):
-            await trees.download(channel, b"src", tmp_path / "target", 2000)
+            await transfers.download(channel, b"src", tmp_path / "target", 2000)
     assert os.listdir(tmp_path) == []
 
 
 async def test_a_tree_without_an_end_is_no_tree(tmp_path: Path) -> None:
     async with fake_resident([folder() + file(b"a")]) as (channel, _):
         with pytest.raises(SandboxError, match="the tree is cut short"):
-            await trees.download(channel, b"src", tmp_path / "target", 2000)
+            await transfers.download(channel, b"src", tmp_path / "target", 2000)
     assert os.listdir(tmp_path) == []
 
 
 async def test_a_resident_that_dies_in_the_middle_leaves_nothing(tmp_path: Path) -> None:
     async with fake_resident([folder() + file(b"a", b"x", size=1000)], ends=False) as (channel, _):
-        download = asyncio.ensure_future(trees.download(channel, b"src", tmp_path / "target", 2000))
+        download = asyncio.ensure_future(transfers.download(channel, b"src", tmp_path / "target", 2000))
         await until(lambda: os.listdir(tmp_path))
         channel.close("the machine went down")
         with pytest.raises(SandboxError, match="is gone: the machine went down"):
@@ -129,16 +130,16 @@ async def test_a_resident_that_dies_in_the_middle_leaves_nothing(tmp_path: Path)
 
 
 async def test_a_resident_that_falls_silent_counts_as_dead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trees, "ANSWER_S", 0.2)
+    monkeypatch.setattr(transfers, "ANSWER_S", 0.2)
     async with fake_resident([folder()], ends=False) as (channel, _):
         with pytest.raises(SandboxError, match="did not answer within"):
-            await trees.download(channel, b"src", tmp_path / "target", 2000)
+            await transfers.download(channel, b"src", tmp_path / "target", 2000)
     assert os.listdir(tmp_path) == []
 
 
 async def test_a_cancelled_download_leaves_nothing_and_says_so_inside(tmp_path: Path) -> None:
     async with fake_resident([folder() + file(b"a", b"x", size=1000)], ends=False) as (channel, asked):
-        download = asyncio.ensure_future(trees.download(channel, b"src", tmp_path / "target", 2000))
+        download = asyncio.ensure_future(transfers.download(channel, b"src", tmp_path / "target", 2000))
         await until(lambda: os.listdir(tmp_path))
         download.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -164,7 +165,7 @@ async def test_a_tree_without_bounds_is_refused(
     endless = ([field.replace(b"%d", b"%d" % n) for field in piece] for n in itertools.count())
     async with fake_resident(itertools.chain([folder()], endless)) as (channel, _):
         with pytest.raises(SandboxError, match=sentence):
-            await trees.download(channel, b"src", tmp_path / "target", 2000)
+            await transfers.download(channel, b"src", tmp_path / "target", 2000)
     assert os.listdir(tmp_path) == []
 
 
@@ -173,23 +174,23 @@ async def test_links_that_take_too_long_to_look_at_are_refused(tmp_path: Path, m
     chain = [field for n in range(30) for field in link(b"l%d" % n, b"./" * 50 + b"l%d" % (n + 1))]
     async with fake_resident([folder() + chain + END_RECORD]) as (channel, _):
         with pytest.raises(SandboxError, match="lead through one another too often"):
-            await trees.download(channel, b"src", tmp_path / "target", 2000)
+            await transfers.download(channel, b"src", tmp_path / "target", 2000)
     assert os.listdir(tmp_path) == []
 
 
 async def test_answers_that_nobody_asked_for_end_the_connection(tmp_path: Path) -> None:
     async with fake_resident([], ends=False) as (channel, _):
-        async with trees.Transfer(channel) as transfer:
+        async with transfers.Transfer(channel) as transfer:
             for _ in range(2):
                 channel.data_received(frame(transfer.number, DONE, []))
             await asyncio.wait_for(channel.closed.wait(), 10)
-        assert "sent what nobody asked for" in str(channel.error())
+        assert "sent an answer that nobody asked for" in str(channel.error())
 
 
 async def test_bits_that_give_rights_away_are_dropped_and_owners_are_the_hosts(tmp_path: Path) -> None:
     pieces = [folder(mode=0o7775), file(b"a", mode=0o6755), folder(b"d", mode=0o1777), END_RECORD]
     async with fake_resident(pieces) as (channel, _):
-        await trees.download(channel, b"src", tmp_path / "target", 2000)
+        await transfers.download(channel, b"src", tmp_path / "target", 2000)
     target = tmp_path / "target"
     assert [stat.S_IMODE(p.lstat().st_mode) for p in (target, target / "a", target / "d")] == [0o775, 0o755, 0o777]
     assert {p.lstat().st_uid for p in (target, target / "a", target / "d")} == {os.getuid()}
@@ -202,7 +203,7 @@ async def test_links_may_lead_anywhere_inside(tmp_path: Path) -> None:
         folder(b"d") + link(b"d/up", b"..") + link(b"d/self", b"./up/d/../f") + link(b"gone", b"d/none/x") + file(b"f")
     )
     async with fake_resident([folder() + inside + END_RECORD]) as (channel, _):
-        await trees.download(channel, b"src", tmp_path / "target", 2000)
+        await transfers.download(channel, b"src", tmp_path / "target", 2000)
     assert (tmp_path / "target/d/self").read_text() == "x"
     assert os.readlink(tmp_path / "target/gone") == "d/none/x"
 
@@ -213,9 +214,9 @@ async def test_what_is_at_the_target_stays(tmp_path: Path) -> None:
     async with fake_resident([folder() + END_RECORD]) as (channel, asked):
         for name in ("file", "link"):
             with pytest.raises(FileExistsError):
-                await trees.download(channel, b"src", tmp_path / name, 2000)
+                await transfers.download(channel, b"src", tmp_path / name, 2000)
         with pytest.raises(FileNotFoundError):
-            await trees.download(channel, b"src", tmp_path / "no/folder", 2000)
+            await transfers.download(channel, b"src", tmp_path / "no/folder", 2000)
         assert asked == []
     assert (tmp_path / "file").read_text() == "mine"
     assert sorted(os.listdir(tmp_path)) == ["file", "link"]
@@ -228,11 +229,13 @@ PATHS = st.lists(PARTS, max_size=4).map(b"/".join)
 RECORDS = st.one_of(
     PATHS.map(folder),
     PATHS.map(file),
-    st.tuples(PATHS, st.one_of(PATHS, st.sampled_from([b"/etc", b"../outside", b"/", b"../outside/kept"]))).map(lambda both: link(*both)),
+    st.tuples(PATHS, st.one_of(PATHS, st.sampled_from([b"/etc", b"../outside", b"/", b"../outside/kept"]))).map(
+        lambda both: link(*both)
+    ),
     PATHS.map(lambda name: [PIPE, name, FACTS % 0, b""]),
     st.tuples(st.integers(-5, 20), st.binary(max_size=5)).map(lambda both: [DATA, b"%d" % both[0], both[1], b""]),
     st.lists(st.binary(max_size=9), min_size=4, max_size=4),
-)  # fmt: skip
+)
 
 
 @pytest.mark.parametrize("whole", [False, True])

@@ -10,17 +10,18 @@ from collections.abc import Collection
 from typing import Any
 
 import pytest
-from engines import provider_of
 
 from ale.errors import ConfigError
 from ale.specs.sandbox import SandboxSpec
-from ale_resident.image_snapshots import OWNER, FoundImage, is_owned
-from ale_resident.owner import this_process
+from ale_resident.containers.engine import FoundImage
+from ale_resident.containers.image_snapshots import OWNER, is_owned
+from ale_resident.host.owner import this_process
+from ale_testing.sandbox_providers import provider_of
 
 OWNER_PROGRAM = """
 import asyncio, sys
-from ale.plugins import build_driver
-from ale.config_base import PluginChoice
+from ale.registry.drivers import build_driver
+from ale.registry.choice import PluginChoice
 from ale.specs.driver import DriverContext
 from ale.specs.sandbox import SandboxSpec
 async def main():

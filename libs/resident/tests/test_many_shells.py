@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from ale.config_base import PluginChoice
-from ale.plugins import build_driver
+from ale.registry.choice import PluginChoice
+from ale.registry.drivers import build_driver
 from ale.specs.driver import DriverContext
 from ale.specs.sandbox import SandboxSpec
 

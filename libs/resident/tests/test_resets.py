@@ -7,22 +7,27 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from engines import provider_of
 
 from ale.errors import UncleanError
 from ale.specs.sandbox import TESTS, Resources, SandboxSpec
-from ale_resident.image import PYTHON, TAG
+from ale_resident.containers.default_image import PYTHON, TAG
+from ale_testing.sandbox_providers import provider_of
 
 SPEC = SandboxSpec(image=f"{PYTHON}:{TAG}")
 IN_MEMORY = SandboxSpec(resources=Resources(disk_mib=16))
-WORK = "echo 1 > a; mkdir -p b/c /tmp/d ~/e /var/tmp/f; ln -s /etc/passwd l; chmod 700 .; (setsid sleep 100 >/dev/null 2>&1 &)"
+WORK = (
+    "echo 1 > a; mkdir -p b/c /tmp/d ~/e /var/tmp/f; ln -s /etc/passwd l; chmod 700 .; "
+    "(setsid sleep 100 >/dev/null 2>&1 &)"
+)
 TALK = """python3 -B -c '
 import socket
-s = socket.create_server(("127.0.0.1", 0)); c = socket.create_connection(s.getsockname()); a, _ = s.accept(); c.close(); a.close()'"""
+s = socket.create_server(("127.0.0.1", 0)); c = socket.create_connection(s.getsockname())
+a, _ = s.accept(); c.close(); a.close()'"""
 CHANGES = {
     "a file is written to": ("echo x >> /etc/group", "/etc/group"),
     "a file is written to and its times are set back": (
-        "cp -p /etc/group /tmp/kept; echo x >> /etc/group; touch -r /tmp/kept /etc/group", "/etc/group",
+        "cp -p /etc/group /tmp/kept; echo x >> /etc/group; touch -r /tmp/kept /etc/group",
+        "/etc/group",
     ),
     "a file is another with the same content": ("cp -p /etc/group /etc/g; mv /etc/g /etc/group", "/etc"),
     "a file is gone": ("rm /etc/group", "/etc"),
@@ -31,23 +36,24 @@ CHANGES = {
     "a program may do more": ("chmod u+s /bin/ls", "/bin"),
     "a file is another's": ("chown 1000 /etc/group", "/etc/group"),
     "a file has another name too": ("ln /etc/group /tmp/g", "/etc/group"),
-    "a file has an attribute": ("python3 -B -c 'import os; os.setxattr(\"/etc/group\", \"user.x\", b\"1\")'", "/etc/group"),
+    "a file has an attribute": ('python3 -B -c \'import os; os.setxattr("/etc/group", "user.x", b"1")\'', "/etc/group"),
     "a file is changed through memory": (
-        "python3 -B -c 'import mmap; f = open(\"/etc/group\", \"r+b\"); m = mmap.mmap(f.fileno(), 0); m[0] = 88; m.flush()'",
+        'python3 -B -c \'import mmap; f = open("/etc/group", "r+b"); m = mmap.mmap(f.fileno(), 0); m[0] = 88; '
+        "m.flush()'",
         "/etc/group",
     ),
     "the work folder is a link": ("d=$PWD; cd /; rm -rf $d; ln -s /etc $d", "/workspace"),
     "the folder above home is another": ("mv /root /root2; mkdir /root", "/"),
     "a device is gone": ("rm /dev/full", "/dev/full"),
     "the table of hosts is another": ("echo 1.2.3.4 pypi.org >> /etc/hosts", "/etc/hosts"),
-}  # fmt: skip
+}
 
 
 @pytest.fixture
 async def as_root(engine: str) -> AsyncIterator[Any]:
     """A provider whose agents are root."""
     async with provider_of(engine, user="root") as started:
-        await started.have_image("ale-base:1")
+        await started.images.provide("ale-base:1")
         if not await started.engine.has_image(SPEC.image):
             await started.build_image(python=True)
         yield started

@@ -7,7 +7,7 @@ import struct
 
 import pytest
 
-from ale_resident.inside import seccomp
+from ale_resident.resident import seccomp
 
 REFUSED = seccomp.REFUSE | errno.EPERM
 
@@ -26,9 +26,10 @@ def verdict(code: bytes, architecture: int, number: int, *arguments: int) -> int
             at += 1
             continue
         met = {
-            seccomp.JUMP_EQUAL: held == value, seccomp.JUMP_AT_LEAST: held >= value,
+            seccomp.JUMP_EQUAL: held == value,
+            seccomp.JUMP_AT_LEAST: held >= value,
             seccomp.JUMP_ANY_BIT: bool(held & value),
-        }[operation]  # fmt: skip
+        }[operation]
         at += 1 + (if_true if met else if_false)
 
 

@@ -1,4 +1,5 @@
-"""Streams: what waits for a slow reader is bounded on either side, and a resident that somebody took over cannot change that."""
+"""Streams: what waits for a slow reader is bounded on either side, and a resident that somebody took over cannot change
+that."""
 
 from __future__ import annotations
 
@@ -12,15 +13,16 @@ from typing import Any
 
 import pytest
 
-from ale.config_base import PluginChoice
 from ale.errors import SandboxError
-from ale.plugins import build_driver
+from ale.registry.choice import PluginChoice
+from ale.registry.drivers import build_driver
 from ale.specs.driver import DriverContext
-from ale.specs.sandbox import ExecResult, Output, SandboxSpec
-from ale_resident import stream
-from ale_resident.channel import Channel
-from ale_resident.inside.wire import ACK, CANCEL, DONE, FAILED, PIECE, PIECE_COST, frame, take_frame
-from ale_resident.stream import WINDOW, Stream
+from ale.specs.sandbox import ExecResult, SandboxSpec
+from ale.specs.sandbox_protocols import Output
+from ale_resident.host import output_stream
+from ale_resident.host.channel import Channel
+from ale_resident.host.output_stream import WINDOW, Stream
+from ale_resident.resident.frames import ACK, CANCEL, DONE, FAILED, PIECE, PIECE_COST, frame, take_frame
 
 Frames = list[tuple[bytes, list[bytes]]]
 
@@ -94,7 +96,7 @@ async def told(answers: Frames, take: int = 1 << 30) -> tuple[list[Output | Exec
         writer.write(frame(1, kind, fields))
     got: list[Output | ExecResult] = []
     try:
-        async with aclosing(stream.run(channel, [b"", b"", b"", b"", b""], 5.0)) as items:
+        async with aclosing(output_stream.run(channel, [b"", b"", b"", b"", b""], 5.0)) as items:
             async for item in items:
                 got.append(item)
                 if len(got) == 1:
@@ -130,7 +132,7 @@ RESULT = (DONE, [b"0", b"0", b"0", b"0.1", b"", b""])
     ids=["a piece too large", "too many", "too many small ones", "empty", "of no output", "of nothing", "no piece"],
 )
 async def test_a_resident_that_sends_what_was_not_asked_for_is_cut_off(answers: Frames) -> None:
-    with pytest.raises(SandboxError, match="sent nonsense"):
+    with pytest.raises(SandboxError, match="sent an invalid frame"):
         await told([*answers, RESULT])
 
 
@@ -139,7 +141,7 @@ async def test_what_a_resident_answers_is_checked() -> None:
     assert got == [Output("stderr", b"x"), ExecResult(0, b"", b"", 0.1)]
     got, _ = await told([(DONE, [b"1", b"0", b"0", b"0", b"", b"no process"])])
     assert got == [Output("stderr", b"no process"), ExecResult(1, b"", b"", 0.0)], "a command that was not even started"
-    with pytest.raises(SandboxError, match="makes no sense"):
+    with pytest.raises(SandboxError, match="gave an invalid answer"):
         await told([(DONE, [b"one"])])
     with pytest.raises(SandboxError, match="cannot run a command: too many files"):
         await told([(FAILED, [b"24", b"too many files"])])

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from ale.errors import PluginError
 from ale.specs.trainer import LossInput, TrainBatch
-from ale.testing.losses import rollout
 from ale.trajectory import Chunk, ChunkError, Failure, Score, Sequence, Trajectory
 from ale_ipa import IPA
+from ale_ipa.signals import signals
+from ale_testing.loss_samples import rollout
 
 Make = Callable[..., IPA]
 Build = Callable[..., Trajectory]
@@ -85,11 +88,9 @@ def test_rollouts_that_share_an_id_are_still_two(make: Make, build: Build) -> No
 
 
 def test_failed_environments_do_not_count_as_zeros_in_their_group(make: Make, build: Build) -> None:
-    ipa = make(return_signal="group_centered")
-    broken = build("c", None)
-    assert ipa.batch([build("a", 1.0), build("b", 1.0), broken]) is None
-    assert ipa.metrics({})["dropped_groups"] == 1.0
-    assert "dropped_groups" not in ipa.metrics({})
+    done = [build("a", 1.0), build("b", 1.0), build("c", None)]
+    assert make(return_signal="group_centered").batch(done) is None
+    assert signals("group_centered", done, 0.0).even_groups == 1
 
 
 def test_a_batch_in_which_nothing_was_learnt_is_none(make: Make, build: Build) -> None:
@@ -123,7 +124,7 @@ def test_missing_old_logprobs_are_refused_unless_the_engines_are_asked_for(
     with pytest.raises(PluginError, match=r"fill TrainBatch\.old_logprobs"):
         make().loss(inputs)
     engine = make(old_logprobs="engine")
-    metrics = engine.metrics({k: float(v) for k, v in engine.loss(inputs).sums.items()})
+    metrics = engine.loss.metrics({k: float(v) for k, v in engine.loss(inputs).sums.items()})
     assert (metrics["masked"], metrics["engine_gap"]) == (0.0, 0.0)
 
 
@@ -131,7 +132,7 @@ def test_metrics_are_means_over_the_right_tokens(make: Make, build: Build, loss_
     # Engine: -0.1, -0.2, ... in each chunk. The second trajectory's first chunk disagrees with it and is masked.
     inputs = loss_input(batch_of_two(make, build), [-1.0, -1.0, -0.1, -1.0, -0.1], [-2.0, -2.0, -0.1, 3.0, -1.1])
     ipa = make()
-    out = ipa.metrics({k: float(v) for k, v in ipa.loss(inputs).sums.items()} | {"loss": 7.0})
+    out = ipa.loss.metrics({k: float(v) for k, v in ipa.loss(inputs).sums.items()} | {"loss": 7.0})
     e = float(torch.tensor(1.0).exp())
     assert out["loss"] == 7.0
     assert (out["loss_tokens"], out["loss_chunks"]) == (5.0, 4.0)
@@ -179,27 +180,57 @@ def test_all_rows_of_a_trajectory_are_on_its_side(make: Make, loss_input: Inputs
     out = ipa.loss(inputs)
     out.loss.backward()
     assert [x > 0 for x in inputs.logprobs.grad.tolist()] == [True] * 4 + [False] * 4
-    found = ipa.metrics({k: float(v) for k, v in {**out.sums, **out.maxima}.items()})
+    found = ipa.loss.metrics({k: float(v) for k, v in {**out.sums, **out.maxima}.items()})
     assert (found["positive"], found["negative"]) == (0.5, 0.5)
     assert (found["trajectories"], found["positive_trajectories"], found["negative_trajectories"]) == (2.0, 0.5, 0.5)
     assert found["ratio_max"] == pytest.approx(float(torch.tensor(1.0).exp()))
 
 
-@pytest.mark.parametrize(("normalization", "masked"), [("token", 2 / 3), ("chunk", 2.0), ("trajectory", 2.0)])
-def test_a_mean_leaves_out_the_masked_and_divides_by_what_the_batch_trains_on(
-    make: Make, loss_input: Inputs, normalization: str, masked: float
+@pytest.mark.parametrize(("normalization", "z"), [("token", 2), ("chunk", 1), ("trajectory", 1)])
+@pytest.mark.parametrize("kl_coef", [0.0, 1.0])
+def test_a_mean_is_over_what_is_not_masked_and_that_of_the_penalty_over_all(
+    make: Make, loss_input: Inputs, normalization: str, z: int, kl_coef: float
 ) -> None:
-    """Prompt and environment tokens are not in Z; what the mismatch mask takes out stays in it."""
-    ipa = make(normalization=normalization, gamma=1.0)
+    """Prompt and environment tokens are not in Z, and neither is what the mismatch mask takes out."""
+    ipa = make(normalization=normalization, gamma=1.0, kl_coef=kl_coef)
     batch = ipa.batch([rollout("a", 1.0, [[2]]), rollout("b", 1.0, [[1]])])
     assert batch is not None
-    out = ipa.loss(loss_input(batch, [-1.0, -1.0, -7.0], [-1.0, -1.0, 3.0]))  # the last one's engine says -1
-    assert float(out.loss) == pytest.approx(masked if normalization == "token" else masked / 2)
+    old = np.where(batch.chunk_ids == 1, 3.0, -1.0).astype(np.float32)  # the last token's engine says -1
+    batch = ipa.loss.normalize(replace(batch, old_logprobs=old))
+    assert (batch.normalizer, batch.reference_normalizer) == (z, 3 if normalization == "token" else 2)
+    new, reference = [-1.0, -1.0, -7.0], [-1.0, -1.0, -8.0]
+    found = float(ipa.loss(loss_input(batch, new, [-1.0, -1.0, 3.0], reference=reference)).loss)
+    penalty = (math.exp(-1) - 1 + 1) / (3 if normalization == "token" else 2)
+    assert found == pytest.approx(2 / z + kl_coef * penalty)
 
 
-def test_a_pull_to_the_reference_needs_a_trainer_that_keeps_one(make: Make) -> None:
-    assert IPA.needs(IPA.Config(kl_coef=0.1)) == {"trainer": ["reference"]}
-    assert IPA.needs(IPA.Config()) == {}
+def test_where_all_is_masked_there_is_nothing_and_no_division_by_it(make: Make, loss_input: Inputs) -> None:
+    ipa = make()
+    batch = ipa.batch([rollout("a", 1.0, [[2]])])
+    assert batch is not None
+    batch = ipa.loss.normalize(replace(batch, old_logprobs=np.full(4, 3.0, np.float32)))
+    assert batch.normalizer == 1
+    assert float(ipa.loss(loss_input(batch, [-1.0, -1.0], [3.0, 3.0])).loss) == 0
+
+
+@pytest.mark.parametrize(("normalization", "z"), [("token", 7.0), ("chunk", 5.0), ("trajectory", 4.0)])
+@pytest.mark.parametrize("kl_coef", [0.0, 0.1])
+def test_groups_without_spread_count_in_z_and_carry_the_penalty_alone(
+    make: Make, build: Build, normalization: str, z: float, kl_coef: float
+) -> None:
+    ipa = make(return_signal="group_centered", normalization=normalization, kl_coef=kl_coef)
+    done = [build("a", 1.0), build("b", 0.0), build("c", 1.0, [2, 1], group="h"), build("d", 1.0, [2], group="h")]
+    batch = ipa.batch(done)
+    assert batch is not None
+    assert batch.normalizer == z
+    assert batch.metrics == {"dropped_groups": 1.0}
+    assert len(batch.lengths) == (4 if kl_coef else 2)
+    assert batch.chunks.returns[batch.chunks.trajectory > 1].tolist() == ([0.0] * 3 if kl_coef else [])
+    alone = ipa.batch(done[2:])
+    assert (alone is not None) is (kl_coef > 0), "the penalty does not fade as the policy gets good"
+
+
+def test_a_pull_to_the_reference_wants_one(make: Make) -> None:
     assert (make(kl_coef=0.1).reference, make().reference) == (True, False)
 
 
@@ -208,7 +239,7 @@ def test_experts_are_not_held_near_the_reference(make: Make, build: Build, loss_
     inputs = loss_input(batch, [-1.0] * 5, [-1.0] * 5, reference=[-3.0] * 5)
     inputs.chunks.sampled[0] = False  # the first chunk, of two tokens
     ipa = make(kl_coef=1.0)
-    found = ipa.metrics({k: float(v) for k, v in ipa.loss(inputs).sums.items()})
+    found = ipa.loss.metrics({k: float(v) for k, v in ipa.loss(inputs).sums.items()})
     k = float(torch.tensor(-2.0).exp()) - 1 + 2
     assert found["kl_ref"] == pytest.approx(k)
     assert float(ipa.loss(inputs).loss - make().loss(inputs).loss) == pytest.approx(3 * k / 5)
@@ -257,7 +288,10 @@ def test_group_centered_signals_sum_to_zero_and_even_groups_are_dropped_and_coun
     batch = ipa.batch(ts)
     assert batch is not None
     assert batch.chunks.returns.tolist() == [0.5, -0.5]
-    assert ipa.metrics({"loss_tokens": 1.0})["dropped_groups"] == 1.0
+    assert batch.metrics == {"dropped_groups": 1.0}
+    alone = ipa.batch(ts[:2])
+    assert alone is not None
+    assert alone.metrics == {}
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,6 +15,8 @@ from ale.specs.driver import DriverContext
 from ale.task import Task, TaskTests
 from ale.trajectory import Trajectory
 from ale_ipa import IPA
+from ale_replay import REPLAY_LOST, ExpertReplay
+from ale_testing.recording_channel import RecordingChannel
 
 Build = Callable[..., Trajectory]
 TASKS = [Task(id=name, instruction="Do it.", tests=TaskTests(command="true")) for name in ("a", "b")]
@@ -21,7 +24,8 @@ TASKS = [Task(id=name, instruction="Do it.", tests=TaskTests(command="true")) fo
 
 @dataclass
 class Course:
-    """A run without a policy: each step's rollouts end as `passes(request)` says, or their replays are lost where it says None."""
+    """A run without a policy: each step's rollouts end as `passes(request)` says, or their replays are lost where it
+    says None."""
 
     build: Build
     config: dict[str, Any]
@@ -29,16 +33,19 @@ class Course:
     step: int = 0
     history: tuple[Trajectory, ...] = ()
     lost: Counter[str] = field(default_factory=Counter)
-    events: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        context = DriverContext(event=lambda kind, **data: self.events.append((kind, data)))
+        channel = RecordingChannel()
+        self.events = channel.events
+        context = DriverContext(channel=channel)
         self.ipa = IPA(IPA.Config(**self.config), context)
+        self.demonstrations = [t for known in self.experts.values() for t in known]
 
     def plan(self, tasks: Sequence[Task] = TASKS[:1]) -> list[RolloutRequest]:
         """The next step's requests."""
-        shown = {task.id: self.experts[task.id] for task in tasks if task.id in self.experts}
-        return self.ipa.plan(tasks, RolloutHistory(self.step + 1, 7, self.history, shown, dict(self.lost)))
+        lost = {group: {REPLAY_LOST: n} for group, n in self.lost.items()}
+        history = RolloutHistory(self.step + 1, 7, self.history, lost, demonstrations=self.demonstrations)
+        return self.ipa.plan(tasks, history)
 
     def go(
         self,
@@ -60,9 +67,28 @@ class Course:
         self.history = tuple(made)
         return requests
 
+    def metrics(self) -> dict[str, float]:
+        """What a batch of the newest rollouts tells."""
+        batch = self.ipa.batch(self.history)
+        assert batch is not None
+        return dict(batch.metrics)
+
+    def resumed(self) -> Course:
+        """The same run in another process: its algorithm is a new one that has read the state of this one's."""
+        state = json.loads(json.dumps(self.ipa.state()))
+        other = Course(self.build, self.config, self.experts, self.step, self.history, Counter(self.lost))
+        other.ipa.restore(state)
+        return other
+
     def of(self, kind: str) -> list[dict[str, Any]]:
         """The events of a kind."""
         return [data for k, data in self.events if k == kind]
+
+
+def expert_of(request: RolloutRequest) -> str:
+    """The id of the expert that is replayed; nothing where none is."""
+    assert request.start is None or isinstance(request.start, ExpertReplay)
+    return request.start.expert.id if request.start else ""
 
 
 @pytest.fixture
@@ -70,7 +96,9 @@ def course(build: Build) -> Callable[..., Course]:
     """Makes a run in which task `a` has an expert of some chunks (0: none)."""
 
     def make(chunks: int = 5, **config: Any) -> Course:
-        return Course(build, config, {"a": [expert(build, "expert", chunks)]} if chunks else {})
+        if not chunks:
+            return Course(build, config, {})
+        return Course(build, {"experts": {}, **config}, {"a": [expert(build, "expert", chunks)]})
 
     return make
 
@@ -85,9 +113,9 @@ def test_a_run_without_experts_starts_at_the_beginning_as_ever(course: Callable[
     run = course(chunks=0)
     for _ in range(12):
         requests = run.go(lambda r: True)
-        assert {(r.start_chunk, r.expert) for r in requests} == {(0, None)}
+        assert {r.start for r in requests} == {None}
         assert {r.group for r in requests} == {f"{run.step}.0.a"}
-    assert run.ipa.metrics({}).keys() & {"experts", "start_chunk_pointer", "il_tokens"} == set()
+    assert run.metrics().keys() & {"experts", "start_chunk_pointer", "il_tokens"} == set()
 
 
 def test_rollouts_are_spread_over_the_anchors_and_grouped_by_start(course: Callable[..., Course]) -> None:
@@ -95,10 +123,10 @@ def test_rollouts_are_spread_over_the_anchors_and_grouped_by_start(course: Calla
     requests = run.go(lambda r: True, tasks=TASKS)
     assert Counter(r.start_chunk for r in requests if r.task.id == "a") == {0: 2, 3: 2, 6: 2, 9: 2}
     assert {r.group for r in requests if r.task.id == "a"} == {f"1.0.a.k{k}" for k in (1, 4, 7, 10)}
-    assert all((r.expert is None) == (r.start_chunk == 0) for r in requests)
+    assert all((r.start is None) == (r.start_chunk == 0) for r in requests)
     assert {(r.group, r.start_chunk) for r in requests if r.task.id == "b"} == {("1.1.b", 0)}
     assert len({r.seed for r in requests}) == 16
-    assert run.ipa.metrics({})["experts"] == 1
+    assert run.metrics()["experts"] == 1
 
 
 @pytest.mark.parametrize("config", [{}, {"anchor_choice": "random"}, {"start": "rollback", "window": 4}])
@@ -131,20 +159,20 @@ def test_with_few_rollouts_there_are_fewer_anchors(course: Callable[..., Course]
 def test_side_calls_are_no_chunks_to_start_from(build: Build) -> None:
     path = expert(build, "expert", 5)
     path = replace(path, chunks=tuple(replace(c, side=c.index in (0, 3)) for c in path.chunks))
-    run = Course(build, {"anchors": 8}, {"a": [path]})
+    run = Course(build, {"experts": {}, "anchors": 8}, {"a": [path]})
     assert {r.start_chunk for r in run.plan()} == {0, 1, 2}
 
 
 def test_an_expert_of_one_chunk_gives_the_beginning_alone(course: Callable[..., Course]) -> None:
     for config in ({}, {"start": "rollback"}):
         requests = course(chunks=1, **config).plan()
-        assert {(r.group, r.start_chunk, r.expert) for r in requests} == {("1.0.a.k1", 0, None)}
+        assert {(r.group, r.start) for r in requests} == {("1.0.a.k1", None)}
 
 
 def test_of_several_experts_the_shortest_is_used(build: Build) -> None:
     paths = [expert(build, "long", 9), expert(build, "short", 4), expert(build, "other", 4), expert(build, "none", 0)]
-    run = Course(build, {"start": "rollback"}, {"a": paths})
-    assert {(r.start_chunk, r.expert.id if r.expert else "") for r in run.plan()} == {(3, "short")}
+    run = Course(build, {"experts": {}, "start": "rollback"}, {"a": paths})
+    assert {(r.start_chunk, expert_of(r)) for r in run.plan()} == {(3, "short")}
 
 
 def test_the_pointer_rolls_back_to_the_beginning_and_finds_the_crucial_chunk(course: Callable[..., Course]) -> None:
@@ -161,7 +189,7 @@ def test_the_pointer_rolls_back_to_the_beginning_and_finds_the_crucial_chunk(cou
     assert path == [4, 3, 2, 2, 2, 2, 2, 2, 1, 0, 0, 0]
     assert [(e["chunk"], e["before"], e["after"]) for e in run.of("crucial_fork")] == [(3, 1.0, 0.0)]
     assert [e["chunk"] for e in run.of("rollback")] == [4, 3, 2, 1]
-    assert run.ipa.metrics({})["start_chunk_pointer"] == 0
+    assert run.metrics()["start_chunk_pointer"] == 0
 
 
 def test_a_window_reaches_over_several_steps(course: Callable[..., Course]) -> None:
@@ -187,7 +215,7 @@ def test_a_shorter_success_of_the_policy_becomes_the_expert_when_it_is_time(cour
         assert max(r.start_chunk for r in run.go(lambda r: r.start_chunk == 0, chunks=4)) == 8
     requests = run.plan()
     assert max(r.start_chunk for r in requests) == 3
-    assert {r.expert.id for r in requests if r.expert} == {"1.0"}, "the first of the shortest"
+    assert {expert_of(r) for r in requests if r.start} == {"1.0"}, "the first of the shortest"
     assert [(e["chunks"], e["before"]) for e in run.of("expert_refreshed")] == [(4, 9)]
 
 
@@ -204,7 +232,7 @@ def test_no_longer_path_no_replayed_one_and_none_where_refresh_is_off_becomes_th
 ) -> None:
     run = course(**{"chunks": 9, "refresh_every": 2, **config})
     for _ in range(6):
-        assert {r.expert.id for r in run.go(passes, chunks=chunks) if r.expert} == {"expert"}
+        assert {expert_of(r) for r in run.go(passes, chunks=chunks) if r.start} == {"expert"}
 
 
 def test_a_task_that_is_rarely_solved_gets_its_own_success_as_expert_and_one_that_mostly_is_does_not(
@@ -229,7 +257,7 @@ def test_experts_of_tasks_that_are_not_in_a_step_are_not_forgotten(course: Calla
     run.go(lambda r: r.start_chunk == 0, chunks=9)
     run.go(lambda r: False, tasks=TASKS[1:])
     assert run.of("expert_refreshed") == []
-    assert run.ipa.metrics({})["experts"] == 1
+    assert run.metrics()["experts"] == 1
     assert max(r.start_chunk for r in run.plan()) == 3
 
 
@@ -243,10 +271,12 @@ def test_on_a_shorter_expert_the_pointer_keeps_its_distance_from_the_end(course:
 def test_an_expert_whose_replay_never_arrives_is_dropped_for_the_next_one(build: Build) -> None:
     paths = [expert(build, "gone", 4), expert(build, "next", 6)]
     run = Course(
-        build, {"start": "rollback", "window": 8, "group_size": 4}, {"a": paths, "b": [expert(build, "x", 3, "b")]}
+        build,
+        {"experts": {}, "start": "rollback", "window": 8, "group_size": 4},
+        {"a": paths, "b": [expert(build, "x", 3, "b")]},
     )
-    arrives = lambda r: None if r.expert and r.expert.id == "gone" else False  # noqa: E731
-    used = [{r.expert.id for r in run.go(arrives, tasks=TASKS) if r.task.id == "a" and r.expert} for _ in range(4)]
+    arrives = lambda r: None if expert_of(r) == "gone" else False  # noqa: E731
+    used = [{expert_of(r) for r in run.go(arrives, tasks=TASKS) if r.task.id == "a" and r.start} for _ in range(4)]
     assert used == [{"gone"}, {"gone"}, {"next"}, {"next"}]
     assert [(e["expert"], e["task"], e["lost"]) for e in run.of("expert_dropped")] == [("gone", "a", 8)]
     assert [r.start_chunk for r in run.plan()] == [5] * 4
@@ -300,12 +330,14 @@ def test_an_expert_of_which_nothing_can_be_replayed_leaves_the_beginning(course:
         run.go(lambda r: None if r.start_chunk else False)
     requests = run.plan()
     assert {(r.group, r.start_chunk) for r in requests} == {("6.0.a", 0)}
-    assert run.ipa.metrics({})["experts"] == 0
+    assert run.metrics()["experts"] == 0
 
 
 def test_a_replay_clears_the_losses_of_its_own_step_whatever_the_groups_are_called(build: Build) -> None:
     run = Course(
-        build, {"start": "parallel", "anchors": 4, "group_size": 16, "window": 4}, {"a": [expert(build, "e", 13)]}
+        build,
+        {"experts": {}, "start": "parallel", "anchors": 4, "group_size": 16, "window": 4},
+        {"a": [expert(build, "e", 13)]},
     )
     assert {r.start_chunk for r in run.plan()} == {0, 4, 8, 12}
     for _ in range(3):
@@ -334,7 +366,7 @@ def test_what_is_lost_for_another_reason_says_nothing_of_the_expert(course: Call
 
 def test_a_start_that_some_group_of_the_step_succeeded_from_is_mastered(build: Build) -> None:
     """One task, several groups a step, as a run over few tasks has them."""
-    run = Course(build, {"start": "parallel", "group_size": 3}, {"a": [expert(build, "path", 3)]})
+    run = Course(build, {"experts": {}, "start": "parallel", "group_size": 3}, {"a": [expert(build, "path", 3)]})
     twice = [TASKS[0], TASKS[0]]
     run.go(lambda r: r.start_chunk == 2 and r.group.split(".")[1] == "0", tasks=twice)
     requests = run.plan(twice)
@@ -363,24 +395,6 @@ def test_rollouts_that_are_still_under_way_are_not_lost(course: Callable[..., Co
 
 
 @pytest.mark.parametrize(
-    ("config", "experts"),
-    [
-        ({}, "welcome"),
-        ({"group_size": 1}, "no"),
-        ({"group_size": 3, "return_signal": "group_centered"}, "no"),
-        ({"start": "beginning"}, "no"),
-        ({"start": "parallel"}, "needed"),
-        ({"start": "rollback"}, "needed"),
-        ({"start": "rollback", "group_size": 1}, "needed"),
-        ({"lambda_il": 0.2}, "needed"),
-        ({"refresh_every": 5}, "needed"),
-    ],
-)
-def test_who_sets_what_experts_are_for_needs_them(config: dict[str, Any], experts: str) -> None:
-    assert IPA.wants_experts(IPA.Config(**config)) == experts
-
-
-@pytest.mark.parametrize(
     ("config", "says"),
     [
         ({"start": "beginning", "lambda_il": 0.1}, "lambda_il does nothing with start 'beginning'"),
@@ -391,9 +405,17 @@ def test_who_sets_what_experts_are_for_needs_them(config: dict[str, Any], expert
         ({"start": "parallel", "fork_drop": 0.4}, "fork_drop does nothing"),
         ({"lambda_il": 0, "il_when": "always"}, "il_when does nothing with lambda_il 0"),
         ({"lambda_il": 0, "lambda_rl": 0.5}, "lambda_rl does nothing"),
-        ({"anchors": 9}, "raise group_size to 9"),
-        ({"anchors": 5, "return_signal": "group_centered"}, "raise group_size to 10"),
-        ({"start": "parallel", "group_size": 1}, "group_size of at least 2"),
+        ({"experts": {}, "anchors": 9}, "raise group_size to 9"),
+        ({"experts": {}, "anchors": 5, "return_signal": "group_centered"}, "raise group_size to 10"),
+        ({"experts": {}, "start": "beginning"}, "experts does nothing with start 'beginning'"),
+        ({"experts": {}, "group_size": 1}, "group_size of at least 2"),
+        ({"experts": {}, "group_size": 3, "return_signal": "group_centered"}, "group_size of at least 4"),
+        ({"start": "parallel"}, "start is for rollouts that start from experts, and there are none: give experts"),
+        ({"start": "rollback", "group_size": 1}, "start is for rollouts that start from experts"),
+        ({"lambda_il": 0.2}, "lambda_il is for rollouts that start from experts"),
+        ({"experts": None, "refresh_every": 5}, "refresh_every is for rollouts that start from experts"),
+        ({"experts": {"demonstrations": False}}, "experts has no source"),
+        ({"experts": {"replay_ignore": ["("]}}, "is no regular expression"),
         ({"anchors": 1}, "greater than or equal to 2"),
         ({"lambda_rl": 0}, "greater than 0"),
     ],
@@ -401,6 +423,21 @@ def test_who_sets_what_experts_are_for_needs_them(config: dict[str, Any], expert
 def test_settings_of_starts_that_would_do_nothing_are_refused(config: dict[str, Any], says: str) -> None:
     with pytest.raises(ValueError, match=says):
         IPA.Config(**config)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {},
+        {"group_size": 1},
+        {"start": "beginning"},
+        {"experts": {}},
+        {"experts": None},
+        {"experts": {"demonstrate": 1}},
+    ],
+)
+def test_settings_that_ask_for_what_there_is_are_taken(config: dict[str, Any]) -> None:
+    assert IPA.Config(**config)
 
 
 def test_imitation_reaches_to_the_next_start_that_succeeds_so_that_no_crucial_chunk_lies_between_anchors(
@@ -419,3 +456,39 @@ def test_imitation_reaches_to_the_next_start_that_succeeds_so_that_no_crucial_ch
     assert reach() == {0: 6, 3: 6, 6: 9, 9: 10}
     run.go(lambda r: False)
     assert reach() == {0: 9, 3: 9, 6: 9, 9: 10}, "what succeeded once and fails now is no success"
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"start": "parallel", "anchor_choice": "random", "refresh_every": 3},
+        {"start": "parallel", "refresh_every": 0, "return_signal": "group_centered"},
+        {"start": "rollback", "refresh_every": 2, "advance_at": 0.4, "fork_drop": 0.1},
+    ],
+)
+def test_a_run_goes_on_from_a_state_as_if_it_had_not_been_interrupted(build: Build, config: dict[str, Any]) -> None:
+    def passes(request: RolloutRequest) -> bool | None:
+        luck = request.seed * 2_654_435_761 % 97
+        return None if request.start_chunk and luck < 40 else luck > 60
+
+    experts = {"a": [expert(build, "short", 6), expert(build, "long", 9)], "b": [expert(build, "b", 4, "b")]}
+    run = Course(build, {"experts": {}, "window": 4, **config}, experts)
+    happened = 0
+    for _ in range(8):
+        other = run.resumed()
+        assert other.ipa.state() == run.ipa.state()
+        for step in range(6):
+            seen = len(run.events)
+            assert other.go(passes, 7 - step, TASKS) == run.go(passes, 7 - step, TASKS)
+            assert other.metrics() == run.metrics()
+            assert other.events[-len(run.events[seen:]) :] == run.events[seen:] or not run.events[seen:]
+            happened += len(run.events) - seen
+    assert happened > 3, "pointers moved, experts were renewed, cut or dropped"
+
+
+def test_a_state_holds_each_expert_once(course: Callable[..., Course]) -> None:
+    run = course(chunks=5)
+    for _ in range(4):
+        run.go(lambda r: False)
+    assert [t["id"] for t in run.ipa.state()["trajectories"]] == ["expert"]
+    assert len(run.ipa.state()["placed"]) == 4 * 4

@@ -53,6 +53,7 @@ def cases(draw: st.DrawFn) -> Case:
     group = draw(st.integers(2, 4))
     config: dict[str, Any] = {
         "group_size": group,
+        "experts": {},
         "gamma": draw(st.floats(0.3, 1)),
         "lambda_il": draw(st.sampled_from([0.0, 0.1, 2.0])),
         "normalization": draw(st.sampled_from(["token", "chunk", "trajectory"])),
@@ -64,12 +65,13 @@ def cases(draw: st.DrawFn) -> Case:
     lengths = draw(st.lists(st.integers(1, 3), min_size=1, max_size=5))
     n = 2 * group
     return Case(
-        config, lengths,
+        config,
+        lengths,
         draw(st.lists(st.booleans(), min_size=n, max_size=n)),
         draw(st.lists(st.integers(1, 3), min_size=n, max_size=n)),
         draw(st.lists(st.tuples(LOGPROBS, LOGPROBS), min_size=8, max_size=40)),
         draw(st.integers(0, 2**20)),
-    )  # fmt: skip
+    )
 
 
 @settings(max_examples=150, deadline=None)
@@ -79,7 +81,7 @@ def test_the_loss_is_equation_10_and_micro_batches_add_up_to_it(
 ) -> None:
     ipa = make(**case.config)
     path = build("expert", 1.0, case.expert, task_id="a", group="")
-    requests = ipa.plan(TASKS, RolloutHistory(1, 3, (), {"a": [path]}))
+    requests = ipa.plan(TASKS, RolloutHistory(1, 3, demonstrations=[path]))
     done = []
     for i, (r, passed, extra) in enumerate(zip(requests, case.passed, case.extra, strict=True)):
         done.append(rollout(build, f"t{i}", r, [*case.expert[: r.start_chunk], *[extra] * (1 + i % 2)], passed))
@@ -88,6 +90,9 @@ def test_the_loss_is_equation_10_and_micro_batches_add_up_to_it(
     n = int((batch.chunk_ids >= 0).sum())
     numbers = (case.numbers * n)[:n]
     new, old = [a for a, _ in numbers], [b for _, b in numbers]
+    old_of = np.zeros(len(batch.chunk_ids), np.float32)
+    old_of[batch.chunk_ids >= 0] = old
+    batch = ipa.loss.normalize(replace(batch, old_logprobs=old_of))
     expected, gradient = slow(ipa.config, requests, done, path, numbers)
     assert len(gradient) == n, "what is imitated stands behind the rollouts, group by group"
 
@@ -124,9 +129,8 @@ def slow(
     numbers: list[tuple[float, float]],
 ) -> tuple[float, list[float]]:
     """Eq. 10, one token after the other: first every rollout by Eq. 9, then each group's part of the expert."""
-    tokens: list[
-        tuple[str, int, float, float, list[int]]
-    ] = []  # trajectory, chunk, lambda x G, weight, tokens of its chunk
+    # trajectory, chunk, lambda x G, weight, whether it is masked
+    tokens: list[tuple[str, int, float, float, bool]] = []
     at = 0
     for t in done:
         for k, chunk in enumerate(t.chunks, start=1):
@@ -138,9 +142,9 @@ def slow(
             gap = math.exp(sum(numbers[i][1] - e for i, e in zip(members, chunk.logprobs, strict=True)) / len(members))
             assume(abs(gap / c.mismatch_threshold - 1) > 1e-5)
             reward = 1.0 if t.passed else c.negative_signal
-            weight = (1.0 if t.passed else min(1.0, ratio)) * (gap <= c.mismatch_threshold)
+            weight = 1.0 if t.passed else min(1.0, ratio)
             g = c.gamma ** (len(t.chunks) - k) * reward
-            tokens += [(t.id, k, c.lambda_rl * g, weight, members)] * len(chunk)
+            tokens += [(t.id, k, c.lambda_rl * g, weight, gap > c.mismatch_threshold)] * len(chunk)
     groups: list[tuple[str, int]] = []
     for r in requests:
         if r.task.id == "a" and (r.group, r.start_chunk) not in groups:
@@ -153,15 +157,16 @@ def slow(
             members = list(range(at, at + len(path.chunks[k - 1])))
             at += len(members)
             g = c.gamma ** (len(path.chunks) - k)
-            tokens += [(f"expert of {group}", k, c.lambda_il * g, 1.0, members)] * len(members)
+            tokens += [(f"expert of {group}", k, c.lambda_il * g, 1.0, False)] * len(members)
+    kept = [token for token in tokens if not token[-1]]
     z = {
-        "token": len(tokens),
-        "chunk": len({(name, k) for name, k, *_ in tokens}),
-        "trajectory": len({name for name, *_ in tokens}),
+        "token": len(kept),
+        "chunk": len({(name, k) for name, k, *_ in kept}),
+        "trajectory": len({name for name, *_ in kept}),
     }[c.normalization]
     loss, gradient = 0.0, []
-    for (_, _, g, weight, _), (new, _) in zip(tokens, numbers, strict=True):
-        gradient.append(-g * weight / z)
+    for (_, _, g, weight, masked), (new, _) in zip(tokens, numbers, strict=True):
+        gradient.append(0.0 if masked else -g * weight / z)
         loss += gradient[-1] * new
     return loss, gradient
 
@@ -170,9 +175,9 @@ def prepared(
     make: Make, build: Build, passed: Callable[[RolloutRequest], bool], **config: Any
 ) -> tuple[IPA, list[Trajectory], TrainBatch | None]:
     """Two rollouts from each of the starts 0 and 3 of an expert with chunks of 1, 2, 3 and 4 tokens."""
-    ipa = make(**{"group_size": 4, "anchors": 2, **config})
+    ipa = make(**{"experts": {}, "group_size": 4, "anchors": 2, **config})
     path = build("expert", 1.0, [1, 2, 3, 4], task_id="a", group="")
-    requests = ipa.plan(TASKS[:1], RolloutHistory(1, 3, (), {"a": [path]}))
+    requests = ipa.plan(TASKS[:1], RolloutHistory(1, 3, demonstrations=[path]))
     done = [rollout(build, f"t{i}", r, [*[1, 2, 3][: r.start_chunk], 5], passed(r)) for i, r in enumerate(requests)]
     return ipa, done, ipa.batch(done)
 
@@ -234,7 +239,7 @@ def test_a_group_without_spread_still_has_its_expert(make: Make, build: Build) -
     assert imitated(batch) == [[0], [0, 1, 2, 3]]
     assert batch is not None
     assert batch.chunks.sampled.sum() == 0
-    assert batch.normalizer == 11
+    assert batch.normalizer == 11 + 4 * 5, "the rollouts count, as they would with spread"
     assert prepared(make, build, lambda r: True, return_signal="group_centered")[2] is None
 
 
@@ -251,10 +256,10 @@ def test_experts_are_remembered_while_training_lags_and_not_for_ever(make: Make,
     ipa, done, _ = prepared(make, build, lambda r: False)
     path = build("expert", 1.0, [1, 2, 3, 4], task_id="a", group="")
     for step in range(2, 10):
-        ipa.plan(TASKS[:1], RolloutHistory(step, 3, (), {"a": [path]}))
+        ipa.plan(TASKS[:1], RolloutHistory(step, 3, demonstrations=[path]))
     assert imitated(ipa.batch(done)) == [[0], [0, 1, 2, 3]]
     for step in range(10, 40):
-        ipa.plan(TASKS[:1], RolloutHistory(step, 3, (), {"a": [path]}))
+        ipa.plan(TASKS[:1], RolloutHistory(step, 3, demonstrations=[path]))
     assert imitated(ipa.batch(done)) == []
 
 
@@ -267,20 +272,20 @@ def test_statistics_are_of_sampled_tokens_and_imitation_has_its_own(
     # What is imitated is far from anything: it would show in every mean.
     new = [-1.0] * 20 + [-30.0] * 10
     out = ipa.loss(loss_input(batch, new, [-1.0] * 20 + [-0.1] * 10))
-    metrics = ipa.metrics({k: float(v) for k, v in out.sums.items()})
+    metrics = ipa.loss.metrics({k: float(v) for k, v in out.sums.items()})
     assert n == 30
     assert (metrics["il_tokens"], metrics["il_loss"]) == (10, 30)
     assert (metrics["loss_tokens"], metrics["loss_chunks"], metrics["ratio"], metrics["positive"]) == (20, 4, 1, 0.5)
     assert metrics["kl_old"] == 0
     alone = loss_input(batch, new, [-1.0] * 30, slice(20, 30))
-    assert ipa.metrics({k: float(v) for k, v in ipa.loss(alone).sums.items()})["il_loss"] == 30
+    assert ipa.loss.metrics({k: float(v) for k, v in ipa.loss(alone).sums.items()})["il_loss"] == 30
 
 
 def test_sums_of_narrow_numbers_are_made_in_float32(make: Make, build: Build, loss_input: Inputs) -> None:
     """The expert's chunk has 301 tokens, which bfloat16 cannot count, and a return that it cannot hold."""
-    ipa = make(group_size=2, gamma=0.95, normalization="trajectory")
+    ipa = make(experts={}, group_size=2, gamma=0.95, normalization="trajectory")
     path = build("expert", 1.0, [301, 1], task_id="a", group="")
-    requests = ipa.plan(TASKS[:1], RolloutHistory(1, 3, (), {"a": [path]}))
+    requests = ipa.plan(TASKS[:1], RolloutHistory(1, 3, demonstrations=[path]))
     done = [rollout(build, f"t{i}", r, [301, 1], False) for i, r in enumerate(requests)]
     batch = ipa.batch(done)
     assert batch is not None

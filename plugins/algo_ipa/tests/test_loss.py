@@ -73,9 +73,17 @@ def test_everything_masked_is_a_loss_of_zero_with_a_zero_gradient() -> None:
     new = torch.tensor([-1.0, -1.0], requires_grad=True)
     segments = torch.zeros(2, dtype=torch.long)
     terms = policy_loss(
-        new, torch.tensor([0.0, 0.0]), torch.tensor([-9.0, -9.0]), torch.ones(2), torch.ones(2, dtype=torch.bool),
-        segments, segments, 2.0, None, 1.0,
-    )  # fmt: skip
+        new,
+        torch.tensor([0.0, 0.0]),
+        torch.tensor([-9.0, -9.0]),
+        torch.ones(2),
+        torch.ones(2, dtype=torch.bool),
+        segments,
+        segments,
+        2.0,
+        None,
+        1.0,
+    )
     torch.autograd.backward(terms.loss)
     assert float(terms.loss.detach()) == 0.0
     assert new.grad is not None

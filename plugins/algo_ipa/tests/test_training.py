@@ -17,9 +17,9 @@ from ale.specs.algorithm import RolloutHistory
 from ale.specs.driver import DriverContext
 from ale.specs.trainer import LossInput, LossOutput, TrainBatch
 from ale.task import Task, TaskTests
-from ale.testing.losses import TOKENS, random_rollouts, write_small_policy
 from ale.trajectory import Chunk, Sequence, Trajectory
 from ale_ipa import IPA
+from ale_testing.loss_samples import TOKENS, random_rollouts, write_small_policy
 
 trainer_torch = pytest.importorskip("ale_trainer_torch")
 
@@ -42,7 +42,7 @@ def opened(model: Path) -> Open:
     async def open_trainer(**settings: Any) -> AsyncIterator[Any]:
         config = trainer_torch.TorchTrainer.Config(**{"device": "cpu", "threads": 1, **settings})
         async with trainer_torch.TorchTrainer(config, DriverContext(seed=2)) as trainer:
-            await trainer.load_model(model)
+            await trainer.load(model)
             yield trainer
 
     return open_trainer
@@ -56,7 +56,7 @@ async def test_the_ratio_is_one_before_the_first_update_and_moves_with_it(
     assert packed is not None
     async with opened(lr=1e-2) as trainer:
         batch = replace(packed, old_logprobs=await trainer.logprobs(packed))
-        seen = [ipa.metrics(await trainer.update(batch, ipa.loss)) for _ in range(3)]
+        seen = [ipa.loss.metrics(await trainer.update(batch, ipa.loss)) for _ in range(3)]
     assert (seen[0]["ratio"], seen[0]["ratio_std"], seen[0]["kl_old"]) == (1.0, 0.0, 0.0)
     assert seen[2]["kl_old"] > seen[1]["kl_old"] > 0
     assert seen[2]["ratio_std"] > 0
@@ -90,7 +90,7 @@ async def test_a_rewarded_token_becomes_likely_by_trial(
                 continue
             batch: TrainBatch = replace(packed, old_logprobs=await trainer.logprobs(packed))
             totals = await trainer.update(batch, ipa.loss)
-        assert ipa.metrics(totals)["engine_gap"] < 1e-3
+        assert ipa.loss.metrics(totals)["engine_gap"] < 1e-3
     assert success[0] < 0.2
     assert sum(success[-3:]) / 3 > 0.9
 
@@ -143,22 +143,31 @@ async def test_where_every_rollout_fails_the_expert_is_learnt_by_imitation_alone
     opened: Open, make: Make, build: Build, lambda_il: float
 ) -> None:
     """Three tokens of 40 each, which rollouts that always fail never show; the expert's are 1, 2 and 3."""
-    ipa = make(start="rollback", group_size=4, negative_signal=0.0, lambda_il=lambda_il, normalization="trajectory")
+    ipa = make(
+        experts={}, start="rollback", group_size=4, negative_signal=0.0, lambda_il=lambda_il, normalization="trajectory"
+    )
     path = build(
-        "expert", 1.0, task_id="a", sequences=(Sequence((0, 1, 9, 2, 9, 3), ()),),
+        "expert",
+        1.0,
+        task_id="a",
+        sequences=(Sequence((0, 1, 9, 2, 9, 3), ()),),
         chunks=tuple(Chunk(k, 0, 1 + 2 * k, 2 + 2 * k, (), (), "stop", sampled=False) for k in range(3)),
-    )  # fmt: skip
+    )
     task = Task(id="a", instruction="Do it.", tests=TaskTests(command="true"))
-    (request, *_) = ipa.plan([task], RolloutHistory(1, 3, (), {"a": [path]}))
+    (request, *_) = ipa.plan([task], RolloutHistory(1, 3, demonstrations=[path]))
     assert request.start_chunk == 2
     failed = [
         build(
-            str(i), 0.0, group=request.group, task_id="a", start_chunk=2,
+            str(i),
+            0.0,
+            group=request.group,
+            task_id="a",
+            start_chunk=2,
             sequences=(Sequence((0, 1, 9, 2, 9, 20 + i), ()),),
             chunks=(*path.chunks[:2], Chunk(2, 0, 5, 6, (-3.7,), (0,), "stop")),
         )
         for i in range(4)
-    ]  # fmt: skip
+    ]
     packed = ipa.batch(failed)
     if lambda_il == 0:
         assert packed is None, "nothing else carries a gradient here"
@@ -168,7 +177,7 @@ async def test_where_every_rollout_fails_the_expert_is_learnt_by_imitation_alone
     async with opened(lr=2e-2) as trainer:
         for _ in range(40):
             batch = replace(packed, old_logprobs=await trainer.logprobs(packed))
-            losses.append(ipa.metrics(await trainer.update(batch, ipa.loss))["il_loss"])
+            losses.append(ipa.loss.metrics(await trainer.update(batch, ipa.loss))["il_loss"])
     assert losses[0] > 2
     assert losses[-1] < 0.2
 
@@ -179,7 +188,7 @@ async def test_a_path_that_is_never_found_from_the_beginning_is_learnt_along_an_
 ) -> None:
     """Four choices of 40 tokens each, of which one path alone is rewarded: a chance of one in 2.5 million."""
     path = (1, 2, 3, 4)
-    ipa = make(group_size=16, start=start)
+    ipa = make(experts=None if start == "beginning" else {}, group_size=16, start=start)
     expert = chain(build, "expert", path, np.zeros(4), 4, 1.0)
     task = Task(id="a", instruction="Do it.", tests=TaskTests(command="true"))
     rng = np.random.default_rng(0)
@@ -187,7 +196,7 @@ async def test_a_path_that_is_never_found_from_the_beginning_is_learnt_along_an_
     async with opened(lr=1e-2) as trainer:
         model = trainer._learner.model
         for step in range(1, 81):
-            requests = ipa.plan([task], RolloutHistory(step, 3, done, {"a": [expert]}))
+            requests = ipa.plan([task], RolloutHistory(step, 3, done, demonstrations=[expert]))
             done = []
             for (group, k), members in groupby(requests, key=lambda r: (r.group, r.start_chunk)):
                 for tokens, logprobs in zip(*follow(model, path[:k], len(list(members)), rng), strict=True):

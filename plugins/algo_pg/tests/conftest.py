@@ -10,10 +10,10 @@ import pytest
 
 from ale.specs.driver import DriverContext
 from ale.specs.trainer import LossInput, TrainBatch
-from ale.testing.losses import loss_input as input_of_part
-from ale.testing.losses import rollout
 from ale.trajectory import Trajectory
 from ale_pg import PolicyGradient
+from ale_testing.loss_samples import loss_input as input_of_part
+from ale_testing.loss_samples import rollout
 
 
 def make_pg(variant: str = "grpo", **config: Any) -> PolicyGradient:

@@ -12,6 +12,7 @@ import torch
 from ale.errors import PluginError
 from ale.specs.trainer import LossInput
 from ale.trajectory import Chunk, ChunkError, Failure, Score, Trajectory
+from ale_packing import split
 from ale_pg import PolicyGradient
 from ale_pg.variants import RULES
 
@@ -90,14 +91,56 @@ def test_groups_without_spread_are_dropped_counted_and_part_of_the_mean_but_for_
     assert batch is not None
     assert len(batch.lengths) == 2
     assert batch.normalizer == z
-    assert pg.metrics({})["dropped_groups"] == 1.0
-    assert "dropped_groups" not in pg.metrics({})
+    assert batch.metrics == {"dropped_groups": 1.0}
+    alone = pg.batch([build("a", 1.0, [[1]]), build("b", 0.0, [[2]])])
+    assert alone is not None
+    assert alone.metrics == {}
+
+
+@pytest.mark.parametrize(("variant", "z", "held"), [("grpo", 4.0, 4.0), ("dr_grpo", 40.0, 40.0), ("dapo", 3.0, 8.0)])
+def test_groups_without_spread_carry_the_penalty_alone(
+    make: Make, build: Build, loss_input: Inputs, variant: str, z: float, held: float
+) -> None:
+    """The policy's mean is as without a penalty; that of the penalty is over everything that is held."""
+    pg = make(variant, kl_coef=0.5, **({"max_tokens": 10} if variant == "dr_grpo" else {}))
+    even = [build("c", 1.0, [[3]], group="h"), build("d", 1.0, [[2]], group="h"), build("e", 1.0, [[0]], group="h")]
+    batch = pg.batch([build("a", 1.0, [[1]]), build("b", 0.0, [[2]]), *even])
+    assert batch is not None
+    batch = pg.loss.normalize(batch)
+    assert (batch.normalizer, batch.reference_normalizer, len(batch.lengths)) == (z, held, 4)
+    assert batch.metrics == {"dropped_groups": 1.0}
+    slopes = []
+    for reference in (-1.0, -2.0):  # the policy's own, and one that holds everything less likely
+        inputs = loss_input(batch, [-1.0] * 8, [-1.0] * 8, reference=[reference] * 8)
+        pg.loss(inputs).loss.backward()
+        slopes.append(inputs.logprobs.grad)
+    assert (slopes[0][3:] == 0).all()
+    assert (slopes[1][3:] > 0).all(), "they are pulled back"
+    alone = pg.batch(even)
+    assert alone is not None, "the penalty does not fade as the policy gets good"
+    assert pg.loss.normalize(alone).normalizer > 0
+
+
+@pytest.mark.parametrize("updates", [1, 2])
+def test_one_task_solved_and_one_failed_train_in_separate_updates_too(make: Make, build: Build, updates: int) -> None:
+    """The mean of the batch is the step's, whichever update a task is in."""
+    pg = make("reinforce", baseline="batch_mean")
+    done = [build(f"{g}{i}", float(g == "solved"), [[1]], group=g) for g in ("solved", "failed") for i in range(4)]
+    batch = pg.batch(done)
+    assert batch is not None
+    pieces = split(batch, updates, seed=1)
+    assert len(pieces) == updates
+    assert sorted(piece.normalizer for piece in pieces) == [8 / updates] * updates
+    returns = [float(x) for piece in pieces for x in piece.chunks.returns]
+    assert sorted(returns) == [-0.5] * 4 + [0.5] * 4
 
 
 def test_a_group_of_which_one_rollout_is_left_is_one_without_spread(make: Make, build: Build) -> None:
-    pg = make("rloo")
-    assert pg.batch([build("a", 1.0), build("b", None)]) is None
-    assert pg.metrics({})["dropped_groups"] == 1.0
+    lonely = [build("a", 1.0), build("b", None)]
+    assert make("rloo").batch(lonely) is None
+    batch = make("rloo").batch([*lonely, build("c", 1.0, group="h"), build("d", 0.0, group="h")])
+    assert batch is not None
+    assert batch.metrics == {"dropped_groups": 1.0}
 
 
 @pytest.mark.parametrize("variant", RULES)
@@ -158,7 +201,7 @@ def test_variants_without_a_ratio_need_no_old_logprobs(
     batch = pg.batch([build("a", 1.0, [[2]]), build("b", 0.0, [[2]])])
     assert batch is not None
     assert pg.old_logprobs == "none"
-    assert "ratio" not in pg.metrics(
+    assert "ratio" not in pg.loss.metrics(
         {k: float(v) for k, v in pg.loss(loss_input(batch, [-2.0] * 4, None)).sums.items()}
     )
 
@@ -172,7 +215,7 @@ def test_metrics_say_what_their_names_say(make: Make, build: Build, loss_input: 
     inputs.old_logprobs[3] = -1.0
     inputs.old_logprobs[2] = -0.1
     inputs.logprobs.data[2] = 0.9
-    out = pg.metrics({k: float(v) for k, v in pg.loss(inputs).sums.items()} | {"grad_norm": 7.0})
+    out = pg.loss.metrics({k: float(v) for k, v in pg.loss(inputs).sums.items()} | {"grad_norm": 7.0})
     e = float(torch.tensor(1.0, dtype=torch.float64).exp())
     assert (out["grad_norm"], out["loss_tokens"], out["trajectories"], out["entropy"]) == (7.0, 4.0, 3.0, 0.5)
     assert (out["positive"], out["masked"], out["clipped_high"]) == (0.5, 0.25, 0.25)
@@ -191,7 +234,7 @@ def test_the_spread_of_rewards_far_from_zero_is_not_lost(make: Make, build: Buil
     batch = pg.batch([build(str(i), 1e4 + (-1) ** i) for i in range(64)])
     assert batch is not None
     sums = pg.loss(loss_input(batch, [-1.0] * 64, None, dtype="float32")).sums
-    out = pg.metrics({k: float(v) for k, v in sums.items()})
+    out = pg.loss.metrics({k: float(v) for k, v in sums.items()})
     assert (out["advantage"], out["advantage_std"]) == pytest.approx((1e4, 1.0), rel=1e-6)
 
 
@@ -201,7 +244,7 @@ def test_the_clipped_shares_tell_above_from_below(make: Make, build: Build, loss
     batch = pg.batch([build("a", 1.0, [[3]]), build("b", 0.0, [[3]])])
     assert batch is not None
     inputs = loss_input(batch, [-1.0, -2.0, -3.0] * 2, [-2.0] * 6)
-    out = pg.metrics({k: float(v) for k, v in pg.loss(inputs).sums.items()})
+    out = pg.loss.metrics({k: float(v) for k, v in pg.loss(inputs).sums.items()})
     # GRPO: above where the advantage is positive, below where it is negative; CISPO cuts the weight of any token.
     expected = 1 / 3 if variant == "cispo" else 1 / 6
     assert (out["clipped_low"], out["clipped_high"]) == pytest.approx((expected, expected))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import fmean, pstdev, stdev
 from typing import Any
 
@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from ale.specs.trainer import LossInput
 from ale.trajectory import Trajectory
+from ale_packing import split
 from ale_pg import PolicyGradient
 from ale_pg.variants import RULES
 
@@ -43,7 +44,8 @@ class Rollout:
 
 @st.composite
 def rollouts(draw: st.DrawFn) -> list[Rollout]:
-    """One to three groups of one to four rollouts: some without a reward, some without a token, some of several rows."""
+    """One to three groups of one to four rollouts: some without a reward, some without a token, some of several
+    rows."""
     out = []
     for g in range(draw(st.integers(1, 3))):
         for _ in range(draw(st.integers(1, 4))):
@@ -65,6 +67,7 @@ def configs(draw: st.DrawFn, variant: str) -> dict[str, Any]:
         "clip_low": st.floats(0.05, 1.2),
         "clip_high": st.floats(0.05, 3),
         "tis_cap": st.floats(0.2, 3),
+        "level": st.sampled_from(["token", "chunk", "trajectory"]),
         "mismatch_threshold": st.floats(0.3, 4),
         "max_tokens": st.integers(1, 100),
     }
@@ -80,41 +83,68 @@ def configs(draw: st.DrawFn, variant: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("variant", RULES)
 @settings(max_examples=100, deadline=None)
-@given(data=st.data(), done=rollouts())
-def test_the_loss_is_the_equation(
+@given(data=st.data(), done=rollouts(), updates=st.integers(1, 3))
+def test_each_updates_loss_is_the_equation_with_the_steps_advantages(
     make: Callable[..., PolicyGradient],
     build: Callable[..., Trajectory],
     loss_input: Callable[..., LossInput],
     variant: str,
     data: st.DataObject,
     done: list[Rollout],
+    updates: int,
 ) -> None:
     pg = make(variant, **data.draw(configs(variant)))
     batch = pg.batch([build(str(i), r.reward, r.rows, r.engine, group=r.group) for i, r in enumerate(done)])
     kl_coef = pg.config.kl_coef
     assert pg.reference is (kl_coef > 0)
     scored = [r for r in done if r.reward is not None]
-    if batch is None:  # the reference alone is no reason for a step
-        _, slopes = slow(variant, scored, pg.settings, 0.0)
+    names = list(dict.fromkeys(r.group for r in scored))
+    if batch is None:
+        _, slopes = slow(variant, scored, pg.settings, kl_coef, names)
         assert not any(any(s) for s in slopes)
         return
-    expected, slopes = slow(variant, scored, pg.settings, kl_coef)
-    # What an even group adds is 0 times something, and its tokens are not computed.
-    trained = trained_rollouts(done, pg.settings)
-    new, old, reference = ([x for _, r in trained for x in getattr(r, n)] for n in ("new", "old", "reference"))
-    inputs = loss_input(batch, new, old, reference=reference if kl_coef else None)
-    loss = pg.loss(inputs).loss
-    loss.backward()
-    assert float(loss.detach()) == pytest.approx(expected, rel=1e-5, abs=1e-6)
-    want = [s for i, _ in trained for s in slopes[i]]
-    assert inputs.logprobs.grad.tolist() == pytest.approx(want, rel=1e-5, abs=1e-7)
+    trained = batch.chunk_ids >= 0
+    packed = packed_rollouts(scored, pg.settings, kl_coef)
+    of_token = [(i, t) for i in packed for t in range(len(scored[i].new))]
+    assert trained.sum() == len(of_token), "what a group without spread would add is 0, and it is not computed"
+    # Each token with loss carries its number through the cut.
+    number = np.zeros(len(trained), np.float32)
+    number[trained] = np.arange(len(of_token))
+    pieces = split(replace(batch, old_logprobs=number), updates, seed=data.draw(st.integers(0, 9)))
+    seen: list[str] = []
+    for piece in pieces:
+        assert piece.old_logprobs is not None
+        assert piece.trajectories is not None
+        here = piece.chunk_ids >= 0
+        tokens = [of_token[int(x)] for x in piece.old_logprobs[here]]
+        groups = [names[g] for g in dict.fromkeys(piece.trajectories.group.tolist())]
+        assert {scored[i].group for i, _ in tokens} <= set(groups)
+        seen += groups
+        new, old, reference = ([getattr(scored[i], n)[t] for i, t in tokens] for n in ("new", "old", "reference"))
+        numbers = np.zeros(len(here), np.float32)
+        numbers[here] = old
+        piece = pg.loss.normalize(replace(piece, old_logprobs=numbers))
+        inputs = loss_input(piece, new, old, reference=reference if kl_coef else None)
+        loss = pg.loss(inputs).loss
+        loss.backward()
+        expected, slopes = slow(variant, scored, pg.settings, kl_coef, groups)
+        assert float(loss.detach()) == pytest.approx(expected, rel=1e-5, abs=1e-6)
+        want = [slopes[i][t] for i, t in tokens]
+        assert inputs.logprobs.grad.tolist() == pytest.approx(want, rel=1e-5, abs=1e-7)
+    assert len(seen) == len(set(seen)), "a group is in one update"
+    _, slopes = slow(variant, scored, pg.settings, kl_coef, [g for g in names if g not in seen])
+    assert not any(any(s) for s in slopes), "what is in no update has nothing to teach"
 
 
-def trained_rollouts(done: list[Rollout], s: Any) -> list[tuple[int, Rollout]]:
-    """The rollouts that are in the batch, each with its place among those that have a reward."""
-    scored = [r for r in done if r.reward is not None]
-    spread = {r.group for r in scored for q in scored if r.group == q.group and signal(r, s) != signal(q, s)}
-    return [(i, r) for i, r in enumerate(scored) if s.baseline not in GROUPED or r.group in spread]
+def packed_rollouts(scored: list[Rollout], s: Any, kl_coef: float) -> list[int]:
+    """The places of the rollouts that are in the batch: those of groups with spread, and of all with a penalty."""
+    return [i for i in range(len(scored)) if kl_coef or has_spread(scored, i, s)]
+
+
+def has_spread(scored: list[Rollout], i: int, s: Any) -> bool:
+    """Whether the rollout has an advantage of its own by its group."""
+    group = {signal(r, s) for r in scored if r.group == scored[i].group}
+    return s.baseline not in GROUPED or len(group) > 1
 
 
 def signal(r: Rollout, s: Any) -> float:
@@ -125,36 +155,68 @@ def signal(r: Rollout, s: Any) -> float:
     return 1.0 if reward > 0 else float(s.negative_signal)
 
 
-def slow(variant: str, scored: list[Rollout], s: Any, kl_coef: float) -> tuple[float, list[list[float]]]:
-    """The loss, and its slope in the log-probability of each token of each rollout."""
+def slow(
+    variant: str, scored: list[Rollout], s: Any, kl_coef: float, groups: list[str]
+) -> tuple[float, list[list[float]]]:
+    """The loss of an update on these groups, and its slope in the log-probability of each token of each rollout.
+
+    Advantages are those of all rollouts of the step, means are over the update's."""
     a = slow_advantages(scored, s)
+    packed = packed_rollouts(scored, s, kl_coef)
+    here = [i for i, r in enumerate(scored) if r.group in groups and r.new]
+    kept = {
+        i: [i not in packed or not masked(variant, scored[i], t, s) for t in range(len(scored[i].new))] for i in here
+    }
     # DAPO's dynamic sampling: a group without spread is not there at all.
-    there = [i for i, _ in trained_rollouts(scored, s)] if variant == "dapo" else range(len(scored))
-    with_tokens = [i for i in there if scored[i].new]
-    all_tokens = sum(len(scored[i].new) for i in with_tokens)
-    pulled = [i for i, _ in trained_rollouts(scored, s)]  # the others are not in the batch
-    loss, slopes = 0.0, []
-    for i, r in enumerate(scored):
-        slopes.append([0.0] * len(r.new))
-        n = len(r.new)
-        if i not in with_tokens:
-            continue
-        log_rho = sum(x - y for x, y in zip(r.new, r.old, strict=True)) / n
-        for t in range(n):
-            share = {
-                "token": 1 / all_tokens,
-                "trajectory": 1 / len(with_tokens),
-                "trajectory_mean": 1 / len(with_tokens) / n,
-                "constant": 1 / len(with_tokens) / s.max_tokens,
-            }[s.normalization]
-            value, slope = objective(variant, a[i], r, t, math.exp(log_rho), s)
-            loss -= share * value
-            slopes[-1][t] -= share * slope
-            if i in pulled:
-                apart = math.exp(r.reference[t]) / math.exp(r.new[t])
-                loss += kl_coef * share * (apart - 1 - (r.reference[t] - r.new[t]))
-                slopes[-1][t] += kl_coef * share * (1 - apart)
+    there = [i for i in here if any(kept[i]) and (variant != "dapo" or has_spread(scored, i, s))]
+    held = [i for i in here if i in packed]
+    loss, slopes = 0.0, [[0.0] * len(r.new) for r in scored]
+    for i in here:
+        r = scored[i]
+        for t in range(len(r.new)):
+            if i in there and kept[i][t]:
+                share = slow_share({k: sum(kept[k]) for k in there}, i, s)
+                value, slope = objective(variant, a[i], r, t, unit_ratio(variant, r, t, s), s)
+                loss -= share * value
+                slopes[i][t] -= share * slope
+            if i in held and kl_coef:
+                share = slow_share({k: len(scored[k].new) for k in held}, i, s)
+                d = r.reference[t] - r.new[t]
+                curved = min(d, 3.0)
+                loss += kl_coef * share * (math.exp(curved) - 1 - curved + (math.exp(3) - 1) * (d - curved))
+                slopes[i][t] += kl_coef * share * (1 - math.exp(curved))
     return loss, slopes
+
+
+def slow_share(tokens: dict[int, int], i: int, s: Any) -> float:
+    """What one token of rollout `i` counts in the mean over rollouts with so many tokens each."""
+    return {
+        "token": 1 / sum(tokens.values()),
+        "trajectory": 1 / len(tokens),
+        "trajectory_mean": 1 / len(tokens) / tokens[i],
+        "constant": 1 / len(tokens) / s.max_tokens,
+    }[s.normalization]
+
+
+def masked(variant: str, r: Rollout, t: int, s: Any) -> bool:
+    """Whether Eq. 6 leaves the token out."""
+    if variant != "topr_token_mask":
+        return False
+    gap = math.exp(r.old[t]) / math.exp(r.engine[t])
+    assume(abs(gap / s.mismatch_threshold - 1) > 1e-6)
+    return bool(gap > s.mismatch_threshold)
+
+
+def unit_ratio(variant: str, r: Rollout, t: int, s: Any) -> float:
+    """The geometric mean of the ratios of the token's unit."""
+    chunk_of = [k for k, n in enumerate(n for row in r.rows for n in row) for _ in range(n)]
+    level = "trajectory" if variant == "gspo" else s.level
+    unit = {
+        "trajectory": range(len(r.new)),
+        "chunk": [u for u, k in enumerate(chunk_of) if k == chunk_of[t]],
+        "token": [t],
+    }[level]
+    return math.exp(sum(r.new[u] - r.old[u] for u in unit) / len(unit))
 
 
 def objective(variant: str, a: float, r: Rollout, t: int, rho: float, s: Any) -> tuple[float, float]:
@@ -167,10 +229,6 @@ def objective(variant: str, a: float, r: Rollout, t: int, rho: float, s: Any) ->
         return weight * a * r.new[t], weight * a
     if variant in ("topr", "topr_token_mask"):
         weight = 1.0 if a > 0 else min(s.tis_cap, rho)
-        if variant == "topr_token_mask":
-            gap = math.exp(r.old[t]) / math.exp(r.engine[t])
-            assume(abs(gap / s.mismatch_threshold - 1) > 1e-6)
-            weight *= gap <= s.mismatch_threshold
         return weight * a * r.new[t], weight * a
     if variant == "cispo":
         weight = min(1 + s.clip_high, max(1 - s.clip_low, ratio))

@@ -17,7 +17,8 @@ from ale_pg.gspo import gspo
 from ale_pg.ppo import ppo_clip
 from ale_pg.reinforce import reinforce, tis
 from ale_pg.terms import Terms, even_shares, trajectory_shares
-from ale_pg.topr import topr, topr_token_mask
+from ale_pg.topr import topr
+from ale_policy_loss.ratios import mismatch_mask
 
 Loss = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Terms]
 """(new, old, engine, advantages, trajectories) -> terms."""
@@ -26,6 +27,10 @@ Z = 3.0
 
 def shares(new: Tensor) -> Tensor:
     return even_shares(new, Z)
+
+
+def token_mask(old: Tensor, mu: Tensor, threshold: float = 2.0) -> Tensor:
+    return mismatch_mask(old, mu, torch.arange(len(old)), threshold)
 
 
 CLIPPED: dict[str, Loss] = {
@@ -40,7 +45,7 @@ WEIGHTED: dict[str, Loss] = {
     "reinforce": lambda new, old, mu, a, of: reinforce(new, a, shares(new)),
     "tis": lambda new, old, mu, a, of: tis(new, old, a, of, shares(new)),
     "topr": lambda new, old, mu, a, of: topr(new, old, a, of, shares(new)),
-    "topr_token_mask": lambda new, old, mu, a, of: topr_token_mask(new, old, mu, a, of, shares(new)),
+    "topr_token_mask": lambda new, old, mu, a, of: topr(new, old, a, of, shares(new), mask=token_mask(old, mu)),
     "cispo": lambda new, old, mu, a, of: cispo(new, old, a, shares(new)),
 }
 """Those whose ratio is a weight."""
@@ -141,7 +146,7 @@ def test_topr_of_failures_alone_is_truncated_importance_sampling() -> None:
 
 def test_a_mask_without_a_threshold_to_speak_of_is_none() -> None:
     new, old, mu, a, of = sample(7)
-    open_: Loss = lambda n, o, m, a, t: topr_token_mask(n, o, m, a, t, shares(n), threshold=1e9)  # noqa: E731
+    open_: Loss = lambda n, o, m, a, t: topr(n, o, a, t, shares(n), mask=token_mask(o, m, 1e9))  # noqa: E731
     assert torch.equal(gradient(open_, new, old, mu, a, of), gradient(LOSSES["topr"], new, old, mu, a, of))
 
 

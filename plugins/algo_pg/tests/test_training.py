@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from ale.specs.driver import DriverContext
-from ale.testing.losses import TOKENS, random_rollouts, write_small_policy
 from ale.trajectory import Chunk, Sequence, Trajectory
 from ale_pg import PolicyGradient
 from ale_pg.variants import RULES
+from ale_testing.loss_samples import TOKENS, random_rollouts, write_small_policy
 
 trainer_torch = pytest.importorskip("ale_trainer_torch")
 
@@ -39,7 +39,7 @@ def opened(model: Path) -> Open:
     async def open_trainer(**settings: Any) -> AsyncIterator[Any]:
         config = trainer_torch.TorchTrainer.Config(**{"device": "cpu", "threads": 1, **settings})
         async with trainer_torch.TorchTrainer(config, DriverContext(seed=2)) as trainer:
-            await trainer.load_model(model)
+            await trainer.load(model)
             yield trainer
 
     return open_trainer
@@ -54,7 +54,7 @@ async def test_the_ratio_is_one_before_the_first_update_and_moves_with_it(
     assert packed is not None
     async with opened(lr=1e-2) as trainer:
         batch = replace(packed, old_logprobs=await trainer.logprobs(packed))
-        seen = [pg.metrics(await trainer.update(batch, pg.loss)) for _ in range(2)]
+        seen = [pg.loss.metrics(await trainer.update(batch, pg.loss)) for _ in range(2)]
     assert [seen[0][n] for n in ("ratio", "ratio_std", "kl_old", "effective_samples")] == [1.0, 0.0, 0.0, 1.0]
     assert seen[1]["kl_old"] > 0
     assert seen[1]["effective_samples"] < 1
@@ -73,10 +73,16 @@ async def test_a_rewarded_token_becomes_likely_by_trial(opened: Open, make: Make
             logprobs = torch.log_softmax(logits, -1).double().numpy()
             tokens = rng.choice(TOKENS, 64, p=np.exp(logprobs) / np.exp(logprobs).sum())
             done = [
-                build(str(i), float(t <= 7), [[1]], [float(logprobs[t])], sequences=(Sequence((0, int(t)), ()),),
-                      chunks=(Chunk(0, 0, 1, 2, (float(logprobs[t]),), (0,), "stop"),))
+                build(
+                    str(i),
+                    float(t <= 7),
+                    [[1]],
+                    [float(logprobs[t])],
+                    sequences=(Sequence((0, int(t)), ()),),
+                    chunks=(Chunk(0, 0, 1, 2, (float(logprobs[t]),), (0,), "stop"),),
+                )
                 for i, t in enumerate(tokens)
-            ]  # fmt: skip
+            ]
             success.append(sum(t.passed for t in done) / len(done))
             packed = pg.batch(done)
             if packed is None:

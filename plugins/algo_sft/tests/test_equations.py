@@ -33,7 +33,8 @@ def trajectory(turns: list[tuple[int, bool, FinishReason, int]], draw: torch.Gen
 
 
 def slow_loss(trajectories: list[Trajectory], logits: torch.Tensor, *, errors: bool, task: bool) -> torch.Tensor | None:
-    """Eq. 1 with the masks of Eq. 2, one token at a time; `logits` [VOCABULARY, VOCABULARY] are those after each token."""
+    """Eq. 1 with the masks of Eq. 2, one token at a time; `logits` [VOCABULARY, VOCABULARY] are those after each
+    token."""
     numerator, denominator = torch.zeros((), dtype=torch.float64), 0
     for t in trajectories:
         ids = t.sequences[0].token_ids
@@ -58,9 +59,14 @@ def in_parts(sft: SFT, batch: TrainBatch, logits: torch.Tensor, cuts: list[int])
         part = trained[start:end]
         logprobs = logits[ids[part - 1]].log_softmax(-1).gather(1, ids[part, None])[:, 0]
         inputs = LossInput(
-            logprobs, torch.zeros(len(part)), None, None, torch.from_numpy(batch.chunk_ids)[part],
-            ChunkTensors(*[None] * 6), batch.normalizer,
-        )  # fmt: skip
+            logprobs,
+            torch.zeros(len(part)),
+            None,
+            None,
+            torch.from_numpy(batch.chunk_ids)[part],
+            ChunkTensors(*[None] * 6),
+            batch.normalizer,
+        )
         out = sft.loss(inputs)
         out.loss.backward()
         total += float(out.loss.detach())
@@ -70,9 +76,12 @@ def in_parts(sft: SFT, batch: TrainBatch, logits: torch.Tensor, cuts: list[int])
 
 @settings(max_examples=150, deadline=None)
 @given(
-    turns=st.lists(st.lists(TURN, max_size=4), min_size=1, max_size=3), errors=st.booleans(), task=st.booleans(),
-    seed=st.integers(0, 2**20), data=st.data(),
-)  # fmt: skip
+    turns=st.lists(st.lists(TURN, max_size=4), min_size=1, max_size=3),
+    errors=st.booleans(),
+    task=st.booleans(),
+    seed=st.integers(0, 2**20),
+    data=st.data(),
+)
 def test_loss_and_gradient_are_those_of_eqs_1_and_2_whichever_way_the_batch_is_cut(
     turns: list[list[tuple[int, bool, FinishReason, int]]], errors: bool, task: bool, seed: int, data: st.DataObject
 ) -> None:

@@ -1,4 +1,5 @@
-"""Continual pre-training through the trainer `torch`: the loss of a corpus is that of each next token, computed one by one."""
+"""Continual pre-training through the trainer `torch`: the loss of a corpus is that of each next token, computed one by
+one."""
 
 from __future__ import annotations
 
@@ -11,13 +12,13 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from ale.errors import ConfigError
-from ale.pipeline.pretrain import text_batch
-from ale.pipeline.texts import packed, packed_once
 from ale.specs.driver import DriverContext
 from ale.specs.trainer import TrainBatch
-from ale.testing.tiny_model import write_tiny_model
 from ale.trajectory import Trajectory
 from ale_sft import SFT
+from ale_supervised.pretraining import text_batch
+from ale_supervised.text_sequences import sequences_once, stream_sequences
+from ale_testing.tiny_model import write_tiny_model
 
 trainer_torch = pytest.importorskip("ale_trainer_torch")
 LENGTH = 24
@@ -37,7 +38,7 @@ def corpus(tmp_path: Path) -> list[Path]:
 async def test_the_loss_of_text_is_that_of_each_next_token(tmp_path: Path, corpus: list[Path]) -> None:
     tokenizer = write_tiny_model(tmp_path / "model")
     sft = SFT(SFT.Config(), DriverContext())
-    texts = list(packed_once(corpus, tokenizer, LENGTH))
+    texts = list(sequences_once(corpus, tokenizer, LENGTH))
     batch = text_batch(sft, texts)
     model = AutoModelForCausalLM.from_pretrained(str(tmp_path / "model"), dtype=torch.float32)
     total, count = 0.0, 0
@@ -53,8 +54,8 @@ async def test_the_loss_of_text_is_that_of_each_next_token(tmp_path: Path, corpu
     for budget in (1, 100_000):
         config = trainer_torch.TorchTrainer.Config(device="cpu", threads=1, micro_batch_tokens=budget, lr=1e-9)
         async with trainer_torch.TorchTrainer(config, DriverContext(seed=1)) as trainer:
-            await trainer.load_model(tmp_path / "model")
-            totals = sft.metrics(await trainer.update(batch, sft.loss))
+            await trainer.load(tmp_path / "model")
+            totals = sft.loss.metrics(await trainer.update(batch, sft.loss))
             logprobs = await trainer.logprobs(batch)
         assert totals["loss"] == pytest.approx(total / count, rel=1e-5)
         assert totals["loss_tokens"] == count
@@ -64,10 +65,10 @@ async def test_the_loss_of_text_is_that_of_each_next_token(tmp_path: Path, corpu
 async def test_text_is_learnt(tmp_path: Path, corpus: list[Path]) -> None:
     tokenizer = write_tiny_model(tmp_path / "model")
     sft = SFT(SFT.Config(), DriverContext())
-    texts = packed(corpus, tokenizer, LENGTH, seed=1)
+    texts = stream_sequences(corpus, tokenizer, LENGTH, seed=1)
     config = trainer_torch.TorchTrainer.Config(device="cpu", threads=1)
     async with trainer_torch.TorchTrainer(config, DriverContext(seed=1)) as trainer:
-        await trainer.load_model(tmp_path / "model")
+        await trainer.load(tmp_path / "model")
         losses = []
         for _ in range(40):
             batch = text_batch(sft, [p.token_ids for p in itertools.islice(texts, 4)])

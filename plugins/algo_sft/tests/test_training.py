@@ -24,10 +24,17 @@ def model(tmp_path: Path) -> Path:
     auto: Any = AutoModelForCausalLM
     auto.from_config(
         Qwen2Config(
-            vocab_size=40, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
-            num_key_value_heads=1, max_position_embeddings=64, tie_word_embeddings=True, initializer_range=0.15,
+            vocab_size=40,
+            hidden_size=32,
+            intermediate_size=64,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            max_position_embeddings=64,
+            tie_word_embeddings=True,
+            initializer_range=0.15,
         )
-    ).save_pretrained(str(tmp_path))  # fmt: skip
+    ).save_pretrained(str(tmp_path))
     return tmp_path
 
 
@@ -51,8 +58,8 @@ async def train(model: Path, steps: int = 60, **settings: Any) -> tuple[list[flo
     assert failed is not None
     config = trainer_torch.TorchTrainer.Config(device="cpu", threads=1, lr=1e-2)
     async with trainer_torch.TorchTrainer(config, DriverContext(seed=1)) as trainer:
-        await trainer.load_model(model)
-        losses = [sft.metrics(await trainer.update(batch, sft.loss))["loss"] for _ in range(steps)]
+        await trainer.load(model)
+        losses = [sft.loss.metrics(await trainer.update(batch, sft.loss))["loss"] for _ in range(steps)]
         logprobs = await trainer.logprobs(failed)
     return losses, float(np.exp(logprobs[failed.token_ids == 39]).mean())
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ale.errors import ConfigError
-from ale.hooks import Hooks
+from ale.registry.hooks import Hooks
 from ale.specs.driver import DriverContext
 from ale.specs.sandbox import ExecResult
 from ale.task import Task, TaskTests
@@ -37,12 +37,12 @@ async def test_a_second_run_appends_and_changes_nothing_before_it(tmp_path: Path
 async def test_a_command_that_cannot_be_recorded_is_refused(tmp_path: Path) -> None:
     log, hooks = open_log(tmp_path / "audit.jsonl")
     async with log:
-        assert hooks.refusal("ale_before_exec", **IDS, command="ls", stdin=b"") is None
+        assert hooks.veto_reason("ale_before_exec", **IDS, command="ls", stdin=b"") is None
         full = os.open("/dev/full", os.O_WRONLY)
         os.dup2(full, log._open())
         os.close(full)
         for _ in range(5):
-            refusal = hooks.refusal("ale_before_exec", **IDS, command="rm -rf /", stdin=b"")
+            refusal = hooks.veto_reason("ale_before_exec", **IDS, command="rm -rf /", stdin=b"")
             assert "No space left on device" in (refusal or "")
 
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from ale.endpoint.tokenizer import byte_tokenizer
 from ale.errors import ConfigError, EngineError
+from ale.session.tokenizer import byte_tokenizer
 from ale.specs.driver import DriverContext
 from ale.specs.engine import GenerateRequest, Sampling
 from ale_scripted import ScriptedEngine

@@ -1,4 +1,5 @@
-"""What the engine's tests share: tiny models with random weights, an engine on each, and the truth from transformers."""
+"""What the engine's tests share: tiny models with random weights, an engine on each, and the truth from
+transformers."""
 
 from __future__ import annotations
 
@@ -19,14 +20,28 @@ from transformers import (
     Qwen3Config,
 )
 
-from ale.endpoint.tokenizer import byte_tokenizer
+from ale.session.tokenizer import byte_tokenizer
 from ale.specs.driver import DriverContext
 from ale.specs.engine import GenerateRequest, Generation, Sampling
 from ale_engine_torch import TorchEngine
 
 VOCAB = 80
-SMALL: dict[str, Any] = {"vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 256}  # fmt: skip
-STRETCHED: dict[str, Any] = {"rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}  # fmt: skip
+SMALL: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 256,
+}
+STRETCHED: dict[str, Any] = {
+    "rope_type": "llama3",
+    "rope_theta": 500.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
 FAST: dict[str, PretrainedConfig] = {
     "qwen2": Qwen2Config(**SMALL, num_key_value_heads=2, tie_word_embeddings=True),
     "qwen2-untied": Qwen2Config(**SMALL, num_key_value_heads=1, tie_word_embeddings=False),

@@ -6,16 +6,17 @@ import asyncio
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from ale.endpoint.tokenizer import byte_tokenizer
 from ale.errors import ConfigError, EngineError
+from ale.session.tokenizer import byte_tokenizer
 from ale.specs.driver import DriverContext
-from ale.specs.engine import PolicyVersion
+from ale.specs.engine import FolderTicket, MemoryTicket, PolicyVersion
 from ale_engine_torch import TorchEngine
 
 from .conftest import request, surprise
@@ -37,7 +38,7 @@ async def test_new_weights_void_the_cache_and_mark_the_tokens(
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(0.5)
-    await engine.load_weights(PolicyVersion(4, weights=model.state_dict()))
+    await engine.load_weights(PolicyVersion(4, MemoryTicket(model.state_dict())))
     generation = await engine.generate(request([*history, 1], session="s"))
     assert engine.version == 4
     assert set(generation.versions) == {4}
@@ -50,7 +51,7 @@ async def test_weights_may_change_in_the_middle_of_a_generation(engine: TorchEng
     running = asyncio.create_task(engine.generate(request([1, 2, 3], max_tokens=200)))
     while engine.metrics().get("sampled_tokens", 0) < 5:  # noqa: ASYNC110 - a counter, not an event
         await asyncio.sleep(0.001)
-    await engine.load_weights(PolicyVersion(1, weights=weights))
+    await engine.load_weights(PolicyVersion(1, MemoryTicket(weights)))
     versions = (await running).versions
     assert set(versions) == {0, 1}
     assert list(versions) == sorted(versions)
@@ -136,7 +137,7 @@ async def test_weights_of_another_model_are_refused_and_change_nothing(engine: T
         ({**halves, "model.norm.weight": torch.ones(31)}, "different models"),
     ):
         with pytest.raises(EngineError, match=said):
-            await engine.load_weights(PolicyVersion(9, weights=weights))
+            await engine.load_weights(PolicyVersion(9, MemoryTicket(weights)))
     assert engine.version == 0
     assert await engine.generate(request([1, 2, 3])) == before
 
@@ -148,10 +149,11 @@ async def test_weights_come_from_a_folder_where_memory_holds_none(
     with torch.no_grad():
         model.model.norm.weight.mul_(0.5)
     model.save_pretrained(tmp_path)
-    await engine.load_weights(PolicyVersion(2, path=tmp_path))
+    await engine.load_weights(PolicyVersion(2, FolderTicket(tmp_path)))
     assert surprise(tmp_path, [1, 2, 3], await engine.generate(request([1, 2, 3]))) < 1e-4
-    with pytest.raises(EngineError, match="neither weights nor a folder"):
-        await engine.load_weights(PolicyVersion(3))
+    ticket = SimpleNamespace(transport="ipc")
+    with pytest.raises(EngineError, match="takes weights by memory or folder; policy version 3 comes by 'ipc'"):
+        await engine.load_weights(PolicyVersion(3, ticket))  # type: ignore[arg-type]
 
 
 async def test_a_step_that_fails_fails_its_requests_and_the_engine_goes_on(
@@ -176,7 +178,7 @@ async def test_a_step_that_fails_fails_its_requests_and_the_engine_goes_on(
 
 async def test_broken_weights_are_said_to_be_broken(engine: TorchEngine, folder: Path) -> None:
     weights = {n: w * float("nan") for n, w in AutoModelForCausalLM.from_pretrained(folder).state_dict().items()}
-    await engine.load_weights(PolicyVersion(1, weights=weights))
+    await engine.load_weights(PolicyVersion(1, MemoryTicket(weights)))
     with pytest.raises(EngineError, match=r"not numbers|out of bounds"):
         await engine.generate(request([1, 2, 3]))
 
@@ -207,6 +209,7 @@ async def test_counters_survive_another_model_and_closing(engine: TorchEngine, f
     assert metrics["busy_s"] == metrics["prefill_s"] + metrics["decode_s"] > 0
 
 
+@pytest.mark.gpu
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 async def test_a_gpu_that_is_not_there_is_a_sentence() -> None:
     with pytest.raises(ConfigError, match=r"engine\.device"):

@@ -12,13 +12,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from ale.endpoint.tokenizer import byte_tokenizer
+from ale.session.tokenizer import byte_tokenizer
 from ale.specs.driver import DriverContext
-from ale.specs.engine import Generation, PolicyVersion
-from ale_engine_torch import TorchEngine, decoder, scheduler
-from ale_engine_torch.any_model import AnyModelDecoder
-from ale_engine_torch.decoder import LlamaDecoder
-from ale_engine_torch.load import load_decoder
+from ale.specs.engine import Generation, MemoryTicket, PolicyVersion
+from ale_engine_torch import TorchEngine, llama_decoder, scheduler
+from ale_engine_torch.llama_decoder import LlamaDecoder
+from ale_engine_torch.load_decoder import load_decoder
+from ale_engine_torch.transformers_decoder import TransformersDecoder
 
 from .conftest import FAST, SLOW, VOCAB, request, surprise, truth
 
@@ -33,7 +33,7 @@ def started(slots: int) -> TorchEngine:
 def test_logits_are_those_of_transformers(folder_of: FolderOf, name: str) -> None:
     folder = folder_of(name)
     ours = load_decoder(folder, 3, 256, torch.device("cpu"), "float32")
-    assert isinstance(ours, LlamaDecoder if name in FAST else AnyModelDecoder)
+    assert isinstance(ours, LlamaDecoder if name in FAST else TransformersDecoder)
     rows = torch.randint(0, VOCAB, (3, 90), generator=torch.Generator().manual_seed(1))
     with torch.inference_mode():
         wanted = truth(folder)(rows).logits
@@ -74,18 +74,18 @@ async def test_many_conversations_at_once_record_what_the_model_says(folder_of: 
 async def test_few_long_contexts_among_short_ones_are_attended_by_themselves(
     folder_of: FolderOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(decoder, "TAIL_ROWS", 2)
+    monkeypatch.setattr(llama_decoder, "TAIL_ROWS", 2)
     monkeypatch.setattr(scheduler, "TAIL_ROWS", 2)
-    monkeypatch.setattr(decoder, "SPLIT_SAVES", 1)
+    monkeypatch.setattr(llama_decoder, "SPLIT_SAVES", 1)
     split = 0
-    parts = decoder._parts
+    parts = llama_decoder._attention_parts
 
-    def counted(positions: decoder.IntArray) -> list[tuple[int, int, int]]:
+    def counted(positions: llama_decoder.IntArray) -> list[tuple[int, int, int]]:
         nonlocal split
         split += len(parts(positions)) - 1
         return parts(positions)
 
-    monkeypatch.setattr(decoder, "_parts", counted)
+    monkeypatch.setattr(llama_decoder, "_attention_parts", counted)
     rng = random.Random(4)
     prompts = [[rng.randrange(VOCAB) for _ in range(200 if i in (0, 5) else rng.randrange(2, 30))] for i in range(12)]
     async with started(12) as engine:
@@ -131,7 +131,7 @@ async def test_a_cache_of_older_weights_is_never_shared(folder_of: FolderOf, tmp
         while engine.metrics()["sampled_tokens"] < 20:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
         await engine.pause()
-        await engine.load_weights(PolicyVersion(1, weights=model.state_dict()))
+        await engine.load_weights(PolicyVersion(1, MemoryTicket(model.state_dict())))
         fresh = asyncio.create_task(engine.generate(request(prompt, 2, "idle")))
         await engine.resume()
         assert surprise(tmp_path, prompt, await fresh) < 1e-4

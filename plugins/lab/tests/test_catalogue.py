@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ale.config import load_run_config
+from ale.config.load import load_run_config
 from ale.errors import ConfigError
 from ale_lab.catalogue import EXPERIMENTS
 from ale_lab.commands import read_seeds

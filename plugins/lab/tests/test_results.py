@@ -10,17 +10,23 @@ from pathlib import Path
 
 import pytest
 
-from ale_lab.drawing import draw
 from ale_lab.experiment import Arm, Column, Experiment, Panel
-from ale_lab.results import Results, as_json, table, write
+from ale_lab.figure import draw
+from ale_lab.results import Results, format_table, results_as_json, write_results
 
 LAGS = Experiment(
-    "lags", "Some lags", "mix",
+    "lags",
+    "Some lags",
+    "mix",
     (Arm("a 0", ("x=1",), "a", 0), Arm("a 4", (), "a", 4), Arm("b 0", (), "b", 0)),
-    (Panel("Curves", "eval/success", "success", each_seed=True), Panel("At the end", "eval/success", "success", "last")),
+    (
+        Panel("Curves", "eval/success", "success", each_seed=True),
+        Panel("At the end", "eval/success", "success", "last"),
+    ),
     (Column("final", "eval/success", "last"), Column("height", "eval/success", "area")),
-    overrides=("y=2",), setting="lag",
-)  # fmt: skip
+    overrides=("y=2",),
+    setting="lag",
+)
 
 
 def results(seeds: tuple[int, ...] = (1, 2)) -> Results:
@@ -33,7 +39,7 @@ def results(seeds: tuple[int, ...] = (1, 2)) -> Results:
 
 
 def test_the_table_has_a_row_an_arm_with_intervals() -> None:
-    lines = table(results()).splitlines()
+    lines = format_table(results()).splitlines()
     assert lines[0] == "# Some lags"
     assert "Seeds: 1, 2." in lines[2]
     assert lines[4] == "| arm | final | height | rollouts | seconds |"
@@ -43,7 +49,7 @@ def test_the_table_has_a_row_an_arm_with_intervals() -> None:
 
 def test_differences_are_taken_seed_by_seed() -> None:
     apart = replace(results(), experiment=replace(LAGS, setting=""))
-    _, differences = table(apart).split("Difference from `a 0`, paired by seed:")
+    _, differences = format_table(apart).split("Difference from `a 0`, paired by seed:")
     assert "| a 4 | 0.1 [0.1, 0.1] | 0.05 [0.05, 0.05] |" in differences, (
         "what the seeds share is no doubt about the arms"
     )
@@ -51,14 +57,14 @@ def test_differences_are_taken_seed_by_seed() -> None:
 
 
 def test_over_a_setting_each_line_is_compared_with_its_own_first() -> None:
-    _, differences = table(results()).split("Difference from the first of its line, paired by seed:")
+    _, differences = format_table(results()).split("Difference from the first of its line, paired by seed:")
     assert "| a 4 | 0.1 [0.1, 0.1] | 0.05 [0.05, 0.05] |" in differences
     assert "| a 0 |" not in differences
     assert "| b 0 |" not in differences
 
 
 def test_one_seed_has_no_interval() -> None:
-    assert "| a 4 | 0.11 | 0.055 | 500 | 60 |" in table(results((1,)))
+    assert "| a 4 | 0.11 | 0.055 | 500 | 60 |" in format_table(results((1,)))
 
 
 def test_a_band_is_over_the_steps_that_all_seeds_have() -> None:
@@ -71,19 +77,19 @@ def test_a_band_is_over_the_steps_that_all_seeds_have() -> None:
 
 
 def test_the_data_hold_every_curve_and_every_number(tmp_path: Path) -> None:
-    write(results(), tmp_path / "new")
+    write_results(results(), tmp_path / "new")
     data = json.loads((tmp_path / "new" / "data.json").read_text())
-    assert data == json.loads(json.dumps(as_json(results())))
+    assert data == json.loads(json.dumps(results_as_json(results())))
     arm = data["arms"]["a 0"]
     assert arm["overrides"] == ["y=2", "x=1"]
     assert arm["series"]["eval/success"]["2"] == [[0, 0], [5, 0.02]]
     assert arm["columns"]["final"]["of_seeds"] == [0.01, 0.02]
-    assert (tmp_path / "new" / "table.md").read_text() == table(results())
+    assert (tmp_path / "new" / "table.md").read_text() == format_table(results())
 
 
 def test_the_picture_is_drawn_without_a_window_system(tmp_path: Path) -> None:
     draw(results(), tmp_path / "deep" / "figure.png")
     assert (tmp_path / "deep" / "figure.png").read_bytes().startswith(b"\x89PNG")
-    code = "import sys, ale_lab.drawing, ale_lab.commands; print([m for m in sys.modules if 'matplotlib' in m])"
+    code = "import sys, ale_lab.figure, ale_lab.commands; print([m for m in sys.modules if 'matplotlib' in m])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]", "the command line must not wait for the drawing library"

@@ -6,7 +6,16 @@ from pathlib import Path
 
 from ale_lab.catalogue import COMPARE, FIG10, PARTS, STALENESS
 from ale_lab.plan import Plan
-from ale_lab.search import Choice, best, named, note, rates, trial, tuned, values
+from ale_lab.search import (
+    Choice,
+    apply_choices,
+    best_choice,
+    describe_search,
+    find_arm,
+    learning_rate_trials,
+    make_trial,
+    setting_trials,
+)
 
 
 def test_every_method_is_tried_as_often() -> None:
@@ -17,8 +26,8 @@ def test_every_method_is_tried_as_often() -> None:
 
 def test_the_learning_rates_come_first_and_then_the_other_values() -> None:
     search = COMPARE.searches[0]
-    first = rates(COMPARE, search)
-    second = values(COMPARE, search, search.rates[1])
+    first = learning_rate_trials(COMPARE, search)
+    second = setting_trials(COMPARE, search, search.rates[1])
     assert [c.rate for c in first] == list(search.rates)
     assert {c.value for c in first} == {search.values[0]}
     assert {c.rate for c in second} == {search.rates[1]}
@@ -29,20 +38,20 @@ def test_the_learning_rates_come_first_and_then_the_other_values() -> None:
 
 
 def test_the_best_scores_highest_and_of_equals_is_the_earlier() -> None:
-    tried = rates(COMPARE, COMPARE.searches[0])
+    tried = learning_rate_trials(COMPARE, COMPARE.searches[0])
     scores = dict(zip([arm.name for arm in tried.values()], (0.2, 0.9, 0.9), strict=True))
-    assert best(tried, lambda arm: scores[arm.name]) == list(tried)[1]
+    assert best_choice(tried, lambda arm: scores[arm.name]) == list(tried)[1]
 
 
 def test_the_reported_arms_have_what_was_found_and_keep_their_names() -> None:
     chosen = {search.arm: Choice(search.rates[2], search.values[1]) for search in COMPARE.searches}
-    after = tuned(COMPARE, chosen)
+    after = apply_choices(COMPARE, chosen)
     assert [arm.name for arm in after.arms] == [arm.name for arm in COMPARE.arms]
     for search in COMPARE.searches:
-        own = named(after, search).overrides
-        assert own == trial(COMPARE, search, chosen[search.arm]).overrides
+        own = find_arm(after, search).overrides
+        assert own == make_trial(COMPARE, search, chosen[search.arm]).overrides
         assert own[-2:] == (f"rl.lr={search.rates[2]:g}", f"{search.key}={search.values[1]:g}")
-    said = note(COMPARE, chosen, (101,))
+    said = describe_search(COMPARE, chosen, (101,))
     assert "5 runs" in said
     assert "seed 101" in said
     assert "`gspo` lr 0.0007, clip_high 0.004" in said
@@ -52,7 +61,7 @@ def test_under_staleness_each_line_is_tuned_as_in_the_comparison_whose_runs_are_
     tmp_path: Path,
 ) -> None:
     chosen = {search.arm: Choice(search.rates[1], search.values[2]) for search in COMPARE.searches}
-    compared, lagged = tuned(COMPARE, chosen), tuned(STALENESS, chosen)
+    compared, lagged = apply_choices(COMPARE, chosen), apply_choices(STALENESS, chosen)
     assert {arm.line for arm in lagged.arms} == {arm.name for arm in compared.arms}
     of = {arm.name: arm for arm in compared.arms}
     plan = Plan(tmp_path)
@@ -68,7 +77,7 @@ def test_under_staleness_each_line_is_tuned_as_in_the_comparison_whose_runs_are_
 
 def test_the_arms_of_fig10_are_also_compared_at_each_others_settings() -> None:
     chosen = {"baseline": Choice(7e-4, -0.05), "chunk": Choice(3.5e-4, -0.02)}
-    of = {arm.name: arm.overrides for arm in tuned(FIG10, chosen).arms}
+    of = {arm.name: arm.overrides for arm in apply_choices(FIG10, chosen).arms}
     assert of["baseline"][:-2] == of["baseline-as-chunk"][:-2]
     assert of["baseline"][-2:] == of["chunk-as-baseline"] == ("rl.lr=0.0007", "algorithm.negative_signal=-0.05")
     assert of["chunk"] == of["baseline-as-chunk"][-2:] == ("rl.lr=0.00035", "algorithm.negative_signal=-0.02")
@@ -77,7 +86,7 @@ def test_the_arms_of_fig10_are_also_compared_at_each_others_settings() -> None:
 def test_one_thing_is_changed_in_each_of_the_other_parts(tmp_path: Path) -> None:
     chosen = {search.arm: Choice(search.rates[1], search.values[0]) for search in COMPARE.searches}
     chosen["topr"] = Choice(chosen["ipa"].rate, -0.02)
-    parts, plan = tuned(PARTS, chosen), Plan(tmp_path)
+    parts, plan = apply_choices(PARTS, chosen), Plan(tmp_path)
     first, *others = (set(plan.arm(parts, arm, 3).overrides) for arm in parts.arms)
     assert plan.folder(parts, parts.arms[0], 3) == tmp_path / "compare" / "seed-3" / "ipa"
     assert [len(other - first) for other in others] == [1, 1, 1, 1]

@@ -33,7 +33,8 @@ def spec_of(provider: LocalSandboxProvider, **more: Any) -> SandboxSpec:
 
 @pytest.fixture
 def as_user(tmp_path: Path) -> Callable[[str], list[str]]:
-    """Runs a program of this folder as a user without any privilege, its state in `tmp_path`; the lines that it prints."""
+    """Runs a program of this folder as a user without any privilege, its state in `tmp_path`; the lines that it
+    prints."""
     if os.getuid() != 0:
         pytest.skip("becoming another user takes root")
 
@@ -41,9 +42,13 @@ def as_user(tmp_path: Path) -> Callable[[str], list[str]]:
         command = ["unshare", "--user", "--map-user=1234", "--map-group=1234", sys.executable]
         path = os.pathsep.join(entry for entry in sys.path if entry)
         done = subprocess.run(
-            [*command, str(Path(__file__).with_name(program)), str(tmp_path)], env={**os.environ, "PYTHONPATH": path},
-            capture_output=True, text=True, timeout=120, check=False,
-        )  # fmt: skip
+            [*command, str(Path(__file__).with_name(program)), str(tmp_path)],
+            env={**os.environ, "PYTHONPATH": path},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
         assert done.returncode == 0, done.stderr[-3000:]
         return done.stdout.splitlines()
 

@@ -6,11 +6,10 @@ import asyncio
 import sys
 import tempfile
 
-from services import echo
-
 from ale.specs.driver import DriverContext
 from ale.specs.sandbox import SandboxSpec
 from ale_local import LocalSandboxConfig, LocalSandboxProvider
+from ale_testing.echo_service import echo
 
 
 async def main() -> None:
@@ -27,6 +26,8 @@ async def main() -> None:
             print((await sandbox.exec(reach)).output, end="")
             await sandbox.exec("kill -9 -1")
             print((await sandbox.exec(reach)).output, end="")
+            for name in ("KILL", "INT", "TERM"):
+                print((await sandbox.exec(f"kill -{name} -1; {reach}")).output, end="")
             other = await sandbox.exec("exec 3<>/dev/tcp/10.1.2.3/80")
             print("refused" if "Connection refused" in other.output else other.output)
             print((await sandbox.exec("cat /proc/1/status /proc/self/status | grep CapEff")).output, end="")

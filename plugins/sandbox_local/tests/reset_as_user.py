@@ -9,11 +9,12 @@ import tempfile
 from ale.errors import UncleanError
 from ale.specs.driver import DriverContext
 from ale.specs.sandbox import SandboxSpec
+from ale.specs.sandbox_protocols import Resets
 from ale_local import LocalSandboxConfig, LocalSandboxProvider
 
 PRIVATE = (
-    "mkdir -p a/b/c /tmp/d; touch a/b/c/d /tmp/d/x; ln -s / a/root; chmod 0 a/b/c a/b; chmod 400 a /tmp/d; chmod 0 . /tmp; "
-    "ipcmk -M 100; (setsid sleep 99 &)"
+    "mkdir -p a/b/c /tmp/d; touch a/b/c/d /tmp/d/x; ln -s / a/root; chmod 0 a/b/c a/b; chmod 400 a /tmp/d; "
+    "chmod 0 . /tmp; ipcmk -M 100; (setsid sleep 99 &)"
 )
 LOOK = "stat -c '%A %U' . /tmp; ls -A . /tmp; wc -l < /proc/sysvipc/shm; ps ax | grep -c '[s]leep 99'"
 
@@ -22,12 +23,13 @@ async def main() -> None:
     """Reset one after what can be mended, then after each of what cannot."""
     tempfile.tempdir = sys.argv[1]
     async with LocalSandboxProvider(LocalSandboxConfig(isolation="bubblewrap"), DriverContext()) as provider:
-        assert "reset" in provider.capabilities
+        assert issubclass(provider.sandbox_type, Resets)
         async with await provider.start_sandbox(SandboxSpec()) as box:
+            print((await box.exec(LOOK)).stdout.split())
             await box.exec(PRIVATE)
             await box.reset(SandboxSpec())
             print((await box.exec(LOOK)).stdout.split())
-        for command in ("prlimit --pid 1 --nofile=100:100", "renice 5 1", "taskset -p 1 1"):
+        for command in ("prlimit --pid 1 --nofile=100:100", "renice 19 1", "taskset -p 1 1"):
             async with await provider.start_sandbox(SandboxSpec()) as box:
                 done = await box.exec(f"{command} >/dev/null")
                 try:

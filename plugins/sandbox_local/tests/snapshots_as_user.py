@@ -1,4 +1,5 @@
-"""Run by `test_snapshots.py` as a user without any privilege: snapshots without overlays, which are sent to a new sandbox."""
+"""Run by `test_snapshots.py` as a user without any privilege: snapshots without overlays, which are sent to a new
+sandbox."""
 
 from __future__ import annotations
 
@@ -8,15 +9,18 @@ import tempfile
 
 from ale.specs.driver import DriverContext
 from ale.specs.sandbox import Resources, SandboxSpec
+from ale.specs.sandbox_protocols import Snapshots
 from ale_local import LocalSandboxConfig, LocalSandboxProvider
 
 MAKE = """
 echo kept > a; mkdir -p closed/inner shut; echo secret > closed/inner/f; echo x > unreadable; chmod 000 unreadable
-chmod 000 closed/inner closed; chmod 400 shut; ln -s /usr/bin/env out; echo h > ~/.rc; echo t > /tmp/t; truncate -s 3G sparse
+chmod 000 closed/inner closed; chmod 400 shut; ln -s /usr/bin/env out; echo h > ~/.rc; echo t > /tmp/t
+truncate -s 3G sparse
 sleep 4021 & sleep 4021 & sleep 0.3; kill -STOP $!
 """
 LOOK = """
-stat -c '%a %n' a closed shut unreadable sparse /tmp; chmod 700 closed shut; chmod 700 closed/inner; chmod 600 unreadable
+stat -c '%a %n' a closed shut unreadable sparse /tmp; chmod 700 closed shut; chmod 700 closed/inner
+chmod 600 unreadable
 cat a closed/inner/f unreadable ~/.rc /tmp/t; readlink out; [ $(stat -c %b sparse) -lt 100 ] && echo sparse; ls
 """
 
@@ -27,7 +31,8 @@ async def main() -> None:
     limits = Resources(disk_mib=16)
     async with LocalSandboxProvider(LocalSandboxConfig(isolation="bubblewrap"), DriverContext()) as provider:
         assert provider.wrap is not None
-        print(provider.wrap.mode, *sorted(provider.capabilities & {"snapshot", "fork"}))
+        assert issubclass(provider.sandbox_type, Snapshots)
+        print(provider.wrap.mode, *(provider.capabilities & {"fork"}))
         async with await provider.start_sandbox(SandboxSpec(resources=limits)) as box:
             await box.exec(MAKE)
             before = (await box.exec("stat -c '%a %n' closed shut unreadable; ps -o s= -C sleep | sort")).output

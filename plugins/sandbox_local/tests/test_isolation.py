@@ -12,11 +12,12 @@ import pytest
 
 from ale.errors import ConfigError, SandboxError
 from ale.specs.sandbox import TESTS, Resources, SandboxSpec
-from ale_local import LocalSandbox, LocalSandboxConfig, LocalSandboxProvider, bubblewrap
+from ale_local import LocalSandbox, LocalSandboxConfig, LocalSandboxProvider, bubblewrap, program
 
 from .conftest import SMALL, provider_for
 
 pytestmark = pytest.mark.bwrap
+PUBLIC = [f"/etc/{name}" for name in program.ETC if os.path.exists(f"/etc/{name}")]
 as_root = pytest.mark.skipif(os.getuid() != 0, reason="several users need root outside")
 
 
@@ -29,6 +30,13 @@ async def test_there_is_no_network(box: LocalSandbox) -> None:
 async def test_the_root_is_read_only(box: LocalSandbox) -> None:
     for path in ("/x", "/usr/x", "/etc/x", "/dev/x", "/.ale/x", "/home/x"):
         assert (await box.exec(f"touch {path}")).exit_code != 0, path
+
+
+async def test_what_programs_need_of_the_hosts_etc_is_there(box: LocalSandbox) -> None:
+    assert (await box.exec(f"ls -d {' '.join(PUBLIC)}")).exit_code == 0
+    for folder in program.etc_folders():
+        assert sorted((await box.exec(f"ls -A {folder}")).output.split()) == sorted(os.listdir(folder))
+    assert (await box.exec("head -1 /etc/passwd")).output == "root:x:0:0:root:/root:/bin/sh\n", "its own"
 
 
 async def test_the_hosts_secrets_are_out_of_reach(box: LocalSandbox, tmp_path: Path) -> None:

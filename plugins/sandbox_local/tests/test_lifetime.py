@@ -17,7 +17,8 @@ import pytest
 from ale.errors import ConfigError, SandboxError
 from ale.specs.sandbox import Resources, SandboxSpec
 from ale_local import LocalSandboxProvider, state
-from ale_resident.owner import remove_folder, start_time, state_folder
+from ale_local.checks import check_spec
+from ale_resident.host.owner import remove_folder, start_time, state_folder
 
 from .conftest import provider_for, spec_of
 
@@ -183,7 +184,7 @@ async def test_many_sandboxes_at_once(provider: LocalSandboxProvider) -> None:
         (SandboxSpec(network="full"), "network: full"),
         (SandboxSpec(network="allow"), "names no host"),
         (SandboxSpec(network="none", allow=("x:1",)), "needs.allow names hosts"),
-        (SandboxSpec(network="endpoint-only"), "none was named"),
+        (SandboxSpec(network="endpoint-only"), "needs the address of the model endpoint"),
         (SandboxSpec(user="root"), "user: root"),
         (SandboxSpec(resources=Resources(gpus=1)), "GPUs"),
         (SandboxSpec(id="../x"), "named"),
@@ -198,15 +199,17 @@ async def test_what_cannot_be_given_is_refused(wrapped: LocalSandboxProvider, sp
 @pytest.mark.bwrap
 async def test_limits_default_to_the_providers_own() -> None:
     async with provider_for("bubblewrap") as provider:
-        assert provider.check(SandboxSpec(resources=Resources(pids=7))).pids == 7
-        assert provider.check(SandboxSpec()).pids == 64
+        asked = SandboxSpec(resources=Resources(pids=7))
+        assert check_spec(asked, provider.config, isolated=True, limited=True).pids == 7
+        assert check_spec(SandboxSpec(), provider.config, isolated=True, limited=True).pids == 64
 
 
 async def test_limits_that_nothing_enforces_are_refused() -> None:
     async with provider_for("none") as provider:
         with pytest.raises(ConfigError, match=r"so memory_mib, pids cannot be met; leave needs\.resources out"):
             await provider.start_sandbox(spec_of(provider, resources=Resources(memory_mib=64, pids=7)))
-        assert provider.check(SandboxSpec(network="full")).pids == 64
+        plain = SandboxSpec(network="full")
+        assert check_spec(plain, provider.config, isolated=False, limited=False).pids == 64
         for network in ("none", "endpoint-only", "allow"):
             with pytest.raises(ConfigError, match=f"network: {network} cannot be met: install it"):
                 await provider.start_sandbox(SandboxSpec(network=network))
@@ -216,7 +219,7 @@ async def test_of_starts_of_one_id_at_the_same_time_one_starts_and_all_get_it(pr
     spec = spec_of(provider, id="the-one", labels={"a": "b"})
     boxes = await asyncio.gather(*(provider.start_sandbox(spec) for _ in range(4)))
     assert len(set(map(id, boxes))) == 1
-    with pytest.raises(ConfigError, match="'the-one' runs already, from another spec"):
+    with pytest.raises(ConfigError, match="'the-one' runs already with another spec"):
         await provider.start_sandbox(spec.model_copy(update={"workdir": "/elsewhere"}))
     await boxes[0].stop()
     again = await provider.start_sandbox(spec)

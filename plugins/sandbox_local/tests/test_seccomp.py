@@ -8,7 +8,7 @@ import platform
 import pytest
 
 from ale_local import LocalSandbox
-from ale_resident.inside import seccomp
+from ale_resident.resident import seccomp
 
 
 @pytest.mark.bwrap

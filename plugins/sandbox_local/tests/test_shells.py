@@ -14,7 +14,8 @@ import pytest
 
 from ale.errors import SandboxError
 from ale.specs.driver import DriverContext
-from ale.specs.sandbox import SandboxSpec, Shell
+from ale.specs.sandbox import SandboxSpec
+from ale.specs.sandbox_protocols import Shell
 from ale_local import LocalSandbox, LocalSandboxConfig, LocalSandboxProvider
 
 from .conftest import SMALL, provider_for, spec_of
@@ -85,7 +86,8 @@ async def test_everything_that_bash_can_print_survives_an_exit(shell: Shell) -> 
     await shell.run("exit 3")
     lines = (
         'greet; echo "${map[a b]}" "${map[e]}"; echo "${#list[@]} ${list[2]}"; sum+=1; echo $sum; '
-        "many 2+3 0007; bash -c 'many 1+1 01'; echo ${LANG-none}; printf %q \"$Q\"; false | true; echo $?; shopt -q extglob"
+        "many 2+3 0007; bash -c 'many 1+1 01'; echo ${LANG-none}; printf %q \"$Q\"; false | true; echo $?; shopt -q "
+        "extglob"
     )
     expected = "hello\nc\n\"d f\n3 it's\n5\n5 7\n2 01\nnone\n$'\\001\\377\\n'1\n"
     assert (await shell.run(lines)).stdout.decode() == expected
@@ -217,7 +219,7 @@ async def test_an_open_shell_that_rests_keeps_no_sandbox_from_being_idle(provide
         await asyncio.sleep(0.1)
         if sandbox.stopping is not None:
             break
-    with pytest.raises(SandboxError, match="nothing was asked of it"):
+    with pytest.raises(SandboxError, match="it was idle for"):
         await shell.run("true")
     await shell.close()
 
@@ -257,7 +259,8 @@ async def suffer(sandbox: LocalSandbox, chance: random.Random) -> None:
             continue
         done = await call
         assert code in (None, done.exit_code), (fate, done)
-        assert done.stdout in (output, b"" if code == 124 else output), (fate, done)
+        also = {"job": b"out\nlate\n"}.get(fate, b"" if code == 124 else output)  # where the shell was slow to end
+        assert done.stdout in (output, also), (fate, done)
     await shell.close()
 
 

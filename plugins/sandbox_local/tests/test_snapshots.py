@@ -16,13 +16,14 @@ from pathlib import Path
 
 import pytest
 
-from ale.errors import ConfigError, PluginError, SandboxError
+from ale.errors import ConfigError, SandboxError
 from ale.specs.driver import DriverContext
 from ale.specs.sandbox import TESTS, Resources, SandboxSpec
+from ale.specs.sandbox_protocols import Snapshots
 from ale_local import LocalSandbox, LocalSandboxConfig, LocalSandboxProvider, launcher, state
 from ale_local.layers import Layers
-from ale_resident.owner import start_time, state_folder
-from ale_resident.trees import Transfer
+from ale_resident.host.owner import start_time, state_folder
+from ale_resident.trees.transfers import Transfer
 
 from .conftest import provider_for
 from .test_lifetime import eventually, sleepers
@@ -61,7 +62,8 @@ def layers() -> Layers:
 
 
 def inhabitants(pids: list[int]) -> set[tuple[int, int]]:
-    """All processes in the mount namespaces of these processes and of their parents: what is mounted there goes with them."""
+    """All processes in the mount namespaces of these processes and of their parents: what is mounted there goes with
+    them."""
     parents = [int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1]) for pid in pids]
     spaces = {os.readlink(f"/proc/{pid}/ns/mnt") for pid in (*pids, *parents)} - {os.readlink("/proc/self/ns/mnt")}
     found: set[tuple[int, int]] = set()
@@ -149,7 +151,8 @@ async def test_forks_leave_the_layer_alone_and_know_nothing_of_others(wrapped: L
     before = digest(folder)
     async with await wrapped.start_sandbox(SandboxSpec(from_snapshot=name)) as fork:
         await fork.exec(
-            'echo 2 > d/f; rm g; python3 -c \'import os; os.rename("d", "e")\'; chmod 700 e; mkfifo e/p; touch -d 2001-01-01 e/f; ln e/f h'
+            'echo 2 > d/f; rm g; python3 -c \'import os; os.rename("d", "e")\'; chmod 700 e; mkfifo e/p; '
+            "touch -d 2001-01-01 e/f; ln e/f h"
         )
         assert (await fork.exec("cat e/f h; ls")).stdout == b"2\n2\ne\nh\n"
         told = (
@@ -181,7 +184,8 @@ async def test_the_disk_of_a_fork_is_limited_by_what_it_writes(wrapped: LocalSan
 
 async def test_what_the_agent_had_stopped_stays_so_and_the_rest_goes_on(box: LocalSandbox) -> None:
     await box.exec(
-        "sleep 4022 & sleep 4023 & sleep 0.3; kill -STOP $!; (while :; do echo >> beats; sleep 0.02; done) >/dev/null 2>&1 &"
+        "sleep 4022 & sleep 4023 & sleep 0.3; kill -STOP $!; (while :; do echo >> beats; sleep 0.02; done) >/dev/null "
+        "2>&1 &"
     )
     states = "ps -o s=,args= -C sleep | grep 402 | sort"
     assert (await box.exec(states)).stdout == b"S sleep 4022\nT sleep 4023\n"
@@ -242,7 +246,7 @@ async def test_without_overlays_a_snapshot_is_sent_into_the_new_sandbox(request:
     patch.setattr(launcher.Launcher, "can_fork", lambda _: False)
     request.addfinalizer(patch.undo)
     async with provider_for("bubblewrap") as provider:
-        assert "snapshot" in provider.capabilities
+        assert issubclass(provider.sandbox_type, Snapshots)
         assert "fork" not in provider.capabilities
         async with await provider.start_sandbox(SandboxSpec()) as box:
             await box.exec(
@@ -272,7 +276,7 @@ async def test_where_the_mount_namespace_cannot_be_entered_there_is_one_user_and
 
     monkeypatch.setattr(launcher, "system_call", refused)
     async with provider_for("bubblewrap") as provider, await provider.start_sandbox(SandboxSpec()) as box:
-        assert "snapshot" in provider.capabilities
+        assert issubclass(provider.sandbox_type, Snapshots)
         assert not {"users", "fork"} & provider.capabilities
         assert (await box.exec("echo on")).stdout == b"on\n"
 
@@ -295,17 +299,20 @@ async def test_a_layer_that_cannot_be_stood_on_is_refused(monkeypatch: pytest.Mo
 
 def test_a_normal_user_has_snapshots_too(as_user: Callable[[str], list[str]], tmp_path: Path) -> None:
     assert as_user("snapshots_as_user.py") == [
-        "single snapshot", "['0', 'closed', '400', 'shut', '0', 'unreadable', 'S', 'T']", "again mine", "left:",
-    ]  # fmt: skip
+        "single",
+        "['0', 'closed', '400', 'shut', '0', 'unreadable', 'S', 'T']",
+        "again mine",
+        "left:",
+    ]
     assert os.listdir(tmp_path / "ale-local-1234") == []
 
 
 async def test_without_isolation_there_are_none() -> None:
     async with provider_for("none") as provider:
-        assert not {"snapshot", "fork"} & provider.capabilities
+        assert not issubclass(provider.sandbox_type, Snapshots)
+        assert "fork" not in provider.capabilities
         async with await provider.start_sandbox(SandboxSpec(network="full")) as box:
-            with pytest.raises(PluginError, match="cannot make snapshots"):
-                await box.snapshot()
+            assert not isinstance(box, Snapshots)
         with pytest.raises(ConfigError, match="Without isolation there are no snapshots"):
             await provider.start_sandbox(SandboxSpec(network="full", from_snapshot="x"))
 
@@ -409,7 +416,7 @@ def published(store: Layers, name: str | None) -> tuple[str, Path]:
     """A snapshot with nothing in it, and its folder."""
     draft = store.draft()
     name = store.publish(draft, name, "layer", ("/tmp",), 0, 0)
-    store.settle(draft)
+    store.release(draft)
     found = store.read(name)
     assert found is not None
     return name, store.folder / found.folder
@@ -448,7 +455,7 @@ def test_what_dead_processes_left_is_reclaimed_and_nothing_else() -> None:
     assert drafted.path.exists()
     assert not (store.folder / "part-999999-1-abc").exists()
     assert len(list(store.folder.glob("layer-*"))) == 2
-    store.settle(drafted)
+    store.release(drafted)
     store.close()
     assert store.names() == [named]
 
@@ -461,9 +468,7 @@ def test_a_folder_that_is_locked_by_its_remover_is_not_stood_on() -> None:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     held.close()
     store.remove("one")
-    with pytest.raises(
-        ConfigError, match="There is no snapshot 'one' of local sandboxes; there are these snapshots: none"
-    ):
+    with pytest.raises(ConfigError, match="There is no snapshot 'one' of local sandboxes; the existing ones are: none"):
         store.hold("one")
 
 

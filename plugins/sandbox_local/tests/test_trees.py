@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from ale.errors import SandboxError
 from ale.specs.sandbox import TESTS, Resources, SandboxSpec
 from ale_local import LocalSandbox, LocalSandboxProvider
-from ale_resident.inside import packing
-from ale_resident.trees import Transfer
+from ale_resident.resident.trees import packing
+from ale_resident.trees.transfers import Transfer
 
 from .conftest import provider_for
 
@@ -71,7 +71,7 @@ def contents(root: Path) -> dict[bytes, Content]:
     return found
 
 
-async def test_a_tree_comes_back_as_it_went_in(sandbox: LocalSandbox, tmp_path: Path) -> None:
+async def test_a_tree_is_the_same_after_upload_and_download(sandbox: LocalSandbox, tmp_path: Path) -> None:
     source = tmp_path / "source"
     (source / "bin").mkdir(parents=True)
     (source / "bin/run").write_text("#!/bin/sh\necho ran; cat ../data/first\n")
@@ -192,14 +192,14 @@ async def test_a_link_that_changes_while_the_tree_is_sent_is_not_sent(
     source.mkdir()
     (source / "a").write_text("a")
     (source / "l").symlink_to("a")
-    begin = sandbox.channel.journal.began
+    begin = sandbox.channel.journal.record_request
 
     def began(*what: Any) -> None:
         (source / "l").unlink()
         (source / "l").symlink_to("/etc/passwd")
         begin(*what)
 
-    monkeypatch.setattr(sandbox.channel.journal, "began", began)
+    monkeypatch.setattr(sandbox.channel.journal, "record_request", began)
     with pytest.raises(SandboxError, match="'l' was changed while the tree was read"):
         await sandbox.upload_tree(source, "t")
     monkeypatch.undo()

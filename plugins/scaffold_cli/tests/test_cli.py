@@ -9,25 +9,27 @@ from typing import Any
 import pytest
 
 from ale.errors import ConfigError
-from ale.plugins import validated_settings
+from ale.registry.drivers import validate_settings
 from ale.specs.driver import DriverContext
+from ale.specs.sandbox_protocols import Snapshots
 from ale.task import Task, TaskTests
-from ale.testing.reference import FolderSandbox, session
-from ale_agents import Line
+from ale_agents import AgentVariables
 from ale_cli import CommandLineAgent
+from ale_testing.fake_engines import session
+from ale_testing.fake_sandboxes import FolderSandbox
 
-LINE = Line('Say "plum".', "http://127.0.0.1:8600/v1", "key-1")
+LINE = AgentVariables('Say "plum".', "http://127.0.0.1:8600/v1", "key-1")
 
 
 def scaffold(**settings: Any) -> CommandLineAgent:
-    return CommandLineAgent(validated_settings(CommandLineAgent, settings, "scaffold"), DriverContext())
+    return CommandLineAgent(validate_settings(CommandLineAgent, settings, "scaffold"), DriverContext())
 
 
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
         ({}, "give 'agent', one of qwen-code, iflow, or a 'command' of your own"),
-        ({"agent": "qwen"}, "there is no agent 'qwen'; those that are shipped are qwen-code, iflow"),
+        ({"agent": "qwen"}, "there is no agent 'qwen'; the shipped ones are qwen-code, iflow"),
         ({"command": "x", "options": ["-v"]}, "'options' goes with a shipped agent's command"),
         ({"command": "x", "dialect": "grpc"}, "scaffold.dialect"),
         ({"command": "x", "recipe": {"name": "a"}}, "scaffold.recipe.script"),
@@ -68,7 +70,7 @@ def test_settings_of_the_run_file_win_over_a_shipped_agents() -> None:
 def test_what_has_to_be_installed_needs_snapshots_and_nothing_else_does() -> None:
     own = {"name": "a-1", "script": "true", "check": "true", "hosts": ["a.example.org:443"]}
     assert scaffold(command="a", recipe=own).recipe is not None
-    assert CommandLineAgent.needs(scaffold(command="a", recipe=own).config) == {"sandbox": ("snapshot",)}
+    assert CommandLineAgent.needs(scaffold(command="a", recipe=own).config) == {"sandbox": (Snapshots,)}
     for settings in ({"command": "a"}, {"agent": "iflow"}, {"agent": "qwen-code", "install": False}):
         assert CommandLineAgent.needs(scaffold(**settings).config) == {}
 
@@ -88,14 +90,17 @@ def test_anthropics_clients_have_a_base_url_without_a_version() -> None:
 )
 async def test_a_command_of_ones_own_speaks_any_of_the_apis(dialect: str, path: str, body: dict[str, Any]) -> None:
     program = (
-        "import os, sys, urllib.request as u; r = u.Request(os.environ['ALE_BASE_URL'] + sys.argv[1], sys.stdin.buffer.read(), "
-        "{'authorization': 'Bearer ' + os.environ['KEY'], 'content-type': 'application/json'}); print(u.urlopen(r).read())"
+        "import os, sys, urllib.request as u; r = u.Request(os.environ['ALE_BASE_URL'] + sys.argv[1], "
+        "sys.stdin.buffer.read(), {'authorization': 'Bearer ' + os.environ['KEY'], 'content-type': "
+        "'application/json'}); print(u.urlopen(r).read())"
     )
     agent = scaffold(
-        command=[sys.executable, "-c", program, path], stdin=json.dumps({"model": "$ALE_MODEL", **body}), dialect=dialect,
+        command=[sys.executable, "-c", program, path],
+        stdin=json.dumps({"model": "$ALE_MODEL", **body}),
+        dialect=dialect,
         env={"KEY": "$ALE_API_KEY"},
-    )  # fmt: skip
+    )
     task = Task(id="t", instruction="x", tests=TaskTests(command="true"))
-    async with FolderSandbox() as box, session(["plum"]) as line:
+    async with agent, FolderSandbox() as box, session(["plum"]) as line:
         assert await agent.run(task, box, line) == "finish", line.observations
         assert "plum" in line.observations[0].text

@@ -7,13 +7,14 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from ale.endpoint.session import EndpointSession, ModelEndpoint
-from ale.endpoint.tokenizer import byte_tokenizer
-from ale.hooks import Hooks
 from ale.messages import Message, ToolCall
+from ale.registry.hooks import Hooks
+from ale.session.session import RecordedSession, Sessions
+from ale.session.tokenizer import byte_tokenizer
 from ale.specs.driver import DriverContext
 from ale.specs.engine import Sampling
 from ale.specs.sandbox import Sandbox, SandboxSpec
+from ale.specs.start import Reply
 from ale.task import Task, TaskTests
 from ale_iflow import IFlow
 from ale_local import LocalSandboxProvider
@@ -35,19 +36,19 @@ def call(name: str, **arguments: object) -> Message:
     return Message("assistant", "", (ToolCall("c", name, json.dumps(arguments)),))
 
 
-async def play(sandbox: Sandbox, *replies: Message, **config: object) -> tuple[str, EndpointSession]:
+async def play(sandbox: Sandbox, *replies: Message, **config: object) -> tuple[str, RecordedSession]:
     script = iter(replies)
 
-    async def respond(messages: object, tools: object) -> Message:
-        return next(script)
+    async def respond(messages: object, tools: object) -> Reply:
+        return Reply(next(script))
 
-    endpoint = ModelEndpoint(byte_tokenizer(), None, Hooks())  # type: ignore[arg-type]
+    endpoint = Sessions(byte_tokenizer(), None, Hooks())  # type: ignore[arg-type]
     session = endpoint.open("s", Sampling(), max_calls=20, max_context=9999, responder=respond)
     scaffold = IFlow(IFlow.Config(**config), DriverContext())  # type: ignore[arg-type]
     return await scaffold.run(TASK, sandbox, session), session
 
 
-def errors(session: EndpointSession) -> list[str | None]:
+def errors(session: RecordedSession) -> list[str | None]:
     return [c.error.kind if c.error else None for c in session.recorder.chunks]
 
 

@@ -10,10 +10,11 @@ import pytest
 from pydantic import ValidationError
 
 from ale.specs.driver import DriverContext
-from ale_agents import Line
+from ale.specs.sandbox_protocols import Snapshots
+from ale_agents import AgentVariables
 from ale_openhands import OpenHands
 
-LINE = Line("Say it's $HOME.", "http://127.0.0.1:8600/v1", "key-1")
+LINE = AgentVariables("Say it's $HOME.", "http://127.0.0.1:8600/v1", "key-1")
 
 
 def agent(**settings: Any) -> OpenHands:
@@ -37,7 +38,7 @@ def test_an_image_that_has_it_needs_no_recipe() -> None:
     assert own.recipe is None
     assert own.launch(LINE).command == "/venv/bin/python -"
     assert OpenHands.needs(own.config) == {}
-    assert OpenHands.needs(agent().config) == {"sandbox": ("snapshot",)}
+    assert OpenHands.needs(agent().config) == {"sandbox": (Snapshots,)}
 
 
 def test_a_tool_that_it_does_not_have_is_refused() -> None:

@@ -13,14 +13,20 @@ import pytest
 
 from ale.specs.driver import DriverContext
 from ale.specs.sandbox import ExecResult
-from ale.testing.reference import FolderSandbox
-from ale_agents import Line
+from ale_agents import AgentVariables
 from ale_openhands import OpenHands
+from ale_testing.fake_sandboxes import FolderSandbox
 
 MODULES = (
-    "openhands", "openhands.sdk", "openhands.sdk.conversation", "openhands.sdk.conversation.state", "openhands.tools",
-    "openhands.tools.file_editor", "openhands.tools.task_tracker", "openhands.tools.terminal",
-)  # fmt: skip
+    "openhands",
+    "openhands.sdk",
+    "openhands.sdk.conversation",
+    "openhands.sdk.conversation.state",
+    "openhands.tools",
+    "openhands.tools.file_editor",
+    "openhands.tools.task_tracker",
+    "openhands.tools.terminal",
+)
 STAND_IN = """
 import os, sys, types
 from enum import Enum
@@ -64,13 +70,19 @@ for module in MODULES:
 )
 async def test_how_the_conversation_ended_is_told(ends_as: str, ended: str, tmp_path: Path) -> None:
     agent = OpenHands(OpenHands.Config(), DriverContext())
-    line = Line("A task.", "http://127.0.0.1:8600/v1", "key-1")
+    line = AgentVariables("A task.", "http://127.0.0.1:8600/v1", "key-1")
     launch = agent.launch(line)
     program = f"MODULES = {MODULES}\n{STAND_IN}\n{files('ale_openhands').joinpath('runner.py').read_text()}"
     done = await asyncio.to_thread(
-        subprocess.run, [sys.executable, "-"], input=program, env={**os.environ, **line.variables, **launch.env, "ENDS_AS": ends_as},
-        cwd=tmp_path, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        subprocess.run,
+        [sys.executable, "-"],
+        input=program,
+        env={**os.environ, **line.variables, **launch.env, "ENDS_AS": ends_as},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     async with FolderSandbox() as box:
         result = ExecResult(done.returncode, done.stdout.encode(), done.stderr.encode(), 1.0)
-        assert await agent.ended(result, box) == ended, done.stderr
+        assert await agent.end_reason(result, box) == ended, done.stderr

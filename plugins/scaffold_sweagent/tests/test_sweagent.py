@@ -11,11 +11,12 @@ import pytest
 
 from ale.specs.driver import DriverContext
 from ale.specs.sandbox import ExecResult
-from ale.testing.reference import FolderSandbox
-from ale_agents import Line
+from ale.specs.sandbox_protocols import Snapshots
+from ale_agents import AgentVariables
 from ale_sweagent import SweAgent, scaffold
+from ale_testing.fake_sandboxes import FolderSandbox
 
-LINE = Line("--yolo; it's $HOME", "http://127.0.0.1:8600/v1", "key-1")
+LINE = AgentVariables("--yolo; it's $HOME", "http://127.0.0.1:8600/v1", "key-1")
 
 
 def agent(**settings: Any) -> SweAgent:
@@ -28,8 +29,10 @@ def test_mini_is_started_with_the_task_as_one_word() -> None:
     assert words[0] == "/opt/ale-agents/mini-swe-agent-2.4.6/bin/mini"
     assert words[-2:] == ["--task", LINE.task]
     assert [words[i + 1] for i, word in enumerate(words) if word == "-c"] == [
-        "mini.yaml", "agent.system_template=Hi.", "agent.step_limit=9",
-    ]  # fmt: skip
+        "mini.yaml",
+        "agent.system_template=Hi.",
+        "agent.step_limit=9",
+    ]
     assert launch.env["OPENAI_API_BASE"] == LINE.base_url
     assert launch.env["OPENAI_API_KEY"] == "key-1"
 
@@ -39,7 +42,7 @@ def test_an_image_that_has_mini_needs_no_recipe() -> None:
     assert own.recipe is None
     assert own.launch(LINE).command.startswith("mini ")
     assert SweAgent.needs(own.config) == {}
-    assert SweAgent.needs(agent().config) == {"sandbox": ("snapshot",)}
+    assert SweAgent.needs(agent().config) == {"sandbox": (Snapshots,)}
 
 
 @pytest.mark.parametrize(
@@ -63,4 +66,4 @@ async def test_its_own_record_says_how_it_ended(
     async with FolderSandbox() as box:
         if record is not None:
             await box.upload({"record.json": json.dumps(record).encode()})
-        assert await agent().ended(ExecResult(code, b"", b"", 1.0), box) == ended
+        assert await agent().end_reason(ExecResult(code, b"", b"", 1.0), box) == ended

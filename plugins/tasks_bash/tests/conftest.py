@@ -12,7 +12,7 @@ import pytest_asyncio
 from ale.messages import Message
 from ale.specs.driver import DriverContext
 from ale.specs.sandbox import TESTS, Sandbox, SandboxProvider, SandboxSpec
-from ale.specs.scaffold import Responder
+from ale.specs.start import Responder
 from ale.task import Task
 from ale_bash import BashTasks
 
@@ -59,8 +59,9 @@ class Playground:
             messages = [Message("user", task.instruction)]
             finished = False
             while not finished and len(messages) < 2 * MAX_TURNS:
-                reply = await responder(messages, self._tools.TOOLS)
-                assert reply is not None
+                answer = await responder(messages, self._tools.TOOLS)
+                assert answer is not None
+                reply = answer.message
                 (call,) = reply.tool_calls
                 outcome = await box.run(call)
                 messages += [reply, Message("tool", outcome.text, tool_call_id=call.id)]

@@ -80,15 +80,16 @@ async def test_a_finished_demonstrator_hands_over(source: Source) -> None:
     responder = bash.demonstrator(next(iter(bash.tasks("train"))), 0)
     assert responder is not None
     replies = [await responder([Message("tool", "(no output)")], ()) for _ in range(3)]
-    assert [r and r.tool_calls[0].name for r in replies][1:] == ["finish", None]
+    assert [r and r.message.tool_calls[0].name for r in replies][1:] == ["finish", None]
 
 
 @pytest.mark.slow
 async def test_a_table_of_the_demonstrations(playground: Any, source: Source) -> None:
     print(f"\n{'family':10}{'turns':>7}{'chars':>7}{'longest':>9}{'passed':>8}")
     for family in FAMILIES:
-        bash = source(families=(family,), train_tasks=60)
+        bash = source(families=(family,), train_tasks=12)
         played = await play_all(playground, bash, list(bash.tasks("train")), range(1))
         turns, chars = (sum(getattr(p, what) for p in played) / len(played) for what in ("turns", "characters"))
         rate, longest = sum(p.passed for p in played) / len(played), max(p.turns for p in played)
         print(f"{family:10}{turns:7.2f}{chars:7.0f}{longest:9d}{rate:8.2f}")
+        assert rate >= 0.5, "by default few demonstrations go wrong"

@@ -1,4 +1,5 @@
-"""The long family `dials`: three forks, none of which can be gone back on, and a demonstrator that goes wrong at them."""
+"""The long family `dials`: three forks, none of which can be gone back on, and a demonstrator that goes wrong at
+them."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ import pytest
 from ale.task import Task
 from ale_bash import BashTasks
 from ale_bash.families import FAMILIES, LONG_FAMILIES
-from ale_bash.families.dials import OPPOSITE, show
+from ale_bash.families.dials import OPPOSITE, demonstrate
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 Source = Callable[..., BashTasks]
@@ -87,7 +88,7 @@ async def test_each_fork_is_wrong_by_itself_and_right_words_do_not_stand_out(sou
 
 def replay(bash: BashTasks, task: Task, seed: int) -> list[str]:
     """The words of one demonstration, without a sandbox."""
-    steps = show(task.metadata["facts"], random.Random(f"{seed}/{task.id}"), bash.config.wrong_turn_rate)
+    steps = demonstrate(task.metadata["facts"], random.Random(f"{seed}/{task.id}"), bash.config.wrong_turn_rate)
     turned = []
     for sign in task.files["signs"].split():
         assert json.dumps(next(steps).arguments if not turned else steps.send("turned").arguments)
@@ -101,7 +102,7 @@ async def test_the_dials_of_a_task_show_different_words(source: Source) -> None:
 
 
 async def test_a_misleading_answer_ends_the_demonstration(source: Source) -> None:
-    steps = show({}, random.Random(0), 0.0)
+    steps = demonstrate({}, random.Random(0), 0.0)
     next(steps)
     with pytest.raises(StopIteration):
         steps.send("sh: look.sh: no such file")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ale.task import Task
-from ale_bash.graded import graded_tasks
+from ale_bash.graded_tasks import graded_tasks
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 TASKS = {task.id: task for task in graded_tasks()}

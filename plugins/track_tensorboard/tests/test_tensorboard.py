@@ -13,7 +13,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from ale.errors import ConfigError
-from ale.hooks import Hooks
+from ale.registry.hooks import Hooks
 from ale.specs.driver import DriverContext
 from ale_tensorboard import TensorBoardConfig, TensorBoardTracker
 

@@ -28,30 +28,58 @@ from ale_trainer_torch import TorchTrainer
 VOCAB = 300
 CONFIGS = {
     "qwen2": Qwen2Config(
-        vocab_size=VOCAB, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=1, max_position_embeddings=64, tie_word_embeddings=True,
+        vocab_size=VOCAB,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=64,
+        tie_word_embeddings=True,
     ),
     "gpt2": GPT2Config(
         vocab_size=VOCAB, n_embd=16, n_layer=2, n_head=2, n_positions=64, bos_token_id=None, eos_token_id=1
     ),
     # Its logits are the output layer's times 1/16.
     "cohere": CohereConfig(
-        vocab_size=VOCAB, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
-        logit_scale=0.0625, bos_token_id=0, eos_token_id=1, pad_token_id=0,
+        vocab_size=VOCAB,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        logit_scale=0.0625,
+        bos_token_id=0,
+        eos_token_id=1,
+        pad_token_id=0,
     ),
     # Its logits are soft-capped, and so are its attention scores: those it cannot be packed with.
     "gemma2": Gemma2Config(
-        vocab_size=VOCAB, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=1, head_dim=8, max_position_embeddings=64, final_logit_softcapping=2.0,
-        query_pre_attn_scalar=8, sliding_window=4,
+        vocab_size=VOCAB,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=8,
+        max_position_embeddings=64,
+        final_logit_softcapping=2.0,
+        query_pre_attn_scalar=8,
+        sliding_window=4,
     ),
     # One layer of two sees the last four tokens only.
     "window": Qwen2Config(
-        vocab_size=VOCAB, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=1, max_position_embeddings=64, use_sliding_window=True, sliding_window=4,
+        vocab_size=VOCAB,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=64,
+        use_sliding_window=True,
+        sliding_window=4,
         max_window_layers=1,
     ),
-}  # fmt: skip
+}
 
 
 def write_tokenizer(folder: Path) -> None:
@@ -59,15 +87,6 @@ def write_tokenizer(folder: Path) -> None:
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="t0"))
     fast: Any = PreTrainedTokenizerFast
     fast(tokenizer_object=tokenizer, eos_token="t1", pad_token="t0").save_pretrained(str(folder))
-
-
-@pytest.fixture
-def tokenizer_folder(tmp_path: Path) -> Path:
-    """A folder with a tokenizer of 300 words and nothing else."""
-    folder = tmp_path / "tokenizer"
-    folder.mkdir()
-    write_tokenizer(folder)
-    return folder
 
 
 @pytest.fixture(scope="session")
@@ -97,7 +116,7 @@ def trainer() -> Trainers:
         config = TorchTrainer.Config(**{"device": "cpu", "threads": 1, **settings})
         async with TorchTrainer(config, DriverContext(seed=5)) as t:
             if folder is not None:
-                await t.load_model(folder)
+                await t.load(folder)
             yield t
 
     return opened
@@ -136,9 +155,14 @@ def build_batch(seed: int = 0, trajectories: int = 6) -> TrainBatch:
     chunk_ids = np.concatenate(ids)
     engine = np.where(chunk_ids >= 0, rng.uniform(-7, -4, len(chunk_ids)), 0).astype(np.float32)
     return TrainBatch(
-        np.concatenate(tokens).astype(np.int64), np.array(lengths), np.array(owners), chunk_ids, engine, table,
+        np.concatenate(tokens).astype(np.int64),
+        np.array(lengths),
+        np.array(owners),
+        chunk_ids,
+        engine,
+        table,
         float((chunk_ids >= 0).sum()),
-    )  # fmt: skip
+    )
 
 
 def mean_negative_likelihood(inputs: LossInput) -> LossOutput:

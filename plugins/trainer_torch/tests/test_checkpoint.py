@@ -1,4 +1,4 @@
-"""Folders: from nothing, whole or absent, exactly what was saved."""
+"""Folders: whole or absent, exactly what was saved."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from ale.errors import ConfigError, TrainerError
-from ale.specs.trainer import LossFunction, ScratchModel, TrainBatch
+from ale.specs.engine import FolderTicket, MemoryTicket, PolicyVersion
+from ale.specs.trainer import LossFunction, TrainBatch
 from ale_trainer_torch import TorchTrainer
 from ale_trainer_torch.folder import STATE_FILE
 
@@ -35,20 +36,22 @@ async def test_a_run_that_stops_and_goes_on_ends_at_the_very_same_weights(
     async with trainer(model_folder(name), weight_decay=0.1) as t:
         for batch in batches:
             await t.update(batch, likelihood_loss)
-        straight = (await t.publish()).weights or {}
+        straight = await t.publish("memory", tmp_path)
     async with trainer(model_folder(name), weight_decay=0.1) as t:
         for batch in batches[:2]:
             await t.update(batch, likelihood_loss)
-        await t.publish()
+        await t.publish("memory", tmp_path)
         await t.save(tmp_path / "saved")
     async with trainer(weight_decay=0.1) as t:
-        await t.load(tmp_path / "saved")
+        await t.restore(tmp_path / "saved")
         await t.update(batches[2], likelihood_loss)
-        policy = await t.publish()
+        policy = await t.publish("memory", tmp_path)
     assert policy.version == 2
-    assert policy.weights is not None
-    assert policy.weights.keys() == straight.keys()
-    assert all(torch.equal(policy.weights[k], straight[k]) for k in straight)
+    assert isinstance(policy.ticket, MemoryTicket)
+    assert isinstance(straight.ticket, MemoryTicket)
+    found, expected = policy.ticket.weights, straight.ticket.weights
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
 
 
 async def test_a_checkpoint_is_a_model_folder_with_its_tokenizer(
@@ -57,8 +60,8 @@ async def test_a_checkpoint_is_a_model_folder_with_its_tokenizer(
     async with trainer(model_folder("qwen2")) as t:
         await t.save(tmp_path / "deep" / "saved")
         await t.save(tmp_path / "deep" / "saved")
-        await t.load_model(tmp_path / "deep" / "saved")
-        assert (await t.publish()).version == 1
+        await t.load(tmp_path / "deep" / "saved")
+        assert (await t.publish("memory", tmp_path)).version == 1
     assert [p.name for p in (tmp_path / "deep").iterdir()] == ["saved"]
     assert len(PreTrainedTokenizerFast.from_pretrained(str(tmp_path / "deep" / "saved"))) == 300
     AutoModelForCausalLM.from_pretrained(str(tmp_path / "deep" / "saved"))
@@ -70,7 +73,7 @@ async def test_a_checkpoint_moved_aside_when_the_process_died_is_found_again(
     async with trainer(model_folder("qwen2")) as t:
         await t.save(tmp_path / "c")
         (tmp_path / "c").rename(tmp_path / ".c.old")
-        await t.load(tmp_path / "c")
+        await t.restore(tmp_path / "c")
     assert (tmp_path / "c" / STATE_FILE).exists()
 
 
@@ -83,37 +86,19 @@ async def test_a_save_that_fails_leaves_the_checkpoint_before_it(
             m.setattr(torch, "save", lambda *a: (_ for _ in ()).throw(OSError("disk full")))
             with pytest.raises(OSError, match="disk full"):
                 await t.save(tmp_path / "c")
-        await t.load(tmp_path / "c")
+        await t.restore(tmp_path / "c")
 
 
-@pytest.mark.parametrize("architecture", ["qwen2", "llama"])
-async def test_a_scratch_model_is_a_folder_made_from_the_seed(
-    trainer: Trainers, tokenizer_folder: Path, tmp_path: Path, architecture: str
+async def test_a_folder_published_for_engines_is_a_model_with_its_tokenizer_and_no_more(
+    model_folder: ModelFolder, trainer: Trainers, tmp_path: Path
 ) -> None:
-    again = tmp_path / "again"
-    shutil.copytree(tokenizer_folder, again)
-    async with trainer() as t:
-        shape = ScratchModel(architecture=architecture, hidden_size=32, layers=2, heads=2, kv_heads=1, max_length=128)
-        before = torch.random.get_rng_state()
-        for folder in (tokenizer_folder, again):
-            await t.create_model(shape, folder)
-        assert torch.equal(torch.random.get_rng_state(), before)
-        await t.load_model(tokenizer_folder)
-        weights = (await t.publish()).weights or {}
-    config = json.loads((tokenizer_folder / "config.json").read_text())
-    assert (config["vocab_size"], config["model_type"], config["tie_word_embeddings"]) == (300, architecture, True)
-    assert config["rope_parameters"]["rope_theta"] == 10000.0
-    assert (tokenizer_folder / "model.safetensors").read_bytes() == (again / "model.safetensors").read_bytes()
-    assert weights["model.embed_tokens.weight"].dtype == torch.float32
-
-
-@pytest.mark.parametrize(("heads", "kv_heads", "says"), [(5, 1, "hidden_size"), (4, 3, "kv_heads")])
-async def test_a_shape_that_does_not_fit_is_a_sentence(
-    trainer: Trainers, tokenizer_folder: Path, heads: int, kv_heads: int, says: str
-) -> None:
-    async with trainer() as t:
-        with pytest.raises(ConfigError, match=says):
-            await t.create_model(ScratchModel(hidden_size=32, heads=heads, kv_heads=kv_heads), tokenizer_folder)
+    async with trainer(model_folder("qwen2")) as t:
+        policy = await t.publish("folder", tmp_path / "weights")
+        assert policy == PolicyVersion(1, FolderTicket(tmp_path / "weights" / "1"))
+    names = {path.name for path in (tmp_path / "weights" / "1").iterdir()}
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= names
+    assert STATE_FILE not in names
+    assert [path.name for path in (tmp_path / "weights").iterdir()] == ["1"]
 
 
 async def test_folders_without_a_usable_model_are_sentences(
@@ -121,11 +106,9 @@ async def test_folders_without_a_usable_model_are_sentences(
 ) -> None:
     async with trainer(model_folder("qwen2")) as t:
         with pytest.raises(ConfigError, match=r"no config\.json"):
-            await t.load_model(tmp_path)
-        with pytest.raises(ConfigError, match="holds no tokenizer"):
-            await t.create_model(ScratchModel(), tmp_path)
-        with pytest.raises(ConfigError, match="is not a checkpoint"):
             await t.load(tmp_path)
+        with pytest.raises(ConfigError, match="is not a checkpoint"):
+            await t.restore(tmp_path)
 
         def spoiled(name: str, text: str) -> Path:
             folder = tmp_path / name
@@ -141,9 +124,9 @@ async def test_folders_without_a_usable_model_are_sentences(
             ("deeper", json.dumps(config | {"num_hidden_layers": 3, "layer_types": ["full_attention"] * 3})),
         ):
             with pytest.raises(ConfigError, match=name):
-                await t.load_model(spoiled(name, text))
+                await t.load(spoiled(name, text))
         # What was loaded before is still there.
-        assert (await t.publish()).version == 1
+        assert (await t.publish("memory", tmp_path)).version == 1
 
 
 async def test_damaged_or_foreign_states_are_sentences(
@@ -153,10 +136,10 @@ async def test_damaged_or_foreign_states_are_sentences(
         await t.save(tmp_path / "damaged")
         (tmp_path / "damaged" / STATE_FILE).write_bytes(b"x")
         with pytest.raises(ConfigError, match="damaged"):
-            await t.load(tmp_path / "damaged")
+            await t.restore(tmp_path / "damaged")
         await t.save(tmp_path / "qwen2")
     async with trainer(model_folder("gpt2")) as t:
         await t.save(tmp_path / "gpt2")
         shutil.copy(tmp_path / "qwen2" / STATE_FILE, tmp_path / "gpt2" / STATE_FILE)
         with pytest.raises(TrainerError, match="not of this model"):
-            await t.load(tmp_path / "gpt2")
+            await t.restore(tmp_path / "gpt2")

@@ -61,13 +61,22 @@ def test_extreme_and_impossible_logits_give_what_the_slow_loop_gives(
 
 @settings(max_examples=80, deadline=None)
 @given(
-    **SHAPES, scale=st.sampled_from([1.0, 0.25]), cap=st.sampled_from([None, 3.0]), biased=st.booleans(),
+    **SHAPES,
+    scale=st.sampled_from([1.0, 0.25]),
+    cap=st.sampled_from([None, 3.0]),
+    biased=st.booleans(),
     dtype=st.sampled_from([torch.float32, torch.float64]),
-)  # fmt: skip
+)
 def test_the_head_in_chunks_gives_the_values_and_gradients_of_the_whole_table(
-    seed: int, count: int, vocabulary: int, chunk: int | None, scale: float, cap: float | None, biased: bool,
+    seed: int,
+    count: int,
+    vocabulary: int,
+    chunk: int | None,
+    scale: float,
+    cap: float | None,
+    biased: bool,
     dtype: torch.dtype,
-) -> None:  # fmt: skip
+) -> None:
     torch.manual_seed(seed)
     hidden, weight, bias = torch.randn(count, 5), torch.randn(vocabulary, 5), torch.randn(vocabulary)
     targets, slopes = torch.randint(vocabulary, (count,)), torch.randn(count)

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from ale.errors import TrainerError
+from ale.specs.engine import MemoryTicket
 from ale.specs.trainer import LossFunction, LossInput, LossOutput, TrainBatch
 from ale_trainer_torch import TorchTrainer
 
@@ -21,24 +22,28 @@ Batches = Callable[..., TrainBatch]
 
 
 async def weights_of(trainer: TorchTrainer) -> dict[str, torch.Tensor]:
-    weights = (await trainer.publish()).weights
-    assert weights is not None
-    return dict(weights)
+    policy = await trainer.publish("memory", Path("unused"))
+    assert isinstance(policy.ticket, MemoryTicket)
+    return dict(policy.ticket.weights)
 
 
 @pytest.mark.parametrize("name", ["qwen2", "gpt2", "gemma2", "cohere"])
 @pytest.mark.parametrize("checkpointing", [False, True])
 async def test_the_reference_is_asked_as_the_policy_is_and_gives_the_very_same_numbers(
-    model_folder: ModelFolder, trainer: Trainers, random_batch: Batches, likelihood_loss: LossFunction, name: str,
+    model_folder: ModelFolder,
+    trainer: Trainers,
+    random_batch: Batches,
+    likelihood_loss: LossFunction,
+    name: str,
     checkpointing: bool,
-) -> None:  # fmt: skip
+) -> None:
     batch = random_batch(3)
     how = {"micro_batch_tokens": 120, "logit_chunk": 5, "gradient_checkpointing": checkpointing, "lr": 1e-2}
     async with trainer(model_folder(name), **how) as t:
         before = await t.logprobs(batch)
-        await t.keep_reference()
+        await t.load(model_folder(name), "reference")
         for _ in range(2):
-            assert np.array_equal(await t.reference_logprobs(batch), before)
+            assert np.array_equal(await t.logprobs(batch, "reference"), before)
             await t.update(batch, likelihood_loss)
         assert not np.array_equal(await t.logprobs(batch), before)
 
@@ -47,10 +52,10 @@ async def test_a_reference_changes_nothing_for_the_policy(
     model_folder: ModelFolder, trainer: Trainers, random_batch: Batches, likelihood_loss: LossFunction
 ) -> None:
     found = []
-    for keep in (False, True):
+    for reference in (False, True):
         async with trainer(model_folder("qwen2")) as t:
-            if keep:
-                await t.keep_reference()
+            if reference:
+                await t.load(model_folder("qwen2"), "reference")
             await t.update(random_batch(), likelihood_loss)
             found.append(await weights_of(t))
     assert all(torch.equal(found[0][name], value) for name, value in found[1].items())
@@ -61,13 +66,13 @@ async def test_a_checkpoint_without_a_reference_forgets_it(
 ) -> None:
     async with trainer(model_folder("qwen2")) as t:
         await t.save(tmp_path / "without")
-        await t.keep_reference()
+        await t.load(model_folder("qwen2"), "reference")
         await t.save(tmp_path / "with")
-        await t.load(tmp_path / "without")
-        with pytest.raises(TrainerError, match="call keep_reference first"):
-            await t.reference_logprobs(random_batch())
-        await t.load(tmp_path / "with")
-        assert np.array_equal(await t.reference_logprobs(random_batch()), await t.logprobs(random_batch()))
+        await t.restore(tmp_path / "without")
+        with pytest.raises(TrainerError, match="no reference policy yet"):
+            await t.logprobs(random_batch(), "reference")
+        await t.restore(tmp_path / "with")
+        assert np.array_equal(await t.logprobs(random_batch(), "reference"), await t.logprobs(random_batch()))
 
 
 async def test_a_step_whose_gradient_was_cut_says_so(

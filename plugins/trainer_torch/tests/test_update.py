@@ -14,8 +14,9 @@ import pytest
 import torch
 
 from ale.errors import ConfigError, TrainerError
+from ale.specs.engine import MemoryTicket
 from ale.specs.trainer import LossFunction, LossInput, LossOutput, TrainBatch
-from ale.testing.batches import selected
+from ale_packing import select
 from ale_trainer_torch import TorchTrainer
 
 ModelFolder = Callable[[str], Path]
@@ -24,9 +25,9 @@ Batches = Callable[..., TrainBatch]
 
 
 async def weights_of(trainer: TorchTrainer) -> dict[str, torch.Tensor]:
-    weights = (await trainer.publish()).weights
-    assert weights is not None
-    return dict(weights)
+    policy = await trainer.publish("memory", Path("unused"))
+    assert isinstance(policy.ticket, MemoryTicket)
+    return dict(policy.ticket.weights)
 
 
 def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
@@ -80,9 +81,9 @@ async def test_the_gradient_does_not_depend_on_how_the_batch_is_cut(
             how = {"micro_batch_tokens": budget, "packing": packing, "logit_chunk": chunk}
             found = await gradient(trainer, folder, batch, loss, **how)
             assert torch.allclose(found, expected, rtol=0, atol=1e-6), how
-    turned = selected(batch, [3, 0, 5, 1, 4, 2])
+    turned = select(batch, [3, 0, 5, 1, 4, 2])
     assert torch.allclose(await gradient(trainer, folder, turned, loss), expected, rtol=0, atol=1e-6)
-    ranks = [await gradient(trainer, folder, selected(batch, share), loss) for share in ([0, 4], [1], [2, 3, 5])]
+    ranks = [await gradient(trainer, folder, select(batch, share), loss) for share in ([0, 4], [1], [2, 3, 5])]
     assert torch.allclose(sum(ranks, torch.zeros(())), expected, rtol=0, atol=1e-6)
 
 
@@ -194,15 +195,14 @@ async def test_published_weights_are_copies_under_rising_versions(
     model_folder: ModelFolder, trainer: Trainers, random_batch: Batches, likelihood_loss: LossFunction
 ) -> None:
     async with trainer(model_folder("qwen2"), lr=1e-2) as t:
-        first = await t.publish()
-        assert first.weights is not None
-        assert {"model.embed_tokens.weight", "lm_head.weight"} <= set(first.weights)
-        kept = {k: v.clone() for k, v in first.weights.items()}
+        first = await weights_of(t)
+        assert {"model.embed_tokens.weight", "lm_head.weight"} <= set(first)
+        kept = {k: v.clone() for k, v in first.items()}
         await t.update(random_batch(), likelihood_loss)
-        second = await t.publish()
-        assert (first.version, second.version) == (1, 2)
-        assert same(dict(first.weights), kept)
-        assert not same(dict(second.weights or {}), kept)
+        second = await weights_of(t)
+        assert same(first, kept)
+        assert not same(second, kept)
+        assert (await t.publish("memory", Path("unused"))).version == 3
 
 
 @pytest.mark.parametrize("name", ["qwen2", "gpt2", "window"])
@@ -241,14 +241,14 @@ async def test_sequences_beyond_the_model_are_a_sentence(
 async def test_a_trainer_without_model_or_thread_says_what_is_missing(trainer: Trainers) -> None:
     async with trainer() as t:
         with pytest.raises(TrainerError, match="no model yet"):
-            await t.publish()
+            await t.publish("memory", Path("unused"))
     with pytest.raises(TrainerError, match="not running"):
-        await t.load_model(Path("x"))
+        await t.load(Path("x"))
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 def test_a_gpu_that_is_not_there_is_refused_before_the_start() -> None:
-    if torch.cuda.is_available():
-        pytest.skip("there is one")
     from ale.specs.driver import DriverContext
 
     with pytest.raises(ConfigError, match=r"trainer\.device is 'cuda'"):

@@ -1,1 +1,1 @@
-"""The `ale` command line: `main.py` names the commands, one module beside it does the work of each."""
+"""The `ale` command line: `main.py` defines the commands, and one module for each command does the work."""

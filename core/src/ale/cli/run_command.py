@@ -1,7 +1,7 @@
-"""`ale run`: execute a run file, show how it goes, clean up whichever way it ends.
+"""`ale run`: execute a run file, show its progress, and clean up however it ends.
 
-Ctrl-C and SIGTERM cancel the run once: sandboxes are stopped, the summary is written, the exit code is 130 or 143.
-A second signal leaves at once; sandboxes die with this process, and what else they left the next start reclaims.
+Ctrl-C and SIGTERM cancel the run once: sandboxes are stopped, the summary is written, the exit code is 130 or 143. A
+second signal ends the process at once; sandboxes die with it, and the next start removes what else they left.
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
-from ale.config import load_run_config
+from ale.cli.commands import after_run
+from ale.cli.progress import display
+from ale.config.load import load_run_config
+from ale.config.preflight import Only
 from ale.errors import AleError, ConfigError
-from ale.pipeline.run import Only, RunResult
+from ale.pipeline.run import RunResult
 from ale.pipeline.run import run as run_pipeline
-from ale.view.progress import display
 
 T = TypeVar("T")
 
@@ -37,7 +39,7 @@ class Interrupted(AleError):
 def run(
     file: Path, overrides: list[str], only: str = "all", source: Path | None = None, out: Path | None = None
 ) -> int:
-    """Run; prints what a newcomer wants to know, the path of summary.json last."""
+    """Run, and print what a newcomer wants to know; the last line is the path of summary.json."""
     if only not in ("all", "rollout", "train"):
         raise ConfigError(f"--only takes 'rollout' or 'train', not '{only}'.")
     loaded = load_run_config(file, overrides)
@@ -50,9 +52,9 @@ def run(
 
 
 def run_until_signal(make: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Run a coroutine; the first SIGINT or SIGTERM cancels it, a second one leaves at once.
+    """Run a coroutine; the first SIGINT or SIGTERM cancels it, and a second one ends the process at once.
 
-    Raises `Interrupted` where a signal ended it.
+    Raises `Interrupted` if a signal ended it.
     """
     received: list[int] = []
 
@@ -79,7 +81,7 @@ def run_until_signal(make: Callable[[], Coroutine[Any, Any, T]]) -> T:
 
 
 def configure_messages(show: Callable[[str], None], redact: Callable[[str], str]) -> None:
-    """Warnings of ALE and its plugins become notes of the display; they and tracebacks are without secrets."""
+    """Show warnings of ALE and its plugins as notes of the display; remove secrets from them and from tracebacks."""
 
     class ToDisplay(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
@@ -96,15 +98,15 @@ def configure_messages(show: Callable[[str], None], redact: Callable[[str], str]
 
 
 def print_result(result: RunResult) -> None:
-    """The held-out success of each evaluation, the report, the summary."""
-    from ale.view.report import write_report
+    """Print the held-out success of each evaluation, what installed packages make of the run, and the summary."""
 
     for label, values in result.summary["heldout"].items():
         print(f"held-out success {label.replace('_', ' ')}: {values['success']:.3f} ({values['episodes']} episodes)")
     failures = result.summary["failures"]
     if failures:
-        told = ", ".join(f"{count} {kind}" for kind, count in failures.items())
-        print(f"rollouts that could not be used: {told} (of {result.summary['rollouts']})")
+        counts = ", ".join(f"{count} {kind}" for kind, count in failures.items())
+        print(f"rollouts that could not be used: {counts} (of {result.summary['rollouts']})")
     print(f"seconds: {result.summary['seconds']['total']:.0f}")
-    print(f"report: {write_report(result.folder)}")
+    for line in after_run(result.folder):
+        print(line)
     print(result.summary_path)

@@ -1,1 +1,1 @@
-"""The pipeline: `run.py` reads from top to bottom; one file a stage beside it."""
+"""The pipeline: `run.py` reads from top to bottom; installed packages define the training stages (`stage.py`)."""

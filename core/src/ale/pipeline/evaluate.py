@@ -7,17 +7,18 @@ from collections import defaultdict
 
 from ale.errors import AleError
 from ale.pipeline.workbench import Workbench
-from ale.rollout.episode import Stage
+from ale.rollout.episode import StageInfo
 from ale.specs.algorithm import RolloutRequest
 
 EVAL_STAGE = "eval"
 
 
 async def evaluate(bench: Workbench, label: str, step: int) -> float:
-    """Success rate on the held-out tasks, again from the first where they are fewer than the episodes; stored as metrics of stage `eval` at `step`.
+    """Return the success rate on the held-out tasks, which are repeated if there are fewer than episodes; it is stored
+    with other metrics of the stage `eval` at `step`.
 
-    `label` (such as `after_sft`) is what the summary calls it. Episodes that are rejected (infrastructure
-    faults, say) are made anew and, where that fails too, left out of the count.
+    `label` (such as `after_sft`) is its name in the summary. Rejected episodes (after an infrastructure fault, for
+    example) are made again; one whose last try is rejected too is left out of the rate.
     """
     config = bench.config.eval
     tasks = list(itertools.islice(bench.take_tasks(config.split), config.episodes))
@@ -25,11 +26,12 @@ async def evaluate(bench: Workbench, label: str, step: int) -> float:
     requests = [
         RolloutRequest(task, f"eval.{i}", bench.config.seed * 1_000_003 + 500_009 + i) for i, task in enumerate(tasks)
     ]
-    with bench.timed("evaluation"):
-        done = await bench.rollouts.run(requests, Stage(EVAL_STAGE, step, config.split, config.temperature))
+    with bench.stopwatch("evaluation"):
+        done = await bench.rollouts.run(requests, StageInfo(EVAL_STAGE, step, config.split, config.temperature))
     if not done:
         raise AleError(
-            f"No held-out episode could be run: {bench.store.reasons(EVAL_STAGE, step)}. The trajectories of the run say more."
+            f"No held-out episode could be run: {bench.store.reasons(EVAL_STAGE, step)}. The trajectories of the run "
+            "say more."
         )
     success = sum(t.passed for t in done) / len(done)
     by_tag: dict[str, list[bool]] = defaultdict(list)

@@ -1,4 +1,4 @@
-"""What a running pipeline tells: stages, steps, numbers. Displays implement it (`ale.view.progress`)."""
+"""The interface through which a running pipeline reports stages, steps and figures (see `ale.cli.progress`)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Protocol
 
 
 class Progress(Protocol):
-    """Hears how far a run is."""
+    """It receives reports on how far a run is."""
 
     def stage(self, name: str, total: int) -> None:
         """A stage begins; `total` is how many units it has (episodes or steps)."""
@@ -17,9 +17,9 @@ class Progress(Protocol):
         ...
 
     def numbers(self, **values: float) -> None:
-        """The latest figures, e.g. `success`, `tokens_per_s`."""
+        """New figures are known, such as `success` and `tokens_per_s`."""
         ...
 
     def note(self, sentence: str) -> None:
-        """Something that a person wants to read."""
+        """Show a sentence to the person who watches the run."""
         ...

@@ -1,1 +1,1 @@
-"""Rollouts: one episode (`episode.py`), what makes one unreliable (`filters.py`), many at once (`scheduler.py`)."""
+"""Rollouts: one episode (`episode.py`), rejection (`filters.py`), and many episodes at once (`scheduler.py`)."""

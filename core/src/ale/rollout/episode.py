@@ -1,7 +1,7 @@
-"""One episode: start a sandbox, let the scaffold drive the agent, score what it left, tear everything down.
+"""One episode: start a sandbox, let the scaffold drive the agent, score what it left, and stop everything.
 
-Whatever goes wrong is attributed to one boundary and recorded once, in the trajectory: an episode returns, it does
-not raise (but for cancellation and for mistakes in the run's own configuration). A failure is never a zero reward.
+Every error is attributed to one boundary and recorded once, in the trajectory: an episode returns, it does not raise
+(except for cancellation and for mistakes in the run's own configuration). A failure is never a zero reward.
 """
 
 from __future__ import annotations
@@ -11,44 +11,40 @@ import logging
 import math
 import time
 import uuid
-from collections.abc import Awaitable, Mapping, Sequence
-from contextlib import AsyncExitStack
-from dataclasses import dataclass, field, replace
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
-from ale.endpoint.prefill import Prefill
-from ale.endpoint.session import EndpointSession, ModelEndpoint
+from ale.config.run import RolloutConfig, SandboxNeeds
 from ale.errors import AgentError, AleError, BudgetExceeded, ConfigError, PluginError
-from ale.hooks import Hooks
-from ale.rollout.baking import Bakery
+from ale.registry.hooks import Hooks
+from ale.registry.validation import describe_error
 from ale.rollout.observed import EXEC_HOOKS, ObservedSandbox
-from ale.rollout.replayed import Takeover
 from ale.rollout.selection import Selection
 from ale.rollout.side_calls import without_tools_aside
-from ale.rollout.states import Expert, Starts, StartStates, State
-from ale.rollout.walk import Walk
-from ale.run_config import RolloutConfig, SandboxNeeds
+from ale.session.session import RecordedSession, Sessions
 from ale.specs.algorithm import RolloutRequest
 from ale.specs.engine import Sampling
 from ale.specs.events import ExecBy
 from ale.specs.reward import Reward
 from ale.specs.sandbox import Resources, Sandbox, SandboxProvider, SandboxSpec
-from ale.specs.scaffold import Responder, Scaffold
+from ale.specs.scaffold import Scaffold
+from ale.specs.start import Opening, Responder, StartContext
 from ale.task import Task
 from ale.trajectory import Failure, Score, Trajectory
-from ale.validation import named
 
 log = logging.getLogger("ale.rollout")
 T = TypeVar("T")
-RL_STAGE, EXPERTS_STAGE, DEMONSTRATIONS_STAGE = "rl", "experts", "demonstrations"
-TRAINED_STAGES = frozenset({RL_STAGE, EXPERTS_STAGE, DEMONSTRATIONS_STAGE})
-"""The stages whose rollouts may be trained on; in any other a policy or a task is judged."""
+RL_STAGE, PREPARE_STAGE, DEMONSTRATIONS_STAGE = "rl", "prepare", "demonstrations"
+TRAINED_STAGES = frozenset({RL_STAGE, PREPARE_STAGE, DEMONSTRATIONS_STAGE})
+"""The stages whose rollouts may be trained on; other stages judge a policy or a task."""
 
 
 @dataclass(frozen=True)
-class Stage:
-    """Where in the run a rollout is made: goes into each trajectory."""
+class StageInfo:
+    """The position in the run at which a rollout is made; it is stored in each trajectory."""
 
     name: str
     step: int
@@ -60,229 +56,252 @@ class Stage:
 
 @dataclass(frozen=True)
 class Episodes:
-    """What every episode of a run shares."""
+    """The objects that all episodes of a run share."""
 
     provider: Selection[SandboxProvider]
     scaffold: Selection[Scaffold]
     reward: Selection[Reward]
-    endpoint: ModelEndpoint
+    sessions: Sessions
     hooks: Hooks
     config: RolloutConfig
     needs: SandboxNeeds
     labels: Mapping[str, str]
-    bakery: Bakery = field(default_factory=Bakery)
-    states: StartStates | None = None
-    """Where rollouts that begin behind an expert's chunks find its states; None: every expert is replayed."""
 
-    def expect(self, requests: Sequence[RolloutRequest]) -> None:
-        """These will be run: a walk along an expert keeps the states that any of them needs."""
+    def expect(self, requests: Sequence[RolloutRequest], stage: StageInfo) -> None:
+        """Announce the rollouts that will be made: a start may prepare several of them at once."""
         for request in requests:
-            expert = self._forked_expert(request)
-            if self.states is not None and expert is not None:
-                self.states.want(expert, request.start_chunk)
+            if request.start is not None:
+                request.start.expect(self._start_context(request, stage))
 
-    async def run(self, request: RolloutRequest, stage: Stage, responder: Responder | None = None) -> Trajectory:
+    async def run(self, request: RolloutRequest, stage: StageInfo) -> Trajectory:
         """Run one episode to its end."""
         episode_id = uuid.uuid4().hex[:16]
-        expert = request.expert
-        prefill = Prefill(expert, request.start_chunk, self.config.replay_ignore) if expert else None
-        takeover = Takeover(prefill, responder)
-        session = self._opened(episode_id, request, stage, takeover, prefill)
+        opening = Opening() if request.start is None else request.start.open(self._start_context(request, stage))
+        session = self._open_session(episode_id, request, stage, opening.respond)
         trajectory = Trajectory(
-            id=episode_id, task_id=request.task.id, split=stage.split, stage=stage.name, step=stage.step,
-            group=request.group, seed=request.seed, policy_version=self.endpoint.engine.version,
-            sequences=(), chunks=(), tags=request.task.tags, started_at=time.time(), start_chunk=request.start_chunk,
-        )  # fmt: skip
+            id=episode_id,
+            task_id=request.task.id,
+            split=stage.split,
+            stage=stage.name,
+            step=stage.step,
+            group=request.group,
+            seed=request.seed,
+            policy_version=self.sessions.engine.version,
+            sequences=(),
+            chunks=(),
+            tags=request.task.tags,
+            started_at=time.time(),
+            start_chunk=request.start_chunk,
+        )
         began = time.monotonic()
         timings: dict[str, float] = {}
         try:
             trajectory = replace(trajectory, made_with=self.made_with(request))
-            return await self._act_and_score(request, stage, session, takeover, trajectory, timings)
+            return await self._act_and_score(request, opening, session, trajectory, timings)
         except ConfigError:
             raise
         except AleError as error:
-            return self._failed(trajectory, session, error, timings, began)
+            return self._failed_trajectory(trajectory, session, error, timings, began)
         finally:
-            self.endpoint.close(session)
+            session.close()
 
-    def _opened(
-        self, episode_id: str, request: RolloutRequest, stage: Stage, responder: Responder, prefill: Prefill | None = None
-    ) -> EndpointSession:  # fmt: skip
+    def _open_session(
+        self,
+        episode_id: str,
+        request: RolloutRequest,
+        stage: StageInfo,
+        responder: Responder,
+    ) -> RecordedSession:
         sampling = Sampling(stage.temperature, stage.top_p, stage.top_k, self.config.max_tokens, seed=request.seed)
-        return self.endpoint.open(
-            episode_id, sampling, max_calls=self.config.max_calls, max_context=self.config.max_context,
-            max_sampled_tokens=self.config.max_sampled_tokens, responder=responder, prefill=prefill,
-        )  # fmt: skip
+        return self.sessions.open(
+            episode_id,
+            sampling,
+            max_calls=self.config.max_calls,
+            max_context=self.config.max_context,
+            max_sampled_tokens=self.config.max_sampled_tokens,
+            responder=responder,
+        )
 
     def made_with(self, request: RolloutRequest) -> tuple[tuple[str, str], ...]:
-        """Which plugins a rollout gets of the sections that leave a choice."""
+        """Return (section, plugin) for each section that selects a plugin for this rollout."""
         chosen = (s.made_with(request) for s in (self.provider, self.scaffold, self.reward))
         return tuple(pair for pairs in chosen for pair in pairs)
 
     async def _act_and_score(
-        self, request: RolloutRequest, stage: Stage, session: EndpointSession, takeover: Takeover, trajectory: Trajectory,
+        self,
+        request: RolloutRequest,
+        opening: Opening,
+        session: RecordedSession,
+        trajectory: Trajectory,
         timings: dict[str, float],
-    ) -> Trajectory:  # fmt: skip
+    ) -> Trajectory:
         task = request.task
         began = time.monotonic()
         scaffold = self.scaffold.of(request).driver
         reward = self.reward.of(request).driver
-        sandbox, state = await self._started(request, stage, session.id, timings)
+        sandbox = await self._start_sandbox(request, opening, session.id, timings)
         mark = time.monotonic()
         async with sandbox:
             self.hooks.call("ale_sandbox_started", sandbox_id=sandbox.id, episode_id=session.id, task=task)
-            acting = self._observed(sandbox, session.id, task, "agent")
-            if self.states is not None and state is not None:
-                acting = takeover.stand_for(acting, state.record, state.tools, partial(self.states.diverged, state))
+            acting = opening.wrap(self._watch_sandbox(sandbox, session.id, task, "agent"))
             ended_by = await self._act(scaffold, task, acting, session)
-            takeover.check()
+            opening.check()
             mark = _lap(timings, "act", mark)
-            trajectory = replace(self._recorded(trajectory, session), ended_by=ended_by)
-            judged = self._observed(sandbox, session.id, task, "reward")
-            score = checked_score(await _kept("reward", reward.score(task, judged, trajectory)))
+            trajectory = replace(self._add_record(trajectory, session), ended_by=ended_by)
+            judged = self._watch_sandbox(sandbox, session.id, task, "reward")
+            score = validate_score(await guard_plugin_call("reward", reward.score(task, judged, trajectory)))
             mark = _lap(timings, "score", mark)
         _lap(timings, "stop", mark)
-        return replace(
-            trajectory, reward=score, seconds=time.monotonic() - began, timings=tuple(timings.items())
-        )  # fmt: skip
+        return replace(trajectory, reward=score, seconds=time.monotonic() - began, timings=tuple(timings.items()))
 
-    async def _started(
-        self, request: RolloutRequest, stage: Stage, episode_id: str, timings: dict[str, float]
-    ) -> tuple[Sandbox, State | None]:
-        """The episode's sandbox; where it is a fork of an expert's state, that too."""
+    async def _start_sandbox(
+        self, request: RolloutRequest, opening: Opening, episode_id: str, timings: dict[str, float]
+    ) -> Sandbox:
+        """Start the episode's sandbox, as its start has prepared it."""
         provider = self.provider.of(request).driver
         spec = await self._spec(request, episode_id, timings)
-        expert = self._forked_expert(request)
-        async with AsyncExitStack() as lent:
-            state, mark = None, time.monotonic()
-            if self.states is not None and expert is not None:
-                walk = partial(self._walk, request, stage)
-                state = await lent.enter_async_context(self.states.lend(expert, request.start_chunk, walk))
-                mark = _lap(timings, "state", mark)
-            sandbox = await _kept("sandbox", provider.start_sandbox(spec if state is None else state.fork(spec)))
-            _lap(timings, "start", mark)
-        return sandbox, state
+        mark = time.monotonic()
+        try:
+            async with opening.prepare(spec) as prepared:
+                if prepared is not spec:
+                    mark = _lap(timings, "state", mark)
+                sandbox = await guard_plugin_call("sandbox", provider.start_sandbox(prepared))
+                _lap(timings, "start", mark)
+        except AleError:
+            raise
+        except Exception as error:
+            log.exception("the start of the episode %s crashed", episode_id)
+            raise PluginError(f"The start of the rollout crashed: {describe_error(error)}.") from error
+        return sandbox
 
     async def _spec(self, request: RolloutRequest, episode_id: str, timings: dict[str, float]) -> SandboxSpec:
-        """A sandbox as the task and the agent find it at the beginning."""
-        task = request.task
-        provider = self.provider.of(request).driver
-        resources = self.needs.resources
-        if not self.needs.limits_given:
-            # Defaults: for providers that can keep them; the files of an image of the task's own lie where no size is, and so
-            # do those of containers of which images are made.
-            layered = task.image or ("images" in provider.capabilities and self._forked_expert(request) is not None)
-            limited = "limits" in provider.capabilities
-            resources = resources.model_copy(update={"disk_mib": None} if layered else {}) if limited else Resources()
+        """Return the spec of a sandbox as the task and the agent find it at the beginning."""
+        task, provider, scaffold = request.task, self.provider.of(request).driver, self.scaffold.of(request).driver
+        limited = self.needs.limits_given or "limits" in provider.capabilities
         spec = SandboxSpec(
-            image=task.image, resources=resources, network=self.needs.network, allow=self.needs.allow,
-            endpoint=None if self.needs.network == "none" else self.endpoint.origin, env=dict(task.env),
+            image=task.image,
+            resources=self.needs.resources if limited else Resources(),
+            network=self.needs.network,
+            allow=self.needs.allow,
+            env=dict(task.env),
             files={path: text.encode() for path, text in task.files.items()},
             labels={**self.labels, "task": task.id, "episode": episode_id},
-        )  # fmt: skip
-        scaffold = self.scaffold.of(request).driver
-        if scaffold.recipe is None:
-            return spec
+        )
         mark = time.monotonic()
-        baked = await _kept("sandbox", self.bakery.with_agent(scaffold.recipe, spec, provider, self.needs.limits_given))
-        _lap(timings, "bake", mark)
-        return baked
+        prepared = await guard_plugin_call("scaffold", scaffold.prepare(spec, provider))
+        if prepared is not spec:
+            _lap(timings, "prepare", mark)
+        changed: dict[str, object] = {}
+        if not self.needs.limits_given and self._layered(request, prepared):
+            changed["resources"] = prepared.resources.model_copy(update={"disk_mib": None})
+        if prepared.network == "endpoint-only" and prepared.endpoint is None:
+            changed["network"] = "none"  # without an endpoint there is nothing to allow
+        return prepared.model_copy(update=changed)
 
-    def _forked_expert(self, request: RolloutRequest) -> Expert | None:
-        """Of which expert the sandbox is to be a fork; None where it is to be new, and an expert's commands are run again."""
-        if self.states is None or request.expert is None or request.start_chunk == 0:
-            return None
-        provider = self.provider.of(request).driver
-        scaffold = self.scaffold.of(request).driver
-        if scaffold.over_http or "snapshot" not in provider.capabilities:
-            return None
-        return Expert(provider, scaffold, request.task.id, request.expert.id)
+    def _layered(self, request: RolloutRequest, spec: SandboxSpec) -> bool:
+        """Return whether the files of its image are in layers whose size cannot be limited: those of the task's own
+        image, and of a snapshot of it."""
+        images = "images" in self.provider.of(request).driver.capabilities
+        return bool(spec.image) or (images and bool(spec.from_snapshot))
 
-    async def _walk(self, request: RolloutRequest, stage: Stage, starts: Starts) -> None:
-        """Keep states of the request's expert, in a sandbox like the episode's own; see `Walk`."""
-        assert request.expert is not None
-        walk_id = f"walk-{uuid.uuid4().hex[:16]}"
-        walk = Walk(request.expert, self.config.replay_ignore, starts)
-        session = self._opened(walk_id, request, stage, walk.respond)
-        provider, scaffold = starts.expert.provider, starts.expert.scaffold
+    def _start_context(self, request: RolloutRequest, stage: StageInfo) -> StartContext:
+        return StartContext(
+            request.task,
+            self.provider.of(request).driver,
+            self.scaffold.of(request).driver,
+            self.config.timeout_s,
+            not self.needs.limits_given,
+            partial(self._another, request, stage),
+        )
+
+    @asynccontextmanager
+    async def _another(
+        self, request: RolloutRequest, stage: StageInfo, spec: SandboxSpec, responder: Responder
+    ) -> AsyncIterator[tuple[Sandbox, RecordedSession]]:
+        """Start a sandbox and a session beside those of the rollout; see `StartContext.open_another`."""
+        session_id = f"start-{uuid.uuid4().hex[:16]}"
+        session = self._open_session(session_id, request, stage, responder)
+        spec = spec.model_copy(update={"labels": {**spec.labels, "episode": session_id}})
         try:
-            spec = await self._spec(request, walk_id, {})
-            async with await _kept("sandbox", provider.start_sandbox(spec)) as sandbox:
-                self.hooks.call("ale_sandbox_started", sandbox_id=sandbox.id, episode_id=walk_id, task=request.task)
-                acting = self._observed(sandbox, walk_id, request.task, "agent")
-                await walk.run(scaffold, request.task, acting, session, self.config.timeout_s)
+            async with await guard_plugin_call(
+                "sandbox", self.provider.of(request).driver.start_sandbox(spec)
+            ) as sandbox:
+                self.hooks.call("ale_sandbox_started", sandbox_id=sandbox.id, episode_id=session_id, task=request.task)
+                yield self._watch_sandbox(sandbox, session_id, request.task, "agent"), session
         finally:
-            self.endpoint.close(session)
+            session.close()
 
-    def _observed(self, sandbox: Sandbox, episode_id: str, task: Task, by: ExecBy) -> Sandbox:
-        """The sandbox as it is, or, where somebody watches commands, one that tells of them."""
-        watched = self.hooks.watches(*EXEC_HOOKS)
+    def _watch_sandbox(self, sandbox: Sandbox, episode_id: str, task: Task, by: ExecBy) -> Sandbox:
+        """Return the sandbox itself, or a wrapper that calls the observers if one of them has hooks for commands."""
+        watched = self.hooks.has_implementation(*EXEC_HOOKS)
         return ObservedSandbox(sandbox, episode_id, task, by, self.hooks) if watched else sandbox
 
-    async def _act(self, scaffold: Scaffold, task: Task, sandbox: Sandbox, session: EndpointSession) -> str:
-        """The agent's part; a time-out or a spent budget ends it, and what it left is scored all the same, but for a rollout
-        in which the policy's turn never came: that says nothing about the policy.
+    async def _act(self, scaffold: Scaffold, task: Task, sandbox: Sandbox, session: RecordedSession) -> str:
+        """Run the agent; a time-out or a used-up budget ends it, and what it left is scored all the same.
 
-        An agent that speaks HTTP goes on, or ends, as it likes when a call fails: what its last call failed with is raised
-        here, so that a lost engine never becomes a failed task.
-        """
+        An agent that speaks HTTP may go on or end after a failed call: the error of its last call is raised here, so
+        that a lost engine never becomes a failed task."""
         try:
             async with asyncio.timeout(self.config.timeout_s):
                 ended_by: object = await scaffold.run(task, sandbox, session)
         except BudgetExceeded:
-            session.check_replayed()
             return "budget"
         except TimeoutError:
-            session.check_replayed()
             return "timeout"
         except AleError:
             raise
         except Exception as error:
             log.exception("the scaffold crashed in episode %s", session.id)
-            raise AgentError(f"The scaffold crashed: {named(error)}") from error
+            raise AgentError(f"The scaffold crashed: {describe_error(error)}") from error
         if not (isinstance(ended_by, str) and ended_by):
             raise AgentError(
                 f"The scaffold's run() must return why the agent ended, in a word; it returned {ended_by!r}."
             )
         if session.fault is not None:
             raise session.fault
-        session.check_replayed()
         return "budget" if session.spent else ended_by
 
-    def _recorded(self, trajectory: Trajectory, session: EndpointSession) -> Trajectory:
-        """With all that was said."""
+    def _add_record(self, trajectory: Trajectory, session: RecordedSession) -> Trajectory:
+        """Return the trajectory with what the session recorded."""
         sequences, chunks = session.recorder.sequences, session.recorder.chunks
         if self.config.side_calls == "no_tools":
             chunks = without_tools_aside(sequences, chunks)
         return replace(
-            trajectory, sequences=sequences, chunks=chunks, observations=tuple(session.observations),
+            trajectory,
+            sequences=sequences,
+            chunks=chunks,
+            observations=tuple(session.observations),
             changed_echoes=session.recorder.changed_echoes,
-        )  # fmt: skip
+        )
 
-    def _failed(
-        self, trajectory: Trajectory, session: EndpointSession, error: AleError, timings: dict[str, float], began: float
+    def _failed_trajectory(
+        self, trajectory: Trajectory, session: RecordedSession, error: AleError, timings: dict[str, float], began: float
     ) -> Trajectory:
         log.warning("episode %s of %s failed (%s): %s", trajectory.id, trajectory.task_id, error.kind, error)
         return replace(
-            self._recorded(trajectory, session), reward=None,
-            failure=Failure(error.kind, str(error), error.retryable), rejected=f"{error.kind} failure",
-            ended_by="failure", seconds=time.monotonic() - began, timings=tuple(timings.items()),
-        )  # fmt: skip
+            self._add_record(trajectory, session),
+            reward=None,
+            failure=Failure(error.kind, str(error), error.retryable),
+            rejected=f"{error.kind} failure",
+            ended_by="failure",
+            seconds=time.monotonic() - began,
+            timings=tuple(timings.items()),
+        )
 
 
-async def _kept(kind: str, call: Awaitable[T]) -> T:
-    """What a plugin answers; what it raises that is none of ALE's errors becomes a `PluginError` that names it."""
+async def guard_plugin_call(kind: str, call: Awaitable[T]) -> T:
+    """Await a plugin's answer; an exception that is no `AleError` becomes a `PluginError` that names the plugin."""
     try:
         return await call
     except AleError:
         raise
     except Exception as error:
         log.exception("the %s plugin crashed", kind)
-        raise PluginError(f"The {kind} plugin crashed: {named(error)}.") from error
+        raise PluginError(f"The {kind} plugin crashed: {describe_error(error)}.") from error
 
 
-def checked_score(score: object) -> Score:
-    """A reward's answer. Raises `PluginError` for one that is no score."""
+def validate_score(score: object) -> Score:
+    """Return a reward's answer. Raises `PluginError` if it is not a valid score."""
     if isinstance(score, Score) and isinstance(score.passed, bool) and math.isfinite(score.value):
         return score
     raise PluginError(

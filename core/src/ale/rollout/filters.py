@@ -1,31 +1,35 @@
-"""Which finished rollouts cannot be trusted (paper 3.2.4.1).
+"""Decides which finished rollouts cannot be trusted (paper 3.2.4.1).
 
-A *failing* agent is not an unreliable rollout: it stays, with its reward of zero. Rejected is what says nothing about
-the policy: infrastructure faults, rewards that could not be computed, tools that answered otherwise than to the
-identical call before; in training also what an observer vetoes, and runs of illegal calls beyond a limit. Where a policy
-is judged (evaluation, pass rates) those count as what they are.
-"""
+A *failing* agent is not an unreliable rollout: it stays, with its reward of zero. A rollout is rejected if it says
+nothing about the policy: infrastructure faults, rewards that could not be computed, tools that answered identical calls
+differently; in training also observers' vetoes, and runs of illegal calls beyond a limit. When a policy is judged
+(evaluation, pass rates), rollouts of these last two sorts count with their result."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ale.hooks import Hooks
-from ale.rollout.answers import KnownAnswers
+from ale.config.run import RolloutConfig
+from ale.errors import StartDiverged
+from ale.registry.hooks import Hooks
+from ale.rollout.contradictions import KnownAnswers
 from ale.rollout.episode import RL_STAGE, TRAINED_STAGES
-from ale.run_config import RolloutConfig
 from ale.trajectory import Trajectory
 
 NO_REWARD, NO_CALL, ILLEGAL, UNRELIABLE, VETOED = (
-    "no reward", "no model call", "illegal calls", "unreliable tool", "vetoed",
-)  # fmt: skip
-LOST_REPLAY = "replay failure"
-"""What `without_score` calls a replay that did not reach its start."""
+    "no reward",
+    "no model call",
+    "illegal calls",
+    "unreliable tool",
+    "vetoed",
+)
+DIVERGED = f"{StartDiverged.kind} failure"
+"""The kind that `without_score` gives to a rollout that did not reach its start."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """Why a rollout stays out: `kind` is what it is counted as, `reason` what is kept, `detail` what a person wants to know."""
+    """Why a rollout is rejected: `kind` is counted, `reason` is stored, and `detail` explains it to a person."""
 
     kind: str
     reason: str
@@ -33,19 +37,19 @@ class Rejection:
 
 
 class Filter:
-    """Judges the rollouts of a run, one after the other; it remembers what tools answered.
+    """It judges the rollouts of a run, one after the other; it remembers what tools answered.
 
-    `tools` are those that are said to be deterministic by the scaffolds; `rollout.deterministic_tools` names more.
+    `tools` are those that the scaffolds declare deterministic; `rollout.deterministic_tools` adds more.
     """
 
     def __init__(self, config: RolloutConfig, hooks: Hooks, tools: frozenset[str] = frozenset()) -> None:
         self._max_illegal_calls = config.max_illegal_calls
         self._hooks = hooks
         self._tools = tools | frozenset(config.deterministic_tools)
-        self._answers = KnownAnswers(config.replay_ignore)
+        self._answers = KnownAnswers(config.ignore_in_answers)
 
     def rejection(self, trajectory: Trajectory) -> Rejection | None:
-        """Why this rollout must stay out of training; None where it may enter."""
+        """Return why this rollout must stay out of training; None if it may enter."""
         unscored = without_score(trajectory)
         if unscored is not None:
             return unscored
@@ -59,12 +63,12 @@ class Filter:
             return Rejection(UNRELIABLE, UNRELIABLE, contradiction)
         if trajectory.stage not in TRAINED_STAGES:
             return None
-        veto = self._hooks.refusal("ale_filter_trajectory", trajectory=trajectory)
+        veto = self._hooks.veto_reason("ale_filter_trajectory", trajectory=trajectory)
         return None if veto is None else Rejection(VETOED, veto)
 
 
 def without_score(trajectory: Trajectory) -> Rejection | None:
-    """Why there is nothing to learn from: the rollout failed, or what it was worth could not be found out."""
+    """Return why nothing can be learned from the rollout: it failed, or its reward could not be computed."""
     failure = trajectory.failure
     if failure is not None:
         done = dict(trajectory.timings)
@@ -75,8 +79,8 @@ def without_score(trajectory: Trajectory) -> Rejection | None:
 
 
 def illegal_run(trajectory: Trajectory) -> int:
-    """The longest run of turns in a row in which the policy's own tool call was illegal; side calls are no turns, and what
-    an expert did is not the policy's."""
+    """Return the longest run of consecutive turns in which the policy's own tool call was illegal; side calls are no
+    turns, and the chunks that its start answered are not the policy's."""
     longest = run = 0
     for chunk in trajectory.turns:
         if not chunk.sampled:

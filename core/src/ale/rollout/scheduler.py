@@ -1,7 +1,7 @@
-"""Many episodes at once.
+"""Runs many episodes at once.
 
-`Rollouts.run` keeps `concurrency` episodes going until each request has a trajectory that can be trusted. A rejected
-one is stored with its reason and made anew at once, from the same start, with the current policy, up to
+`Rollouts.run` keeps `concurrency` episodes running until each request has a trajectory that can be trusted. A rejected
+one is stored with its reason and made again at once, from the same start, with the current policy, up to
 `max_resamples` times; a request that is rejected every time yields nothing and is counted.
 """
 
@@ -12,80 +12,97 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from ale.rollout.episode import Episodes, Stage
-from ale.rollout.filters import LOST_REPLAY, Filter, Rejection
-from ale.rollout.tally import Tally
+from ale.rollout.episode import Episodes, StageInfo
+from ale.rollout.filters import DIVERGED, Filter, Rejection
 from ale.specs.algorithm import RolloutRequest
-from ale.specs.scaffold import Responder
-from ale.store import RunStore
+from ale.store.run_store import RunStore
 from ale.trajectory import Trajectory
 
 RESEED = 7_919
-"""Added to a request's seed for each new try, so that the try is a new sample."""
+"""It is added to a request's seed for each new try, so that the try is a new sample."""
+
+
+@dataclass
+class RejectionCounts:
+    """How many rollouts of a step were rejected, why, and how many requests were given up."""
+
+    finished: int = 0
+    resampled: int = 0
+    unfilled: int = 0
+    rejected: Counter[str] = field(default_factory=Counter)
+
+    def metrics(self) -> dict[str, float]:
+        """Return `rejected` and `rejected/<reason>`: shares of all finished rollouts. `resampled`: the number of
+        rollouts made again after a rejection. `unfilled`: the number of requests of which every try was rejected."""
+        n = max(1, self.finished)
+        shares = {f"rejected/{reason.replace(' ', '_')}": count / n for reason, count in sorted(self.rejected.items())}
+        return {
+            "rejected": self.rejected.total() / n,
+            "resampled": float(self.resampled),
+            "unfilled": float(self.unfilled),
+        } | shares
 
 
 @dataclass
 class Rollouts:
-    """Runs requests, keeps every trajectory, returns the good ones in the order of the requests."""
+    """It runs requests, stores every trajectory, and returns the good ones in the order of the requests."""
 
     episodes: Episodes
     store: RunStore
     finished: Callable[[Trajectory], None] = lambda trajectory: None
     judge: Callable[[Trajectory], Rejection | None] | None = None
-    """Why a rollout cannot be trusted; None: the run's `Filter`."""
-    lost_replays: Counter[str] = field(default_factory=Counter)
-    """By group: requests that were given up because the replay of their expert never reached the start. Whoever reads it
+    """It returns why a rollout cannot be trusted, or None; the default is the run's `Filter`."""
+    given_up: dict[str, Counter[str]] = field(default_factory=dict)
+    """For each group, the requests of which every try was rejected, by the reason of the last rejection. The reader
     clears it."""
-    _tallies: dict[tuple[str, int], Tally] = field(default_factory=dict)
+    _counts: dict[tuple[str, int], RejectionCounts] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.judge is None:
-            told = (option.driver.deterministic_tools for option in self.episodes.scaffold.options)
-            tools = frozenset[str]().union(*told)
+            declared = (option.driver.deterministic_tools for option in self.episodes.scaffold.options)
+            tools = frozenset[str]().union(*declared)
             self.judge = Filter(self.episodes.config, self.episodes.hooks, tools).rejection
 
     def metrics(self, stage: str, step: int) -> dict[str, float]:
-        """What was rejected in a step since this was last asked (`Tally.metrics`)."""
-        return self._tallies.pop((stage, step), Tally()).metrics()
+        """Return what was rejected in a step since the last call for it (`RejectionCounts.metrics`)."""
+        return self._counts.pop((stage, step), RejectionCounts()).metrics()
 
-    async def run(
-        self,
-        requests: Sequence[RolloutRequest],
-        stage: Stage,
-        responders: Sequence[Responder | None] | None = None,
-    ) -> list[Trajectory]:
-        """Run all requests; `responders[i]` answers in the policy's place in request i."""
+    @property
+    def diverged(self) -> bool:
+        """Whether a request was given up because it never reached its start."""
+        return any(kinds[DIVERGED] for kinds in self.given_up.values())
+
+    async def run(self, requests: Sequence[RolloutRequest], stage: StageInfo) -> list[Trajectory]:
+        """Run all requests."""
         results: list[Trajectory | None] = [None] * len(requests)
         queue = iter(range(len(requests)))
-        self.episodes.expect(requests)
+        self.episodes.expect(requests, stage)
 
         async def worker() -> None:
             for i in queue:
-                results[i] = await self._until_good(requests[i], stage, responders[i] if responders else None)
+                results[i] = await self._until_good(requests[i], stage)
 
         try:
             async with asyncio.TaskGroup() as group:
                 for _ in range(min(self.episodes.config.concurrency, len(requests))):
                     group.create_task(worker())
         except ExceptionGroup as several:
-            # One mistake in the configuration fails every worker alike; its sentence is what the user needs.
+            # One mistake in the configuration fails every worker in the same way; the user needs its sentence alone.
             raise several.exceptions[0] from several
         return [t for t in results if t is not None]
 
-    async def _until_good(
-        self, request: RolloutRequest, stage: Stage, responder: Responder | None
-    ) -> Trajectory | None:
+    async def _until_good(self, request: RolloutRequest, stage: StageInfo) -> Trajectory | None:
         assert self.judge is not None, "set when made"
-        tally = self._tallies.setdefault((stage.name, stage.step), Tally())
+        counts = self._counts.setdefault((stage.name, stage.step), RejectionCounts())
         given_up = ""
         for attempt in range(self.episodes.config.max_resamples + 1):
             tried = replace(request, seed=request.seed + attempt * RESEED)
-            trajectory = await self.episodes.run(tried, stage, responder)
+            trajectory = await self.episodes.run(tried, stage)
             rejection = self.judge(trajectory)
-            tally.finished += 1
-            tally.resampled += attempt > 0
+            counts.finished += 1
+            counts.resampled += attempt > 0
             if rejection is not None:
-                tally.rejected[rejection.kind] += 1
+                counts.rejected[rejection.kind] += 1
                 given_up = rejection.kind
                 trajectory = replace(trajectory, rejected=rejection.reason, rejected_because=rejection.detail)
             self.store.add_trajectory(trajectory)
@@ -93,7 +110,6 @@ class Rollouts:
             self.finished(trajectory)
             if rejection is None:
                 return trajectory
-        tally.unfilled += 1
-        if given_up == LOST_REPLAY:
-            self.lost_replays[request.group] += 1
+        counts.unfilled += 1
+        self.given_up.setdefault(request.group, Counter())[given_up] += 1
         return None

@@ -1,10 +1,9 @@
-"""Which of several plugins a task gets: the first rule that fits decides, neighbours with the same `when` share by weight.
+"""Selects a plugin for each task: the first rule that fits decides; adjacent rules with the same `when` share by
+weight.
 
-The choice falls once for each group of rollouts, so that those which are compared with each other share it, and it is
-the same when the run is repeated: it is drawn from the run's seed, the section and the group. Rollouts that replay an expert
-get the sandbox and the scaffold that made it, where that is known: under another one its commands would not come, or mean
-something else.
-"""
+Each group of rollouts gets one choice, so that rollouts which are compared with each other share it, and it is the same
+when the run is repeated: it is drawn from the run's seed, the section and the group. Rollouts with a start get the
+sandbox and the scaffold that it works with, if it names them (`Start.made_with`)."""
 
 from __future__ import annotations
 
@@ -15,15 +14,14 @@ from typing import Generic, TypeVar
 
 from ale.errors import ConfigError
 from ale.specs.algorithm import RolloutRequest
-from ale.specs.driver import Driver
 from ale.task import Task
 
-D = TypeVar("D", bound=Driver)
+D = TypeVar("D")
 
 
 @dataclass(frozen=True)
 class Option(Generic[D]):
-    """A started driver, the name that the run gives it, and which tasks it is for."""
+    """A started driver, its name in the run, and which tasks it is for."""
 
     use: str
     driver: D
@@ -31,7 +29,7 @@ class Option(Generic[D]):
     weight: float = 1.0
 
     def fits(self, task: Task) -> bool:
-        """Whether the task carries every tag of `when`, and none that stands there with a `!`."""
+        """Return whether the task carries every tag of `when`, and none that `when` marks with `!`."""
         return carries(task.tags, self.when)
 
 
@@ -44,7 +42,7 @@ class Selection(Generic[D]):
     seed: int = 0
 
     def of(self, request: RolloutRequest) -> Option[D]:
-        """The plugin for the group of this request. Raises `ConfigError` where no rule fits."""
+        """Return the plugin for the group of this request. Raises `ConfigError` if no rule fits."""
         task = request.task
         if len(self.options) == 1 and not self.options[0].when:
             return self.options[0]
@@ -52,15 +50,16 @@ class Selection(Generic[D]):
         if first is None:
             tags = ", ".join(task.tags) or "none"
             raise ConfigError(
-                f"{self.path}: no rule fits the task {task.id} (its tags: {tags}); end the list with a rule without 'when'."
+                f"{self.path}: no rule fits the task {task.id} (its tags: {tags}); end the list with a rule without "
+                "'when'."
             )
         sharing = [self.options[first]]
         for option in self.options[first + 1 :]:
             if set(option.when) != set(sharing[0].when):
                 break
             sharing.append(option)
-        if request.expert is not None and self.path != "reward":
-            made_with = dict(request.expert.made_with).get(self.path)
+        if request.start is not None and self.path != "reward":
+            made_with = dict(request.start.made_with).get(self.path)
             for option in sharing:
                 if option.use == made_with:
                     return option
@@ -72,15 +71,15 @@ class Selection(Generic[D]):
         return sharing[-1]
 
     def made_with(self, request: RolloutRequest) -> tuple[tuple[str, str], ...]:
-        """`((section, plugin),)` where there was a choice, for the trajectory; else nothing."""
+        """Return `((section, plugin),)` for the trajectory if there was a choice; else nothing."""
         return ((self.path, self.of(request).use),) if len(self.options) > 1 else ()
 
 
 def carries(tags: Sequence[str], wanted: Sequence[str]) -> bool:
-    """Whether every wanted tag is among the tags, and none that is wanted with a `!` in front."""
+    """Return whether every wanted tag is among the tags, and no tag that is marked with `!` is."""
     return all((tag[1:] not in tags) if tag.startswith("!") else (tag in tags) for tag in wanted)
 
 
 def _draw(text: str) -> float:
-    """A number in [0, 1) that depends on the text alone."""
+    """Return a number in [0, 1) that depends on the text alone."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big") / (1 << 56)

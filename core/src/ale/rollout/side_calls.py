@@ -1,4 +1,4 @@
-"""Which model calls of an episode were made beside its conversation: rules by which they are kept out of training."""
+"""Rules that find side calls, the model calls beside an episode's conversation, and keep them out of training."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from ale.trajectory import Chunk, Sequence
 
 
 def without_tools_aside(sequences: Seq[Sequence], chunks: Seq[Chunk]) -> tuple[Chunk, ...]:
-    """The rule `no_tools`: of an agent that has tools, calls that offer the model none are side calls.
+    """Apply the rule `no_tools`: for an agent that has tools, calls that offer the model none are side calls.
 
-    Agents make them for titles, summaries and guesses of what the user will ask next. Of an agent that never offers tools (it
-    reads commands out of the text) no call is one.
-    """
+    Agents make them for titles, summaries and guesses of what the user will ask next. If an agent never offers tools
+    (it reads commands out of the text), none of its calls is a side call."""
     if not any(sequence.tools for sequence in sequences):
         return tuple(chunks)
     return tuple(replace(c, side=True) if not sequences[c.sequence].tools else c for c in chunks)

@@ -1,1 +1,1 @@
-"""The contracts: one file a kind. The code is the reference; shapes and units stand in its docstrings."""
+"""The contracts of plugins, one file for each kind. The docstrings define shapes and units."""

@@ -1,17 +1,21 @@
-"""The algorithm contract: what to roll out, what to train on, and the loss. Pure functions and no backend.
+"""The algorithm contract: an algorithm decides what to roll out, what to train on, and the loss. It knows no backend.
 
-`plan` says where rollouts start, `batch` turns finished trajectories into a packed `TrainBatch`, `loss` is handed
-to the trainer. The same contract serves supervised training (`algo_sft`).
+1. `plan` says which rollouts to make; `state` returns what it learns between steps, and `restore` reads that back.
+2. `batch` turns finished trajectories into a packed `TrainBatch`. It has no side effects.
+3. `loss` returns a value that holds only settings: the trainer calls it, possibly in another process.
+
+The same contract serves supervised training (`algo_sft`).
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
-from ale.specs.driver import Driver
+from ale.errors import PluginError
+from ale.specs.start import Responder, Start
 from ale.specs.trainer import LossInput, LossOutput, TrainBatch
 from ale.task import Task
 from ale.trajectory import Trajectory
@@ -19,13 +23,25 @@ from ale.trajectory import Trajectory
 
 @dataclass(frozen=True, slots=True)
 class RolloutRequest:
-    """One rollout to make. With an `expert`, its first `start_chunk` chunks are replayed before the policy takes over."""
+    """One rollout to make. Without a `start` it begins at the beginning of its task, with the policy."""
 
     task: Task
     group: str
     seed: int
-    start_chunk: int = 0
-    expert: Trajectory | None = None
+    start: Start | None = None
+
+    @property
+    def start_chunk(self) -> int:
+        """The number of chunks that are answered before the policy answers."""
+        return 0 if self.start is None else self.start.chunks
+
+
+def _nobody(task: Task, seed: int) -> Responder | None:
+    return None
+
+
+def _unchanged(trajectory: Trajectory) -> Trajectory:
+    return trajectory
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,37 +51,85 @@ class RolloutHistory:
     step: int
     seed: int
     trajectories: Sequence[Trajectory] = ()
-    """The trajectories of the step before."""
-    experts: Mapping[str, Sequence[Trajectory]] = field(default_factory=dict)
-    """Task id -> trajectories of it that passed and that the policy did not make in this run's RL: demonstrations, data."""
-    lost_replays: Mapping[str, int] = field(default_factory=dict)
-    """Group -> rollouts of it that were given up since the last plan, because the replay did not reach their start."""
+    """The trajectories of the previous step."""
+    rejected: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """For each group, how many of its rollouts were given up since the last plan, by the reason why the last try was
+    rejected, such as `sandbox failure`. `replay failure` means that the rollout did not reach its start."""
+    prepared: Sequence[Trajectory] = ()
+    """The results of the rollouts that `Algorithm.prepare` asked for last."""
+    demonstrations: Sequence[Trajectory] = ()
+    """The demonstrations of the run's supervised stages, passed or not."""
+    demonstrator: Callable[[Task, int], Responder | None] = _nobody
+    """`TaskSource.demonstrator` of the run's tasks."""
+    retokenize: Callable[[Trajectory], Trajectory] = _unchanged
+    """It converts a trajectory of another policy into this policy's tokens."""
 
 
-class Algorithm(Driver, ABC):
-    """What is learnt from rollouts, and how."""
+@dataclass(frozen=True, slots=True)
+class RunOutline:
+    """What a run will do, as far as an algorithm may have to refuse it."""
+
+    demonstrations: bool = True
+    """Whether supervised stages provide demonstrations."""
+    resample_even_groups: int = 0
+    """The key of the same name in the section `rl`."""
+    agents_inside: bool = False
+    """Whether every agent of the run is a process inside its sandbox."""
+
+
+class Loss(ABC):
+    """The function that an update minimises. Make it a frozen dataclass of settings.
+
+    A trainer may pickle it into other processes, so it must not hold the algorithm, a context or tensors, and it must
+    import the tensor library only when it is called."""
+
+    @abstractmethod
+    def __call__(self, inputs: LossInput) -> LossOutput:
+        """Compute the loss of one micro-batch; the losses of the micro-batches add up."""
+
+    def normalize(self, batch: TrainBatch) -> TrainBatch:
+        """Return the batch of one update with its normalizers set. The run calls it once log-probabilities are known.
+
+        A loss whose mask depends on log-probabilities subtracts the masked tokens from `normalizer` here, where the
+        batch is whole, so that all micro-batches and ranks share one number. By default nothing changes."""
+        return batch
+
+    def metrics(self, totals: Mapping[str, float]) -> dict[str, float]:
+        """Return readable metrics from the totals that `TrainerBackend.update` returned.
+
+        `entropy` is the policy's mean entropy in nats over the tokens with loss. `rl.min_entropy` is compared with it,
+        and the progress display and the report show it; without it nothing guards a run against entropy collapse."""
+        return dict(totals)
+
+
+class Algorithm(ABC):
+    """It defines what is learned from rollouts, and how."""
 
     group_size: int = 1
-    """Rollouts of each task in a step; an algorithm with a setting for it sets it in `__init__`."""
+    """The number of rollouts of each task in a step; an algorithm with a setting for it sets it in `__init__`."""
 
     old_logprobs: str = "engine"
     """`recompute`: the run fills `TrainBatch.old_logprobs` from the trainer before the first update of a step;
-    `engine`: they are the engine's; `none`: the loss does not use them."""
+    `engine`: the engine's log-probabilities are used as the old ones; `none`: the loss does not use them."""
 
     reference: bool = False
-    """Whether the loss compares with a reference policy: the run then keeps the policy that RL begins with as one and
-    fills `TrainBatch.reference_logprobs`. Say `trainer: reference` in `Driver.needs` too."""
+    """Whether the loss compares with a reference policy: the run then loads the policy that RL begins with as the
+    reference and fills `TrainBatch.reference_logprobs`."""
 
     @classmethod
-    def wants_experts(cls, config: Any) -> Literal["no", "welcome", "needed"]:
-        """Whether, with these settings, `plan` makes use of `RolloutHistory.experts`.
+    def objections(cls, config: Any, run: RunOutline) -> Iterable[str]:
+        """Return the reasons why a run that makes rollouts for this algorithm cannot work with these settings, one
+        sentence each; a single reason is enough to refuse the run."""
+        return ()
 
-        A run that has `rl.experts` for an algorithm that does not is refused, and so is one without for `needed`.
-        """
-        return "no"
+    def prepare(self, tasks: Sequence[Task], history: RolloutHistory) -> list[RolloutRequest]:
+        """Return rollouts to make before those of this step are planned, such as demonstrations of these tasks.
+
+        The run calls it again with the results in `history.prepared`, until it returns none."""
+        return []
 
     def plan(self, tasks: Sequence[Task], history: RolloutHistory) -> list[RolloutRequest]:
-        """Which rollouts to make for these tasks; by default `group_size` from the beginning of each."""
+        """Return the rollouts to make for these tasks; by default `group_size` from the beginning of each task."""
         requests = []
         for i, task in enumerate(tasks):
             group = f"{history.step}.{i}.{task.id}"
@@ -76,20 +140,30 @@ class Algorithm(Driver, ABC):
 
     @abstractmethod
     def batch(self, trajectories: Sequence[Trajectory]) -> TrainBatch | None:
-        """Pack what is to be trained on; None where nothing carries a gradient.
+        """Pack what is to be trained on; None if nothing carries a gradient. It changes nothing in the algorithm.
 
-        The run hands it no rejected trajectory. One without a `reward` (its sandbox was lost) is no failure: where rewards
-        are learnt from it carries no loss, and changes nothing for the others.
-        """
+        It gets all rollouts of a step, so that statistics of groups and of the batch cover the whole step; the run then
+        cuts the batch between groups into `rl.updates_per_step` updates (`ale_packing.split`).
 
+        It gets no rejected trajectory. A trajectory without a `reward` (its sandbox was lost) is not a failed one: an
+        algorithm that learns from rewards gives it no loss and does not let it change the others. What the algorithm
+        reports of its choice goes into `TrainBatch.metrics`."""
+
+    @property
     @abstractmethod
-    def loss(self, inputs: LossInput) -> LossOutput:
-        """The loss of one micro-batch; micro-batches add up."""
+    def loss(self) -> Loss:
+        """Return the loss of a batch; it is the same value for the whole run."""
 
-    def metrics(self, totals: Mapping[str, float]) -> dict[str, float]:
-        """Readable metrics from the totals that `TrainerBackend.update` returned.
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint must hold for a run to go on as if it had not been interrupted, as plain JSON. By
+        default this is empty."""
+        return {}
 
-        `entropy` is the policy's mean entropy in nats over the tokens with loss. `rl.min_entropy` is compared with it, and
-        the progress display and the report show it; without it nothing guards a run against collapse.
-        """
-        return dict(totals)
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Load what `state` returned, in an algorithm of the same settings that has planned nothing yet. Raises
+        `PluginError` if that is impossible."""
+        if state:
+            raise PluginError(
+                f"The algorithm {type(self).__name__} keeps no state, but the checkpoint holds {', '.join(state)}; "
+                "resume with the algorithm that wrote it."
+            )

@@ -1,53 +1,82 @@
-"""The inference contract: token ids in, token ids out. Text is made at the endpoint, in one place.
+"""The engine contract: token ids in, token ids out. The model session alone converts between text and tokens.
 
-Capabilities, with their meaning: `ale.specs.kinds.CAPABILITIES['engine']`.
+`ale.specs.kinds.CAPABILITIES['engine']` lists the capabilities with their meaning.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
-from ale.specs.driver import Driver
+from ale.messages import Answer, ModelCall
 from ale.trajectory import FinishReason
 
 
 class Tokenizer(Protocol):
-    """The little that an engine may need of a tokenizer."""
+    """The few methods of a tokenizer that an engine may need."""
 
     @property
     def stop_token_ids(self) -> tuple[int, ...]:
-        """Tokens that end a model response."""
+        """The tokens that end a model response."""
         ...
 
     @property
     def vocab_size(self) -> int:
-        """Number of token ids."""
+        """The number of token ids."""
         ...
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of `text`; special tokens in the text are recognised, none are added."""
+        """Return the token ids of `text`; special tokens in the text are recognised, and none are added."""
         ...
 
     def decode(self, token_ids: list[int] | tuple[int, ...]) -> str:
-        """Text of `token_ids`, special tokens included."""
+        """Return the text of `token_ids`, special tokens included."""
         ...
+
+
+class Ticket(Protocol):
+    """An engine fetches the weights of a policy version with it, by one transport. It is plain data, so that it can be
+    sent to another process if its transport works between processes."""
+
+    transport: ClassVar[str]
+    """The name of the transport, as trainers and engines list it in `transports`."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryTicket:
+    """The weights themselves, for an engine in the trainer's process.
+
+    Their names are those of the model's Hugging Face `state_dict`; tied weights may appear under each of their names.
+    The receiver owns the tensors: the trainer does not change them any more.
+    """
+
+    transport: ClassVar[str] = "memory"
+    weights: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class FolderTicket:
+    """A Hugging Face folder that holds the whole model. It stays until the engine has loaded a newer version."""
+
+    transport: ClassVar[str] = "folder"
+    folder: Path
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyVersion:
-    """A set of weights. Either `weights` (in memory, name -> tensor) or `path` (a Hugging Face folder), or both.
-
-    The names are those of the model's Hugging Face `state_dict`; tied weights may stand under each of their names. The
-    tensors are the receiver's: whoever publishes them does not change them any more.
-    """
+    """A set of weights: its number, and the ticket with which an engine fetches it."""
 
     version: int
-    path: Path | None = None
-    weights: Mapping[str, Any] | None = None
+    ticket: Ticket
+
+
+def agree_on_transport(offered: Sequence[str], accepted: Sequence[str]) -> str | None:
+    """Return the first transport of the trainer (`offered`) that the engine (`accepted`) names too; None if there is
+    none."""
+    return next((name for name in offered if name in accepted), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +104,10 @@ class GenerateRequest:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """What was sampled. The stop token, where one was sampled, is the last of `token_ids`.
+    """The result of one generation. A sampled stop token is the last of `token_ids`.
 
     `logprobs[i]` is the natural log-probability of `token_ids[i]` under the model at temperature 1 with nothing cut
-    off, so that it compares with the trainer's; `versions[i]` is the policy version that sampled it.
+    off, so that it can be compared with the trainer's; `versions[i]` is the policy version that sampled it.
     """
 
     token_ids: tuple[int, ...]
@@ -87,51 +116,69 @@ class Generation:
     finish_reason: FinishReason
 
 
-class InferenceEngine(Driver, ABC):
-    """Samples from a policy for many requests at once."""
+class InferenceEngine(ABC):
+    """It samples from a policy for many requests at once."""
+
+    transports: ClassVar[tuple[str, ...]] = ()
+    """The transports by which it takes new weights (`Ticket.transport`): `memory`, `folder`, or others that a trainer
+    names too. No run that trains can use an engine without any."""
 
     @property
     @abstractmethod
     def max_context(self) -> int:
-        """Most tokens (prompt and response) of one request."""
+        """The maximum number of tokens (prompt and response) of one request."""
 
     @abstractmethod
     async def load_model(self, folder: Path | None, tokenizer: Tokenizer) -> None:
-        """Load a Hugging Face folder; engines without a model get None. Called again it replaces the model. The version
+        """Load a Hugging Face folder; engines without a model get None. A second call replaces the model. The version
         is 0 afterwards."""
 
     @abstractmethod
     async def generate(self, request: GenerateRequest) -> Generation:
-        """Sample until one of `sampling.stop_token_ids`, `sampling.max_tokens`, or the end of the context, whichever comes
-        first; a prompt that leaves no room for one token raises `EngineError`. Cancelling the call frees its place.
+        """Sample until one of `sampling.stop_token_ids`, `sampling.max_tokens`, or the end of the context, whichever
+        comes first; a prompt that leaves no room for one token raises `EngineError`. Cancelling the call frees its
+        slot.
 
-        An engine without the capability `real_tokens` may end its answers by itself; its log-probabilities are what it
-        says, and no run trains on them.
+        An engine without the capability `real_tokens` may end its answers by itself; its log-probabilities need not be
+        real, and no run trains on them.
         """
 
     @abstractmethod
     async def load_weights(self, policy: PolicyVersion) -> None:
-        """Swap the weights; generations under way continue, their later tokens carry the new version. An engine without
-        weights notes the version."""
+        """Swap the weights; running generations continue, and their later tokens carry the new version. An engine
+        without weights only stores the version. Raises `EngineError`, and changes nothing, if the ticket's transport is
+        not one that the engine names, or if it leads to no weights of this model."""
 
     @property
     @abstractmethod
     def version(self) -> int:
         """The version of the weights in use."""
 
-    async def pause(self) -> None:
-        """Stop sampling after the current step; requests wait."""
+    async def pause(self) -> None:  # noqa: B027 - an engine may have nothing to do
+        """Stop sampling after the current decoding step; requests wait."""
 
-    async def resume(self) -> None:
-        """Go on after `pause`."""
+    async def resume(self) -> None:  # noqa: B027 - an engine may have nothing to do
+        """Continue after `pause`."""
 
-    async def sleep(self) -> None:
-        """Give memory back until `wake` (capability `sleep`)."""
+    async def sleep(self) -> None:  # noqa: B027 - an engine may have nothing to do
+        """Free memory until `wake`, if the engine can."""
 
-    async def wake(self) -> None:
-        """Take memory again after `sleep`."""
+    async def wake(self) -> None:  # noqa: B027 - an engine may have nothing to do
+        """Take the memory again after `sleep`."""
 
     def metrics(self) -> dict[str, float]:
-        """Counters since the start: at least `prompt_tokens`, `sampled_tokens`, `busy_s` (seconds in which something was
-        sampled) and `slot_use` (share, 0 to 1, of the computed places that held a request; 1 where there are none)."""
+        """Return counters since the start: at least `prompt_tokens`, `sampled_tokens`, `busy_s` (seconds in which
+        something was sampled) and `slot_use` (share, 0 to 1, of the computed slots that held a request; 1 if there are
+        no slots)."""
         return {}
+
+
+@runtime_checkable
+class MessageEngine(Protocol):
+    """An engine that answers calls with messages, such as another server's model: it has no tokens of the policy.
+
+    A session asks it for whole replies and records them as not sampled, so that no RL trains on them."""
+
+    async def answer(self, call: ModelCall) -> Answer:
+        """Answer a call. Raises `AleError`."""
+        ...

@@ -1,11 +1,11 @@
-"""The pluggy hook specs: what an observer may hear. Observers come through the entry-point group `ale.hooks`.
+"""The pluggy hook specs: the events that an observer can react to. Observers use the entry-point group `ale.hooks`.
 
-1. A run registers the observers that its `observers:` names, and no other.
-2. An observer is best a class made from `Observer`, built with its settings like any driver; a module or an object
-   whose functions carry `hookimpl` will do. It takes only the arguments that it wants, by their names.
-3. Calls are synchronous, one observer after the other, and never stand on the token path: be quick.
-4. An observer that raises is logged, and after three errors it is told nothing more. In the two *veto* hooks
-   (`ale_before_exec`, `ale_filter_trajectory`) an error is a refusal, however often.
+1. A run registers only the observers that its `observers:` names.
+2. An observer should be a class derived from `Observer`, built with its settings like any driver; a module or an object
+   whose functions carry `hookimpl` also works. It takes only the arguments that it wants, by their names.
+3. Calls are synchronous, one observer after the other, and never happen between two tokens: be quick.
+4. An observer that raises is logged, and after three errors it is not called any more. In the two *veto* hooks
+   (`ale_before_exec`, `ale_filter_trajectory`) every error counts as a refusal, however many there are.
 """
 
 from __future__ import annotations
@@ -28,32 +28,32 @@ hookspec = pluggy.HookspecMarker(PROJECT)
 hookimpl = pluggy.HookimplMarker(PROJECT)
 
 VETO_HOOKS = frozenset({"ale_before_exec", "ale_filter_trajectory"})
-"""The hooks whose answer, or error, refuses."""
+"""The hooks in which an answer, or an error, is a refusal."""
 
 ExecBy = Literal["agent", "reward"]
 """Who runs a command in a sandbox."""
 
 
 class Observer(Driver):
-    """An observer with settings: its methods that carry `hookimpl` are called. `start` and `close` frame the run.
+    """An observer with settings: the run calls its methods that carry `hookimpl`, between `start` and `close`.
 
-    `start` comes before `ale_run_started`, `close` after `ale_run_finished`; `context.run_dir` is there from
+    `start` comes before `ale_run_started`, `close` after `ale_run_finished`; `context.run_dir` is set from
     `ale_run_started` on.
     """
 
 
 class HookSpecs:
-    """Every hook of ALE."""
+    """All hooks of ALE."""
 
     @hookspec
     def ale_run_started(self, run_id: str, run_dir: Path, config: Mapping[str, Any]) -> None:
-        """A run begins; `config` is the resolved configuration, secrets as the references that the file holds."""
+        """A run begins; `config` is the resolved configuration, in which secrets are the references of the run file."""
 
     @hookspec
     def ale_sandbox_started(self, sandbox_id: str, episode_id: str, task: Task) -> None:
-        """A sandbox for this episode of the task has started. The episode's id is its session's and trajectory's too.
+        """A sandbox for this episode of the task has started. The session and the trajectory have the episode's id too.
 
-        One whose id begins with `walk-` replays an expert to keep states of its sandbox, and has no trajectory.
+        An episode whose id begins with `start-` prepares the start of others, and has no trajectory.
         """
 
     @hookspec
@@ -67,28 +67,34 @@ class HookSpecs:
     def ale_exec_started(
         self, sandbox_id: str, episode_id: str, task: Task, by: ExecBy, command: str, stdin: bytes
     ) -> None:
-        """A command, the agent's (not refused) or the reward's, is handed to the sandbox."""
+        """A command of the agent (not refused) or of the reward is sent to the sandbox."""
 
     @hookspec
     def ale_exec_finished(
-        self, sandbox_id: str, episode_id: str, task: Task, by: ExecBy, command: str, result: ExecResult | None,
+        self,
+        sandbox_id: str,
+        episode_id: str,
+        task: Task,
+        by: ExecBy,
+        command: str,
+        result: ExecResult | None,
         error: str | None,
-    ) -> None:  # fmt: skip
-        """The command is over: with a `result`, or with the `error` (of the sandbox, or its cancellation) that ended it.
+    ) -> None:
+        """A command has ended: with a `result`, or with the `error` that ended it (a sandbox error or a cancellation).
 
-        A refused command comes here too, without `ale_exec_started`: its result is what the agent sees.
+        A refused command is reported here too, without `ale_exec_started`: its result is what the agent sees.
         """
 
     @hookspec
     def ale_network_refused(
         self, sandbox_id: str, labels: Mapping[str, str], protocol: str, host: str, port: int, count: int, reason: str
     ) -> None:
-        """A sandbox tried to reach what its network policy does not let through, so many times; `labels` name its run,
-        episode and task. Protocols: tcp, udp, icmp, name (a DNS question), other (more than could be told apart)."""
+        """A sandbox tried `count` times to reach what its network policy refuses; `labels` name its run, episode and
+        task. Protocols: tcp, udp, icmp, name (a DNS question), other (there were too many to tell apart)."""
 
     @hookspec
     def ale_model_called(self, session_id: str, chunk: Chunk, message: Message) -> None:
-        """The model, or whoever answers in its place (`chunk.sampled` is false), answered a call with `message`."""
+        """The model, or the responder in its place (`chunk.sampled` is false), answered a call with `message`."""
 
     @hookspec
     def ale_trajectory_finished(self, trajectory: Trajectory) -> None:
@@ -96,8 +102,8 @@ class HookSpecs:
 
     @hookspec
     def ale_filter_trajectory(self, trajectory: Trajectory) -> str | None:
-        """A rollout is about to enter training (stage `rl`, `demonstrations` or `experts`, not an evaluation's episode or an
-        attempt at a task); return the reason to keep it out."""
+        """A rollout is about to enter training (stage `rl`, `demonstrations` or `prepare`, but no episode of an
+        evaluation or a qualification); return the reason to keep it out."""
 
     @hookspec
     def ale_batch_ready(self, step: int, batch: TrainBatch) -> None:
@@ -109,8 +115,4 @@ class HookSpecs:
 
     @hookspec
     def ale_run_finished(self, run_id: str, summary: Mapping[str, Any]) -> None:
-        """The run is over, whichever way; `summary` is what stands in summary.json."""
-
-    @hookspec
-    def ale_commands(self, app: Any) -> None:
-        """Add commands to the `ale` command line (`app` is its typer application); called for an unknown command."""
+        """The run has ended, successfully or not; `summary` is the content of summary.json."""

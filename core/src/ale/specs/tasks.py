@@ -1,27 +1,44 @@
-"""The task source contract: where tasks come from, and who can show how they are done."""
+"""The task source contract: a source yields tasks, and may have demonstrators that solve them."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
-from ale.specs.driver import Driver
-from ale.specs.scaffold import Responder
+from ale.specs.start import Responder
 from ale.task import Task
 
 
-class TaskSource(Driver, ABC):
-    """Yields tasks by split; the same config and seed yield the same tasks."""
+class TaskSource(ABC):
+    """It yields tasks by split; the same config and seed yield the same tasks."""
 
     @abstractmethod
     def tasks(self, split: str) -> Iterable[Task]:
-        """The tasks of a split (`train`, `heldout`, ...), lazily, in a fixed order, without end or finite.
+        """Yield the tasks of a split (`train`, `heldout`, ...) lazily and in a fixed order; there may be infinitely
+        many.
 
-        Raises `ConfigError` for a split that does not exist, when called or when the first task is taken. What is drawn
-        at random is drawn from a setting of the source's own, not from the run's seed: runs are compared on the same tasks.
-        """
+        Raises `ConfigError` for an unknown split, when called or when the first task is taken. Random choices depend on
+        a setting of the source, not on the run's seed: runs are compared on the same tasks."""
 
     def demonstrator(self, task: Task, seed: int) -> Responder | None:
-        """Somebody who shows how the task is done, answering in the model's place and reacting to what he sees;
-        None where the source has nobody."""
+        """Return a demonstrator, which solves the task in the model's place and reacts to the conversation; None if the
+        source has none."""
         return None
+
+
+@dataclass(frozen=True)
+class MixedSource:
+    """One source of a mixture; the caller that built it starts and closes it."""
+
+    use: str
+    tasks: TaskSource
+    weight: float = 1.0
+    tags: tuple[str, ...] = ()
+
+
+class TaskMixture(TaskSource):
+    """Several sources combined into one (`tasks.mix`); an installed package implements it."""
+
+    @abstractmethod
+    def __init__(self, sources: Sequence[MixedSource]) -> None: ...

@@ -1,4 +1,4 @@
-"""What the losses of policy gradients have in common. Import its modules by name: `groups` needs no torch."""
+"""Parts that the policy gradient losses share. Import its modules by name: `groups` needs no torch."""
 
 from typing import Literal
 

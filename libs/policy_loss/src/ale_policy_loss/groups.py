@@ -1,4 +1,4 @@
-"""Which rollouts may be learnt from, and which of them belong together."""
+"""Selects the rollouts to learn from, and sorts them into groups."""
 
 from __future__ import annotations
 
@@ -9,26 +9,32 @@ from ale.trajectory import Trajectory
 
 
 def trusted(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
-    """Those whose reward can be trusted: scored, not failed, not rejected."""
+    """Select the trajectories whose reward can be trusted: scored, not failed, not rejected."""
     return [t for t in trajectories if t.reward is not None and t.failure is None and t.rejected is None]
 
 
 def reward_of(trajectory: Trajectory) -> float:
-    """The reward of a trajectory that has one."""
+    """Return the reward of a scored trajectory."""
     assert trajectory.reward is not None
     return trajectory.reward.value
 
 
 def any_passed(trajectories: Sequence[Trajectory]) -> dict[str, bool]:
-    """Whether anything in a group passed, by its name."""
+    """Return for each group, by name, whether any of its rollouts passed."""
     found: dict[str, bool] = defaultdict(bool)
     for trajectory in trajectories:
         found[trajectory.group] |= trajectory.passed
     return dict(found)
 
 
+def sampled_size(trajectory: Trajectory) -> tuple[int, int]:
+    """Count the chunks and tokens that the policy sampled, without side calls."""
+    lengths = [len(chunk) for chunk in trajectory.turns if chunk.sampled and len(chunk)]
+    return len(lengths), sum(lengths)
+
+
 def groups_of(trajectories: Sequence[Trajectory]) -> list[list[int]]:
-    """The members of each group, by their places in `trajectories`: two rollouts that share an id are still two."""
+    """Return the indices in `trajectories` of each group's members (rollouts may share an id)."""
     groups: dict[str, list[int]] = defaultdict(list)
     for i, trajectory in enumerate(trajectories):
         groups[trajectory.group].append(i)

@@ -1,4 +1,4 @@
-"""The likelihood of tokens, each with a weight of its own: what every policy gradient whose ratio is no variable comes to."""
+"""The weighted log-likelihood of tokens, to which every policy gradient with detached ratios reduces."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ from torch import Tensor
 
 
 def weighted_likelihood(logprobs: Tensor, weights: Tensor) -> Tensor:
-    """`- sum_t weights_t logprobs_t`, both [M]; a token that is impossible now has no gradient to follow and adds nothing."""
+    """Compute `- sum_t weights_t logprobs_t`, both [M]; a token of log-probability -inf has no gradient and adds 0."""
     counts = torch.isfinite(logprobs) & (weights != 0)
     return -torch.where(counts, weights * logprobs, torch.zeros_like(logprobs)).sum()

@@ -1,7 +1,7 @@
-"""Ratios of two policies on sampled tokens, as logarithms, so that none overflows before it is cut.
+"""Ratios of two policies on sampled tokens, as logarithms, so that none overflows before it is clipped.
 
-Shapes: M tokens with loss; `segments` [M] as in `units`. Gradients flow through `log_ratio` and `gap`; who wants
-weights calls them without.
+Shapes: M tokens with loss; `segments` [M] as in `units`. Gradients flow through `log_ratio` and `gap`; call them under
+`no_grad` for weights.
 """
 
 from __future__ import annotations
@@ -14,30 +14,30 @@ from torch import Tensor
 from ale_policy_loss.units import segment_mean
 
 LARGEST_LOG_RATIO = 20.0
-"""Ratios are computed up to e^20: beyond, they say no more than "far apart"."""
+"""Ratios are computed up to e^20; larger ones only mean that the policies are far apart."""
 
 
 def difference(new: Tensor, old: Tensor) -> Tensor:
-    """new - old of each token; 0 where both are the same infinity, which says nothing. [M]"""
+    """Compute new - old of each token; 0 if both are the same infinity. [M]"""
     return torch.where(torch.isinf(new) & (new == old), torch.zeros_like(new), new - old)
 
 
 def gap(new: Tensor, old: Tensor) -> Tensor:
-    """new - old of each token, cut off where it says no more than "far apart"; no gradient from there on. [M]"""
+    """Compute new - old of each token, clamped to +-20 nats, without gradient beyond. [M]"""
     return difference(new, old).clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO)
 
 
 def log_ratio(new: Tensor, old: Tensor, segments: Tensor) -> Tensor:
     """Logarithm of the geometric-mean ratio, `mean_t(new_t - old_t)` over each unit.
 
-    [M]. Where both are -inf the token says nothing about the ratio and counts as equal; a unit with both +inf and
-    -inf among its tokens has none, and gets nan.
+    [M]. A token with -inf in both counts as equal; a unit with both +inf and -inf among its tokens has no ratio and
+    gets nan.
     """
     return segment_mean(difference(new, old), segments)
 
 
 def ratio_of(log: Tensor) -> Tensor:
-    """A ratio to report from its logarithm: at most e^20, 1 where there is none. [M]"""
+    """Compute a ratio to report from its logarithm: at most e^20, and 1 if it does not exist. [M]"""
     return torch.nan_to_num(log, nan=0.0).clamp(max=LARGEST_LOG_RATIO).exp()
 
 
@@ -52,9 +52,10 @@ def mismatch_mask(
 ) -> Tensor:
     """`m = 1[ratio(old, engine) <= H]` over each unit, and `>= lower` where given. [M], 0 or 1.
 
-    A unit with a token that one side holds impossible is masked whatever `H` is: the two do not describe one policy.
+    A unit with a token of probability 0 on one side is always masked: the two do not describe one policy.
+    It is computed in double precision, so that `masked` gets the same result even next to a bound.
     """
-    log = log_ratio(old, engine, segments)
+    log = log_ratio(old.double(), engine.double(), segments)
     keep = torch.isfinite(log) & (log <= math.log(threshold))
     if lower is not None:
         keep &= log >= math.log(lower)

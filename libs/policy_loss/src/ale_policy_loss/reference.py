@@ -1,15 +1,22 @@
-"""Staying near a reference policy: `coef * KL(pi || ref)`, estimated on the tokens that the policy sampled.
+"""The penalty that keeps the policy near a reference: `coef * KL(pi || ref)`, estimated on its sampled tokens.
 
-The estimator is Schulman's third (k3), `exp(d) - 1 - d` with `d = log ref - log pi` of the sampled token: never negative,
-unbiased on samples of pi, of low variance. As in GRPO (arXiv:2402.03300, Eq. 4) the gradient is that of the estimator
-itself, `(1 - ref / pi) grad log pi`, without an importance weight. Its expectation is the gradient of KL(ref || pi), which
-near the reference is that of KL(pi || ref) to first order; both vanish at pi = ref alone.
+The estimator is Schulman's third (k3), `exp(d) - 1 - d` with `d = log ref - log pi` of the sampled token: never
+negative, unbiased on samples of pi, of low variance. As in GRPO (arXiv:2402.03300, Eq. 4) the gradient is that of the
+estimator itself, `(1 - ref / pi) grad log pi`, without an importance weight. Its expectation is the gradient of KL(ref
+|| pi), which near the reference is that of KL(pi || ref) to first order; both vanish at pi = ref alone.
+
+`exp(d)` is unbounded if the reference gives a token a much higher probability: at `d = 20` one token would have
+a gradient of -4.9e8. So from `d = LARGEST_LEAD` on the estimator continues as a straight line with the slope it has
+there: no gradient exceeds `e^3 - 1 = 19` times the coefficient, and none vanishes. (ROLL and verl clip the
+estimate itself at 10, so a token has no gradient from `d = 2.6` on.) In the other direction the slope is bounded by 1
+anyway. Beyond 20 in either direction there is no gradient: one of the two then gives the token probability 0.
 
 Shapes: M tokens with loss.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -18,6 +25,9 @@ from torch import Tensor
 from ale.errors import PluginError
 from ale.specs.trainer import LossInput
 from ale_policy_loss.ratios import gap
+
+LARGEST_LEAD = 3.0
+"""The difference `d` in nats from which the estimator continues as a straight line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,16 +39,25 @@ class Penalty:
 
 
 def k3(logprobs: Tensor, reference: Tensor) -> Tensor:
-    """The estimate for each token; `d` is cut off at 20 in either direction, without gradient beyond. [M]"""
+    """Compute the estimate for each token, a straight line from `LARGEST_LEAD` on; `d` is clamped to +-20, without
+    gradient beyond. [M]"""
     d = gap(reference, logprobs)
-    return torch.expm1(d) - d
+    slope = math.expm1(LARGEST_LEAD)
+    line = slope - LARGEST_LEAD + slope * (d - LARGEST_LEAD)
+    return torch.where(d > LARGEST_LEAD, line, torch.expm1(d) - d)
+
+
+def reference_normalizer(inputs: LossInput) -> float:
+    """Return the penalty's divisor, which with a mask differs from the loss's, as the penalty acts on masked tokens
+    too."""
+    return inputs.normalizer if inputs.reference_normalizer is None else inputs.reference_normalizer
 
 
 def reference_penalty(inputs: LossInput, coef: float, shares: Tensor | float | None = None) -> Penalty:
-    """`coef * sum_t s_t k3_t` over the tokens that the policy sampled; nothing where `coef` is 0.
+    """Compute `coef * sum_t s_t k3_t` over the tokens that the policy sampled; nothing if `coef` is 0.
 
-    `shares` [M] is what a token counts in the mean that the loss is, by default 1 / Z. Tokens that a mask leaves out of
-    the policy gradient are held near the reference too; those that an expert or a demonstrator wrote are not.
+    `shares` [M] are the weights `s_t` of the tokens, by default 1 / Z with the batch's `reference_normalizer`. The
+    penalty includes tokens that a mask takes out of the policy gradient, but not those of an expert or a demonstrator.
     Raises `PluginError` where the batch has no log-probabilities of a reference.
     """
     logprobs = inputs.logprobs
@@ -46,11 +65,11 @@ def reference_penalty(inputs: LossInput, coef: float, shares: Tensor | float | N
         return Penalty(logprobs.new_zeros(()), {})
     if inputs.reference_logprobs is None:
         raise PluginError(
-            f"kl_coef is {coef:g}, but the batch has no reference_logprobs: call TrainerBackend.keep_reference before the "
-            "first update and fill TrainBatch.reference_logprobs, or set kl_coef to 0."
+            f"kl_coef is {coef:g}, but the batch has no reference_logprobs: load a reference policy "
+            "(TrainerBackend.load) and fill TrainBatch.reference_logprobs, or set kl_coef to 0."
         )
     kind = torch.promote_types(logprobs.dtype, torch.float32)
     sampled = inputs.chunks.sampled[inputs.chunk_ids].to(kind)
     each = k3(logprobs.to(kind), inputs.reference_logprobs.to(kind)) * sampled
-    loss = coef * (each * (1 / inputs.normalizer if shares is None else shares)).sum()
+    loss = coef * (each * (1 / reference_normalizer(inputs) if shares is None else shares)).sum()
     return Penalty(loss, {"kl_ref_sum": each.detach().double().sum(), "kl_ref_tokens": sampled.sum()})

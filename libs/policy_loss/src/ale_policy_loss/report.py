@@ -1,8 +1,7 @@
-"""What an update tells about itself: sums that add up over micro-batches and ranks, and the means made from them.
+"""The metrics of an update: sums that add up over micro-batches and ranks, and the means computed from them.
 
-All sums are over the M tokens with loss and in double precision: in single precision the square of a ratio of e^20 would
-swallow all others. What each metric means stands in `docs/metrics.md`.
-"""
+All sums are over the M tokens with loss and in double precision: in single precision the square of a ratio of e^20
+would swallow all others. `docs/metrics.md` explains each metric."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ from ale_policy_loss.ratios import gap
 
 @torch.no_grad()
 def ratio_sums(ratio: Tensor, logprobs: Tensor, old: Tensor, engine: Tensor) -> dict[str, Tensor]:
-    """Of the ratios that the tokens hold (their unit's), and of how far the three policies are apart. All [M]."""
+    """Sum up the tokens' ratios (their unit's) and the distances between the three policies. All [M]."""
     ratio, logprobs, old, engine = (x.double() for x in (ratio, logprobs, old, engine))
     step = gap(logprobs, old)
     return {
@@ -30,13 +29,14 @@ def ratio_sums(ratio: Tensor, logprobs: Tensor, old: Tensor, engine: Tensor) -> 
 
 @torch.no_grad()
 def ratio_maxima(ratio: Tensor) -> dict[str, Tensor]:
-    """The largest ratio of the tokens [M]; nothing where there are none."""
+    """Return the largest ratio of the tokens [M]; nothing without tokens."""
     return {"ratio_max": ratio.max()} if len(ratio) else {}
 
 
 @torch.no_grad()
 def side_sums(positive: Tensor, negative: Tensor, trajectories: Tensor) -> dict[str, Tensor]:
-    """How much pulls up and how much pushes down. positive, negative [M] bool; trajectories [M], whole in this micro-batch."""
+    """Count tokens and trajectories whose probability the loss raises (positive [M] bool) and lowers (negative [M]
+    bool). trajectories [M] are whole in this micro-batch."""
     return {
         "trajectories": _different(trajectories),
         "positive_tokens": positive.sum(),
@@ -47,7 +47,7 @@ def side_sums(positive: Tensor, negative: Tensor, trajectories: Tensor) -> dict[
 
 
 def common_metrics(totals: Mapping[str, float]) -> dict[str, float]:
-    """The totals of an update with the sums above as readable metrics; whatever else is there stays as it is."""
+    """Turn the sums above in an update's totals into readable metrics; other totals stay as they are."""
     out = dict(totals)
     tokens = max(1.0, out.get("loss_tokens", 0.0))
     for name in ("entropy", "engine_gap"):
@@ -68,7 +68,7 @@ def common_metrics(totals: Mapping[str, float]) -> dict[str, float]:
 
 
 def mean_and_deviation(total: float, squares: float, count: float) -> tuple[float, float]:
-    """Mean and standard deviation from a sum and a sum of squares."""
+    """Compute mean and standard deviation from a sum and a sum of squares."""
     mean = total / count
     return mean, max(0.0, squares / count - mean * mean) ** 0.5
 

@@ -1,4 +1,5 @@
-"""Interaction-perceptive policy optimization: chunk-level returns, ratios and masks, starts on experts' paths (Eqs. 7 to 10)."""
+"""This package implements interaction-perceptive policy optimization, IPA (Eqs. 7 to 10): it has returns, ratios and
+masks per chunk, and rollouts that start on an expert's path."""
 
 from ale_ipa.algorithm import IPA
 

@@ -1,68 +1,74 @@
-"""IPA: policy optimization at the level of interaction chunks (paper, 3.2.4).
+"""IPA optimizes the policy at the level of interaction chunks (paper, 3.2.4).
 
-1. `batch` turns rewards into signals and signals into discounted chunk returns (Eq. 7); only chunks that the policy
-   sampled carry loss. A chunk that is an error turn is data like any other.
-2. `loss` weighs each chunk's log-likelihood with its return: weight 1 on successful trajectories, the truncated
-   chunk ratio (Eq. 8) on failed ones, and drops chunks on which engine and trainer disagree (Eq. 9).
-3. `level` moves return, ratio and mask together to another granularity; each can be set alone, so that the
-   paper's baselines are settings: Eq. 6 is `{return_level: trajectory, ratio_level: trajectory, mask_level: token}`.
-4. Where tasks have experts, `plan` starts rollouts on their paths (`curriculum.py`), and the chunks of an expert up to a
-   start that the policy does not master are imitated (Eq. 10, `hybrid.py`).
+1. `batch` turns rewards into signals and signals into discounted chunk returns (Eq. 7). Only chunks that the policy
+   sampled carry loss. A chunk whose tool call was malformed or failed is treated like any other chunk.
+2. `loss` (`objective.py`) multiplies each chunk's log-likelihood by its return and by a weight: 1 in trajectories that
+   passed, the truncated chunk ratio (Eq. 8) in failed ones. It masks chunks where engine and trainer disagree (Eq. 9).
+3. `level` sets the granularity of return, ratio and mask together, and each can also be set alone. So the paper's
+   baselines are settings: Eq. 6 is `{return_level: trajectory, ratio_level: trajectory, mask_level: token}`.
+4. If a task has an expert, `plan` starts rollouts on its path (`curriculum.py`). If those from one start fail, the loss
+   imitates the expert's chunks up to the next start from which the policy succeeds (Eq. 10, `hybrid.py`).
 
-torch is imported with `loss.py` and `report.py`, by the methods that use them: settings are checked without it.
+The settings can be checked without torch, which is imported only when the loss is called.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
-import numpy as np
 from pydantic import Field, model_validator
 
-from ale.errors import PluginError
-from ale.packing import Credit, pack
-from ale.specs.algorithm import Algorithm, RolloutHistory, RolloutRequest
-from ale.specs.driver import DriverContext
-from ale.specs.trainer import ChunkTable, LossInput, LossOutput, TrainBatch
+from ale.specs.algorithm import Algorithm, RolloutHistory, RolloutRequest, RunOutline
+from ale.specs.driver import Driver, DriverContext
+from ale.specs.sandbox_protocols import Snapshots
+from ale.specs.trainer import TrainBatch
 from ale.task import Task
 from ale.trajectory import Chunk, Trajectory
 from ale_ipa.curriculum import Curriculum
-from ale_ipa.hybrid import imitation_loss, imitations, select
-from ale_ipa.settings import StartSettings
+from ale_ipa.hybrid import imitations
+from ale_ipa.objective import ChunkLoss
+from ale_ipa.settings import ExpertsConfig, StartSettings
 from ale_ipa.signals import ReturnSignal, chunk_return, signals
+from ale_ipa.sources import ExpertSources
+from ale_packing import Credit, pack
 from ale_policy_loss import Level
+from ale_policy_loss.groups import sampled_size
+from ale_replay import ExpertStates
 
 
-class IPA(Algorithm):
+class IPA(Driver, Algorithm):
     """The algorithm `ipa`."""
 
-    api_version = ">=1.1,<1.3"
+    api_version = ">=1.0,<1.2"
 
     class Config(StartSettings):
         """Settings of the algorithm `ipa`."""
 
-        gamma: float = Field(0.95, gt=0, le=1, description="Discount a chunk (Eq. 7).")
+        gamma: float = Field(0.95, gt=0, le=1, description="Discount per chunk (Eq. 7).")
         mismatch_threshold: float = Field(
-            2.0, gt=0, description="H: what has a larger trainer/engine ratio is masked (Eq. 9)."
+            2.0, gt=0, description="H: units with a larger trainer/engine ratio are masked (Eq. 9)."
         )
         mismatch_lower: float | None = Field(
-            None, gt=0, description="Mask what has a smaller ratio too; null: do not, as in the paper."
+            None, gt=0, description="Also mask units with a smaller ratio than this; null: none, as in the paper."
         )
         return_signal: ReturnSignal = Field(
             "signed",
-            description="R: signed (1 for a pass, negative_signal for a failure), raw (the reward) or "
-            "group_centered (the reward minus its group's mean; groups without spread are dropped).",
+            description=(
+                "R: signed (1 for a pass, negative_signal for a failure), raw (the reward), or group_centered (the "
+                "reward minus its group's mean; groups without spread are dropped)."
+            ),
         )
         negative_signal: float = Field(
             -0.05,
             le=0,
-            description="R of a failed trajectory. -1 is TOPR's; small policies collapse from about -0.3 on.",
+            description="R of a failed trajectory. TOPR uses -1; small policies collapse from about -0.3 on.",
         )
         normalization: Literal["token", "chunk", "trajectory"] = Field(
-            "token", description="What Z counts over the whole batch, of what carries loss."
+            "token",
+            description="What Z counts in the batch of an update; only what carries loss and is not masked counts.",
         )
-        level: Level = Field("chunk", description="Granularity of return, ratio and mask together.")
+        level: Level = Field("chunk", description="Granularity of the return, the ratio and the mask together.")
         return_level: Level | None = Field(
             None, description="Granularity of the return alone: chunk discounts by gamma, the others do not."
         )
@@ -70,14 +76,19 @@ class IPA(Algorithm):
         mask_level: Level | None = Field(None, description="Granularity of the mismatch mask alone (Eqs. 6, 9).")
         old_logprobs: Literal["recompute", "engine"] = Field(
             "recompute",
-            description="Where pi_old comes from: recomputed by the trainer with the weights that sampled, or the "
-            "engine's own numbers (cheaper; nothing is masked then).",
+            description=(
+                "Where pi_old comes from: recomputed by the trainer with the weights that sampled, or the engine's "
+                "own logprobs (cheaper, but then nothing is masked)."
+            ),
         )
-        group_size: int = Field(8, gt=0, description="Rollouts of each task in a step.")
+        group_size: int = Field(8, gt=0, description="Rollouts per task in a step.")
         kl_coef: float = Field(
             0.0,
             ge=0,
-            description="Weight of KL(pi || the policy that RL began with) in the loss; 0: none, and no second policy is kept.",
+            description=(
+                "Weight in the loss of the KL divergence from the policy that RL began with; 0: no such term, and no "
+                "second policy is kept."
+            ),
         )
 
         @model_validator(mode="after")
@@ -116,7 +127,8 @@ class IPA(Algorithm):
         def _starts_fit_into_a_group(self) -> IPA.Config:
             if self.start == "parallel" and self.expert_settings and self.most_starts < 2:
                 raise ValueError(
-                    f"start 'parallel' needs a group_size of at least {self.rollouts_a_start * 2}: rollouts of two starts"
+                    f"start 'parallel' needs a group_size of at least {self.rollouts_a_start * 2}: rollouts of two "
+                    "starts"
                 )
             if "anchors" in self.model_fields_set and self.anchors > self.most_starts:
                 raise ValueError(
@@ -127,12 +139,12 @@ class IPA(Algorithm):
 
         @property
         def rollouts_a_start(self) -> int:
-            """How many rollouts of a start make a group that teaches something."""
+            """How many rollouts from one start a group needs at least, so that it has a gradient."""
             return 2 if self.return_signal == "group_centered" else 1
 
         @property
         def most_starts(self) -> int:
-            """How many start chunks the rollouts of a task can be spread over."""
+            """How many different starts the rollouts of a task can have at most."""
             return max(1, self.group_size // self.rollouts_a_start)
 
     config: Config
@@ -142,39 +154,60 @@ class IPA(Algorithm):
         self.group_size = config.group_size
         self.old_logprobs = config.old_logprobs
         self.reference = config.kl_coef > 0
-        self._dropped_groups = 0
-        self._curriculum = Curriculum(config, config.most_starts, context.event)
+        event = context.channel.event
+        experts: ExpertsConfig | None = config.experts
+        self._states = ExpertStates(event) if experts and experts.start_states == "snapshot" else None
+        self._curriculum = Curriculum(config, config.most_starts, event, self._states)
+        self._sources = ExpertSources(experts, self._curriculum.experts, event) if experts else None
+
+    async def close(self) -> None:
+        """Remove the snapshots of experts' states."""
+        if self._states is not None:
+            await self._states.close()
 
     @classmethod
-    def wants_experts(cls, config: Any) -> Literal["no", "welcome", "needed"]:
-        """See `Algorithm.wants_experts`: whoever sets what experts are for needs them."""
-        if config.start == "beginning" or (config.start == "parallel" and config.most_starts < 2):
-            return "no"
-        return "needed" if config.expert_settings else "welcome"
+    def objections(cls, config: Any, run: RunOutline) -> Iterable[str]:
+        """See `Algorithm.objections`: this objects to a run without the experts that the settings ask for."""
+        return () if config.experts is None else config.experts.objections(run)
+
+    def prepare(self, tasks: Sequence[Task], history: RolloutHistory) -> list[RolloutRequest]:
+        """See `Algorithm.prepare`: this requests demonstrations of tasks that have no expert."""
+        return [] if self._sources is None else self._sources.ask(tasks, history)
 
     def plan(self, tasks: Sequence[Task], history: RolloutHistory) -> list[RolloutRequest]:
-        """See `Algorithm.plan`. In a run that knows experts, a task's rollouts may start on its expert's path."""
+        """See `Algorithm.plan`. In a run with experts, a task's rollouts may start on its expert's path."""
         requests = super().plan(tasks, history)
-        return requests if self.wants_experts(self.config) == "no" else self._curriculum.place(requests, history)
+        if self._sources is None:
+            return requests
+        self._sources.take(tasks, history)
+        return self._curriculum.place(requests, history)
 
     @classmethod
-    def needs(cls, config: Any) -> Mapping[str, Collection[str]]:
-        """A trainer that keeps a reference policy, where there is a penalty on leaving it."""
-        return {"trainer": ["reference"]} if config.kl_coef else {}
+    def needs(cls, config: Any) -> Mapping[str, Collection[str | type]]:
+        """See `Algorithm.needs`: `demonstrate` needs a demonstrator, and `start_states: snapshot` needs snapshots."""
+        found: dict[str, list[str | type]] = {}
+        if config.experts and config.experts.demonstrate:
+            found["tasks"] = ["demonstrations"]
+        if config.experts and config.experts.start_states == "snapshot":
+            found["sandbox"] = [Snapshots]
+        return found
 
     def batch(self, trajectories: Sequence[Trajectory]) -> TrainBatch | None:
-        """See `Algorithm.batch`. Left out: trajectories without a reward to be trusted, groups without spread.
+        """See `Algorithm.batch`. Trajectories without a trusted reward are left out.
 
-        Behind the rollouts stand the experts whose chunks are imitated beside them, once for each of their groups.
-        """
+        Even groups (`group_centered`) have no policy gradient. With a KL term they are packed with a return of 0;
+        without one they are left out. Both ways they count in Z. After the rollouts, the batch holds the experts
+        whose chunks are imitated, once for each group that imitates them.
+        Metrics: `dropped_groups` is the number of even groups, if there are any. With experts, `experts` is the number
+        of tasks that have one, and `start_chunk_pointer` the number of replayed chunks, as a mean over the pointers."""
         c = self.config
         made = signals(c.return_signal, trajectories, c.negative_signal)
-        self._dropped_groups += made.dropped_groups
         imitated = imitations(trajectories, self._curriculum.placed, c.il_when) if c.lambda_il else []
-        if not any(made.values) and not imitated:
+        if not (any(made.values) or imitated or self.reference):
             return None
-        # By object, not by trajectory id: two rollouts that share an id are still two.
+        # Keys are objects, not trajectory ids, because two rollouts may share an id.
         signal_of = {id(t): value for t, value in zip(made.trajectories, made.values, strict=True)}
+        left_out = set() if self.reference else {id(made.trajectories[i]) for i in made.even}
         chunks_of = {id(i.expert): i.chunks for i in imitated}
         gamma = c.gamma if (c.return_level or c.level) == "chunk" else 1.0
 
@@ -182,95 +215,43 @@ class IPA(Algorithm):
             if id(trajectory) in chunks_of:
                 part = position < chunks_of[id(trajectory)]
                 return Credit(chunk_return(1.0, gamma, position, count), True) if part else None
-            if not chunk.sampled:
+            if not chunk.sampled or id(trajectory) in left_out:
                 return None
             signal = signal_of[id(trajectory)]
             return Credit(chunk_return(signal, gamma, position, count), signal > 0)
 
-        return pack([*made.trajectories, *(i.expert for i in imitated)], credit, self._normalizer)
+        def weight(trajectory: Trajectory, chunks: int, tokens: int) -> float:
+            if id(trajectory) in left_out:
+                chunks, tokens = sampled_size(trajectory)
+            return float({"token": tokens, "chunk": chunks, "trajectory": chunks > 0}[c.normalization])
 
-    def _normalizer(self, table: ChunkTable, tokens: int) -> float:
-        """Z, which counts what is imitated as it counts what was sampled.
+        dropped = {"dropped_groups": float(made.even_groups)} if made.even_groups else {}
+        metrics = {**dropped, **self._curriculum.metrics()}
+        return pack([*made.trajectories, *(i.expert for i in imitated)], credit, weight, metrics)
 
-        Known before anything is computed, so that it is one number for all micro-batches.
-        """
-        match self.config.normalization:
-            case "token":
-                return float(tokens)
-            case "chunk":
-                return float(len(table.trajectory))
-            case "trajectory":
-                return float(len(np.unique(table.trajectory)))
-
-    def loss(self, inputs: LossInput) -> LossOutput:
-        """Eq. 9 over one micro-batch, or Eq. 10 where it holds imitated chunks; and the pull to the reference."""
-        from ale_policy_loss.reference import reference_penalty
-
+    @property
+    def loss(self) -> ChunkLoss:
+        """See `Algorithm.loss`."""
         c = self.config
-        sampled = inputs.chunks.sampled[inputs.chunk_ids]
-        penalty = reference_penalty(inputs, c.kl_coef)
-        total, sums = penalty.loss, penalty.sums
-        maxima: Mapping[str, Any] = {}
-        if bool(sampled.any()):
-            out = self._policy_loss(inputs if bool(sampled.all()) else select(inputs, sampled))
-            total, sums, maxima = total + c.lambda_rl * out.loss, {**sums, **out.sums}, out.maxima
-        if not bool(sampled.all()):
-            imitated, told = imitation_loss(select(inputs, ~sampled))
-            total, sums = total + c.lambda_il * imitated, {**sums, **told}
-        return LossOutput(total, sums, maxima)
-
-    def _policy_loss(self, inputs: LossInput) -> LossOutput:
-        """Eq. 9 over tokens that the policy sampled."""
-        import torch
-
-        from ale_ipa.loss import policy_loss
-        from ale_ipa.report import loss_sums
-        from ale_policy_loss.report import ratio_maxima
-        from ale_policy_loss.units import segments_of
-
-        c = self.config
-        ids = inputs.chunk_ids
-        old = inputs.old_logprobs
-        if old is None:
-            # Taking the engine's here in silence would turn the mismatch mask off.
-            if c.old_logprobs == "recompute":
-                raise PluginError(
-                    "The algorithm 'ipa' has old_logprobs 'recompute', but the batch has none: fill "
-                    "TrainBatch.old_logprobs from the trainer before the first update, or set old_logprobs to 'engine'."
-                )
-            old = inputs.engine_logprobs
-        positive = inputs.chunks.positive[ids]
-        terms = policy_loss(
-            inputs.logprobs,
-            old,
-            inputs.engine_logprobs,
-            inputs.chunks.returns[ids],
-            positive,
-            segments_of(c.ratio_level or c.level, ids, inputs.chunks),
-            segments_of(c.mask_level or c.level, ids, inputs.chunks),
-            c.mismatch_threshold,
-            c.mismatch_lower,
-            inputs.normalizer,
+        return ChunkLoss(
+            ratio_level=c.ratio_level or c.level,
+            mask_level=c.mask_level or c.level,
+            mismatch_threshold=c.mismatch_threshold,
+            mismatch_lower=c.mismatch_lower,
+            old_logprobs=c.old_logprobs,
+            lambda_rl=c.lambda_rl,
+            lambda_il=c.lambda_il,
+            kl_coef=c.kl_coef,
+            normalization=c.normalization,
         )
-        sums = loss_sums(inputs, torch.as_tensor(old), positive, terms)
-        return LossOutput(terms.loss, sums, ratio_maxima(terms.ratio))
 
-    def metrics(self, totals: Mapping[str, float]) -> dict[str, float]:
-        """Means over the tokens with loss, unless it says otherwise; `docs/metrics.md` has them in one table.
+    def state(self) -> dict[str, Any]:
+        """See `Algorithm.state`: the state holds the curriculum and the experts."""
+        demonstrated = self._sources.state() if self._sources else {}
+        return {**self._curriculum.state(), "demonstrated": demonstrated}
 
-        `entropy` in nats; `ratio`, `ratio_std`, `ratio_max` of pi/pi_old in its unit before the step; `effective_samples`:
-        (sum of ratios)^2 / (tokens x sum of squares), 1 where all are alike; `kl_old` an estimate of KL(pi_old, pi),
-        `kl_ref` of KL(pi, reference) on what the policy sampled; `engine_gap` the mean of |log pi_old - log mu|. Shares:
-        `positive` and `negative` of the tokens, `positive_trajectories` and `negative_trajectories` of the trajectories,
-        `masked` of the tokens, `masked_chunks` of the chunks (in part or whole), `clipped` of the negative tokens (ratio
-        above 1). `dropped_groups` counts those of all batches made since this was last asked, where there were any. All this is of what the
-        policy sampled. Where experts are known: `il_tokens` that were imitated, `il_loss` their mean negative log-likelihood
-        (nats), `experts` the tasks that have one, `start_chunk_pointer` the chunks replayed, mean over the tasks' pointers.
-        """
-        from ale_ipa.report import loss_metrics
-
-        out = loss_metrics(totals)
-        if self._dropped_groups:
-            out["dropped_groups"] = float(self._dropped_groups)
-            self._dropped_groups = 0
-        return out | self._curriculum.metrics()
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """See `Algorithm.restore`."""
+        self._curriculum.restore(state)
+        if self._sources is not None:
+            self._sources.restore(state["demonstrated"])

@@ -1,78 +1,84 @@
-"""The course that a run takes along its experts: which starts each step plans, and what came back from them.
+"""The curriculum of a run with experts chooses the starts of each step's rollouts and learns from their results.
 
-1. `place` gives the planned rollouts of a step their starts. Before that it looks, once, at the rollouts that came back:
-   pointers move, lost experts are dropped, and every few steps the policy's own successes become experts.
-2. The rollouts of one task from one start form a group. What each group of the last steps was asked for is remembered
-   (`placed`): training may lag behind planning.
-3. What a failing group imitates reaches up to the next start from which the policy has succeeded: the crucial chunk lies
-   before that. For rollback this is the chunk at which the group starts; anchors may have several chunks between them.
-4. A rollout whose replay did not reach its start never comes back. After a window of such (`RolloutHistory.lost_replays`),
-   without one that got as far, the expert gives way to the task's next one; the last one is cut short, halfway between what
-   came through and what was lost, and dropped when nothing is left of it. What is lost for another reason says
-   nothing about the expert.
+1. `place` gives the planned rollouts of a step their starts. Before that it reads each finished rollout once: it moves
+   pointers, drops experts that cannot be replayed, and every few steps makes the policy's own successes experts.
+2. The rollouts of one task from one start form a group. `placed` remembers the start of each group of the last steps,
+   because training may lag behind planning.
+3. A failing group imitates the expert's chunks up to the next start from which the policy has succeeded, because the
+   crucial fork lies before that start. With rollback this is one chunk, the one at which the group starts; between
+   two anchors there may be several chunks.
+4. A rollout whose replay did not reach its start is lost (`REPLAY_LOST` in `RolloutHistory.rejected`). If a window of
+   rollouts is lost and none gets that far, the task's next expert replaces this one. The last expert is cut to halfway
+   between the reached and the lost starts, and dropped when nothing is left of it. Rollouts that were rejected for
+   other reasons say nothing about the expert.
 """
 
 from __future__ import annotations
 
 import random
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from itertools import groupby
+from typing import Any
 
 from ale.specs.algorithm import RolloutHistory, RolloutRequest
 from ale.trajectory import Trajectory
-from ale_ipa.experts import ExpertStore, chunk_count
+from ale_ipa.experts import ExpertStore, TrajectoryTable, chunk_count
 from ale_ipa.settings import StartSettings
 from ale_ipa.starts import Pointer, anchors, judge, spread
 from ale_policy_loss.groups import any_passed, trusted
+from ale_replay import REPLAY_LOST, ExpertReplay, ExpertStates
 
 KEPT_STEPS = 32
-"""Steps for which it is remembered where the rollouts of a group started."""
+"""The curriculum remembers the starts of groups for this many steps."""
 
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """What a group of rollouts was asked for: a task from `start`, in `step`."""
+    """This is what a group of rollouts was asked to do: attempt a task from `start`, in the step `step`."""
 
     task_id: str
     step: int
     expert: Trajectory
     start: int
     imitated: int
-    """How many of the expert's chunks are imitated where nothing from this start passes."""
+    """How many of the expert's chunks are imitated if no rollout from this start passes."""
 
 
 class Curriculum:
-    """Starts of rollouts from step to step. `most` is how many different starts a group can have."""
+    """Chooses the starts of rollouts, step by step. A task has at most `most` different starts in a step."""
 
-    def __init__(self, settings: StartSettings, most: int, event: Callable[..., None]) -> None:
+    def __init__(
+        self, settings: StartSettings, most: int, event: Callable[..., None], states: ExpertStates | None = None
+    ) -> None:
         self._settings = settings
         self._most = most
         self._event = event
-        self._store = ExpertStore(settings.refresh_every)
+        self._states = states
+        self.experts = ExpertStore(settings.refresh_every)
         self._pointers: dict[str, Pointer] = {}
         self._lost: dict[str, Counter[int]] = defaultdict(Counter)
-        """By expert: lost replays by the start that they did not reach."""
+        """For each expert, the number of lost replays by the start that they did not reach."""
         self._counted = -1
         """The step whose lost replays were counted last."""
         self._reached: dict[str, int] = {}
-        """By expert: the farthest start that a replay reached."""
+        """For each expert, the farthest start that a replay has reached."""
         self._farthest: dict[str, int] = {}
-        """By expert that was cut short: the farthest start that is still asked for."""
+        """For each expert that was cut, the farthest start that rollouts may still have."""
         self._mastered: dict[str, dict[int, bool]] = defaultdict(dict)
-        """By expert: whether anything passed when a start was last tried."""
+        """For each expert and start, whether any rollout passed when that start was last tried."""
         self._seen: set[str] = set()
         self.placed: dict[str, Placed] = {}
-        """By group: those that start on an expert's path."""
+        """For each group that starts on an expert's path, what it was asked to do."""
 
     def place(self, requests: Sequence[RolloutRequest], history: RolloutHistory) -> list[RolloutRequest]:
-        """The same rollouts, those of tasks with an expert in groups of one start each; as they are in a run that has none.
+        """Return the same rollouts with their starts: those of a task with an expert are divided into groups that share
+        a start. In a run without experts, the rollouts stay as they are.
 
-        The same requests and history give the same again.
+        The same requests and history always give the same result.
         """
-        self._store.learn(history.experts)
-        if not self._store.tasks:
+        if not self.experts.tasks:
             return list(requests)
         self._observe(history)
         out: list[RolloutRequest] = []
@@ -82,17 +88,56 @@ class Curriculum:
         return out
 
     def metrics(self) -> dict[str, float]:
-        """Nothing before an expert is known. `experts`: tasks that have one; `start_chunk_pointer`: chunks replayed, mean
-        over the pointers of tasks."""
-        tasks = self._store.tasks
-        out = {"experts": float(sum(self._store.of(task_id) is not None for task_id in tasks))} if tasks else {}
+        """Return the metrics; there are none in a run without experts. `experts` is the number of tasks that have one;
+        `start_chunk_pointer` is the number of replayed chunks, as a mean over the pointers of the tasks."""
+        if self._settings.experts is None:
+            return {}
+        out = {"experts": float(sum(self.experts.of(task_id) is not None for task_id in self.experts.tasks))}
         if self._pointers:
             out["start_chunk_pointer"] = sum(p.start for p in self._pointers.values()) / len(self._pointers)
         return out
 
+    def state(self) -> dict[str, Any]:
+        """See `Algorithm.state`: the state consists of JSON values."""
+        table = TrajectoryTable()
+        return {
+            "experts": self.experts.state(table),
+            "pointers": {task_id: asdict(pointer) for task_id, pointer in self._pointers.items()},
+            "lost": {expert_id: list(lost.items()) for expert_id, lost in self._lost.items()},
+            "counted": self._counted,
+            "reached": self._reached,
+            "farthest": self._farthest,
+            "mastered": {expert_id: list(starts.items()) for expert_id, starts in self._mastered.items()},
+            "seen": sorted(self._seen),
+            "placed": {
+                group: [p.task_id, p.step, table.number(p.expert), p.start, p.imitated]
+                for group, p in self.placed.items()
+            },
+            "trajectories": table.state(),
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """See `Algorithm.restore`: an earlier state replaces this one."""
+        table = TrajectoryTable.of(state["trajectories"])
+        self.experts.restore(state["experts"], table)
+        self._pointers = {
+            task_id: Pointer(**{**pointer, "outcomes": tuple(pointer["outcomes"])})
+            for task_id, pointer in state["pointers"].items()
+        }
+        self._lost = defaultdict(Counter, {expert_id: Counter(dict(lost)) for expert_id, lost in state["lost"].items()})
+        self._counted = state["counted"]
+        self._reached = dict(state["reached"])
+        self._farthest = dict(state["farthest"])
+        self._mastered = defaultdict(dict, {expert_id: dict(starts) for expert_id, starts in state["mastered"].items()})
+        self._seen = set(state["seen"])
+        self.placed = {
+            group: Placed(task_id, step, table.trajectories[expert], start, imitated)
+            for group, (task_id, step, expert, start, imitated) in state["placed"].items()
+        }
+
     def _place_group(self, group: str, members: list[RolloutRequest], history: RolloutHistory) -> list[RolloutRequest]:
         task_id = members[0].task.id
-        expert = self._store.of(task_id)
+        expert = self.experts.of(task_id)
         if expert is None:
             self._pointers.pop(task_id, None)
             return members
@@ -102,9 +147,15 @@ class Curriculum:
             later = [s for s, passed in self._mastered[expert.id].items() if passed and s > start]
             self.placed[name] = Placed(task_id, history.step, expert, start, min(later, default=start + 1))
         return [
-            replace(r, group=f"{group}.k{start + 1}", start_chunk=start, expert=expert if start else None)
+            replace(r, group=f"{group}.k{start + 1}", start=self._start(expert, start))
             for r, start in zip(members, starts, strict=True)
         ]
+
+    def _start(self, expert: Trajectory, chunks: int) -> ExpertReplay | None:
+        if not chunks:
+            return None
+        ignore = self._settings.experts.replay_ignore if self._settings.experts else ()
+        return ExpertReplay(expert, chunks, ignore, self._states)
 
     def _starts(self, task_id: str, expert: Trajectory, history: RolloutHistory) -> list[int]:
         if self._settings.start == "rollback":
@@ -113,7 +164,7 @@ class Curriculum:
         return anchors(self._chunks(expert), min(self._settings.anchors, self._most), self._settings.anchor_choice, rng)
 
     def _chunks(self, expert: Trajectory) -> int:
-        """How many of its chunks, from the beginning, rollouts may start at."""
+        """Return how many chunks of the expert, counted from the beginning, a rollout may start at."""
         return min(chunk_count(expert), self._farthest.get(expert.id, chunk_count(expert)) + 1)
 
     def _pointer(self, task_id: str, expert: Trajectory) -> Pointer:
@@ -134,33 +185,38 @@ class Curriculum:
         self._look_where_it_succeeds(fresh)
         if self._settings.start == "rollback":
             self._move_pointers(fresh, history.step)
-        self._store.note(fresh)
-        for taken in self._store.refresh(history.step):
+        self.experts.note(fresh)
+        for taken in self.experts.refresh(history.step):
             self._event(
-                "expert_refreshed", step=history.step, task=taken.expert.task_id, expert=taken.expert.id,
-                chunks=chunk_count(taken.expert), before=taken.chunks_before,
-            )  # fmt: skip
+                "expert_refreshed",
+                step=history.step,
+                task=taken.expert.task_id,
+                expert=taken.expert.id,
+                chunks=chunk_count(taken.expert),
+                before=taken.chunks_before,
+            )
 
     def _look_where_it_succeeds(self, fresh: Sequence[Trajectory]) -> None:
         tried: dict[tuple[str, int], dict[int, bool]] = defaultdict(lambda: defaultdict(bool))
         for group, passed in any_passed(fresh).items():
             if (asked := self.placed.get(group)) is not None:
-                tried[asked.expert.id, asked.start][asked.step] |= passed  # a step may try a start with several groups
+                tried[asked.expert.id, asked.start][asked.step] |= passed  # several groups of a step may have one start
         for (expert_id, start), steps in tried.items():
             self._mastered[expert_id][start] = steps[max(steps)]
 
     def _count_lost(self, fresh: Sequence[Trajectory], history: RolloutHistory) -> None:
         came = {t.group for t in fresh}
-        news = {} if history.step == self._counted else history.lost_replays
+        given_up = {} if history.step == self._counted else history.rejected
+        news = {group: kinds[REPLAY_LOST] for group, kinds in given_up.items() if kinds.get(REPLAY_LOST)}
         self._counted = history.step
         for name in self.placed.keys() & (news.keys() - came):
             asked = self.placed[name]
-            if asked.expert.id not in self._store.dropped:
+            if asked.expert.id not in self.experts.dropped:
                 self._lost[asked.expert.id][asked.start] += news[name]
         for name in self.placed.keys() & came:
             asked = self.placed[name]
             self._reached[asked.expert.id] = max(asked.start, self._reached.get(asked.expert.id, 0))
-            # A replay that got this far gets as far as any earlier start.
+            # A replay that reached this start also reached every earlier one.
             lost = self._lost[asked.expert.id]
             for start in [s for s in lost if s <= asked.start]:
                 del lost[start]
@@ -170,17 +226,17 @@ class Curriculum:
                 self._cut(expert_id, lost, history.step)
 
     def _cut(self, expert_id: str, lost: Counter[int], step: int) -> None:
-        """Ask no more for starts that replays of this expert do not reach."""
+        """Stop asking for starts that replays of this expert do not reach."""
         del self._lost[expert_id]
         task_id = next(p.task_id for p in self.placed.values() if p.expert.id == expert_id)
         first, reached = min(lost), self._reached.get(expert_id, 0)
         farthest = (first + reached) // 2 if reached < first else first - 1
         where = {"step": step, "task": task_id, "expert": expert_id, "lost": lost.total()}
-        if farthest and len(self._store.usable(task_id)) == 1:
+        if farthest and len(self.experts.usable(task_id)) == 1:
             self._farthest[expert_id] = farthest
             self._event("expert_cut", **where, farthest=farthest)
         else:
-            self._store.drop(expert_id)
+            self.experts.drop(expert_id)
             self._mastered.pop(expert_id, None)
             pointer = self._pointers.get(task_id)
             if pointer is not None and pointer.expert == expert_id:

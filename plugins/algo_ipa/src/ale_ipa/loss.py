@@ -1,7 +1,7 @@
-"""The loss of IPA as pure functions over packed tensors (paper, 3.2.4.3).
+"""This module has the loss of IPA as pure functions over packed tensors (paper, 3.2.4.3).
 
-Shapes: M tokens with loss, in any order; `segments` [M] int64 says which unit (token, chunk or trajectory) each token
-belongs to, numbered from 0. Units, ratios (Eqs. 4, 8) and masks (Eqs. 6, 9) are those of `ale_policy_loss`.
+There are M tokens with loss, in any order; `segments` [M] int64 gives the number, from 0, of the unit (token, chunk or
+trajectory) of each token. `ale_policy_loss` defines units, ratios (Eqs. 4, 8) and masks (Eqs. 6, 9).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ale_policy_loss.ratios import log_ratio, mismatch_mask, ratio_of, truncated
 
 @dataclass(frozen=True, slots=True)
 class LossTerms:
-    """`loss` is the scalar of Eq. 9; the rest is per token [M] and detached: ratio rho, weight w, mask m (0 or 1)."""
+    """`loss` is the scalar of Eq. 9; ratio rho, weight w and mask m (0 or 1) are per token [M] and detached."""
 
     loss: Tensor
     ratio: Tensor
@@ -26,7 +26,7 @@ class LossTerms:
 
 
 def importance_weight(log_rho: Tensor, positive: Tensor) -> Tensor:
-    """The weight w of Eq. 9: 1 on T+, `clip(rho, 0, 1)` on T-, where a ratio that does not exist counts as 0. [M]"""
+    """Return the weight w of Eq. 9 [M]: 1 on T+, `clip(rho, 0, 1)` on T-. A ratio that does not exist counts as 0."""
     cut = truncated(log_rho)
     return torch.where(positive, torch.ones_like(cut), cut)
 
@@ -43,11 +43,11 @@ def policy_loss(
     lower: float | None,
     normalizer: float,
 ) -> LossTerms:
-    """Eq. 9 as a loss: `- sum_t w_t G_t m_t logprobs_t / Z`.
+    """Return Eq. 9 as a loss: `- sum_t w_t G_t m_t logprobs_t / Z`.
 
-    All in float32 or better. logprobs [M] carries the gradient; old, engine, returns (G of the token's chunk) [M]; positive [M] bool (the
-    token's trajectory is in T+). `w` and `m` carry none: they are weights, not part of the objective.
-    """
+    All tensors are [M] and are computed in float32 or better. `returns` is G of the token's chunk; `positive` (bool)
+    says whether the token's trajectory is in T+. Only `logprobs` carries a gradient: `w` and `m` are weights, not part
+    of the objective."""
     kind = torch.promote_types(logprobs.dtype, torch.float32)
     logprobs, old, engine, returns = (x.to(kind) for x in (logprobs, old, engine, returns))
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""What an update of IPA tells about itself: sums that add up over micro-batches and ranks, and the means from them."""
+"""This module computes the metrics of an IPA update: sums over micro-batches and ranks, and the means made of them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ale_policy_loss.units import segments_of
 
 @torch.no_grad()
 def loss_sums(inputs: LossInput, old: Tensor, positive: Tensor, terms: LossTerms) -> dict[str, Tensor]:
-    """The sums of one micro-batch. A trajectory stands in one micro-batch, so trajectories and chunks add up too."""
+    """Return the sums of a micro-batch. No trajectory is split, so the numbers of trajectories and chunks add up."""
     ids, ratio = inputs.chunk_ids, terms.ratio
     trajectories = segments_of("trajectory", ids, inputs.chunks)
     return {
@@ -31,7 +31,7 @@ def loss_sums(inputs: LossInput, old: Tensor, positive: Tensor, terms: LossTerms
 
 
 def loss_metrics(totals: Mapping[str, float]) -> dict[str, float]:
-    """Readable metrics from the totals of an update; what is not from `loss_sums` stays as it is."""
+    """Compute the metrics from the totals of an update; totals that are not from `loss_sums` stay as they are."""
     out = dict(totals)
     tokens = max(1.0, out.get("loss_tokens", 0.0))
     out["clipped"] = out.pop("clipped_tokens", 0.0) / max(1.0, out.get("negative_tokens", 0.0))

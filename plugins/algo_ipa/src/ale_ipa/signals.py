@@ -1,9 +1,9 @@
-"""From rewards to signals, the `R` that Eq. 7 discounts, and on to the returns of chunks.
+"""This module turns rewards into signals (`R`, which Eq. 7 discounts) and signals into the returns of chunks.
 
-The paper's reward is 0 or 1, and a 0 would leave the failed trajectories without gradient while Eq. 9 has a term for
-them. So `R` is made from the reward in one of three ways. T+ are the trajectories whose signal is above 0; for
-rewards of 0 and 1 these are the ones that passed, whichever way is taken. Where a failure may have a reward above 0 (a
-share of the tests), `signed` goes by the pass, as pointers and imitation do.
+The paper's reward is 0 or 1. With a signal of 0, failed trajectories would have no gradient, although Eq. 9 has a term
+for them. So `R` is made from the reward in one of three ways. T+ are the trajectories whose signal is above 0; for
+rewards of 0 and 1 these are the trajectories that passed, in all three ways. If a failure can have a reward above 0 (a
+share of the tests), `signed` uses whether the trajectory passed, as pointers and imitation do.
 """
 
 from __future__ import annotations
@@ -20,15 +20,17 @@ ReturnSignal = Literal["signed", "raw", "group_centered"]
 
 @dataclass(frozen=True, slots=True)
 class Signals:
-    """Trajectories with their signals, in the order they came, and how many groups had no spread."""
+    """Holds trajectories with their signals, in the given order. `even` holds the positions of the trajectories in even
+    groups (their signal is 0), `even_groups` the number of these groups."""
 
     trajectories: list[Trajectory]
     values: list[float]
-    dropped_groups: int = 0
+    even: frozenset[int] = frozenset()
+    even_groups: int = 0
 
 
 def signals(kind: ReturnSignal, trajectories: Sequence[Trajectory], negative_signal: float) -> Signals:
-    """The signals of the trajectories that have a reward to be trusted; the others are left out."""
+    """Return the signals of the trajectories that have a trusted reward; the others are left out."""
     kept = trusted(trajectories)
     if kind == "group_centered":
         return group_centered(kept)
@@ -38,20 +40,22 @@ def signals(kind: ReturnSignal, trajectories: Sequence[Trajectory], negative_sig
 
 
 def group_centered(trajectories: Sequence[Trajectory]) -> Signals:
-    """Reward minus the mean of its group; a group whose rewards are all alike teaches nothing and is dropped."""
-    centered: dict[int, float] = {}
-    dropped = 0
+    """Subtract from each reward the mean of its group; a group whose rewards are all equal teaches nothing."""
+    centered = [0.0] * len(trajectories)
+    even: set[int] = set()
+    even_groups = 0
     for members in groups_of(trajectories):
         rewards = [reward_of(trajectories[i]) for i in members]
         if min(rewards) == max(rewards):
-            dropped += 1
+            even_groups += 1
+            even |= set(members)
             continue
         mean = sum(rewards) / len(rewards)
-        centered |= {i: r - mean for i, r in zip(members, rewards, strict=True)}
-    order = sorted(centered)
-    return Signals([trajectories[i] for i in order], [centered[i] for i in order], dropped)
+        for i, reward in zip(members, rewards, strict=True):
+            centered[i] = reward - mean
+    return Signals(list(trajectories), centered, frozenset(even), even_groups)
 
 
 def chunk_return(signal: float, gamma: float, position: int, count: int) -> float:
-    """Eq. 7: `G_k = gamma^(K - k) R` for the chunk at `position` (from 0) of `count`; the last one gets `R`."""
+    """Return Eq. 7: `G_k = gamma^(K - k) R` for the chunk at `position` (from 0) of `count`; the last one gets `R`."""
     return signal * float(gamma ** (count - 1 - position))

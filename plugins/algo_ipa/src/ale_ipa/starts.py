@@ -1,10 +1,10 @@
-"""Where rollouts start on an expert's path (paper, 3.2.4.4), as pure functions and values.
+"""Pure functions decide where rollouts start on an expert's path (paper, 3.2.4.4).
 
-A *start* is how many of the expert's chunks are replayed: 0 is the beginning, `k - 1` is a rollout from chunk `k`.
-
-- Parallelized initialization: `anchors` chooses several starts, `spread` shares a group's rollouts out among them.
-- Sequential rollback: a `Pointer` begins at the last chunk; `judge` moves it one chunk back where the policy succeeds
-  from there, and finds the crucial chunks on the way.
+A *start* is the number of the expert's chunks that are replayed: with 0 a rollout starts at the task's beginning, with
+`k - 1` the policy makes chunk `k` first.
+- Parallelized initialization: `anchors` chooses several starts, and `spread` divides a group's rollouts among them.
+- Sequential rollback: a `Pointer` begins at the last chunk. `judge` moves it one chunk back if the policy succeeds from
+  there, and finds the crucial forks on the way.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Literal
 
 
 def anchors(chunks: int, count: int, choice: Literal["uniform", "random"], rng: random.Random) -> list[int]:
-    """At most `count` different starts on a path of `chunks` chunks, ascending, 0 always among them.
+    """Return at most `count` different starts on a path of `chunks` chunks, in ascending order; 0 is always among them.
 
-    `uniform`: at even distances from the first to the last chunk. `random`: the others are drawn from `rng`.
+    `uniform` chooses even distances from the first to the last chunk; `random` draws the other starts from `rng`.
     """
     if chunks <= count:
         return list(range(max(1, chunks)))
@@ -29,41 +29,42 @@ def anchors(chunks: int, count: int, choice: Literal["uniform", "random"], rng: 
 
 
 def spread(starts: list[int], rollouts: int) -> list[int]:
-    """A start for each rollout: as many from one as from another, but for one more from the earlier where it does not
-    come out even."""
+    """Return a start for each rollout. All starts get equally many rollouts; if the number of rollouts does not divide
+    evenly, each of the earlier starts gets one more."""
     return sorted(starts[j % len(starts)] for j in range(rollouts))
 
 
 ROUNDING = 1e-9
-"""0.8 - 0.5 is no larger drop than 0.3."""
+"""This tolerance makes a drop from 0.8 to 0.5 count as 0.3 in spite of floating-point rounding."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pointer:
-    """Where rollouts of a task start on the path of `expert`, which has `chunks` chunks."""
+    """Says where rollouts of a task start on the path of `expert`, which has `chunks` chunks."""
 
     expert: str
     chunks: int
     start: int
     outcomes: tuple[bool, ...] = ()
-    """Whether the last rollouts from here passed, oldest first; at most a window."""
+    """Whether each of the last rollouts from this start passed, the oldest first; at most a window of them."""
     left_at: float | None = None
-    """The success rate at which the start behind this one was left; None once this start was compared with it."""
+    """The success rate at which the pointer left the start one chunk later; None after this start's was compared."""
 
     @classmethod
     def at_last(cls, expert: str, chunks: int) -> Pointer:
-        """The last chunk is the first that the policy makes."""
+        """Return a pointer from which the policy makes only the last chunk."""
         return cls(expert, chunks, max(0, chunks - 1))
 
     def onto(self, expert: str, chunks: int) -> Pointer:
-        """On the path of a shorter expert: as many chunks from its end as before, or at its beginning where it has no more
-        than that. Success is measured anew."""
+        """Move to the path of a shorter expert, as many chunks from its end as before, or to its beginning if it has no
+        more chunks than that. The success rate is measured again."""
         return Pointer(expert, chunks, max(0, chunks - (self.chunks - self.start)))
 
 
 @dataclass(frozen=True, slots=True)
 class Fork:
-    """Chunk `chunk` (from 1) is crucial: success was `before` when it was replayed, and `after` when the policy made it."""
+    """Chunk `chunk` (from 1) is a crucial fork: the success rate was `before` when the chunk was replayed, and `after`
+    when the policy made it."""
 
     chunk: int
     before: float
@@ -72,7 +73,7 @@ class Fork:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """Where the pointer stands now, the fork that was found, and the rate at which the start was left if it was."""
+    """Holds the new pointer, a crucial fork if one was found, and, if the pointer moved, the rate at which it did."""
 
     pointer: Pointer
     fork: Fork | None = None
@@ -80,12 +81,11 @@ class Judgement:
 
 
 def judge(pointer: Pointer, outcomes: list[bool], window: int, advance_at: float, fork_drop: float) -> Judgement:
-    """What a step's rollouts from the pointer's start change.
+    """Update a pointer by the outcomes of a step's rollouts from its start.
 
-    With a window of them at hand: the first window from a start is compared with the rate at which the start behind it was
-    left, and a drop by more than `fork_drop` is a fork. The last window decides whether the pointer moves: one chunk back
-    where its rate is at least `advance_at`, unless it is at the beginning.
-    """
+    Nothing is decided before there is a window of outcomes. The first window from a start is compared with the rate at
+    which the pointer left the start one chunk later; a drop by more than `fork_drop` is a crucial fork. If the rate of
+    the last window is at least `advance_at`, the pointer moves one chunk back, unless it is at the beginning."""
     known = (*pointer.outcomes, *outcomes)
     if len(known) < window:
         return Judgement(replace(pointer, outcomes=known))

@@ -1,4 +1,4 @@
-"""From rewards to advantages: one number a trajectory, shared by all of its tokens."""
+"""This module turns rewards into advantages: one number per trajectory, which all of its tokens share."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from statistics import fmean, pstdev, stdev
 from ale_pg.variants import GROUP_BASELINES, Baseline, Scale
 
 EPSILON = 1e-6
-"""Added to a standard deviation before it divides."""
+"""This is added to a standard deviation before dividing by it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Advantages:
-    """A value for each reward, in their order; `even` are the places of those whose group has no spread (value 0)."""
+    """Holds a value for each reward, in their order; `even` are the positions of those in even groups (value 0)."""
 
     values: list[float]
     even: frozenset[int] = frozenset()
@@ -24,11 +24,11 @@ class Advantages:
 def advantages(
     rewards: Sequence[float], groups: Sequence[Sequence[int]], baseline: Baseline, scale: Scale
 ) -> Advantages:
-    """Reward minus baseline, divided by a standard deviation if `scale` names one.
+    """Return reward minus baseline, divided by a standard deviation if `scale` names one.
 
-    `groups` are places in `rewards`. A group whose rewards are all alike (one of a single rollout too) has no baseline
-    of its own to differ from: its values are 0 and it is counted. The deviation of a group is that of a sample (n - 1),
-    as in the usual implementations of GRPO; that of the batch is over the trajectories that are in no even group.
+    `groups` holds positions in `rewards`. A group whose rewards are all equal (also a group of one rollout) does not
+    differ from its baseline: its values are 0, and it is counted as even. The deviation of a group is that of a sample
+    (n - 1), as usual in GRPO; the deviation of the batch is over the trajectories that are in no even group.
     """
     values = [0.0] * len(rewards)
     even: set[int] = set()
@@ -54,7 +54,7 @@ def advantages(
 
 
 def _of_group(rewards: list[float], baseline: Baseline, scale: Scale) -> list[float] | None:
-    """GRPO: `(r - mean) / (std + eps)`; Dr. GRPO: `r - mean`; RLOO: `r - mean of the others`; None: no spread."""
+    """Return `(r - mean) / (std + eps)` (GRPO), `r - mean` (Dr. GRPO), `r - mean of others` (RLOO); None if even."""
     if min(rewards) == max(rewards):
         return None
     mean = fmean(rewards)

@@ -1,84 +1,100 @@
-"""Policy gradients without a critic, the baselines beside chunk-level methods: one class, a `variant`, its settings.
+"""This algorithm is a family of policy gradients without a critic, which serve as baselines for chunk-level methods.
 
-1. `batch` turns rewards into one advantage a trajectory (`advantages`); a rollout without a reward to be trusted is left
-   out before any statistic. Groups without spread are dropped and counted.
-2. `loss` is a pure function for each variant (`reinforce`, `topr`, `ppo`, `grpo`, `gspo`, `cispo`), over all tokens that
-   the policy sampled. The unit is the trajectory, however many sequences it has.
-3. `variants` says what each variant fixes and which settings act on it; the others are refused.
+1. `batch` turns rewards into one advantage per trajectory (`advantages`). A rollout without a trusted reward is left
+   out before any statistic is computed. Even groups have no advantage; they are counted.
+2. `loss` (`objective.py`) calls a pure function for each variant (`reinforce`, `topr`, `ppo`, `grpo`, `gspo`, `cispo`)
+   over all tokens that the policy sampled. The unit is the trajectory, however many sequences it has.
+3. `variants` says what each `variant` fixes and which settings act on it; other settings are refused.
 
-torch is imported by the methods that use it: settings are checked without it.
+The settings can be checked without torch, which is imported only when the loss is called.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from ale.errors import PluginError
-from ale.packing import Credit, pack
 from ale.specs.algorithm import Algorithm
-from ale.specs.driver import DriverContext, PluginConfig
-from ale.specs.trainer import LossInput, LossOutput, TrainBatch
+from ale.specs.driver import Driver, DriverContext, PluginConfig
+from ale.specs.trainer import TrainBatch
 from ale.trajectory import Chunk, Trajectory
+from ale_packing import Credit, pack
 from ale_pg.advantages import advantages
-from ale_pg.variants import GROUP_BASELINES, RULES, Baseline, ReturnSignal, Scale, Settings, Variant
-from ale_policy_loss.groups import groups_of, reward_of, trusted
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from ale_pg.terms import Terms
+from ale_pg.objective import PolicyGradientLoss
+from ale_pg.variants import GROUP_BASELINES, RULES, Baseline, ReturnSignal, Scale, Settings, Variant, counted
+from ale_policy_loss import Level
+from ale_policy_loss.groups import groups_of, reward_of, sampled_size, trusted
 
 
-class PolicyGradient(Algorithm):
+class PolicyGradient(Driver, Algorithm):
     """The algorithm `pg`."""
 
-    api_version = ">=1.1,<1.3"
+    api_version = ">=1.0,<1.2"
 
     class Config(PluginConfig):
         """Settings of the algorithm `pg`; null is the variant's own value (see its README)."""
 
-        variant: Variant = Field("grpo", description="The policy gradient.")
-        group_size: int = Field(8, gt=0, description="Rollouts of each task in a step.")
+        variant: Variant = Field("grpo", description="Which policy gradient.")
+        group_size: int = Field(8, gt=0, description="Rollouts per task in a step.")
         kl_coef: float = Field(
             0.0,
             ge=0,
-            description="Weight of KL(pi || the policy that RL began with) in the loss; 0: none, and no second policy is kept.",
+            description=(
+                "Weight in the loss of the KL divergence from the policy that RL began with; 0: no such term, and no "
+                "second policy is kept."
+            ),
         )
         baseline: Baseline | None = Field(
             None,
-            description="What is taken off a reward: the mean of the batch, of its group, or of the group's others.",
+            description=(
+                "What is subtracted from a reward: the mean of the batch, of its group, or of the other rewards in "
+                "its group."
+            ),
         )
         scale: Scale | None = Field(
-            None, description="Divide by the standard deviation: group_std (of its group) or batch_std (whitening)."
+            None,
+            description=(
+                "What an advantage is divided by: the standard deviation of its group (group_std) or of the batch "
+                "(batch_std, whitening)."
+            ),
         )
         return_signal: ReturnSignal | None = Field(
             None, description="raw: the reward; signed: 1 for a pass, negative_signal for a failure."
         )
         negative_signal: float | None = Field(
-            None, le=0, description="Signal of a failed trajectory (-0.05). -1 is TOPR's; small policies may collapse."
+            None,
+            le=0,
+            description="Signal of a failed trajectory (default -0.05). TOPR uses -1; small policies may collapse.",
         )
         normalization: Literal["token", "trajectory", "trajectory_mean"] | None = Field(
-            None, description="The mean that the loss is: of tokens, of trajectories' sums, or of their means."
+            None,
+            description="How the loss is averaged: over tokens, over trajectories' sums, or over trajectories' means.",
         )
         clip_low: float | None = Field(None, gt=0, description="Ratios are clipped below 1 - clip_low.")
         clip_high: float | None = Field(None, gt=0, description="Ratios are clipped above 1 + clip_high.")
+        level: Level | None = Field(
+            None, description="Granularity of the ratio in tis and topr: trajectory (Eqs. 4 to 6), chunk or token."
+        )
         tis_cap: float | None = Field(
-            None, gt=0, description="Largest weight of truncated importance sampling (Eqs. 4 to 6: 1)."
+            None, gt=0, description="Upper bound of the weights in truncated importance sampling (1 in Eqs. 4 to 6)."
         )
         mismatch_threshold: float | None = Field(
-            None, gt=0, description="H: tokens with a larger trainer/engine ratio are masked (Eq. 6; 2)."
+            None, gt=0, description="H: tokens with a larger trainer/engine ratio are masked (Eq. 6; default 2)."
         )
         max_tokens: int | None = Field(
-            None, gt=0, description="Dr. GRPO's constant: the sum over a trajectory's tokens is divided by it (1024)."
+            None,
+            gt=0,
+            description="Dr. GRPO's constant, by which the sum over a trajectory's tokens is divided (default 1024).",
         )
         old_logprobs: Literal["recompute", "engine"] | None = Field(
             None,
-            description="Where pi_old comes from: recomputed by the trainer with the weights that sampled (the default), or "
-            "the engine's own numbers.",
+            description=(
+                "Where pi_old comes from: recomputed by the trainer with the weights that sampled (default), or the "
+                "engine's own logprobs."
+            ),
         )
 
         @model_validator(mode="after")
@@ -100,14 +116,15 @@ class PolicyGradient(Algorithm):
                 )
             if s.scale == "group_std" and s.baseline not in GROUP_BASELINES:
                 raise ValueError(
-                    f"scale 'group_std' needs a baseline of the group ({', '.join(GROUP_BASELINES)}), not '{s.baseline}'"
+                    f"scale 'group_std' needs a baseline of the group ({', '.join(GROUP_BASELINES)}), not "
+                    f"'{s.baseline}'"
                 )
             if s.baseline in GROUP_BASELINES and self.group_size < 2:
                 raise ValueError(f"the baseline '{s.baseline}' needs a group_size of at least 2, not {self.group_size}")
             return self
 
         def settings(self) -> Settings:
-            """The variant's settings with those that were given in their places."""
+            """The variant's settings, overridden by those that the run file gives."""
             rule = RULES[self.variant]
             given = {name: getattr(self, name) for name in rule.open}
             return replace(rule.settings, **{name: value for name, value in given.items() if value is not None})
@@ -120,17 +137,13 @@ class PolicyGradient(Algorithm):
         self.group_size = config.group_size
         self.old_logprobs = self.settings.old_logprobs
         self.reference = config.kl_coef > 0
-        self._dropped_groups = 0
-
-    @classmethod
-    def needs(cls, config: Any) -> Mapping[str, Collection[str]]:
-        """A trainer that keeps a reference policy, where there is a penalty on leaving it."""
-        return {"trainer": ["reference"]} if config.kl_coef else {}
 
     def batch(self, trajectories: Sequence[Trajectory]) -> TrainBatch | None:
-        """See `Algorithm.batch`. Left out: trajectories without a reward to be trusted, groups without spread.
+        """See `Algorithm.batch`. Trajectories without a trusted reward are left out.
 
-        Those groups still count in the mean that the loss is, where the variant says so.
+        Even groups have no policy gradient. With a KL term they are packed with an advantage of 0; without one they
+        are left out. Both ways they count in the mean that the loss is, except for DAPO, which samples other groups in
+        their place. The metric `dropped_groups` is their number, if there are any.
         """
         s = self.settings
         kept = trusted(trajectories)
@@ -138,138 +151,28 @@ class PolicyGradient(Algorithm):
         if s.return_signal == "signed":
             rewards = [1.0 if t.passed else s.negative_signal for t in kept]
         made = advantages(rewards, groups_of(kept), s.baseline, s.scale)
-        self._dropped_groups += made.even_groups
-        tokens = [_sampled_tokens(t) for t in kept]
-        trained = [i for i in range(len(kept)) if i not in made.even]
-        if not any(made.values[i] and tokens[i] for i in trained):
+        # Keys are objects, not trajectory ids, because two rollouts may share an id.
+        value_of = {id(t): value for t, value in zip(kept, made.values, strict=True)}
+        even = {id(kept[i]) for i in made.even}
+        tokens = {id(t): sampled_size(t)[1] for t in kept}
+        if not self.reference and not any(value_of[id(t)] and tokens[id(t)] for t in kept):
             return None
-        counted = [n for i, n in enumerate(tokens) if n and (s.even_groups_count or i not in made.even)]
-        # By object, not by trajectory id: two rollouts that share an id are still two.
-        value_of = {id(kept[i]): made.values[i] for i in trained}
 
         def credit(trajectory: Trajectory, chunk: Chunk, position: int, count: int) -> Credit | None:
+            if not chunk.sampled or (id(trajectory) in even and not self.reference):
+                return None
             value = value_of[id(trajectory)]
-            return Credit(value, value > 0) if chunk.sampled else None
+            return Credit(value, value > 0)
 
-        return pack([kept[i] for i in trained], credit, lambda table, count: self._normalizer(counted))
+        def weight(trajectory: Trajectory, chunks: int, trained: int) -> float:
+            if id(trajectory) in even and not s.even_groups_count:
+                return 0.0
+            return counted(s.normalization, s.max_tokens, tokens[id(trajectory)])
 
-    def _normalizer(self, tokens: Sequence[int]) -> float:
-        """Z from the sampled tokens of each trajectory that counts: known before anything is computed."""
-        match self.settings.normalization:
-            case "token":
-                return float(sum(tokens))
-            case "constant":
-                return float(len(tokens) * self.settings.max_tokens)
-            case _:
-                return float(len(tokens))
+        dropped = {"dropped_groups": float(made.even_groups)} if made.even_groups else {}
+        return pack(kept, credit, weight, dropped)
 
-    def loss(self, inputs: LossInput) -> LossOutput:
-        """The variant's loss over one micro-batch, in float32 or better."""
-        import torch
-
-        from ale_pg.report import loss_sums
-        from ale_policy_loss.reference import reference_penalty
-        from ale_policy_loss.report import ratio_maxima
-        from ale_policy_loss.units import segments_of
-
-        kind = torch.promote_types(inputs.logprobs.dtype, torch.float32)
-        logprobs = inputs.logprobs.to(kind)
-        old = self._old(inputs)
-        old = None if old is None else old.to(kind)
-        values = inputs.chunks.returns[inputs.chunk_ids].to(kind)
-        trajectories = segments_of("trajectory", inputs.chunk_ids, inputs.chunks)
-        shares = self._shares(logprobs, trajectories, inputs.normalizer)
-        terms = self._terms(
-            logprobs, old, inputs.engine_logprobs.to(kind), values, trajectories, shares, inputs.normalizer
-        )
-        penalty = reference_penalty(inputs, self.config.kl_coef, shares)
-        sums = loss_sums(inputs, logprobs, old, values, trajectories, terms) | penalty.sums
-        maxima = {} if terms.ratio is None else ratio_maxima(terms.ratio)
-        return LossOutput(terms.loss + penalty.loss, sums, maxima)
-
-    def _shares(self, logprobs: Tensor, trajectories: Tensor, z: float) -> Tensor:
-        """What each token counts in the mean that the loss is. [M]"""
-        from ale_pg.terms import even_shares, trajectory_shares
-
-        if self.settings.normalization == "trajectory_mean":
-            return trajectory_shares(logprobs, trajectories, z)
-        return even_shares(logprobs, z)
-
-    def _old(self, inputs: LossInput) -> Tensor | None:
-        """log pi_old of the tokens; None where the variant has no ratio."""
-        source = self.settings.old_logprobs
-        if source == "none":
-            return None
-        old: Tensor | None = inputs.old_logprobs
-        if old is None and source == "recompute":
-            # The engine's in silence would hide its mismatch, and the current ones would make every ratio 1.
-            raise PluginError(
-                f"The algorithm 'pg' (variant '{self.config.variant}') has old_logprobs 'recompute', but the batch has none: "
-                "fill TrainBatch.old_logprobs from the trainer before the first update, or set old_logprobs to 'engine'."
-            )
-        return inputs.engine_logprobs if old is None else old
-
-    def _terms(
-        self,
-        logprobs: Tensor,
-        old: Tensor | None,
-        engine: Tensor,
-        values: Tensor,
-        trajectories: Tensor,
-        shares: Tensor,
-        z: float,
-    ) -> Terms:
-        from ale_pg.cispo import cispo
-        from ale_pg.grpo import dapo, dr_grpo, grpo
-        from ale_pg.gspo import gspo
-        from ale_pg.ppo import ppo_clip
-        from ale_pg.reinforce import reinforce, tis
-        from ale_pg.topr import topr, topr_token_mask
-
-        s = self.settings
-        if old is None:
-            return reinforce(logprobs, values, shares)
-        match self.config.variant:
-            case "tis":
-                return tis(logprobs, old, values, trajectories, shares, s.tis_cap)
-            case "topr":
-                return topr(logprobs, old, values, trajectories, shares, s.tis_cap)
-            case "topr_token_mask":
-                return topr_token_mask(
-                    logprobs, old, engine, values, trajectories, shares, s.tis_cap, s.mismatch_threshold
-                )
-            case "grpo":
-                return grpo(logprobs, old, values, trajectories, z, s.clip_low, s.clip_high)
-            case "dr_grpo":
-                return dr_grpo(logprobs, old, values, z, s.clip_low, s.clip_high)
-            case "dapo":
-                return dapo(logprobs, old, values, z, s.clip_low, s.clip_high)
-            case "gspo":
-                return gspo(logprobs, old, values, trajectories, z, s.clip_low, s.clip_high)
-            case "cispo":
-                return cispo(logprobs, old, values, shares, s.clip_low, s.clip_high)
-            case _:
-                return ppo_clip(logprobs, old, values, shares, s.clip_low, s.clip_high)
-
-    def metrics(self, totals: Mapping[str, float]) -> dict[str, float]:
-        """Means over the tokens with loss, unless it says otherwise; `docs/metrics.md` has them in one table.
-
-        `entropy` in nats; `advantage`, `advantage_std` over trajectories; `positive` and `negative`: share of tokens with an
-        advantage above and below 0, `positive_trajectories` and `negative_trajectories` of the trajectories; `kl_ref`:
-        estimate of KL(pi, reference). Where the variant has a ratio: `ratio`, `ratio_std`, `ratio_max` of pi/pi_old in its
-        unit before the step; `effective_samples`: (sum of ratios)^2 / (tokens x sum of squares), 1 where all are alike;
-        `clipped_low`, `clipped_high`: share of tokens whose gradient a bound took or cut; `kl_old`: estimate of KL(pi_old, pi);
-        `engine_gap`: |log pi_old - log mu|; `masked`: share of tokens above H. `dropped_groups` counts the groups without
-        spread in all batches made since this was last asked, where there were any.
-        """
-        from ale_pg.report import loss_metrics
-
-        out = loss_metrics(totals)
-        if self._dropped_groups:
-            out["dropped_groups"] = float(self._dropped_groups)
-            self._dropped_groups = 0
-        return out
-
-
-def _sampled_tokens(trajectory: Trajectory) -> int:
-    return sum(len(chunk) for chunk in trajectory.turns if chunk.sampled)
+    @property
+    def loss(self) -> PolicyGradientLoss:
+        """See `Algorithm.loss`."""
+        return PolicyGradientLoss(self.config.variant, self.settings, self.config.kl_coef)

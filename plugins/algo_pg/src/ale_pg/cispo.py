@@ -1,4 +1,5 @@
-"""CISPO (MiniMax, 2025, arXiv:2506.13585, Eqs. 4 and 5): the ratio is clipped as a weight, and no token loses its gradient."""
+"""CISPO (MiniMax, 2025, arXiv:2506.13585, Eqs. 4 and 5) uses the clipped ratio as a weight, so that every token keeps
+its gradient."""
 
 from __future__ import annotations
 
@@ -13,9 +14,9 @@ from ale_policy_loss.ratios import gap
 def cispo(
     logprobs: Tensor, old: Tensor, advantages: Tensor, shares: Tensor, low: float = 1.0, high: float = 0.28
 ) -> Terms:
-    """`- sum_t s_t clip(r_t, 1 - low, 1 + high) A logprobs_t` with the token's own ratio r, which carries no gradient.
+    """Return `- sum_t s_t clip(r_t, 1 - low, 1 + high) A logprobs_t`; the token's own ratio r carries no gradient.
 
-    All [M]. A `low` of 1 or more is no bound below.
+    All tensors are [M]. If `low` is 1 or more, there is no lower bound.
     """
     with torch.no_grad():
         ratio = gap(logprobs, old).exp()

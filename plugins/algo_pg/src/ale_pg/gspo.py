@@ -1,4 +1,4 @@
-"""GSPO (Zheng et al., 2025, arXiv:2507.18071, Eqs. 5 to 7): the clipped surrogate with one ratio a sequence."""
+"""GSPO (Zheng et al., 2025, arXiv:2507.18071, Eqs. 5 to 7) is the clipped surrogate with one ratio per trajectory."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def gspo(
     low: float = 3e-4,
     high: float = 4e-4,
 ) -> Terms:
-    """The mean over trajectories of `min(s A, clip(s, 1 - low, 1 + high) A)`, s the geometric mean of the ratios of all
-    tokens that the policy sampled in the trajectory. `normalizer` is the number of trajectories; tensors [M]."""
-    # Tokens of one trajectory all hold its s: their shares add up to 1 / Z, so each trajectory counts once.
+    """Return the mean over trajectories of `min(s A, clip(s, 1 - low, 1 + high) A)`. s is the geometric mean of the
+    ratios of all tokens that the policy sampled in a trajectory. `normalizer` counts trajectories; tensors are [M]."""
+    # All tokens of a trajectory have its s, and their shares add up to 1 / Z, so each trajectory counts once.
     shares = trajectory_shares(logprobs, trajectories, normalizer)
     return clipped_surrogate(log_ratio(logprobs, old, trajectories), advantages, shares, low, high)

@@ -1,4 +1,4 @@
-"""The clipped surrogate of PPO (Schulman et al., 2017, arXiv:1707.06347, Eq. 7), here without a critic."""
+"""This is the clipped surrogate of PPO (Schulman et al., 2017, arXiv:1707.06347, Eq. 7), without a critic."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from ale_policy_loss.ratios import LARGEST_LOG_RATIO, gap
 def ppo_clip(
     logprobs: Tensor, old: Tensor, advantages: Tensor, shares: Tensor, low: float = 0.2, high: float = 0.2
 ) -> Terms:
-    """`- sum_t s_t min(r_t A, clip(r_t, 1 - low, 1 + high) A)` with the token's own ratio r. All [M]."""
+    """Return `- sum_t s_t min(r_t A, clip(r_t, 1 - low, 1 + high) A)` with the token's own ratio r; tensors are [M]."""
     return clipped_surrogate(gap(logprobs, old), advantages, shares, low, high)
 
 
 def clipped_surrogate(log_ratio: Tensor, advantages: Tensor, shares: Tensor, low: float, high: float) -> Terms:
-    """The same from logarithms of ratios [M], whatever their unit; the gradient flows through them.
+    """Return the same from logarithms of ratios [M] in any unit; the gradient flows through them.
 
-    Logarithms are cut off at 20, without gradient beyond; a ratio that does not exist counts as nearly 0.
+    Logarithms are limited to 20 and have no gradient beyond; a ratio that does not exist counts as nearly 0.
     """
     bound = LARGEST_LOG_RATIO
     ratio = torch.nan_to_num(log_ratio, nan=-bound, posinf=bound, neginf=-bound).clamp(-bound, bound).exp()

@@ -1,4 +1,4 @@
-"""REINFORCE (paper, Eq. 3; Sutton et al., 1999), and with truncated importance sampling (Eq. 4).
+"""This is REINFORCE (paper, Eq. 3; Sutton et al., 1999), plain and with truncated importance sampling (Eq. 4).
 
 RLOO (Ahmadian et al., 2024, arXiv:2402.14740) is `reinforce` with leave-one-out advantages.
 """
@@ -14,19 +14,18 @@ from ale_policy_loss.ratios import log_ratio, ratio_of, truncated
 
 
 def reinforce(logprobs: Tensor, advantages: Tensor, shares: Tensor) -> Terms:
-    """Eq. 3: `- sum_t s_t A logprobs_t`. All [M]; logprobs carries the gradient."""
+    """Return Eq. 3: `- sum_t s_t A logprobs_t`. Tensors are [M]; logprobs carries the gradient."""
     return Terms(weighted_likelihood(logprobs, advantages * shares))
 
 
-def tis(
-    logprobs: Tensor, old: Tensor, advantages: Tensor, trajectories: Tensor, shares: Tensor, cap: float = 1.0
-) -> Terms:
-    """Eq. 4: `- sum_t s_t clip(rho(tau), 0, cap) A logprobs_t`, rho the geometric-mean ratio of the trajectory.
+def tis(logprobs: Tensor, old: Tensor, advantages: Tensor, segments: Tensor, shares: Tensor, cap: float = 1.0) -> Terms:
+    """Return Eq. 4: `- sum_t s_t clip(rho, 0, cap) A logprobs_t`.
 
-    All [M]. The weight carries no gradient.
+    rho is the geometric-mean ratio of the token's unit, which in the paper is its trajectory. Tensors are [M]. The
+    weight carries no gradient.
     """
     with torch.no_grad():
-        log_rho = log_ratio(logprobs, old, trajectories)
+        log_rho = log_ratio(logprobs, old, segments)
         ratio = ratio_of(log_rho)
         weights = truncated(log_rho, cap) * advantages * shares
     return Terms(weighted_likelihood(logprobs, weights), ratio, high=ratio > cap)

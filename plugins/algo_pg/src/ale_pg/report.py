@@ -1,4 +1,4 @@
-"""What an update tells about itself: sums that add up over micro-batches and ranks, and the means from them."""
+"""This module computes the metrics of an update: sums over micro-batches and ranks, and the means made of them."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from ale_pg.terms import Terms
 from ale_policy_loss.report import common_metrics, mean_and_deviation, ratio_sums, side_sums
 
 SHARES = ("masked", "clipped_low", "clipped_high")
-"""Metrics that are a sum over the number of tokens with loss; where a variant has no such sum, it has no such metric."""
+"""Each of these metrics is a sum divided by the number of tokens with loss. A variant without such a sum does not have
+the metric."""
 
 
 @torch.no_grad()
 def loss_sums(
     inputs: LossInput, logprobs: Tensor, old: Tensor | None, advantages: Tensor, trajectories: Tensor, terms: Terms
 ) -> dict[str, Tensor]:
-    """The sums of one micro-batch. A trajectory stands in one micro-batch, so trajectories add up too.
+    """Return the sums of one micro-batch. No trajectory is split, so the counts of trajectories add up too.
 
-    In double precision: squares of rewards far from 0 would swallow their spread in single precision.
+    Sums are in double precision: in single precision, squares of rewards far from 0 would hide how rewards differ.
     """
     members = torch.unique(trajectories)
     advantages = advantages.double()
@@ -47,7 +48,7 @@ def loss_sums(
 
 
 def loss_metrics(totals: Mapping[str, float]) -> dict[str, float]:
-    """Readable metrics from the totals of an update; what is not from `loss_sums` stays as it is."""
+    """Compute the metrics from the totals of an update; totals that are not from `loss_sums` stay as they are."""
     out = dict(totals)
     tokens = max(1.0, out.get("loss_tokens", 0.0))
     for name in SHARES:

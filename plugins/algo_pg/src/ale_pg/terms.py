@@ -1,8 +1,8 @@
-"""What all losses here have in common: what a token counts, and what a loss gives back.
+"""The losses of this package share two things: the weights of tokens, and the result of a loss.
 
-Shapes: M tokens with loss, in any order. `shares` [M] is what each token counts in the mean that the loss is; they are
-made from a normalizer that was known before, so that micro-batches add up. `trajectories` [M] says whose each token is:
-a trajectory may have several sequences, and stands whole in one micro-batch.
+There are M tokens with loss, in any order. `shares` [M] are the tokens' weights in the mean that the loss is; they use
+a normalizer of the whole batch, so that micro-batches add up. `trajectories` [M] gives each token's trajectory, which
+may have several sequences and is never split over micro-batches.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ale_policy_loss.units import segment_sizes
+from ale_policy_loss.units import segment_mean, segment_sizes
 
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """`loss` is a scalar; the rest is per token [M], detached, and None where the variant has no such thing.
+    """`loss` is a scalar; the other fields are per token [M], detached, and None if the variant has no such quantity.
 
-    `ratio` is that of the unit the variant has ratios for; `low` and `high` (bool) where a bound cut it and so took or
-    changed its gradient; `mask` is 0 where a token was left out.
+    `ratio` is the importance ratio of the variant's unit. `low` and `high` (bool) mark tokens where a bound cut the
+    ratio and so removed or changed its gradient. `mask` is 0 for tokens that were masked.
     """
 
     loss: Tensor
@@ -31,10 +31,15 @@ class Terms:
 
 
 def even_shares(like: Tensor, normalizer: float) -> Tensor:
-    """Every token counts the same: 1 / Z. [M]"""
+    """Return equal weights for all tokens: 1 / Z [M]."""
     return torch.full_like(like, 1.0 / normalizer)
 
 
-def trajectory_shares(like: Tensor, trajectories: Tensor, normalizer: float) -> Tensor:
-    """Every trajectory counts the same, its tokens alike: 1 / (Z |tau|). [M]"""
-    return 1.0 / (segment_sizes(like.detach(), trajectories) * normalizer)
+def trajectory_shares(like: Tensor, trajectories: Tensor, normalizer: float, mask: Tensor | None = None) -> Tensor:
+    """Return weights that give every trajectory, and each token in it, the same weight: 1 / (Z |tau|) [M].
+
+    With a `mask` [M] of 0 and 1, a trajectory's mean is over its unmasked tokens, and masked tokens have weight 0."""
+    if mask is None:
+        return 1.0 / (segment_sizes(like.detach(), trajectories) * normalizer)
+    left = segment_mean(mask, trajectories) * segment_sizes(mask, trajectories)
+    return mask / (left.clamp(min=1) * normalizer)

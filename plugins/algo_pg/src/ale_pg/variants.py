@@ -1,13 +1,15 @@
-"""What each variant is: its settings, and which of them a user may change.
+"""This module defines the variants: their settings, and which of these a user may change.
 
-A variant fixes what its name stands for (GRPO its group's standard deviation, GSPO its ratio). `open` names the settings
-that act on it besides `variant` and `group_size`; any other one would silently do nothing, or make it another variant.
-"""
+A variant fixes what its name stands for: GRPO fixes the group's standard deviation, GSPO its ratio. `open` names the
+settings that a user may change besides `variant` and `group_size`; any other would silently do nothing, or would make
+it a different variant."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
+
+from ale_policy_loss import Level
 
 Variant = Literal[
     "reinforce", "tis", "topr", "topr_token_mask", "grpo", "dr_grpo", "dapo", "gspo", "rloo", "ppo_clip", "cispo"
@@ -17,15 +19,15 @@ Scale = Literal["none", "group_std", "batch_std"]
 ReturnSignal = Literal["raw", "signed"]
 OldLogprobs = Literal["recompute", "engine", "none"]
 Normalization = Literal["token", "trajectory", "trajectory_mean", "constant"]
-"""The mean that the loss is: over tokens; over trajectories of their sums of tokens; of their means of tokens; of their
-sums divided by `max_tokens`."""
+"""The loss is a mean: over tokens (`token`), or over trajectories of their sums over tokens (`trajectory`), of their
+means over tokens (`trajectory_mean`), or of their sums divided by `max_tokens` (`constant`)."""
 
 GROUP_BASELINES = ("group_mean", "leave_one_out")
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The settings of a run, all of them decided."""
+    """Holds the complete settings of a run."""
 
     baseline: Baseline = "none"
     scale: Scale = "none"
@@ -35,16 +37,30 @@ class Settings:
     clip_low: float = 0.2
     clip_high: float = 0.2
     tis_cap: float = 1.0
+    level: Level = "trajectory"
+    """The unit for which `tis` and `topr` compute a ratio."""
     mismatch_threshold: float = 2.0
     max_tokens: int = 1024
     old_logprobs: OldLogprobs = "recompute"
     even_groups_count: bool = True
-    """Whether the mean is taken over groups without spread too, which add nothing to it (DAPO: no)."""
+    """Whether the mean also counts even groups, which add nothing to its sum. DAPO samples other groups in their place,
+    so it does not count them."""
+
+
+def counted(normalization: Normalization, max_tokens: int, tokens: int) -> float:
+    """Return what a trajectory with `tokens` sampled tokens adds to the normalizer."""
+    match normalization:
+        case "token":
+            return float(tokens)
+        case "constant":
+            return float(max_tokens if tokens else 0)
+        case _:
+            return float(tokens > 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A variant: its settings where a user gives none, and the names of those that a user may give."""
+    """Holds a variant's default settings, and the names of the settings that a user may change."""
 
     settings: Settings
     open: frozenset[str]
@@ -59,9 +75,9 @@ _CLIP = ("clip_low", "clip_high", "old_logprobs")
 
 RULES: dict[Variant, Rule] = {
     "reinforce": _rule(Settings(old_logprobs="none"), *_REWARDS),
-    "tis": _rule(Settings(), *_REWARDS, "tis_cap", "old_logprobs"),
-    "topr": _rule(Settings(return_signal="signed"), *_REWARDS, "tis_cap", "old_logprobs"),
-    "topr_token_mask": _rule(Settings(return_signal="signed"), *_REWARDS, "tis_cap", "mismatch_threshold"),
+    "tis": _rule(Settings(), *_REWARDS, "level", "tis_cap", "old_logprobs"),
+    "topr": _rule(Settings(return_signal="signed"), *_REWARDS, "level", "tis_cap", "old_logprobs"),
+    "topr_token_mask": _rule(Settings(return_signal="signed"), *_REWARDS, "level", "tis_cap", "mismatch_threshold"),
     "grpo": _rule(Settings("group_mean", "group_std", normalization="trajectory_mean"), *_CLIP),
     "dr_grpo": _rule(Settings("group_mean", normalization="constant"), *_CLIP, "max_tokens"),
     "dapo": _rule(Settings("group_mean", "group_std", clip_high=0.28, even_groups_count=False), *_CLIP),
@@ -74,4 +90,4 @@ RULES: dict[Variant, Rule] = {
         Settings("group_mean", "group_std", clip_low=1.0, clip_high=0.28), "baseline", "scale", "normalization", *_CLIP
     ),
 }
-"""The variants. The bounds of DAPO and GSPO are their papers'; CISPO's paper clips above only and names no number."""
+"""The bounds of DAPO and GSPO are those of their papers; CISPO's paper clips only above and gives no number."""

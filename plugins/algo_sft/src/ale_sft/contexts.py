@@ -1,10 +1,11 @@
-"""What became of a trajectory's turns: read off its sequences, each of which is one context that the model saw.
+"""This module finds out what happened to a trajectory's turns. Each sequence is one context that the model saw.
 
-1. The contexts of one *agent* have the same tools, and the same system prompt or nearly so (time and date change in some). The agent
-   of the current sub-task is the one in whose context the episode ended: its *last context*.
-2. A turn of that agent in another context is looked for in the last one. It is *kept* where it stands there too and was answered
-   there by what answered it when it was made; *compressed* where something that the agent wrote itself (a user's or a system message,
-   which did not stand there before) took its place; else *pruned*: left out, or kept without its answer.
+1. The contexts of one *agent* have the same tools and the same system prompt, or nearly the same (some contain time
+   and date). The agent of the current sub-task is the agent in whose context the episode ended, its *last context*.
+2. Each turn of that agent in another context is searched for in the last context. It is *kept* if it is there too, with
+   the same answer as when it was made. It is *compressed* if a message that the agent wrote itself (a user or system
+   message that was not there before) took its place. Otherwise it is *pruned*: the turn was left out, or it was kept
+   without its answer.
 """
 
 from __future__ import annotations
@@ -14,33 +15,33 @@ from collections.abc import Hashable, Sequence
 from difflib import SequenceMatcher
 from typing import Literal, TypeVar
 
-from ale.endpoint.recorder import gist
 from ale.messages import Message
+from ale.session.recorder import canonical_form
 from ale.trajectory import Chunk, Trajectory
 from ale.trajectory import Sequence as Context
 
 T = TypeVar("T", bound=Hashable)
 Fate = Literal["kept", "compressed", "pruned"]
 Answer = tuple[tuple[str, str], ...]
-"""Who said what: what the turn's tools returned, or else the one message after it."""
+"""Roles and contents of the messages that a turn's tools returned, or otherwise of the one message after the turn."""
 
 SAME_PROMPT = 0.8
-"""Overlap of the words of two system prompts from which on they are one agent's."""
+"""Two system prompts are of the same agent if their words overlap at least this much."""
 
 
 def steps(trajectory: Trajectory) -> list[tuple[int, Chunk]]:
-    """The turns with their positions in `Trajectory.chunks`; side calls are none."""
+    """Return the turns with their positions in `Trajectory.chunks`; side calls are not turns."""
     return [(i, chunk) for i, chunk in enumerate(trajectory.chunks) if not chunk.side]
 
 
 def last_context(trajectory: Trajectory) -> int | None:
-    """The sequence in which the episode ended; None without a turn."""
+    """Return the sequence in which the episode ended; None if there is no turn."""
     turns = steps(trajectory)
     return turns[-1][1].sequence if turns else None
 
 
 def agents(trajectory: Trajectory) -> list[int]:
-    """Whose context each sequence is: a number an agent."""
+    """Return for each sequence the number of the agent whose context it is."""
     known: list[tuple[tuple[str, ...], Counter[str]]] = []
     found = []
     for context in trajectory.sequences:
@@ -54,13 +55,14 @@ def agents(trajectory: Trajectory) -> list[int]:
 
 
 def reply_of(trajectory: Trajectory, chunk: Chunk) -> Message | None:
-    """The message that a turn stands for; None where none was recorded."""
+    """Return the message that a turn produced; None if no message was recorded."""
     messages = trajectory.sequences[chunk.sequence].messages
     return messages[chunk.turn] if chunk.turn < len(messages) and messages[chunk.turn].role == "assistant" else None
 
 
 def answer_to(trajectory: Trajectory, chunk: Chunk) -> Answer:
-    """What answered a turn in its own context; nothing where the context ends with it, and what followed is not known."""
+    """Return the answer to a turn in its own context; it is empty if the context ends with the turn, because the answer
+    is then not known."""
     messages = trajectory.sequences[chunk.sequence].messages
     if reply_of(trajectory, chunk) is None:
         return ()
@@ -68,7 +70,8 @@ def answer_to(trajectory: Trajectory, chunk: Chunk) -> Answer:
 
 
 def fates(trajectory: Trajectory) -> dict[int, Fate]:
-    """What became of each turn of the agent in whose context the episode ended, by its position in `Trajectory.chunks`."""
+    """Return what happened to each turn of the agent in whose context the episode ended, by the turn's position in
+    `Trajectory.chunks`."""
     last, owner = last_context(trajectory), agents(trajectory)
     if last is None:
         return {}
@@ -90,14 +93,14 @@ def fates(trajectory: Trajectory) -> dict[int, Fate]:
 
 
 def overlap(one: Counter[T], other: Counter[T]) -> float:
-    """Size of the intersection of two bags over that of their union; 1 for two empty ones."""
+    """Return the size of the intersection of two multisets divided by that of their union; 1 if both are empty."""
     shared = sum(min(one[item], other[item]) for item in one.keys() & other.keys())
     union = one.total() + other.total() - shared
     return shared / union if union else 1.0
 
 
 def _prompt(context: Context) -> Counter[str]:
-    """The words of the system messages that a context begins with."""
+    """Return the words of the system messages at the beginning of a context."""
     words: Counter[str] = Counter()
     for message in context.messages:
         if message.role != "system":
@@ -107,8 +110,8 @@ def _prompt(context: Context) -> Counter[str]:
 
 
 def _in_the_last(context: Context, last: Context) -> list[Fate]:
-    """What became of each message of a context, turn or not."""
-    ours, theirs = list(map(_said, context.messages)), list(map(_said, last.messages))
+    """Return what happened to each message of a context, whether it is a turn or not."""
+    ours, theirs = list(map(_identity, context.messages)), list(map(_identity, last.messages))
     out: list[Fate] = ["pruned"] * len(ours)
     for what, start, end, there, _ in SequenceMatcher(None, ours, theirs, autojunk=False).get_opcodes():
         if what == "equal":
@@ -118,13 +121,13 @@ def _in_the_last(context: Context, last: Context) -> list[Fate]:
     return out
 
 
-def _said(message: Message) -> Hashable:
-    return gist(message) if message.role == "assistant" else (message.role, message.content)
+def _identity(message: Message) -> Hashable:
+    return canonical_form(message) if message.role == "assistant" else (message.role, message.content)
 
 
 def _answers(messages: Sequence[Message], turn: int) -> list[int]:
-    """Where the answers to a turn stand: what its tools returned, or else the one message after it."""
+    """Return the positions of the answers to a turn: what its tools returned, or otherwise the one message after it."""
     following = range(turn + 1, len(messages))
     end = next((i for i in following if messages[i].role == "assistant"), len(messages))
-    said = list(range(turn + 1, end))
-    return [i for i in said if messages[i].role == "tool"] or said[:1]
+    replies = list(range(turn + 1, end))
+    return [i for i in replies if messages[i].role == "tool"] or replies[:1]

@@ -1,6 +1,6 @@
-"""The rules of `m_task` (Eq. 2): each tells from a trajectory which of its turns teach nothing of the current sub-task.
+"""Each rule of `m_task` (Eq. 2) finds turns of a trajectory that teach nothing about the current sub-task.
 
-`contexts.py` says what an agent, the last context and the fates of turns are.
+`contexts.py` defines what an agent, the last context and the fate of a turn are.
 """
 
 from __future__ import annotations
@@ -8,33 +8,34 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
 
-from ale.endpoint.recorder import gist
+from ale.session.recorder import canonical_form
 from ale.trajectory import Chunk, Trajectory
 from ale_sft.contexts import Fate, agents, answer_to, fates, last_context, overlap, reply_of, steps
 
 Rule = Callable[[Trajectory], frozenset[int]]
-"""A trajectory -> the positions in `Trajectory.chunks` of the turns that are masked."""
+"""A rule takes a trajectory and returns the positions in `Trajectory.chunks` of the turns that it masks."""
 
 SIMILAR = 0.9
-"""Overlap of the token pairs of two turns without calls from which on they are near-duplicates."""
+"""Two turns without calls are near-duplicates if their token pairs overlap at least this much."""
 QUOTED_CHARS = 16
-"""A reply that is shorter than this is not looked for in what the agent writes later: it would be found by chance."""
+"""Replies shorter than this are not searched for in the agent's later messages, because they would match by chance."""
 
 
 def compressed(trajectory: Trajectory) -> frozenset[int]:
-    """The agent put a summary of its own in the turn's place."""
+    """Mask a turn that the agent replaced by a summary of its own."""
     return _with_fate(trajectory, "compressed")
 
 
 def pruned(trajectory: Trajectory) -> frozenset[int]:
-    """The agent left the turn out of its history without putting anything in its place (it tried again, or went on from another
-    of several answers), or left out or changed what the turn's call had returned."""
+    """Mask a turn that the agent removed from its history without replacement (it tried again, or went on from another
+    of several answers), and a turn whose tool result the agent removed or changed."""
     return _with_fate(trajectory, "pruned")
 
 
 def sub_task(trajectory: Trajectory) -> frozenset[int]:
-    """The turn is another agent's (a sub-agent's, with tools or a system prompt of its own), or it is the answer to a call for
-    compression: what it says stands, word for word, in a user's or system message of another context of the agent."""
+    """Mask a turn of another agent (a sub-agent with other tools or another system prompt), and a turn that answers a
+    request for compression: its text appears word for word in a user or system message of another context of the
+    agent."""
     last, owner = last_context(trajectory), agents(trajectory)
     if last is None:
         return frozenset()
@@ -43,9 +44,9 @@ def sub_task(trajectory: Trajectory) -> frozenset[int]:
 
 
 def near_duplicate(trajectory: Trajectory) -> frozenset[int]:
-    """The turn repeats any earlier one of its agent, and what came of it did not differ (as far as is known: a test that is run
-    again and fails otherwise is progress). Turns with calls repeat each other where they make the same calls; turns without,
-    where the token pairs of one overlap with those of the other by `SIMILAR`."""
+    """Mask a turn that repeats an earlier one of its agent and is not known to have another answer (a test that is run
+    again and fails in another way is progress). Turns with calls repeat each other if they make the same calls; turns
+    without calls do if their token pairs overlap by at least `SIMILAR`."""
     owner = agents(trajectory)
     seen: dict[Hashable, list[Hashable]] = {}
     texts: dict[int, list[tuple[Counter[Hashable], Hashable]]] = {}
@@ -55,7 +56,7 @@ def near_duplicate(trajectory: Trajectory) -> frozenset[int]:
             continue
         whose, answer, reply = owner[chunk.sequence], answer_to(trajectory, chunk), reply_of(trajectory, chunk)
         if reply is not None and reply.tool_calls:
-            earlier = seen.setdefault((whose, gist(reply).tool_calls), [])
+            earlier = seen.setdefault((whose, canonical_form(reply).tool_calls), [])
             repeats = any(_same(answer, other) for other in earlier)
             earlier.append(answer)
         else:
@@ -68,13 +69,13 @@ def near_duplicate(trajectory: Trajectory) -> frozenset[int]:
 
 
 def side_context(trajectory: Trajectory) -> frozenset[int]:
-    """The turn stands in another context than the one in which the episode ended, whyever."""
+    """Mask every turn in another context than the one in which the episode ended."""
     last = last_context(trajectory)
     return frozenset(i for i, chunk in steps(trajectory) if chunk.sequence != last)
 
 
 def truncated(trajectory: Trajectory) -> frozenset[int]:
-    """The turn ran into the token limit: it ends in the middle of a thought."""
+    """Mask a turn that is incomplete because it reached the token limit."""
     return frozenset(i for i, chunk in steps(trajectory) if chunk.finish_reason == "length")
 
 
@@ -84,26 +85,28 @@ RULES: dict[str, Rule] = {
 
 
 def _with_fate(trajectory: Trajectory, fate: Fate) -> frozenset[int]:
-    """Turns with a fate; a call for compression is a sub-task and no part of the history that it sums up."""
+    """Return the turns with a fate, except requests for compression: these belong to the rule `sub_task`."""
     return frozenset(i for i, found in fates(trajectory).items() if found == fate) - sub_task(trajectory)
 
 
 def _summaries(trajectory: Trajectory, owner: list[int], agent: int) -> Iterator[int]:
-    """The agent's turns whose text it wrote into another of its contexts."""
+    """Yield the agent's turns whose text the agent wrote into another of its contexts."""
     written = [
         (number, message.content)
-        for number, context in enumerate(trajectory.sequences) if owner[number] == agent
-        for message in context.messages if message.role in ("user", "system")
-    ]  # fmt: skip
+        for number, context in enumerate(trajectory.sequences)
+        if owner[number] == agent
+        for message in context.messages
+        if message.role in ("user", "system")
+    ]
     for i, chunk in steps(trajectory):
         reply = reply_of(trajectory, chunk) if owner[chunk.sequence] == agent else None
-        said = "" if reply is None else reply.content.strip()
-        if len(said) >= QUOTED_CHARS and any(said in text for number, text in written if number != chunk.sequence):
+        answer = "" if reply is None else reply.content.strip()
+        if len(answer) >= QUOTED_CHARS and any(answer in text for number, text in written if number != chunk.sequence):
             yield i
 
 
 def _same(answer: Hashable, other: Hashable) -> bool:
-    """Whether two answers are not known to differ; one that is empty is not known."""
+    """Whether two answers may be the same: an empty answer is not known and may be any."""
     return not answer or not other or answer == other
 
 

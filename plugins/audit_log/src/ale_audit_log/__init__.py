@@ -1,8 +1,8 @@
-"""The audit log: who did what in a run, a JSON object a line, appended and never changed.
+"""The audit log: who did what in a run, one JSON object in each line, appended and never changed.
 
 1. A line is one `write` to a file opened for appending, so that a kill leaves whole lines.
-2. The agent's command is written *before* it runs (`exec_requested`); where that write fails the command is refused:
-   what cannot be recorded does not happen.
+2. The agent's command is logged *before* it runs (`exec_requested`); where that fails the command is refused, so that
+   no command runs without a record.
 3. Every line holds `time` (UTC), `run` and `event`; then the ids that tie lines together: `episode` (also the id of the
    trajectory and of the model session), `sandbox`, `task`, `chunk`.
 """
@@ -17,9 +17,9 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
+from ale.config.references import redact_json
 from ale.errors import ConfigError
 from ale.messages import Message
-from ale.references import redact_json
 from ale.specs.driver import DriverContext, PluginConfig
 from ale.specs.events import ExecBy, Observer, hookimpl
 from ale.specs.sandbox import ExecResult
@@ -28,10 +28,10 @@ from ale.trajectory import Chunk, Trajectory
 
 __all__ = ["AuditLog"]
 
-OWN_WORDS = frozenset(
+UNREDACTED_KEYS = frozenset(
     {"time", "run", "event", "episode", "sandbox", "by", "role", "finish_reason", "ended_by", "status"}
 )
-"""Keys whose texts are ids and words of the log itself; every other text is written without the run's secrets."""
+"""Keys whose values are ids or fixed words; in all other values the run's secrets are replaced."""
 
 
 class AuditLogConfig(PluginConfig):
@@ -41,15 +41,17 @@ class AuditLogConfig(PluginConfig):
     max_output_chars: int = Field(
         4000,
         ge=0,
-        description="Characters kept of a command's stdout and stderr each; commands and what they read are kept whole.",
+        description="Characters kept of a command's stdout, and of its stderr. Commands and stdin are kept whole.",
     )
-    fsync: bool = Field(False, description="Wait for the disk after each line: survives a power cut, costs time.")
+    fsync: bool = Field(
+        False, description="Wait for the disk after each line. Lines then survive a power cut, but it costs time."
+    )
 
 
 class AuditLog(Observer):
     """See the module."""
 
-    api_version = ">=1.1,<1.3"
+    api_version = ">=1.0,<1.2"
     Config: ClassVar[type[PluginConfig]] = AuditLogConfig
     config: AuditLogConfig
 
@@ -67,7 +69,7 @@ class AuditLog(Observer):
         return self.context.run_dir / "audit.jsonl"
 
     async def start(self) -> None:
-        """Refuse at once what could not be written later. Raises `ConfigError`."""
+        """Open the file at the start where a path is given. Raises `ConfigError` where it cannot be opened."""
         if self.config.path is not None:
             self._open()
 
@@ -88,7 +90,9 @@ class AuditLog(Observer):
 
     def _write(self, event: str, **fields: Any) -> None:
         line = {"time": datetime.now(UTC).isoformat(), "run": self.context.run_id, "event": event, **fields}
-        text = redact_json(json.dumps(line, ensure_ascii=False, default=str), self.context.redact, OWN_WORDS)
+        text = redact_json(
+            json.dumps(line, ensure_ascii=False, default=str), self.context.channel.redact, UNREDACTED_KEYS
+        )
         data = text.encode("utf-8", "backslashreplace") + b"\n"
         file = self._open()
         if os.write(file, data) != len(data):
@@ -103,7 +107,7 @@ class AuditLog(Observer):
 
     @hookimpl
     def ale_run_finished(self, summary: dict[str, Any]) -> None:
-        """The way the run ended."""
+        """How the run ended."""
         self._write("run_finished", status=summary.get("status"), error=summary.get("error"))
 
     @hookimpl
@@ -113,62 +117,91 @@ class AuditLog(Observer):
 
     @hookimpl
     def ale_before_exec(self, sandbox_id: str, episode_id: str, task: Task, command: str, stdin: bytes) -> None:
-        """Refuses nothing, but where it cannot write it raises, and that is a refusal."""
+        """Log the command; where this raises because it cannot write, the run refuses the command."""
         self._write(
-            "exec_requested", episode=episode_id, sandbox=sandbox_id, task=task.id, by="agent", command=command,
-            stdin=_whole(stdin),
-        )  # fmt: skip
+            "exec_requested",
+            episode=episode_id,
+            sandbox=sandbox_id,
+            task=task.id,
+            by="agent",
+            command=command,
+            stdin=_decode_stdin(stdin),
+        )
 
     @hookimpl
     def ale_exec_started(
         self, sandbox_id: str, episode_id: str, task: Task, by: ExecBy, command: str, stdin: bytes
     ) -> None:
-        """The command is handed to the sandbox; a reward's command has no request before it."""
+        """Log that the sandbox gets the command; a reward's command has no `exec_requested` before it."""
         self._write(
-            "exec_started", episode=episode_id, sandbox=sandbox_id, task=task.id, by=by, command=command,
-            stdin=_whole(stdin),
-        )  # fmt: skip
+            "exec_started",
+            episode=episode_id,
+            sandbox=sandbox_id,
+            task=task.id,
+            by=by,
+            command=command,
+            stdin=_decode_stdin(stdin),
+        )
 
     @hookimpl
     def ale_exec_finished(
-        self, sandbox_id: str, episode_id: str, task: Task, by: ExecBy, command: str, result: ExecResult | None,
+        self,
+        sandbox_id: str,
+        episode_id: str,
+        task: Task,
+        by: ExecBy,
+        command: str,
+        result: ExecResult | None,
         error: str | None,
-    ) -> None:  # fmt: skip
-        """What came of it."""
+    ) -> None:
+        """The result of the command."""
         outcome: dict[str, Any] = {"error": error}
         if result is not None:
             outcome = {
-                "exit_code": result.exit_code, "seconds": round(result.duration_s, 6), "timed_out": result.timed_out,
-                "stdout": self._text(result.stdout), "stderr": self._text(result.stderr),
-            }  # fmt: skip
+                "exit_code": result.exit_code,
+                "seconds": round(result.duration_s, 6),
+                "timed_out": result.timed_out,
+                "stdout": self._shorten_output(result.stdout),
+                "stderr": self._shorten_output(result.stderr),
+            }
         self._write(
             "exec_finished", episode=episode_id, sandbox=sandbox_id, task=task.id, by=by, command=command, **outcome
         )
 
     @hookimpl
     def ale_model_called(self, session_id: str, chunk: Chunk, message: Message) -> None:
-        """What the model said, and under which weights."""
+        """The model's answer, and the policy versions that sampled it."""
         self._write(
-            "model_called", episode=session_id, chunk=chunk.index, sampled=chunk.sampled, tokens=len(chunk),
-            policy_versions=sorted(set(chunk.versions)), finish_reason=chunk.finish_reason,
-            message=message.to_openai(), problem=chunk.error.message if chunk.error else None,
-        )  # fmt: skip
+            "model_called",
+            episode=session_id,
+            chunk=chunk.index,
+            sampled=chunk.sampled,
+            tokens=len(chunk),
+            policy_versions=sorted(set(chunk.versions)),
+            finish_reason=chunk.finish_reason,
+            message=message.to_openai(),
+            problem=chunk.error.message if chunk.error else None,
+        )
 
     @hookimpl
     def ale_trajectory_finished(self, trajectory: Trajectory) -> None:
-        """How the episode ended and what it was worth."""
+        """How the episode ended, and its reward."""
         self._write(
-            "trajectory_finished", episode=trajectory.id, task=trajectory.task_id, ended_by=trajectory.ended_by,
-            passed=trajectory.passed, reward=trajectory.reward.value if trajectory.reward else None,
+            "trajectory_finished",
+            episode=trajectory.id,
+            task=trajectory.task_id,
+            ended_by=trajectory.ended_by,
+            passed=trajectory.passed,
+            reward=trajectory.reward.value if trajectory.reward else None,
             rejected=trajectory.rejected,
-        )  # fmt: skip
+        )
 
-    def _text(self, output: bytes) -> str:
+    def _shorten_output(self, output: bytes) -> str:
         text = output.decode("utf-8", "replace")
         left_out = len(text) - self.config.max_output_chars
         return text if left_out <= 0 else f"{text[: self.config.max_output_chars]}... ({left_out} characters left out)"
 
 
-def _whole(stdin: bytes) -> str:
-    """What a command reads may be a program: it is kept whole."""
+def _decode_stdin(stdin: bytes) -> str:
+    """The whole standard input of a command, since it may be a program."""
     return stdin.decode("utf-8", "backslashreplace")

@@ -1,6 +1,6 @@
-"""Answers from a list, a function, a recording, or at random; no model."""
+"""An engine without a model: answers from a list, a function or a recording, or random tokens."""
 
+from ale_scripted.answer_sources import ScriptedCall
 from ale_scripted.engine import ScriptedEngine
-from ale_scripted.sources import ScriptedCall
 
 __all__ = ["ScriptedCall", "ScriptedEngine"]

@@ -1,6 +1,6 @@
-"""An engine without a model: what it "samples" is written down, computed by a function, or noise.
+"""An engine without a model: its answers come from a list, a recording or a function, or are random tokens.
 
-For debugging a scaffold, for tests, and to try a task of one's own: `ale run FILE --only rollout`. Text goes through
+Use it to debug a scaffold, for tests, and to try your own task: `ale run FILE --only rollout`. Text goes through
 the run's tokenizer like a model's would; its log-probabilities are 0 (certain), in `random` mode log(1/V).
 """
 
@@ -17,47 +17,51 @@ from typing import Any
 from pydantic import Field, model_validator
 
 from ale.errors import EngineError
-from ale.specs.driver import DriverContext, PluginConfig
+from ale.specs.driver import Driver, DriverContext, PluginConfig
 from ale.specs.engine import GenerateRequest, Generation, InferenceEngine, PolicyVersion, Tokenizer
-from ale_scripted.sources import ScriptedCall, load_function, read_recording
+from ale_scripted.answer_sources import ScriptedCall, load_function, read_recording
 
 
-class ScriptedEngine(InferenceEngine):
+class ScriptedEngine(Driver, InferenceEngine):
     """The engine `scripted`."""
 
-    api_version = ">=1.1,<1.3"
+    api_version = ">=1.0,<1.2"
 
     class Config(PluginConfig):
         """Settings of the engine `scripted`; give exactly one of answers, function, recording and random."""
 
         answers: tuple[str, ...] | None = Field(
-            default=None, min_length=1, description="Texts, one a call of a session; the last one is repeated."
+            default=None, min_length=1, description="The answers, one for each call of a session; the last is repeated."
         )
         end: str | None = Field(
-            default=None, description="Said once answers or the recorded conversation are used up, instead of the last."
+            default=None,
+            description="The answer after the end of `answers` or of the recorded conversation; null: the last one.",
         )
         function: str | None = Field(
             default=None,
-            description="`package.module:name` or `path/to/file.py:name`: a function (plain or async) from a ScriptedCall to a text.",
+            description="`package.module:name` or `path/to/file.py:name`: a function (plain or async) from a "
+            "ScriptedCall to a text.",
         )
         recording: Path | None = Field(
             default=None,
             description=(
-                "JSONL (a conversation a line) or JSON file (a list of conversations, or an object session -> "
+                "JSONL (a conversation per line) or JSON file (a list of conversations, or an object session -> "
                 "conversation); a conversation is a list of assistant texts. Sessions take those of a list in turn."
             ),
         )
-        random: bool = Field(default=False, description="Random tokens: shows that nothing breaks on nonsense.")
-        random_tokens: int = Field(default=40, gt=0, description="Most tokens of a random answer.")
+        random: bool = Field(
+            default=False, description="Random tokens, to test that nothing breaks on invalid replies."
+        )
+        random_tokens: int = Field(default=40, gt=0, description="Most tokens in a random answer.")
         latency_s: float = Field(default=0.0, ge=0, description="Seconds that every answer takes.")
-        max_context: int = Field(default=32768, gt=0, description="Tokens of one context.")
+        max_context: int = Field(default=32768, gt=0, description="Most tokens in one context.")
 
         @model_validator(mode="after")
         def _exactly_one(self) -> ScriptedEngine.Config:
-            given = [n for n in ("answers", "function", "recording") if getattr(self, n) is not None]
-            given += ["random"] if self.random else []
-            if len(given) != 1:
-                found = f"not {' and '.join(given)}" if given else "none is given"
+            sources = [n for n in ("answers", "function", "recording") if getattr(self, n) is not None]
+            sources += ["random"] if self.random else []
+            if len(sources) != 1:
+                found = f"not {' and '.join(sources)}" if sources else "none is given"
                 raise ValueError(f"give exactly one of answers, function, recording and random; {found}")
             if self.end is not None and self.answers is None and self.recording is None:
                 raise ValueError("end goes with answers or recording; a function and random decide themselves")
@@ -69,11 +73,11 @@ class ScriptedEngine(InferenceEngine):
         super().__init__(config, context)
         self._tokenizer: Tokenizer | None = None
         self._version = 0
-        self._going = asyncio.Event()
-        self._going.set()
+        self._running = asyncio.Event()
+        self._running.set()
         self._recording = read_recording(config.recording) if config.recording else []
         self._function = load_function(config.function) if config.function else None
-        self._turn: dict[str, int] = {}
+        self._conversation_numbers: dict[str, int] = {}
         self._requests = self._prompt_tokens = self._sampled = 0
         self._busy_s = 0.0
 
@@ -84,11 +88,11 @@ class ScriptedEngine(InferenceEngine):
 
     @property
     def version(self) -> int:
-        """The last version that was loaded; it changes nothing."""
+        """The last version that was loaded; answers do not depend on it."""
         return self._version
 
     async def load_model(self, folder: Path | None, tokenizer: Tokenizer) -> None:
-        """Take the tokenizer; a model folder is not looked at."""
+        """Take the tokenizer; the model folder is ignored."""
         self._tokenizer = tokenizer
 
     async def load_weights(self, policy: PolicyVersion) -> None:
@@ -96,16 +100,16 @@ class ScriptedEngine(InferenceEngine):
         self._version = policy.version
 
     async def pause(self) -> None:
-        """Requests wait."""
-        self._going.clear()
+        """Make requests wait."""
+        self._running.clear()
 
     async def resume(self) -> None:
-        """Requests go on."""
-        self._going.set()
+        """Let requests continue."""
+        self._running.set()
 
     async def generate(self, request: GenerateRequest) -> Generation:
         """The next answer of the session, cut at `max_tokens` as a model's would be."""
-        await self._going.wait()
+        await self._running.wait()
         if self._tokenizer is None:
             raise EngineError("The engine 'scripted' has no tokenizer: it is closed, or load_model was not called.")
         room = self.config.max_context - len(request.token_ids)
@@ -118,21 +122,19 @@ class ScriptedEngine(InferenceEngine):
         if self.config.latency_s:
             await asyncio.sleep(self.config.latency_s)
         if self.config.random:
-            ids, logprob = self._noise(request), -math.log(self._tokenizer.vocab_size)
+            ids, logprob = self._random_tokens(request), -math.log(self._tokenizer.vocab_size)
         else:
             stop = request.sampling.stop_token_ids or self._tokenizer.stop_token_ids
-            ids, logprob = [*self._tokenizer.encode(await self._text(request)), *stop[:1]], 0.0
+            ids, logprob = [*self._tokenizer.encode(await self._next_text(request)), *stop[:1]], 0.0
         limit = min(request.sampling.max_tokens, room)
         cut, ids = len(ids) > limit, ids[:limit]
         self._requests += 1
         self._prompt_tokens += len(request.token_ids)
         self._sampled += len(ids)
         self._busy_s += time.perf_counter() - began
-        return Generation(
-            tuple(ids), (logprob,) * len(ids), (self._version,) * len(ids), "length" if cut else "stop"
-        )  # fmt: skip
+        return Generation(tuple(ids), (logprob,) * len(ids), (self._version,) * len(ids), "length" if cut else "stop")
 
-    def _noise(self, request: GenerateRequest) -> list[int]:
+    def _random_tokens(self, request: GenerateRequest) -> list[int]:
         assert self._tokenizer is not None
         seed = request.sampling.seed
         rng = random.Random(f"{self.context.seed}/{request.session}/{request.call}" if seed is None else seed)
@@ -141,7 +143,7 @@ class ScriptedEngine(InferenceEngine):
         plain = [t for t in range(self._tokenizer.vocab_size) if t not in stop]
         return [*rng.choices(plain, k=n), *stop[:1]]
 
-    async def _text(self, request: GenerateRequest) -> str:
+    async def _next_text(self, request: GenerateRequest) -> str:
         if self._function is not None:
             assert self._tokenizer is not None
             call = ScriptedCall(request.session, request.call, self._tokenizer.decode(list(request.token_ids)))
@@ -153,23 +155,23 @@ class ScriptedEngine(InferenceEngine):
             if not isinstance(answer, str):
                 raise EngineError(f"engine.function must return a text, not {type(answer).__name__}.")
             return answer
-        texts = self.config.answers or self._conversation(request.session)
+        texts = self.config.answers or self._conversation_of(request.session)
         if request.call >= len(texts) and self.config.end is not None:
             return self.config.end
         return texts[min(request.call, len(texts) - 1)]
 
-    def _conversation(self, session: str) -> tuple[str, ...]:
+    def _conversation_of(self, session: str) -> tuple[str, ...]:
         if isinstance(self._recording, dict):
             if session not in self._recording:
                 raise EngineError(f"engine.recording: {self.config.recording} has no conversation '{session}'.")
             return self._recording[session]
-        index = self._turn.setdefault(session, len(self._turn))
+        index = self._conversation_numbers.setdefault(session, len(self._conversation_numbers))
         return self._recording[index % len(self._recording)]
 
     async def close(self) -> None:
-        """Answer nothing more; what waits is told so."""
+        """Stop answering; waiting requests get an error."""
         self._tokenizer = None
-        self._going.set()
+        self._running.set()
 
     def metrics(self) -> dict[str, float]:
         """Counters since the start. `slot_use` is 1: an engine without slots wastes none."""

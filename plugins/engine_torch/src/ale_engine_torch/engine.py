@@ -1,13 +1,13 @@
 """The engine: one thread that steps the scheduler, and asyncio on the other side.
 
-1. Requests, cancellations and control calls (weights, pause) reach the thread as *errands* through a queue and are run
-   between two steps. Without work the thread sleeps on the queue.
-2. Finished generations are gathered over a step and go back with one `call_soon_threadsafe` an event loop.
-3. What fails in a step fails the requests that were in the engine; it forgets its cache and goes on. Once the thread
-   has ended, errands still in the queue are told so: nobody waits for ever.
+1. Requests, cancellations and control calls (weights, pause) reach the thread as *commands* through a queue; the thread
+   runs them between two steps. Without work it waits for the queue.
+2. Generations that finish in a step are collected and go back with one `call_soon_threadsafe` for each event loop.
+3. If a step fails, the requests in the engine fail; the engine drops its cache and continues. When the thread has
+   ended, commands still in the queue get an error, so that no caller waits for ever.
 
-torch comes in with `scheduler.py`, which the constructor imports: settings are checked without it, and no thread is the
-first to import it while another one does.
+torch is imported by `scheduler.py`, which the constructor imports: so settings are checked without torch, and two
+threads never import it at the same time.
 """
 
 from __future__ import annotations
@@ -24,37 +24,51 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field
 
 from ale.errors import ConfigError, EngineError
-from ale.specs.driver import DriverContext, PluginConfig
-from ale.specs.engine import GenerateRequest, Generation, InferenceEngine, PolicyVersion, Tokenizer
+from ale.specs.driver import Driver, DriverContext, PluginConfig
+from ale.specs.engine import (
+    FolderTicket,
+    GenerateRequest,
+    Generation,
+    InferenceEngine,
+    MemoryTicket,
+    PolicyVersion,
+    Tokenizer,
+)
+from ale_engine_torch.dtypes import DtypeName
 
 if TYPE_CHECKING:
     from ale_engine_torch.scheduler import Scheduler
 
-DtypeName = Literal["auto", "float32", "bfloat16"]
-
-Errand = Callable[[EngineError | None], None]
-"""Work for the thread; it is called with an error instead where the thread has ended."""
+Command = Callable[[EngineError | None], None]
+"""Work for the thread; its argument is None, or the error with which the thread has ended."""
 
 
-class TorchEngine(InferenceEngine):
+class TorchEngine(Driver, InferenceEngine):
     """The engine `torch`."""
 
-    api_version = ">=1.1,<1.3"
-    capabilities = frozenset({"real_tokens", "weight_update_in_place", "weight_update_from_folder", "gpu"})
+    api_version = ">=1.0,<1.2"
+    capabilities = frozenset({"real_tokens"})
+    transports = ("memory", "folder")
 
     class Config(PluginConfig):
         """Settings of the engine `torch`."""
 
         max_batch: int = Field(
-            64, gt=0, description="Slots: sessions whose context is kept, and most requests at once."
+            64,
+            gt=0,
+            description="Slots: sessions whose contexts are kept, and requests that run at the same time.",
         )
-        max_context: int = Field(2048, gt=1, description="Tokens of one slot; the model's own limit, if that is less.")
-        device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto takes a GPU where there is one.")
+        max_context: int = Field(
+            2048, gt=1, description="Tokens per slot; the model's own limit applies if it is lower."
+        )
+        device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto takes a GPU if there is one.")
         dtype: DtypeName = Field(
             "auto",
-            description="Type of weights and cache. auto: float32 on the CPU, on a GPU what the folder was saved as.",
+            description=(
+                "Type of weights and cache. auto: float32 on the CPU; on a GPU, the type in which the folder was saved."
+            ),
         )
-        threads: int = Field(0, ge=0, description="CPU threads of the engine's thread; 0 leaves torch's choice.")
+        threads: int = Field(0, ge=0, description="CPU threads that the engine computes with; 0: torch's own choice.")
 
     config: Config
 
@@ -63,11 +77,11 @@ class TorchEngine(InferenceEngine):
 
         super().__init__(config, context)
         self._scheduler: Scheduler | None = None
-        self._inbox: queue.SimpleQueue[Errand] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._outbox: list[tuple[asyncio.AbstractEventLoop, Callable[[], None]]] = []
         self._thread: threading.Thread | None = None
-        self._lock = threading.Lock()  # nothing enters the inbox once `_gone` is set
-        self._gone: EngineError | None = EngineError("The engine 'torch' has not been started.")
+        self._lock = threading.Lock()  # nothing enters the inbox once `_ended_by` is set
+        self._ended_by: EngineError | None = EngineError("The engine 'torch' has not been started.")
         self._stopping = self._paused = False
         self._requests = 0
         self._counters = Counters()
@@ -90,24 +104,24 @@ class TorchEngine(InferenceEngine):
 
         if self.config.device == "cuda" and not torch.cuda.is_available():
             raise ConfigError(
-                "engine.device: 'cuda' was asked for, but torch finds no GPU here. Set engine.device to auto or cpu, "
+                "engine.device: 'cuda' was asked for, but torch finds no GPU. Set engine.device to auto or cpu, "
                 "or install a build of torch for your GPU."
             )
-        self._gone, self._stopping, self._paused = None, False, False
+        self._ended_by, self._stopping, self._paused = None, False, False
         self._thread = threading.Thread(target=self._run, name="ale-engine", daemon=True)
         self._thread.start()
 
     async def close(self) -> None:
-        """End the thread after the step under way; what is still queued fails with `EngineError`."""
+        """End the thread after the current step; queued requests fail with `EngineError`."""
         if self._thread is None:
             return
         thread, self._thread = self._thread, None
 
-        def stop(gone: EngineError | None) -> None:
+        def stop(ended_by: EngineError | None) -> None:
             self._stopping = True
 
         with contextlib.suppress(EngineError):
-            self._send(stop)
+            self._send_command(stop)
         await asyncio.shield(asyncio.get_running_loop().run_in_executor(None, thread.join))
 
     async def load_model(self, folder: Path | None, tokenizer: Tokenizer) -> None:
@@ -118,7 +132,7 @@ class TorchEngine(InferenceEngine):
         def load() -> None:
             import torch
 
-            from ale_engine_torch.load import load_decoder
+            from ale_engine_torch.load_decoder import load_decoder
             from ale_engine_torch.scheduler import Scheduler
 
             name = self.config.device
@@ -130,75 +144,79 @@ class TorchEngine(InferenceEngine):
             self._scheduler = Scheduler(decoder, slots, self._counters)
             self._max_context, self._version = decoder.max_context, 0
 
-        await self._in_thread(load)
+        await self._run_in_thread(load)
 
     async def load_weights(self, policy: PolicyVersion) -> None:
-        """See `InferenceEngine.load_weights`; from memory where they are there, else from the folder."""
-        from ale_engine_torch.load import read_weights
+        """See `InferenceEngine.load_weights`."""
+        from ale_engine_torch.load_decoder import read_weights
 
-        weights = policy.weights
-        if weights is None:
-            if policy.path is None:
-                raise EngineError(f"Policy version {policy.version} holds neither weights nor a folder to load.")
-            named = await asyncio.to_thread(read_weights, policy.path)
-        else:
-            named = dict(weights)
+        match policy.ticket:
+            case MemoryTicket(weights):
+                named = dict(weights)
+            case FolderTicket(folder):
+                named = await asyncio.to_thread(read_weights, folder)
+            case other:
+                raise EngineError(
+                    f"The engine 'torch' takes weights by {' or '.join(self.transports)}; policy version "
+                    f"{policy.version} comes by '{other.transport}'."
+                )
 
         def replace() -> None:
-            scheduler = self._ready()
+            scheduler = self._require_scheduler()
             scheduler.decoder.load(named)
             scheduler.weights_changed(policy.version)
             self._version = policy.version
 
-        await self._in_thread(replace)
+        await self._run_in_thread(replace)
 
     async def generate(self, request: GenerateRequest) -> Generation:
         """See `InferenceEngine.generate`."""
         from ale_engine_torch.scheduler import Job
 
-        self._check(request)
+        self._check_request(request)
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Generation] = loop.create_future()
 
         def deliver(result: Generation | BaseException) -> None:
-            self._outbox.append((loop, lambda: _settle(future, result)))
+            self._outbox.append((loop, lambda: _set_future(future, result)))
 
         self._requests += 1
         seed = request.sampling.seed
         # Without a seed of its own a request gets one from the run's seed and its number.
         job = Job(request, deliver, self.context.seed * 1_000_003 + self._requests if seed is None else seed)
 
-        def submit(gone: EngineError | None) -> None:
+        def submit(ended_by: EngineError | None) -> None:
             try:
-                if gone is not None:
-                    raise gone
-                self._ready().submit(job)
+                if ended_by is not None:
+                    raise ended_by
+                self._require_scheduler().submit(job)
             except Exception as error:
-                deliver(error if isinstance(error, EngineError) else _failure("could not take a request", error))
+                deliver(error if isinstance(error, EngineError) else _engine_error("could not take a request", error))
 
-        def cancel(gone: EngineError | None) -> None:
-            if gone is None and self._scheduler is not None:
+        def cancel(ended_by: EngineError | None) -> None:
+            if ended_by is None and self._scheduler is not None:
                 self._scheduler.cancel(job)
 
-        self._send(submit)
+        self._send_command(submit)
         try:
             return await future
         except asyncio.CancelledError:
             with contextlib.suppress(EngineError):
-                self._send(cancel)
+                self._send_command(cancel)
             raise
 
     async def pause(self) -> None:
-        """Finish the step under way, then hold."""
-        await self._in_thread(lambda: setattr(self, "_paused", True))
+        """Finish the current step, then wait."""
+        await self._run_in_thread(lambda: setattr(self, "_paused", True))
 
     async def resume(self) -> None:
         """Go on."""
-        await self._in_thread(lambda: setattr(self, "_paused", False))
+        await self._run_in_thread(lambda: setattr(self, "_paused", False))
 
     def metrics(self) -> dict[str, float]:
-        """Counters since the start. `cached_prompt_tokens` of `prompt_tokens` were not computed again; `busy_s` is
-        `prefill_s` + `decode_s`; `slot_use` is the mean share of the slots that decoded in a step."""
+        """Return counters since the start. `cached_prompt_tokens` are those of `prompt_tokens` that were not computed
+        again; `busy_s` is `prefill_s` + `decode_s`; `slot_use` is the mean share of the slots that decoded in a step.
+        """
         counters = asdict(self._counters)
         active, steps = counters.pop("active_sum"), counters["steps"]
         counters["slot_use"] = active / (steps * self.config.max_batch) if steps else 0.0
@@ -207,7 +225,7 @@ class TorchEngine(InferenceEngine):
 
     # -- from the event loop to the thread ---------------------------------------------------------------------
 
-    def _check(self, request: GenerateRequest) -> None:
+    def _check_request(self, request: GenerateRequest) -> None:
         length = len(request.token_ids)
         if length == 0:
             raise EngineError("The engine 'torch' was given an empty prompt; a prompt has at least one token.")
@@ -219,31 +237,31 @@ class TorchEngine(InferenceEngine):
         if request.sampling.max_tokens < 1:
             raise EngineError(f"max_tokens must be at least 1, not {request.sampling.max_tokens}.")
 
-    def _send(self, errand: Errand) -> None:
+    def _send_command(self, command: Command) -> None:
         with self._lock:
-            if self._gone is not None:
-                raise EngineError(*self._gone.args)
-            self._inbox.put(errand)
+            if self._ended_by is not None:
+                raise EngineError(*self._ended_by.args)
+            self._inbox.put(command)
 
-    async def _in_thread(self, work: Callable[[], None]) -> None:
+    async def _run_in_thread(self, work: Callable[[], None]) -> None:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
 
-        def errand(gone: EngineError | None) -> None:
-            result: BaseException | None = gone
+        def command(ended_by: EngineError | None) -> None:
+            result: BaseException | None = ended_by
             if result is None:
                 try:
                     work()
                 except Exception as error:
                     result = error
-            self._outbox.append((loop, lambda: _settle(future, result)))
+            self._outbox.append((loop, lambda: _set_future(future, result)))
 
-        self._send(errand)
+        self._send_command(command)
         await future
 
     # -- the thread --------------------------------------------------------------------------------------------
 
-    def _ready(self) -> Scheduler:
+    def _require_scheduler(self) -> Scheduler:
         if self._scheduler is None:
             raise EngineError("The engine 'torch' has no model yet; call load_model first.")
         return self._scheduler
@@ -256,20 +274,20 @@ class TorchEngine(InferenceEngine):
 
                 torch.set_num_threads(self.config.threads)
             while not self._stopping:
-                self._turn()
-        except BaseException as error:  # nothing is meant to come here; the requests must hear of it all the same
-            end = _failure("died", error)
+                self._run_once()
+        except BaseException as error:  # unexpected, but requests must still get an error
+            end = _engine_error("died", error)
         finally:
             with self._lock:
-                self._gone = end
+                self._ended_by = end
             self._read_inbox(end)
             if self._scheduler is not None:
                 self._scheduler.fail_all(end)
                 self._scheduler = None  # gives the cache's memory back
-            self._flush()
+            self._deliver_results()
 
-    def _turn(self) -> None:
-        """Run what has arrived (wait for it where there is nothing else to do), then a step."""
+    def _run_once(self) -> None:
+        """Run the commands that have arrived (wait for one where there is nothing else to do), then a step."""
         if self._paused or self._scheduler is None or not self._scheduler.busy:
             self._inbox.get()(None)
         self._read_inbox(None)
@@ -278,16 +296,16 @@ class TorchEngine(InferenceEngine):
             try:
                 scheduler.step()
             except Exception as error:
-                scheduler.fail_all(_failure("failed in a step", error))
-        self._flush()
+                scheduler.fail_all(_engine_error("failed in a step", error))
+        self._deliver_results()
 
-    def _read_inbox(self, gone: EngineError | None) -> None:
+    def _read_inbox(self, ended_by: EngineError | None) -> None:
         with contextlib.suppress(queue.Empty):
             while True:
-                self._inbox.get_nowait()(gone)
+                self._inbox.get_nowait()(ended_by)
 
-    def _flush(self) -> None:
-        """Hand over what is done, with one wake-up an event loop."""
+    def _deliver_results(self) -> None:
+        """Hand finished generations over, with one wake-up for each event loop."""
         done, self._outbox = self._outbox, []
         for loop in {id(loop): loop for loop, _ in done}.values():
             calls = [call for owner, call in done if owner is loop]
@@ -295,8 +313,8 @@ class TorchEngine(InferenceEngine):
                 loop.call_soon_threadsafe(_call_all, calls)
 
 
-def _settle(future: asyncio.Future[Any], result: Any) -> None:
-    """Set a future, unless whoever waited has gone."""
+def _set_future(future: asyncio.Future[Any], result: Any) -> None:
+    """Set a future's result or exception, unless it was cancelled."""
     if future.done():
         return
     if isinstance(result, BaseException):
@@ -310,7 +328,7 @@ def _call_all(calls: list[Callable[[], None]]) -> None:
         call()
 
 
-def _failure(what: str, error: BaseException) -> EngineError:
+def _engine_error(what: str, error: BaseException) -> EngineError:
     reason = str(error) or type(error).__name__
     failure = EngineError(f"The engine 'torch' {what}: {reason}")
     failure.__cause__ = error

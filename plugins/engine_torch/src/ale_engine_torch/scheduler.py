@@ -1,11 +1,12 @@
-"""Continuous batching: which request sits in which slot, and what the next step computes.
+"""Continuous batching: decides which request gets which slot, and what the next step computes.
 
 - When a call ends, its slot keeps the session's tokens and their cache; the session's next call computes only what is
-  new. A slot is taken from the session that has been idle longest. A waiting agent has no place in the batch.
-- A prompt that begins like what another slot holds (the system prompt, the task of the same group) copies that part.
+  new. A new session takes the slot that has been idle longest. While an agent waits for a tool, its slot is idle and
+  not part of the batch.
+- Where another slot holds a prefix of a prompt (the system prompt, the task of the same group), that part is copied.
   Requests that arrive together are admitted in waves, so that the later ones can copy from the first.
-- Slots that decode are kept in front (rows `0..active`), by swapping; long contexts drift to the end of these.
-- A step admits and prefills what has arrived, up to a budget, then decodes one token for every row.
+- Slots that decode are kept in front (rows `0..active`), by swapping; long contexts move to the end of these.
+- A step admits and prefills waiting requests, up to a budget, then decodes one token for every row.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ import torch
 from ale.errors import EngineError
 from ale.specs.engine import GenerateRequest, Generation
 from ale.trajectory import FinishReason
-from ale_engine_torch.decoder import TAIL_ROWS
-from ale_engine_torch.load import Decoder
+from ale_engine_torch.llama_decoder import TAIL_ROWS
+from ale_engine_torch.load_decoder import Decoder
 from ale_engine_torch.sampling import is_plain, sample, uniform_stream
-from ale_engine_torch.slots import SHARE_MIN, IntArray, SlotTable
+from ale_engine_torch.slot_table import SHARE_MIN, IntArray, SlotTable
 
 PREFILL_TOKENS = 2048
-"""Most tokens that a step prefills before those that decode get their turn (a single longer prompt excepted)."""
+"""The most tokens that a step prefills before it decodes (a single longer prompt is an exception)."""
 
 MISPLACED_BY = 64
 """Positions by which a row must be longer than one of the tail to change places with it."""
@@ -35,7 +36,7 @@ MISPLACED_BY = 64
 
 @dataclass(eq=False)
 class Job:
-    """One request on its way. `deliver` gets the generation or the error, in the engine's thread."""
+    """One request in the engine. `deliver` gets the generation or the error, in the engine's thread."""
 
     request: GenerateRequest
     deliver: Callable[[Generation | BaseException], None]
@@ -52,7 +53,7 @@ class Job:
 
 @dataclass
 class Counters:
-    """Since the start; see `InferenceEngine.metrics`."""
+    """Counters since the start; see `InferenceEngine.metrics`."""
 
     requests: float = 0
     prompt_tokens: float = 0
@@ -65,7 +66,7 @@ class Counters:
 
 
 @dataclass(frozen=True)
-class _Admitted:
+class _AdmittedRow:
     """A row whose slot holds the prompt up to `start`; `tokens` are still to be computed."""
 
     row: int
@@ -100,21 +101,21 @@ class Scheduler:
         self._waiting.append(job)
 
     def cancel(self, job: Job) -> None:
-        """Nobody waits for the job any more: it leaves the queue or its row."""
+        """Remove a cancelled job from the queue or from its row."""
         if job in self._waiting:
             self._waiting.remove(job)
         elif job in self._jobs:
             self._release(self._jobs.index(job))
 
     def weights_changed(self, version: int) -> None:
-        """The decoder has other weights: what idle slots hold is void. Running jobs go on with what they have."""
+        """Invalidate the cache of idle slots, because the decoder has new weights. Running jobs keep their cache."""
         self.version = version
         self._table.weights += 1
 
     def fail_all(self, error: EngineError) -> None:
-        """Deliver an error to everything queued or running, and forget what the slots hold."""
+        """Deliver an error to all queued or running jobs, and clear the slots."""
         for job in [*self._waiting, *self._jobs]:
-            own = EngineError(*error.args)  # one each: an exception that is raised in many tasks mixes their traces
+            own = EngineError(*error.args)  # one each, because an exception raised in many tasks mixes their tracebacks
             own.__cause__ = error.__cause__
             job.deliver(own)
         self._waiting.clear()
@@ -135,26 +136,26 @@ class Scheduler:
         began = time.perf_counter()
         budget = PREFILL_TOKENS
         while budget > 0 and self._waiting and self._table.active < self._table.count:
-            wave = self._wave(budget)
+            wave = self._form_wave(budget)
             done: list[int] = []
             for part in _length_classes(wave):
                 logits = self.decoder.prefill(
                     [a.row for a in part], [a.tokens.tolist() for a in part], [a.start for a in part]
                 )
-                done += self._take([a.row for a in part], logits)
+                done += self._sample_tokens([a.row for a in part], logits)
             budget -= sum(len(a.tokens) for a in wave)
             self._finish(done)
         self.counters.prefill_s += time.perf_counter() - began
 
-    def _wave(self, budget: int) -> list[_Admitted]:
-        """Give slots to waiting jobs; those that could copy from a member of this very wave are left for the next."""
-        table, wave, later = self._table, list[_Admitted](), list[Job]()
-        ready = np.ones(table.count, dtype=np.bool_)  # what this wave is about to compute cannot be copied yet
+    def _form_wave(self, budget: int) -> list[_AdmittedRow]:
+        """Give slots to waiting jobs; a job that could copy a prefix from a member of this wave waits for the next."""
+        table, wave, later = self._table, list[_AdmittedRow](), list[Job]()
+        ready = np.ones(table.count, dtype=np.bool_)  # slots that this wave is about to compute cannot be copied yet
         try:
             while self._waiting and table.active < table.count and budget > 0:
                 later.append(self._waiting.popleft())
                 job = later[-1]
-                common = table.common(job.prompt) if self.decoder.prefix_reuse else np.zeros_like(table.length)
+                common = table.shared_prefixes(job.prompt) if self.decoder.prefix_reuse else np.zeros_like(table.length)
                 usable = np.where(ready, common, 0)
                 if int(common.max()) >= int(usable.max()) + SHARE_MIN:
                     continue
@@ -163,11 +164,11 @@ class Scheduler:
                 ready[wave[-1].row] = False
                 budget -= len(wave[-1].tokens)
         finally:
-            self._waiting.extendleft(reversed(later))  # also after a failure, so that every job hears of it
+            self._waiting.extendleft(reversed(later))  # also after a failure, so that every job gets the error
         return wave
 
-    def _place(self, job: Job, usable: IntArray) -> _Admitted:
-        """Move an idle slot to the end of the active rows, and copy to it what another one knows."""
+    def _place(self, job: Job, usable: IntArray) -> _AdmittedRow:
+        """Move an idle slot to the end of the active rows, and copy to it the prefix that another slot shares."""
         table, session = self._table, job.request.session
         idle, row = table.idle_row(session), table.active
         start, source = int(usable[idle]), int(usable.argmax())
@@ -182,24 +183,24 @@ class Scheduler:
         self.counters.requests += 1
         self.counters.prompt_tokens += len(job.prompt)
         self.counters.cached_prompt_tokens += start
-        return _Admitted(row, job.prompt[start:], start)
+        return _AdmittedRow(row, job.prompt[start:], start)
 
     # -- decoding ----------------------------------------------------------------------------------------------
 
     def _decode(self) -> None:
         began = time.perf_counter()
         table, n = self._table, len(self._jobs)
-        misplaced = table.misplaced(TAIL_ROWS, MISPLACED_BY)
+        misplaced = table.find_misplaced_rows(TAIL_ROWS, MISPLACED_BY)
         if misplaced is not None:
             self._swap(*misplaced)
         last = np.array([job.token_ids[-1] for job in self._jobs], dtype=np.int64)
         logits = self.decoder.decode(last, table.append(n, last))
-        self._finish(self._take(range(n), logits))
+        self._finish(self._sample_tokens(range(n), logits))
         self.counters.steps += 1
         self.counters.active_sum += n
         self.counters.decode_s += time.perf_counter() - began
 
-    def _take(self, rows: range | list[int], logits: torch.Tensor) -> list[int]:
+    def _sample_tokens(self, rows: range | list[int], logits: torch.Tensor) -> list[int]:
         """Sample one token for each row; returns the rows that are done."""
         jobs = [self._jobs[row] for row in rows]
         uniforms = [job.uniforms[len(job.token_ids)] for job in jobs]
@@ -208,7 +209,7 @@ class Scheduler:
         done = []
         for row, job, token, logprob in zip(rows, jobs, tokens.tolist(), logprobs.tolist(), strict=True):
             if logprob != logprob:
-                raise EngineError("the model computes values that are not numbers: its weights are broken.")
+                raise EngineError("the model's logits are NaN: its weights are broken.")
             job.token_ids.append(token)
             job.logprobs.append(logprob)
             job.versions.append(self.version)
@@ -218,7 +219,7 @@ class Scheduler:
         return done
 
     def _finish(self, rows: list[int]) -> None:
-        """Deliver what is done; from the last row on, since each one that leaves moves the last to its place."""
+        """Deliver finished jobs, from the last row on: a row that is released gets the last row's job."""
         for row in sorted(rows, reverse=True):
             job = self._jobs[row]
             reason: FinishReason = "stop" if job.token_ids[-1] in job.stops else "length"
@@ -226,9 +227,9 @@ class Scheduler:
             job.deliver(Generation(tuple(job.token_ids), tuple(job.logprobs), tuple(job.versions), reason))
 
     def _release(self, row: int) -> None:
-        """The row stops decoding; its slot keeps what it has computed, the last active row takes its place."""
+        """Stop decoding a row: its slot keeps its cache, and the last active row takes its place."""
         table = self._table
-        table.touch(row)
+        table.mark_used(row)
         self._swap(row, table.active - 1)
         self._jobs.pop()
         table.active -= 1
@@ -236,15 +237,15 @@ class Scheduler:
     def _swap(self, a: int, b: int) -> None:
         if a == b:
             return
-        self.decoder.swap(a, b, self._table.held(a, b))
+        self.decoder.swap(a, b, self._table.positions_to_move(a, b))
         self._table.swap(a, b)
         if max(a, b) < len(self._jobs):
             self._jobs[a], self._jobs[b] = self._jobs[b], self._jobs[a]
 
 
-def _length_classes(wave: list[_Admitted]) -> list[list[_Admitted]]:
-    """Cut into batches of like lengths, so that little of a padded batch is padding."""
-    parts: list[list[_Admitted]] = []
+def _length_classes(wave: list[_AdmittedRow]) -> list[list[_AdmittedRow]]:
+    """Split a wave into batches of similar lengths, so that little is padding."""
+    parts: list[list[_AdmittedRow]] = []
     for item in sorted(wave, key=lambda a: len(a.tokens)):
         part = parts[-1] if parts else None
         if (

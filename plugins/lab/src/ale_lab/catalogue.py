@@ -1,4 +1,4 @@
-"""The experiments: which arms, with what budget, and what is shown of them. The run files stand in `recipes/`."""
+"""The experiments: each with its arms, its budget, its charts and its columns. The run files are in `recipes/`."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ HELDOUT = Panel("Held-out tasks", "eval/success", "success")
 TRAIN_COLUMNS = (Column("train, last quarter", "rl/success", "tail"), Column("train, area", "rl/success", "area"))
 HELDOUT_COLUMNS = (Column("held-out, final", "eval/success", "last"), Column("held-out, area", "eval/success", "area"))
 POSITIVES_ONLY = "algorithm.return_signal=raw"
-"""A failed rollout has the reward 0 and teaches nothing. Where all fail, whatever is learnt from failures only spoils the
-policy: this is what is best for the arm without experts."""
-EXPERTS = "rl.experts={demonstrations: false, demonstrate: 1}"
+"""With this signal a failed rollout has the reward 0 and teaches nothing. It is the best setting for the arm without
+experts: where all rollouts fail, learning from failures only spoils the policy."""
+EXPERTS = "algorithm.experts={demonstrations: false, demonstrate: 1}"
 HARD = ("tasks.wrong_turn_rate=0", "eval.split=train", POSITIVES_ONLY)
-"""After the warm start the demonstrator is asked for experts alone, and the evaluation is of the tasks that are trained on."""
+"""Experts come from the demonstrator alone, not from the warm start, and the evaluation uses the training tasks."""
 RANDOM_ANCHORS = "algorithm.anchor_choice=random"
-"""Four anchors at even distances on a path of seven chunks always lie before a look, never before a turn: what a policy that
-has lost a dial's word would need to imitate, the turn, is then never the chunk that follows an anchor without success."""
+"""Four anchors at even distances on a path of seven chunks always lie before a look, never before a turn. But a policy
+that has forgotten a dial's word has to imitate a turn, so some anchors must lie directly before one."""
 
 RATES = (1.75e-4, 3.5e-4, 7e-4)
 NEGATIVE_SIGNALS = "algorithm.negative_signal", (-0.05, -0.02, -0.1)
@@ -31,7 +31,8 @@ FIG10 = Experiment(
     (
         Arm("baseline", BASELINE),
         Arm("chunk"),
-        # Each with what the search found for the other: what is left of a difference is not one of learning rates.
+        # Each is also run with the settings that the search found for the other, so that a difference which stays is
+        # not one of learning rates.
         Arm("baseline-as-chunk", BASELINE, "chunk"),
         Arm("chunk-as-baseline", (), "baseline"),
     ),
@@ -95,10 +96,14 @@ FIG13 = Experiment(
         *TRAIN_COLUMNS,
     ),
     overrides=(
-        *HARD, "tasks.train_tasks=8", "rl.prompts_per_step=8", "rl.updates_per_step=4", "rl.checkpoint_every=20",
+        *HARD,
+        "tasks.train_tasks=8",
+        "rl.prompts_per_step=8",
+        "rl.updates_per_step=4",
+        "rl.checkpoint_every=20",
     ),
     probe=Probe("heldout", ("eval.split=heldout",)),
-)  # fmt: skip
+)
 
 
 def _pg(variant: str, *more: str) -> tuple[str, ...]:
@@ -112,7 +117,11 @@ COMPARE = Experiment(
     tuple(
         Arm(name, overrides)
         for name, overrides in (
-            ("grpo", _pg("grpo")), ("topr", _pg("topr")), ("gspo", _pg("gspo")), ("ppo_clip", _pg("ppo_clip")), ("ipa", ()),
+            ("grpo", _pg("grpo")),
+            ("topr", _pg("topr")),
+            ("gspo", _pg("gspo")),
+            ("ppo_clip", _pg("ppo_clip")),
+            ("ipa", ()),
         )
     ),
     (TRAIN_SUCCESS, HELDOUT),
@@ -124,7 +133,7 @@ COMPARE = Experiment(
         Search("ppo_clip", RATES, "algorithm.clip_high", (0.2, 0.28, 0.4)),
         Search("ipa", RATES, *NEGATIVE_SIGNALS),
     ),
-)  # fmt: skip
+)
 
 PARTS = Experiment(
     "parts",
@@ -135,7 +144,7 @@ PARTS = Experiment(
         Arm("ipa-tuned-as-topr", (), "topr", 1),
         Arm("ipa-undiscounted", ("algorithm.gamma=1",), "ipa", 1),
         Arm("ipa-trajectory-ratio", ("algorithm.ratio_level=trajectory",), "ipa", 1),
-        Arm("ipa-experts", ("rl.experts={demonstrations: false, demonstrate: 2}",), "ipa", 1),
+        Arm("ipa-experts", ("algorithm.experts={demonstrations: false, demonstrate: 2}",), "ipa", 1),
     ),
     (TRAIN_SUCCESS, HELDOUT),
     (*HELDOUT_COLUMNS, *TRAIN_COLUMNS),
@@ -145,8 +154,8 @@ PARTS = Experiment(
 LAGS = (0, 2, 4, 8)
 
 
-def _lagged(arm: Arm, lag: int) -> Arm:
-    own = (f"rl.simulated_lag={lag}",) if lag else ()  # without a lag the very run of the comparison
+def _with_lag(arm: Arm, lag: int) -> Arm:
+    own = (f"rl.simulated_lag={lag}",) if lag else ()  # without a lag it is the same run as in `compare`
     return Arm(f"{arm.name}-{lag}", (*arm.overrides, *own), arm.name, lag)
 
 
@@ -154,7 +163,7 @@ STALENESS = Experiment(
     "staleness",
     "Five methods, training on rollouts of some steps before",
     "mix",
-    tuple(_lagged(arm, lag) for arm in COMPARE.arms for lag in LAGS),
+    tuple(_with_lag(arm, lag) for arm in COMPARE.arms for lag in LAGS),
     (
         Panel("Held-out success, final", "eval/success", "success", "last"),
         Panel("Runs that collapsed", "eval/success", "share", "collapsed"),

@@ -1,4 +1,4 @@
-"""`ale lab`: run an experiment over seeds, draw it, write its table. What is finished is not run again."""
+"""`ale lab`: run an experiment over seeds, draw its figure, write its table. Finished runs are not made again."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from typing import Annotated
 
 import typer
 
-from ale.cli.run_command import run_until_signal
 from ale.errors import ConfigError
 from ale_lab.catalogue import COMPARE, FIG10, FIG12, FIG13, PARTS, STALENESS
 from ale_lab.experiment import Experiment
 
 lab_app = typer.Typer(
-    name="lab", help="Compare algorithms over several seeds: curves with intervals, tables.", no_args_is_help=True,
+    name="lab",
+    help="Compare algorithms over several seeds: curves with intervals, tables.",
+    no_args_is_help=True,
     rich_markup_mode=None,
-)  # fmt: skip
+)
 
 MAX_SEEDS = 1000
 Seeds = Annotated[str, typer.Option(metavar="N,M,A-B", help="Seeds: numbers, ranges.")]
@@ -26,32 +27,41 @@ DrawOnly = Annotated[bool, typer.Option("--draw-only", help="Draw finished runs;
 SearchSeeds = Annotated[str, typer.Option(metavar="N,M,A-B", help="Seeds of the search; none is reported.")]
 KnownIn = Annotated[
     list[Path] | None,
-    typer.Option("--known", metavar="FILE", help="A data.json: what was found and made for it is not made again."),
+    typer.Option("--known", metavar="FILE", help="A data.json of an earlier lab: its searches and runs are reused."),
 ]
 DEFAULT_OUT = Path("runs/lab")
 
 
-def _add(experiment: Experiment, how: str = "") -> None:
+def _add_command(experiment: Experiment, how: str = "") -> None:
     about = f"{experiment.title}{how}."
     if (experiment.tuned_as or experiment).searches:
 
         @lab_app.command(experiment.name, help=about)
         def searched(
-            seeds: Seeds = "1-5", jobs: Jobs = 1, out: Out = DEFAULT_OUT, quick: Quick = False, draw_only: DrawOnly = False,
-            search_seeds: SearchSeeds = "101", known: KnownIn = None,
-        ) -> None:  # fmt: skip
-            _experiment(experiment, seeds, jobs, out, quick, draw_only, known, search_seeds)
+            seeds: Seeds = "1-5",
+            jobs: Jobs = 1,
+            out: Out = DEFAULT_OUT,
+            quick: Quick = False,
+            draw_only: DrawOnly = False,
+            search_seeds: SearchSeeds = "101",
+            known: KnownIn = None,
+        ) -> None:
+            _run_experiment(experiment, seeds, jobs, out, quick, draw_only, known, search_seeds)
     else:
 
         @lab_app.command(experiment.name, help=about)
         def plain(
-            seeds: Seeds = "1-5", jobs: Jobs = 1, out: Out = DEFAULT_OUT, quick: Quick = False, draw_only: DrawOnly = False,
+            seeds: Seeds = "1-5",
+            jobs: Jobs = 1,
+            out: Out = DEFAULT_OUT,
+            quick: Quick = False,
+            draw_only: DrawOnly = False,
             known: KnownIn = None,
-        ) -> None:  # fmt: skip
-            _experiment(experiment, seeds, jobs, out, quick, draw_only, known)
+        ) -> None:
+            _run_experiment(experiment, seeds, jobs, out, quick, draw_only, known)
 
 
-def _experiment(
+def _run_experiment(
     experiment: Experiment,
     seeds: str,
     jobs: int,
@@ -61,15 +71,17 @@ def _experiment(
     known: list[Path] | None,
     search_seeds: str | None = None,
 ) -> None:
-    from ale_lab.conduct import Lab, conclude
-    from ale_lab.known import read_known
+    from ale_lab.earlier_results import read_earlier_results
+    from ale_lab.lab import Lab, write_outputs
 
     chosen = (1,) if quick else read_seeds(seeds, "--seeds")
     searched = () if search_seeds is None else read_seeds(search_seeds, "--search-seeds")
     lab = Lab(out.resolve() / ("quick" if quick else "."), jobs, quick, draw_only, print)
-    earlier = read_known(known or (), quick)
-    results = run_until_signal(lambda: lab.conduct(experiment, chosen, searched, earlier))
-    for path in conclude(results, lab.out / experiment.name):
+    earlier = read_earlier_results(known or (), quick)
+    from ale.cli.run_command import run_until_signal  # not above: `ale --help` imports this module
+
+    results = run_until_signal(lambda: lab.run_experiment(experiment, chosen, searched, earlier))
+    for path in write_outputs(results, lab.out / experiment.name):
         print(path)
 
 
@@ -85,9 +97,9 @@ def read_seeds(text: str, option: str) -> tuple[int, ...]:
     return tuple(found)
 
 
-_add(FIG10, ", each tuned by the same search")
-_add(FIG12)
-_add(FIG13)
-_add(COMPARE, ", each tuned by the same search")
-_add(PARTS, ", on the tasks of `compare` and tuned as there")
-_add(STALENESS, "; tuned as in `compare`")
+_add_command(FIG10, ", each tuned by the same search")
+_add_command(FIG12)
+_add_command(FIG13)
+_add_command(COMPARE, ", each tuned by the same search")
+_add_command(PARTS, ", on the tasks of `compare` and tuned as there")
+_add_command(STALENESS, "; tuned as in `compare`")

@@ -1,35 +1,37 @@
-"""The words of the lab: an experiment, its arms, and what is shown of them."""
+"""The data types of the lab: an experiment, its arms, and the charts and columns that show its results."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
-from ale_lab.intervals import Curve
-
+Curve = Sequence[tuple[float, float]]
+"""Points (step, value), by step."""
 Series = dict[str, Curve]
-"""What a run has to show: name -> points; `rl/success`, `eval/success`, ... (see `reading`)."""
+"""The curves of a run by name: `rl/success`, `eval/success`, ... (see `read_runs`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """One of the things compared: what it changes in the recipe (overrides, as `ale run` takes them)."""
+    """One of the settings that an experiment compares: overrides of the recipe, as `ale run` takes them."""
 
     name: str
     overrides: tuple[str, ...] = ()
     line: str = ""
-    """The line that it is a point of, in a chart over a setting; where there is a search, the arm that was tuned."""
+    """In a chart over a setting: the line to which the arm belongs. Where there is a search: the arm that was tuned."""
     setting: float = 0.0
-    """Where on the axis of that chart. In an experiment that is `tuned_as` another, 0 is that one's own arm of the line."""
+    """The arm's place on the axis of that chart. In an experiment that is `tuned_as` another one, 0 stands for the arm
+    of the other experiment."""
 
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One chart: a series over the steps; with a `summary`, that number of it over the arms' setting.
+    """One chart: a series over the steps; with a `summary`, that number of the series over the arms' setting.
 
-    `each_seed` adds a thin line a seed, `marks` names a series whose points are marked, `share` says that the values lie
-    between 0 and 1."""
+    `each_seed` adds a thin line a seed, `marks` names a series whose points are marked, `share` says that the values
+    lie between 0 and 1."""
 
     title: str
     series: str
@@ -65,12 +67,12 @@ class Search:
     rates: tuple[float, ...]
     key: str
     values: tuple[float, ...]
-    """The first is what the learning rates are tried with."""
+    """Values of the setting; the learning rates are tried with the first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Experiment:
-    """A comparison. `recipe` names the run file; `overrides` are those of every arm."""
+    """A comparison. `recipe` names the run file; every arm gets `overrides` besides its own."""
 
     name: str
     title: str
@@ -83,12 +85,12 @@ class Experiment:
     probe: Probe | None = None
     searches: tuple[Search, ...] = ()
     judged_by: Column = Column("area", "eval/success", "area")
-    """What a search makes as large as it can."""
+    """The number that a search maximizes."""
     tuned_as: Experiment | None = None
     """The experiment whose search has tuned the lines."""
 
     @property
-    def shown(self) -> tuple[str, ...]:
+    def series_names(self) -> tuple[str, ...]:
         """The series that panels and columns need, each once."""
         names = [name for panel in self.panels for name in (panel.series, panel.marks)]
         return tuple(dict.fromkeys(name for name in (*names, *(c.series for c in self.columns)) if name))

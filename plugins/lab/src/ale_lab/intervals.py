@@ -1,21 +1,19 @@
-"""What several seeds come to: means with 95 % bootstrap intervals, and the numbers that sum a curve up.
+"""Statistics: means over seeds with 95 % bootstrap intervals, and the numbers that sum a curve up.
 
-The bootstrap draws seeds with replacement, `RESAMPLES` times, and takes the 2.5th and 97.5th percentiles of the means; its
-own seed is fixed, so that the same numbers always have the same interval. All functions are pure.
-"""
+The bootstrap draws seeds with replacement, `RESAMPLES` times, and takes the 2.5th and 97.5th percentiles of the means;
+its own seed is fixed, so that the same numbers always have the same interval. All functions are pure."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-Curve = Sequence[tuple[float, float]]
-"""Points (step, value), by step."""
+from ale_lab.experiment import Curve
 
 RESAMPLES = 10_000
 LEVEL = 0.95
@@ -95,4 +93,4 @@ def collapsed(curve: Curve) -> float:
 SUMMARIES: dict[str, Callable[[Curve], float]] = {
     f.__name__: f for f in (last, tail, area, spread, variation, largest, collapsed)
 }
-"""What a column of a table may be of a curve."""
+"""The numbers that a column of a table may show of a curve, by name."""

@@ -1,4 +1,4 @@
-"""Which runs an experiment needs, and in which folders.
+"""Plans the runs that an experiment needs, and their folders.
 
 OUT/warm/RECIPE-DIGEST/seed-N     the warm start that all arms of a seed begin from
 OUT/NAME/seed-N/ARM               an arm
@@ -13,7 +13,7 @@ from functools import cache
 from hashlib import sha256
 from pathlib import Path
 
-from ale.config import load_run_config
+from ale.config.load import load_run_config
 from ale_lab.experiment import Arm, Experiment, Probe, recipe_path
 
 WARM_ONLY = ("rl=null", "eval.every=0")
@@ -35,7 +35,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Where the runs of an experiment lie, and how long they are."""
+    """The folders and lengths of an experiment's runs."""
 
     out: Path
     quick: bool = False
@@ -44,14 +44,21 @@ class Plan:
         """The run that makes a seed's warm start; experiments with the same recipe share it."""
         recipe = experiment.recipe
         overrides = (f"seed={seed}", *_warm_overrides(self.quick))
-        return Run(f"{recipe}, seed {seed}: warm start", self._warm(recipe, seed), recipe_path(recipe), overrides)
+        return Run(
+            f"{recipe}, seed {seed}: warm start", self._warm_start_folder(recipe, seed), recipe_path(recipe), overrides
+        )
 
     def arm(self, experiment: Experiment, arm: Arm, seed: int) -> Run:
         """An arm's run."""
         overrides = (
-            f"seed={seed}", "sft=null", "model.scratch=null", _policy(self._warm(experiment.recipe, seed) / "model" / "sft"),
-            *experiment.overrides, *((*QUICK, *QUICK_ARM) if self.quick else ()), *arm.overrides,
-        )  # fmt: skip
+            f"seed={seed}",
+            "sft=null",
+            "model.scratch=null",
+            _policy_override(self._warm_start_folder(experiment.recipe, seed) / "model" / "sft"),
+            *experiment.overrides,
+            *((*QUICK, *QUICK_ARM) if self.quick else ()),
+            *arm.overrides,
+        )
         if self.quick and experiment.probe is not None:
             overrides += ("rl.checkpoint_every=1",)
         name = f"{experiment.name}, seed {seed}: {arm.name}"
@@ -60,14 +67,18 @@ class Plan:
     def probes(self, experiment: Experiment, probe: Probe, arm: Arm, seed: int) -> list[tuple[int, Run]]:
         """Step and run for the start and for each checkpoint that the arm's run has left."""
         folder = self.folder(experiment, arm, seed)
-        policies = {0: self._warm(experiment.recipe, seed) / "model" / "sft"}
+        policies = {0: self._warm_start_folder(experiment.recipe, seed) / "model" / "sft"}
         policies |= {int(path.name.removeprefix("step_")): path for path in (folder / "checkpoints").glob("step_*")}
         made = []
         for step, policy in sorted(policies.items()):
             overrides = (
-                f"seed={seed}", *experiment.overrides, *EVALUATE_ONLY, _policy(policy), *(QUICK if self.quick else ()),
+                f"seed={seed}",
+                *experiment.overrides,
+                *EVALUATE_ONLY,
+                _policy_override(policy),
+                *(QUICK if self.quick else ()),
                 *probe.overrides,
-            )  # fmt: skip
+            )
             name = f"{experiment.name}, seed {seed}: {arm.name}, {probe.name} at step {step}"
             made.append(
                 (step, Run(name, folder / "probes" / f"step-{step}", recipe_path(experiment.recipe), overrides))
@@ -75,20 +86,20 @@ class Plan:
         return made
 
     def folder(self, experiment: Experiment, arm: Arm, seed: int) -> Path:
-        """The run folder of an arm. One that another experiment has too is not made twice."""
+        """The run folder of an arm; an arm that another experiment has too shares that one's folder."""
         if experiment.tuned_as is not None and not arm.setting:
             return self.out / experiment.tuned_as.name / f"seed-{seed}" / arm.line
         return self.out / experiment.name / f"seed-{seed}" / arm.name
 
     def settings(self, experiment: Experiment, arm: Arm) -> str:
-        """A digest of what the run files say of an arm and its warm start, without seed and folders; of the code, and of
-        what it takes for granted, it says nothing. Raises `ConfigError`."""
+        """A digest of the settings of an arm and of its warm start, without seed and folders; it does not cover the
+        code or the code's defaults. Raises `ConfigError`."""
         run = replace(self, out=Path("/")).arm(experiment, arm, 0)  # its model.path names the warm start's digest
         probed = () if experiment.probe is None else experiment.probe.overrides
         return _digest(run.recipe, run.overrides, probed)
 
-    def _warm(self, recipe: str, seed: int) -> Path:
-        # Another warm start lies in another folder: an arm that began from the one before has other settings then.
+    def _warm_start_folder(self, recipe: str, seed: int) -> Path:
+        # The digest in the path gives an arm other settings when its warm start changes.
         digest = _digest(recipe_path(recipe), _warm_overrides(self.quick))
         return self.out / "warm" / f"{recipe}-{digest[:12]}" / f"seed-{seed}"
 
@@ -103,5 +114,5 @@ def _digest(recipe: Path, overrides: tuple[str, ...], more: tuple[str, ...] = ()
     return sha256("\n".join((text, *more)).encode()).hexdigest()
 
 
-def _policy(folder: Path) -> str:
+def _policy_override(folder: Path) -> str:
     return f"model.path={json.dumps(str(folder))}"

@@ -1,4 +1,4 @@
-"""From series to what is shown: bands over seeds, a table, and the same as JSON."""
+"""The results of an experiment: means over seeds with intervals, a Markdown table, and everything as JSON."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from ale_lab.search import Choice
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """The series of every arm and seed, in the order of the experiment's arms; `costs` (seconds, rollouts) where they are known."""
+    """The series of every arm and seed, in the order of the experiment's arms; `costs` (seconds, rollouts) where they
+    are known."""
 
     experiment: Experiment
     seeds: tuple[int, ...]
@@ -24,37 +25,37 @@ class Results:
     costs: Mapping[str, Mapping[int, tuple[float, float]]]
     notes: tuple[str, ...] = ()
     tuned: Mapping[str, Choice] = field(default_factory=dict)
-    """What a search found, by arm, and its seeds."""
+    """The settings that a search found, by arm."""
     search_seeds: tuple[int, ...] = ()
     settings: Mapping[str, str] = field(default_factory=dict)
     """`Plan.settings` by arm."""
     quick: bool = False
 
     def band(self, arm: str, name: str) -> tuple[list[float], list[Interval]]:
-        """The steps that all seeds have, and the mean over seeds at each."""
+        """The steps that all seeds have, and at each of them the mean over seeds with its interval."""
         curves = [dict(self.series[arm][seed].get(name, ())) for seed in self.seeds]
         steps = sorted(set.intersection(*(set(c) for c in curves)))
         return steps, bootstrap([[c[s] for s in steps] for c in curves]) if steps else []
 
     def numbers(self, arm: str, column: Column) -> list[float]:
-        """A column's number of each seed. Raises `KeyError` where a seed has no such series."""
+        """The column's number for each seed. Raises `KeyError` where a seed has no such series."""
         return [SUMMARIES[column.summary](self.series[arm][seed][column.series]) for seed in self.seeds]
 
 
-def over_seeds(values: Sequence[float]) -> Interval:
+def interval_over_seeds(values: Sequence[float]) -> Interval:
     """The mean of some seeds' numbers."""
     return bootstrap([[v] for v in values])[0]
 
 
-def shown(interval: Interval) -> str:
+def format_interval(interval: Interval) -> str:
     """`0.84 [0.80, 0.88]`; of one seed the number alone."""
     mean, low, high = (f"{round(x, 9) + 0.0:.3g}" for x in (interval.mean, interval.low, interval.high))  # -1e-17 is 0
     return mean if interval.seeds < 2 else f"{mean} [{low}, {high}]"
 
 
-def table(results: Results) -> str:
-    """The numbers of each arm, and where there are several how they differ, seed by seed: from the first, or, over a setting,
-    from the first of their line."""
+def format_table(results: Results) -> str:
+    """A table of the numbers of each arm; below it a table of differences, paired by seed, from the first arm or, over
+    a setting, from the first arm of the same line."""
     columns = results.experiment.columns
     titles = [column.title for column in columns]
     arms = results.experiment.arms
@@ -66,18 +67,24 @@ def table(results: Results) -> str:
     rows = []
     for arm in against:
         costs = results.costs[arm]
-        cells = [shown(over_seeds(results.numbers(arm, column))) for column in columns]
-        whole = all(seed in costs for seed in results.seeds)  # of runs that are only known from data there may be none
+        cells = [format_interval(interval_over_seeds(results.numbers(arm, column))) for column in columns]
+        whole = all(seed in costs for seed in results.seeds)  # runs of an earlier lab may have no costs
         seconds, rollouts = (f"{fmean(costs[s][i] for s in results.seeds):.0f}" if whole else "–" for i in (0, 1))
         rows.append([arm, *cells, rollouts, seconds])
-    out += _markdown(["arm", *titles, "rollouts", "seconds"], rows)
+    out += _markdown_rows(["arm", *titles, "rollouts", "seconds"], rows)
     if compared:
         pairs = [
-            [arm, *(shown(over_seeds(_differences(results, arm, against[arm], column))) for column in columns)]
+            [
+                arm,
+                *(
+                    format_interval(interval_over_seeds(_differences(results, arm, against[arm], column)))
+                    for column in columns
+                ),
+            ]
             for arm in compared
         ]
         whom = "the first of its line" if lines else f"`{arms[0].name}`"
-        out += ["", f"Difference from {whom}, paired by seed:", "", *_markdown(["arm", *titles], pairs)]
+        out += ["", f"Difference from {whom}, paired by seed:", "", *_markdown_rows(["arm", *titles], pairs)]
     return "\n".join([*out, *(line for note in results.notes for line in ("", note)), ""])
 
 
@@ -85,12 +92,12 @@ def _differences(results: Results, arm: str, other: str, column: Column) -> list
     return [a - b for a, b in zip(results.numbers(arm, column), results.numbers(other, column), strict=True)]
 
 
-def _markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+def _markdown_rows(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     return ["| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *rows)]
 
 
-def as_json(results: Results) -> dict[str, Any]:
-    """Everything that is shown, with the curves of each seed."""
+def results_as_json(results: Results) -> dict[str, Any]:
+    """Everything that the figure and the table show, with the curves of each seed."""
     e = results.experiment
     return {
         "experiment": e.name,
@@ -103,12 +110,12 @@ def as_json(results: Results) -> dict[str, Any]:
                 "costs": results.costs[arm.name],
                 "series": {
                     name: {str(seed): results.series[arm.name][seed].get(name, []) for seed in results.seeds}
-                    for name in e.shown
+                    for name in e.series_names
                 },
                 "columns": {
                     column.title: {
                         "of_seeds": results.numbers(arm.name, column),
-                        **asdict(over_seeds(results.numbers(arm.name, column))),
+                        **asdict(interval_over_seeds(results.numbers(arm.name, column))),
                     }
                     for column in e.columns
                 },
@@ -118,12 +125,13 @@ def as_json(results: Results) -> dict[str, Any]:
         "notes": list(results.notes),
         "tuned": {arm: asdict(choice) for arm, choice in results.tuned.items()},
         "search_seeds": list(results.search_seeds),
-    }  # fmt: skip
+    }
 
 
-def write(results: Results, folder: Path) -> None:
-    """Write `table.md` and `data.json`; the latter may be the only copy of runs, so that it is replaced at once."""
+def write_results(results: Results, folder: Path) -> None:
+    """Write `table.md` and `data.json`; the latter may be the only copy of a run's numbers, so it is replaced in one
+    move."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "table.md").write_text(table(results))
-    (folder / "data.json.new").write_text(json.dumps(as_json(results), indent=1) + "\n")
+    (folder / "table.md").write_text(format_table(results))
+    (folder / "data.json.new").write_text(json.dumps(results_as_json(results), indent=1) + "\n")
     (folder / "data.json.new").replace(folder / "data.json")

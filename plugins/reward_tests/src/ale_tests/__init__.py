@@ -1,4 +1,4 @@
-"""1 where the task's hidden test command passes in the agent's sandbox, else 0."""
+"""The reward `tests`: 1 if the task's hidden test command passes in the agent's sandbox, else 0."""
 
 from ale_tests.reward import TestsReward, TestsRewardConfig
 

@@ -6,8 +6,8 @@
    without the capability `users` takes the agent for that. The folder stands in one with an empty `pytest.ini`:
    pytest looks for settings and hooks in all folders above a test, and the temporary folder is the agent's too.
 2. Exit code 0 is a pass; any other code, and a time-out (but for `timed_out: no_reward`), is a fail.
-3. What *cannot run* is no fail: a dead sandbox raises `SandboxError`, a task whose test command starts with a
-   program that the sandbox lacks raises `TaskError`. But an agent must not be able to turn its failure into an
+3. Tests that *cannot run* are an error and no fail: a dead sandbox raises `SandboxError`, a test command that starts
+   with a program which the sandbox lacks raises `TaskError`. But an agent must not be able to turn its failure into an
    error, so exit codes 126 and 127 count as "cannot run" only where the first word of the command is a plain name
    (not a path, so not something the agent was to write) that the sandbox's shell does not know. Test files that
    cannot be written in a living sandbox are a fail: the agent filled or locked the temporary folder.
@@ -25,7 +25,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from ale.errors import SandboxError, TaskError
-from ale.specs.driver import DriverContext, PluginConfig
+from ale.specs.driver import Driver, DriverContext, PluginConfig
 from ale.specs.reward import Reward
 from ale.specs.sandbox import TESTS, ExecResult, Sandbox
 from ale.task import Task
@@ -34,7 +34,7 @@ from ale.trajectory import Score, Trajectory
 DETAIL_CHARS = 2000
 CANNOT_RUN = (126, 127)
 KILLED = 128
-"""Exit codes beyond are of a shell that was killed by a signal, which is what agents' code can do to it."""
+"""A larger exit code means that a signal killed the shell, which an agent's code can do."""
 FOLDER = "${TMPDIR:-/tmp}"
 NO_ROOM = "'The tests could not be put in place: the agent left no room or no right to write them.'"
 ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
@@ -45,19 +45,22 @@ class TestsRewardConfig(PluginConfig):
     """Settings of the tests reward."""
 
     __test__ = False
-    pass_value: float = Field(1.0, description="The reward where the tests pass.")
-    fail_value: float = Field(0.0, description="The reward where they fail or run out of time.")
+    pass_value: float = Field(1.0, description="Reward if the tests pass.")
+    fail_value: float = Field(0.0, description="Reward if the tests fail or run out of time.")
     timed_out: Literal["fail", "no_reward"] = Field(
         "fail",
-        description="What tests that run out of time are. no_reward: the reward could not be computed, and the rollout is made "
-        "anew; only for tests whose time the agent's work cannot use up, for it would have a way around a failure.",
+        description=(
+            "What a time-out of the tests means. no_reward: the reward could not be computed, and the rollout is "
+            "sampled again; use this only for tests that the agent's work cannot slow down, because the agent "
+            "could otherwise avoid a failure."
+        ),
     )
 
 
-class TestsReward(Reward):
+class TestsReward(Driver, Reward):
     """Scores with the task's hidden tests."""
 
-    api_version = ">=1.1,<1.3"
+    api_version = ">=1.0,<1.2"
     __test__ = False  # a class whose name starts with Test is not a test here
     Config: ClassVar[type[PluginConfig]] = TestsRewardConfig
     config: TestsRewardConfig
@@ -72,25 +75,25 @@ class TestsReward(Reward):
         await sandbox.kill_agent_processes()
         env = {"PYTHONNOUSERSITE": "1", **task.env}
         result = await sandbox.exec('eval "$(cat)"', stdin=script, timeout_s=task.tests.timeout_s, env=env, user=TESTS)
-        if result.timed_out or result.exit_code > KILLED:  # the script did not come to its last line
-            await self.clear(sandbox, name)
+        if result.timed_out or result.exit_code > KILLED:  # the script did not reach its last line
+            await self.remove_test_files(sandbox, name)
         if result.timed_out:
             limit = f"The tests did not end within {task.tests.timeout_s:g} s.\n"
             if self.config.timed_out == "no_reward":
-                raise TaskError(f"Task {task.id}: {limit}{tail(result)}")
-            return self.verdict(False, limit + tail(result), started)
+                raise TaskError(f"Task {task.id}: {limit}{end_of_output(result)}")
+            return self.make_score(False, limit + end_of_output(result), started)
         if result.exit_code in CANNOT_RUN:
             await refuse_missing_program(task, sandbox)
-        return self.verdict(result.exit_code == 0, tail(result), started)
+        return self.make_score(result.exit_code == 0, end_of_output(result), started)
 
-    def verdict(self, passed: bool, detail: str, started: float) -> Score:
-        """A score."""
+    def make_score(self, passed: bool, detail: str, started: float) -> Score:
+        """The score for a pass or a fail."""
         value = self.config.pass_value if passed else self.config.fail_value
         return Score(value, passed, detail, time.monotonic() - started)
 
     @staticmethod
-    async def clear(sandbox: Sandbox, name: str) -> None:
-        """Take the tests of a script away that was cut off. The score stands, even where this fails."""
+    async def remove_test_files(sandbox: Sandbox, name: str) -> None:
+        """Remove the test files of a script that was cut off. The score is the same where this fails."""
         try:
             await sandbox.exec(f"rm -rf {FOLDER}/{name}", timeout_s=10, cwd="/", user=TESTS)
         except SandboxError:
@@ -145,6 +148,6 @@ def first_word(command: str) -> str | None:
     return word if NAME.fullmatch(word) and not word.startswith(("-", ".")) else None
 
 
-def tail(result: ExecResult) -> str:
+def end_of_output(result: ExecResult) -> str:
     """The end of the output, where tests say what failed."""
     return result.output.strip()[-DETAIL_CHARS:]

@@ -8,7 +8,8 @@ from pydantic import Field
 
 from ale.specs.driver import PluginConfig
 from ale_docker.engine import DockerEngine
-from ale_resident.container import ContainerConfig, ContainerProvider
+from ale_resident.containers.config import ContainerConfig
+from ale_resident.containers.provider import ContainerProvider
 
 __all__ = ["DockerConfig", "DockerProvider"]
 
@@ -17,18 +18,18 @@ class DockerConfig(ContainerConfig):
     """Settings of the Docker provider."""
 
     url: str | None = Field(
-        None, description="Where the engine listens, such as unix:///var/run/docker.sock; null: DOCKER_HOST, or there."
+        None, description="Address of the Docker engine; null: DOCKER_HOST, or unix:///var/run/docker.sock."
     )
-    runtime: str | None = Field(None, description="Runtime of the containers, such as runsc; null: the engine's own.")
+    runtime: str | None = Field(None, description="Container runtime, such as runsc; null: the engine's default.")
 
 
 class DockerProvider(ContainerProvider):
     """Starts containers of Docker."""
 
-    api_version = ">=1.1,<1.3"
+    api_version = ">=1.0,<1.2"
     Config: ClassVar[type[PluginConfig]] = DockerConfig
     config: DockerConfig
 
     def make_engine(self) -> DockerEngine:
-        """Docker, through aiodocker."""
+        """Make the engine, which uses aiodocker."""
         return DockerEngine(self.config.url, self.config.runtime)

@@ -1,4 +1,4 @@
-"""Docker Engine through aiodocker."""
+"""Docker as a container engine, through aiodocker."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ import aiodocker
 import aiohttp
 
 from ale.errors import ConfigError, SandboxError
-from ale.specs.sandbox import SandboxStats
-from ale_resident.engine import LABEL, Engine, Found, Plan
-from ale_resident.image_snapshots import FoundImage
+from ale.specs.sandbox_protocols import SandboxStats
+from ale_resident.containers.engine import LABEL, Engine, Found, FoundImage, Plan
 
 GONE, CONFLICT = 404, 409
 PIDS_MAX, MIB = 4096, 1 << 20
@@ -38,7 +37,7 @@ class DockerEngine(Engine):
 
     async def open(self) -> None:
         try:
-            self._client = aiodocker.Docker(url=self._url)
+            self._client = connect(self._url)
             async with asyncio.timeout(20):
                 await self._client.version()
         except (OSError, ValueError, TimeoutError, aiodocker.DockerError, aiohttp.ClientError) as error:
@@ -46,7 +45,7 @@ class DockerEngine(Engine):
             where = f" at {self._url}" if self._url else ""
             raise ConfigError(
                 f"The Docker Engine{where} does not answer ({str(error) or type(error).__name__}); start it "
-                "(`systemctl start docker`, or `dockerd`), see that this user may use it, or choose sandbox: local."
+                "(`systemctl start docker`, or `dockerd`), check that this user may use it, or choose sandbox: local."
             ) from error
 
     async def close(self) -> None:
@@ -93,11 +92,11 @@ class DockerEngine(Engine):
             "HostConfig": host,
             "Hostname": "sandbox",
         }
-        async with said(f"create the container {plan.name}"):
+        async with docker_errors(f"create the container {plan.name}"):
             await self.client.containers.create(config, name=plan.name)
 
     async def start(self, name: str) -> None:
-        async with said(f"start the container {name}"):
+        async with docker_errors(f"start the container {name}"):
             await self.client.containers.container(name).start()
 
     async def remove(self, name: str) -> None:
@@ -109,7 +108,7 @@ class DockerEngine(Engine):
             except aiodocker.DockerError as error:
                 if error.status == GONE:
                     return
-                # It is being removed already, because it has ended; or it ended while Docker was about to kill it.
+                # The container has ended: it is being removed already, or it ended just before Docker's kill.
                 if error.status != CONFLICT and "is not running" not in str(error.message):
                     raise SandboxError(f"Docker could not remove the container {name}: {error.message}") from error
             except aiohttp.ClientError as error:
@@ -118,7 +117,7 @@ class DockerEngine(Engine):
 
     async def containers(self) -> list[Found]:
         filters = json.dumps({"label": [LABEL]})
-        async with said("list containers"):
+        async with docker_errors("list containers"):
             listed = await self.client.containers.list(all=True, filters=filters)
         return [
             Found(str(c["Names"][0]).lstrip("/"), dict(c["Labels"]), c["State"] == "running")
@@ -136,39 +135,44 @@ class DockerEngine(Engine):
         return True
 
     async def pull(self, image: str) -> None:
-        async with said(f"pull the image {image}"):
+        async with docker_errors(f"pull the image {image}"):
             await self.client.images.pull(image)
 
     async def import_image(self, image: str, tar: bytes) -> None:
         name, _, tag = image.partition(":")
         async with (
-            said(f"import the image {image}"),
+            docker_errors(f"import the image {image}"),
             self.client._query(
-                "images/create", "POST", params={"fromSrc": "-", "repo": name, "tag": tag or "latest"}, data=tar,
+                "images/create",
+                "POST",
+                params={"fromSrc": "-", "repo": name, "tag": tag or "latest"},
+                data=tar,
                 headers={"Content-Type": "application/x-tar"},
             ) as response,
-        ):  # fmt: skip
+        ):
             await response.read()
 
     async def commit(self, name: str, image: str) -> None:
         repository, _, tag = image.partition(":")
-        async with said(f"keep the container {name} as {image}"):
+        async with docker_errors(f"save the container {name} as {image}"):
             await self.client.containers.container(name).commit(repository=repository, tag=tag)
 
     async def images(self) -> list[FoundImage]:
-        async with said("list images"):
+        async with docker_errors("list images"):
             listed = await self.client.images.list(filters={"label": [LABEL]})
         return [
             FoundImage(
-                str(i["Id"]), tuple(n for n in i["RepoTags"] or () if "<none>" not in n), dict(i["Labels"] or {}),
+                str(i["Id"]),
+                tuple(n for n in i["RepoTags"] or () if "<none>" not in n),
+                dict(i["Labels"] or {}),
                 float(i["Created"]),
             )
             for i in listed
-        ]  # fmt: skip
+        ]
 
     async def remove_image(self, image: str) -> bool:
         try:
-            await self.client.images.delete(image)  # not forced: what runs from it would go on without its files
+            await self.client.images.delete(image)  # not forced: containers that run from it would lose its files
         except aiodocker.DockerError as error:
             if error.status not in (GONE, CONFLICT):
                 raise SandboxError(f"Docker could not remove the image {image}: {error.message}") from error
@@ -184,7 +188,7 @@ class DockerEngine(Engine):
 
     async def stats(self, name: str) -> SandboxStats:
         async with (
-            said(f"measure the container {name}"),
+            docker_errors(f"measure the container {name}"),
             self.client._query(f"containers/{name}/stats", params={"stream": "false", "one-shot": "true"}) as response,
             self.client._query(f"containers/{name}/json", params={"size": "true"}) as sized,
         ):
@@ -194,9 +198,17 @@ class DockerEngine(Engine):
         return SandboxStats(memory.get("usage"), None if used is None else used / 1e9, pids.get("current"), size)
 
 
+def connect(url: str | None) -> aiodocker.Docker:
+    """Make a client for the engine at the URL, or the one of DOCKER_HOST, Docker's context or the usual socket."""
+    try:
+        return aiodocker.Docker(url=url)
+    except AssertionError as error:  # aiodocker asserts that it has found a socket
+        raise ValueError("there is no socket at Docker's usual path, and DOCKER_HOST names none") from error
+
+
 @asynccontextmanager
-async def said(what: str) -> AsyncIterator[None]:
-    """Docker's errors as `SandboxError`."""
+async def docker_errors(what: str) -> AsyncIterator[None]:
+    """Turn Docker's errors into `SandboxError`."""
     try:
         yield
     except aiodocker.DockerError as error:

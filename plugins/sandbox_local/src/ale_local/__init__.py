@@ -1,6 +1,7 @@
-"""Linux namespaces through bubblewrap, no daemon; a plain subprocess sandbox where there is none."""
+"""Sandboxes without a daemon: Linux namespaces through bubblewrap, or else plain subprocesses without isolation."""
 
-from ale_local.provider import LocalSandboxConfig, LocalSandboxProvider
+from ale_local.config import LocalSandboxConfig
+from ale_local.provider import LocalSandboxProvider
 from ale_local.sandbox import LocalSandbox
 
 __all__ = ["LocalSandbox", "LocalSandboxConfig", "LocalSandboxProvider"]

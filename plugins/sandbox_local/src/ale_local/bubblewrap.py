@@ -1,12 +1,12 @@
-"""How a sandbox of Linux namespaces is put together with bubblewrap.
+"""Builds the bubblewrap command lines of sandboxes made of Linux namespaces.
 
-1. Its root holds read-only binds of /usr and the base folder (`program.py`), a tmpfs for each place that can be
-   written to, its own /proc and /dev; no network, no capability, a clean environment.
-2. When ALE runs as root, the sandboxes' users are ids of a user namespace with 65,536 unprivileged host ids
-   (`Namespaces`): root inside is nobody outside, and tests can have a user that the agent is not. That user may not
-   be able to reach folders such as /root on the host, where Python may be installed; so what is bound in is first
-   bound to one open place, in a mount namespace that exists for this alone.
-3. As a normal user there is one id in the sandbox and bubblewrap makes the user namespace itself.
+1. A sandbox's root holds read-only binds of /usr and the base folder (`program.py`), a tmpfs for each writable place,
+   and its own /proc and /dev. It has no network, no capability and a clean environment.
+2. If ALE runs as root, the sandboxes' users are ids of a user namespace with 65,536 unprivileged host ids
+   (`Namespaces`): root inside has no rights outside, and the tests can run as another user than the agent. These ids
+   may not be able to reach folders such as /root on the host, where Python may be installed; so what is bound in is
+   first bound to one open folder, in a mount namespace made only for this.
+3. If ALE runs as a normal user, a sandbox has one id and bubblewrap makes the user namespace itself.
 """
 
 from __future__ import annotations
@@ -20,49 +20,54 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from ale_local import program
-from ale_resident.inside import seccomp
-from ale_resident.program import resident_command
+from ale_resident.host.program import resident_command
+from ale_resident.resident import seccomp
 
 HOME = "/home/agent"
 TAKEN = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc", "/proc", "/dev", "/sys", "/.ale")
 JOIN_GROUPS = 'while [ "$1" != -- ]; do echo 0 >"$1/cgroup.procs" || exit 1; shift; done; shift; exec "$@"'
-"""Puts its own process into the groups named before `--`, then becomes the command after it."""
+"""A script that puts its process into the control groups before `--`, then becomes the command after it."""
 HOLD = "echo ready; read _"
 NETWORK_CAPS = ("CAP_NET_ADMIN", "CAP_NET_BIND_SERVICE", "CAP_NET_RAW")
-"""With them the resident sets a network up, and lets them go."""
+"""Capabilities with which the resident sets up a network; it then drops them."""
 SETTINGS, MASKED = (
     ("sys", "sysrq-trigger", "irq", "bus", "fs", "acpi", "scsi"),
     ("kcore", "keys", "timer_list", "sched_debug"),
 )
 KERNEL = (
     *(word for name in SETTINGS for word in ("--ro-bind-try", f"/proc/{name}", f"/proc/{name}")),
-    *(word for name in MASKED if os.path.exists(f"/proc/{name}") for word in ("--ro-bind", "/dev/null", f"/proc/{name}")),
-)  # fmt: skip
-"""The kernel's settings and insights in /proc, as container engines cover them: they belong to the machine's root, and with one
-user inside, an agent of his would be that."""
+    *(
+        word
+        for name in MASKED
+        if os.path.exists(f"/proc/{name}")
+        for word in ("--ro-bind", "/dev/null", f"/proc/{name}")
+    ),
+)
+"""Paths in /proc that are hidden, as container engines do: they show and set the kernel's state, and if root runs ALE
+and the sandbox has one user, the agent would have root's access to them."""
 MESSAGE_QUEUES = "\tmqueue\n" in Path("/proc/filesystems").read_text() if Path("/proc/filesystems").exists() else False
 
 
 @dataclass(frozen=True)
 class Namespaces:
-    """Descriptors of the user namespace of all sandboxes, and of the mount namespace where binds come from."""
+    """Descriptors of the user namespace of all sandboxes, and of the mount namespace that their binds come from."""
 
     user: int
     mount: int
     stage: str
 
     def place(self, number: int) -> str:
-        """Where a place of a sandbox that starts from a snapshot is bound from (see `launcher.py`)."""
+        """Return the folder from which a place of a fork is bound (see `launcher.py`)."""
         return f"{self.stage}/place{number}/whole"
 
     def close(self) -> None:
-        """Let the namespaces go."""
+        """Close the descriptors."""
         os.close(self.user)
         os.close(self.mount)
 
 
 def make_namespaces(sources: list[str], uid_base: int) -> Namespaces | None:
-    """As root: namespaces in which `sources` stand as STAGE/0, STAGE/1, ...; None where that is not allowed."""
+    """As root: make namespaces with `sources` mounted at STAGE/0, STAGE/1, ...; return None if not allowed."""
     if os.getuid() != 0:
         return None
     stage = next((p for p in ("/mnt", "/media", "/srv", "/opt") if os.path.isdir(p)), None)
@@ -71,8 +76,8 @@ def make_namespaces(sources: list[str], uid_base: int) -> Namespaces | None:
     script = ["set -e", f"mount -t tmpfs -o mode=755,size=64k ale {stage}"]
     for number, source in enumerate(sources):
         script += [f"mkdir {stage}/{number}", f"mount --bind {shlex.quote(source)} {stage}/{number}"]
-    # What the kernel counts for a user of a namespace (watches of files, queued signals, message queues), it counts for the
-    # namespace's owner too. That shall not be the host's root, whom a sandbox could leave without any.
+    # The kernel counts file watches, queued signals and message queues for a namespace's owner too. The owner must not
+    # be the host's root, or a sandbox could use up root's share.
     owner = f"setpriv --reuid={uid_base} --regid={uid_base} --clear-groups"
     script.append(f"exec {owner} unshare --user sh -c {shlex.quote(HOLD)}")
     try:
@@ -99,7 +104,7 @@ def make_namespaces(sources: list[str], uid_base: int) -> Namespaces | None:
 
 @dataclass(frozen=True)
 class Bubblewrap:
-    """Builds command lines; the same for all sandboxes of a provider."""
+    """Builds command lines; one object serves all sandboxes of a provider."""
 
     base: Path
     python: str
@@ -108,12 +113,12 @@ class Bubblewrap:
 
     @staticmethod
     def sources(base: Path, host_python: bool) -> list[str]:
-        """What is bound in from where another user may not come: the base folder and the host's Python."""
+        """List the folders to bind that another user may not reach: the base folder and the host's Python."""
         return [str(base), *(program.python_folders() if host_python else ())]
 
     @property
     def mode(self) -> str:
-        """`users` or `single`, as the resident calls it."""
+        """The resident's word for the users of the sandbox: `users` or `single`."""
         return "users" if self.namespaces is not None else "single"
 
     @property
@@ -122,23 +127,30 @@ class Bubblewrap:
         return () if self.namespaces is None else (self.namespaces.user,)
 
     def command(
-        self, control: int, workdir: str, disk_mib: int | None, groups: list[str], seccomp: int | None,
-        network: list[str], places: Sequence[str] = (), layers: int = 0,
-    ) -> list[str]:  # fmt: skip
-        """The whole command line of a sandbox, for a `Launcher`; `seccomp` is the descriptor of its filter, `network` what
-        `gate` gives, `places` what can be written to, of which the first `layers` are a snapshot's."""
+        self,
+        control: int,
+        workdir: str,
+        disk_mib: int | None,
+        groups: list[str],
+        seccomp: int | None,
+        network: list[str],
+        places: Sequence[str] = (),
+        layers: int = 0,
+    ) -> list[str]:
+        """Build the command line of a sandbox for a `Launcher`. `seccomp` is the descriptor of its filter, `network`
+        the result of `gate`, `places` are the writable places, of which the first `layers` belong to a snapshot."""
         outer: list[str] = []
         if groups:
             outer += ["sh", "-c", JOIN_GROUPS, "sh", *groups, "--"]
         inner = resident_command([self.python], "/.ale", str(control))
-        # Without root, bubblewrap makes one more user namespace for terminals; that one has no rights to the network's.
+        # Without root, bubblewrap makes another user namespace for terminals, which has no rights to the network.
         terminals = self.namespaces is not None or NETWORK_CAPS[0] not in network
         filtered = [] if seccomp is None else ["--seccomp", str(seccomp)]
         root = self.root(workdir, disk_mib, terminals, places, layers)
         return [*outer, "bwrap", *self.users(), *filtered, *root, *network, *inner]
 
     def users(self) -> list[str]:
-        """Namespaces, identity and capabilities."""
+        """Return the options for namespaces, ids and capabilities."""
         options = "--unshare-pid --unshare-net --unshare-ipc --unshare-uts --unshare-cgroup-try --hostname sandbox "
         options += "--uid 1000 --gid 1000 --as-pid-1 --die-with-parent --clearenv --cap-drop ALL"
         if self.namespaces is None:
@@ -149,7 +161,7 @@ class Bubblewrap:
     def root(
         self, workdir: str, disk_mib: int | None, terminals: bool, written: Sequence[str], layers: int
     ) -> list[str]:
-        """The file system."""
+        """Return the options for the file system."""
         sources = self.sources(self.base, self.host_python)
         if self.namespaces is None:
             places = sources
@@ -163,10 +175,10 @@ class Bubblewrap:
             elif os.path.isdir(path):
                 options += ["--ro-bind", path, path]
         options += ["--ro-bind", f"{places[0]}/etc", "/etc", "--ro-bind", f"{places[0]}/program", "/.ale"]
+        for folder in program.etc_folders():
+            options += ["--ro-bind", folder, folder]
         options += ["--proc", "/proc", *KERNEL, *self.devices(terminals)]
-        if (
-            MESSAGE_QUEUES
-        ):  # that it can be seen what a reset has to remove; without the mount they are there all the same
+        if MESSAGE_QUEUES:  # makes message queues visible to a reset; they exist even without the mount
             options += ["--mqueue", "/dev/mqueue"]
         size = [] if disk_mib is None else ["--size", str(disk_mib << 20)]
         for path in sorted({"/dev/shm", *(written or writable(workdir))}, key=lambda path: PurePosixPath(path).parts):
@@ -181,7 +193,8 @@ class Bubblewrap:
         return [*options, "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", workdir]
 
     def gate(self, folder: Path, allow: bool) -> list[str]:
-        """The way out of a sandbox's network; `allow` where the resident has to set that up (see `ale_resident.inside.network`)."""
+        """Return the options for the network gate; with `allow` the resident gets the rights to set the network up (see
+        `ale_resident.resident.network.sockets`)."""
         inside = "" if self.namespaces is None else self.namespaces.stage
         source = f"{inside}/0/{folder.relative_to(self.base)}" if inside else str(folder)
         caps = NETWORK_CAPS if allow else ()
@@ -189,7 +202,7 @@ class Bubblewrap:
 
     @staticmethod
     def devices(terminals: bool) -> list[str]:
-        """The few devices that there are, with pseudo terminals or without."""
+        """Return the options for the few devices, with or without pseudo terminals."""
         if terminals:
             return ["--dev", "/dev"]
         options = ["--tmpfs", "/dev"]
@@ -201,7 +214,7 @@ class Bubblewrap:
 
     @staticmethod
     def ancestors(path: str) -> list[str]:
-        """Make the folders above a mount point, open to all users (bubblewrap alone would close them)."""
+        """Return options that make the folders above a mount point open to all users (bubblewrap would close them)."""
         options: list[str] = []
         for parent in reversed(PurePosixPath(path).parents):
             if str(parent) not in ("/", "/dev", "/tmp"):
@@ -210,15 +223,15 @@ class Bubblewrap:
 
 
 def writable(workdir: str) -> tuple[str, ...]:
-    """The places that are written to and belong to a sandbox's state."""
+    """List the writable places that belong to a sandbox's state."""
     return tuple(dict.fromkeys(("/tmp", HOME, workdir)))
 
 
 def workdir_fault(workdir: str) -> str | None:
-    """What is wrong with a work folder, as the end of a sentence; None where nothing is."""
+    """Return what is wrong with a work folder, as the end of a sentence; None if nothing is."""
     path = PurePosixPath(workdir)
     if not path.is_absolute() or ".." in path.parts or str(path) in ("/", "/tmp", "/home", HOME):
-        return "must be an absolute path of its own, such as /workspace"
+        return "must be an absolute path other than /, such as /workspace"
     if any(path.is_relative_to(taken) for taken in TAKEN):
         return "lies in a folder of the system, which is read-only in a sandbox"
     if any(Path(source).is_relative_to(path) or path.is_relative_to(source) for source in program.python_folders()):
@@ -227,7 +240,7 @@ def workdir_fault(workdir: str) -> str | None:
 
 
 def probe(wrap: Bubblewrap) -> str | None:
-    """Start a sandbox for nothing; the reason why it does not work, None where it does."""
+    """Start a test sandbox; return why it does not work, or None if it works."""
     if shutil.which("bwrap") is None:
         return "there is no program `bwrap`"
     filter_fd = seccomp.open_program()
@@ -246,4 +259,8 @@ def probe(wrap: Bubblewrap) -> str | None:
     finally:
         if filter_fd is not None:
             os.close(filter_fd)
-    return None if done.returncode == 0 else done.stderr.decode("utf-8", "replace").strip() or "it failed in silence"
+    return (
+        None
+        if done.returncode == 0
+        else done.stderr.decode("utf-8", "replace").strip() or "it failed without a message"
+    )

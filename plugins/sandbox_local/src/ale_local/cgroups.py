@@ -1,6 +1,6 @@
-"""Limits by control groups, version 1 or 2: one group a sandbox, below one parent named `ale`.
+"""Enforces limits with control groups, version 1 or 2: one group per sandbox, below one parent named `ale`.
 
-A process that is not allowed to write there gets no groups; the provider then falls back to rlimits.
+If ALE may not write there, there are no groups, and the provider falls back to rlimits.
 """
 
 from __future__ import annotations
@@ -10,17 +10,18 @@ import signal
 import time
 from pathlib import Path
 
-from ale.specs.sandbox import Resources, SandboxStats
+from ale.specs.sandbox import Resources
+from ale.specs.sandbox_protocols import SandboxStats
 
 MOUNT = Path("/sys/fs/cgroup")
 PARENT = "ale"
 CPU_PERIOD_US = 100_000
 SOCKETS = 4
-"""Which part of the memory that a sandbox may have can lie in its connections besides."""
+"""A sandbox's sockets may hold one part in this many of its memory limit, in addition to the limit."""
 
 
 def parents(mount: Path = MOUNT) -> dict[str, Path]:
-    """The parent group of each controller that can be used, made where it is missing. Version 2 has one for all."""
+    """Find or make the parent group of each usable controller. Version 2 has one group for all."""
     found: dict[str, Path] = {}
     unified = (mount / "cgroup.controllers").exists()
     if unified:
@@ -43,7 +44,7 @@ def parents(mount: Path = MOUNT) -> dict[str, Path]:
 
 
 def settings(resources: Resources, unified: bool) -> list[tuple[str, str, str]]:
-    """What to write: controller, file, value."""
+    """List what to write: controller, file, value."""
     wanted: list[tuple[str, str, str]] = []
     if resources.memory_mib is not None:
         size = str(resources.memory_mib << 20)
@@ -52,7 +53,7 @@ def settings(resources: Resources, unified: bool) -> list[tuple[str, str, str]]:
             wanted.append(("memory", "memory.swap.max", "0"))
         else:
             wanted.append(("memory", "memory.memsw.limit_in_bytes", size))
-            # What lies in sockets, version 1 counts apart, and only where it has a limit.
+            # Version 1 counts the memory of sockets separately, and only if that has a limit.
             wanted.append(("memory", "memory.kmem.tcp.limit_in_bytes", str((resources.memory_mib << 20) // SOCKETS)))
     if resources.pids is not None:
         wanted.append(("pids", "pids.max", str(resources.pids)))
@@ -63,7 +64,7 @@ def settings(resources: Resources, unified: bool) -> list[tuple[str, str, str]]:
 
 
 def create(parent: dict[str, Path], name: str, resources: Resources) -> list[str]:
-    """Make a sandbox's groups with their limits; the folders into whose `cgroup.procs` its process belongs."""
+    """Make a sandbox's groups with their limits; return the folders whose `cgroup.procs` must list its process."""
     made: dict[str, Path] = {}
     for controller, path in parent.items():
         made[controller] = path / name
@@ -76,7 +77,7 @@ def create(parent: dict[str, Path], name: str, resources: Resources) -> list[str
 
 
 def remove(groups: list[str], until: float) -> None:
-    """Remove groups, killing what is still in them; tries until the time `until` (monotonic)."""
+    """Kill what runs in groups and remove them; try until the time `until` (monotonic)."""
     for group in groups:
         path = Path(group)
         while path.exists():
@@ -94,7 +95,7 @@ def remove(groups: list[str], until: float) -> None:
 
 
 def read_stats(groups: list[str]) -> SandboxStats:
-    """What a sandbox uses now; None for what its groups do not count."""
+    """Return what a sandbox uses now; None for what its groups do not count."""
 
     def number(*names: str) -> int | None:
         for group in groups:

@@ -1,11 +1,11 @@
-"""The thread that starts the sandboxes of a provider, and the mounts of those that start from a snapshot.
+"""Starts a provider's sandboxes from one thread, and mounts the snapshots of forks.
 
-1. A process begins in the mount namespace of the thread that starts it. As root this thread lives in the one of the stage
-   (`bubblewrap.Namespaces`), where the sandbox's binds come from, so that no helper has to enter it.
-2. For a snapshot it first makes a copy of that namespace for the sandbox alone. There each writable place is an overlay: below,
-   the snapshot's layer, which nobody writes to; above, a file system in memory of the place's own size. The copy, and so all
-   that is mounted in it, ends with the sandbox's last process, however that ends.
-3. bubblewrap dies with the thread that started it (`--die-with-parent`); this one lives until the provider is closed.
+1. A process begins in the mount namespace of the thread that starts it. If ALE is root, this thread is in the namespace
+   of the stage (`bubblewrap.Namespaces`), from which the sandboxes' binds come, so that no helper has to enter it.
+2. For a fork, the thread first makes a copy of that namespace for this sandbox. There each writable place is an
+   overlay: the lower layer is the snapshot's, which is never written to; the upper one is in memory, as large as the
+   place. The copy and all its mounts end with the sandbox's last process, however that ends.
+3. bubblewrap dies with the thread that started it (`--die-with-parent`); the thread lives until the provider closes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from ale_local.bubblewrap import Namespaces
-from ale_resident.threads import to_its_end
+from ale_resident.host.threads import await_completion
 
 T = TypeVar("T")
 CLONE_FS, CLONE_NEWNS = 0x200, 0x20000
@@ -32,7 +32,7 @@ NOSUID, NODEV = 2, 4
 
 @dataclass(frozen=True)
 class Fork:
-    """What a sandbox that starts from a snapshot stands on: folder N of the layer is its Nth place."""
+    """A sandbox started from a snapshot: folder N of the snapshot's layer is its Nth place."""
 
     layer: Path
     places: int
@@ -40,7 +40,7 @@ class Fork:
 
 
 class Launcher:
-    """Starts processes. `namespaces` is None where ALE is not root."""
+    """Starts processes. `namespaces` is None if ALE is not root."""
 
     def __init__(self, namespaces: Namespaces | None) -> None:
         self.namespaces = namespaces
@@ -52,7 +52,7 @@ class Launcher:
             system_call("setns", self.namespaces.mount, CLONE_NEWNS)
 
     def run(self, work: Callable[[], T]) -> T:
-        """Do something there and wait for it. Raises `OSError` where the thread cannot live there."""
+        """Run `work` in the thread and wait for it. Raises `OSError` if the thread cannot enter the namespace."""
         try:
             return self._thread.submit(work).result()
         except BrokenExecutor as error:
@@ -61,10 +61,10 @@ class Launcher:
             ) from error
 
     async def start(self, popen: Callable[[], subprocess.Popen[bytes]], fork: Fork | None) -> subprocess.Popen[bytes]:
-        """Start a process. Raises `OSError`. When this is cancelled, there is none."""
+        """Start a process. Raises `OSError`. If this is cancelled, no process is left."""
         starting = asyncio.get_running_loop().run_in_executor(self._thread, self._start, popen, fork)
         try:
-            return await to_its_end(starting)
+            return await await_completion(starting)
         except asyncio.CancelledError:
             if starting.exception() is None:
                 starting.result().kill()
@@ -83,7 +83,7 @@ class Launcher:
             system_call("setns", self.namespaces.mount, CLONE_NEWNS)
 
     def can_fork(self) -> bool:
-        """Whether overlays can be mounted here. Tries it."""
+        """Return whether overlays can be mounted on this machine, by trying it."""
         if self.namespaces is None:
             return False
         with tempfile.TemporaryDirectory() as layer:
@@ -95,13 +95,13 @@ class Launcher:
         return True
 
     def close(self) -> None:
-        """End the thread, and what it started. Idempotent."""
+        """End the thread and what it started. Idempotent."""
         self._thread.shutdown()
 
 
 def mount_places(fork: Fork, namespaces: Namespaces) -> None:
     """Mount the overlays, in this thread's namespace."""
-    # Relative names: a sandbox can read the options of its mounts, and needs no paths of the host's.
+    # Relative names, because a sandbox can read its mounts' options and must not see paths of the host.
     os.chdir(fork.layer)
     size = "" if fork.disk_mib is None else f",size={fork.disk_mib}m"
     for number in range(fork.places):
@@ -114,12 +114,12 @@ def mount_places(fork: Fork, namespaces: Namespaces) -> None:
         lower = os.stat(str(number))
         os.chown(f"{place}/upper", lower.st_uid, lower.st_gid)
         os.chmod(f"{place}/upper", stat.S_IMODE(lower.st_mode))
-        # redirect_dir: or folders of the snapshot could not be renamed
+        # without redirect_dir, folders of the snapshot could not be renamed
         mount("overlay", whole, f"lowerdir={number},upperdir={place}/upper,workdir={place}/work,redirect_dir=on")
 
 
 def mount(kind: str, target: str, options: str) -> None:
-    """Mount a file system in which no device and no set-uid bit counts."""
+    """Mount a file system that ignores devices and set-uid bits."""
     system_call(
         "mount", b"ale", os.fsencode(target), kind.encode(), ctypes.c_ulong(NOSUID | NODEV), os.fsencode(options)
     )
@@ -129,7 +129,21 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 
 def system_call(name: str, *arguments: object) -> None:
-    """Call the C library. Raises `OSError`."""
+    """Call a function of the C library. Raises `OSError`."""
     if getattr(libc, name)(*arguments) != 0:
         code = ctypes.get_errno()
         raise OSError(code, f"{name}: {os.strerror(code)}")
+
+
+def open_process(command: list[str], fds: tuple[int, ...], stderr: int, env: dict[str, str]) -> subprocess.Popen[bytes]:
+    """Start a sandbox's first process with these descriptors."""
+    return subprocess.Popen(
+        command,
+        pass_fds=fds,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=stderr,
+        cwd="/",
+        env=env,
+        start_new_session=True,  # a Ctrl-C in the terminal must reach only the owner
+    )

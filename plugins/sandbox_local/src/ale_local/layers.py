@@ -1,10 +1,10 @@
-"""Where snapshots are kept: below the state folder, so that other processes of this user find, use and remove them.
+"""Stores snapshots below the state folder, where other processes of this user can find, use and remove them.
 
-1. `NAME.json` says in which folder a snapshot is; it is replaced in one go, so a name means the old state or the new one.
-2. Whoever uses a folder holds its lock (`flock`), which the kernel takes back when that process ends. A folder that no name
-   means any more and that nobody holds is removed by whoever comes across it (`collect`).
-3. A folder that is being written, or removed, is named after the process that does it: where that was killed, `reclaim`
-   removes it, and the unnamed snapshots of processes that are gone.
+1. `NAME.json` names the folder of a snapshot; it is replaced atomically, so a name means the old state or the new one.
+2. A process that uses a folder holds its lock (`flock`), which the kernel releases when the process ends. `collect`
+   removes folders that no JSON names and nobody has locked; any process may call it.
+3. A folder that is being written or removed is named after the process that does it. If that was killed, `reclaim`
+   removes the folder, and also the unnamed snapshots of processes that have ended.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from secrets import token_hex
 from typing import Literal
 
 from ale.errors import ConfigError
-from ale_resident.owner import remove_folder, runs, this_process
+from ale_resident.host.owner import is_running, remove_folder, this_process
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 UNNAMED = "unnamed-"
@@ -30,38 +30,38 @@ Form = Literal["layer", "archive"]
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What its JSON says."""
+    """The content of a snapshot's JSON."""
 
     folder: str
     form: Form
-    """layer: folder N holds the Nth place, as an overlay needs it; archive: file N holds the records of the Nth place."""
+    """layer: folder N holds the Nth place, ready for an overlay; archive: file N holds the records of the Nth place."""
     places: tuple[str, ...]
     uid_base: int
-    """As root: the host's id of the sandbox's id 0."""
+    """The host's id of the sandbox's id 0, if ALE is root."""
     bytes: int
-    """What its files hold."""
+    """The size of its files."""
     created_at: float
     owner: str | None
-    """The process (id and start time) with which an unnamed one goes."""
+    """The process (id and start time) that owns an unnamed snapshot; None for a named one."""
 
 
 @dataclass
 class Draft:
-    """A snapshot in the making: its folder stays until `close`."""
+    """A snapshot that is being made: its folder is locked until `close`."""
 
     path: Path
     lock: int
 
     def close(self) -> None:
-        """Let it go. Idempotent."""
+        """Release the folder's lock. Idempotent."""
         if self.lock >= 0:
             os.close(self.lock)
             self.lock = -1
 
 
 @dataclass
-class Held(Draft):
-    """A snapshot in use."""
+class HeldSnapshot(Draft):
+    """A snapshot in use, which is locked."""
 
     snapshot: Snapshot
 
@@ -72,14 +72,14 @@ class Layers:
     def __init__(self, state_folder: Path) -> None:
         self.folder = state_folder / "snapshots"
         self.unnamed: set[str] = set()
-        """Those that go when their provider is closed."""
+        """Unnamed snapshots, which are removed when their provider closes."""
 
     def names(self) -> list[str]:
-        """All of them."""
+        """List all snapshots."""
         return sorted(path.stem for path in self.folder.glob("*.json"))
 
     def read(self, name: str) -> Snapshot | None:
-        """One of them; None where there is none."""
+        """Read a snapshot's JSON; return None if there is none."""
         if not NAME.fullmatch(name):
             return None
         try:
@@ -88,13 +88,13 @@ class Layers:
         except (OSError, ValueError, TypeError, KeyError):
             return None
 
-    def hold(self, name: str) -> Held:
-        """One of them, to be used. Raises `ConfigError` where there is none."""
+    def hold(self, name: str) -> HeldSnapshot:
+        """Lock a snapshot for use. Raises `ConfigError` if there is none."""
         while (snapshot := self.read(name)) is not None:
             path = self.folder / snapshot.folder
-            # Where it is being removed, the name means another folder by now, or none.
+            # If it is being removed, the name now means another folder or none.
             with suppress(FileNotFoundError, BlockingIOError):
-                held = Held(path, os.open(path / "lock", os.O_RDONLY | os.O_CLOEXEC), snapshot)
+                held = HeldSnapshot(path, os.open(path / "lock", os.O_RDONLY | os.O_CLOEXEC), snapshot)
                 try:
                     fcntl.flock(held.lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
                     if self.read(name) == snapshot:
@@ -104,24 +104,38 @@ class Layers:
                     raise
                 held.close()
             if not (path / "lock").exists() and self.read(name) == snapshot:
-                break  # somebody removed the folder by hand
+                break  # a user removed the folder by hand
         known = ", ".join(self.names()[:20]) or "none"
-        raise ConfigError(f"There is no snapshot {name!r} of local sandboxes; there are these snapshots: {known}.")
+        raise ConfigError(f"There is no snapshot {name!r} of local sandboxes; the existing ones are: {known}.")
+
+    def hold_for(self, name: str, can_fork: bool, uid_base: int) -> HeldSnapshot:
+        """Lock a snapshot for a provider that may be unable to mount overlays. Raises `ConfigError` if there is none or
+        it does not fit the provider."""
+        held = self.hold(name)
+        fault = None
+        if held.snapshot.form == "layer" and not can_fork:
+            fault = "was made by a provider that can mount overlays, which this one cannot"
+        elif held.snapshot.form == "layer" and held.snapshot.uid_base != uid_base:
+            fault = f"was made with uid_base: {held.snapshot.uid_base}, and here it is {uid_base}"
+        if fault is not None:
+            held.close()
+            raise ConfigError(f"The snapshot {name!r} {fault}; use it where it was made, or make another.")
+        return held
 
     def draft(self) -> Draft:
-        """A folder for a new one. Afterwards it is to be given to `settle`."""
+        """Make a folder for a new snapshot. The caller must pass it to `release` afterwards."""
         path = self.folder / f"part-{this_process()}-{token_hex(8)}"
         while True:
             self.folder.mkdir(mode=0o700, exist_ok=True)
-            with suppress(FileNotFoundError):  # somebody removed the last one, and the folder with it
+            with suppress(FileNotFoundError):  # another process removed the last snapshot and with it the folder
                 path.mkdir(mode=0o700)
                 break
         draft = Draft(path, os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         fcntl.flock(draft.lock, fcntl.LOCK_SH)
         return draft
 
-    def settle(self, draft: Draft) -> None:
-        """Let a draft go; it is removed where it was not published, and so is what it replaced where it was."""
+    def release(self, draft: Draft) -> None:
+        """Release a draft; remove it if it was not published, or else the snapshot that it replaced."""
         draft.close()
         if draft.path.exists():
             remove_folder(draft.path)
@@ -130,7 +144,7 @@ class Layers:
     def publish(
         self, draft: Draft, name: str | None, form: Form, places: tuple[str, ...], uid_base: int, size: int
     ) -> str:
-        """Give a draft its name, in the place of what had it; the name."""
+        """Give a draft its name, which may replace another snapshot; return the name."""
         owner = None if name is not None else this_process()
         name = name or f"{UNNAMED}{token_hex(8)}"
         folder = self.folder / f"layer-{token_hex(8)}"
@@ -143,33 +157,33 @@ class Layers:
         return name
 
     def remove(self, name: str) -> None:
-        """Remove one. Idempotent; who runs from it goes on."""
+        """Remove a snapshot. Idempotent; sandboxes that run from it continue."""
         if NAME.fullmatch(name):
             (self.folder / f"{name}.json").unlink(missing_ok=True)
         self.collect()
 
     def close(self) -> None:
-        """Remove the unnamed ones of this provider."""
+        """Remove the unnamed snapshots of this provider."""
         for name in self.unnamed:
             (self.folder / f"{name}.json").unlink(missing_ok=True)
         self.unnamed.clear()
         self.collect()
 
     def reclaim(self) -> None:
-        """Remove what processes that are gone have left."""
+        """Remove what processes that have ended left behind."""
         for name in self.names():
             found = self.read(name)
-            if found is not None and found.owner is not None and not runs(found.owner):
+            if found is not None and found.owner is not None and not is_running(found.owner):
                 (self.folder / f"{name}.json").unlink(missing_ok=True)
         for path in self.folder.glob("part-*"):
-            if not runs("-".join(path.name.split("-")[1:3])):
+            if not is_running("-".join(path.name.split("-")[1:3])):
                 remove_folder(path)
         self.collect()
 
     def collect(self) -> None:
-        """Remove the folders that no name means and nobody holds."""
+        """Remove the folders that no JSON names and nobody has locked."""
         for path in self.folder.glob("layer-*"):
-            if path.name in self.meant():
+            if path.name in self.named_folders():
                 continue
             try:
                 lock = os.open(path / "lock", os.O_RDONLY | os.O_CLOEXEC)
@@ -177,7 +191,7 @@ class Layers:
                 continue
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if path.name not in self.meant():
+                if path.name not in self.named_folders():
                     gone = self.folder / f"part-{this_process()}-{token_hex(8)}"
                     path.rename(gone)
                     remove_folder(gone)
@@ -188,14 +202,15 @@ class Layers:
         with suppress(OSError):
             self.folder.rmdir()
 
-    def meant(self) -> set[str]:
-        """The folders that names mean."""
+    def named_folders(self) -> set[str]:
+        """Return the folders that snapshots' JSON files name."""
         return {found.folder for found in map(self.read, self.names()) if found is not None}
 
 
 def check_name(name: str | None) -> None:
-    """Refuse what cannot be a snapshot's name. Raises `ConfigError`."""
+    """Check a new snapshot's name. Raises `ConfigError`."""
     if name is not None and (not NAME.fullmatch(name) or name.startswith(UNNAMED)):
         raise ConfigError(
-            f"A snapshot cannot be named {name!r}; use up to 64 letters, digits, '-' and '_', and not {UNNAMED!r} to begin with."
+            f"A snapshot cannot be named {name!r}; use up to 64 letters, digits, '-' and '_', and do not begin with "
+            f"{UNNAMED!r}."
         )

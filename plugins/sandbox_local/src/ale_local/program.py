@@ -1,24 +1,28 @@
-"""What a sandbox gets from the host besides /usr: the resident's program, a small /etc, and the host's Python.
+"""Prepares what a sandbox gets from the host besides /usr: the resident's program, a small /etc, the host's Python.
 
-They stand in one *base folder* per provider, made at its start and removed at its close.
+The program and /etc are in one *base folder* per provider, made when it starts and removed when it closes. Folders of
+the host's /etc are mounted over it: to copy 700 links to certificates would take most of a provider's start.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import sys
+from contextlib import suppress
 from pathlib import Path
 
-from ale_resident.owner import new_base
-from ale_resident.program import write_program
+from ale_resident.host.owner import new_base
+from ale_resident.host.program import write_program
 
 ETC = (
     *("alternatives", "bash.bashrc", "ca-certificates.conf", "inputrc", "ld.so.cache", "ld.so.conf", "ld.so.conf.d"),
     *("localtime", "mime.types", "nsswitch.conf", "os-release", "pki/tls/certs", "profile", "protocols", "services"),
     *("ssl/certs", "ssl/openssl.cnf", "terminfo", "timezone"),
 )
-"""What of the host's /etc is copied: what programs need and no secret stands in."""
+"""What sandboxes see of the host's /etc: programs need it, and it holds no secrets. Files and links are copied, folders
+are mounted."""
 USERS = (("root", 0, "/root"), ("agent", 1000, "/home/agent"), ("tests", 1001, "/home/agent"), ("nobody", 65534, "/"))
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -33,26 +37,34 @@ def make_base(folder: Path) -> Path:
 
 
 def make_etc(etc: Path) -> None:
-    """A small /etc: copies of what is public, users and hosts of the sandbox's own."""
+    """Write a small /etc: copies of public files, mount points for `etc_folders`, the sandbox's own users and hosts."""
     etc.mkdir()
     for name in ETC:
         source, target = Path("/etc") / name, etc / name
         target.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            if source.is_dir() and not source.is_symlink():
-                shutil.copytree(source, target, symlinks=True)
-            elif source.is_symlink() or source.stat().st_mode & 0o004:
+        if str(source) in etc_folders():
+            target.mkdir()
+            continue
+        # What is missing on this system, or not readable by everyone, is left out.
+        with suppress(OSError):
+            if source.is_symlink() or source.stat().st_mode & 0o004:
                 shutil.copy2(source, target, follow_symlinks=False)
-        except (OSError, shutil.Error):
-            continue  # absent on this system, or not for everyone's eyes
     (etc / "passwd").write_text("".join(f"{n}:x:{i}:{i}:{n}:{home}:/bin/sh\n" for n, i, home in USERS))
     (etc / "group").write_text("".join(f"{n}:x:{i}:\n" for n, i, _ in USERS))
     (etc / "hosts").write_text("127.0.0.1 localhost sandbox\n::1 localhost\n")
     (etc / "hostname").write_text("sandbox\n")
 
 
+@functools.cache
+def etc_folders() -> tuple[str, ...]:
+    """Return the folders of the host's /etc that every sandbox sees as they are. A process looks once, so that each
+    sandbox has the mount points for them."""
+    places = [Path("/etc") / name for name in ETC]
+    return tuple(str(place) for place in places if place.is_dir() and not place.is_symlink())
+
+
 def python_folders() -> list[str]:
-    """The folders of the Python that runs ALE which do not stand below /usr anyway."""
+    """List the folders of the Python that runs ALE, except those below /usr."""
     found: list[str] = []
     for prefix in (sys.base_prefix, sys.prefix):
         inside = [*found, "/usr"]
@@ -62,13 +74,13 @@ def python_folders() -> list[str]:
 
 
 def search_path(host_python: bool) -> str:
-    """PATH inside the sandbox: the system's folders first, the host's Python last."""
+    """Return PATH for the sandbox: the system's folders first, the host's Python last."""
     extra = [str(Path(prefix) / "bin") for prefix in dict.fromkeys((sys.prefix, sys.base_prefix))]
     return ":".join([PATH, *(p for p in extra if host_python and p not in PATH.split(":"))])
 
 
 def interpreter(host_python: bool) -> str | None:
-    """The Python that runs the resident, by its path inside the sandbox; None where there is none."""
+    """Return the path inside the sandbox of the Python that runs the resident; None if there is none."""
     own = os.path.realpath(sys.executable)
     reachable = [*(python_folders() if host_python else ()), "/usr"]
     if any(Path(own).is_relative_to(folder) for folder in reachable):
@@ -77,7 +89,7 @@ def interpreter(host_python: bool) -> str | None:
 
 
 def find_shell(configured: str | None) -> str:
-    """The shell of the commands: the configured one, else bash where there is one."""
+    """Return the shell that runs commands: the configured one, else bash if it exists, else sh."""
     if configured is not None:
         return configured
     return "/bin/bash" if os.access("/bin/bash", os.X_OK) else "/bin/sh"

@@ -1,12 +1,14 @@
-"""Snapshots of local sandboxes: the writable places, read and put back through the resident.
+"""Makes and restores snapshots of local sandboxes: the resident reads and writes the writable places.
 
-1. Nothing of a sandbox is read from outside, where its links could lead anywhere: the resident walks the places, and what it
-   sends is written as what a downloaded tree is (`ale_resident.inside.unpacking`), but with owners, all mode bits and every link.
-2. Processes stand still meanwhile, for ten seconds at most; what a larger sandbox writes after that may be in it by halves.
-3. Where overlays can be mounted a snapshot is a *layer*: files on the host's disk, owned by the sandbox's ids there, on
-   which any number of sandboxes stand without a copy. Elsewhere it is an *archive*, whose records are sent to the resident of
-   a new sandbox: slower, and as large as that sandbox's own disk at most.
-4. A snapshot of a sandbox that was started from a snapshot is a whole one. Extended attributes and hard links are not kept.
+1. The host never reads a sandbox's files directly, because links could lead anywhere. The resident reads the places,
+   and its records are written like a downloaded tree (`ale_resident.resident.trees.unpacking`), but with owners, all
+   mode bits and every link.
+2. Processes are stopped meanwhile, for at most ten seconds; a larger sandbox continues then, and its later writes may
+   be in the snapshot only in part.
+3. If overlays can be mounted, a snapshot is a *layer*: files on the host's disk with the owners' ids there, which any
+   number of sandboxes can share without a copy. Otherwise it is an *archive*, whose records are sent to the resident of
+   a new sandbox; this is slower, and the archive must fit on that sandbox's disk.
+4. A snapshot of a fork is complete in itself. Extended attributes and hard links are not saved.
 """
 
 from __future__ import annotations
@@ -19,20 +21,20 @@ from pathlib import Path
 from typing import BinaryIO
 
 from ale.errors import SandboxError
-from ale_local.layers import Form, Held, Layers
-from ale_resident.channel import Channel
-from ale_resident.inside.packing import END, Refused
-from ale_resident.inside.unpacking import Writer
-from ale_resident.inside.wire import pack, unpack
-from ale_resident.threads import in_thread
-from ale_resident.trees import Transfer, finish, receive, told
+from ale_local.layers import Form, HeldSnapshot, Layers
+from ale_resident.host.channel import Channel
+from ale_resident.host.threads import in_thread
+from ale_resident.resident.frames import pack, unpack
+from ale_resident.resident.trees.packing import END, Refused
+from ale_resident.resident.trees.unpacking import Writer
+from ale_resident.trees.transfers import Transfer, as_sandbox_error, finish, receive
 
 NAMES_BYTES = 1 << 28
-"""What the names, modes and times in an archive may take."""
+"""The most bytes that names, modes and times may take in an archive."""
 
 
 class LayerWriter(Writer):
-    """Writes a place as an overlay's lower folder: every entry belongs to the id of its owner in the sandbox."""
+    """Writes a place as an overlay's lower folder, in which every entry has its owner's id on the host."""
 
     def __init__(self, folder: Path, number: int, uid_base: int, max_bytes: int) -> None:
         parent = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -45,24 +47,24 @@ class LayerWriter(Writer):
 
 
 class ArchiveWriter:
-    """Writes the pieces of a place into a file, each behind its length."""
+    """Writes the pieces of a place into a file, each after its length."""
 
     def __init__(self, file: BinaryIO, max_bytes: int) -> None:
         self.file, self.left = file, max_bytes + NAMES_BYTES
 
     def take(self, fields: list[bytes]) -> bool:
-        """Write a piece; whether it was the last."""
+        """Write a piece; return whether it was the last."""
         data = pack(fields)
         self.left -= len(data) + 4
         if self.left < 0:
-            raise Refused("it holds more than a sandbox of its size can")
+            raise Refused("it holds more than the sandbox's limits allow")
         if data:
             self.file.write(len(data).to_bytes(4, "big") + data)
         return fields[-4:-3] == [END]
 
 
 @dataclass(frozen=True)
-class Camera:
+class SnapshotMaker:
     """Makes the snapshots of one sandbox."""
 
     layers: Layers
@@ -70,20 +72,20 @@ class Camera:
     form: Form
     uid_base: int
     max_bytes: int
-    """More than that a sandbox of its size cannot hold."""
+    """The most bytes that a sandbox with its limits can hold."""
 
     async def take(self, channel: Channel, name: str | None) -> str:
-        """Make a snapshot; its name. Raises `SandboxError`."""
-        with told(f"A snapshot of the sandbox {channel.sandbox_id} could not be made"):
+        """Make a snapshot and return its name. Raises `SandboxError`."""
+        with as_sandbox_error(f"A snapshot of the sandbox {channel.sandbox_id} could not be made"):
             draft = self.layers.draft()
             try:
                 size = await self.copy(channel, draft.path)
                 return self.layers.publish(draft, name, self.form, self.places, self.uid_base, size)
             finally:
-                await in_thread(self.layers.settle, draft)
+                await in_thread(self.layers.release, draft)
 
     async def copy(self, channel: Channel, folder: Path) -> int:
-        """Copy the places into a new folder; how much they hold."""
+        """Copy the places into a new folder; return their size."""
         writers: list[Writer] = []
         left = self.max_bytes
         try:
@@ -107,7 +109,7 @@ class Camera:
 
 
 async def archive(path: Path, transfer: Transfer, max_bytes: int) -> int:
-    """Write a place into a file; how large it is."""
+    """Write a place into a file; return its size."""
     with path.open("xb") as file:
         writer, ended = ArchiveWriter(file, max_bytes), False
         async with aclosing(transfer.pieces()) as pieces:
@@ -115,14 +117,14 @@ async def archive(path: Path, transfer: Transfer, max_bytes: int) -> int:
                 ended = await in_thread(writer.take, fields)
                 if ended:
                     return file.tell()
-    raise Refused("a place is cut short")
+    raise Refused("the records of a place are cut short")
 
 
-async def restore(held: Held, channel: Channel) -> None:
-    """Put an archive into a sandbox whose places are empty; on a layer it stands already. Raises `SandboxError`."""
+async def restore(held: HeldSnapshot, channel: Channel) -> None:
+    """Write an archive into a new sandbox's empty places; nothing to do for a layer. Raises `SandboxError`."""
     if held.snapshot.form == "layer":
         return
-    with told(f"The snapshot could not be put into the sandbox {channel.sandbox_id}"):
+    with as_sandbox_error(f"The snapshot could not be restored in the sandbox {channel.sandbox_id}"):
         for number, place in enumerate(held.snapshot.places):
             with (held.path / str(number)).open("rb") as file:
                 async with Transfer(channel) as transfer:
@@ -131,7 +133,7 @@ async def restore(held: Held, channel: Channel) -> None:
 
 
 def pieces_of(file: BinaryIO) -> Callable[[], tuple[list[bytes], bool]]:
-    """Reads the pieces of an archive, one a call."""
+    """Return a function that reads an archive, one piece per call."""
 
     def read() -> tuple[list[bytes], bool]:
         size = int.from_bytes(file.read(4), "big")

@@ -1,7 +1,7 @@
-"""What a provider leaves on disk so that another process can list it, and remove it when its owner was killed.
+"""Records each sandbox on disk, so that another process can list it, and remove it if its owner was killed.
 
-One folder a user in the temporary folder, one small JSON a sandbox. A process is named by its id *and* its start
-time, for ids are used again.
+Each user has one folder in the temporary folder, with one small JSON per sandbox. A process is named by its id *and*
+its start time, because ids are used again.
 """
 
 from __future__ import annotations
@@ -11,22 +11,24 @@ import os
 import signal
 import time
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
+from ale.errors import ConfigError, SandboxError
+from ale.specs.sandbox import Resources
 from ale_local import cgroups
-from ale_resident.owner import reclaim_bases, remove_folder, start_time
+from ale_resident.host.owner import reclaim_bases, remove_folder, start_time
 
 MARKER = "ALE_SANDBOX"
-"""Environment variable that names the sandbox of a process; finds what a plain sandbox left behind."""
+"""Environment variable with a process's sandbox id, by which leftovers of a plain sandbox are found."""
 
 CLAIM_S = 60.0
-"""An id whose record is still empty after this long was claimed by a process that died in that very moment."""
+"""An id whose record is still empty after this time was claimed by a process that died right then."""
 
 
 @dataclass(frozen=True)
 class Record:
-    """A sandbox, as written to its JSON."""
+    """A sandbox's record, as written to its JSON."""
 
     id: str
     pid: int
@@ -40,12 +42,12 @@ class Record:
 
     @property
     def alive(self) -> bool:
-        """Whether its process runs."""
+        """Return whether the sandbox's process runs."""
         return start_time(self.pid) == self.start_time != 0
 
     @property
     def owned(self) -> bool:
-        """Whether the process that started it runs."""
+        """Return whether the process that started the sandbox runs."""
         return start_time(self.owner_pid) == self.owner_start_time
 
 
@@ -53,10 +55,10 @@ RECORD_BYTES = 2048
 
 
 def write(folder: Path, record: Record) -> None:
-    """Put a record down, in place.
+    """Write a record in place.
 
-    Not by renaming a new file over the old one, nor by cutting the old one short: both make some file systems flush
-    to disk, which costs more than starting the sandbox. Records are padded to one size instead, and written in one go.
+    Renaming a new file over the old one, or truncating the old one, makes some file systems flush to disk, which takes
+    longer than starting the sandbox. So records are padded to one size and written with one call.
     """
     data = json.dumps(asdict(record)).encode().ljust(RECORD_BYTES)
     fd = os.open(folder / f"{record.id}.json", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -66,10 +68,36 @@ def write(folder: Path, record: Record) -> None:
         os.close(fd)
 
 
-def resident_pid(pid: int) -> int:
-    """The resident's process: the child of bubblewrap's outer one; without bubblewrap, the started process itself.
+def claim(folder: Path, record: Record, groups: dict[str, Path], resources: Resources) -> None:
+    """Claim a record's id, write the record, make its control groups and (without isolation) its folder. Raises
+    `ConfigError` if the id is taken."""
+    try:
+        os.close(os.open(folder / f"{record.id}.json", os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+    except FileExistsError:
+        raise ConfigError(
+            f"A sandbox named {record.id!r} exists already; stop it, remove it or use another id."
+        ) from None
+    write(folder, record)
+    try:
+        cgroups.create(groups, record.id, resources)
+        for name in ("work", "home", "tmp") if record.folder is not None else ():
+            Path(record.folder or "", name).mkdir(mode=0o700, parents=True)
+    except OSError as error:
+        erase(folder, record)
+        raise SandboxError(f"The sandbox {record.id} could not be prepared: {error}.") from error
 
-    That one is to be killed: it takes the namespace along, which the outer process, being another user, cannot.
+
+def note_process(folder: Path, record: Record, pid: int) -> Record:
+    """Add a sandbox's process to its record."""
+    record = replace(record, pid=pid, start_time=start_time(pid))
+    write(folder, record)
+    return record
+
+
+def resident_pid(pid: int) -> int:
+    """Return the resident's process: the child of bubblewrap's outer process; without bubblewrap, the process itself.
+
+    Killing it ends the namespace, which killing the outer process, as another user, would not.
     """
     try:
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
@@ -79,7 +107,7 @@ def resident_pid(pid: int) -> int:
 
 
 def read(folder: Path, sandbox_id: str) -> Record | None:
-    """A record; None where there is none or it was cut short."""
+    """Read a record; return None if there is none or it is incomplete."""
     try:
         return Record(**json.loads((folder / f"{sandbox_id}.json").read_text()))
     except (OSError, ValueError, TypeError):
@@ -87,13 +115,13 @@ def read(folder: Path, sandbox_id: str) -> Record | None:
 
 
 def read_all(folder: Path) -> list[Record]:
-    """All records, oldest first."""
+    """Read all records, the oldest first."""
     found = [read(folder, path.stem) for path in folder.glob("*.json")]
     return sorted((r for r in found if r is not None), key=lambda r: r.created_at)
 
 
 def kill_marked(sandbox_id: str) -> int:
-    """Kill every process whose environment carries the sandbox's marker; how many there were."""
+    """Kill every process whose environment has the sandbox's marker; return how many there were."""
     marker, killed = f"{MARKER}={sandbox_id}".encode(), 0
     for entry in os.scandir("/proc"):
         if entry.name.isdigit() and int(entry.name) != os.getpid():
@@ -108,7 +136,7 @@ def kill_marked(sandbox_id: str) -> int:
 
 
 def erase(folder: Path, record: Record, timeout_s: float = 5.0) -> None:
-    """End a sandbox from outside and take away everything that belongs to it. Blocks; idempotent."""
+    """End a sandbox from outside and remove everything that belongs to it. Blocks; idempotent."""
     until = time.monotonic() + timeout_s
     if record.alive:
         os.kill(record.pid, signal.SIGKILL)
@@ -123,12 +151,12 @@ def erase(folder: Path, record: Record, timeout_s: float = 5.0) -> None:
 
 
 def reclaim(folder: Path) -> list[str]:
-    """Erase what belongs to owners that are gone; the ids of the sandboxes."""
+    """Erase the sandboxes of processes that have ended; return their ids."""
     stale = [record for record in read_all(folder) if not record.owned]
     for record in stale:
         erase(folder, record)
     for path in folder.glob("*.json"):
-        with suppress(FileNotFoundError):  # its owner took it away meanwhile
+        with suppress(FileNotFoundError):  # its owner removed it meanwhile
             if read(folder, path.stem) is None and time.time() - path.stat().st_mtime > CLAIM_S:
                 path.unlink()
     reclaim_bases(folder)

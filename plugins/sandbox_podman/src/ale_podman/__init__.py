@@ -8,7 +8,9 @@ from pydantic import Field
 
 from ale.specs.driver import PluginConfig
 from ale_podman.engine import PodmanEngine
-from ale_resident.container import ContainerConfig, ContainerProvider
+from ale_resident.containers.checkpoint_sandbox import CheckpointSandbox
+from ale_resident.containers.config import ContainerConfig
+from ale_resident.containers.provider import ContainerProvider
 
 __all__ = ["PodmanConfig", "PodmanProvider"]
 
@@ -18,18 +20,19 @@ class PodmanConfig(ContainerConfig):
 
     url: str | None = Field(
         None,
-        description="Where the service listens, such as unix:///run/podman/podman.sock; null: CONTAINER_HOST, or the user's own.",
+        description="Address of the service, such as unix:///run/podman/podman.sock; null: CONTAINER_HOST, or the "
+        "user's own service.",
     )
 
 
 class PodmanProvider(ContainerProvider):
     """Starts containers of Podman."""
 
-    api_version = ">=1.1,<1.3"
+    api_version = ">=1.0,<1.2"
     Config: ClassVar[type[PluginConfig]] = PodmanConfig
-    capabilities: ClassVar[frozenset[str]] = ContainerProvider.capabilities | {"checkpoint"}
+    sandbox_type = CheckpointSandbox
     config: PodmanConfig
 
     def make_engine(self) -> PodmanEngine:
-        """Podman, through podman-py."""
+        """Make the engine, which uses podman-py."""
         return PodmanEngine(self.config.url)

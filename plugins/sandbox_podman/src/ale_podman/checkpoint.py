@@ -1,4 +1,4 @@
-"""What Podman writes of a container with processes, made another container's: its labels, and what it mounts of this machine."""
+"""Adapts Podman's checkpoints: rewrites labels and mounts for another container, and freezes containers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-from ale_resident.engine import Plan
+from ale_resident.containers.engine import Plan
 
 CGROUPS = Path("/sys/fs/cgroup")
 SYS_RESOURCE = 1 << 24
@@ -28,26 +28,27 @@ with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
 
 
 def may_ask_for_limits() -> bool:
-    """Whether this process has the right to ask for the limits of another user's processes, as CRIU has to."""
+    """Return whether this process may read the limits of another user's processes, as CRIU has to."""
     rights = Path("/proc/self/status").read_text().partition("CapEff:")[2].split()[0]
     return bool(int(rights, 16) & SYS_RESOURCE)
 
 
 def raise_for_status(response: Any, log: str) -> None:
-    """Raise `ValueError` for an answer that is none, with what CRIU wrote about it, where that can be found."""
+    """Raise `ValueError` for a failed request, with CRIU's own message if it can be found."""
     if response.status_code < 400:
         return
-    said = str(response.json().get("message", response.text))
-    place = WORK_PATH.search(said)
+    message = str(response.json().get("message", response.text))
+    place = WORK_PATH.search(message)
     if place is not None:
         with suppress(OSError):
             faults = FAULT.findall(Path(place[1], log).read_text(errors="replace"))
-            said = "CRIU failed: " + "; ".join(faults[-4:])
-    raise ValueError(said)
+            message = "CRIU failed: " + "; ".join(faults[-4:])
+    raise ValueError(message)
 
 
-def freezer(process: int) -> tuple[Path, str, str]:
-    """The file that freezes a process's control group, and what to write to freeze it and to let it go on. Raises `OSError`."""
+def find_freezer(process: int) -> tuple[Path, str, str]:
+    """Find the file that freezes a process's control group, and what to write to freeze and to thaw it. Raises
+    `OSError`."""
     for line in Path(f"/proc/{process}/cgroup").read_text().splitlines():
         _, controllers, place = line.split(":", 2)
         if "freezer" in controllers.split(","):
@@ -58,25 +59,25 @@ def freezer(process: int) -> tuple[Path, str, str]:
 
 
 @contextmanager
-def frozen(process: int) -> Iterator[None]:
-    """A container in which nothing moves, by the control group of its first process. CRIU leaves it as it finds it."""
-    file, freeze, go_on = freezer(process)
+def freeze(process: int) -> Iterator[None]:
+    """Freeze a container by its first process's control group; CRIU leaves it frozen."""
+    file, freeze, go_on = find_freezer(process)
     file.write_text(freeze)
     try:
         yield
     finally:
-        with suppress(FileNotFoundError):  # it was stopped meanwhile
+        with suppress(FileNotFoundError):  # the container was stopped meanwhile
             file.write_text(go_on)
 
 
 def thaw(process: int) -> None:
-    """Let a container go on. Raises `OSError`."""
-    file, _, go_on = freezer(process)
+    """Let a frozen container continue. Raises `OSError`."""
+    file, _, go_on = find_freezer(process)
     file.write_text(go_on)
 
 
-def raise_loopback(process: int) -> None:
-    """Give the network of a process that CRIU has restored what it leaves out: that the loopback device is up. Raises `OSError`."""
+def enable_loopback(process: int) -> None:
+    """Bring the loopback device up in a restored process's network, which CRIU leaves out. Raises `OSError`."""
     enter = ["nsenter", f"--net=/proc/{process}/ns/net", sys.executable, "-I", "-S", "-c", LOOPBACK_UP]
     done = subprocess.run(enter, capture_output=True, text=True, check=False, timeout=60)
     if done.returncode != 0:
@@ -84,7 +85,7 @@ def raise_loopback(process: int) -> None:
 
 
 def rewrite(archive: Path, changed: IO[bytes], plan: Plan) -> None:
-    """Write the archive anew for the container of the plan. Raises `OSError`, or `ValueError` where it is not what it should be."""
+    """Rewrite the archive for the plan's container. Raises `OSError`, or `ValueError` if the archive is invalid."""
     try:
         with tarfile.open(archive) as source, tarfile.open(fileobj=changed, mode="w") as target:
             for member in source:
@@ -107,7 +108,7 @@ def relabel(config: dict[str, Any], plan: Plan) -> None:
 
 
 def remount(spec: dict[str, Any], plan: Plan) -> None:
-    """What stands at the same places inside, of another's folders."""
+    """Replace the host folders of the mounts by those of the new container."""
     sources = {inside: here for here, inside, _ in plan.mounts}
     for mount in spec["mounts"]:
         if mount["destination"] in sources:

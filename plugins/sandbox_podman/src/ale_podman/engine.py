@@ -1,4 +1,4 @@
-"""The Podman service through podman-py, whose calls block: each runs in a thread."""
+"""Podman as a container engine, through podman-py, whose blocking calls run in threads."""
 
 from __future__ import annotations
 
@@ -19,11 +19,10 @@ import requests
 from podman.errors import APIError, PodmanError
 
 from ale.errors import ConfigError, SandboxError
-from ale.specs.sandbox import SandboxStats
+from ale.specs.sandbox_protocols import SandboxStats
 from ale_podman import checkpoint
-from ale_podman.groups import remove_groups
-from ale_resident.engine import LABEL, Engine, Found, Plan
-from ale_resident.image_snapshots import FoundImage
+from ale_podman.leftover_cgroups import remove_groups
+from ale_resident.containers.engine import LABEL, Engine, Found, FoundImage, Plan
 
 T = TypeVar("T")
 MIB, PIDS_MAX, PERIOD_US = 1 << 20, 4096, 100_000
@@ -46,27 +45,27 @@ class PodmanEngine(Engine):
         self._threads: ThreadPoolExecutor | None = None
 
     async def _do(self, what: str, work: Callable[[Any], T]) -> T:
-        """A blocking call. Raises `SandboxError` that says what could not be done."""
+        """Run a blocking call in a thread. Raises `SandboxError`, which says what could not be done."""
         client, threads = self._client, self._threads
         if client is None or threads is None:
             raise SandboxError("The connection to Podman is closed.")
         try:
             return await asyncio.get_running_loop().run_in_executor(threads, work, client)
         except (PodmanError, requests.RequestException, OSError, ValueError) as error:
-            raise SandboxError(f"Podman could not {what}: {explained(error)}") from error
+            raise SandboxError(f"Podman could not {what}: {explain(error)}") from error
 
     async def open(self) -> None:
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="podman")
         try:
-            self._client = podman.PodmanClient(base_url=self._url or where(), max_pool_size=THREADS, timeout=600)
+            self._client = podman.PodmanClient(base_url=self._url or default_url(), max_pool_size=THREADS, timeout=600)
             async with asyncio.timeout(20):
                 await self._do("answer", lambda client: client.version())
         except (SandboxError, TimeoutError, ValueError) as error:
             await self.close()
             raise ConfigError(
-                f"The Podman service at {self._url or where()} does not answer ({str(error) or type(error).__name__}); start it "
-                "(`podman system service --time=0 URL &`, or `systemctl --user start podman.socket`), name its URL with "
-                "sandbox.url, or choose sandbox: local."
+                f"The Podman service at {self._url or default_url()} does not answer "
+                f"({str(error) or type(error).__name__}); start it (`podman system service --time=0 URL &`, or "
+                "`systemctl --user start podman.socket`), name its URL with sandbox.url, or choose sandbox: local."
             ) from error
 
     async def close(self) -> None:
@@ -116,7 +115,7 @@ class PodmanEngine(Engine):
             ],
             "read_only_filesystem": bool(plan.in_memory),
         }
-        if limits.gpus is not None:  # by the names that `nvidia-ctk cdi generate` gives
+        if limits.gpus is not None:  # by the device names of `nvidia-ctk cdi generate`
             spec["devices"] = [{"path": f"nvidia.com/gpu={i}"} for i in range(limits.gpus)]
 
         def work(client: Any) -> None:
@@ -133,7 +132,7 @@ class PodmanEngine(Engine):
         )
 
     async def can_checkpoint(self) -> frozenset[str]:
-        """Podman has CRIU do it, which takes root; and one right more where the agent is another user."""
+        """Return the users; Podman uses CRIU, which needs root, and one more right if the agent is another user."""
         if shutil.which("criu") is None or os.getuid() != 0:
             return frozenset()
         check = await asyncio.create_subprocess_exec("criu", "check", stdout=DEVNULL, stderr=DEVNULL)
@@ -143,12 +142,12 @@ class PodmanEngine(Engine):
 
     async def checkpoint(self, name: str, archive: Path) -> None:
         def work(client: Any) -> None:
-            # No `tcpEstablished`: connections could be kept, but not be started again, where no network is up yet.
+            # No `tcpEstablished`: connections could be saved, but not restored before the network is up.
             asked = {"export": True, "leaveRunning": True, "fileLocks": True}
             process = int(client.containers.get(name).attrs["State"]["Pid"])
-            # Frozen, since Podman keeps the files when CRIU has kept memory and let everything go on.
+            # Frozen, because Podman saves the files after CRIU has saved the memory and resumed the processes.
             with (
-                checkpoint.frozen(process),
+                checkpoint.freeze(process),
                 closing(client.api.post(f"/containers/{name}/checkpoint", params=asked, stream=True)) as response,
                 archive.open("xb") as file,
             ):
@@ -156,7 +155,7 @@ class PodmanEngine(Engine):
                 for piece in response.iter_content(1 << 20):
                     file.write(piece)
 
-        await self._do(f"keep the processes of {name}", work)
+        await self._do(f"checkpoint the processes of {name}", work)
 
     async def restore(self, plan: Plan, archive: Path) -> int:
         def work(client: Any) -> int:
@@ -167,8 +166,8 @@ class PodmanEngine(Engine):
                 response = client.api.post(f"/containers/{plan.name}/restore", params=asked, data=changed)
                 checkpoint.raise_for_status(response, "restore.log")
             process = int(client.containers.get(plan.name).attrs["State"]["Pid"])
-            checkpoint.thaw(process)  # it was frozen when it was kept
-            checkpoint.raise_loopback(process)
+            checkpoint.thaw(process)  # it was frozen during the checkpoint
+            checkpoint.enable_loopback(process)
             return process
 
         return await self._do(f"start the container {plan.name} from {archive.parent.name}", work)
@@ -188,7 +187,7 @@ class PodmanEngine(Engine):
             except SandboxError:
                 if attempt == 49:
                     raise
-                await asyncio.sleep(0.05)  # it is being removed already, because it has ended
+                await asyncio.sleep(0.05)  # the container has ended and is being removed already
         for container in removed:
             await remove_groups(container)
 
@@ -215,9 +214,11 @@ class PodmanEngine(Engine):
     async def import_image(self, image: str, tar: bytes) -> None:
         def work(client: Any) -> None:
             response = client.api.post(
-                "/images/import", params={"reference": f"localhost/{image}"}, data=tar,
+                "/images/import",
+                params={"reference": f"localhost/{image}"},
+                data=tar,
                 headers={"Content-Type": "application/x-tar"},
-            )  # fmt: skip
+            )
             response.raise_for_status()
 
         await self._do(f"import the image {image}", work)
@@ -229,30 +230,34 @@ class PodmanEngine(Engine):
             params = {"container": name, "repo": repository, "tag": tag, "pause": True}
             client.api.post("/commit", params=params).raise_for_status()
 
-        await self._do(f"keep the container {name} as {image}", work)
+        await self._do(f"save the container {name} as {image}", work)
 
     async def images(self) -> list[FoundImage]:
         def work(client: Any) -> list[FoundImage]:
             response = client.api.get("/images/json", params={"filters": json.dumps({"label": [LABEL]})})
             if response.status_code == FAILED and "image not known" in response.text:
-                raise ImageGone  # between two steps of the service's own
+                raise ImageGone  # removed while the service listed it
             response.raise_for_status()
             return [
                 FoundImage(
-                    str(i["Id"]), tuple(n.removeprefix("localhost/") for n in i.get("Names") or ()),
-                    dict(i.get("Labels") or {}), float(i["Created"]),
+                    str(i["Id"]),
+                    tuple(n.removeprefix("localhost/") for n in i.get("Names") or ()),
+                    dict(i.get("Labels") or {}),
+                    float(i["Created"]),
                 )
                 for i in response.json()
-            ]  # fmt: skip
+            ]
 
         for _ in range(20):
             with suppress(ImageGone):
                 return await self._do("list images", work)
-        raise SandboxError("Podman could not list images: they change all the time.")
+        raise SandboxError("Podman could not list images, because images were removed at every try.")
 
     async def remove_image(self, image: str) -> bool:
         def work(client: Any) -> bool:
-            response = client.api.delete(f"/images/{image}")  # not forced: that would end what runs from it
+            response = client.api.delete(
+                f"/images/{image}"
+            )  # not forced: that would end the containers that run from it
             if response.status_code not in (GONE, CONFLICT):
                 response.raise_for_status()
             return bool(response.status_code != CONFLICT)
@@ -284,14 +289,14 @@ class PodmanEngine(Engine):
         return await self._do(f"measure the container {name}", work)
 
 
-def where() -> str:
-    """Where this user's service usually listens."""
+def default_url() -> str:
+    """Return where this user's service usually listens."""
     return (
         "unix:///run/podman/podman.sock" if os.getuid() == 0 else f"unix:///run/user/{os.getuid()}/podman/podman.sock"
     )
 
 
-def explained(error: Exception) -> str:
-    """What the service said."""
-    said = getattr(error, "explanation", None) if isinstance(error, APIError) else None
-    return str(said or error) or type(error).__name__
+def explain(error: Exception) -> str:
+    """Return the service's message about an error."""
+    explanation = getattr(error, "explanation", None) if isinstance(error, APIError) else None
+    return str(explanation or error) or type(error).__name__

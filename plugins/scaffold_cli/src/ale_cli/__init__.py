@@ -1,4 +1,4 @@
-"""Any command-line agent that speaks OpenAI's or Anthropic's API."""
+"""A scaffold for any command-line agent that uses OpenAI's or Anthropic's API."""
 
 from ale_cli.scaffold import CommandLineAgent
 

@@ -1,4 +1,4 @@
-"""The scaffold `cli`: a command-line agent as run files describe it, or one of those that are shipped."""
+"""The scaffold `cli`: a command-line agent that the run file describes, or one of the shipped ones."""
 
 from __future__ import annotations
 
@@ -7,25 +7,26 @@ from typing import Any
 from pydantic import Field, model_validator
 
 from ale.specs.driver import DriverContext, PluginConfig
-from ale.specs.scaffold import AGENTS, Recipe
-from ale_agents import CommandAgent, CommandAgentConfig, Launch, Line
-from ale_agents.line import Dialect
-from ale_cli.shipped import SHIPPED, Shipped
+from ale_agents import AgentVariables, CommandAgent, CommandAgentConfig, Launch
+from ale_agents.agent_variables import Dialect
+from ale_agents.recipes import AGENTS, Recipe
+from ale_cli.shipped_agents import SHIPPED, ShippedAgent
 
-NAMES = "$ALE_TASK, $ALE_BASE_URL, $ALE_API_KEY and $ALE_MODEL stand for the episode's."
+NAMES = "$ALE_TASK, $ALE_BASE_URL, $ALE_API_KEY and $ALE_MODEL are replaced by the episode's values."
 
 
 class OwnRecipe(PluginConfig):
-    """How an agent that is not shipped comes into an image."""
+    """How to install an agent that is not a shipped one into an image."""
 
-    name: str = Field(description="The agent and its version, such as my-agent-1.2.")
+    name: str = Field(description="Name and version of the agent, such as my-agent-1.2.")
     script: str = Field(
-        description=f"Shell script that installs it into the folder $ALE_AGENT ({AGENTS}/NAME): run once, as root, with a network."
+        description=f"Shell script that installs it into the folder $ALE_AGENT ({AGENTS}/NAME): run once, as root, "
+        "with a network."
     )
-    check: str = Field(description="Shell command that succeeds where it is there.")
-    base: str = Field("an image that its script fits", description="What it asks of an image, for people.")
+    check: str = Field(description="Shell command that succeeds if the agent is installed.")
+    base: str = Field("an image that its script fits", description="What the image must have, for error messages.")
     hosts: tuple[str, ...] = Field(
-        (), description="Hosts that it reaches, host:port, for sandboxes that let only named ones through."
+        (), description="Hosts that the script needs, as host:port, for sandboxes that allow only named hosts."
     )
 
 
@@ -33,26 +34,32 @@ class CommandLineAgentConfig(CommandAgentConfig):
     """Settings of the scaffold `cli`; give `agent` or `command`."""
 
     agent: str | None = Field(
-        None, description=f"A shipped agent: {', '.join(SHIPPED)}. The other keys win over what it brings."
+        None, description=f"A shipped agent: {', '.join(SHIPPED)}. Other keys override its settings."
     )
     command: str | tuple[str, ...] | None = Field(
-        None, description=f"How the agent is started: a shell command, or a list of words. {NAMES}"
+        None, description=f"Starts the agent: a shell command, or a list of words. {NAMES}"
     )
-    options: tuple[str, ...] = Field((), description=f"With `agent`: more words at the end of its command. {NAMES}")
+    options: tuple[str, ...] = Field((), description=f"With `agent`: words to append to its command. {NAMES}")
     env: dict[str, str] = Field(default_factory=dict, description=f"Its environment. {NAMES}")
     files: dict[str, str] = Field(
         default_factory=dict,
-        description=f"Settings files, path -> text, written before each episode; ~/ is the home folder. {NAMES} In JSON, TOML "
-        "and YAML put them between double quotes.",
+        description=f"Settings files, path -> text, written before each episode; ~/ is the home folder. {NAMES} In "
+        "JSON, TOML and YAML put them between double quotes.",
     )
     stdin: str = Field("", description=f"Its standard input. {NAMES}")
     dialect: Dialect | None = Field(
         None,
-        description="Which API it speaks, chat, responses or anthropic: says what $ALE_BASE_URL is. null: the agent's own, or "
-        "chat.",
+        description=(
+            "API that the agent uses: chat, responses or anthropic. It decides $ALE_BASE_URL. null: the shipped "
+            "agent's API, or chat."
+        ),
     )
     recipe: OwnRecipe | None = Field(
-        None, description="How it comes into the image; null: the agent's own, or images have it."
+        None,
+        description=(
+            "How to install the agent into images; null: by the shipped agent's recipe, or not at all, if images "
+            "already have it."
+        ),
     )
 
     @model_validator(mode="after")
@@ -61,21 +68,21 @@ class CommandLineAgentConfig(CommandAgentConfig):
             raise ValueError(f"give 'agent', one of {', '.join(SHIPPED)}, or a 'command' of your own")
         if self.agent is not None and self.agent not in SHIPPED:
             raise ValueError(
-                f"there is no agent '{self.agent}'; those that are shipped are {', '.join(SHIPPED)}. Others are described by "
-                "'command', 'env' and 'files'"
+                f"there is no agent '{self.agent}'; the shipped ones are {', '.join(SHIPPED)}. Other agents are "
+                "described by 'command', 'env' and 'files'"
             )
         if self.options and (self.agent is None or self.command):
             raise ValueError("'options' goes with a shipped agent's command; write the words into your own 'command'")
         return self
 
     @property
-    def shipped(self) -> Shipped:
-        """What is known of the agent."""
-        return SHIPPED[self.agent] if self.agent is not None else Shipped((), None)
+    def shipped(self) -> ShippedAgent:
+        """The shipped agent's command and settings; empty if the run file gives a command."""
+        return SHIPPED[self.agent] if self.agent is not None else ShippedAgent((), None)
 
     @property
     def own_recipe(self) -> Recipe | None:
-        """The run file's, or the shipped agent's; None where images have it."""
+        """Return the run file's recipe, or the shipped agent's; None if images already have the agent."""
         if not self.install:
             return None
         own = self.recipe
@@ -92,7 +99,7 @@ class CommandLineAgent(CommandAgent):
         super().__init__(config, context)
         self.dialect = self.config.dialect or self.config.shipped.dialect
 
-    def launch(self, line: Line) -> Launch:
+    def launch(self, line: AgentVariables) -> Launch:
         """See `CommandAgent.launch`."""
         own, shipped = self.config, self.config.shipped
         env = {name: line.fill(value) for name, value in {**shipped.env, **own.env}.items()}

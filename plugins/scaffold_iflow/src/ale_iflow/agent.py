@@ -12,17 +12,17 @@ from __future__ import annotations
 from pydantic import Field
 
 from ale.messages import Message
-from ale.specs.driver import PluginConfig
+from ale.specs.driver import Driver, PluginConfig
 from ale.specs.sandbox import Sandbox
 from ale.specs.scaffold import ModelSession, Scaffold
 from ale.task import Task
 from ale_iflow.tools import FINISH, TOOLS, ToolBox
 
 
-class IFlow(Scaffold):
+class IFlow(Driver, Scaffold):
     """Single-agent control loop."""
 
-    api_version = ">=1.1,<1.3"
+    api_version = ">=1.0,<1.2"
 
     class Config(PluginConfig):
         """Settings of the scaffold `iflow`."""
@@ -30,10 +30,10 @@ class IFlow(Scaffold):
         system_prompt: str = Field(
             "You are an agent in a shell. Solve the task, then call finish.", description="The first message."
         )
-        max_turns: int = Field(8, gt=0, description="Model calls before the episode ends.")
-        command_timeout_s: float = Field(20.0, gt=0, description="Seconds of one shell command.")
+        max_turns: int = Field(8, gt=0, description="Model calls after which the episode ends.")
+        command_timeout_s: float = Field(20.0, gt=0, description="Seconds after which a shell command is stopped.")
         max_output_chars: int = Field(
-            4000, gt=0, description="Characters of one tool answer; the middle of a longer one is cut out."
+            4000, gt=0, description="Most characters in one tool answer; the middle of a longer one is removed."
         )
 
     config: Config

@@ -1,4 +1,4 @@
-"""The four tools: what the model is told of them, and how they act on the sandbox."""
+"""The four tools: their descriptions for the model, and how they act on the sandbox."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _SPECS = {tool.name: tool for tool in TOOLS}
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one call came to: the text that the model sees, and how it counts."""
+    """The result of one call: the text that the model sees, and whether the call counts as an error."""
 
     text: str
     arguments: dict[str, Any]
@@ -58,9 +58,12 @@ class ToolBox:
             result = await self._sandbox.exec(arguments["command"], timeout_s=self._timeout_s)
             failed = result.timed_out or (result.exit_code != 0 and bool(result.stderr.strip()))
             return Outcome(
-                self._shell_text(result), arguments, result.exit_code,
-                "execution_failed" if failed else None, time.monotonic() - started,
-            )  # fmt: skip
+                self._shell_text(result),
+                arguments,
+                result.exit_code,
+                "execution_failed" if failed else None,
+                time.monotonic() - started,
+            )
         text, error = await self._file_tool(call.name, arguments)
         return Outcome(text, arguments, 0 if error is None else 1, error, time.monotonic() - started)
 

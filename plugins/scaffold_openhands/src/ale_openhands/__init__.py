@@ -1,4 +1,4 @@
-"""The OpenHands agent, by its SDK, in the sandbox."""
+"""A scaffold that runs the OpenHands agent, through its SDK, in the sandbox."""
 
 from ale_openhands.scaffold import OpenHands
 

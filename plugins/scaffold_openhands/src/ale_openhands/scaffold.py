@@ -1,4 +1,5 @@
-"""The scaffold `openhands`: a conversation of the OpenHands SDK, started by `runner.py`, with the run's policy as its model."""
+"""The scaffold `openhands`: a conversation of the OpenHands SDK, started by `runner.py`, with the run's policy as its
+model."""
 
 from __future__ import annotations
 
@@ -9,8 +10,7 @@ from typing import Literal
 from pydantic import Field
 
 from ale.specs.sandbox import ExecResult, Sandbox
-from ale.specs.scaffold import Recipe
-from ale_agents import CommandAgent, CommandAgentConfig, Launch, Line, python_recipe
+from ale_agents import AgentVariables, CommandAgent, CommandAgentConfig, Launch, Recipe, python_recipe
 
 VERSION = "1.58.0"
 RECIPE = python_recipe(
@@ -18,14 +18,14 @@ RECIPE = python_recipe(
 )
 ENVIRONMENT = {
     "OPENHANDS_SUPPRESS_BANNER": "1",
-    # Else it would wait for a list of prices.
+    # Without this, it would wait to download a list of prices.
     "LITELLM_LOCAL_MODEL_COST_MAP": "True",
     "NO_COLOR": "1",
     "TERM": "dumb",
 }
 
 TURNS_SPENT = 3
-"""The exit code by which `runner.py` says so."""
+"""The exit code with which `runner.py` reports that the iterations are used up."""
 
 OpenHandsTool = Literal["terminal", "file_editor", "task_tracker"]
 
@@ -34,36 +34,37 @@ class OpenHandsConfig(CommandAgentConfig):
     """Settings of the scaffold `openhands`."""
 
     tools: tuple[OpenHandsTool, ...] = Field(
-        ("terminal", "file_editor"), description="Its tools, beside `finish` and `think`, which it always has."
+        ("terminal", "file_editor"), description="The agent's tools. It always has `finish` and `think` as well."
     )
-    system_prompt: str | None = Field(None, description="Its system prompt; null: its own.")
-    max_iterations: int = Field(500, gt=0, description="Its own limit of turns.")
+    system_prompt: str | None = Field(None, description="The agent's system prompt; null: OpenHands' own.")
+    max_iterations: int = Field(500, gt=0, description="The agent's own limit of turns.")
     python: str = Field(
-        "python3", description="With install: false, the Python that has openhands-sdk and openhands-tools."
+        "python3", description="If install is false: the Python that has openhands-sdk and openhands-tools."
     )
 
     @property
     def own_recipe(self) -> Recipe | None:
-        """The SDK and its tools in a virtual environment of their own."""
+        """Return the recipe: the SDK and its tools in their own virtual environment."""
         return RECIPE if self.install else None
 
 
 class OpenHands(CommandAgent):
-    """Runs a conversation, once an episode."""
+    """Runs one conversation per episode."""
 
     Config = OpenHandsConfig
     config: OpenHandsConfig
 
-    def launch(self, line: Line) -> Launch:
+    def launch(self, line: AgentVariables) -> Launch:
         """See `CommandAgent.launch`."""
         wanted = {
-            "tools": self.config.tools, "system_prompt": self.config.system_prompt,
+            "tools": self.config.tools,
+            "system_prompt": self.config.system_prompt,
             "max_iterations": self.config.max_iterations,
-        }  # fmt: skip
+        }
         python = f"{RECIPE.place}/bin/python" if self.config.install else self.config.python
         runner = files("ale_openhands").joinpath("runner.py").read_text(encoding="utf-8")
         return Launch(line.command([python, "-"]), {**ENVIRONMENT, "ALE_OPENHANDS": json.dumps(wanted)}, runner)
 
-    async def ended(self, result: ExecResult, sandbox: Sandbox) -> str:
-        """See `CommandAgent.ended`."""
-        return "max_turns" if result.exit_code == TURNS_SPENT else await super().ended(result, sandbox)
+    async def end_reason(self, result: ExecResult, sandbox: Sandbox) -> str:
+        """See `CommandAgent.end_reason`."""
+        return "max_turns" if result.exit_code == TURNS_SPENT else await super().end_reason(result, sandbox)

@@ -1,5 +1,5 @@
 """Shell tasks: parametric families with demonstrators, and 20 graded hand-written ones."""
 
-from ale_bash.source import BashTasks
+from ale_bash.task_source import BashTasks
 
 __all__ = ["BashTasks"]

@@ -8,40 +8,41 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ale.messages import Message, ToolCall, ToolSpec
-from ale_bash.family import Call, Demonstration, shell
+from ale.specs.start import Reply
+from ale_bash.family import Demonstration, DemonstratorCall, shell_call
 
 
 class Demonstrator:
-    """One episode's demonstrator: each answer of the sandbox goes to the generator, its next call to the agent.
+    """One episode's demonstrator: it sends each answer of the sandbox to the generator, and the next call to the agent.
 
-    When the generator has ended, the call is `finish`; asked once more, it hands over to the policy. Where the agent has no tool of
-    a call's name, what the call would do is a command for one that takes commands, and `finish` is a sentence.
-    """
+    When the generator has ended, the demonstrator calls `finish`, and after that hands over to the policy. Where the
+    agent has no tool of a call's name, the call becomes a command for a tool that runs commands, and `finish` becomes a
+    sentence."""
 
     def __init__(self, steps: Demonstration) -> None:
         self._steps = steps
         self._calls = 0
         self._finished = False
 
-    async def __call__(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Message | None:
-        """The next call, in view of the last answer."""
+    async def __call__(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Reply | None:
+        """The next call, made from the sandbox's last answer."""
         if self._finished:
             return None
         try:
             call = next(self._steps) if self._calls == 0 else self._steps.send(messages[-1].content)
         except StopIteration:
-            call = Call("finish", {})
+            call = DemonstratorCall("finish", {})
             self._finished = True
         self._calls += 1
-        fitted = fit(call, tools)
+        fitted = fit_to_tools(call, tools)
         if fitted is None:
-            return Message("assistant", "It is done.")
+            return Reply(Message("assistant", "It is done."))
         arguments = json.dumps(fitted.arguments, ensure_ascii=False)
-        return Message("assistant", "", (ToolCall(f"call_{self._calls - 1}_0", fitted.name, arguments),))
+        return Reply(Message("assistant", "", (ToolCall(f"call_{self._calls - 1}_0", fitted.name, arguments),)))
 
 
-def fit(call: Call, tools: Sequence[ToolSpec]) -> Call | None:
-    """The call in the words of the agent's tools; None where it is the end, and the agent has no tool for that."""
+def fit_to_tools(call: DemonstratorCall, tools: Sequence[ToolSpec]) -> DemonstratorCall | None:
+    """The call, rewritten for the agent's tools; None for `finish` where the agent has no tool for it."""
     if not tools or any(tool.name == call.name for tool in tools):
         return call
     if call.name == "finish":
@@ -56,19 +57,21 @@ def fit(call: Call, tools: Sequence[ToolSpec]) -> Call | None:
         "write_file": f"echo {shlex.quote(call.arguments.get('content', ''))} > {path}",
     }[call.name]
     tool = min(runs, key=lambda tool: len(_required(tool)))
-    others = {name: _plain(tool.parameters["properties"][name]) for name in _required(tool) if name != "command"}
-    return Call(tool.name, {"command": command, **others})
+    others = {
+        name: _default_argument(tool.parameters["properties"][name]) for name in _required(tool) if name != "command"
+    }
+    return DemonstratorCall(tool.name, {"command": command, **others})
 
 
 def _required(tool: ToolSpec) -> Sequence[str]:
     return tuple(tool.parameters.get("required") or ())
 
 
-def _plain(schema: Mapping[str, Any]) -> Any:
-    """A value for an argument that a call has nothing to say on."""
+def _default_argument(schema: Mapping[str, Any]) -> Any:
+    """A value for a required argument that the demonstrator's call does not have."""
     return schema.get("enum", [{"boolean": False, "integer": 0, "number": 0}.get(str(schema.get("type")), "-")])[0]
 
 
 def run_solution(script: str) -> Demonstration:
     """A demonstration in one call: the reference solution."""
-    yield shell(script)
+    yield shell_call(script)

@@ -1,8 +1,8 @@
-"""What a family of tasks is: a maker of instances, and somebody who shows how one is done.
+"""A family of tasks: a function that makes instances of it, and one that demonstrates how an instance is solved.
 
-A demonstrator is a generator: it yields tool calls and is sent what the sandbox really answered. It knows the
-instruction, not the answer. Some of its demonstrations take a wrong turn (`Turn`): one that fails and is recovered
-from, one that was not needed, or one that spoils the task without being noticed.
+A demonstration is a generator: it yields tool calls and is sent what the sandbox really answered. It knows the
+instruction, not the answer. Some demonstrations take a `WrongTurn`: a call that fails and is recovered from, a call
+that was not needed, or a mistake that spoils the task without being noticed.
 """
 
 from __future__ import annotations
@@ -12,24 +12,25 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-Turn = Literal["none", "error", "detour", "mistake"]
+WrongTurn = Literal["none", "error", "detour", "mistake"]
 Facts = dict[str, str]
 
 
 @dataclass(frozen=True)
-class Call:
+class DemonstratorCall:
     """A tool call of a demonstrator."""
 
     name: str
     arguments: dict[str, Any]
 
 
-Demonstration = Generator[Call, str, None]
+Demonstration = Generator[DemonstratorCall, str, None]
 
 
 @dataclass(frozen=True)
 class Instance:
-    """One task before it has an id. `facts` is what the demonstrator reads off the instruction, never the answer."""
+    """A task without its id. `facts` holds what the demonstrator may read in the instruction, never the
+    answer."""
 
     instruction: str
     files: dict[str, str]
@@ -43,17 +44,17 @@ class Family:
     """A name, a maker of instances, a demonstrator."""
 
     name: str
-    make: Callable[[random.Random], Instance]
-    show: Callable[[Facts, random.Random, Turn], Demonstration]
+    make_instance: Callable[[random.Random], Instance]
+    demonstrate: Callable[[Facts, random.Random, WrongTurn], Demonstration]
 
 
 @dataclass(frozen=True)
 class LongFamily:
-    """A family whose tasks have forks on the way; its demonstrator goes wrong at each with the rate it is given."""
+    """A family whose tasks have several crucial forks; its demonstration goes wrong at each with a given rate."""
 
     name: str
-    make: Callable[[random.Random], Instance]
-    show: Callable[[Facts, random.Random, float], Demonstration]
+    make_instance: Callable[[random.Random], Instance]
+    demonstrate: Callable[[Facts, random.Random, float], Demonstration]
 
 
 _LEXICON = (
@@ -64,35 +65,35 @@ WORDS = tuple(_LEXICON.split())
 OUTPUTS = ("out.txt", "ans.txt", "res.txt")
 
 
-def shell(command: str) -> Call:
+def shell_call(command: str) -> DemonstratorCall:
     """A shell call."""
-    return Call("shell", {"command": command})
+    return DemonstratorCall("shell", {"command": command})
 
 
-def put(rng: random.Random, text: str, path: str) -> Call:
-    """Write a short text, in one of the ways there are."""
+def write_call(rng: random.Random, text: str, path: str) -> DemonstratorCall:
+    """A call that writes a short text, by one of two tools."""
     if rng.random() < 0.3:
-        return Call("write_file", {"path": path, "content": text})
-    return shell(f"echo {text} > {path}")
+        return DemonstratorCall("write_file", {"path": path, "content": text})
+    return shell_call(f"echo {text} > {path}")
 
 
-def look(rng: random.Random, path: str) -> Call:
-    """Look at a file, in one of the ways there are."""
+def read_call(rng: random.Random, path: str) -> DemonstratorCall:
+    """A call that reads a file, by one of two tools."""
     if rng.random() < 0.3:
-        return Call("read_file", {"path": path})
-    return shell(f"cat {path}")
+        return DemonstratorCall("read_file", {"path": path})
+    return shell_call(f"cat {path}")
 
 
-def words(rng: random.Random, n: int) -> list[str]:
+def draw_words(rng: random.Random, n: int) -> list[str]:
     """`n` different words."""
     return rng.sample(WORDS, n)
 
 
-def output(rng: random.Random) -> str:
+def draw_output_name(rng: random.Random) -> str:
     """A name for the file that the answer goes to."""
     return rng.choice(OUTPUTS)
 
 
-def holds(path: str, text: str) -> str:
-    """A test: the file holds just this text, whatever the blanks around it."""
+def content_test(path: str, text: str) -> str:
+    """A test command that passes if the file holds exactly this text, apart from white space."""
     return f'[ "$(set -f; echo $(cat {path}))" = "{text}" ]'

@@ -1,4 +1,4 @@
-"""TensorBoard: each number of `ale_step_finished` becomes the scalar `<stage>/<metric>` at that step."""
+"""The observer `tensorboard`: writes each metric of `ale_step_finished` as the scalar `<stage>/<metric>`."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ __all__ = ["TensorBoardTracker"]
 
 
 FLUSH_S = 1
-"""Seconds after which numbers are on disk at the latest."""
+"""Numbers are on disk after at most so many seconds."""
 
 
 class TensorBoardConfig(PluginConfig):
     """Settings of the observer `tensorboard`."""
 
     folder: Path | None = Field(
-        None, description="Where event files go, in a folder a run; null: 'tensorboard' in the run folder."
+        None, description="Folder for event files, with one subfolder per run; null: 'tensorboard' in the run folder."
     )
 
 
 class TensorBoardTracker(Observer):
     """See the module."""
 
-    api_version = ">=1.1,<1.3"
+    api_version = ">=1.0,<1.2"
     Config: ClassVar[type[PluginConfig]] = TensorBoardConfig
     config: TensorBoardConfig
 
@@ -54,7 +54,8 @@ class TensorBoardTracker(Observer):
         if self._writer is None:  # only now: a run that is refused leaves no event file
             from tensorboardX import SummaryWriter
 
-            # Its `flush` does not wait for what is still in its queue; its thread brings that to disk each `flush_secs`.
+            # Its `flush` does not wait for what is still in its queue; its thread brings that to disk each
+            # `flush_secs`.
             self._writer = SummaryWriter(str(self.folder), flush_secs=FLUSH_S)
         for name, value in metrics.items():
             if math.isfinite(value):

@@ -1,7 +1,7 @@
-"""Attention over sequences that stand end to end in one row, each seeing itself alone: no padding and no mask.
+"""Attention over packed sequences, end to end in one row; each attends only to itself, without padding or mask.
 
-Everything else in a decoder looks at one token at a time, so it does not mind. The function is registered with
-transformers under `PACKED`; a call of the model brings the lengths as `sequence_lengths`. A sliding window is kept.
+All other parts of a decoder work on single tokens, so packing does not affect them. The function is registered with
+transformers as `PACKED`; the model is called with the lengths as `sequence_lengths`. A sliding window still applies.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from transformers import AttentionInterface
 
 PACKED = "ale_packed"
 KNOWN = frozenset({"position_ids", "use_cache", "cache_position", "output_router_logits"})
-"""Arguments of the attention that change nothing here."""
+"""Arguments of the attention that may be ignored."""
 
 
 def packed_attention(
@@ -33,7 +33,7 @@ def packed_attention(
     """query [B, heads, N, D], key and value [B, kv_heads, N, D] -> [B, N, heads, D]; without lengths each row is one
     sequence.
 
-    Raises `NotImplementedError` for what it would have to leave out, such as soft-capped scores.
+    Raises `NotImplementedError` for features that it lacks, such as soft-capped scores.
     """
     strange = sorted(name for name, given in others.items() if given is not None and name not in KNOWN)
     if strange or dropout or not getattr(module, "is_causal", True) or query.shape[2] != key.shape[2]:
@@ -53,7 +53,7 @@ def packed_attention(
 
 
 def _window(length: int, width: int | None, device: torch.device) -> Tensor | None:
-    """Which of its sequence each token sees [length, length]; None where that is all before it."""
+    """Return the mask of a sliding window [length, length]; None if every token sees all before it."""
     if width is None or width >= length:
         return None
     at = torch.arange(length, device=device)

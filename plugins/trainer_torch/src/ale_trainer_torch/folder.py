@@ -1,4 +1,4 @@
-"""Hugging Face folders: reading a causal LM, and checkpoints that are whole or absent.
+"""Hugging Face folders: reading a causal LM, and writing checkpoints atomically.
 
 A checkpoint is such a folder with the tokenizer's files and `trainer_state.pt` (optimizer, random state, version)
 beside the weights, so that it serves as `model.path` too; a reference policy is a model folder inside it. It is written
@@ -32,9 +32,9 @@ TOKENIZER_FILES = (
 
 
 def read_model(folder: Path, dtype: torch.dtype) -> Any:
-    """The causal LM of a folder, in evaluation mode: dropout would make every log-probability a matter of chance.
+    """Read a causal LM, in evaluation mode, because dropout would make log-probabilities random.
 
-    Raises `ConfigError` where there is none, or where the weights are not all there.
+    Raises `ConfigError` if there is none or weights are missing.
     """
     if not (folder / "config.json").is_file():
         raise ConfigError(
@@ -43,14 +43,14 @@ def read_model(folder: Path, dtype: torch.dtype) -> Any:
         )
     auto: Any = AutoModelForCausalLM
     try:
-        with quiet():
+        with without_progress_bars():
             model, report = auto.from_pretrained(
                 str(folder), local_files_only=True, dtype=dtype, output_loading_info=True
             )
-    except Exception as error:  # the library raises many kinds; whichever it is, the folder is what is wrong
+    except Exception as error:  # transformers raises many types, all because of the folder
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ConfigError(f"The folder {folder} holds no causal language model that can be loaded: {reason}") from error
-    # The library would fill what is missing with random weights and go on.
+    # transformers would fill missing weights with random numbers.
     broken = sorted(map(str, [*report["missing_keys"], *report["mismatched_keys"]]))
     if broken:
         raise ConfigError(
@@ -61,62 +61,71 @@ def read_model(folder: Path, dtype: torch.dtype) -> Any:
     return model
 
 
-def write_checkpoint(
-    folder: Path, model: Any, state: dict[str, Any], tokenizer_folder: Path, reference: Any | None = None
-) -> None:
-    """Write model, tokenizer, state and the reference model into `folder`, replacing what stands there."""
-    restore(folder)
+@contextmanager
+def write_atomically(folder: Path) -> Iterator[Path]:
+    """Yield a new folder beside `folder` to write into; it replaces `folder` only at the end."""
+    recover_checkpoint(folder)
     new, old = _beside(folder)
     for leftover in (new, old):
         shutil.rmtree(leftover, ignore_errors=True)
     new.mkdir(parents=True)
-    for pattern in TOKENIZER_FILES:
-        for file in tokenizer_folder.glob(pattern):
-            if file.is_file():
-                shutil.copy2(file, new / file.name)
-    with quiet():
-        model.save_pretrained(str(new))
-        if reference is not None:
-            reference.save_pretrained(str(new / REFERENCE_FOLDER))
-    torch.save(state, new / STATE_FILE)
+    yield new
     if folder.exists():
         folder.rename(old)
     new.rename(folder)
     shutil.rmtree(old, ignore_errors=True)
 
 
-def restore(folder: Path) -> None:
-    """Bring back the checkpoint that a process which died while replacing it had moved aside."""
+def write_model(folder: Path, model: Any, tokenizer_folder: Path) -> None:
+    """Write the model into `folder`, and the files of the tokenizer that `tokenizer_folder` holds."""
+    for pattern in TOKENIZER_FILES:
+        for file in tokenizer_folder.glob(pattern):
+            if file.is_file():
+                shutil.copy2(file, folder / file.name)
+    with without_progress_bars():
+        model.save_pretrained(str(folder))
+
+
+def write_state(folder: Path, state: dict[str, Any], reference: Any | None) -> None:
+    """Write the rest of a checkpoint into a model folder: the trainer's state and the reference policy, if any."""
+    if reference is not None:
+        with without_progress_bars():
+            reference.save_pretrained(str(folder / REFERENCE_FOLDER))
+    torch.save(state, folder / STATE_FILE)
+
+
+def recover_checkpoint(folder: Path) -> None:
+    """Restore the old checkpoint if a process died while it was replacing it."""
     _, old = _beside(folder)
     if old.exists() and not folder.exists():
         old.rename(folder)
 
 
 def read_state(folder: Path) -> dict[str, Any]:
-    """The state that `write_checkpoint` put beside the weights. Raises `ConfigError`."""
+    """The state that `write_state` put beside the weights. Raises `ConfigError`."""
     file = folder / STATE_FILE
     if not file.is_file():
         raise ConfigError(f"{folder} is not a checkpoint of the trainer 'torch': it holds no {STATE_FILE}.")
     try:
         state: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
-    except Exception as error:  # a damaged file shows in many ways
+    except Exception as error:  # a damaged file raises many types
         raise ConfigError(f"{file} cannot be read; the checkpoint is damaged, use an earlier one.") from error
     return state
 
 
 def _beside(folder: Path) -> tuple[Path, Path]:
-    """Where the new checkpoint is written and the old one waits, in the same file system."""
+    """Return the temporary paths of the new and the old checkpoint, in the same file system."""
     return folder.with_name(f".{folder.name}.new"), folder.with_name(f".{folder.name}.old")
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
-    """No progress bars of transformers: a run has its own display."""
+def without_progress_bars() -> Iterator[None]:
+    """Turn off the progress bars of transformers; a run has its own display."""
     bars: Any = logging
-    shown = bars.is_progress_bar_enabled()
+    progress_bars = bars.is_progress_bar_enabled()
     bars.disable_progress_bar()
     try:
         yield
     finally:
-        if shown:
+        if progress_bars:
             bars.enable_progress_bar()

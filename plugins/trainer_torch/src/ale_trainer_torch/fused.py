@@ -1,10 +1,10 @@
-"""Log-probabilities and entropies of given tokens, in chunks of positions: no copy of the logits is ever whole.
+"""Log-probabilities and entropies of given tokens, computed in chunks of positions: the logits never exist as a whole.
 
 The output layer, the softmax and the gather are done for some positions at a time, and the backward pass computes the
 logits of a chunk again instead of keeping them: memory is that of a few [chunk, V] tables, whatever the number of
 positions. Softmax and sums are in float32 at least. Gradients are exact, chunks or not.
 
-Shapes: N positions, H width, V vocabulary. A token that its logits hold impossible (-inf) has the log-probability
+Shapes: N positions, H width, V vocabulary. A token whose logit is -inf has the log-probability
 -inf; vocabulary entries at -inf add nothing to the entropy and get no gradient.
 """
 
@@ -29,7 +29,7 @@ def token_logprobs(
     cap: float | None = None,
     entropy: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """Log-probability and, where asked for, entropy (nats, detached) of `targets` [N] under the logits
+    """Compute log-probabilities and, if `entropy`, entropies (nats, detached) of `targets` [N] under the logits
     `cap * tanh(scale * (hidden @ weight.T + bias) / cap)`, without the tanh where `cap` is None.
 
     hidden [N, H], weight [V, H], bias [V]. `chunk_tokens`: positions whose logits are held at a time, None for all.
@@ -47,8 +47,7 @@ def logprobs_from_logits(
     chunk_tokens: int | None = None,
     entropy: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """The same from logits [N, V] that are there already; the backward pass makes their gradient and nothing else of
-    that size.
+    """Compute the same from existing logits [N, V]; of that size, the backward pass makes only their gradient.
 
     `rows` [M] (distinct) says which rows of the logits `targets` [M] belong to; without it, all in order.
     """
@@ -69,7 +68,7 @@ class _FromHidden(torch.autograd.Function):
         cap: float | None,
         entropy: bool,
     ) -> tuple[Tensor, Tensor | None]:
-        desk = _Desk(hidden, len(weight), chunk, len(targets))
+        desk = _ChunkBuffers(hidden, len(weight), chunk, len(targets))
         logprobs, entropies = desk.measure(
             lambda part: desk.head(hidden[part], weight, bias, scale, cap), targets, entropy
         )
@@ -84,28 +83,28 @@ class _FromHidden(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor | None, ...]:
         hidden, weight, bias, targets = ctx.saved_tensors
         for_hidden, for_weight, for_bias, *_rest = ctx.needs_input_grad
-        # Chunks are summed in float32: in bfloat16 each further one would be rounded away a little more.
+        # Chunks are summed in float32: in bfloat16 every further chunk would lose more to rounding.
         wide = _wide(weight)
         grad_hidden = torch.empty_like(hidden) if for_hidden else None
         grad_weight = torch.zeros_like(weight, dtype=wide) if for_weight else None
         grad_bias = torch.zeros_like(bias, dtype=wide) if for_bias else None
-        desk = _Desk(hidden, len(weight), ctx.chunk, len(targets))
+        desk = _ChunkBuffers(hidden, len(weight), ctx.chunk, len(targets))
         for part in desk.spans:
             logits = desk.head(hidden[part], weight, bias, ctx.scale, ctx.cap)
-            slope = desk.slope(logits, targets[part], grad[part])
+            logits_gradient = desk.logits_gradient(logits, targets[part], grad[part])
             if ctx.cap is not None:
-                slope.mul_(logits.div_(ctx.cap).square_().neg_().add_(1))
+                logits_gradient.mul_(logits.div_(ctx.cap).square_().neg_().add_(1))
             if ctx.scale != 1:
-                slope.mul_(ctx.scale)
+                logits_gradient.mul_(ctx.scale)
             if grad_bias is not None:
-                grad_bias += slope.sum(0)
-            slope = slope.to(hidden.dtype)
+                grad_bias += logits_gradient.sum(0)
+            logits_gradient = logits_gradient.to(hidden.dtype)
             if grad_hidden is not None:
-                torch.mm(slope, weight, out=grad_hidden[part])
-            if grad_weight is not None and grad_weight.dtype == slope.dtype:
-                grad_weight.addmm_(slope.t(), hidden[part])
+                torch.mm(logits_gradient, weight, out=grad_hidden[part])
+            if grad_weight is not None and grad_weight.dtype == logits_gradient.dtype:
+                grad_weight.addmm_(logits_gradient.t(), hidden[part])
             elif grad_weight is not None:
-                grad_weight += slope.t() @ hidden[part]
+                grad_weight += logits_gradient.t() @ hidden[part]
         return (
             grad_hidden,
             None if grad_weight is None else grad_weight.to(weight.dtype),
@@ -119,7 +118,7 @@ class _FromLogits(torch.autograd.Function):
     def forward(
         ctx: Any, logits: Tensor, targets: Tensor, rows: Tensor | None, chunk: int | None, entropy: bool
     ) -> tuple[Tensor, Tensor | None]:
-        desk = _Desk(logits, logits.shape[-1], chunk, len(targets))
+        desk = _ChunkBuffers(logits, logits.shape[-1], chunk, len(targets))
         logprobs, entropies = desk.measure(lambda part: logits[part if rows is None else rows[part]], targets, entropy)
         ctx.save_for_backward(logits, targets, rows)
         ctx.chunk = chunk
@@ -132,10 +131,10 @@ class _FromLogits(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor | None, ...]:
         logits, targets, rows = ctx.saved_tensors
         out = torch.zeros_like(logits)
-        desk = _Desk(logits, logits.shape[-1], ctx.chunk, len(targets))
+        desk = _ChunkBuffers(logits, logits.shape[-1], ctx.chunk, len(targets))
         for part in desk.spans:
             place = part if rows is None else rows[part]
-            out[place] = desk.slope(logits[place], targets[part], grad[part]).to(logits.dtype)
+            out[place] = desk.logits_gradient(logits[place], targets[part], grad[part]).to(logits.dtype)
         return out, None, None, None, None
 
 
@@ -143,9 +142,9 @@ def _wide(like: Tensor) -> torch.dtype:
     return torch.promote_types(like.dtype, torch.float32)
 
 
-class _Desk:
-    """Room for a chunk's logits and one table beside them, used again for each chunk: fresh memory of that size costs
-    a CPU as much time as what is computed in it."""
+class _ChunkBuffers:
+    """Reusable memory for a chunk's logits and one more table of that size; allocating it for each chunk would cost a
+    CPU as much time as the computation."""
 
     def __init__(self, like: Tensor, vocabulary: int, chunk: int | None, count: int) -> None:
         step = max(1, min(count, chunk or count))
@@ -154,7 +153,7 @@ class _Desk:
         self._table = like.new_empty((step, vocabulary), dtype=_wide(like))
 
     def head(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, scale: float, cap: float | None) -> Tensor:
-        """Logits [n, V] of some positions."""
+        """Compute the logits [n, V] of some positions."""
         if not self._logits.numel():
             self._logits = hidden.new_empty(self._table.shape)
         logits = torch.mm(hidden, weight.t(), out=self._logits[: len(hidden)])
@@ -168,7 +167,7 @@ class _Desk:
     def measure(
         self, logits_of: Callable[[slice], Tensor], targets: Tensor, entropy: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """Log-probabilities of `targets` [N] and, where asked for, entropies; `logits_of` a span are [n, V]."""
+        """Compute log-probabilities of `targets` [N] and, if asked for, entropies; `logits_of` a span are [n, V]."""
         logprobs = self._table.new_empty(len(targets))
         entropies = torch.empty_like(logprobs) if entropy else None
         for part in self.spans:
@@ -176,11 +175,11 @@ class _Desk:
             table = torch.log_softmax(logits, dim=-1, dtype=self._table.dtype, out=self._table[: len(logits)])
             logprobs[part] = table.gather(-1, targets[part, None]).squeeze(-1)
             if entropies is not None:
-                # 0 x -inf is nan; 0 x the lowest number is the 0 that an impossible token adds.
+                # 0 x -inf is nan, but 0 x the lowest number is 0, which is what an impossible token adds.
                 entropies[part] = -table.exp().mul_(table.clamp_(min=torch.finfo(table.dtype).min)).sum(-1)
         return logprobs, entropies
 
-    def slope(self, logits: Tensor, targets: Tensor, grad: Tensor) -> Tensor:
-        """Gradient of `sum(grad * logprobs)` to the logits. [n, V]"""
+    def logits_gradient(self, logits: Tensor, targets: Tensor, grad: Tensor) -> Tensor:
+        """Compute the gradient of `sum(grad * logprobs)` with respect to the logits. [n, V]"""
         table = torch.softmax(logits, dim=-1, dtype=self._table.dtype, out=self._table[: len(logits)])
         return table.mul_(-grad[:, None]).scatter_add_(-1, targets[:, None], grad[:, None])

@@ -1,13 +1,12 @@
 """The model being trained and its optimizer: the blocking half of the trainer, used from one thread only.
 
-An update cuts the batch into micro-batches, adds up their gradients (`accumulate`), looks whether all is finite, clips,
-and steps once (`step`). The loss is a function that comes with the call. The reference policy is a frozen copy of the
-model that is asked in the same way.
+An update cuts the batch into micro-batches, adds up their gradients (`accumulate`), checks that all are finite, clips,
+and steps once (`step`). The loss is an argument of the call. The reference policy is a frozen copy of the model, whose
+log-probabilities are computed in the same way.
 """
 
 from __future__ import annotations
 
-import copy
 import math
 import time
 from collections.abc import Iterable
@@ -21,15 +20,15 @@ import torch
 from torch import Tensor
 
 from ale.errors import ConfigError, TrainerError
-from ale.specs.trainer import ChunkTensors, LossFunction, LossInput, TrainBatch
-from ale_trainer_torch.folder import read_model
+from ale.specs.trainer import ChunkTensors, LossFunction, LossInput, PolicyRole, TrainBatch
+from ale_trainer_torch.folder import read_model, write_atomically, write_model, write_state
 from ale_trainer_torch.microbatch import MicroBatch, cut, padding_waste
 from ale_trainer_torch.policy import Policy
 
 
 @dataclass(frozen=True, slots=True)
 class Optimization:
-    """How to step."""
+    """The settings of the optimizer."""
 
     lr: float
     betas: tuple[float, float]
@@ -44,15 +43,15 @@ class Optimization:
 
 @dataclass(frozen=True, slots=True)
 class Accumulated:
-    """What the micro-batches of a batch came to: their losses, what the loss function told, share of padding."""
+    """The totals over a batch's micro-batches: losses, metrics of the loss function, share of padding."""
 
     loss: float
-    told: dict[str, float]
+    metrics: dict[str, float]
     padding_waste: float
 
 
 class Learner:
-    """A policy, its AdamW, and a reference policy once there is one. `folder` is where it was read from."""
+    """A policy, its AdamW, and a reference policy if one was loaded. The policy was read from `folder`."""
 
     def __init__(self, folder: Path, device: torch.device, dtype: torch.dtype, how: Optimization) -> None:
         self.folder = folder
@@ -68,39 +67,23 @@ class Learner:
             parameter_groups(self.model.parameters(), how.weight_decay), lr=how.lr, betas=how.betas, eps=how.eps
         )
 
-    @property
-    def reference(self) -> Any | None:
-        """The model of the reference policy."""
-        return None if self._reference is None else self._reference.model
-
-    def keep_reference(self) -> None:
-        """Make a copy of the weights as they are the reference policy."""
-        self._take_reference(copy.deepcopy(self.model))
-
     def read_reference(self, folder: Path) -> None:
-        """Take the reference policy from a model folder."""
-        self._take_reference(read_model(folder, self.model.dtype).to(self._device))
-
-    def _take_reference(self, model: Any) -> None:
+        """Read the reference policy from a model folder."""
+        model = read_model(folder, self.model.dtype).to(self._device)
         model.requires_grad_(False)
-        model.eval()  # activations are recomputed for a backward pass only
         self._reference = self._policy.with_model(model)
 
-    def logprobs(self, batch: TrainBatch) -> npt.NDArray[np.float32]:
+    @torch.no_grad()
+    def logprobs(self, batch: TrainBatch, role: PolicyRole = "current") -> npt.NDArray[np.float32]:
         """Log-probability of each token with loss, 0 elsewhere. [N]
 
-        Cut like an update, so that the same weights give the same numbers in both, bit by bit.
+        The batch is cut as in an update, so that the same weights give bitwise the same numbers in both.
         """
-        return self._logprobs(self._policy, batch)
-
-    def reference_logprobs(self, batch: TrainBatch) -> npt.NDArray[np.float32]:
-        """The same under the reference policy. [N]"""
-        if self._reference is None:
-            raise TrainerError("The trainer 'torch' has no reference policy yet; call keep_reference first.")
-        return self._logprobs(self._reference, batch)
-
-    @torch.no_grad()
-    def _logprobs(self, policy: Policy, batch: TrainBatch) -> npt.NDArray[np.float32]:
+        policy = self._policy if role == "current" else self._reference
+        if policy is None:
+            raise TrainerError(
+                "The trainer 'torch' has no reference policy yet; load one with load(folder, 'reference')."
+            )
         out = np.zeros(len(batch.token_ids), dtype=np.float32)
         for part in self._cut(batch):
             out[part.index] = self._forward(policy, part, entropy=False)[0].cpu().numpy()
@@ -115,7 +98,7 @@ class Learner:
         self.optimizer.zero_grad(set_to_none=True)
         found = self.accumulate(batch, loss)
         norm = self.step(lr, weight_decay)
-        return found.told | {
+        return found.metrics | {
             "loss": found.loss,
             "grad_norm": norm,
             "grad_clipped": float(norm > self._how.max_grad_norm),
@@ -126,10 +109,10 @@ class Learner:
         }
 
     def accumulate(self, batch: TrainBatch, loss: LossFunction) -> Accumulated:
-        """Add the gradient of a batch to those that the weights hold."""
+        """Add the gradient of a batch to the accumulated gradients."""
         parts = self._cut(batch)
         chunks = self._chunk_tensors(batch)
-        total, told = 0.0, dict[str, float]()
+        total, metrics = 0.0, dict[str, float]()
         for part in parts:
             if not part.wanted.any():
                 continue
@@ -139,13 +122,13 @@ class Learner:
             if out.loss.requires_grad:
                 out.loss.backward()
             for name, value in out.sums.items():
-                told[name] = told.get(name, 0.0) + float(value)
+                metrics[name] = metrics.get(name, 0.0) + float(value)
             for name, value in out.maxima.items():
-                told[name] = max(told.get(name, -math.inf), float(value))
-        return Accumulated(total, told, padding_waste(parts))
+                metrics[name] = max(metrics.get(name, -math.inf), float(value))
+        return Accumulated(total, metrics, padding_waste(parts))
 
     def step(self, lr: float, weight_decay: float | None = None) -> float:
-        """One step along the gradient that was added up, which is cleared; gives its norm before clipping."""
+        """Step along the accumulated gradient and clear it; return its norm before clipping."""
         norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._how.max_grad_norm))
         self._require_finite(norm, "gradient norm")
         for group in self.optimizer.param_groups:
@@ -158,7 +141,7 @@ class Learner:
         return norm
 
     def weights(self) -> dict[str, Tensor]:
-        """Copies of all weights under their Hugging Face names; tied ones share their copy."""
+        """Return copies of all weights by their Hugging Face names; tied ones share a copy."""
         copies: dict[int, Tensor] = {}
         out: dict[str, Tensor] = {}
         for name, value in self.model.state_dict().items():
@@ -168,8 +151,21 @@ class Learner:
             out[name] = copies[key]
         return out
 
+    def write(self, folder: Path) -> Path:
+        """Write the model and its tokenizer's files atomically; return the folder."""
+        with write_atomically(folder) as new:
+            write_model(new, self.model, self.folder)
+        return folder
+
+    def save(self, folder: Path) -> None:
+        """Write a checkpoint atomically, replacing an existing one."""
+        reference = None if self._reference is None else self._reference.model
+        with write_atomically(folder) as new:
+            write_model(new, self.model, self.folder)
+            write_state(new, self.state(), reference)
+
     def state(self) -> dict[str, Any]:
-        """What a checkpoint holds beside the weights."""
+        """Return what a checkpoint holds besides the weights."""
         cuda = torch.cuda.get_rng_state(self._device) if self._device.type == "cuda" else None
         return {
             "optimizer": self.optimizer.state_dict(),
@@ -179,7 +175,7 @@ class Learner:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from what `state` returned."""
+        """Continue from what `state` returned."""
         try:
             self.optimizer.load_state_dict(state["optimizer"])
         except (ValueError, KeyError) as error:
@@ -203,8 +199,9 @@ class Learner:
         except torch.OutOfMemoryError as error:
             raise TrainerError(
                 f"A micro-batch of {tokens.numel()} tokens does not fit into the device's memory; lower "
-                "trainer.micro_batch_tokens or trainer.logit_chunk, or set trainer.gradient_checkpointing. All contexts of a "
-                "trajectory are in one micro-batch: where they alone are that many, lower rollout.max_calls or max_sampled_tokens."
+                "trainer.micro_batch_tokens or trainer.logit_chunk, or set trainer.gradient_checkpointing. All "
+                "contexts of a trajectory are in one micro-batch: if they alone are that many tokens, lower "
+                "rollout.max_calls or max_sampled_tokens."
             ) from error
         except IndexError as error:
             longest = max(part.lengths or [tokens.shape[1]])
@@ -223,9 +220,16 @@ class Learner:
 
         logprobs, entropy = self._forward(self._policy, part, entropy=True)
         return LossInput(
-            logprobs, entropy, pick(batch.old_logprobs), pick(batch.engine_logprobs), pick(batch.chunk_ids), chunks,
-            batch.normalizer, pick(batch.reference_logprobs),
-        )  # fmt: skip
+            logprobs,
+            entropy,
+            pick(batch.old_logprobs),
+            pick(batch.engine_logprobs),
+            pick(batch.chunk_ids),
+            chunks,
+            batch.normalizer,
+            batch.reference_normalizer,
+            pick(batch.reference_logprobs),
+        )
 
     def _chunk_tensors(self, batch: TrainBatch) -> ChunkTensors:
         c = batch.chunks
@@ -243,7 +247,7 @@ class Learner:
 
 
 def pick_device(name: str) -> torch.device:
-    """The device of `trainer.device`. Raises `ConfigError` where it is not there."""
+    """Return the device of `trainer.device`. Raises `ConfigError` if it does not exist."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     device = torch.device(name)
@@ -256,7 +260,7 @@ def pick_device(name: str) -> torch.device:
 
 
 def parameter_groups(parameters: Iterable[Tensor], weight_decay: float) -> list[dict[str, Any]]:
-    """The first group decays: matrices alone. On norms and biases it would pull towards no particular sense."""
+    """Split parameters in two groups: matrices with weight decay, and norms and biases without."""
     trained = [p for p in parameters if p.requires_grad]
     return [
         {"params": [p for p in trained if p.dim() >= 2], "weight_decay": weight_decay},
@@ -270,7 +274,7 @@ def checkpoint_layers(model: Any) -> None:
     The library does so only in layers that are in training mode. The mode is set on the layers themselves and not on
     the modules inside them, whose dropout stays off.
     """
-    # Later releases of the library have it under the second name and warn about the first.
+    # Later releases of transformers use the second name and warn about the first.
     enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
     enable({"use_reentrant": False})
     for module in model.modules():

@@ -1,8 +1,8 @@
-"""How a packed batch is cut into micro-batches of at most so many positions.
+"""Cuts a packed batch into micro-batches of at most `max_tokens` positions.
 
-Where the model can take sequences end to end, a micro-batch is one row without padding, and trajectories are put into
-rows first-fit, the longest first. Where it cannot, it is a padded matrix: trajectories are sorted by their longest
-sequence and filled greedily, as long as the shortest is not much shorter than the longest. The sequences of one
+If the model can take sequences end to end, a micro-batch is one row without padding, and trajectories are put into rows
+first-fit, the longest first. If not, a micro-batch is a padded matrix: trajectories are sorted by their longest
+sequence and added greedily, as long as the shortest is not much shorter than the longest. The sequences of one
 trajectory stay together. The same batch is always cut the same way.
 """
 
@@ -25,7 +25,7 @@ class MicroBatch:
 
     `tokens` [B, T] is right-padded with 0, or with `lengths` one row of sequences of these lengths end to end;
     `source` [B, T] is the index of each position in the packed batch, -1 for padding; `wanted` [B, T] says which tokens
-    carry loss (never the first of a sequence: nothing stands before it).
+    carry loss (never the first of a sequence, because no token precedes it).
     """
 
     tokens: npt.NDArray[np.int64]
@@ -35,13 +35,14 @@ class MicroBatch:
 
     @property
     def index(self) -> npt.NDArray[np.int64]:
-        """Where the wanted tokens stand in the packed batch, in row-major order. [M]"""
+        """Return the indices of the wanted tokens in the packed batch, in row-major order. [M]"""
         picked: npt.NDArray[np.int64] = self.source[self.wanted]
         return picked
 
 
 def cut(batch: TrainBatch, max_tokens: int, *, end_to_end: bool) -> list[MicroBatch]:
-    """Micro-batches of at most `max_tokens` positions, padding included (one trajectory may exceed it alone)."""
+    """Cut a batch into micro-batches of at most `max_tokens` positions with padding (a single trajectory may exceed
+    it)."""
     starts = np.concatenate([[0], np.cumsum(batch.lengths)[:-1]]).astype(np.int64)
     lengths = batch.lengths.tolist()
     groups: dict[int, list[int]] = {}
@@ -53,13 +54,13 @@ def cut(batch: TrainBatch, max_tokens: int, *, end_to_end: bool) -> list[MicroBa
 
 
 def padding_waste(parts: list[MicroBatch]) -> float:
-    """Share of the positions of all micro-batches that is padding."""
+    """Compute the share of padding in all positions of the micro-batches."""
     computed = sum(p.tokens.size for p in parts)
     return sum(int((p.source < 0).sum()) for p in parts) / computed if computed else 0.0
 
 
 def _first_fit(groups: list[list[int]], lengths: list[int], max_tokens: int) -> list[list[int]]:
-    """Groups of sequences -> rows, each into the first where it fits, the longest first; in the batch's order within."""
+    """Put each group of sequences, the longest first, into the first row where it fits; rows keep the batch's order."""
     rows: list[list[int]] = []
     room: list[int] = []
     for size, group in sorted(((sum(lengths[s] for s in g), g) for g in groups), key=lambda sized: -sized[0]):
@@ -73,7 +74,7 @@ def _first_fit(groups: list[list[int]], lengths: list[int], max_tokens: int) -> 
 
 
 def _like_lengths(groups: list[list[int]], lengths: list[int], max_tokens: int) -> list[list[int]]:
-    """Groups of sequences -> the rows of matrices that need little padding."""
+    """Put groups of sequences into matrices that need little padding; return their rows."""
     cuts: list[list[int]] = []
     shortest = 0
     for longest, group in sorted((max(lengths[s] for s in g), g) for g in groups):

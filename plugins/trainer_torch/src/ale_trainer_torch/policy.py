@@ -1,11 +1,11 @@
 """A Hugging Face causal LM as a policy: log-probabilities and entropies of given tokens.
 
-Two things are found out by trying when a model is loaded, each with a slower way that works for every model:
+Two properties of a model are tested when it is loaded; each has a slower alternative that works for every model:
 
 1. Whether its logits are a plain output layer over its decoder, perhaps scaled or soft-capped. Then only positions
    before a token with loss go through that layer, in chunks (`fused.py`). Else all logits are computed.
-2. Whether sequences may stand end to end in one row (`attention.py`). Else they are padded on the right: in a causal
-   model no token looks at one behind it, so no attention mask is needed there either.
+2. Whether sequences may be packed end to end in one row (`attention.py`). Else they are padded on the right: in a
+   causal model no token looks at one behind it, so no attention mask is needed there either.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from ale_trainer_torch.fused import logprobs_from_logits, token_logprobs
 log = logging.getLogger("ale.trainer.torch")
 
 PROBE = (5, 3)
-"""Lengths of the sequences that a model is tried with."""
+"""Lengths of the sequences with which a model is tested."""
 LOUD = 200.0
-"""Factor on the logits of a trial, so that a cap shows."""
+"""Factor on the logits of a test, so that a cap becomes visible."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +41,8 @@ class Head:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """A model and how it may be asked. `head` is None where all logits must be computed; `packs`: whether sequences
-    may stand end to end."""
+    """A model and how to compute its log-probabilities. `head` is None if all logits must be computed; `packs` says
+    whether sequences may be packed end to end."""
 
     model: Any
     head: Head | None
@@ -51,7 +51,7 @@ class Policy:
 
     @classmethod
     def of(cls, model: Any, *, packing: bool = True, chunk_tokens: int | None = None) -> Policy:
-        """Try the model out. With `packing`, its attention is replaced where that works."""
+        """Test the model. With `packing`, its attention is replaced if that works."""
         head = find_head(model)
         if head is None:
             log.warning(
@@ -65,7 +65,7 @@ class Policy:
         return cls(model, head, packs, chunk_tokens)
 
     def with_model(self, model: Any) -> Policy:
-        """Another model of the same kind, asked in the same way."""
+        """Use another model of the same architecture in the same way."""
         if self.packs:
             model.set_attn_implementation(PACKED)
         head = self.head and replace(self.head, layer=model.get_output_embeddings())
@@ -74,7 +74,7 @@ class Policy:
     def logprobs(
         self, tokens: Tensor, wanted: Tensor, lengths: list[int] | None = None, *, entropy: bool = False
     ) -> tuple[Tensor, Tensor | None]:
-        """Log-probability and, where asked for, entropy (nats, detached) of the wanted tokens.
+        """Compute log-probabilities and, if asked for, entropies (nats, detached) of the wanted tokens.
 
         tokens [B, T] int64, rows right-padded, or with `lengths` one row of sequences end to end; wanted [B, T] bool,
         never True for the first token of a sequence. Both results are [wanted.sum()] float32, in row-major order.
@@ -88,21 +88,26 @@ class Policy:
         hidden = self.model.get_decoder()(input_ids=tokens, use_cache=False, **extra)[0].flatten(0, 1)[rows]
         layer = self.head.layer
         return token_logprobs(
-            hidden, layer.weight, targets, layer.bias,
-            chunk_tokens=self.chunk_tokens, scale=self.head.scale, cap=self.head.cap, entropy=entropy,
-        )  # fmt: skip
+            hidden,
+            layer.weight,
+            targets,
+            layer.bias,
+            chunk_tokens=self.chunk_tokens,
+            scale=self.head.scale,
+            cap=self.head.cap,
+            entropy=entropy,
+        )
 
 
 def sequence_arguments(lengths: list[int], device: torch.device) -> dict[str, Any]:
-    """What a model is told of sequences that stand end to end."""
+    """Return a model's arguments for packed sequences."""
     positions = torch.cat([torch.arange(n) for n in lengths])[None].to(device)
     return {"position_ids": positions, "sequence_lengths": lengths}
 
 
 @torch.no_grad()
 def find_head(model: Any) -> Head | None:
-    """The output layer, where the model's logits are its and no more than what the configuration says of scale and
-    cap; else None."""
+    """Return the output layer if the logits are its outputs with only the configuration's scale and cap; else None."""
     layer, config = model.get_output_embeddings(), model.config
     if type(layer) is not nn.Linear:
         return None
@@ -124,8 +129,8 @@ def find_head(model: Any) -> Head | None:
 
 @torch.no_grad()
 def use_packed_attention(model: Any) -> bool:
-    """Give the model the attention of `attention.py`, if with it sequences that stand end to end see themselves alone,
-    as they do one by one. Else it keeps its own."""
+    """Give the model the attention of `attention.py` if packed sequences then get the same logits as one by one; else
+    keep its own. Return whether it was replaced."""
     config = model.config
     if not set(getattr(config, "layer_types", None) or ()) <= {"full_attention", "sliding_attention"}:
         return False
@@ -142,7 +147,7 @@ def use_packed_attention(model: Any) -> bool:
         alone = torch.cat([logits(part) for part in torch.split(tokens, lengths)])
         with _attention(model, PACKED) as keep:
             together, beside = logits(tokens, **extra), logits(other, **extra)
-            # Rounding hides a small leak from the comparison with `alone`; what stands beside another sequence shows it.
+            # Rounding can hide a small leak between sequences here; a change of the neighbouring sequence shows it.
             leaks = not torch.equal(together[lengths[0] :], beside[lengths[0] :])
             keep.append(model.config._attn_implementation == PACKED and not leaks and _alike(alone, together))
     except (AttributeError, TypeError, ValueError, RuntimeError):
@@ -152,7 +157,7 @@ def use_packed_attention(model: Any) -> bool:
 
 @contextmanager
 def _attention(model: Any, name: str) -> Iterator[list[bool]]:
-    """The model's attention under another name, until the end unless True was put into the list."""
+    """Switch the model's attention, and switch back at the end unless True was put into the list."""
     before, keep = model.config._attn_implementation, list[bool]()
     model.set_attn_implementation(name)
     try:
@@ -163,12 +168,12 @@ def _attention(model: Any, name: str) -> Iterator[list[bool]]:
 
 
 def _probe(model: Any) -> Tensor:
-    """Some tokens. [sum(PROBE)]"""
+    """Return the tokens for a test. [sum(PROBE)]"""
     embeddings = model.get_input_embeddings()
     return torch.arange(sum(PROBE), device=embeddings.weight.device) % int(embeddings.num_embeddings)
 
 
 def _alike(a: Tensor, b: Tensor) -> bool:
-    """Whether they differ by no more than rounding does, against their largest value."""
+    """Return whether two tensors differ by no more than rounding, relative to their largest value."""
     slack = 1e-4 if torch.finfo(a.dtype).bits >= 32 else 3e-2
     return a.shape == b.shape and bool((a - b).abs().max() <= slack * a.abs().max())

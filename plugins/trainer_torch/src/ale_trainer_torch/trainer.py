@@ -1,8 +1,7 @@
-"""One process, one device: AdamW on a Hugging Face causal LM.
+"""The trainer `torch`: AdamW on a Hugging Face causal LM, in one process and on one device.
 
-All work on the model (`learner.py`) happens in one thread of its own, so that the event loop stays free and no two
-calls touch the model at once. A call that is cancelled leaves its work to finish in that thread; what comes next
-waits for it.
+All work on the model (`learner.py`) runs in one separate thread, so that the event loop stays free and no two calls use
+the model at once. If a call is cancelled, its work still finishes in that thread, and the next call waits for it.
 
 torch and transformers come in with `learner.py`, which the constructor imports: settings are checked without them, and
 no thread is the first to import them while another one does.
@@ -21,9 +20,9 @@ import numpy.typing as npt
 from pydantic import Field
 
 from ale.errors import TrainerError
-from ale.specs.driver import DriverContext, PluginConfig
-from ale.specs.engine import PolicyVersion
-from ale.specs.trainer import LossFunction, ScratchModel, TrainBatch, TrainerBackend
+from ale.specs.driver import Driver, DriverContext, PluginConfig
+from ale.specs.engine import FolderTicket, MemoryTicket, PolicyVersion
+from ale.specs.trainer import LossFunction, PolicyRole, TrainBatch, TrainerBackend
 
 if TYPE_CHECKING:
     from ale_trainer_torch.learner import Learner
@@ -31,11 +30,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class TorchTrainer(TrainerBackend):
+class TorchTrainer(Driver, TrainerBackend):
     """The trainer `torch`."""
 
-    api_version = ">=1.1,<1.3"
-    capabilities = frozenset({"weights_in_memory", "scratch", "reference", "gpu"})
+    api_version = ">=1.0,<1.2"
+    transports = ("memory", "folder")
 
     class Config(PluginConfig):
         """Settings of the trainer `torch`."""
@@ -44,18 +43,19 @@ class TorchTrainer(TrainerBackend):
         beta1: float = Field(0.9, ge=0, lt=1, description="AdamW's first beta.")
         beta2: float = Field(0.95, ge=0, lt=1, description="AdamW's second beta.")
         eps: float = Field(1e-8, gt=0, description="AdamW's epsilon.")
-        weight_decay: float = Field(0.0, ge=0, description="AdamW's weight decay, of matrices alone.")
-        max_grad_norm: float = Field(1.0, gt=0, description="Gradients are scaled down to at most this norm.")
+        weight_decay: float = Field(0.0, ge=0, description="AdamW's weight decay, only for matrices.")
+        max_grad_norm: float = Field(
+            1.0, gt=0, description="Largest norm of the gradients; larger ones are scaled down."
+        )
         micro_batch_tokens: int = Field(
-            16384, gt=0, description="Positions of one forward and backward pass; less needs less memory."
+            16384, gt=0, description="Positions in one forward and backward pass; fewer need less memory."
         )
         logit_chunk: int | None = Field(
-            1024, gt=0, description="Positions whose logits are held at a time; null: all of a pass."
+            1024, gt=0, description="Positions whose logits are in memory at the same time; null: all of a pass."
         )
         packing: bool = Field(
             True,
-            description="Put sequences end to end, without padding, where the model allows it; "
-            "false: rows of like lengths, padded.",
+            description="Pack sequences without padding if the model allows it; false: pad rows of similar lengths.",
         )
         gradient_checkpointing: bool = Field(
             False, description="Recompute activations in the backward pass: less memory, a third more time."
@@ -63,10 +63,10 @@ class TorchTrainer(TrainerBackend):
         device: str = Field(
             "auto",
             pattern=r"^(auto|cpu|cuda(:\d+)?)$",
-            description="auto (a GPU where there is one), cpu, cuda, cuda:1.",
+            description="auto (a GPU if there is one), cpu, cuda, cuda:1.",
         )
         dtype: Literal["float32", "bfloat16"] = Field("float32", description="Type of weights and activations.")
-        threads: int = Field(0, ge=0, description="CPU threads of the training thread; 0: torch's own choice.")
+        threads: int = Field(0, ge=0, description="CPU threads that the trainer computes with; 0: torch's own choice.")
 
     config: Config
 
@@ -84,34 +84,28 @@ class TorchTrainer(TrainerBackend):
         if self.config.threads:
             import torch
 
-            # torch keeps this number per thread: the engine's is its own.
+            # torch keeps this number per thread, so the engine has its own.
             await self._run(lambda: torch.set_num_threads(self.config.threads))
 
     async def close(self) -> None:
-        """End the training thread; work under way is finished first."""
+        """End the training thread after the current work is finished."""
         worker, self._worker = self._worker, None
         if worker is not None:
             await asyncio.to_thread(worker.shutdown)
         self._learner = None
 
-    async def create_model(self, model: ScratchModel, folder: Path) -> None:
-        """See `TrainerBackend.create_model`."""
+    async def load(self, folder: Path, policy: PolicyRole = "current") -> None:
+        """See `TrainerBackend.load`; the reference policy is on the trainer's device too."""
+        if policy == "reference":
+            learner = self._ready()
+            await self._run(lambda: learner.read_reference(folder))
+        else:
+            self._learner = await self._run(lambda: self._read(folder))
 
-        def write() -> None:
-            from ale_trainer_torch.scratch import write_scratch_model
-
-            write_scratch_model(model, folder, self.context.seed)
-
-        await self._run(write)
-
-    async def load_model(self, folder: Path) -> None:
-        """See `TrainerBackend.load_model`."""
-        self._learner = await self._run(lambda: self._read(folder))
-
-    async def logprobs(self, batch: TrainBatch) -> npt.NDArray[np.float32]:
-        """See `TrainerBackend.logprobs`; 0 too where a token carries no loss."""
+    async def logprobs(self, batch: TrainBatch, policy: PolicyRole = "current") -> npt.NDArray[np.float32]:
+        """See `TrainerBackend.logprobs`."""
         learner = self._ready()
-        return await self._run(lambda: learner.logprobs(batch))
+        return await self._run(lambda: learner.logprobs(batch, policy))
 
     async def update(
         self, batch: TrainBatch, loss: LossFunction, *, lr: float | None = None, weight_decay: float | None = None
@@ -120,41 +114,38 @@ class TorchTrainer(TrainerBackend):
         learner = self._ready()
         return await self._run(lambda: learner.update(batch, loss, lr, weight_decay))
 
-    async def keep_reference(self) -> None:
-        """See `TrainerBackend.keep_reference`; the copy stands on the trainer's device."""
-        await self._run(self._ready().keep_reference)
-
-    async def reference_logprobs(self, batch: TrainBatch) -> npt.NDArray[np.float32]:
-        """See `TrainerBackend.reference_logprobs`."""
+    async def publish(self, transport: str, folder: Path) -> PolicyVersion:
+        """See `TrainerBackend.publish`. Weights in memory are copies; a folder has the tokenizer's files too."""
         learner = self._ready()
-        return await self._run(lambda: learner.reference_logprobs(batch))
+        if transport not in self.transports:
+            raise TrainerError(
+                f"The trainer 'torch' publishes weights by {' or '.join(self.transports)}, not by '{transport}'."
+            )
 
-    async def publish(self) -> PolicyVersion:
-        """See `TrainerBackend.publish`; the tensors are copies."""
-        learner = self._ready()
+        def publish() -> PolicyVersion:
+            version = learner.version + 1
+            target = folder / str(version)
+            ticket = (
+                MemoryTicket(learner.weights())
+                if transport == MemoryTicket.transport
+                else FolderTicket(learner.write(target))
+            )
+            learner.version = version
+            return PolicyVersion(version, ticket)
 
-        def copy() -> PolicyVersion:
-            weights = learner.weights()
-            learner.version += 1
-            return PolicyVersion(learner.version, weights=weights)
-
-        return await self._run(copy)
+        return await self._run(publish)
 
     async def save(self, folder: Path) -> None:
         """See `TrainerBackend.save`; the tokenizer's files come along, so the folder serves as `model.path` too."""
-        from ale_trainer_torch.folder import write_checkpoint
-
         learner = self._ready()
-        await self._run(
-            lambda: write_checkpoint(folder, learner.model, learner.state(), learner.folder, learner.reference)
-        )
+        await self._run(lambda: learner.save(folder))
 
-    async def load(self, folder: Path) -> None:
-        """See `TrainerBackend.load`."""
-        from ale_trainer_torch.folder import REFERENCE_FOLDER, read_state, restore
+    async def restore(self, folder: Path) -> None:
+        """See `TrainerBackend.restore`."""
+        from ale_trainer_torch.folder import REFERENCE_FOLDER, read_state, recover_checkpoint
 
         def read() -> Learner:
-            restore(folder)
+            recover_checkpoint(folder)
             state = read_state(folder)
             learner = self._read(folder)
             learner.restore(state)
@@ -171,7 +162,7 @@ class TorchTrainer(TrainerBackend):
 
     def _ready(self) -> Learner:
         if self._learner is None:
-            raise TrainerError("The trainer 'torch' has no model yet; call load_model or load first.")
+            raise TrainerError("The trainer 'torch' has no model yet; call load or restore first.")
         return self._learner
 
     def _read(self, folder: Path) -> Learner:

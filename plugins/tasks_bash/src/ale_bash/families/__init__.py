@@ -1,7 +1,7 @@
 """The families, a file each, each with real shell semantics.
 
-`FAMILIES` are eight kinds of small tasks of one to five turns, and the default; `LONG_FAMILIES` have a longer way with
-forks on it.
+`FAMILIES` are eight kinds of small tasks of one to five turns, and the default; tasks of `LONG_FAMILIES` take more
+turns and have crucial forks.
 """
 
 from __future__ import annotations

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import random
 
-from ale_bash.family import Demonstration, Facts, Family, Instance, Turn, holds, shell, words
+from ale_bash.family import Demonstration, Facts, Family, Instance, WrongTurn, content_test, draw_words, shell_call
 
 ENDINGS = ("txt", "log", "csv", "md")
 
 
-def make(rng: random.Random) -> Instance:
+def make_instance(rng: random.Random) -> Instance:
     """Two files to rename, one to leave."""
     old, new, kept = rng.sample(ENDINGS, 3)
-    names, contents = words(rng, 3), words(rng, 3)
+    names, contents = draw_words(rng, 3), draw_words(rng, 3)
     before = [f"{name}.{ending}" for name, ending in zip(names, (old, old, kept), strict=True)]
     after = [f"{name}.{ending}" for name, ending in zip(names, (new, new, kept), strict=True)]
-    checks = [holds(path, content) for path, content in zip(after, contents, strict=True)]
+    checks = [content_test(path, content) for path, content in zip(after, contents, strict=True)]
     checks += [f"[ ! -e {path} ]" for path in before[:2]]
     text = rng.choice((f"Rename every .{old} file to .{new}.", f"Give all .{old} files the ending .{new}."))
     files = {path: f"{content}\n" for path, content in zip(before, contents, strict=True)}
@@ -26,22 +26,22 @@ def _loop(command: str, old: str, new: str) -> str:
     return f"for f in *.{old}; do {command} $f ${{f%.{old}}}.{new}; done"
 
 
-def show(facts: Facts, rng: random.Random, turn: Turn) -> Demonstration:
+def demonstrate(facts: Facts, rng: random.Random, turn: WrongTurn) -> Demonstration:
     """mv in a loop, or file by file after a look; a mistake copies, or forgets a file."""
     old, new = facts["old"], facts["new"]
     if turn == "error":
-        yield shell(f"mv *.{old} *.{new}")
+        yield shell_call(f"mv *.{old} *.{new}")
     if turn == "detour":
-        yield shell("ls")
+        yield shell_call("ls")
     if turn == "mistake" and rng.random() < 0.5:
-        yield shell(_loop("cp", old, new))
+        yield shell_call(_loop("cp", old, new))
     elif turn != "mistake" and (turn == "detour" or rng.random() < 0.5):
-        yield shell(_loop("mv", old, new))
+        yield shell_call(_loop("mv", old, new))
     else:
-        listing = yield shell(rng.choice(("ls", f"ls *.{old}")))
+        listing = yield shell_call(rng.choice(("ls", f"ls *.{old}")))
         names = [n.removesuffix(f".{old}") for n in listing.split("\n") if n.endswith(f".{old}")]
         for name in names[: 1 if turn == "mistake" else None]:
-            yield shell(f"mv {name}.{old} {name}.{new}")
+            yield shell_call(f"mv {name}.{old} {name}.{new}")
 
 
-RENAME = Family("rename", make, show)
+RENAME = Family("rename", make_instance, demonstrate)

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import random
 
-from ale_bash.family import WORDS, Demonstration, Facts, Family, Instance, Turn, look, shell, words
+from ale_bash.family import WORDS, Demonstration, Facts, Family, Instance, WrongTurn, draw_words, read_call, shell_call
 
 KEYS = ("host", "zone", "user")
 
 
-def make(rng: random.Random) -> Instance:
+def make_instance(rng: random.Random) -> Instance:
     """A file of three settings, one of them wrong, and a check that names it."""
-    *values, wrong, name = words(rng, len(KEYS) + 2)
+    *values, wrong, name = draw_words(rng, len(KEYS) + 2)
     wanted = dict(zip(KEYS, values, strict=True))
     bad = rng.choice(KEYS)
     path = f"{name}.conf"
@@ -26,15 +26,15 @@ def make(rng: random.Random) -> Instance:
     return Instance(text, {path: conf, "check.sh": check + "echo ok\n"}, " && ".join(test), solution, {"path": path})
 
 
-def show(facts: Facts, rng: random.Random, turn: Turn) -> Demonstration:
+def demonstrate(facts: Facts, rng: random.Random, turn: WrongTurn) -> Demonstration:
     """Run the check, mend what it names, perhaps check again; a mistake sets another value, or changes no file."""
     path = facts["path"]
     if turn == "error":
-        yield shell("check.sh")
+        yield shell_call("check.sh")
     if turn == "detour":
-        yield look(rng, path)
-    said = yield shell("sh check.sh")
-    setting = said.removeprefix("want ").split("\n")[0]
+        yield read_call(rng, path)
+    output = yield shell_call("sh check.sh")
+    setting = output.removeprefix("want ").split("\n")[0]
     if "=" not in setting:
         return
     key, _, value = setting.partition("=")
@@ -45,9 +45,9 @@ def show(facts: Facts, rng: random.Random, turn: Turn) -> Demonstration:
         flag = ""
     edit = f"sed {flag}s/{key}=.*/{key}={value}/ {path}"
     again = rng.random() if turn != "mistake" else 1.0
-    yield shell(f"{edit}; sh check.sh" if again < 0.2 else edit)
+    yield shell_call(f"{edit}; sh check.sh" if again < 0.2 else edit)
     if 0.2 <= again < 0.4:
-        yield shell("sh check.sh")
+        yield shell_call("sh check.sh")
 
 
-REPAIR = Family("repair", make, show)
+REPAIR = Family("repair", make_instance, demonstrate)

@@ -1,0 +1,89 @@
+"""This plugin remembers which tests were skipped, so that they can run later where what they need is present.
+
+1. Every run of pytest writes its skipped tests into pytest's cache.
+2. `pytest --skipped` runs only these. A test that is skipped again fails, unless it is marked `gpu`. With this, CI
+   shows that every test ran, on a machine without container engines or on one with them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator
+from typing import Any
+
+import pytest
+
+KEY = "ale/skipped"
+# Tests run in parallel, and torch threads that wait for each other would only take time from other tests.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option `--skipped`."""
+    text = "run the tests that the last run skipped; one that is skipped again is a failure, unless it wants a GPU"
+    parser.addoption("--skipped", action="store_true", help=text)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Register the plugin in the first process only; the processes of pytest-xdist report to it."""
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Skipped(config), "ale-skipped")
+
+
+class Skipped:
+    """Records what is skipped."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.config = config
+        self.found: set[str] = set()
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """Record modules that are skipped as a whole."""
+        if report.skipped:
+            self.found.add(report.nodeid)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Record skipped tests, but not expected failures: pytest counts these as skipped although they ran."""
+        if report.skipped and not hasattr(report, "wasxfail"):
+            self.found.add(report.nodeid)
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """Write the skipped tests into the cache, unless this run was `--skipped` or was of the last failures only."""
+        cache = getattr(self.config, "cache", None)  # `-p no:cacheprovider` removes it, and `lf` too
+        skipped, failed = self.config.getoption("--skipped"), self.config.getoption("lf", False)
+        if cache is not None and not (skipped or failed):
+            cache.set(KEY, sorted(self.found))
+        if cache is not None and skipped and not cache.get(KEY, []):
+            session.exitstatus = pytest.ExitCode.OK  # nothing was skipped, so nothing is left to run
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep only the tests that the last run skipped."""
+    if not config.getoption("--skipped"):
+        return
+    assert config.cache is not None
+    wanted = set(config.cache.get(KEY, []))
+    here = {item: bool({item.nodeid, item.nodeid.partition("::")[0]} & wanted) for item in items}
+    config.hook.pytest_deselected(items=[item for item in items if not here[item]])
+    items[:] = [item for item in items if here[item]]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
+    """Make a test fail if a run with `--skipped` skips it again."""
+    report = yield
+    return report if item.get_closest_marker("gpu") else strict(report, item.config)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, Any, Any]:
+    """Make a whole module fail if a run with `--skipped` skips it again."""
+    report = yield
+    return strict(report, collector.config)
+
+
+def strict(report: Any, config: pytest.Config) -> Any:
+    """Return the report; with `--skipped`, a skip becomes a failure."""
+    if config.getoption("--skipped") and report.skipped and not hasattr(report, "wasxfail"):
+        report.outcome, report.longrepr = "failed", f"It was skipped again: {report.longrepr[2]}"
+    return report

@@ -1,0 +1,1 @@
+"""The run file: YAML, references, and the typed models of its sections."""

@@ -1,0 +1,233 @@
+"""The run configuration as typed models: they define what each key of a run file means, with its default.
+
+A field that names a plugin (`sandbox`, `engine`, ...) has a type that says so (`plugin_field.py`), so that validating a
+`RunConfig` also imports the plugins and checks their settings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from ale.config.plugin_field import PluginField, choices_in
+from ale.registry.choice import Mix, Patterns, PluginChoice, Section, Select
+from ale.registry.package_field import PackageField
+from ale.specs.kinds import CAPABILITIES, HOOKS
+from ale.specs.package_sections import LoopSection, PoolSection, ScratchModel, StageSection
+from ale.specs.sandbox import ALLOW, NetworkMode, Resources, host_and_port
+from ale.specs.tasks import TaskMixture
+
+RL = PackageField("rl", LoopSection, "ale-rl")
+POOL = PackageField("pool", PoolSection, "ale-sandbox-pool")
+MIXTURE = PackageField("tasks.mix", TaskMixture, "ale-task-mixture")
+"""It is no field of a model: if `tasks` is a `Mix`, the run builds one source from it with this."""
+DEFAULT_TOOL_FORMAT = "hermes"
+PluginKind = Literal["sandbox", "engine", "trainer", "algorithm", "scaffold", "reward", "tasks"]
+
+
+class ModelConfig(Section):
+    """The policy to start from: a Hugging Face folder, or a small model with random weights."""
+
+    path: Path | None = Field(None, description="Folder with a causal language model and its tokenizer.")
+    scratch: Annotated[ScratchModel | None, PackageField("model.scratch", ScratchModel, "ale-tiny-models")] = Field(
+        None, description="Create a small model from nothing; its tokenizer is trained on the demonstrations."
+    )
+
+    @model_validator(mode="after")
+    def _one_of_them(self) -> ModelConfig:
+        if self.path is not None and self.scratch is not None:
+            raise ValueError("give either 'path' or 'scratch', not both")
+        return self
+
+
+DEFAULT_RESOURCES = Resources(memory_mib=512, pids=128, disk_mib=64)
+
+
+class SandboxNeeds(Section):
+    """What every sandbox of the run gets, and what its plugins must be able to do."""
+
+    resources: Resources = Field(
+        DEFAULT_RESOURCES,
+        description=(
+            "Limits of one sandbox. A key that is left out has its default; null means the provider's own limit. "
+            "If no limit is set at all, a provider without the capability `limits` may be used."
+        ),
+    )
+    network: NetworkMode = Field(
+        "none", description="What a sandbox can reach: none, endpoint-only (the model), allow (also needs.allow), full."
+    )
+    allow: tuple[str, ...] = Field((), description=ALLOW)
+    capabilities: dict[PluginKind, tuple[str, ...]] = Field(
+        default_factory=dict,
+        description="Capabilities that the run's plugins must have besides: kind -> words, as in sandbox: [limits].",
+    )
+
+    @field_validator("resources", mode="before")
+    @classmethod
+    def _beside_the_defaults(cls, value: Any) -> Any:
+        return {**DEFAULT_RESOURCES.model_dump(), **value} if isinstance(value, dict) else value
+
+    @model_validator(mode="after")
+    def _allow_goes_with_allow(self) -> SandboxNeeds:
+        for entry in self.allow:
+            host_and_port(entry)
+        if self.allow and self.network != "allow":
+            raise ValueError(
+                f"'allow' names hosts, and 'network' is {self.network}: set network to allow, or leave allow out"
+            )
+        if self.network == "allow" and not self.allow:
+            raise ValueError("'network' is allow, and 'allow' names no host: name some, such as pypi.org:443")
+        return self
+
+    @property
+    def limits_given(self) -> bool:
+        """Whether the run file itself sets limits."""
+        return "resources" in self.model_fields_set and any(v is not None for _, v in self.resources)
+
+    @field_validator("capabilities")
+    @classmethod
+    def _known_words(cls, value: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+        for kind, words in value.items():
+            for word in words:
+                if word not in CAPABILITIES[kind] and "." not in word:
+                    known = ", ".join(CAPABILITIES[kind]) or "none but plugins' own"
+                    raise ValueError(f"there is no capability '{word}' of kind {kind}; there are {known}")
+        return value
+
+
+class RolloutConfig(Section):
+    """How episodes run, in training and in evaluation alike."""
+
+    concurrency: int = Field(64, gt=0, description="Episodes that run at the same time.")
+    temperature: float = Field(1.0, ge=0, description="Sampling temperature in training.")
+    top_p: float = Field(1.0, gt=0, le=1, description="Nucleus sampling in training.")
+    top_k: int = Field(0, ge=0, description="Sample among the k most likely tokens only; 0: all.")
+    max_calls: int = Field(8, gt=0, description="Most model calls in one episode.")
+    max_tokens: int = Field(128, gt=0, description="Most tokens in one response.")
+    max_context: int = Field(1024, gt=0, description="Most tokens in one context window, prompt and response together.")
+    max_sampled_tokens: int | None = Field(
+        None,
+        gt=0,
+        description="Most tokens that the model may sample in all responses of an episode; null: any.",
+    )
+    timeout_s: float = Field(120.0, gt=0, description="Seconds after which an episode is stopped.")
+    side_calls: Literal["no_tools", "none"] = Field(
+        "no_tools",
+        description=(
+            "Which model calls are excluded from training. no_tools: if an agent has tools, its calls without "
+            "tools (titles, summaries); none: no call is excluded."
+        ),
+    )
+    ignore_in_answers: Patterns = Field(
+        (),
+        description="Regular expressions of what is ignored (times, ids) in comparing deterministic tools' answers.",
+    )
+    max_resamples: int = Field(
+        2, ge=0, description="How often a rejected episode (such as after a fault of the sandbox) is sampled again."
+    )
+    max_illegal_calls: int = Field(
+        0, ge=0, description="Reject an RL rollout with this many illegal tool calls of the policy in a row; 0: never."
+    )
+    deterministic_tools: tuple[str, ...] = Field(
+        (),
+        description=(
+            "Tools whose answer depends only on the task and the arguments, beyond those that the "
+            "scaffold declares. Rollouts in which it answers identical calls differently are rejected."
+        ),
+    )
+
+
+class EvalConfig(Section):
+    """Held-out evaluation, always from the beginning of the task."""
+
+    episodes: int = Field(
+        128, gt=0, description="Episodes of one evaluation; if there are fewer tasks, they are repeated."
+    )
+    every: int = Field(
+        15, ge=0, description="Number of RL steps between evaluations; 0: evaluate only before and after RL."
+    )
+    temperature: float = Field(1.0, ge=0, description="Sampling temperature.")
+    split: str = Field("heldout", description="Split of the task source that is evaluated.")
+
+
+class SessionConfig(Section):
+    """The model session: how the model's text is read."""
+
+    tool_format: Annotated[PluginChoice, PluginField("tool_format")] = Field(
+        DEFAULT_TOOL_FORMAT,
+        validate_default=True,
+        description="How tool calls are written in the model's text: hermes, llama, qwen_xml, ...",
+    )
+    thoughts: tuple[str, str] | None = Field(
+        ("<think>", "</think>"),
+        description="Marks around the model's thoughts, which agents get as reasoning; null: as part of the text.",
+    )
+
+
+class RunConfig(Section):
+    """A whole run."""
+
+    name: str = Field("run", pattern=r"^[\w.-]+$", description="First part of the run folder's name.")
+    seed: int = Field(1, ge=0, description="Seed of tasks, weights and sampling.")
+    run_dir: Path = Field(Path("runs"), description="Folder in which run folders are created.")
+    model: ModelConfig = ModelConfig()
+    tasks: Annotated[PluginChoice | Mix, PluginField("tasks")] = Field(description="Where the tasks come from.")
+    scaffold: Annotated[PluginChoice | Select, PluginField("scaffold")] = Field(
+        "iflow", validate_default=True, description="The agent around the model."
+    )
+    sandbox: Annotated[PluginChoice | Select, PluginField("sandbox")] = Field(
+        "local", validate_default=True, description="Where the agent's commands run."
+    )
+    reward: Annotated[PluginChoice | Select, PluginField("reward")] = Field(
+        "tests", validate_default=True, description="What scores an episode."
+    )
+    engine: Annotated[PluginChoice, PluginField("engine")] = Field(
+        "torch", validate_default=True, description="What samples the policy's tokens, or answers in its place."
+    )
+    trainer: Annotated[PluginChoice | None, PluginField("trainer")] = Field(
+        "torch", validate_default=True, description="What updates the weights; null if nothing is trained."
+    )
+    algorithm: Annotated[PluginChoice, PluginField("algorithm")] = Field(
+        "ipa", validate_default=True, description="What computes the loss and decides where rollouts start."
+    )
+    needs: SandboxNeeds = SandboxNeeds()
+    session: SessionConfig = Field({}, validate_default=True)
+    rollout: RolloutConfig = RolloutConfig()
+    pool: Annotated[PoolSection | None, POOL] = Field(
+        default_factory=POOL.default,
+        description="How sandboxes are kept and reused between episodes; null: each episode starts and stops its own.",
+    )
+    cpt: Annotated[StageSection | None, PackageField("cpt", StageSection, "ale-supervised")] = Field(
+        None, description="Continual pre-training on text; without this section there is none."
+    )
+    sft: Annotated[StageSection | None, PackageField("sft", StageSection, "ale-supervised")] = Field(
+        None, description="The supervised warm start; without this section there is none."
+    )
+    rl: Annotated[LoopSection | None, RL] = Field(
+        None, description="Reinforcement learning; without this section there is none."
+    )
+    eval: EvalConfig = EvalConfig()
+    observers: Annotated[tuple[PluginChoice, ...], PluginField(HOOKS)] = Field(
+        (), description="Observers of the run (plugins of kind hooks): a list of names, or of sections with 'use'."
+    )
+
+    @property
+    def trains(self) -> bool:
+        """Whether the run has a stage that updates weights."""
+        return bool(self.stages)
+
+    @property
+    def stages(self) -> dict[str, StageSection]:
+        """The training stages of the run, by name and in their order."""
+        stages = {"cpt": self.cpt, "sft": self.sft, "rl": self.rl}
+        return {name: section for name, section in stages.items() if section is not None}
+
+    def plugins(self) -> Iterator[tuple[str, str, PluginChoice]]:
+        """Yield every plugin that the run starts: YAML path, kind, choice."""
+        stages = self.stages
+        yield from (found for found in choices_in(self) if found[0].partition(".")[0] not in stages)
+        for stage in stages.values():
+            yield from ((path, "algorithm", choice) for path, choice in stage.algorithms())

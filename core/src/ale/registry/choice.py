@@ -1,0 +1,107 @@
+"""The building blocks of a run file: sections that refuse unknown keys, and the choice of a plugin or of several."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, ClassVar
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, field_validator, model_validator
+
+
+def _check_patterns(value: tuple[str, ...]) -> tuple[str, ...]:
+    for pattern in value:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise ValueError(f"{pattern!r} is no regular expression: {error}") from error
+    return value
+
+
+Patterns = Annotated[tuple[str, ...], AfterValidator(_check_patterns)]
+"""The type of a key that lists regular expressions."""
+
+
+class Section(BaseModel):
+    """Base of every section: it is frozen and refuses unknown keys."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class PluginChoice(Section):
+    """A plugin, and its own settings."""
+
+    use: str = Field(description="Name of the plugin, as `ale plugins list` shows it.")
+    settings: dict[str, Any] = Field(default_factory=dict, description="The plugin's own keys.")
+    _loaded: Any = PrivateAttr(None)
+    """The plugin's class and validated settings (`ale.registry.drivers.load_plugin`), which are read once."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_name_or_mapping(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            return {"use": value}
+        if isinstance(value, dict) and "settings" not in value:
+            own = {key: item for key, item in value.items() if key in cls.model_fields}
+            return {**own, "settings": {key: item for key, item in value.items() if key not in own}}
+        return value
+
+    def __eq__(self, other: object) -> bool:
+        """Return whether both have the same text in the file, whatever is loaded."""
+        return type(self) is type(other) and self.__dict__ == other.__dict__
+
+
+class PluginRule(PluginChoice):
+    """An entry of a section with several plugins: the plugin and its share."""
+
+    weight: float = Field(
+        1.0, gt=0, allow_inf_nan=False, description="Share among neighbouring rules of the same `when`, or in a mix."
+    )
+
+    @field_validator("when", "tags", mode="before", check_fields=False)
+    @classmethod
+    def _one_or_several(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, str) else value
+
+
+class SelectRule(PluginRule):
+    """An entry of `select`, which gives each task one of its plugins."""
+
+    when: tuple[str, ...] = Field((), description="Tags that a task must all have; `!tag`: must not have.")
+
+
+class MixRule(PluginRule):
+    """An entry of `mix`, which mixes its plugins."""
+
+    tags: tuple[str, ...] = Field((), description="Tags that are added to each task of this source.")
+
+
+class PluginRules(Section):
+    """A section with several plugins, listed under `key`."""
+
+    key: ClassVar[str]
+    rules: tuple[PluginRule, ...] = Field(min_length=1)
+
+    @property
+    def use(self) -> str:
+        """The names of the plugins, for a sentence."""
+        return " + ".join(dict.fromkeys(rule.use for rule in self.rules))
+
+    @classmethod
+    def rule(cls) -> type[PluginRule]:
+        """Return the model of one entry; its fields except `settings` are the keys that do not belong to the plugin."""
+        found: type[PluginRule] = cls.model_fields["rules"].annotation.__args__[0]  # type: ignore[union-attr]
+        return found
+
+
+class Select(PluginRules):
+    """Several sandboxes, scaffolds or rewards: the first rule that fits a task decides."""
+
+    key = "select"
+    rules: tuple[SelectRule, ...] = Field(min_length=1)
+
+
+class Mix(PluginRules):
+    """Several task sources, mixed by weight."""
+
+    key = "mix"
+    rules: tuple[MixRule, ...] = Field(min_length=1)

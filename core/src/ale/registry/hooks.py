@@ -1,0 +1,108 @@
+"""The observers of a run: pluggy hooks whose errors do not end the run.
+
+1. A run registers the observers that its configuration names; one whose hooks do not fit `ale.specs.events` refuses
+   the run before it starts, as any wrong setting does.
+2. `Hooks.call` calls every observer; the error of one is logged, and the others are still called. After `MAX_ERRORS`
+   errors an observer is no longer called.
+3. `Hooks.veto_reason` asks a *veto* hook. An observer that raises there refuses, since it has not agreed; so a veto
+   hook is still asked after `MAX_ERRORS` errors.
+Without observers a call costs one comparison.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+from ale.errors import PluginError
+from ale.registry.validation import describe_error, one_line_error
+
+log = logging.getLogger("ale.hooks")
+MAX_ERRORS = 3
+"""The number of errors after which an observer is no longer called."""
+
+
+class Hooks:
+    """The observers of one run. Raises `PluginError` for an observer whose hooks do not fit."""
+
+    def __init__(self, observers: Iterable[tuple[str, Any]] = ()) -> None:
+        self._hooks: dict[str, list[Any]] = {}
+        self._manager: Any = None
+        self._errors: Counter[str] = Counter()
+        self._refusals: Counter[str] = Counter()
+        """Errors in veto hooks are counted apart: they do not silence an observer."""
+        for name, observer in observers:
+            self.register(name, observer)
+
+    def register(self, name: str, observer: Any) -> None:
+        """Add an observer: an object or a module whose functions carry `hookimpl`."""
+        import pluggy
+
+        from ale.specs.events import PROJECT, HookSpecs
+
+        if self._manager is None:
+            self._manager = pluggy.PluginManager(PROJECT)
+            self._manager.add_hookspecs(HookSpecs)
+        try:
+            self._manager.register(observer, name)
+            self._manager.check_pending()
+            wrappers = [c.name for c in self._manager.get_hookcallers(observer) or () if _wraps(c, observer)]
+            if wrappers:
+                raise ValueError(f"{', '.join(wrappers)} is a wrapper, and the hooks of ALE cannot be wrapped")
+        except Exception as error:
+            if self._manager.get_plugin(name) is observer:
+                self._manager.unregister(name=name)
+            raise PluginError(
+                f"The observer '{name}' does not fit the hooks of ALE: {one_line_error(error)}."
+            ) from error
+        for hook in vars(self._manager.hook).values():
+            # The list is kept, last registered first as in pluggy: each hook is called separately, so that one that
+            # raises does not silence the others.
+            self._hooks[hook.name] = list(reversed(hook.get_hookimpls()))
+
+    def has_implementation(self, *names: str) -> bool:
+        """Return whether any observer implements one of these hooks."""
+        return any(self._hooks.get(name) for name in names)
+
+    def call(self, name: str, **arguments: Any) -> None:
+        """Call a hook of every observer; the error of one that raises is logged."""
+        if not self._hooks:
+            return
+        for implementation in self._hooks[name]:
+            observer = implementation.plugin_name
+            if self._errors[observer] >= MAX_ERRORS:
+                continue
+            try:
+                _invoke(implementation, arguments)
+            except (Exception, SystemExit) as error:
+                self._errors[observer] += 1
+                last = " It is not called any more." if self._errors[observer] >= MAX_ERRORS else ""
+                log.warning("the observer '%s' failed in %s: %s.%s", observer, name, describe_error(error), last)
+
+    def veto_reason(self, name: str, **arguments: Any) -> str | None:
+        """Ask a veto hook and return the first sentence that refuses; an observer that raises refuses."""
+        if not self._hooks:
+            return None
+        for implementation in self._hooks[name]:
+            try:
+                reason = _invoke(implementation, arguments)
+            except (Exception, SystemExit) as error:
+                observer = implementation.plugin_name
+                reason = f"the observer '{observer}' failed: {describe_error(error)}"
+                self._refusals[observer] += 1
+                if self._refusals[observer] <= MAX_ERRORS:
+                    last = " More of these refusals are not logged." if self._refusals[observer] == MAX_ERRORS else ""
+                    log.warning("%s in %s, which is a refusal.%s", reason, name, last)
+            if reason is not None:
+                return str(reason)
+        return None
+
+
+def _invoke(implementation: Any, arguments: dict[str, Any]) -> Any:
+    return implementation.function(*(arguments[name] for name in implementation.argnames))
+
+
+def _wraps(caller: Any, observer: Any) -> bool:
+    return any(i.plugin is observer and (i.wrapper or i.hookwrapper) for i in caller.get_hookimpls())

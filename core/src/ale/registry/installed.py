@@ -1,0 +1,179 @@
+"""Lists what is installed, from package metadata and each package's static `ale-plugin.json`: no plugin is imported.
+
+No slow module is imported here either, so that `ale plugins list` is instant; and no package can break the list by its
+metadata. `ale plugins check` finds the faults that only an import can show. The metadata is read once for each state of
+`sys.path` (its folders and their times), so that a run reads it once, and a new install is noticed.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from importlib import invalidate_caches, metadata
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal
+
+from ale.errors import ConfigError
+from ale.registry.search_path import path_state
+from ale.registry.versions import describe_mismatch
+from ale.specs.kinds import ALL_KINDS, HOOKS
+
+MANIFEST = "ale-plugin.json"
+Status = Literal["ok", "broken", "incompatible", "shadowed"]
+
+
+@dataclass(frozen=True, slots=True)
+class PluginInfo:
+    """An entry of `ale plugins list`.
+
+    `status`: ok; broken (it cannot be imported in its present state); incompatible (made for other versions of the
+    contracts); shadowed (another package has a plugin of the same name, so that a run must say `package:name`).
+    `reason` is a sentence unless the status is ok. `api_version` is what the manifest declares, or empty.
+    """
+
+    kind: str
+    name: str
+    package: str
+    version: str
+    api_version: str
+    status: Status
+    reason: str
+    summary: str
+    capabilities: tuple[str, ...]
+    target: str
+
+
+def list_plugins(kind: str | None = None) -> list[PluginInfo]:
+    """Return every installed plugin in the order of kinds and names, from metadata alone.
+
+    Raises `ConfigError` if there is no such kind.
+    """
+    if kind is not None and kind not in ALL_KINDS:
+        from ale.registry.validation import nearest_hint
+
+        kinds = ", ".join(ALL_KINDS)
+        raise ConfigError(f"There is no kind of plugin '{kind}'.{nearest_hint(kind, ALL_KINDS)} The kinds: {kinds}.")
+    return [info for info in _read_installed(path_state()) if kind in (None, info.kind)]
+
+
+@lru_cache(maxsize=1)
+def _read_installed(path_state: tuple[tuple[str, int], ...]) -> tuple[PluginInfo, ...]:
+    """Return every installed plugin; metadata is read once for each state of `sys.path`."""
+    invalidate_caches()
+    found = [_read_plugin_info(distribution, entry) for distribution, entries in _distributions() for entry in entries]
+    claims: dict[tuple[str, str], list[PluginInfo]] = defaultdict(list)
+    for info in found:
+        claims[info.kind, info.name].append(info)
+    marked = (_mark_shadowed(info, claims[info.kind, info.name]) for info in found)
+    return tuple(sorted(marked, key=lambda i: (ALL_KINDS.index(i.kind), i.name, i.package)))
+
+
+def _mark_shadowed(info: PluginInfo, claims: list[PluginInfo]) -> PluginInfo:
+    """Return the plugin as shadowed if others claim its name too and it would work otherwise."""
+    others = sorted(other.package for other in claims if other is not info)
+    if not others or info.status != "ok":
+        return info
+    reason = f"{' and '.join(others)} brings this name too; write {info.package}:{info.name} to mean this one."
+    return replace(info, status="shadowed", reason=reason)
+
+
+@dataclass(frozen=True, slots=True)
+class _Package:
+    """A distribution whose metadata is parsed only once: parsing is most of the work."""
+
+    name: str
+    version: str
+    summary: str
+    distribution: metadata.Distribution
+
+
+def _distributions() -> Iterator[tuple[_Package, list[metadata.EntryPoint]]]:
+    groups = {f"ale.{kind}" for kind in ALL_KINDS}
+    seen: set[str] = set()
+    for distribution in metadata.distributions():
+        try:
+            # Reading entry_points.txt costs far less than parsing metadata; for most packages this is enough.
+            text = distribution.read_text("entry_points.txt")
+            if not text or "ale." not in text:
+                continue
+            entries = [entry for entry in distribution.entry_points if entry.group in groups]
+            about = distribution.metadata
+            name, version = str(about["Name"] or ""), str(about["Version"] or "")
+            summary = str(about["Summary"] or "")
+        except Exception:  # whatever the files of another package contain, the list continues without it
+            continue
+        key = name.lower().replace("_", "-").replace(".", "-")
+        if not name or key in seen:  # Python imports the first one on the path
+            continue
+        seen.add(key)
+        if entries:
+            yield _Package(name, version, summary, distribution), entries
+
+
+def _read_plugin_info(package: _Package, entry: metadata.EntryPoint) -> PluginInfo:
+    kind = entry.group.removeprefix("ale.")
+    # `entry.module` raises if the target is no 'module:name'.
+    module = entry.value.partition(":")[0].split(".")[0].strip()
+    manifest = _read_manifest(package.distribution, module)
+    plugins = manifest.get("plugins")
+    about: dict[str, Any] = {}
+    for plugin in plugins if isinstance(plugins, list) else ():
+        if isinstance(plugin, dict) and (plugin.get("kind"), plugin.get("name")) == (kind, entry.name):
+            about = plugin
+    declared = manifest.get("api_version")
+    api = declared if isinstance(declared, str) else ""
+    capabilities = about.get("capabilities")
+    status, reason = _status(kind, entry.value, module, api, package.name)
+    return PluginInfo(
+        kind,
+        entry.name,
+        package.name,
+        package.version,
+        api,
+        status,
+        reason,
+        " ".join(str(about.get("summary") or package.summary).split()),
+        tuple(map(str, capabilities)) if isinstance(capabilities, list) else (),
+        entry.value,
+    )
+
+
+def _status(kind: str, target: str, module: str, api: str, package: str) -> tuple[Status, str]:
+    """Return what can be known without an import."""
+    unfit = describe_mismatch(api, package) if api else None
+    if unfit is not None:
+        return "incompatible", f"It {unfit}"
+    shape = r"[\w.]+(\s*:\s*[\w.]+)?" if kind == HOOKS else r"[\w.]+\s*:\s*[\w.]+"  # a module can be an observer
+    if re.fullmatch(shape + r"(\s*\[.*\])?", target.strip()) is None:
+        return "broken", f"Its entry point '{' '.join(target.split())}' is no 'module:name'; reinstall {package}."
+    try:
+        there = find_spec(module) is not None  # find_spec of the top-level module imports nothing
+    except (ImportError, ValueError):
+        there = False
+    return ("ok", "") if there else ("broken", f"There is no module '{module}'; reinstall {package}.")
+
+
+def _read_manifest(distribution: metadata.Distribution, module: str) -> dict[str, Any]:
+    """Return the package's `ale-plugin.json`, or an empty mapping if there is none or it cannot be read."""
+    places = [Path(str(distribution.locate_file(f"{module}/{MANIFEST}")))]
+    for file in distribution.files or ():
+        # An editable install has a .pth file that names the folder of the sources.
+        if file.suffix == ".pth":
+            try:
+                lines = Path(str(file.locate())).read_text(encoding="utf-8").splitlines()
+            except (OSError, ValueError):
+                continue
+            places += [Path(line.strip(), module, MANIFEST) for line in lines if not line.startswith("import")]
+    for place in places:
+        try:
+            data = json.loads(place.read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError):
+            continue
+        if isinstance(data, dict):
+            return data
+    return {}

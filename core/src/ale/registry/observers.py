@@ -1,0 +1,54 @@
+"""Observers as plugins: they are built with their settings, started before the run is announced and closed after it.
+
+`ALE_PLUGINS=a,b` limits which observers are loaded, so that a run can go on without an observer that breaks it: an
+observer that is not named there is left out with a warning.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from typing import Any
+
+from ale.registry.choice import PluginChoice
+from ale.registry.drivers import FoundObserver, open_driver
+from ale.registry.hooks import Hooks
+from ale.registry.validation import describe_error
+from ale.specs.driver import Driver, DriverContext
+from ale.specs.kinds import HOOKS
+
+log = logging.getLogger("ale.hooks")
+
+
+async def open_observers(
+    choices: Sequence[PluginChoice], context: DriverContext, stack: AsyncExitStack, allowed: frozenset[str] | None
+) -> Hooks:
+    """Return the hooks of a run with these observers, which `stack` closes; `allowed` names those that may be loaded
+    (None: all).
+
+    Raises `ConfigError`, `PluginError`.
+    """
+    hooks = Hooks()
+    for i, choice in enumerate(choices):
+        if allowed is not None and choice.use.rpartition(":")[2] not in allowed:
+            log.warning("ALE_PLUGINS leaves the observer '%s' out of this run", choice.use)
+            continue
+        inner = AsyncExitStack()
+        stack.push_async_callback(_close_observer, choice.use, inner)
+        driver = await open_driver(inner, HOOKS, choice, context, f"observers.{i}")
+        hooks.register(f"{choice.use}#{i}" if choice in choices[:i] else choice.use, _hook_carrier(driver))
+    return hooks
+
+
+async def _close_observer(name: str, inner: AsyncExitStack) -> None:
+    """Close an observer; its errors are only logged, because the run is over and does not depend on it."""
+    try:
+        await inner.aclose()
+    except Exception as error:
+        log.warning("the observer '%s' failed in close: %s", name, describe_error(error))
+
+
+def _hook_carrier(driver: Driver) -> Any:
+    """Return the object with the hooks: the driver, or the module or object that the driver wraps."""
+    return driver.observer if isinstance(driver, FoundObserver) else driver

@@ -1,0 +1,245 @@
+"""Turns pydantic's errors into sentences, one for each mistake: YAML path, what is wrong, what is valid."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import is_dataclass
+from typing import Any, TypeVar, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import InitErrorDetails, PydanticCustomError
+from typing_extensions import is_typeddict  # as pydantic asks: Python 3.11's does not know this TypedDict
+
+from ale.errors import AleError, ConfigError, PluginError
+from ale.registry.package_field import installed_model
+
+M = TypeVar("M", bound=BaseModel)
+Mistake = tuple[tuple[str, ...], str]
+"""A path below a section, and a sentence."""
+MISTAKE_TYPE = "mistake"
+"""The type of the pydantic errors whose message is a sentence already."""
+
+
+class Mistakes(ConfigError):
+    """All mistakes of a section, one on each line; `found` has their paths below it."""
+
+    def __init__(self, found: Sequence[Mistake], where: str = "") -> None:
+        self.found = tuple(found)
+        super().__init__("\n".join(f"{_path(where, path)}: {sentence}" for path, sentence in found))
+
+    def as_validation_error(self, above: tuple[str, ...] = ()) -> ValidationError:
+        """Return the error that a validator in a larger model raises, so that pydantic puts its path before these."""
+        details: list[InitErrorDetails] = []
+        for path, sentence in self.found:
+            text = sentence.encode("utf-8", "backslashreplace").decode()
+            error = PydanticCustomError(MISTAKE_TYPE, "{sentence}", {"sentence": text})
+            details.append({"type": error, "loc": (*above, *path), "input": None})
+        return ValidationError.from_exception_data("section", details)
+
+
+@contextmanager
+def located(where: str) -> Iterator[None]:
+    """Put a place before the message of an ALE error."""
+    try:
+        yield
+    except AleError as error:
+        raise type(error)(f"{where}: {error}" if where else str(error)) from error.__cause__
+
+
+@contextmanager
+def as_plugin_error(what: str) -> Iterator[None]:
+    """Turn an exception of a plugin that is no `AleError` into a `PluginError` that begins with `what`."""
+    try:
+        yield
+    except AleError:
+        raise
+    except Exception as error:
+        raise PluginError(f"{what}: {describe_error(error)}.") from error
+
+
+def validate(model: type[M], data: Mapping[str, Any], where: str = "", beside: Sequence[str] = ()) -> M:
+    """Return `data` as a model; `where` is its YAML path, `beside` lists valid keys that are not the model's.
+
+    Raises `Mistakes`.
+    """
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        raise Mistakes(_mistakes(model, error, data, beside), where) from None
+    except RecursionError:
+        raise Mistakes([((), "the values are nested too deeply.")], where) from None
+
+
+def nearest_hint(name: str, names: Iterable[str]) -> str:
+    """Return ` Did you mean 'x'?` with the nearest of the names, or nothing."""
+    near = difflib.get_close_matches(name, list(names), 1, cutoff=0.5)
+    return f" Did you mean '{near[0]}'?" if near else ""
+
+
+def format_value(value: Any) -> str:
+    """Return a value of the user's in a form that fits on one line."""
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def one_line_error(error: object) -> str:
+    """Return an error's message as one line without its full stop."""
+    return " ".join(str(error).split()).rstrip(".") or type(error).__name__
+
+
+def describe_error(error: BaseException) -> str:
+    """Return an error's class and message as one line without its full stop."""
+    return f"{type(error).__name__}: {one_line_error(error)}"
+
+
+def model_in(annotation: Any) -> type[BaseModel] | None:
+    """Return the pydantic model of a field that holds a section (or null); None for plain values."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next((found for a in get_args(annotation) if (found := model_in(a)) is not None), None)
+
+
+def section_model(field: FieldInfo) -> type[BaseModel] | None:
+    """Return the model of a field that holds a section, also one that a package defines; None for plain values."""
+    return installed_model(field) or model_in(field.annotation)
+
+
+def lenient_models(model: type, seen: frozenset[type] = frozenset()) -> Iterator[str]:
+    """Yield the names of the models in a `Config`, itself included, that do not refuse unknown keys.
+
+    Dataclasses and TypedDicts in it count too: `describe_keys` and the hints of a mistake do not see their keys.
+    """
+    if is_dataclass(model) or is_typeddict(model):
+        yield model.__qualname__
+    if not (isinstance(model, type) and issubclass(model, BaseModel)) or model in seen:
+        return
+    if model.model_config.get("extra") != "forbid":
+        yield model.__qualname__
+    for field in model.model_fields.values():
+        for inner in _models_in(field.annotation):
+            yield from lenient_models(inner, seen | {model})
+
+
+def _models_in(annotation: Any) -> Iterator[type]:
+    if isinstance(annotation, type) and (
+        issubclass(annotation, BaseModel) or is_dataclass(annotation) or is_typeddict(annotation)
+    ):
+        yield annotation
+    for argument in get_args(annotation):
+        yield from _models_in(argument)
+
+
+def _mistakes(model: type[BaseModel], error: ValidationError, data: Any, beside: Sequence[str]) -> list[Mistake]:
+    by_path: dict[tuple[str, ...], list[str]] = {}
+    items = error.errors(include_url=False)
+    for item in items:
+        if item["type"] == "too_short" and any(len(i["loc"]) > len(item["loc"]) for i in items):
+            continue  # it follows from a wrong item, which is reported separately
+        if item["type"] == MISTAKE_TYPE:
+            by_path.setdefault(tuple(map(str, item["loc"])), []).append(item["msg"])
+            continue
+        location = _yaml_location(item["loc"], data, item["type"] == "missing")
+        by_path.setdefault(tuple(location), []).append(_describe_mistake(model, item, location, beside))
+    # For a union, pydantic reports each member's complaint about one value: they become one sentence.
+    return [(path, "; or ".join(dict.fromkeys(found))) for path, found in by_path.items()]
+
+
+def _path(where: str, path: Iterable[str]) -> str:
+    return ".".join([*([where] if where else []), *map(_key, path)]) or "The run file"
+
+
+def _yaml_location(location: Sequence[int | str], data: Any, missing: bool) -> list[str]:
+    """Return the part of pydantic's location that the user wrote: without the names of union members."""
+    kept: list[str] = []
+    for i, part in enumerate(location):
+        inside = data.keys() if isinstance(data, dict) else range(len(data)) if isinstance(data, list) else ()
+        if part in inside:
+            data = data[part]
+        elif not (missing and i == len(location) - 1):
+            continue
+        kept.append(str(part))
+    return kept
+
+
+def _key(part: str) -> str:
+    return part if part.isprintable() and len(part) <= 60 else format_value(part)
+
+
+def _describe_mistake(model: type[BaseModel], item: Any, location: list[str], beside: Sequence[str]) -> str:
+    if item["type"] == "extra_forbidden":
+        names = [*_model_at(model, location[:-1]).model_fields, *(beside if len(location) == 1 else ())]
+        hint = _paths_of_key(model, location[-1]) or nearest_hint(location[-1], names)
+        return f"there is no such key.{hint} Valid here: {', '.join(names) or 'no keys'}."
+    if item["type"] == "missing":
+        field = _model_at(model, location[:-1]).model_fields.get(location[-1])
+        mark = _plugin_mark(field) if field is not None else None
+        return f"this key is missing{'; ' + mark.when_missing() if mark is not None else ''}."
+    if item["type"] in ("model_type", "dict_type"):
+        return f"must be a mapping of keys to values (it is {format_value(item['input'])})."
+    if item["type"] in ("tuple_type", "list_type", "set_type", "frozen_set_type"):
+        return f"must be a list (it is {format_value(item['input'])})."
+    message = item["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ").rstrip(".")
+    message = one_line_error(message[:1].lower() + message[1:])
+    if item["type"] in ("value_error", "assertion_error"):
+        return f"{message}."
+    hint = ""
+    if item["type"] == "literal_error" and isinstance(item["input"], str):
+        hint = nearest_hint(item["input"], re.findall("'([^']*)'", str(item["ctx"]["expected"])))
+    return f"{message} (it is {format_value(item['input'])}).{hint}"
+
+
+def _paths_of_key(model: type[BaseModel], name: str) -> str:
+    """Return where in the model the same key is valid."""
+    places = [row[0] for row in describe_keys(model) if row[0].rpartition(".")[2] == name and ".N." not in row[0]]
+    return f" There is {' and '.join(places)}." if 1 <= len(places) <= 3 else ""
+
+
+def _model_at(model: type[BaseModel], location: Iterable[str]) -> type[BaseModel]:
+    """Return the model at a place inside a model, or the innermost one on the way there."""
+    for part in location:
+        field = model.model_fields.get(part)
+        model = (section_model(field) if field is not None else None) or model
+    return model
+
+
+def _plugin_mark(field: FieldInfo) -> Any:
+    """Return the marker of a field that names plugins (`ale.config.plugin_field.PluginField`)."""
+    return next((mark for mark in field.metadata if hasattr(mark, "when_missing")), None)
+
+
+def describe_keys(model: type[BaseModel], prefix: str = "", given: BaseModel | None = None) -> list[tuple[str, ...]]:
+    """Return every key of a model as (path, type, default, meaning): sections are expanded, plugins' sections are not.
+
+    The keys of a section in a list have paths such as `list.N.key`.
+
+    Defaults are those of `given`, the default of the section itself, if it has one.
+    """
+    rows: list[tuple[str, ...]] = []
+    for name, field in model.model_fields.items():
+        inner, is_plugin = section_model(field), _plugin_mark(field) is not None
+        default = field.get_default(call_default_factory=True) if given is None else getattr(given, name)
+        if inner is not None and not is_plugin and _is_section(field.annotation):
+            rows += describe_keys(inner, f"{prefix}{name}.", default if isinstance(default, inner) else None)
+            continue
+        kind = "plugin" if is_plugin else _type_name(field.annotation)
+        default_text = "required" if field.is_required() else "null" if default is None else str(default)
+        rows.append((f"{prefix}{name}", kind, default_text, one_line_error(field.description or "") + "."))
+        if get_origin(field.annotation) is tuple and inner is not None and not is_plugin:
+            rows += describe_keys(inner, f"{prefix}{name}.N.")
+    return rows
+
+
+def _is_section(annotation: Any) -> bool:
+    """Return whether it is a model, or a model that may be null; a list of models is a plain value."""
+    members = [a for a in get_args(annotation) if a is not type(None)] or [annotation]
+    return len(members) == 1 and isinstance(members[0], type) and issubclass(members[0], BaseModel)
+
+
+def _type_name(annotation: Any) -> str:
+    text = annotation.__name__ if isinstance(annotation, type) and not get_args(annotation) else str(annotation)
+    text = re.sub(r"Literal\[([^\]]*)\]", lambda m: m[1].replace("'", "").replace(", ", " | "), text)
+    return re.sub(r"\b(?:[a-z_]\w*\.)+", "", text).replace("NoneType", "null").replace("None", "null")

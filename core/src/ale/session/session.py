@@ -1,0 +1,280 @@
+"""The model session of one episode, and the object that opens sessions.
+
+A call takes these steps: prompt tokens from the recorder -> a responder's reply, if it has one for this call, else the
+engine's -> thoughts and tool calls read from the text -> recorded -> answered. An engine that answers with messages
+(`MessageEngine`) is asked for a reply instead of tokens. The session sets the sampling parameters, whatever the agent
+asks for. Cancelling a call cancels the generation and records nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from ale.errors import (
+    AleError,
+    BudgetExceeded,
+    ContextExceeded,
+    EngineError,
+    PluginError,
+    RequestRefused,
+    StartDiverged,
+)
+from ale.messages import ChatReply, ChunkErrorKind, FinishWord, ModelCall
+from ale.registry.hooks import Hooks
+from ale.registry.validation import describe_error
+from ale.session.generation_checks import check_generation
+from ale.session.recorder import Prompt, Recorder, canonical_form
+from ale.session.replies import cut_at_stop, turn_error, unknown_tool, unsampled_error
+from ale.session.reply_format import ReplyForm
+from ale.session.tokenizer import ChatTokenizer
+from ale.specs.engine import GenerateRequest, Generation, InferenceEngine, MessageEngine, Sampling
+from ale.specs.scaffold import ModelSession
+from ale.specs.start import Reply, Responder
+from ale.trajectory import ChunkError, Observation
+
+log = logging.getLogger("ale.session")
+
+
+class RecordedSession(ModelSession):
+    """A `ModelSession` that uses a tokenizer and an engine."""
+
+    def __init__(
+        self,
+        sessions: Sessions,
+        session_id: str,
+        sampling: Sampling,
+        *,
+        max_calls: int,
+        max_context: int,
+        max_sampled_tokens: int | None,
+        responder: Responder | None,
+    ) -> None:
+        self.id = session_id
+        self.recorder = Recorder(sessions.tokenizer, sessions.form)
+        self.observations: list[Observation] = []
+        self.calls = 0
+        self.spent = False
+        """Whether a call was refused because a budget is used up: an agent that speaks HTTP cannot raise that error."""
+        self._sessions = sessions
+        self._sampling = sampling
+        self._max_calls = max_calls
+        self._max_context = max_context
+        self._left = max_sampled_tokens
+        """How many more tokens may be sampled; None means any number."""
+        self._responder = responder
+        self._answering: set[asyncio.Task[Any]] = set()
+        self._closed = False
+
+    async def answer(self, request: ModelCall) -> list[ChatReply]:
+        """Answer one model call of any API with as many replies as were asked for, each of which counts as a call.
+
+        The session sets temperature and other sampling parameters, whatever the agent asks for. It also limits the
+        answer's length; an agent may ask for a lower limit. Raises as `chat` does. A call that is running when the
+        session is closed ends as if its budget were used up."""
+        if isinstance(self.fault, StartDiverged):
+            raise self.fault
+        task = asyncio.current_task()
+        assert task is not None
+        self._answering.add(task)
+        try:
+            replies = await self._replies(request)
+        except asyncio.CancelledError:
+            if not self._closed:
+                raise
+            task.uncancel()
+            raise BudgetExceeded("The episode has ended.") from None
+        except BudgetExceeded:
+            self.spent = True
+            raise
+        except RequestRefused:
+            raise
+        except AleError as error:
+            self.fault = error
+            raise
+        finally:
+            self._answering.discard(task)
+        self.fault = None
+        for reply in replies:
+            self.recorder.note(reply.chunk, request.ignored)
+        return replies
+
+    async def _replies(self, request: ModelCall) -> list[ChatReply]:
+        if self._closed:
+            raise BudgetExceeded("The episode has ended.")
+        if self.calls + request.n > self._max_calls:
+            raise BudgetExceeded(f"The episode has used its {self._max_calls} model calls.")
+        first, self.calls = self.calls, self.calls + request.n
+        prompt = self.recorder.prompt(request.messages, request.tools)
+        if request.n == 1:
+            return [await self._reply(request, prompt, first)]
+        try:
+            async with asyncio.TaskGroup() as group:
+                made = [group.create_task(self._reply(request, prompt, first + i)) for i in range(request.n)]
+        except BaseExceptionGroup as several:
+            raise several.exceptions[0] from None
+        return [task.result() for task in made]
+
+    def count_tokens(self, request: ModelCall) -> int:
+        """Return the number of tokens in the prompt of a request; nothing is recorded."""
+        return len(self.recorder.prompt(request.messages, request.tools).token_ids)
+
+    def close(self) -> None:
+        """Answer no more calls, and end running ones. It is idempotent."""
+        self._closed = True
+        for task in self._answering - {asyncio.current_task()}:
+            task.cancel()
+
+    async def _reply(self, request: ModelCall, prompt: Prompt, call: int) -> ChatReply:
+        given = None if self._responder is None else await self._responder(request.messages, request.tools)
+        if given is not None:
+            return self._given(given, request, prompt)
+        if isinstance(self._sessions.engine, MessageEngine):
+            return await self._forwarded(self._sessions.engine, request, prompt)
+        sampling = self._sampling_of(call, self._longest(request, prompt))
+        sent = GenerateRequest(prompt.token_ids, sampling, session=self.id, call=call)
+        generation = await self._sampled(sent)
+        generation, text, stop = cut_at_stop(self._sessions.tokenizer, generation, request.stop)
+        sampled = generation.token_ids
+        stopped = bool(sampled) and sampled[-1] in self._sessions.tokenizer.stop_token_ids
+        parsed = self._sessions.form.read(
+            text,
+            f"call_{call}",
+            request.tools,
+            calls=request.tool_choice != "none",
+            within=self.recorder.begins_within(prompt),
+        )
+        illegal = parsed.illegal or unknown_tool(parsed.message, request.tools)
+        ended = stopped or stop is not None
+        error = turn_error(illegal, cut=not ended)
+        chunk = self.recorder.add_sampled(prompt, generation, parsed.message, error)
+        self._sessions.hooks.call("ale_model_called", session_id=self.id, chunk=chunk, message=parsed.message)
+        finish: FinishWord = "tool_calls" if parsed.message.tool_calls else "stop" if ended else "length"
+        decode = self._sessions.tokenizer.decode
+        tokens = (
+            tuple((decode([t]), p) for t, p in zip(sampled, generation.logprobs, strict=False))
+            if request.logprobs
+            else ()
+        )
+        return ChatReply(
+            parsed.message, finish, chunk.index, len(prompt.token_ids), len(sampled), parsed.illegal, stop, tokens
+        )
+
+    def _given(self, given: Reply, request: ModelCall, prompt: Prompt) -> ChatReply:
+        """Record the reply of a responder and return it."""
+        if not isinstance(given, Reply):
+            raise PluginError(
+                "A responder must answer with an ale.specs.start.Reply, or with None for the policy, not "
+                f"{given!r:.100}."
+            )
+        reply = given.message
+        # An unreadable call is illegal whoever made it: the agent reacts to that, and did so when an expert made it.
+        illegal = None if reply.tool_calls else self._sessions.form.read(reply.content, "", request.tools).illegal
+        token_ids = self._own_tokens(given, request, prompt)
+        chunk = self.recorder.add_unsampled(prompt, reply, token_ids, turn_error(illegal, cut=False))
+        self._sessions.hooks.call("ale_model_called", session_id=self.id, chunk=chunk, message=reply)
+        finish: FinishWord = "tool_calls" if reply.tool_calls else "stop"
+        return ChatReply(reply, finish, chunk.index, len(prompt.token_ids), len(chunk), illegal)
+
+    def _own_tokens(self, given: Reply, request: ModelCall, prompt: Prompt) -> tuple[int, ...] | None:
+        """Return a reply's token ids if they spell its message in this vocabulary."""
+        tokenizer = self._sessions.tokenizer
+        ids = given.token_ids
+        if not ids or max(ids) >= tokenizer.vocab_size:
+            return None
+        text = tokenizer.decode(ids[:-1] if ids[-1] in tokenizer.stop_token_ids else ids)
+        read = self._sessions.form.read(text, "call", request.tools, within=self.recorder.begins_within(prompt)).message
+        return ids if canonical_form(read) == canonical_form(given.message) else None
+
+    def _longest(self, request: ModelCall, prompt: Prompt) -> int:
+        """Return how many tokens the answer may have. Raises `BudgetExceeded` if there is no room for any."""
+        most = min(self._max_context, self._sessions.engine.max_context)
+        room = most - len(prompt.token_ids)
+        if room < 1:
+            # This is the wording by which clients of OpenAI and of Anthropic recognise the error.
+            raise ContextExceeded(
+                f"The prompt is too long: {len(prompt.token_ids)} tokens > {most} maximum; this model's maximum "
+                "context length is "
+                f"{most} tokens, and that leaves no room for an answer."
+            )
+        if self._left is not None and self._left < 1:
+            raise BudgetExceeded("The episode has sampled all the tokens that it may (rollout.max_sampled_tokens).")
+        return min(self._sampling.max_tokens, request.max_tokens or room, room, self._left or room)
+
+    async def _sampled(self, request: GenerateRequest) -> Generation:
+        """Sample from the engine. Tokens are taken from the budget beforehand, so that concurrent calls keep it
+        together."""
+        reserved, used = request.sampling.max_tokens, 0
+        self._left = None if self._left is None else self._left - reserved
+        try:
+            answer: object = await self._sessions.engine.generate(request)
+            generation = check_generation(answer, request, self._sessions.tokenizer.vocab_size)
+            used = len(generation.token_ids)
+        except AleError:
+            raise
+        except Exception as error:
+            log.exception("the engine crashed in session %s", self.id)
+            raise EngineError(f"The engine crashed: {describe_error(error)}.") from error
+        finally:
+            self._left = None if self._left is None else self._left + reserved - used
+        return generation
+
+    async def _forwarded(self, engine: MessageEngine, request: ModelCall, prompt: Prompt) -> ChatReply:
+        """Return the reply of an engine that answers with messages; it is recorded like a demonstrator's."""
+        asked = replace(request, n=1, logprobs=False, ignored={})
+        (reply,) = (await engine.answer(asked)).replies
+        chunk = self.recorder.add_unsampled(prompt, reply.message, error=unsampled_error(reply))
+        self._sessions.hooks.call("ale_model_called", session_id=self.id, chunk=chunk, message=reply.message)
+        return replace(reply, chunk=chunk.index)
+
+    def _sampling_of(self, call: int, max_tokens: int) -> Sampling:
+        s = self._sampling
+        # Every call of a session has its own noise, which is the same when the run is repeated.
+        seed = None if s.seed is None else (s.seed * 1_000_003 + call) % (1 << 62)
+        stops = s.stop_token_ids or self._sessions.tokenizer.stop_token_ids
+        return Sampling(s.temperature, s.top_p, s.top_k, max_tokens, stops, seed)
+
+    def mark_error(self, chunk: int, kind: ChunkErrorKind, message: str) -> None:
+        """Record that the chunk's call was illegal or failed."""
+        self.recorder.mark_error(chunk, ChunkError(kind, message))
+
+    def observe(
+        self, chunk: int, tool: str, arguments: Mapping[str, Any], text: str, exit_code: int | None, seconds: float
+    ) -> None:
+        """Record what the environment answered."""
+        self.observations.append(Observation(chunk, tool, dict(arguments), text, exit_code, seconds))
+
+
+class Sessions:
+    """It opens sessions that share one tokenizer and one engine; both may be replaced between stages."""
+
+    def __init__(
+        self, tokenizer: ChatTokenizer, engine: InferenceEngine, hooks: Hooks, form: ReplyForm | None = None
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.engine = engine
+        self.form = form or ReplyForm()
+        self.hooks = hooks
+
+    def open(
+        self,
+        session_id: str,
+        sampling: Sampling,
+        *,
+        max_calls: int,
+        max_context: int,
+        max_sampled_tokens: int | None = None,
+        responder: Responder | None = None,
+    ) -> RecordedSession:
+        """Open the session of one episode; the caller ends it with `close`."""
+        return RecordedSession(
+            self,
+            session_id,
+            sampling,
+            max_calls=max_calls,
+            max_context=max_context,
+            max_sampled_tokens=max_sampled_tokens,
+            responder=responder,
+        )

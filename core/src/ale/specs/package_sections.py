@@ -1,0 +1,101 @@
+"""The contracts of run file sections whose keys an installed package defines.
+
+A package registers its model of a section in the entry-point group `ale.sections`, under the section's path in the run
+file: `sft = "ale_supervised.sections:SFTSection"`. The model is derived from the section's contract below, and its
+fields are the keys. `ale.registry.package_field` finds it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pydantic import Field
+
+from ale.specs.driver import Channel, Lifecycle, PluginConfig
+from ale.specs.sandbox import SandboxProvider
+
+if TYPE_CHECKING:
+    from ale.pipeline.stage import TrainingStage
+    from ale.registry.choice import PluginChoice
+
+
+@dataclass(frozen=True)
+class Need:
+    """`who` needs every plugin of `kind` to have `capability`: a word, or a protocol of its sandboxes."""
+
+    who: str
+    kind: str
+    capability: str | type
+
+    @property
+    def name(self) -> str:
+        """The word, or the protocol's name."""
+        return self.capability if isinstance(self.capability, str) else self.capability.__name__
+
+
+class PackageSection(PluginConfig):
+    """Base of every section of a package: it is frozen and refuses unknown keys. Give every field a description."""
+
+    def needs(self) -> Iterable[Need]:
+        """Yield what the run's plugins must be able to do with these settings."""
+        return ()
+
+
+class ScratchModel(PackageSection, ABC):
+    """`model.scratch`: the shape of a small model, and how it is made with random weights."""
+
+    max_length: int = Field(1024, gt=0, description="Longest context, in tokens.")
+
+    @abstractmethod
+    def write(self, folder: Path, texts: Sequence[str], seed: int) -> None:
+        """Write a Hugging Face folder: a tokenizer trained on `texts`, and a model with random weights that depend on
+        the seed alone. Raises `ConfigError` if that is impossible."""
+
+
+class PooledProvider(Lifecycle, SandboxProvider, ABC):
+    """A provider that wraps another one and keeps its sandboxes.
+
+    The caller starts and closes the wrapped provider: the pool is opened after it and closed before it."""
+
+    @abstractmethod
+    def metrics(self) -> dict[str, float]:
+        """Return its counters, for the metrics of each step."""
+
+
+class PoolSection(PackageSection, ABC):
+    """`pool`: how the sandboxes of a provider are kept between episodes."""
+
+    @abstractmethod
+    def pool(self, provider: SandboxProvider, channel: Channel) -> PooledProvider:
+        """Return a pool for a provider that has started."""
+
+
+class StageSection(PackageSection, ABC):
+    """`cpt`, `sft` and `rl`: a training stage."""
+
+    @abstractmethod
+    def stage(self) -> TrainingStage:
+        """Return a new instance of the stage; each run makes one."""
+
+    def algorithms(self) -> Sequence[tuple[str, PluginChoice]]:
+        """Return the algorithms that it trains with: the path of each in the run file, and the choice there."""
+        return ()
+
+
+class LoopSection(StageSection, ABC):
+    """`rl`: the loop of rollouts and updates, whose halves can also be run alone (`ale run --only`)."""
+
+    @classmethod
+    @abstractmethod
+    def rollout_half(cls, given: LoopSection | None, source: Path | None) -> TrainingStage:
+        """Return the stage that only makes rollouts, with the policy of the run folder `source` if there is one;
+        `given` is this section of the run file, if it has one."""
+
+    @classmethod
+    @abstractmethod
+    def training_half(cls, given: LoopSection | None, source: Path) -> TrainingStage:
+        """Return the stage that only trains, on the rollouts of the run folder `source`."""

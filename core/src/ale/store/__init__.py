@@ -1,0 +1,1 @@
+"""The run folder: one SQLite file, and the files beside it."""

@@ -1,0 +1,330 @@
+"""The run folder: one SQLite file (WAL) with every trajectory, metric and event, and checkpoints beside it.
+
+    run.db          trajectories, metrics, events, meta
+    config.yaml     the resolved configuration
+    summary.json    written at the end, however the run ended
+    model/          the policies: `initial`, `cpt`, `sft`, `final` (Hugging Face folders)
+
+Each trajectory is committed as it finishes, so that `kill -9` loses no finished rollout; readers (`ale report`) may
+open the file while a run writes it. Writers hold the folder's lock, which the kernel releases when a process ends.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+import os
+import sqlite3
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing, suppress
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, Self
+
+from ale.config.references import redact_json
+from ale.errors import ConfigError
+from ale.messages import Message, ToolCall, ToolSpec
+from ale.trajectory import Chunk, ChunkError, Failure, Observation, Score, Sequence, Trajectory
+
+DB_NAME, SUMMARY_NAME, CONFIG_NAME = "run.db", "summary.json", "config.yaml"
+SCHEMA_VERSION = 2
+OWN_WORDS = frozenset(
+    {"id", "task_id", "group", "stage", "split", "role", "kind", "finish_reason", "ended_by", "status"}
+)
+"""Keys whose texts are ALE's own words: one that equals a secret does so by chance, and is not redacted."""
+_SCHEMA = """
+CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE trajectories (
+  id TEXT PRIMARY KEY, stage TEXT NOT NULL, step INTEGER NOT NULL, split TEXT NOT NULL, task_id TEXT NOT NULL,
+  grp TEXT NOT NULL, policy_version INTEGER NOT NULL, reward REAL, passed INTEGER NOT NULL, rejected TEXT,
+  failure TEXT, chunks INTEGER NOT NULL, sampled_tokens INTEGER NOT NULL, seconds REAL NOT NULL,
+  finished_at REAL NOT NULL, data TEXT NOT NULL);
+CREATE INDEX trajectories_by_stage ON trajectories (stage, step);
+CREATE TABLE metrics (
+  stage TEXT NOT NULL, step INTEGER NOT NULL, name TEXT NOT NULL, value REAL, time REAL NOT NULL,
+  PRIMARY KEY (stage, step, name));
+CREATE TABLE events (time REAL NOT NULL, kind TEXT NOT NULL, data TEXT NOT NULL);
+"""
+
+
+class RunStore:
+    """It reads and writes a run's database."""
+
+    def __init__(
+        self,
+        folder: Path,
+        connection: sqlite3.Connection,
+        redact: Callable[[str], str] = lambda text: text,
+        lock: int | None = None,
+    ) -> None:
+        self.folder = folder
+        self._db = connection
+        self._redact = redact
+        self._lock = lock
+
+    @classmethod
+    def create(cls, folder: Path, redact: Callable[[str], str] = lambda text: text) -> Self:
+        """Make the run folder (it may exist) and open its database for writing; `redact` removes secrets from texts.
+
+        Raises `ConfigError` if another process, or another store of this process, writes to it.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = lock_folder(folder)
+        try:
+            db = _open_database(folder / DB_NAME)
+        except BaseException:
+            os.close(lock)
+            raise
+        return cls(folder, db, redact, lock)
+
+    @classmethod
+    def open(cls, folder: Path) -> Self:
+        """Open an existing run for reading. Raises `ConfigError` if there is none."""
+        path = folder / DB_NAME
+        if not path.is_file():
+            raise ConfigError(f"{folder} is not a run folder: it holds no {DB_NAME}.")
+        try:
+            db = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, check_same_thread=False)
+            version = db.execute("SELECT value FROM meta WHERE key = 'schema'").fetchone()
+        except sqlite3.DatabaseError as error:
+            raise ConfigError(f"{path} cannot be read as a run database: {error}.") from error
+        if version is None or int(version[0]) != SCHEMA_VERSION:
+            found = "none" if version is None else version[0]
+            raise ConfigError(
+                f"{path} has schema version {found}; this version of ALE reads {SCHEMA_VERSION}. Start the run again, "
+                "or read it with the release of ALE that wrote it."
+            )
+        return cls(folder, db)
+
+    def close(self) -> None:
+        """Close the database, and merge it into one file if nobody else has it open. It is idempotent."""
+        with suppress(sqlite3.Error):  # another process reads it, or it is closed or read-only
+            self._db.execute("PRAGMA journal_mode=DELETE")
+        self._db.close()
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def add_trajectory(self, t: Trajectory) -> None:
+        """Store a finished rollout: once this returns, the rollout survives the end of this process, even a kill."""
+        row = (
+            t.id,
+            t.stage,
+            t.step,
+            t.split,
+            t.task_id,
+            t.group,
+            t.policy_version,
+            None if t.reward is None else t.reward.value,
+            int(t.passed),
+            t.rejected and _encodable(self._redact(t.rejected)),
+            None if t.failure is None else t.failure.kind,
+            len(t.chunks),
+            t.sampled_tokens,
+            t.seconds,
+            time.time(),
+            self._redact_text(_to_json(t)),
+        )
+        self._db.execute(f"INSERT INTO trajectories VALUES ({','.join('?' * len(row))})", row)
+
+    def add_metrics(self, stage: str, step: int, metrics: Mapping[str, float]) -> None:
+        """Store the metrics of one step of a stage."""
+        now = time.time()
+        rows = [(stage, step, name, float(value), now) for name, value in metrics.items()]
+        self._db.execute("BEGIN")
+        try:
+            # SQLite stores a nan as NULL.
+            self._db.executemany("INSERT OR REPLACE INTO metrics VALUES (?, ?, ?, ?, ?)", rows)
+        except BaseException:
+            self._db.execute("ROLLBACK")
+            raise
+        self._db.execute("COMMIT")
+
+    def add_event(self, kind: str, **data: Any) -> None:
+        """Store an event."""
+        row = (time.time(), kind, self._redact_text(json.dumps(data, default=str)))
+        self._db.execute("INSERT INTO events VALUES (?, ?, ?)", row)
+
+    def _redact_text(self, text: str) -> str:
+        return redact_json(text, self._redact, OWN_WORDS)
+
+    def trajectories(self, where: str = "1", parameters: Iterable[Any] = ()) -> Iterator[Trajectory]:
+        """Yield stored rollouts in the order in which they finished; `where` is SQL over the table's columns."""
+        sql = f"SELECT data FROM trajectories WHERE {where} ORDER BY finished_at, rowid"
+        for (data,) in self._db.execute(sql, tuple(parameters)):
+            yield trajectory_from_dict(json.loads(data))
+
+    def metrics(self, stage: str) -> dict[str, list[tuple[int, float]]]:
+        """Return all metrics of a stage: name -> [(step, value), ...] by step."""
+        out: dict[str, list[tuple[int, float]]] = {}
+        sql = "SELECT name, step, value FROM metrics WHERE stage = ? ORDER BY name, step"
+        for name, step, value in self._db.execute(sql, (stage,)):
+            out.setdefault(name, []).append((step, math.nan if value is None else value))
+        return out
+
+    def stages(self) -> list[str]:
+        """Return the stages that have metrics, in the order in which they began."""
+        return [row[0] for row in self._db.execute("SELECT stage FROM metrics GROUP BY stage ORDER BY MIN(rowid)")]
+
+    def events(self, newest: int | None = None) -> list[tuple[float, str, dict[str, Any]]]:
+        """Return the events in order, as (time, kind, data): all of them, or the newest `newest` of each kind."""
+        sql = (
+            "SELECT time, kind, data FROM (SELECT rowid AS place, time, kind, data, "
+            "ROW_NUMBER() OVER (PARTITION BY kind ORDER BY rowid DESC) AS age FROM events) "
+            "WHERE age <= ? ORDER BY place"
+        )
+        most = 1 << 62 if newest is None else newest
+        return [(t, kind, json.loads(data)) for t, kind, data in self._db.execute(sql, (most,))]
+
+    def event_counts(self) -> dict[str, int]:
+        """Return the number of events of each kind, in the order in which the kinds first occurred."""
+        sql = "SELECT kind, COUNT(*) FROM events GROUP BY kind ORDER BY MIN(rowid)"
+        return {str(kind): int(count) for kind, count in self._db.execute(sql)}
+
+    def count(self, sql_condition: str = "1", parameters: Iterable[Any] = ()) -> int:
+        """Return the number of stored rollouts that meet the condition."""
+        sql = f"SELECT COUNT(*) FROM trajectories WHERE {sql_condition}"
+        return int(self._db.execute(sql, tuple(parameters)).fetchone()[0])
+
+    def sampled_tokens(self) -> int:
+        """Return the number of tokens that the policy sampled in all rollouts, rejected ones included."""
+        return int(self._db.execute("SELECT COALESCE(SUM(sampled_tokens), 0) FROM trajectories").fetchone()[0])
+
+    def outcomes(self, stage: str) -> dict[str, tuple[bool | None, str]]:
+        """For each group of one rollout, return whether it passed, or None and why every try so far was rejected."""
+        sql = (
+            "SELECT grp, passed, rejected, CASE WHEN rejected IS NULL THEN '' ELSE json_extract(data, "
+            "'$.rejected_because') END "
+            "FROM trajectories WHERE stage = ? ORDER BY rejected IS NULL, rowid"
+        )
+        return {
+            str(group): (bool(passed), "") if rejected is None else (None, str(because or rejected))
+            for group, passed, rejected, because in self._db.execute(sql, (stage,))
+        }
+
+    def rejections(self, most: int, sql_condition: str = "1", parameters: Iterable[Any] = ()) -> dict[str, int]:
+        """Count rollouts that meet the condition by reason of rejection; the most frequent reasons come first."""
+        sql = (
+            f"SELECT rejected, COUNT(*) FROM trajectories WHERE rejected IS NOT NULL AND ({sql_condition}) "
+            "GROUP BY 1 ORDER BY 2 DESC LIMIT ?"
+        )
+        return {str(reason): int(count) for reason, count in self._db.execute(sql, (*parameters, most))}
+
+    def reasons(self, stage: str, step: int) -> str:
+        """Return the three most frequent reasons of a step for a sentence: `12 x no model call, 3 x ...`."""
+        found = self.rejections(3, "stage = ? AND step = ?", (stage, step))
+        return ", ".join(f"{count} x {reason}" for reason, count in found.items())
+
+    def failures(self) -> dict[str, int]:
+        """Count rollouts by class of failure or reason of rejection."""
+        sql = (
+            "SELECT COALESCE(failure, 'rejected'), COUNT(*) FROM trajectories WHERE rejected IS NOT NULL OR failure "
+            "IS NOT NULL GROUP BY 1"
+        )
+        return {str(kind): int(n) for kind, n in self._db.execute(sql)}
+
+
+def write_summary(folder: Path, summary: Mapping[str, Any]) -> Path:
+    """Write summary.json completely or not at all."""
+    path = folder / SUMMARY_NAME
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps(summary, indent=2) + "\n")
+    temporary.replace(path)
+    return path
+
+
+def lock_folder(folder: Path) -> int:
+    """Return a descriptor that holds the lock of a run's folder until it is closed. Raises `ConfigError` if the lock is
+    taken."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise ConfigError(f"Another process writes to {folder}; wait for its end, or give another folder.") from None
+    return descriptor
+
+
+def _open_database(path: Path) -> sqlite3.Connection:
+    """Open a run's database for writing; it is made if it does not exist."""
+    if not path.exists():
+        # It gets its name only once it has its tables, so that no reader sees it without them, even after a kill.
+        aside = path.with_suffix(".new")
+        aside.unlink(missing_ok=True)
+        with closing(sqlite3.connect(aside, isolation_level=None)) as db:
+            db.execute("PRAGMA journal_mode=WAL")
+            db.executescript(_SCHEMA)
+            db.execute("INSERT INTO meta VALUES ('schema', ?)", (str(SCHEMA_VERSION),))
+        aside.rename(path)
+    db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    with suppress(sqlite3.OperationalError):  # another process reads it now
+        db.execute("PRAGMA journal_mode=WAL")  # set again, because `close` has made one file of it
+    db.execute("PRAGMA synchronous=NORMAL")
+    return db
+
+
+def _to_json(value: Any) -> str:
+    """Return a trajectory as JSON. `dataclasses.asdict` is not used: it copies every token id one by one, which costs a
+    run more than the database does."""
+
+    def fields_of(part: Any) -> dict[str, Any]:
+        return {f.name: getattr(part, f.name) for f in fields(part)}
+
+    text = json.dumps(value, default=fields_of, separators=(",", ":"), ensure_ascii=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # a lone surrogate, which a policy may write into a call's JSON
+        text = json.dumps(value, default=fields_of, separators=(",", ":"))
+    return text
+
+
+def _encodable(text: str) -> str:
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def trajectory_to_dict(trajectory: Trajectory) -> dict[str, Any]:
+    """Return a trajectory as plain JSON values, from which `trajectory_from_dict` makes an equal one."""
+    values: dict[str, Any] = json.loads(_to_json(trajectory))
+    return values
+
+
+def trajectory_from_dict(data: Mapping[str, Any]) -> Trajectory:
+    """Make a trajectory from the result of `dataclasses.asdict` after it went through JSON."""
+    d = dict(data)
+    d["sequences"] = tuple(
+        Sequence(
+            tuple(s["token_ids"]), tuple(_message(m) for m in s["messages"]), tuple(ToolSpec(**t) for t in s["tools"])
+        )
+        for s in d["sequences"]
+    )
+    d["chunks"] = tuple(
+        Chunk(
+            **{
+                **c,
+                "logprobs": tuple(c["logprobs"]),
+                "versions": tuple(c["versions"]),
+                "error": ChunkError(**c["error"]) if c["error"] else None,
+            }
+        )
+        for c in d["chunks"]
+    )
+    d["observations"] = tuple(Observation(**o) for o in d["observations"])
+    d["reward"] = Score(**d["reward"]) if d["reward"] else None
+    d["failure"] = Failure(**d["failure"]) if d["failure"] else None
+    d["tags"] = tuple(d["tags"])
+    d["timings"] = tuple((str(k), float(v)) for k, v in d["timings"])
+    d["made_with"] = tuple((str(k), str(v)) for k, v in d.get("made_with", ()))
+    return Trajectory(**d)
+
+
+def _message(data: Mapping[str, Any]) -> Message:
+    calls = tuple(ToolCall(**c) for c in data["tool_calls"])
+    return Message(data["role"], data["content"], calls, data["tool_call_id"], data.get("reasoning", ""))

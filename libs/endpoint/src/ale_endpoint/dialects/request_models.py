@@ -1,0 +1,169 @@
+"""What requests of all APIs are made of: the pydantic models that read them, and by which `openapi.py` describes them.
+
+A model declares what the endpoint reads. A key that is null counts as absent, and keys that no model declares are
+ignored; those of the request itself are kept for the record (`ModelCall.ignored`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, TypeVar, cast
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    InstanceOf,
+    PlainValidator,
+    ValidationError,
+)
+
+from ale.messages import MODEL, Message, ModelCall, Role, ToolSpec
+from ale_endpoint.dialects.request_errors import describe_errors
+
+M = TypeVar("M", bound=BaseModel)
+Text = InstanceOf[str]
+"""Any text: pydantic's own `str` refuses half a character, which agents write."""
+RoleName = Literal["system", "developer", "user", "assistant", "tool", "function"]
+ROLES = {"developer": "system", "function": "tool"}
+ChoiceWord = Literal["auto", "none", "required"]
+
+
+def whole_number(value: Any) -> Any:
+    """`8.0` is 8, as JSON Schema has it."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def list_of_texts(value: Any) -> tuple[str, ...]:
+    """A text, or a list of texts; empty ones are left out."""
+    texts = [value] if isinstance(value, str) else value
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        raise ValueError("must be a text or a list of texts")
+    return tuple(filter(None, texts))
+
+
+def other_than(*values: Any) -> AfterValidator:
+    """Refuses these values."""
+
+    def check(value: Any) -> Any:
+        if value in values:
+            raise ValueError(f"must be none of {', '.join(map(str, values))}")
+        return value
+
+    return AfterValidator(check)
+
+
+Positive = Annotated[int, Field(ge=1), BeforeValidator(whole_number)]
+Texts = Annotated[tuple[str, ...], PlainValidator(list_of_texts, json_schema_input_type=str | list[str])]
+
+
+class Shape(BaseModel):
+    """An object of a request."""
+
+    model_config = ConfigDict(strict=True)
+
+
+class TextPart(Shape):
+    """A part of a content."""
+
+    text: Text
+
+
+class Refusal(Shape):
+    """A part that says why there is no text, which is read as one."""
+
+    text: Text = Field(alias="refusal")
+
+
+Content = Text | list[Text | TextPart | Refusal] | None
+
+
+def content_text(content: Content) -> str:
+    """The text of a content."""
+    parts = content if isinstance(content, list) else [content or ""]
+    return "".join(part if isinstance(part, str) else part.text for part in parts)
+
+
+class SpokenMessage(Shape):
+    """A message in OpenAI's APIs."""
+
+    role: RoleName
+    content: Content = None
+
+    def to_message(self) -> Message:
+        """The message in ALE's own terms."""
+        return Message(cast(Role, ROLES.get(self.role, self.role)), content_text(self.content))
+
+
+class Parameters(Shape):
+    """A JSON Schema of an object."""
+
+    model_config = ConfigDict(extra="allow")
+    properties: dict[Any, Any] | None = None
+
+
+class Function(Shape):
+    """A tool that the agent runs."""
+
+    name: Text
+    description: Text | None = None
+    parameters: Parameters | None = None
+
+    def to_tool(self) -> ToolSpec:
+        """The tool in ALE's own terms; its schema is whole, whatever the agent left out."""
+        given = self.parameters or Parameters()
+        schema = {"type": "object", "properties": given.properties or {}, **(given.model_extra or {})}
+        return ToolSpec(self.name, self.description or "", schema)
+
+
+class NamedTool(Shape):
+    """The tool that the policy is to call."""
+
+    name: Text
+
+
+class CalledFunction(Shape):
+    """A call that the policy made before."""
+
+    name: Text
+    arguments: Any = None
+
+    @property
+    def arguments_text(self) -> str:
+        """The arguments as JSON text, which they may be already."""
+        given = {} if self.arguments is None else self.arguments
+        return given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
+
+
+class Request(Shape):
+    """What requests of all APIs hold."""
+
+    model_config = ConfigDict(extra="allow")
+    model: Text | None = None
+    stream: bool | None = None
+
+    def to_call(
+        self, messages: Sequence[Message], tools: Sequence[ToolSpec], choice: str | NamedTool | None, **more: Any
+    ) -> ModelCall:
+        """The request in ALE's own terms. Raises `ValueError` where it chooses a tool that it does not bring."""
+        if isinstance(choice, NamedTool):
+            if choice.name not in {tool.name for tool in tools}:
+                raise ValueError(f"'tool_choice' names {choice.name!r}, which is none of the tools")
+            choice = choice.name
+        general: dict[str, Any] = {
+            "stream": bool(self.stream),
+            "model": self.model or MODEL,
+            "ignored": self.model_extra or {},
+        }
+        return ModelCall(tuple(messages), tuple(tools), choice or "auto", **general, **more)
+
+
+def parse(model: type[M], value: Any, where: str = "") -> M:
+    """A value as a model. Raises `ValueError` with a sentence that says what is wrong, and where."""
+    try:
+        return model.model_validate(value)
+    except ValidationError as error:
+        raise ValueError(describe_errors(error.errors(include_url=False), value, where)) from None

@@ -1,0 +1,291 @@
+"""The endpoint over HTTP: the APIs of `dialects`, the models, a count of tokens. What answers is a session,
+found by its key: an episode's (`session_server.py`), or one that forwards (`forwarding.py`).
+
+1. The key names the session (`Authorization: Bearer` or `x-api-key`), so one agent cannot speak for another.
+2. Errors come in the API's own shape: 4xx where another try will fail too, 5xx and 429 where it may succeed.
+3. An agent that hangs up ends its generation, and nothing is recorded; so does the end of its session. A stream begins
+   when the answer is there, or, where that takes long, before, with comments that keep the connection alive.
+4. Whatever goes wrong ends one request, with a sentence: never the server, and never what was recorded before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import re
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+from ale import __version__
+from ale.errors import AleError, BudgetExceeded, ContextExceeded, RequestRefused, StartDiverged
+from ale.messages import ChatReply, ModelCall
+from ale_endpoint.dialects import DIALECTS, AnthropicMessages, ChatCompletions, Dialect
+from ale_endpoint.dialects.dialect import encoded
+from ale_endpoint.openapi import document
+
+MAX_BODY_BYTES = 16 << 20
+BODY_S = 60.0
+"""How long a request's body may take to come."""
+PATIENCE_S = 5.0
+"""How long a stream's first byte waits for the whole answer, so that a failure can still have its own status."""
+ALIVE_S = 10.0
+LONE_SURROGATE = re.compile("[\ud800-\udfff]")
+log = logging.getLogger("ale.endpoint")
+
+
+class RefusedCall(Exception):
+    """A request that gets no answer: status, code, sentence."""
+
+    def __init__(self, status: int, code: str, message: str) -> None:
+        super().__init__(message)
+        self.status, self.code, self.message = status, code, message
+
+
+class HungUp(Exception):
+    """The agent has hung up."""
+
+
+class ServedSession(Protocol):
+    """A session that answers the calls of one agent."""
+
+    id: str
+
+    async def answer(self, call: ModelCall, /) -> list[ChatReply]:
+        """Give as many replies as were asked for. Raises `AleError`."""
+        ...
+
+    def count_tokens(self, call: ModelCall, /) -> int:
+        """Count the tokens of a call's prompt."""
+        ...
+
+
+class SessionsByKey(Protocol):
+    """The sessions that are served, by their keys."""
+
+    @property
+    def models(self) -> Sequence[str]:
+        """The names under which models are listed."""
+        ...
+
+    def by_key(self, key: str) -> ServedSession | None:
+        """The session that a key opens; the key is empty where none was given."""
+        ...
+
+
+def build_app(endpoint: SessionsByKey) -> Any:
+    """The Starlette application."""
+    from starlette.applications import Starlette
+    from starlette.exceptions import HTTPException
+    from starlette.requests import Request
+    from starlette.responses import JSONResponse, Response, StreamingResponse
+    from starlette.routing import Route
+
+    def refuse(dialect: Dialect, refused: RefusedCall) -> JSONResponse:
+        headers = {"retry-after": "1"} if refused.status in (429, 503) else None
+        body = dialect.error(refused.status, refused.code, refused.message)
+        return JSONResponse(body, refused.status, headers)
+
+    def session_of(request: Request) -> ServedSession:
+        scheme, _, key = request.headers.get("authorization", "").partition(" ")
+        key = key.strip() if scheme.lower() == "bearer" else request.headers.get("x-api-key", "")
+        found = endpoint.by_key(key)
+        if found is None or (
+            not key and "origin" in request.headers
+        ):  # a web page must not call in the name of its visitor
+            raise RefusedCall(401, "invalid_api_key", "The API key belongs to no open session.")
+        return found
+
+    def answering(dialect: Dialect) -> Any:
+        async def answer(request: Request) -> Response:
+            try:
+                session = session_of(request)
+                call = read_call(dialect, await body_of(request))
+                replying = asyncio.ensure_future(render_reply(dialect, session, call))
+                try:
+                    if call.stream and not await wait_until_done(request, replying, PATIENCE_S):
+                        return StreamingResponse(stream_when_ready(dialect, replying), media_type="text/event-stream")
+                    await wait_until_done(request, replying, None)
+                except BaseException:
+                    replying.cancel()
+                    raise
+                parts = replying.result()
+            except RefusedCall as refused:
+                return refuse(dialect, refused)
+            except HungUp:
+                return Response(status_code=499)
+            if call.stream:
+                return StreamingResponse(iter(parts), media_type="text/event-stream")
+            return Response(parts[0], media_type="application/json")
+
+        return answer
+
+    async def count_tokens(request: Request) -> Response:
+        dialect = AnthropicMessages()
+        try:
+            session = session_of(request)
+            call = read_call(dialect, await body_of(request))
+            with as_http_error():
+                return JSONResponse({"input_tokens": session.count_tokens(call)})
+        except RefusedCall as refused:
+            return refuse(dialect, refused)
+        except HungUp:
+            return Response(status_code=499)
+
+    async def models(request: Request) -> Response:
+        if "anthropic-version" in request.headers:
+            born = {"type": "model", "created_at": "1970-01-01T00:00:00Z"}
+            entries = [{**born, "id": name, "display_name": name} for name in endpoint.models]
+            ends = {"first_id": entries[0]["id"], "last_id": entries[-1]["id"]} if entries else {}
+            return JSONResponse({"data": entries, "has_more": False, "first_id": None, "last_id": None, **ends})
+        return JSONResponse({"object": "list", "data": [model_entry(name) for name in endpoint.models]})
+
+    async def model(request: Request) -> Response:
+        return JSONResponse(model_entry(request.path_params["name"]))
+
+    async def openapi_document(request: Request) -> Response:
+        return JSONResponse(document(__version__))
+
+    async def root(request: Request) -> Response:
+        return Response()
+
+    async def not_found(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        dialect = AnthropicMessages() if request.url.path.startswith(AnthropicMessages.path) else ChatCompletions()
+        answer = refuse(
+            dialect,
+            RefusedCall(error.status_code, "not_found", f"{request.method} {request.url.path}: {error.detail}."),
+        )
+        answer.headers.update(error.headers or {})
+        return answer
+
+    return Starlette(
+        routes=[
+            *(Route(dialect.path, answering(dialect), methods=["POST"]) for dialect in DIALECTS),
+            Route(f"{AnthropicMessages.path}/count_tokens", count_tokens, methods=["POST"]),
+            Route("/v1/models", models, methods=["GET"]),
+            Route("/v1/models/{name:path}", model, methods=["GET"]),
+            Route("/openapi.json", openapi_document, methods=["GET"]),
+            Route("/", root, methods=["GET", "HEAD"]),
+        ],
+        exception_handlers={HTTPException: not_found},
+    )
+
+
+def model_entry(name: str) -> dict[str, Any]:
+    """Describe a model for OpenAI's clients; every name stands for the policy."""
+    return {"id": name, "object": "model", "created": 0, "owned_by": "ale"}
+
+
+def read_call(dialect: Dialect, body: bytes) -> ModelCall:
+    """Read the request in a body. Raises `RefusedCall`."""
+    try:
+        text = body.decode("utf-8-sig")
+        data = json.loads(text, parse_constant=no_number)
+        if "\\ud" in text or "\\uD" in text:  # half a character, which agents write where they cut a text
+            data = json.loads(LONE_SURROGATE.sub("\ufffd", json.dumps(data, ensure_ascii=False)))
+    except (ValueError, RecursionError) as error:
+        raise RefusedCall(400, "invalid_json", f"The request is not valid JSON: {error}.") from error
+    return call_of(dialect, data)
+
+
+def call_of(dialect: Dialect, data: object) -> ModelCall:
+    """Read the request in a JSON value. Raises `RefusedCall`."""
+    if not isinstance(data, dict):
+        raise RefusedCall(400, "invalid_request", "The request must be a JSON object.")
+    with as_http_error():
+        try:
+            return dialect.read(data)
+        except (ValueError, RecursionError) as error:
+            raise RefusedCall(400, "invalid_request", f"{error}.") from error
+
+
+def no_number(name: str) -> Any:
+    """Refuse `NaN` and infinities, which Python reads and JSON does not have."""
+    raise ValueError(f"{name} is not a number in JSON")
+
+
+async def body_of(request: Any) -> bytes:
+    """Read the body, within its limits. Raises `RefusedCall`, and `HungUp` where the agent leaves before its end."""
+    from starlette.requests import ClientDisconnect
+
+    too_large = RefusedCall(413, "request_too_large", f"The request is larger than {MAX_BODY_BYTES} bytes.")
+    if int(request.headers.get("content-length", 0)) > MAX_BODY_BYTES:
+        raise too_large
+    body = bytearray()
+    try:
+        async with asyncio.timeout(BODY_S):
+            async for part in request.stream():
+                body += part
+                if len(body) > MAX_BODY_BYTES:
+                    raise too_large
+    except TimeoutError:
+        raise RefusedCall(408, "timeout", f"The request did not come within {BODY_S:g} s.") from None
+    except ClientDisconnect:
+        raise HungUp from None
+    return bytes(body)
+
+
+async def render_reply(dialect: Dialect, session: ServedSession, call: ModelCall) -> list[bytes]:
+    """Ask for the answer and write it as bytes: the events of a stream, or one JSON object. Raises `RefusedCall`."""
+    with as_http_error():
+        made = await session.answer(call)
+        call_id = f"{session.id}-{made[0].chunk}"
+        if call.stream:
+            return [event.encode() for event in dialect.events(call, made, call_id)]
+        return [encoded(dialect.answer(call, made, call_id))]
+
+
+@contextmanager
+def as_http_error() -> Iterator[None]:
+    """Turn errors of ALE into `RefusedCall`, each with its HTTP status."""
+    try:
+        yield
+    except RefusedCall:
+        raise
+    except ContextExceeded as error:
+        raise RefusedCall(400, "context_length_exceeded", str(error)) from error
+    except (BudgetExceeded, StartDiverged) as error:
+        raise RefusedCall(400, "episode_ended", str(error)) from error
+    except RequestRefused as error:
+        raise RefusedCall(error.status, error.code, str(error)) from error
+    except RecursionError as error:
+        raise RefusedCall(400, "invalid_request", str(error)) from error
+    except AleError as error:
+        raise RefusedCall(503 if error.retryable else 500, f"{error.kind}_error", str(error)) from error
+    except Exception as error:
+        log.exception("a model call failed")
+        raise RefusedCall(500, "internal_error", f"The call failed: {type(error).__name__}: {error}.") from error
+
+
+async def wait_until_done(request: Any, doing: asyncio.Future[Any], timeout_s: float | None) -> bool:
+    """Wait, and say whether `doing` ended in time. Raises `HungUp` where the agent hangs up meanwhile."""
+    leaving = asyncio.ensure_future(wait_for_disconnect(request))
+    try:
+        await asyncio.wait([doing, leaving], timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        if leaving.done() and not doing.done():
+            raise HungUp
+    finally:
+        leaving.cancel()
+    return doing.done()
+
+
+async def wait_for_disconnect(request: Any) -> None:
+    """Return when the agent hangs up."""
+    while (await request.receive())["type"] != "http.disconnect":
+        continue
+
+
+async def stream_when_ready(dialect: Dialect, replying: asyncio.Future[list[bytes]]) -> AsyncIterator[bytes]:
+    """Stream an answer that is not ready yet; comments keep the connection alive until it is."""
+    try:
+        while not (await asyncio.wait([replying], timeout=ALIVE_S))[0]:
+            yield b": the model is at work\n\n"
+        for part in replying.result():
+            yield part
+    except RefusedCall as refused:
+        for event in dialect.error_events(refused.status, refused.code, refused.message):
+            yield event.encode()
+    finally:
+        replying.cancel()  # the agent has hung up

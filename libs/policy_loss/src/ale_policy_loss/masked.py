@@ -1,0 +1,61 @@
+"""Finds the tokens of a batch that the mismatch mask keeps, for normalizers that do not count masked tokens.
+
+The mask of a unit depends on old log-probabilities, so these must be there. It is computed with the function that the
+losses use, over the whole batch of an update: the normalizer is then one number for all micro-batches and ranks.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ale.specs.trainer import TrainBatch
+from ale_policy_loss import Level
+from ale_policy_loss.ratios import mismatch_mask
+from ale_policy_loss.units import segments_of
+
+Tokens = npt.NDArray[np.bool_]
+"""For each token of a batch [N], whether it is selected."""
+
+
+def tokens_with_loss(batch: TrainBatch) -> Tokens:
+    """Select the tokens with loss. [N]"""
+    return batch.chunk_ids >= 0
+
+
+def sampled_tokens(batch: TrainBatch) -> Tokens:
+    """Select the tokens with loss that the policy sampled. [N]"""
+    sampled = tokens_with_loss(batch)
+    sampled[sampled] = batch.chunks.sampled[batch.chunk_ids[sampled]]
+    return sampled
+
+
+def unmasked_tokens(batch: TrainBatch, level: Level, threshold: float, lower: float | None = None) -> Tokens:
+    """Select the tokens with loss that the mismatch mask keeps; tokens not sampled by the policy are never masked. [N]
+
+    Without old log-probabilities there is nothing to compare, and no token is masked."""
+    kept = tokens_with_loss(batch)
+    if batch.old_logprobs is None:
+        return kept
+    compared = sampled_tokens(batch)
+    ids = torch.from_numpy(batch.chunk_ids[compared])
+    old, engine = (torch.from_numpy(x[compared]) for x in (batch.old_logprobs, batch.engine_logprobs))
+    mask = mismatch_mask(old, engine, segments_of(level, ids, batch.chunks), threshold, lower)
+    kept[compared] = mask.numpy() > 0
+    return kept
+
+
+def count_units(batch: TrainBatch, tokens: Tokens, unit: Level) -> int:
+    """Count these tokens, or the chunks or trajectories that they belong to."""
+    ids = batch.chunk_ids[tokens]
+    if unit == "token":
+        return len(ids)
+    return len(np.unique(ids if unit == "chunk" else batch.chunks.trajectory[ids]))
+
+
+def count_by_trajectory(batch: TrainBatch, tokens: Tokens) -> list[int]:
+    """Count these tokens in each trajectory that has a token with loss."""
+    owners, all_owners = (batch.chunks.trajectory[batch.chunk_ids[t]] for t in (tokens, tokens_with_loss(batch)))
+    counts = np.bincount(owners, minlength=int(all_owners.max(initial=-1)) + 1)
+    return [int(n) for n in counts[np.unique(all_owners)]]

@@ -1,0 +1,1 @@
+"""Sandboxes that are containers, run by a container engine on this machine."""

@@ -1,0 +1,1 @@
+"""Persistent shells, which keep their state from one command to the next."""

@@ -1,0 +1,1 @@
+"""Trees of files in and out of a sandbox: the host's side."""

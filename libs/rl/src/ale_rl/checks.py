@@ -1,0 +1,48 @@
+"""This module checks a run before reinforcement learning starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ale.config.preflight import message_engine
+from ale.config.run import RunConfig
+from ale.errors import ConfigError
+from ale.registry.drivers import build_driver, load_plugin
+from ale.specs.algorithm import Algorithm, RunOutline
+from ale.specs.driver import DriverContext
+from ale_rl.config import RLConfig
+
+
+def check_algorithm(run: RunConfig, config: RLConfig, *, demonstrations: bool) -> None:
+    """Refuse a run to which the algorithm objects. Raises `ConfigError` with one line per objection."""
+    algorithm = load_plugin("algorithm", run.algorithm, "algorithm")
+    assert issubclass(algorithm.cls, Algorithm)
+    scaffolds = [load_plugin(kind, choice, path).cls for path, kind, choice in run.plugins() if kind == "scaffold"]
+    outline = RunOutline(
+        demonstrations=demonstrations,
+        resample_even_groups=config.resample_even_groups,
+        agents_inside=all(getattr(cls, "over_http", False) for cls in scaffolds),
+    )
+    objections = list(algorithm.cls.objections(algorithm.config, outline))
+    if objections:
+        raise ConfigError("\n".join(objections))
+
+
+def check_groups(run: RunConfig) -> None:
+    """Refuse dynamic sampling (`rl.resample_even_groups`) if every group would be even. Raises `ConfigError`."""
+    algorithm: Any = build_driver("algorithm", run.algorithm, DriverContext())
+    if algorithm.group_size < 2:
+        raise ConfigError(
+            "rl.resample_even_groups: with algorithm.group_size=1 the rewards of every group are alike; set a "
+            "group_size of 2 or more, or remove rl.resample_even_groups."
+        )
+
+
+def check_policy_to_sample(run: RunConfig, source: Path | None) -> None:
+    """Refuse rollouts without training if there is no policy yet. Raises `ConfigError`."""
+    if run.model.scratch is not None and source is None and message_engine(run) is None:
+        raise ConfigError(
+            "model.scratch: a policy made from nothing exists only after training; for '--only rollout' name one with "
+            "model.path=FOLDER or '--from RUN', or remove the section (~model.scratch) if the engine needs no model."
+        )

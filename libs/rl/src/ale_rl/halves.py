@@ -1,0 +1,87 @@
+"""For debugging, each half of the loop can run alone: rollouts without training, and training on a dump of rollouts.
+
+A dump is a run folder that `--only rollout` wrote; it has the policy that sampled the rollouts under `model/initial`.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from ale.errors import ConfigError
+from ale.pipeline.evaluate import evaluate
+from ale.pipeline.workbench import Workbench
+from ale.rollout.episode import RL_STAGE
+from ale.store.run_store import RunStore
+from ale.trajectory import Trajectory
+from ale_rl.config import RLConfig
+from ale_rl.loop import load_reference, pack_step, require_rollouts, roll_out, rollout_metrics, train_step
+from ale_rl.saved_policies import before_rl, most_trained
+from ale_rl.task_selection import repeat_tasks
+
+OF_THE_LOOP = (
+    "instances",
+    "resample_even_groups",
+    "simulated_lag",
+    "min_entropy",
+    "prompts_per_step",
+    "checkpoint_every",
+)
+"""Training on a dump does not read these keys of `rl`."""
+
+
+async def roll_out_only(bench: Workbench, config: RLConfig, source: Path | None) -> None:
+    """Make the rollouts of `rl.steps` steps with one policy and store them."""
+    folder = bench.config.model.path if source is None else most_trained(source)
+    if folder is not None and bench.samples_policy:
+        bench.progress.note(f"The policy is {folder}.")
+        await bench.load_policy(folder, train=False)
+        shutil.copytree(folder, bench.folder / "model" / "initial", dirs_exist_ok=True)
+    else:
+        await bench.engine.load_model(None, bench.sessions.tokenizer)
+    if config.resample_even_groups:
+        bench.progress.note("rl.resample_even_groups: without effect here; every rollout is kept.")
+    tasks = repeat_tasks(bench, config.instances)
+    previous: list[Trajectory] = []
+    for step in range(1, config.steps + 1):
+        with bench.stopwatch("rollout"):
+            chosen = [next(tasks) for _ in range(config.prompts_per_step)]
+            previous = require_rollouts(bench, await roll_out(bench, config, chosen, step, previous), step)
+        metrics = rollout_metrics(previous, bench.engine.version) if previous else {}
+        metrics |= bench.rollouts.metrics(RL_STAGE, step) | bench.pool_metrics()
+        bench.store.add_metrics(RL_STAGE, step, metrics)
+        if previous:
+            bench.progress.numbers(success=metrics["success"])
+
+
+async def train_only(bench: Workbench, config: RLConfig, source: Path) -> None:
+    """Train on the rollouts of another run, step by step, starting from the policy that sampled them."""
+    folder = bench.config.model.path or before_rl(source)
+    with RunStore.open(source) as dump:
+        steps: dict[int, list[Trajectory]] = {}
+        for trajectory in dump.trajectories("stage = ? AND rejected IS NULL", (RL_STAGE,)):
+            steps.setdefault(trajectory.step, []).append(trajectory)
+    if not steps:
+        raise ConfigError(f"{source} holds no rollouts of the stage '{RL_STAGE}' to train on.")
+    if idle := [f"rl.{name}" for name in OF_THE_LOOP if name in config.model_fields_set]:
+        bench.progress.note(f"{', '.join(idle)}: without effect here; a dump is trained on as it is.")
+    await bench.load_policy(folder, train=True)
+    await load_reference(bench)
+    await evaluate(bench, "before_rl", 0)
+    bench.progress.stage("training on the dump", len(steps))
+    versions = sorted({t.policy_version for trajectories in steps.values() for t in trajectories})
+    if len(versions) > 1 and bench.algorithm.old_logprobs == "recompute":
+        bench.progress.note(
+            f"The dump was sampled by {len(versions)} policies, but only one of them is available: old "
+            "log-probabilities are the engine's, so that a mismatch of engine and trainer cannot be seen."
+        )
+    with bench.stopwatch("training"):  # before the first update, while the trainer still has the weights that sampled
+        packed = [await pack_step(bench, config, steps[step], step, len(versions) == 1) for step in sorted(steps)]
+    for done, (step, trajectories) in enumerate(sorted(steps.items())):
+        with bench.stopwatch("training"):
+            metrics = await train_step(bench, config, packed[done], step)
+        metrics |= rollout_metrics(trajectories, versions[0] + done)
+        bench.finish_step(RL_STAGE, step, metrics)
+        bench.progress.advance()
+    await evaluate(bench, "after_rl", max(steps))
+    await bench.save("final")

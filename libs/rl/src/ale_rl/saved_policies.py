@@ -1,0 +1,41 @@
+"""This module finds the policies that a run folder holds."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from ale.errors import ConfigError
+
+POLICIES = ("final", "sft", "cpt", "initial")
+"""The model folders of a run, the most trained policy first."""
+
+
+def most_trained(run: Path) -> Path:
+    """Return the most trained policy of a run: the final one; if there is none, the newest checkpoint of RL; if there
+    is none, the policy that RL began with. Raises `ConfigError` if the run has no policy."""
+    final, *earlier = POLICIES
+    return _first(run, [f"model/{final}", *_checkpoints(run), *(f"model/{name}" for name in earlier)])
+
+
+def before_rl(run: Path) -> Path:
+    """Return the policy with which a run's RL began. Raises `ConfigError` if there is none."""
+    return _first(run, [f"model/{name}" for name in POLICIES[1:]])
+
+
+def _first(run: Path, places: Sequence[str]) -> Path:
+    for place in places:
+        if (run / place / "config.json").is_file():
+            return run / place
+    raise ConfigError(
+        f"{run} holds no policy (looked for {', '.join(places)}); name one: `ale eval {run} --model FOLDER`, or "
+        "model.path=FOLDER in place of --from."
+    )
+
+
+def _checkpoints(run: Path) -> list[str]:
+    """Return the folders that `rl.checkpoint_every` made, the newest first. All of them are complete: a folder that a
+    trainer was writing when it was killed has another name."""
+    steps = [re.fullmatch(r"step_(\d+)", folder.name) for folder in (run / "checkpoints").glob("step_*")]
+    return [f"checkpoints/step_{step}" for step in sorted((int(found[1]) for found in steps if found), reverse=True)]

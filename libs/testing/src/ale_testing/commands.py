@@ -1,0 +1,125 @@
+"""This module has the commands that import plugins or are for plugin authors: `ale plugins check`, `info` and `new`,
+and `ale config schema`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import textwrap
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ale.cli.plugins_command import print_table
+from ale.errors import PluginError
+from ale.registry.drivers import find_plugin
+from ale.registry.installed import PluginInfo, list_plugins
+from ale.specs.kinds import CAPABILITIES
+from ale_testing.import_check import check_import
+from ale_testing.import_check_child import ImportFindings
+
+
+def check(
+    kind: Annotated[str | None, typer.Option(help="Only this kind, such as sandbox.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    timeout_s: Annotated[float, typer.Option(min=0.1, help="Seconds that one import may take.")] = 60.0,
+) -> None:
+    """Import each plugin in a process of its own; the exit code is 1 where one fails."""
+    raise typer.Exit(check_plugins(kind, as_json, timeout_s))
+
+
+def info(
+    kind: Annotated[str, typer.Argument(metavar="KIND", help="Such as sandbox.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="NAME, or PACKAGE:NAME where two bring it.")],
+) -> None:
+    """One plugin: its settings, its capabilities, where it is loaded from."""
+    show_plugin(kind, name)
+
+
+def new(
+    kind: Annotated[str, typer.Argument(metavar="KIND", help="Such as sandbox; hooks for an observer.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="What run files will call it.")],
+    hooks: Annotated[bool, typer.Option("--hooks", help="Add an observer beside the driver.")] = False,
+    into: Annotated[Path, typer.Option(help="Folder to write the package into.")] = Path(),
+) -> None:
+    """Write the package of a new plugin, with a driver that works and tests that pass."""
+    from ale_testing.new_plugin import write_plugin
+
+    write_plugin(kind, name, hooks, into)
+
+
+def schema() -> None:
+    """JSON Schema of a run file with what is installed."""
+    from ale_testing.run_schema import run_schema
+
+    print(json.dumps(run_schema(), indent=2))
+
+
+def check_plugins(kind: str | None, as_json: bool, timeout_s: float) -> int:
+    """Import every installed plugin; 1 where one fails. A shadowed one is checked like any other."""
+    infos = list_plugins(kind)
+    slots = asyncio.Semaphore(min(4, os.cpu_count() or 1))
+
+    async def one(info: PluginInfo) -> ImportFindings:
+        if info.status in ("broken", "incompatible"):
+            return ImportFindings(info.reason)
+        async with slots:
+            return await check_import(info, timeout_s)
+
+    async def every() -> list[ImportFindings]:
+        return await asyncio.gather(*map(one, infos))
+
+    found = list(zip(infos, asyncio.run(every()), strict=True))
+    failed = sum(probed.problem is not None for _, probed in found)
+    if as_json:
+        keys = ("kind", "name", "package", "version")
+        print(
+            json.dumps(
+                [
+                    {
+                        **{key: getattr(info, key) for key in keys},
+                        "ok": probed.problem is None,
+                        "problem": probed.problem,
+                    }
+                    for info, probed in found
+                ],
+                indent=2,
+            )
+        )
+        return 1 if failed else 0
+    for info, probed in found:
+        print(
+            f"{'ok    ' if probed.problem is None else 'FAILED'}  {info.kind} '{info.name}' of {info.package} "
+            f"{info.version}"
+        )
+        if probed.problem:
+            print(textwrap.indent(probed.problem, " " * 8))
+    print(f"{len(found)} checked, {failed} failed.")
+    return 1 if failed else 0
+
+
+def show_plugin(kind: str, name: str) -> None:
+    """Print all that is known of one plugin. Raises `PluginError` where it cannot be imported."""
+    found = find_plugin(kind, name)
+    probed = asyncio.run(check_import(found))
+    if not probed.location:
+        raise PluginError(f"{kind} '{name}' of {found.package} {found.version}: {probed.problem}")
+    print(f"{kind} {found.name}: {found.summary}\n")
+    print(f"package       {found.package} {found.version}")
+    print(f"loaded from   {probed.location} ({found.target})")
+    print(f"api version   {probed.api_version or 'not declared'}")
+    if probed.capabilities:
+        meanings = CAPABILITIES[kind]
+        for i, word in enumerate(probed.capabilities):
+            print(f"{'capabilities' if i == 0 else '':14}{word}{': ' + meanings[word] if word in meanings else ''}")
+    else:
+        print("capabilities  none")
+    print()
+    if probed.config:
+        print_table([("KEY", "TYPE", "DEFAULT", "MEANING"), *probed.config])
+    else:
+        print("It has no settings.")
+    if probed.problem:
+        print(f"\nwarning: {probed.problem}")

@@ -1,0 +1,123 @@
+"""The kit's pytest plugin adds the options, selects the suites, and gives the plugin under test as fixture `subject`.
+
+It imports nothing of ALE unless `--ale-plugin` is given, so that other test runs do not get slower.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from ale_testing.plugin_under_test import Subject
+
+HERE = Path(__file__).parent
+SUBJECT, LEFT_OUT = "ale_subject", "ale_left_out"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """The options of the kit."""
+    group = parser.getgroup("ale", "ALE's conformance kit")
+    group.addoption("--ale-plugin", metavar="KIND:NAME", help="the plugin to test, such as sandbox:docker")
+    group.addoption("--ale-config", metavar="FILE", help="YAML file with the plugin's own settings")
+    group.addoption("--ale-timeout", metavar="SECONDS", type=float, default=120.0, help="for each test (default: 120)")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Find the plugin under test; a mistake is a sentence and exit code 4."""
+    config.addinivalue_line(
+        "markers", "ale_needs(capability): only for plugins that claim the capability, or have the protocol"
+    )
+    config.addinivalue_line("markers", "ale_transport(name): only for plugins that hand weights over by this transport")
+    config.addinivalue_line("markers", "ale_agent: runs a scaffold's agent, which has to be on this machine")
+    config.addinivalue_line("markers", "ale_in_process: only for scaffolds that carry the agent's calls out themselves")
+    name, file = config.getoption("--ale-plugin"), config.getoption("--ale-config")
+    if not name:
+        if file or any(str(argument).startswith("ale_testing") for argument in config.args):
+            raise pytest.UsageError("Which plugin is to be tested? Add --ale-plugin KIND:NAME, such as sandbox:docker.")
+        return
+    from ale.errors import AleError
+    from ale_testing import async_tests
+    from ale_testing.plugin_under_test import find_subject
+
+    async_tests.DEADLINE_S = config.getoption("--ale-timeout")
+    try:
+        setattr(config, SUBJECT, find_subject(name, file))
+    except AleError as error:
+        raise pytest.UsageError(str(error)) from None
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Of the kit's suites, only those of the kind under test."""
+    if collection_path.parent != HERE or not collection_path.name.startswith("test_"):
+        return None
+    subject = getattr(config, SUBJECT, None)
+    if subject is None:
+        return True
+    return collection_path.stem not in ("test_driver", f"test_{subject.kind}") and not collection_path.stem.startswith(
+        f"test_{subject.kind}_"
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """What a plugin does not claim is not asked of it."""
+    subject = getattr(config, SUBJECT, None)
+    if subject is None:
+        return
+    reasons = {item: reason for item in items if (reason := _reason_to_skip(subject, item))}
+    if reasons:
+        setattr(config, LEFT_OUT, f"not asked of it: {', '.join(sorted(set(reasons.values())))} ({len(reasons)} tests)")
+        config.hook.pytest_deselected(items=list(reasons))
+        items[:] = [item for item in items if item not in reasons]
+
+
+def _reason_to_skip(subject: Subject, item: pytest.Item) -> str | None:
+    """Why a test is not for this plugin, in a word or two; None where it is."""
+    lacking = [m.args[0] for m in item.iter_markers("ale_needs") if not subject.can(m.args[0])]
+    lacking += [m.args[0] for m in item.iter_markers("ale_transport") if m.args[0] not in subject.transports]
+    if lacking:
+        return ", ".join(word if isinstance(word, str) else word.__name__ for word in lacking)
+    if subject.elsewhere and item.get_closest_marker("ale_agent"):
+        return "what runs its agent, which is installed into images"
+    if subject.over_http and item.get_closest_marker("ale_in_process"):
+        return "what an agent in a process of its own keeps to itself"
+    return None
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Which capabilities the plugin does not claim, and so was not asked for."""
+    if hasattr(config, LEFT_OUT):
+        terminalreporter.write_line(getattr(config, LEFT_OUT))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Where a thread of the plugin's never ends, Python would wait for it and the tests would not end either."""
+    if getattr(config, SUBJECT, None) is None:
+        return
+    from ale_testing import async_tests
+
+    if async_tests.stuck:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(int(pytest.ExitCode.TESTS_FAILED))
+
+
+@pytest.fixture(scope="session")
+def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Subject]:
+    """The plugin under test."""
+    found: Subject | None = getattr(request.config, SUBJECT, None)
+    if found is None:
+        pytest.fail("Which plugin is to be tested? Add --ale-plugin KIND:NAME to pytest's options.", pytrace=False)
+    found.folder = tmp_path_factory.mktemp("ale")
+    # Temporary folders of its own: what the plugin leaves there is its, not some other program's.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", str(tmp_path_factory.mktemp("tmp")))
+        patch.setattr(tempfile, "tempdir", None)
+        yield found

@@ -1,0 +1,5 @@
+"""What the tests of the kit share."""
+
+from __future__ import annotations
+
+from ale_testing.fake_packages import install as install

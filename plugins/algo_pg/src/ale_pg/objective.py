@@ -1,0 +1,156 @@
+"""A trainer calls the loss object of a policy gradient; each variant is a pure function in a module of this package.
+
+The object holds only settings and imports torch when it is called, so it can be pickled into another process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from ale.errors import PluginError
+from ale.specs.algorithm import Loss
+from ale.specs.trainer import LossInput, LossOutput, TrainBatch
+from ale_pg.variants import Settings, Variant, counted
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ale_pg.terms import Terms
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyGradientLoss(Loss):
+    """Computes the variant's loss over one micro-batch, in float32 or better, and adds the KL penalty."""
+
+    variant: Variant
+    settings: Settings
+    kl_coef: float
+
+    def __call__(self, inputs: LossInput) -> LossOutput:
+        """See `Loss`."""
+        import torch
+
+        from ale_pg.report import loss_sums
+        from ale_policy_loss.reference import reference_normalizer, reference_penalty
+        from ale_policy_loss.report import ratio_maxima
+        from ale_policy_loss.units import segments_of
+
+        kind = torch.promote_types(inputs.logprobs.dtype, torch.float32)
+        logprobs = inputs.logprobs.to(kind)
+        old = self._old(inputs)
+        old = None if old is None else old.to(kind)
+        values = inputs.chunks.returns[inputs.chunk_ids].to(kind)
+        trajectories = segments_of("trajectory", inputs.chunk_ids, inputs.chunks)
+        mask = None if old is None else self._mask(old, inputs.engine_logprobs.to(kind))
+        shares = self._shares(logprobs, trajectories, inputs.normalizer, mask)
+        segments = segments_of(self.settings.level, inputs.chunk_ids, inputs.chunks)
+        terms = self._terms(logprobs, old, values, trajectories, segments, shares, mask, inputs.normalizer)
+        of_reference = self._shares(logprobs, trajectories, reference_normalizer(inputs))
+        penalty = reference_penalty(inputs, self.kl_coef, of_reference)
+        sums = loss_sums(inputs, logprobs, old, values, trajectories, terms) | penalty.sums
+        maxima = {} if terms.ratio is None else ratio_maxima(terms.ratio)
+        return LossOutput(terms.loss + penalty.loss, sums, maxima)
+
+    def normalize(self, batch: TrainBatch) -> TrainBatch:
+        """See `Loss.normalize`: masked tokens count in the mean of the KL penalty only."""
+        from ale_policy_loss.masked import Tokens, count_by_trajectory, tokens_with_loss, unmasked_tokens
+
+        s = self.settings
+
+        def count(tokens: Tokens) -> float:
+            return sum(counted(s.normalization, s.max_tokens, n) for n in count_by_trajectory(batch, tokens))
+
+        packed = count(tokens_with_loss(batch))
+        masked = 0.0
+        if self.variant == "topr_token_mask":
+            masked = packed - count(unmasked_tokens(batch, "token", s.mismatch_threshold))
+        return replace(batch, normalizer=batch.normalizer - masked or 1.0, reference_normalizer=packed or 1.0)
+
+    def _mask(self, old: Tensor, engine: Tensor) -> Tensor | None:
+        """Return 0 for masked tokens and 1 for the others [M]; None for a variant without a mask."""
+        import torch
+
+        from ale_policy_loss.ratios import mismatch_mask
+
+        if self.variant != "topr_token_mask":
+            return None
+        each = torch.arange(len(old), device=old.device)
+        return mismatch_mask(old, engine, each, self.settings.mismatch_threshold).to(old.dtype)
+
+    def _shares(self, logprobs: Tensor, trajectories: Tensor, z: float, mask: Tensor | None = None) -> Tensor:
+        """Return each token's weight in the mean that the loss is [M]."""
+        from ale_pg.terms import even_shares, trajectory_shares
+
+        if self.settings.normalization == "trajectory_mean":
+            return trajectory_shares(logprobs, trajectories, z, mask)
+        return even_shares(logprobs, z)
+
+    def _old(self, inputs: LossInput) -> Tensor | None:
+        """Return log pi_old of the tokens; None if the variant has no ratio."""
+        source = self.settings.old_logprobs
+        if source == "none":
+            return None
+        old: Tensor | None = inputs.old_logprobs
+        if old is None and source == "recompute":
+            # The engine's numbers would silently hide its mismatch; the current ones would make every ratio 1.
+            raise PluginError(
+                f"The algorithm 'pg' (variant '{self.variant}') has old_logprobs 'recompute', but the batch has none: "
+                "fill TrainBatch.old_logprobs from the trainer before the first update, or set old_logprobs to "
+                "'engine'."
+            )
+        return inputs.engine_logprobs if old is None else old
+
+    def _terms(
+        self,
+        logprobs: Tensor,
+        old: Tensor | None,
+        values: Tensor,
+        trajectories: Tensor,
+        segments: Tensor,
+        shares: Tensor,
+        mask: Tensor | None,
+        z: float,
+    ) -> Terms:
+        from ale_pg.cispo import cispo
+        from ale_pg.grpo import dapo, dr_grpo, grpo
+        from ale_pg.gspo import gspo
+        from ale_pg.ppo import ppo_clip
+        from ale_pg.reinforce import reinforce, tis
+        from ale_pg.topr import topr
+
+        s = self.settings
+        if old is None:
+            return reinforce(logprobs, values, shares)
+        match self.variant:
+            case "tis":
+                return tis(logprobs, old, values, segments, shares, s.tis_cap)
+            case "topr" | "topr_token_mask":
+                return topr(logprobs, old, values, segments, shares, s.tis_cap, mask)
+            case "grpo":
+                return grpo(logprobs, old, values, trajectories, z, s.clip_low, s.clip_high)
+            case "dr_grpo":
+                return dr_grpo(logprobs, old, values, z, s.clip_low, s.clip_high)
+            case "dapo":
+                return dapo(logprobs, old, values, z, s.clip_low, s.clip_high)
+            case "gspo":
+                return gspo(logprobs, old, values, trajectories, z, s.clip_low, s.clip_high)
+            case "cispo":
+                return cispo(logprobs, old, values, shares, s.clip_low, s.clip_high)
+            case _:
+                return ppo_clip(logprobs, old, values, shares, s.clip_low, s.clip_high)
+
+    def metrics(self, totals: Mapping[str, float]) -> dict[str, float]:
+        """Return means over the tokens with loss, unless stated otherwise; `docs/metrics.md` has them in one table.
+
+        `entropy` is in nats. `advantage`, `advantage_std` are over trajectories. `positive` and `negative` are the
+        shares of tokens with an advantage above and below 0, `positive_trajectories` and `negative_trajectories` those
+        of trajectories. `kl_ref` estimates KL(pi, reference). If the variant has a ratio: `ratio`, `ratio_std`,
+        `ratio_max` are of pi/pi_old in its unit before the step; `effective_samples` is (sum of ratios)^2 / (tokens x
+        sum of squares), 1 if all ratios are equal; `clipped_low`, `clipped_high` are the shares of tokens whose
+        gradient a bound removed or reduced; `kl_old` estimates KL(pi_old, pi); `engine_gap` is |log pi_old - log mu|;
+        `masked` is the share of tokens above H."""
+        from ale_pg.report import loss_metrics
+
+        return loss_metrics(totals)

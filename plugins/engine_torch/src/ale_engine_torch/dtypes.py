@@ -1,0 +1,21 @@
+"""The data types in which the engine computes. Settings are read without torch, which is imported only to choose a
+type."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    import torch
+
+DtypeName = Literal["auto", "float32", "bfloat16"]
+
+
+def choose_dtype(config: dict[str, Any], device: torch.device, name: DtypeName) -> torch.dtype:
+    """`auto`: float32 on the CPU; on a GPU what the folder was saved as, if that is float32 or bfloat16."""
+    import torch
+
+    if name == "auto":
+        saved = config.get("dtype") or config.get("torch_dtype")
+        name = "bfloat16" if device.type == "cuda" and saved != "float32" else "float32"
+    return torch.bfloat16 if name == "bfloat16" else torch.float32

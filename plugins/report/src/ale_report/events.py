@@ -1,0 +1,59 @@
+"""The run's events for the report: a table for each kind of event, with a column for each of its fields.
+
+Each kind has a table of its own because a run may have thousands of one kind (refused connections) and three of another
+(crucial forks), which would be lost among them."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from ale.store.run_store import RunStore
+from ale_report.page_json import show_controls
+
+MAX_EVENTS_PER_KIND = 200
+MAX_CELL_CHARS = 500
+
+Cell = str | float | None
+
+
+@dataclass(frozen=True, slots=True)
+class EventTable:
+    """The events of one kind: the newest of `count`, in the order in which they happened."""
+
+    kind: str
+    count: int
+    heads: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+
+
+def event_tables(store: RunStore) -> list[EventTable]:
+    """The tables in the order in which their kinds came first."""
+    found: dict[str, list[tuple[float, dict[str, Any]]]] = {}
+    for when, kind, data in store.events(newest=MAX_EVENTS_PER_KIND):
+        found.setdefault(kind, []).append((when, data))
+    return [_table(kind, count, found.get(kind, [])) for kind, count in store.event_counts().items()]
+
+
+def _table(kind: str, count: int, events: list[tuple[float, dict[str, Any]]]) -> EventTable:
+    names = list(dict.fromkeys(name for _, data in events for name in data))
+    if "step" in names:
+        names.insert(0, names.pop(names.index("step")))
+    rows = tuple((_format_time(when), *(_cell(data.get(name)) for name in names)) for when, data in events)
+    return EventTable(
+        show_controls(kind), count, ("time (UTC)", *(show_controls(name.replace("_", " ")) for name in names)), rows
+    )
+
+
+def _cell(value: Any) -> Cell:
+    if value is None or isinstance(value, float):
+        return value
+    # Whole numbers become text, so that a seed or a process id is not rounded.
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return show_controls(text if len(text) <= MAX_CELL_CHARS else f"{text[:MAX_CELL_CHARS]} …")
+
+
+def _format_time(when: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(when))

@@ -1,0 +1,56 @@
+"""Makes the constants of a local sandbox's resident: its folders, environment and limits."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Container
+
+from ale.specs.sandbox import Resources, SandboxSpec
+from ale_local import program, state
+from ale_local.bubblewrap import HOME
+from ale_local.config import LocalSandboxConfig
+from ale_resident.network.policy import network_plan
+
+
+def resident_constants(
+    spec: SandboxSpec,
+    config: LocalSandboxConfig,
+    record: state.Record,
+    resources: Resources,
+    mode: str,
+    groups: Container[str],
+) -> list[bytes]:
+    """Make the resident's constants (see `set_up` in `ale_resident.resident.requests`). `mode` says which users exist:
+    `users`, `single`, or `plain` without isolation; `groups` are the control groups that enforce limits."""
+    if record.folder is None:
+        workdir, home, tmp = spec.workdir, HOME, "/tmp"
+    else:
+        workdir, home, tmp = (f"{record.folder}/{name}" for name in ("work", "home", "tmp"))
+    env = {
+        "PATH": program.search_path(config.host_python),
+        "HOME": home,
+        "TMPDIR": tmp,
+        "LANG": "C.UTF-8",
+        "USER": "agent",
+        **spec.env,
+        state.MARKER: record.id,
+    }
+    network = "\n".join(network_plan(spec)) if mode != "plain" else ""
+    fields = [mode, workdir, program.find_shell(config.shell), rlimits(mode, resources, groups), "", network]
+    return [os.fsencode(text) for text in (*fields, *(f"{name}={value}" for name, value in env.items()))]
+
+
+def rlimits(mode: str, resources: Resources, groups: Container[str]) -> str:
+    """Return the limits that are enforced per process, because no control group enforces them."""
+    limits: dict[str, int] = {"RLIMIT_CORE": 0}
+    if resources.open_files is not None:
+        limits["RLIMIT_NOFILE"] = resources.open_files
+    if resources.memory_mib is not None and "memory" not in groups:
+        limits["RLIMIT_DATA"] = resources.memory_mib << 20
+    if resources.pids is not None and "pids" not in groups and mode == "single":
+        limits["RLIMIT_NPROC"] = (
+            resources.pids
+        )  # counted per user namespace, and only in this mode each sandbox has its own
+    if resources.disk_mib is not None and mode == "plain":
+        limits["RLIMIT_FSIZE"] = resources.disk_mib << 20
+    return " ".join(f"{name}={value}" for name, value in limits.items())

@@ -1,0 +1,161 @@
+"""`ale sandbox exec | shell | logs`: commands that work in a sandbox of another process.
+
+Each attaches through the provider (`Attaches`) and detaches when it ends; the sandbox keeps running.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import shlex
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+from ale.errors import ConfigError, PluginError, SandboxError
+from ale.registry.choice import PluginChoice
+from ale.registry.drivers import build_driver
+from ale.registry.installed import list_plugins
+from ale.specs.driver import DriverContext
+from ale.specs.sandbox import ExecResult, Sandbox
+from ale.specs.sandbox_protocols import Attaches, Logs, Output, Shell, Shells, Streams, lacks
+
+OUTPUT_BYTES = 8 << 20
+"""How many bytes of a shell command's output are shown at most."""
+EXIT = re.compile(r"\s*exit(?:\s+(\d{1,3}))?\s*")
+
+
+def run(
+    sandbox_id: str, name: str | None, command: list[str], timeout_s: float, cwd: str | None, env: list[str], user: str
+) -> int:
+    """Run a command, print its output as it arrives, and return its exit code. The shell runs a single argument."""
+    line = command[0] if len(command) == 1 else shlex.join(command)
+    variables = _variables(env)
+    stdin = b"" if sys.stdin is None or sys.stdin.isatty() else sys.stdin.buffer.read()
+
+    async def work() -> int:
+        box = await _attach(sandbox_id, name)
+        how: dict[str, Any] = {"timeout_s": timeout_s, "cwd": cwd, "env": variables, "stdin": stdin, "user": user}
+        async with box:
+            if not isinstance(box, Streams):
+                return _print_result(await box.exec(line, **how, max_output_bytes=OUTPUT_BYTES))
+            async for part in box.exec_stream(line, **how):
+                if isinstance(part, Output):
+                    _write_output(part)
+                else:
+                    return _print_result(part)
+        raise SandboxError(f"The sandbox {sandbox_id} did not report how the command ended.")
+
+    _restore_ctrl_c()
+    return asyncio.run(work())
+
+
+def shell(sandbox_id: str, name: str | None, cwd: str | None, user: str, timeout_s: float) -> int:
+    """Run line after line in one shell; return the last exit code. Ctrl-C ends only the running line."""
+    code = 0
+    _restore_ctrl_c()
+    with asyncio.Runner() as runner:
+        box = runner.run(_attach(sandbox_id, name))
+        try:
+            if not isinstance(box, Shells):
+                raise lacks(box, Shells)
+            shell_session = runner.run(box.open_shell(cwd=cwd, user=user))
+            for line in _lines(f"{sandbox_id}$ "):
+                left = EXIT.fullmatch(line)
+                if left is not None:
+                    return int(left[1]) % 256 if left[1] else code
+                try:
+                    code = _print_result(runner.run(_run_in_shell(shell_session, line, timeout_s)))
+                except KeyboardInterrupt:
+                    if not sys.stdin.isatty():
+                        raise
+                    code = 130
+                    print(file=sys.stderr)
+        finally:
+            runner.run(box.stop())
+    return code
+
+
+def logs(sandbox_id: str, name: str | None) -> None:
+    """Print the sandbox's journal."""
+
+    async def work() -> str:
+        box = await _attach(sandbox_id, name)
+        async with box:
+            if not isinstance(box, Logs):
+                raise lacks(box, Logs)
+            return await box.logs()
+
+    print(asyncio.run(work()), end="")
+
+
+def _restore_ctrl_c() -> None:
+    """Make SIGINT raise KeyboardInterrupt again: a process that a script started in the background ignores it."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+async def _attach(sandbox_id: str, name: str | None) -> Sandbox:
+    """Attach to a sandbox of any provider. Raises with every provider's error if none has it."""
+    names = [name] if name else [info.name for info in list_plugins("sandbox") if info.status == "ok"]
+    faults: dict[str, None] = {}
+    for use in dict.fromkeys(names):
+        try:
+            provider = build_driver("sandbox", PluginChoice(use=use), DriverContext(run_id="cli"))
+            if not isinstance(provider, Attaches):
+                raise lacks(provider, Attaches)
+            return await provider.attach(sandbox_id)
+        except (ConfigError, PluginError, SandboxError) as error:
+            faults[str(error)] = None
+    if not faults:
+        raise ConfigError("No sandbox provider is installed; `ale plugins list` lists the installed plugins.")
+    raise SandboxError("\n".join(faults))
+
+
+async def _run_in_shell(shell_session: Shell, line: str, timeout_s: float) -> ExecResult:
+    return await shell_session.run(line, timeout_s=timeout_s, max_output_bytes=OUTPUT_BYTES)
+
+
+def _lines(prompt: str) -> Iterator[str]:
+    """Yield the lines that are typed or piped in, until the input ends."""
+    if not sys.stdin.isatty():
+        for line in sys.stdin:
+            yield line.rstrip("\n")
+        return
+    with suppress(ImportError):
+        import readline  # noqa: F401  # importing it gives `input` editing and a history
+    while True:
+        try:
+            yield input(prompt)
+        except KeyboardInterrupt:
+            print(file=sys.stderr)
+        except EOFError:
+            print(file=sys.stderr)
+            return
+
+
+def _print_result(done: ExecResult) -> int:
+    """Write the result's output, say if it was cut or timed out, and return the exit code."""
+    _write_output(Output("stdout", done.stdout))
+    _write_output(Output("stderr", done.stderr))
+    if done.timed_out:
+        print(f"ale: the command was ended after {done.duration_s:.0f} s (--timeout)", file=sys.stderr)
+    if done.truncated:
+        print(f"ale: output beyond {OUTPUT_BYTES >> 20} MiB is left out", file=sys.stderr)
+    return done.exit_code
+
+
+def _write_output(output: Output) -> None:
+    """Write output unchanged, as bytes; a slow reader makes the command wait."""
+    stream = sys.stdout if output.stream == "stdout" else sys.stderr
+    stream.flush()
+    stream.buffer.write(output.data)
+    stream.buffer.flush()
+
+
+def _variables(pairs: list[str]) -> dict[str, str]:
+    found = dict(pair.partition("=")[::2] for pair in pairs)
+    if "" in found or any("=" not in pair for pair in pairs):
+        raise ConfigError("--env takes NAME=VALUE, such as --env DEBUG=1.")
+    return found

@@ -1,0 +1,46 @@
+"""The tests of each package use nothing that the package does not declare, so that they run where it is installed
+alone: `make test-alone` shows it from wheels."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from functools import cache
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+import pytest
+from declared_packages import Package, closure, our_packages
+from packaging.utils import canonicalize_name
+
+TESTED = [package for package in our_packages().values() if package.tests.is_dir()]
+
+
+@cache
+def providers() -> dict[str, set[str]]:
+    """The packages that each module comes from."""
+    found = {module: {canonicalize_name(name) for name in names} for module, names in packages_distributions().items()}
+    return found | {module: {package.name} for package in our_packages().values() for module in package.modules}
+
+
+def imported(path: Path) -> Iterator[str]:
+    """The first part of each module that a file imports, wherever in the file."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module.split(".")[0]
+
+
+@pytest.mark.parametrize("package", TESTED, ids=lambda package: package.name)
+def test_the_tests_of_a_package_import_what_it_declares(package: Package) -> None:
+    declared, files = closure(package.name), sorted(package.tests.rglob("*.py"))
+    own = {path.stem for path in files} | sys.stdlib_module_names
+    undeclared = {
+        f"{path.relative_to(package.folder)} imports {module}"
+        for path in files
+        for module in imported(path)
+        if module not in own and not providers().get(module, set()) & declared
+    }
+    assert not undeclared, f"{package.name} declares these neither as dependencies nor in its extra `test`"

@@ -1,0 +1,156 @@
+"""This module computes each of our losses on a small model in double precision, also as one rank of a data-parallel
+computation. As a script it is one of several processes: `parallel_losses.py RANK WORLD MEETING MODEL OUT`. Each process
+computes its share of the trajectories of every batch, and `torch.distributed` (gloo) adds gradients and sums over the
+processes; the first process writes the result to OUT."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, distributed
+
+from ale.specs.algorithm import Algorithm
+from ale.specs.driver import DriverContext
+from ale.specs.trainer import TrainBatch
+from ale_ipa import IPA
+from ale_packing import select
+from ale_pg import PolicyGradient
+from ale_pg.variants import RULES
+from ale_testing.loss_samples import random_rollouts
+from ale_trainer_torch.learner import Learner, Optimization
+
+LEVELS = ("chunk", "token", "trajectory")
+SIGNALS = ("signed", "raw", "group_centered")
+NORMALIZATIONS = ("token", "chunk", "trajectory")
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a batch came to: its loss, the metrics of the loss function, the gradient of all weights end to end."""
+
+    loss: float
+    metrics: dict[str, float]
+    gradient: Tensor
+
+
+def algorithms() -> dict[str, Algorithm]:
+    """IPA with every level x signal x normalization and with all levels apart, every policy gradient; some with a KL
+    term."""
+    ipa: dict[str, dict[str, object]] = {}
+    for level, signal, normalization in itertools.product(LEVELS, SIGNALS, NORMALIZATIONS):
+        ipa[f"ipa {level} {signal} {normalization}"] = {
+            "level": level,
+            "return_signal": signal,
+            "normalization": normalization,
+        }
+    for of_return, of_ratio, of_mask in itertools.product(LEVELS, LEVELS, LEVELS):
+        if not of_return == of_ratio == of_mask:
+            ipa[f"ipa return {of_return}, ratio {of_ratio}, mask {of_mask}"] = {
+                "return_level": of_return,
+                "ratio_level": of_ratio,
+                "mask_level": of_mask,
+            }
+    ipa |= {f"ipa {level} kl": {"level": level, "kl_coef": 0.3} for level in LEVELS}
+    ipa |= {
+        f"ipa {level} {normalization} imitation": {"level": level, "normalization": normalization, "kl_coef": 0.3}
+        for level, normalization in itertools.product(LEVELS, NORMALIZATIONS)
+    }
+    made: dict[str, Algorithm] = {
+        name: IPA(IPA.Config(mismatch_threshold=1.0, **settings), DriverContext()) for name, settings in ipa.items()
+    }
+    for variant in RULES:
+        for kl_coef in (0.0, 0.3):
+            config = PolicyGradient.Config(variant=variant, kl_coef=kl_coef)
+            made[f"pg {variant}{' kl' if kl_coef else ''}"] = PolicyGradient(config, DriverContext())
+    return made
+
+
+def learner(model: Path, *, packing: bool = True, budget: int = 100_000, logit_chunk: int | None = None) -> Learner:
+    """The model in double precision."""
+    how = Optimization(
+        lr=1e-3,
+        betas=(0.9, 0.95),
+        eps=1e-8,
+        weight_decay=0.0,
+        max_grad_norm=1e9,
+        micro_batch_tokens=budget,
+        logit_chunk=logit_chunk,
+        packing=packing,
+        gradient_checkpointing=False,
+    )
+    return Learner(model, torch.device("cpu"), torch.float64, how)
+
+
+def batch_of(algorithm: Algorithm, with_learner: Learner, *, imitated: bool = False) -> TrainBatch:
+    """A batch with old and reference log-probabilities that are not the current ones, as after an update.
+
+    With `imitated`, a trajectory and the beginning of another are an expert's.
+    """
+    batch = algorithm.batch(random_rollouts(4))
+    assert batch is not None
+    if imitated:
+        table = batch.chunks
+        sampled = (table.trajectory != 1) & ((table.trajectory != 2) | (table.position > 0))
+        batch = replace(batch, chunks=replace(table, sampled=sampled))
+    now, trained = with_learner.logprobs(batch), batch.chunk_ids >= 0
+    old, reference = (now + trained * 0.3 * wave(batch.token_ids) for wave in (np.sin, np.cos))
+    filled = replace(
+        batch,
+        old_logprobs=old.astype(np.float32),
+        reference_logprobs=reference.astype(np.float32) if algorithm.reference else None,
+    )
+    return algorithm.loss.normalize(filled)
+
+
+def total(by: Learner, batches: list[TrainBatch], algorithm: Algorithm) -> Found:
+    """Loss, sums and gradient of several batches together."""
+    by.optimizer.zero_grad(set_to_none=True)
+    loss, metrics = 0.0, dict[str, float]()
+    for batch in batches:
+        found = by.accumulate(batch, algorithm.loss)
+        loss += found.loss
+        metrics = added(metrics, found.metrics)
+    gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in by.model.parameters()]
+    return Found(loss, metrics, torch.cat([g.flatten() for g in gradients]).clone())
+
+
+def added(one: dict[str, float], other: dict[str, float]) -> dict[str, float]:
+    """Sums add up; of what is called a maximum the largest counts."""
+    names = one.keys() | other.keys()
+    return {
+        n: max(one.get(n, 0.0), other.get(n, 0.0)) if n.endswith("_max") else one.get(n, 0.0) + other.get(n, 0.0)
+        for n in names
+    }
+
+
+def main(rank: int, world: int, meeting: Path, model: Path, out: Path) -> None:
+    """Compute every algorithm's batch as one of `world` processes."""
+    torch.set_num_threads(1)
+    distributed.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=world)
+    by = learner(model, budget=60, logit_chunk=7)
+    came: dict[str, tuple[float, dict[str, float], Tensor]] = {}
+    for name, algorithm in algorithms().items():
+        batch = batch_of(algorithm, by, imitated=name.endswith("imitation"))
+        mine = list(range(rank, int(batch.trajectory[-1]) + 1, world))
+        found = total(by, [select(batch, mine)], algorithm)
+        names = sorted(found.metrics)
+        sums = torch.tensor([found.loss, *(found.metrics[n] for n in names)], dtype=torch.float64)
+        most = sums.clone()
+        distributed.all_reduce(sums, distributed.ReduceOp.SUM)
+        distributed.all_reduce(most, distributed.ReduceOp.MAX)
+        distributed.all_reduce(found.gradient, distributed.ReduceOp.SUM)
+        metrics = {n: float((most if n.endswith("_max") else sums)[i]) for i, n in enumerate(names, start=1)}
+        came[name] = (float(sums[0]), metrics, found.gradient)
+    if rank == 0:
+        torch.save(came, out)
+    distributed.barrier()
+    distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), *map(Path, sys.argv[3:]))
