@@ -75,7 +75,7 @@ async def test_a_snapshot_keeps_owners_modes_and_links(subject: Subject) -> None
 @async_test
 async def test_a_snapshot_may_be_made_while_processes_run(subject: Subject) -> None:
     async with started(subject) as (provider, box):
-        running = asyncio.ensure_future(box.exec(f"({LOOP}) & {LOOP}", timeout_s=60))
+        running = asyncio.ensure_future(box.exec(f"({LOOP}) & sleep 60", timeout_s=60))
         await asyncio.sleep(0.3)
         name = await box.snapshot()
         first = await stdout_of(box, "cat beat")
