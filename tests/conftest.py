@@ -1,14 +1,18 @@
-"""This module has the fixture that the end-to-end tests share."""
+"""This module has the fixtures that tests share."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from ale_command import FINISH
+from run_files import MINIMAL, Load
 
+from ale.config.load import LoadedConfig, load_run_config
+from ale.config.yaml_text import dump_yaml
 from ale_testing.fake_packages import install as install
 
 FIRST = (
@@ -41,3 +45,16 @@ def run_file(tmp_path: Path) -> Callable[[str], Path]:
         return path
 
     return write
+
+
+@pytest.fixture
+def load(tmp_path: Path) -> Load:
+    """Loads a run file of this text, these bytes or this data."""
+
+    def make(content: Any = MINIMAL, *overrides: str, name: str = "run.yaml") -> LoadedConfig:
+        text = content if isinstance(content, (str, bytes)) else dump_yaml(content)
+        path = tmp_path / name
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+        return load_run_config(path, overrides)
+
+    return make
