@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Generator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -57,12 +58,25 @@ class Skipped:
             session.exitstatus = pytest.ExitCode.OK  # nothing was skipped, so nothing is left to run
 
 
+def skipped_before(config: pytest.Config) -> set[str]:
+    """The tests that the last run skipped."""
+    assert config.cache is not None
+    return set(config.cache.get(KEY, []))
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Do not import files of which nothing was skipped."""
+    if not config.getoption("--skipped") or collection_path.suffix != ".py":
+        return None
+    files = {name.partition("::")[0] for name in skipped_before(config)}
+    return collection_path.relative_to(config.rootpath).as_posix() not in files or None
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Keep only the tests that the last run skipped."""
     if not config.getoption("--skipped"):
         return
-    assert config.cache is not None
-    wanted = set(config.cache.get(KEY, []))
+    wanted = skipped_before(config)
     here = {item: bool({item.nodeid, item.nodeid.partition("::")[0]} & wanted) for item in items}
     config.hook.pytest_deselected(items=[item for item in items if not here[item]])
     items[:] = [item for item in items if here[item]]

@@ -124,7 +124,8 @@ class Snapshots(Protocol):
 
         It may be made after any step, while processes run; these are not kept. A snapshot with a `name` stays until it
         is removed (`KeepsSnapshots.remove_snapshot`) and replaces an older one of that name; sandboxes that run from
-        the old one go on. A snapshot without a name is removed with its provider, also if that was killed."""
+        the old one go on. A snapshot without a name is removed with its provider, also if that was killed. A call that
+        is cancelled makes none; where it would replace a snapshot, the old or the new one is there."""
 
 
 @runtime_checkable

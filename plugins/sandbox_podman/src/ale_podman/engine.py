@@ -59,7 +59,8 @@ class PodmanEngine(Engine):
         try:
             self._client = podman.PodmanClient(base_url=self._url or default_url(), max_pool_size=THREADS, timeout=600)
             async with asyncio.timeout(20):
-                await self._do("answer", lambda client: client.version())
+                # Not `client.version()`: for that the service asks the system's package manager, half a second long.
+                await self._do("answer", lambda client: client.api.get("/_ping").raise_for_status())
         except (SandboxError, TimeoutError, ValueError) as error:
             await self.close()
             raise ConfigError(
@@ -299,4 +300,4 @@ def default_url() -> str:
 def explain(error: Exception) -> str:
     """Return the service's message about an error."""
     explanation = getattr(error, "explanation", None) if isinstance(error, APIError) else None
-    return str(explanation or error) or type(error).__name__
+    return str(explanation or error).strip() or type(error).__name__

@@ -42,7 +42,8 @@ def check_name(name: str | None) -> None:
 async def take(engine: Engine, container: str, name: str | None, to_remove: set[str]) -> str:
     """Save a container's file system as an image and return its name; unnamed ones are added to `to_remove`.
 
-    Raises `ConfigError` if the name is not allowed.
+    A call that is cancelled leaves no image, unless it has replaced an older one: that name would be lost. Raises
+    `ConfigError` if the name is not allowed.
     """
     check_name(name)
     image = f"{REPOSITORY}{name or UNNAMED + secrets.token_hex(8)}"
@@ -52,7 +53,7 @@ async def take(engine: Engine, container: str, name: str | None, to_remove: set[
     try:
         await await_completion(asyncio.ensure_future(commit(engine, container, image)))
     except asyncio.CancelledError:
-        if name is None:
+        if not replaced:
             await engine.remove_image(image)
         raise
     to_remove |= {old for old in replaced if not await engine.remove_image(old)}
