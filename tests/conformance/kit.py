@@ -13,7 +13,6 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,10 +20,6 @@ import pytest
 
 from ale_testing.fake_packages import packages_at
 
-SPREAD = ("-n", "3", "--dist", "loadfile")
-"""Options for all of a sandbox provider's suites, which wait for most of their time: three files of the kit at once.
-
-A file's tests run one after another: those of snapshots look at all the snapshots that there are."""
 OPTIONS = ("-q", "-p", "no:cacheprovider", "--pyargs", "ale_testing")
 ALONE = [word for name in ("xdist", "timeout", "asyncio", "unraisableexception") for word in ("-p", f"no:{name}")]
 
@@ -46,11 +41,6 @@ def run_kit(
     )
 
 
-def run_kit_spread(where: Path, plugin: str, *options: str | Path) -> subprocess.CompletedProcess[str]:
-    """The kit against a provider of sandboxes in containers."""
-    return run_kit(where, plugin, *options, *SPREAD)
-
-
 @dataclass(frozen=True)
 class Outcome:
     """How a run of the kit in this process ended; `stdout` holds what went to standard error, too."""
@@ -61,26 +51,23 @@ class Outcome:
 
 def run_kit_here(where: Path, plugin: str, *options: str | Path, path: Path | None = None) -> Outcome:
     """The kit against one plugin, in this process."""
-    said = io.StringIO()
+    output = io.StringIO()
     # What the outer run does for its tests (workers, timers, loops) is not to be done twice.
     arguments = [*OPTIONS, *ALONE, "--rootdir", where, "--ale-plugin", plugin, *options]
     with contextlib.ExitStack() as stack:
         if path is not None:
             stack.enter_context(packages_at(path))
         stack.enter_context(contextlib.chdir(where))
-        stack.enter_context(contextlib.redirect_stdout(said))
-        stack.enter_context(contextlib.redirect_stderr(said))
+        stack.enter_context(contextlib.redirect_stdout(output))
+        stack.enter_context(contextlib.redirect_stderr(output))
         code = pytest.main([*map(str, arguments)])
-    return Outcome(int(code), said.getvalue())
+    return Outcome(int(code), output.getvalue())
 
 
-def assert_keeps_contract(
-    plugin: str, settings: str, folder: Path, run: Callable[..., Outcome | subprocess.CompletedProcess[str]]
-) -> None:
-    """The plugin passes every test of the kit with these settings (YAML); none is skipped. `run` is `run_kit_here` or
-    the like."""
+def assert_keeps_contract(plugin: str, settings: str, folder: Path) -> None:
+    """The plugin passes every test of the kit with these settings (YAML); none is skipped."""
     (folder / "settings.yaml").write_text(settings)
-    done = run(folder, plugin, "--ale-config", folder / "settings.yaml", "-rs")
+    done = run_kit_here(folder, plugin, "--ale-config", folder / "settings.yaml", "-rs")
     assert done.returncode == 0, done.stdout[-4000:]
     counts = re.search(r"(\d+) passed", done.stdout)
     assert counts is not None

@@ -48,7 +48,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.mark.parametrize(("plugin", "settings"), CASES)
 def test_it_keeps_its_contract(plugin: str, settings: str, tmp_path: Path) -> None:
-    assert_keeps_contract(plugin, settings, tmp_path, run_kit_here)
+    assert_keeps_contract(plugin, settings, tmp_path)
 
 
 def test_every_kind_has_a_plugin_that_is_checked() -> None:
