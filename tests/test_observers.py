@@ -135,7 +135,7 @@ def test_an_observer_that_fails_is_silenced_after_three_errors_and_the_run_compl
     assert sum(line["hook"] == "ale_model_called" for line in seen) == 3
     assert "ale_run_finished" not in {line["hook"] for line in seen}
     assert seen[-1]["hook"] == "close", "what was started is closed all the same"
-    assert "It is not called any more." in witnessed.stderr  # type: ignore[attr-defined]
+    assert "Only its veto hooks are called from now on." in witnessed.stderr  # type: ignore[attr-defined]
 
 
 def test_a_command_is_refused_every_time_where_its_veto_fails(witnessed: Callable[..., list[dict[str, Any]]]) -> None:

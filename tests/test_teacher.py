@@ -164,7 +164,7 @@ async def test_a_refused_key_ends_the_run_with_a_sentence(
         (["--only", "rollout", "engine.key=sk-123456789"], "engine.key: write ${oc.env:NAME}"),
         (["--only", "rollout", "engine=null"], "engine: must be the name of an engine plugin"),
         (["--only", "rollout", "engine.url=host"], "engine: the upstream 'host' must be a URL"),
-        (["--only", "rollout", "engine.parameters={n: 2}"], "'n' is for the session to say"),
+        (["--only", "rollout", "engine.parameters={n: 2}"], "'n' is set by the session"),
         (["--only", "rollout", "sft.demonstrations={data: [x], count: 3}"], "with 'data' none is"),
     ],
 )

@@ -69,6 +69,14 @@ def test_a_veto_that_fails_refuses() -> None:
     assert exec_refusal(hooks) == "the observer 'careful' failed: RuntimeError: no rules"
 
 
+@pytest.mark.parametrize("answer", [False, True, "", 1])
+def test_a_veto_that_answers_with_no_sentence_refuses_and_says_so(answer: object) -> None:
+    hooks = Hooks([("odd", Recording(answer=answer))])  # type: ignore[arg-type]
+    assert exec_refusal(hooks) == (
+        f"the observer 'odd' failed: TypeError: it returned {answer!r}, not None or a sentence"
+    )
+
+
 @hookimpl
 def ale_run_finnished(run_id: str) -> None: ...
 
@@ -82,9 +90,18 @@ def ale_before_exec(command: str):  # type: ignore[no-untyped-def]
     return (yield)
 
 
+@hookimpl
+async def ale_run_started(run_id: str) -> None: ...
+
+
 @pytest.mark.parametrize(
     ("hook", "reason"),
-    [(ale_run_finnished, "ale_run_finnished"), (ale_run_finished, "nobody"), (ale_before_exec, "cannot be wrapped")],
+    [
+        (ale_run_finnished, "ale_run_finnished"),
+        (ale_run_finished, "nobody"),
+        (ale_before_exec, "cannot be wrapped"),
+        (ale_run_started, "write 'def'"),
+    ],
 )
 def test_an_observer_whose_hooks_do_not_fit_is_refused_by_name(hook: object, reason: str) -> None:
     bad, good = SimpleNamespace(**{getattr(hook, "__name__", ""): hook}), Recording()
@@ -104,7 +121,7 @@ def test_an_observer_that_failed_three_times_is_told_nothing_more(caplog: pytest
     assert bad.heard == ["0", "1", "2"]
     assert good.heard == ["0", "1", "2", "3", "4"]
     assert caplog.text.count("ValueError: spam") == 3
-    assert caplog.text.count("It is not called any more.") == 1
+    assert caplog.text.count("Only its veto hooks are called from now on.") == 1
 
 
 def test_a_veto_is_asked_however_often_it_failed() -> None:

@@ -102,6 +102,14 @@ async def test_a_model_that_wants_the_other_name_for_the_longest_answer_gets_it(
     ]
 
 
+async def test_a_limit_among_the_parameters_takes_the_name_that_the_server_wants(faulty: Faulty) -> None:
+    faulty.script = [fails(400, "Use 'max_completion_tokens' instead of 'max_tokens'."), says()]
+    async with to(faulty, parameters={"max_tokens": 7}) as upstream:
+        await upstream.answer(ModelCall(GO, max_tokens=5))
+    limits = [{name: value for name, value in body.items() if name.startswith("max_")} for body in faulty.bodies]
+    assert limits == [{"max_tokens": 7}, {"max_completion_tokens": 7}]
+
+
 @pytest.mark.parametrize(
     "fault",
     [

@@ -37,6 +37,23 @@ async def test_a_list_is_gone_through_call_by_call_and_its_end_repeated() -> Non
     assert [await say(engine, call=i) for i in range(3)] == ["a<|im_end|>", "b<|im_end|>", "b<|im_end|>"]
 
 
+async def test_an_engine_that_closes_while_it_answers_says_so() -> None:
+    for source in ({"answers": ["a"]}, {"random": True}):
+        engine = await make(**source, latency_s=0.05)
+        answering = asyncio.ensure_future(say(engine))
+        await asyncio.sleep(0.01)
+        await engine.close()
+        with pytest.raises(EngineError, match="it is closed"):
+            await answering
+
+
+async def test_answers_at_the_same_time_are_busy_once() -> None:
+    engine = await make(answers=["a"], latency_s=0.2)
+    began = time.perf_counter()
+    await asyncio.gather(*(say(engine, session=str(i)) for i in range(8)))
+    assert 0.19 < engine.metrics()["busy_s"] <= time.perf_counter() - began
+
+
 async def test_a_long_answer_is_cut_like_a_models() -> None:
     engine = await make(answers=["abcdef"])
     generation = await engine.generate(GenerateRequest((1,), Sampling(max_tokens=3)))

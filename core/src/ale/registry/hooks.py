@@ -3,7 +3,7 @@
 1. A run registers the observers that its configuration names; one whose hooks do not fit `ale.specs.events` refuses
    the run before it starts, as any wrong setting does.
 2. `Hooks.call` calls every observer; the error of one is logged, and the others are still called. After `MAX_ERRORS`
-   errors an observer is no longer called.
+   errors only an observer's veto hooks are still called.
 3. `Hooks.veto_reason` asks a *veto* hook. An observer that raises there refuses, since it has not agreed; so a veto
    hook is still asked after `MAX_ERRORS` errors.
 Without observers a call costs one comparison.
@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Iterable
+from inspect import iscoroutinefunction
 from typing import Any
 
 from ale.errors import PluginError
@@ -21,7 +22,7 @@ from ale.registry.validation import describe_error, one_line_error
 
 log = logging.getLogger("ale.hooks")
 MAX_ERRORS = 3
-"""The number of errors after which an observer is no longer called."""
+"""The number of errors after which only an observer's veto hooks are called."""
 
 
 class Hooks:
@@ -48,9 +49,8 @@ class Hooks:
         try:
             self._manager.register(observer, name)
             self._manager.check_pending()
-            wrappers = [c.name for c in self._manager.get_hookcallers(observer) or () if _wraps(c, observer)]
-            if wrappers:
-                raise ValueError(f"{', '.join(wrappers)} is a wrapper, and the hooks of ALE cannot be wrapped")
+            for caller in self._manager.get_hookcallers(observer) or ():
+                _check_kind(caller.name, [i for i in caller.get_hookimpls() if i.plugin is observer])
         except Exception as error:
             if self._manager.get_plugin(name) is observer:
                 self._manager.unregister(name=name)
@@ -78,7 +78,7 @@ class Hooks:
                 _invoke(implementation, arguments)
             except (Exception, SystemExit) as error:
                 self._errors[observer] += 1
-                last = " It is not called any more." if self._errors[observer] >= MAX_ERRORS else ""
+                last = " Only its veto hooks are called from now on." if self._errors[observer] >= MAX_ERRORS else ""
                 log.warning("the observer '%s' failed in %s: %s.%s", observer, name, describe_error(error), last)
 
     def veto_reason(self, name: str, **arguments: Any) -> str | None:
@@ -88,12 +88,14 @@ class Hooks:
         for implementation in self._hooks[name]:
             try:
                 reason = _invoke(implementation, arguments)
+                if reason is not None and not (isinstance(reason, str) and reason):
+                    raise TypeError(f"it returned {reason!r}, not None or a sentence")
             except (Exception, SystemExit) as error:
                 observer = implementation.plugin_name
                 reason = f"the observer '{observer}' failed: {describe_error(error)}"
                 self._refusals[observer] += 1
-                if self._refusals[observer] <= MAX_ERRORS:
-                    last = " More of these refusals are not logged." if self._refusals[observer] == MAX_ERRORS else ""
+                if (errors := self._refusals[observer]) <= MAX_ERRORS:
+                    last = " Further errors of its veto hooks are not logged." if errors == MAX_ERRORS else ""
                     log.warning("%s in %s, which is a refusal.%s", reason, name, last)
             if reason is not None:
                 return str(reason)
@@ -104,5 +106,8 @@ def _invoke(implementation: Any, arguments: dict[str, Any]) -> Any:
     return implementation.function(*(arguments[name] for name in implementation.argnames))
 
 
-def _wraps(caller: Any, observer: Any) -> bool:
-    return any(i.plugin is observer and (i.wrapper or i.hookwrapper) for i in caller.get_hookimpls())
+def _check_kind(name: str, implementations: list[Any]) -> None:
+    if any(i.wrapper or i.hookwrapper for i in implementations):
+        raise ValueError(f"{name} is a wrapper, and the hooks of ALE cannot be wrapped")
+    if any(iscoroutinefunction(i.function) for i in implementations):
+        raise ValueError(f"{name} is a coroutine function; a hook is a plain function (write 'def')")

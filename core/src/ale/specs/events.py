@@ -4,7 +4,7 @@
 2. An observer should be a class derived from `Observer`, built with its settings like any driver; a module or an object
    whose functions carry `hookimpl` also works. It takes only the arguments that it wants, by their names.
 3. Calls are synchronous, one observer after the other, and never happen between two tokens: be quick.
-4. An observer that raises is logged, and after three errors it is not called any more. In the two *veto* hooks
+4. An observer that raises is logged, and after three errors only its *veto* hooks are called. In these two
    (`ale_before_exec`, `ale_filter_trajectory`) every error counts as a refusal, however many there are.
 """
 

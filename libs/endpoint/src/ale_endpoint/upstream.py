@@ -35,6 +35,8 @@ PATIENCE_S = 120.0
 """The longest `Retry-After` that is waited for."""
 CONNECT_S = 15.0
 SHORTEST_KEY = 8
+LONGEST = ("max_tokens", "max_completion_tokens")
+"""Names of the limit of a reply: newer models of OpenAI refuse the first, which every other server knows."""
 """Shorter keys are not redacted: local servers take any word for a key, such as `EMPTY`."""
 TOO_LONG = re.compile(
     r"context.?(length|window|size)|maximum context|prompt is too long|too many (input )?tokens", re.IGNORECASE
@@ -155,16 +157,16 @@ class Upstream:
     async def _asked(self, route: Route, call: ModelCall, n: int) -> Completion:
         def body() -> dict[str, Any]:
             model = route.model or call.model
-            longest = "max_completion_tokens" if (route.url, model) in self._completion_tokens else "max_tokens"
-            return {**request_body(call, model, n, longest), **self._parameters}
+            longest = LONGEST[(route.url, model) in self._completion_tokens]
+            named = {longest if name in LONGEST else name: value for name, value in self._parameters.items()}
+            return {**request_body(call, model, n, longest), **named}
 
         async def attempt() -> Completion:
             sent = body()
             try:
                 return await self._post(route, call, sent)
             except RequestRefused as error:
-                # Newer models of OpenAI refuse the name that every other server knows.
-                if "max_completion_tokens" not in str(error) or "max_tokens" not in sent:
+                if LONGEST[1] not in str(error) or LONGEST[0] not in sent:
                     raise
                 self._completion_tokens.add((route.url, sent["model"]))
                 return await self._post(route, call, body())

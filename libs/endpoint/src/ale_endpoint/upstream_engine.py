@@ -1,6 +1,7 @@
 """The engine `upstream`: another server's model (a teacher) answers in the policy's place.
 
-Its replies are recorded as not sampled: RL does not train on them, and `sft.demonstrations.data` may. It serves
+Its replies are recorded as not sampled: RL never trains on them; supervised training can
+(`sft.demonstrations.data`). It serves
 `--only rollout`, `ale eval` and `ale tasks select`.
 """
 
@@ -28,7 +29,7 @@ class UpstreamEngine(Driver, InferenceEngine):
         model: str = Field(min_length=1, description="Name of the model there.")
         key: SecretStr | None = Field(
             None,
-            description="The API's key, as ${oc.env:NAME}. ALE refuses a run file that contains it.",
+            description="The API's key, as ${oc.env:NAME}. A key written out in the run file is refused.",
         )
         parameters: dict[str, Any] = Field(
             default_factory=dict,
@@ -41,10 +42,10 @@ class UpstreamEngine(Driver, InferenceEngine):
 
         @field_validator("parameters")
         @classmethod
-        def _without_the_sessions_own(cls, value: dict[str, Any]) -> dict[str, Any]:
+        def _refuse_session_parameters(cls, value: dict[str, Any]) -> dict[str, Any]:
             for name in ("messages", "tools", "model", "n", "stream"):
                 if name in value:
-                    raise ValueError(f"'{name}' is for the session to say; leave it out")
+                    raise ValueError(f"'{name}' is set by the session for each call; remove it from the parameters")
             return value
 
         @model_validator(mode="after")
@@ -57,13 +58,18 @@ class UpstreamEngine(Driver, InferenceEngine):
 
     api_version: ClassVar[str] = ">=1.0,<1.2"
     max_context = 1 << 30
-    version = 0
     config: Config
 
     def __init__(self, config: Config, context: DriverContext) -> None:
         super().__init__(config, context)
         self._upstream = Upstream([route_of(config)], parameters=config.parameters, timeout_s=config.timeout_s)
         self._open = False
+        self._version = 0
+
+    @property
+    def version(self) -> int:
+        """The last version that was loaded; answers do not depend on it."""
+        return self._version
 
     async def start(self) -> None:
         """Open the HTTP client."""
@@ -84,7 +90,8 @@ class UpstreamEngine(Driver, InferenceEngine):
         """Nothing to load."""
 
     async def load_weights(self, policy: PolicyVersion) -> None:
-        """Nothing to load."""
+        """Store the version."""
+        self._version = policy.version
 
     async def generate(self, request: GenerateRequest) -> Generation:
         """Raises `EngineError`: there are no tokens."""
@@ -92,6 +99,6 @@ class UpstreamEngine(Driver, InferenceEngine):
 
 
 def route_of(config: UpstreamEngine.Config) -> Route:
-    """The way to the model. Raises `ConfigError` where the settings name none."""
+    """Return the route to the model. Raises `ConfigError` if the URL or the key is invalid."""
     key = None if config.key is None else config.key.get_secret_value()
     return Route(config.url, model=config.model, key=key, key_from="engine.key")

@@ -11,6 +11,8 @@ import inspect
 import math
 import random
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -46,15 +48,16 @@ class ScriptedEngine(Driver, InferenceEngine):
             default=None,
             description=(
                 "JSONL (a conversation per line) or JSON file (a list of conversations, or an object session -> "
-                "conversation); a conversation is a list of assistant texts. Sessions take those of a list in turn."
+                "conversation); a conversation is a list of assistant texts. From a list, the first session gets the "
+                "first conversation, the second the next, and so on."
             ),
         )
         random: bool = Field(
             default=False, description="Random tokens, to test that nothing breaks on invalid replies."
         )
-        random_tokens: int = Field(default=40, gt=0, description="Most tokens in a random answer.")
+        random_tokens: int = Field(default=40, gt=0, description="Maximum number of tokens in a random answer.")
         latency_s: float = Field(default=0.0, ge=0, description="Seconds that every answer takes.")
-        max_context: int = Field(default=32768, gt=0, description="Most tokens in one context.")
+        max_context: int = Field(default=32768, gt=0, description="Maximum number of tokens in one context.")
 
         @model_validator(mode="after")
         def _exactly_one(self) -> ScriptedEngine.Config:
@@ -64,7 +67,7 @@ class ScriptedEngine(Driver, InferenceEngine):
                 found = f"not {' and '.join(sources)}" if sources else "none is given"
                 raise ValueError(f"give exactly one of answers, function, recording and random; {found}")
             if self.end is not None and self.answers is None and self.recording is None:
-                raise ValueError("end goes with answers or recording; a function and random decide themselves")
+                raise ValueError("end can be set only with answers or recording")
             return self
 
     config: Config
@@ -79,7 +82,8 @@ class ScriptedEngine(Driver, InferenceEngine):
         self._function = load_function(config.function) if config.function else None
         self._conversation_numbers: dict[str, int] = {}
         self._requests = self._prompt_tokens = self._sampled = 0
-        self._busy_s = 0.0
+        self._busy_s = self._busy_since = 0.0
+        self._answering = 0
 
     @property
     def max_context(self) -> int:
@@ -110,43 +114,59 @@ class ScriptedEngine(Driver, InferenceEngine):
     async def generate(self, request: GenerateRequest) -> Generation:
         """The next answer of the session, cut at `max_tokens` as a model's would be."""
         await self._running.wait()
-        if self._tokenizer is None:
-            raise EngineError("The engine 'scripted' has no tokenizer: it is closed, or load_model was not called.")
+        self._open_tokenizer()
         room = self.config.max_context - len(request.token_ids)
         if room < 1:
             raise EngineError(
                 f"A prompt of {len(request.token_ids)} tokens cannot be answered in a context of "
                 f"{self.config.max_context}. Raise engine.max_context, or let the agent shorten its context sooner."
             )
-        began = time.perf_counter()
-        if self.config.latency_s:
-            await asyncio.sleep(self.config.latency_s)
-        if self.config.random:
-            ids, logprob = self._random_tokens(request), -math.log(self._tokenizer.vocab_size)
-        else:
-            stop = request.sampling.stop_token_ids or self._tokenizer.stop_token_ids
-            ids, logprob = [*self._tokenizer.encode(await self._next_text(request)), *stop[:1]], 0.0
+        with self._busy():
+            if self.config.latency_s:
+                await asyncio.sleep(self.config.latency_s)
+            await self._running.wait()
+            tokenizer = self._open_tokenizer()
+            if self.config.random:
+                ids, logprob = self._random_tokens(request, tokenizer), -math.log(tokenizer.vocab_size)
+            else:
+                stop = request.sampling.stop_token_ids or tokenizer.stop_token_ids
+                ids, logprob = [*tokenizer.encode(await self._next_text(request, tokenizer)), *stop[:1]], 0.0
         limit = min(request.sampling.max_tokens, room)
         cut, ids = len(ids) > limit, ids[:limit]
         self._requests += 1
         self._prompt_tokens += len(request.token_ids)
         self._sampled += len(ids)
-        self._busy_s += time.perf_counter() - began
         return Generation(tuple(ids), (logprob,) * len(ids), (self._version,) * len(ids), "length" if cut else "stop")
 
-    def _random_tokens(self, request: GenerateRequest) -> list[int]:
-        assert self._tokenizer is not None
+    def _open_tokenizer(self) -> Tokenizer:
+        if self._tokenizer is None:
+            raise EngineError("The engine 'scripted' has no tokenizer: it is closed, or load_model was not called.")
+        return self._tokenizer
+
+    @contextmanager
+    def _busy(self) -> Iterator[None]:
+        """Count the seconds in which any request is answered; requests at the same time count once."""
+        if self._answering == 0:
+            self._busy_since = time.perf_counter()
+        self._answering += 1
+        try:
+            yield
+        finally:
+            self._answering -= 1
+            if self._answering == 0:
+                self._busy_s += time.perf_counter() - self._busy_since
+
+    def _random_tokens(self, request: GenerateRequest, tokenizer: Tokenizer) -> list[int]:
         seed = request.sampling.seed
         rng = random.Random(f"{self.context.seed}/{request.session}/{request.call}" if seed is None else seed)
-        stop = request.sampling.stop_token_ids or self._tokenizer.stop_token_ids
+        stop = request.sampling.stop_token_ids or tokenizer.stop_token_ids
         n = rng.randrange(self.config.random_tokens)
-        plain = [t for t in range(self._tokenizer.vocab_size) if t not in stop]
+        plain = [t for t in range(tokenizer.vocab_size) if t not in stop]
         return [*rng.choices(plain, k=n), *stop[:1]]
 
-    async def _next_text(self, request: GenerateRequest) -> str:
+    async def _next_text(self, request: GenerateRequest, tokenizer: Tokenizer) -> str:
         if self._function is not None:
-            assert self._tokenizer is not None
-            call = ScriptedCall(request.session, request.call, self._tokenizer.decode(list(request.token_ids)))
+            call = ScriptedCall(request.session, request.call, tokenizer.decode(list(request.token_ids)))
             try:
                 answer = self._function(call)
                 answer = await answer if inspect.isawaitable(answer) else answer

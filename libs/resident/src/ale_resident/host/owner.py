@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 from ale.errors import ConfigError
@@ -78,14 +79,14 @@ def reclaim_bases(folder: Path) -> None:
 
 
 def remove_folder(path: Path) -> None:
-    """Remove a folder, however deep it is and whatever modes the agent set in it."""
+    """Remove a folder, however deep it is and whatever modes the agent set in it. Several processes may remove the
+    same folder at the same time."""
     try:
         for parent, names, _ in os.walk(path):
-            os.chmod(parent, 0o700)
-            for name in names:
-                child = os.path.join(parent, name)
-                if not os.path.islink(child):
-                    os.chmod(child, 0o700)
+            for place in (parent, *(os.path.join(parent, name) for name in names)):
+                with suppress(FileNotFoundError):  # another process removed it
+                    if not os.path.islink(place):
+                        os.chmod(place, 0o700)
         shutil.rmtree(path, ignore_errors=True)
     except RecursionError:  # these programs can go to any depth
         for command in (["chmod", "-R", "u+rwX"], ["rm", "-rf"]):
