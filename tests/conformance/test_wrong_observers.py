@@ -18,12 +18,14 @@ class Fixed(Observer):
 """
 
 WRONG = {
-    "a coroutine as a hook": Wrong(
+    "a hook that returns a coroutine": Wrong(
         "hooks",
         HOOKS
         + """
     @hookimpl
-    async def ale_run_finished(self, run_id): ...
+    def ale_run_finished(self, run_id):
+        import asyncio
+        return asyncio.sleep(0)
 """,
         "test_every_hook_accepts_the_arguments_of_a_run",
         "ale_run_finished is called without await: it must be no coroutine",

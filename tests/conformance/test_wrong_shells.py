@@ -93,7 +93,7 @@ WRONG = {
         return ExecResult(done.exit_code, stdout, done.stderr, done.duration_s, done.timed_out)
 """,
         "test_output_that_looks_like_the_shells_reports_is_still_output",
-        "output must be taken for nothing else",
+        "output must not be mistaken for the shell's own reports",
     ),
     "a shell of text": Wrong(
         "sandbox",

@@ -20,15 +20,16 @@ def cut_at_stop(
     The tokens that hold the stop text are kept, since the policy sampled them; the tokens after them are dropped.
     """
     sampled = generation.token_ids
-    spoken = sampled[:-1] if sampled and sampled[-1] in tokenizer.stop_token_ids else sampled
-    text = tokenizer.decode(spoken)
+    without_end = sampled[:-1] if sampled and sampled[-1] in tokenizer.stop_token_ids else sampled
+    text = tokenizer.decode(without_end)
     found = sorted((text.find(stop), stop) for stop in stops if stop in text)
     if not found:
         return generation, text, None
     at, stop = found[0]
-    lengths = range(1, len(spoken) + 1)
-    end = bisect_left(lengths, at + len(stop), key=lambda n: len(tokenizer.decode(spoken[:n]))) + 1
-    while stop not in tokenizer.decode(spoken[:end]):  # an incomplete character decodes to one character or to several
+    lengths = range(1, len(without_end) + 1)
+    end = bisect_left(lengths, at + len(stop), key=lambda n: len(tokenizer.decode(without_end[:n]))) + 1
+    # Incomplete bytes may decode to several characters, so the length can be reached before the stop text is whole.
+    while stop not in tokenizer.decode(without_end[:end]):
         end += 1
     cut = replace(
         generation,

@@ -9,7 +9,8 @@ from ale.trajectory import Trajectory
 
 
 def trusted(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
-    """Select the trajectories whose reward can be trusted: scored, not failed, not rejected."""
+    """Select the trajectories whose reward can be trusted: they have one, no fault of the system ended the episode, and
+    no rule rejected them."""
     return [t for t in trajectories if t.reward is not None and t.failure is None and t.rejected is None]
 
 
@@ -34,7 +35,7 @@ def sampled_size(trajectory: Trajectory) -> tuple[int, int]:
 
 
 def groups_of(trajectories: Sequence[Trajectory]) -> list[list[int]]:
-    """Return the indices in `trajectories` of each group's members (rollouts may share an id)."""
+    """Return the indices in `trajectories` of each group's members; ids would not do, since two may share one."""
     groups: dict[str, list[int]] = defaultdict(list)
     for i, trajectory in enumerate(trajectories):
         groups[trajectory.group].append(i)

@@ -1,4 +1,5 @@
-"""These tests check persistent shells (`Shells`): a command finds what the one before left, and nothing else."""
+"""These tests check persistent shells (`Shells`): folder, variables and functions stay between commands,
+and the output of each is its own."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from ale_testing.sandbox_setup import EVERY_BYTE, LOOP, started
 pytestmark = pytest.mark.ale_needs.with_args(Shells)
 
 BEAT = LOOP.replace("beat", "$HERE/beat")
-"""Counts where the shell began, wherever it is."""
+"""Counts in a file in the shell's first folder, even after `cd`."""
 
 
 async def opened(box: Shells) -> Shell:
@@ -31,9 +32,9 @@ async def stdout_of(shell: Shell, command: str) -> str:
 
 
 async def loop_is_running(box: Sandbox) -> bool:
-    """Whether the loop runs on."""
-    told = (await box.exec("cat beat 2>/dev/null; sleep 0.5; cat beat 2>/dev/null")).stdout.split()
-    return bool(told) and told[0] != told[-1]
+    """Whether the counting loop still runs."""
+    counts = (await box.exec("cat beat 2>/dev/null; sleep 0.5; cat beat 2>/dev/null")).stdout.split()
+    return bool(counts) and counts[0] != counts[-1]
 
 
 # -- what stays --------------------------------------------------------------------------------------------------
@@ -48,7 +49,7 @@ async def test_a_command_in_a_shell_returns_exit_code_stdout_and_stderr(subject:
         assert not done.timed_out, "a command that ended by itself did not time out"
         assert not done.truncated, "short output is not truncated"
         assert done.duration_s > 0, "duration_s must be measured"
-        assert (await shell.run("cat")).stdout == b"", "a command in a shell reads an end of file, it must not wait"
+        assert (await shell.run("cat")).stdout == b"", "a command's stdin is empty: it must not wait for input"
         for command, code in (("no-such-program-here", 127), ("false", 1), ("true", 0)):
             assert (await shell.run(command)).exit_code == code, f"{command!r} must give {code}"
 
@@ -115,7 +116,7 @@ async def test_a_syntax_error_is_a_failed_command_and_the_shell_lives(subject: S
         )
 
 
-# -- commands as they are written, output as it is ---------------------------------------------------------------
+# -- any command text, any bytes of output -------------------------------------------------------------------------
 
 
 @async_test
@@ -130,7 +131,7 @@ async def test_commands_may_be_any_text_and_output_any_bytes(subject: Subject) -
             == 'dö ✓ \U0001f600 "$x" `y` \\ \''
         )
         assert await stdout_of(shell, "cat <<'EOF'\n  $x\n\n'\"\\\nEOF\necho end") == "  $x\n\n'\"\\\nend", (
-            "a command may have several lines, and documents in them"
+            "a command may have several lines, and here-documents"
         )
         long = "x" * 200_000
         assert await stdout_of(shell, f"y={long}; echo ${{#y}}") == "200000", "a command may be long"
@@ -161,7 +162,7 @@ async def test_output_that_looks_like_the_shells_reports_is_still_output(subject
         for line in lines:
             done = await shell.run(f"printf '%s\\n' '{line}' '{line}' >&2; printf '%s' '{line}'; (exit 3)")
             assert (done.exit_code, done.stdout, done.stderr) == (3, line.encode(), f"{line}\n{line}\n".encode()), (
-                f"output must be taken for nothing else; {line!r} gave {done}"
+                f"output must not be mistaken for the shell's own reports; {line!r} gave {done}"
             )
 
 

@@ -6,8 +6,8 @@
    passed, the truncated chunk ratio (Eq. 8) in failed ones. It masks chunks where engine and trainer disagree (Eq. 9).
 3. `level` sets the granularity of return, ratio and mask together, and each can also be set alone. So the paper's
    baselines are settings: Eq. 6 is `{return_level: trajectory, ratio_level: trajectory, mask_level: token}`.
-4. If a task has an expert, `plan` starts rollouts on its path (`curriculum.py`). If those from one start fail, the loss
-   imitates the expert's chunks up to the next start from which the policy succeeds (Eq. 10, `hybrid.py`).
+4. If a task has an expert, `plan` starts rollouts on its path (`curriculum.py`). If all rollouts from one start fail,
+   the loss imitates the expert's chunks up to the next start from which the policy succeeds (Eq. 10, `hybrid.py`).
 
 The settings can be checked without torch, which is imported only when the loss is called.
 """
@@ -47,16 +47,18 @@ class IPA(Driver, Algorithm):
 
         gamma: float = Field(0.95, gt=0, le=1, description="Discount per chunk (Eq. 7).")
         mismatch_threshold: float = Field(
-            2.0, gt=0, description="H: units with a larger trainer/engine ratio are masked (Eq. 9)."
+            2.0,
+            gt=0,
+            description="H: a chunk (or what mask_level names) is masked where pi_old / mu is above this (Eq. 9).",
         )
         mismatch_lower: float | None = Field(
-            None, gt=0, description="Also mask units with a smaller ratio than this; null: none, as in the paper."
+            None, gt=0, description="Also mask those whose ratio is below this; null: none, as in the paper."
         )
         return_signal: ReturnSignal = Field(
             "signed",
             description=(
                 "R: signed (1 for a pass, negative_signal for a failure), raw (the reward), or group_centered (the "
-                "reward minus its group's mean; groups without spread are dropped)."
+                "reward minus its group's mean; even groups teach nothing)."
             ),
         )
         negative_signal: float = Field(
@@ -66,7 +68,10 @@ class IPA(Driver, Algorithm):
         )
         normalization: Literal["token", "chunk", "trajectory"] = Field(
             "token",
-            description="What Z counts in the batch of an update; only what carries loss and is not masked counts.",
+            description=(
+                "Z, which the loss of an update is divided by: its number of unmasked tokens, chunks or trajectories; "
+                "even groups count too."
+            ),
         )
         level: Level = Field("chunk", description="Granularity of the return, the ratio and the mask together.")
         return_level: Level | None = Field(
@@ -87,12 +92,12 @@ class IPA(Driver, Algorithm):
             ge=0,
             description=(
                 "Weight in the loss of the KL divergence from the policy that RL began with; 0: no such term, and no "
-                "second policy is kept."
+                "reference policy is kept."
             ),
         )
 
         @model_validator(mode="after")
-        def _no_idle_settings(self) -> IPA.Config:
+        def _refuse_settings_without_effect(self) -> IPA.Config:
             given = self.model_fields_set
             if "negative_signal" in given and self.return_signal != "signed":
                 raise ValueError(
@@ -107,8 +112,8 @@ class IPA(Driver, Algorithm):
             masking = given & {"mismatch_threshold", "mismatch_lower", "mask_level"}
             if self.old_logprobs == "engine" and masking:
                 raise ValueError(
-                    f"{', '.join(sorted(masking))} compares the trainer with the engine and does nothing with "
-                    "old_logprobs 'engine'; leave it out or set old_logprobs to 'recompute'"
+                    f"{', '.join(sorted(masking))} cannot be set with "
+                    "old_logprobs 'engine', with which nothing is masked; leave it out or set it to 'recompute'"
                 )
             if self.mismatch_lower is not None and self.mismatch_lower >= self.mismatch_threshold:
                 raise ValueError(
@@ -127,8 +132,8 @@ class IPA(Driver, Algorithm):
         def _starts_fit_into_a_group(self) -> IPA.Config:
             if self.start == "parallel" and self.expert_settings and self.most_starts < 2:
                 raise ValueError(
-                    f"start 'parallel' needs a group_size of at least {self.rollouts_a_start * 2}: rollouts of two "
-                    "starts"
+                    "start 'parallel' compares rollouts of at least two starts and needs a group_size of at least "
+                    f"{self.rollouts_a_start * 2}"
                 )
             if "anchors" in self.model_fields_set and self.anchors > self.most_starts:
                 raise ValueError(

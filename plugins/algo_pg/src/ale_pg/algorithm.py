@@ -37,14 +37,14 @@ class PolicyGradient(Driver, Algorithm):
     class Config(PluginConfig):
         """Settings of the algorithm `pg`; null is the variant's own value (see its README)."""
 
-        variant: Variant = Field("grpo", description="Which policy gradient.")
+        variant: Variant = Field("grpo", description="The loss, such as grpo, dapo or rloo (README: all of them).")
         group_size: int = Field(8, gt=0, description="Rollouts per task in a step.")
         kl_coef: float = Field(
             0.0,
             ge=0,
             description=(
                 "Weight in the loss of the KL divergence from the policy that RL began with; 0: no such term, and no "
-                "second policy is kept."
+                "reference policy is kept."
             ),
         )
         baseline: Baseline | None = Field(
@@ -98,7 +98,7 @@ class PolicyGradient(Driver, Algorithm):
         )
 
         @model_validator(mode="after")
-        def _no_idle_settings(self) -> PolicyGradient.Config:
+        def _refuse_settings_without_effect(self) -> PolicyGradient.Config:
             rule = RULES[self.variant]
             given = {name for name in self.model_fields_set if getattr(self, name) is not None}
             idle = sorted(given - rule.open - {"variant", "group_size", "kl_coef"})
@@ -142,8 +142,8 @@ class PolicyGradient(Driver, Algorithm):
         """See `Algorithm.batch`. Trajectories without a trusted reward are left out.
 
         Even groups have no policy gradient. With a KL term they are packed with an advantage of 0; without one they
-        are left out. Both ways they count in the mean that the loss is, except for DAPO, which samples other groups in
-        their place. The metric `dropped_groups` is their number, if there are any.
+        are left out. Either way they count in the loss's denominator, except with `dapo`, which expects
+        `rl.resample_even_groups` to replace them. The metric `dropped_groups` is their number, if there are any.
         """
         s = self.settings
         kept = trusted(trajectories)

@@ -12,7 +12,7 @@ DtypeName = Literal["auto", "float32", "bfloat16"]
 
 
 def choose_dtype(config: dict[str, Any], device: torch.device, name: DtypeName) -> torch.dtype:
-    """`auto`: float32 on the CPU; on a GPU what the folder was saved as, if that is float32 or bfloat16."""
+    """`auto`: float32 on the CPU; on a GPU float32 if the model was saved so, otherwise bfloat16."""
     import torch
 
     if name == "auto":

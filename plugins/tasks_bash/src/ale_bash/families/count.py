@@ -20,7 +20,7 @@ from ale_bash.family import (
 
 
 def make_instance(rng: random.Random) -> Instance:
-    """Count the lines of a file that hold a word."""
+    """Draw a task of this family."""
     word, other, third, name = draw_words(rng, 4)
     hits, misses = rng.randint(1, 6), rng.randint(2, 5)
     lines = [word] * hits + [rng.choice((other, third)) for _ in range(misses)]
@@ -36,7 +36,8 @@ def make_instance(rng: random.Random) -> Instance:
 
 
 def demonstrate(facts: Facts, rng: random.Random, turn: WrongTurn) -> Demonstration:
-    """grep in one call, or look at the number and write it; a mistake counts all lines or keeps the lines."""
+    """grep in one call, or look at the number and write it; the mistake writes the count of all lines, or the
+    matching lines themselves."""
     word, path, out = facts["word"], facts["path"], facts["out"]
     if turn == "error":
         yield shell_call(f"grep -c {word} {word}.txt")
