@@ -25,7 +25,7 @@ WRONG = {
     @hookimpl
     def ale_run_finished(self, run_id):
         import asyncio
-        return asyncio.sleep(0)
+        return asyncio.get_running_loop().create_future()
 """,
         "test_every_hook_accepts_the_arguments_of_a_run",
         "ale_run_finished is called without await: it must be no coroutine",

@@ -390,3 +390,26 @@ async def test_a_tree_of_the_tests_is_closed_to_the_agent(box: LocalSandbox, tmp
             await box.download_tree(folder, tmp_path / "back")
     with pytest.raises(SandboxError, match="the users"):
         await box.upload_tree(tmp_path / "hidden", "x", user="root")
+
+
+@pytest.mark.bwrap
+async def test_a_download_that_is_cancelled_at_its_last_wait_leaves_nothing(
+    box: LocalSandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await box.exec("mkdir tree; echo 1 > tree/file")
+    at_the_end, end = asyncio.Event(), Transfer.__aexit__
+
+    async def end_slowly(transfer: Transfer, *exc: object) -> None:
+        await end(transfer, *exc)
+        at_the_end.set()
+        await asyncio.sleep(0.05)
+
+    monkeypatch.setattr(Transfer, "__aexit__", end_slowly)
+    downloading = asyncio.ensure_future(box.download_tree("tree", tmp_path / "back"))
+    await at_the_end.wait()
+    downloading.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await downloading
+    assert os.listdir(tmp_path) == []
+    await box.download_tree("tree", tmp_path / "back")
+    assert (tmp_path / "back/file").read_text() == "1\n"

@@ -216,8 +216,9 @@ async def download(channel: Channel, source: bytes, target: Path, max_bytes: int
     """See `Sandbox.download_tree`."""
     landing = TemporaryTree(target)
     writer = Writer(os.dup(landing.folder), os.fsencode(landing.base), max_bytes=max_bytes)
+    what = f"The tree {os.fsdecode(source)} of the sandbox {channel.sandbox_id} was not downloaded"
     try:
-        with as_sandbox_error(f"The tree {os.fsdecode(source)} of the sandbox {channel.sandbox_id} was not downloaded"):
+        with as_sandbox_error(what), closing(writer):
             async with Transfer(channel) as transfer:
                 channel.journal.record_request(transfer.number, TREE, [b"out", source, b"agent"])
                 there = await found(transfer, source)
@@ -225,12 +226,14 @@ async def download(channel: Channel, source: bytes, target: Path, max_bytes: int
                     await receive(transfer, writer)
                     await in_thread(check_links, {name: entry.target for name, entry in writer.links.items()})
                     await finish(writer)
-                    landing.take_name()
         if not there:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), os.fsdecode(source))
-    finally:
-        writer.close()
+        with as_sandbox_error(what):
+            landing.take_name()
+    except BaseException:
         await in_thread(landing.close)
+        raise
+    landing.close()  # not awaited: whoever cancels the call after the tree has its name would find it there
 
 
 async def found(transfer: Transfer, source: bytes) -> bool:
