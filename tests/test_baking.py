@@ -82,10 +82,9 @@ async def test_an_image_that_has_the_agent_is_used_as_it_is(provider: SandboxPro
 async def test_a_recipe_that_fails_is_a_sentence_with_the_end_of_what_it_said(
     provider: SandboxProvider, recipe: Recipe, changed: dict[str, str], sentence: str
 ) -> None:
-    before = await provider.snapshots()
     with pytest.raises(ConfigError, match=sentence):
         await Bakery().with_agent(replace(recipe, **changed), SandboxSpec(), provider)
-    assert await provider.snapshots() == before
+    assert not [name for name in await provider.snapshots() if recipe.name.replace(".", "-") in name]
     assert not provider.sandboxes, "the sandbox that it ran in is gone"  # type: ignore[attr-defined]
 
 

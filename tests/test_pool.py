@@ -162,7 +162,9 @@ def test_a_loan_keeps_the_whole_contract_of_a_sandbox(tmp_path: Path) -> None:
 
 @pytest.mark.bwrap
 def test_a_run_uses_its_sandboxes_again_and_tells_how_often(run_file: RunFile) -> None:
-    summary = summary_of(ale("run", run_file(SCRIPTED), "--only", "rollout", "rollout.concurrency=2"))
+    summary = summary_of(
+        ale("run", run_file(SCRIPTED), "--only", "rollout", "rollout.concurrency=2", "pool.max_sandboxes=2")
+    )
     told = summary["sandboxes"]
     assert told["pool/requests"] == told["pool/cold_starts"] + told["pool/warm_hits"] == summary["rollouts"]
     if shutil.which("bwrap"):

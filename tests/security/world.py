@@ -94,7 +94,7 @@ class Scene:
 
     async def left(self, but: frozenset[int] = frozenset()) -> list[int]:
         """Its processes but for the resident and those named, once what is just ending has ended."""
-        return await gone(lambda: [pid for pid in self.processes() if pid not in but], 3.0)
+        return await gone(lambda: [pid for pid in self.processes() if pid not in but], 15.0)
 
     def processes(self) -> list[int]:
         """The host's numbers of its processes, but for the resident."""

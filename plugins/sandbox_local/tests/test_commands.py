@@ -96,7 +96,7 @@ async def test_a_time_out_finds_a_process_whose_first_thread_has_ended(sandbox: 
     async with await sandbox.open_shell() as shell:
         for run in (sandbox.exec, shell.run):
             assert (
-                await run("python3 leaderless.py & python3 -c 'import time; time.sleep(60)'", timeout_s=1)
+                await run("python3 leaderless.py & python3 -c 'import time; time.sleep(60)'", timeout_s=3)
             ).timed_out
             first = await sandbox.download("beat")
             await asyncio.sleep(0.3)

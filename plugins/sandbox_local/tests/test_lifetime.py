@@ -79,7 +79,7 @@ async def eventually(condition: Callable[[], object], timeout_s: float = 5.0) ->
 async def test_a_stop_leaves_no_process_group_or_folder(provider: LocalSandboxProvider) -> None:
     sandbox = await provider.start_sandbox(spec_of(provider))
     await sandbox.exec("(setsid sleep 4011 &); mkdir -p locked/inner; chmod 000 locked")
-    assert len(sleepers(4011)) == 1
+    assert await eventually(lambda: len(sleepers(4011)) == 1)
     record = sandbox.record
     assert [info.alive for info in await provider.list()] == [True]
     await sandbox.stop()

@@ -18,8 +18,8 @@ from .conftest import provider_for
 
 pytestmark = pytest.mark.bwrap
 LOOK = (
-    "find . ~ /tmp /dev/shm /dev/mqueue -xdev -printf '%p %M %u %TY-%Tm-%Td %n\\n'; ipcs | grep -c 0x; ps ax | wc -l; "
-    "lsattr -d . || true"
+    "find . ~ /tmp /dev/shm /dev/mqueue -xdev -printf '%p %M %u %TY-%Tm-%Td %n\\n'; ipcs | grep -c 0x; "
+    "set -- /proc/[0-9]*; echo $#; lsattr -d . || true"
 )
 MENDED = {
     "a tree of twenty thousand levels": """python3 -c '

@@ -327,7 +327,7 @@ async def test_what_a_restarted_shell_started_ends_with_a_sandbox_whose_resident
         shell = await sandbox.open_shell()
         await shell.run("exit 3")
         await shell.run("sleep 4107 & setsid sleep 4107 &")
-        assert running_here("4107") == 2
+        assert await eventually(lambda: running_here("4107") == 2)
         os.kill(sandbox.record.pid, 9)
         await sandbox.stop()
         assert running_here("4107") == 0

@@ -220,7 +220,9 @@ async def test_time_outs_wait_while_everything_stands_still(box: LocalSandbox) -
 
 @pytest.mark.slow
 async def test_a_sandbox_that_is_forgotten_while_it_stands_still_goes_on(box: LocalSandbox) -> None:
-    await box.exec("(while :; do echo >> beats; sleep 0.02; done) >/dev/null 2>&1 &")
+    await box.exec(
+        "(while :; do echo >> beats; sleep 0.02; done) >/dev/null 2>&1 & until [ -e beats ]; do sleep 0.01; done"
+    )
     async with Transfer(box.channel) as standstill:
         await standstill.answer(standstill.ask(b"stand"))
         before = len(await box.download("beats"))
@@ -349,7 +351,7 @@ async def test_an_owner_that_is_killed_leaves_what_has_a_name(own_state: Path, m
     owner = await asyncio.to_thread(subprocess.Popen, command, stdout=subprocess.PIPE)
     assert owner.stdout is not None
     assert await asyncio.to_thread(owner.stdout.readline) == b"ready\n"
-    assert sleepers(4020)
+    assert await eventually(lambda: sleepers(4020))
     inside = inhabitants([record.pid for record in state.read_all(state_folder("local"))])
     owner.kill()
     owner.wait()

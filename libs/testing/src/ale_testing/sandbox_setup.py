@@ -20,6 +20,8 @@ EVERY_BYTE = bytes(range(256))
 LARGE = EVERY_BYTE * 4096 * 20  # 20 MiB
 LOOP = "i=0; while :; do i=$((i+1)); echo $i > beat.new; mv beat.new beat; sleep 0.05; done"
 """Counts, for whoever looks whether it still runs."""
+WRITES = "until [ -e beat ]; do sleep 0.02; done"
+"""Ends when `LOOP` has begun to count."""
 
 
 def spec(subject: Subject, **more: Any) -> SandboxSpec:

@@ -18,7 +18,7 @@ from ale.specs.sandbox import ExecResult
 from ale.specs.sandbox_protocols import Attaches, Logs, Measures, SandboxStats, Shells, Streams, Trees
 from ale_testing.async_tests import async_test, cancelled, equal_without_diff, fails_with
 from ale_testing.plugin_under_test import Subject
-from ale_testing.sandbox_setup import EVERY_BYTE, LARGE, LOOP, spec
+from ale_testing.sandbox_setup import EVERY_BYTE, LARGE, LOOP, WRITES, spec
 
 needs = pytest.mark.ale_needs.with_args
 
@@ -48,7 +48,7 @@ async def test_an_attached_process_runs_commands_like_the_owner(subject: Subject
         assert [r.stdout for r in results] == [f"{i // 2}\n".encode() for i in range(8)], (
             "commands of the owner and of who attached must run side by side, each with its own output"
         )
-        late = await there.exec("echo before; sleep 60", timeout_s=0.5)
+        late = await there.exec("echo before; sleep 60", timeout_s=2.0)
         assert (late.exit_code, late.timed_out, late.stdout) == (124, True, b"before\n"), "time-outs hold there too"
 
 
@@ -73,7 +73,7 @@ async def test_detaching_ends_its_own_commands_and_not_the_sandbox(subject: Subj
     async with attached(subject) as (box, there):
         own = asyncio.ensure_future(box.exec("sleep 1.5; echo own"))
         running = asyncio.ensure_future(there.exec(LOOP))
-        await asyncio.sleep(0.5)
+        await box.exec(WRITES)
         await there.stop()
         await fails_with(asyncio.wait_for(running, 20), SandboxError, why="a command of who has left")
         await fails_with(there.exec("true"), SandboxError, why="a call after leaving")
@@ -88,7 +88,9 @@ async def test_detaching_ends_its_own_commands_and_not_the_sandbox(subject: Subj
 @async_test
 async def test_cancelling_a_command_of_an_attached_process_kills_it(subject: Subject) -> None:
     async with attached(subject) as (box, there):
-        assert await cancelled(there.exec(LOOP), 0.3), "exec must not end before its command does"
+        running = asyncio.ensure_future(there.exec(LOOP))
+        await box.exec(WRITES)
+        assert await cancelled(running, 0.0), "exec must not end before its command does"
         told = (await box.exec("cat beat; sleep 0.4; cat beat")).stdout.split()
         assert told, "the command must have run"
         assert told[0] == told[-1], "cancelling exec must kill what the command started"

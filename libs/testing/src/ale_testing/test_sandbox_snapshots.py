@@ -16,7 +16,7 @@ from ale.specs.sandbox import TESTS, Sandbox, SandboxProvider
 from ale.specs.sandbox_protocols import KeepsSnapshots, Measures, Snapshots
 from ale_testing.async_tests import async_test, cancelled, fails_with
 from ale_testing.plugin_under_test import Subject
-from ale_testing.sandbox_setup import LOOP, spec, started
+from ale_testing.sandbox_setup import LOOP, WRITES, spec, started
 
 pytestmark = pytest.mark.ale_needs.with_args(Snapshots)
 
@@ -80,7 +80,7 @@ async def test_a_snapshot_keeps_owners_modes_and_links(subject: Subject) -> None
 async def test_a_snapshot_may_be_made_while_processes_run(subject: Subject) -> None:
     async with started(subject) as (provider, box):
         running = asyncio.ensure_future(box.exec(f"({LOOP}) & sleep 60", timeout_s=60))
-        await asyncio.sleep(0.3)
+        await box.exec(WRITES)
         name = await box.snapshot()
         first = await stdout_of(box, "cat beat")
         await asyncio.sleep(0.4)

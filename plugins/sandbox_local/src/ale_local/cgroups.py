@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from ale.specs.sandbox import Resources
@@ -84,11 +85,10 @@ def remove(groups: list[str], until: float) -> None:
             try:
                 path.rmdir()
             except OSError:
-                for pid in (path / "cgroup.procs").read_text().split() if path.exists() else ():
-                    try:
-                        os.kill(int(pid), signal.SIGKILL)
-                    except OSError:
-                        continue
+                with suppress(OSError):  # another process removed the group or reaped its last process
+                    for pid in (path / "cgroup.procs").read_text().split():
+                        with suppress(ProcessLookupError):
+                            os.kill(int(pid), signal.SIGKILL)
                 if time.monotonic() > until:
                     break
                 time.sleep(0.002)

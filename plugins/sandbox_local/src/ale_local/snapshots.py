@@ -13,6 +13,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Callable
 from contextlib import aclosing
@@ -77,20 +78,28 @@ class SnapshotMaker:
     async def take(self, channel: Channel, name: str | None) -> str:
         """Make a snapshot and return its name. Raises `SandboxError`."""
         with as_sandbox_error(f"A snapshot of the sandbox {channel.sandbox_id} could not be made"):
-            draft = self.layers.draft()
+            draft, replaces = self.layers.draft(), name is not None and self.layers.read(name) is not None
             try:
                 size = await self.copy(channel, draft.path)
-                return self.layers.publish(draft, name, self.form, self.places, self.uid_base, size)
-            finally:
+                made = self.layers.publish(draft, name, self.form, self.places, self.uid_base, size)
+            except BaseException:
                 await in_thread(self.layers.release, draft)
+                raise
+            try:
+                await in_thread(self.layers.release, draft)
+            except asyncio.CancelledError:
+                if not replaces:
+                    await in_thread(self.layers.remove, made)
+                raise
+            return made
 
     async def copy(self, channel: Channel, folder: Path) -> int:
         """Copy the places into a new folder; return their size."""
         writers: list[Writer] = []
         left = self.max_bytes
         try:
-            async with Transfer(channel) as standstill:
-                await standstill.answer(standstill.ask(b"stand"))
+            async with Transfer(channel) as frozen:
+                await frozen.answer(frozen.ask(b"stand"))
                 for number, place in enumerate(self.places):
                     async with Transfer(channel) as transfer:
                         await transfer.answer(transfer.ask(b"out", os.fsencode(place), b"whole"))

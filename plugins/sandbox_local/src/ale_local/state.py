@@ -139,7 +139,8 @@ def erase(folder: Path, record: Record, timeout_s: float = 5.0) -> None:
     """End a sandbox from outside and remove everything that belongs to it. Blocks; idempotent."""
     until = time.monotonic() + timeout_s
     if record.alive:
-        os.kill(record.pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):  # it ended at this moment
+            os.kill(record.pid, signal.SIGKILL)
     while record.alive and time.monotonic() < until:
         time.sleep(0.002)
     while record.folder is not None and kill_marked(record.id) and time.monotonic() < until:

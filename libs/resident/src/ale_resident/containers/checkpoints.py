@@ -107,7 +107,10 @@ class CheckpointStore:
             if not is_running("-".join(path.name.removeprefix(DRAFT).split("-")[:2])):
                 remove_folder(path)
         for name in self.names():
-            owner = self.find(name).owner
+            try:
+                owner = self.find(name).owner
+            except ConfigError:  # another process removed it meanwhile, or it cannot be read
+                continue
             if owner is not None and not is_running(owner):
                 self.remove(name)
 

@@ -17,7 +17,7 @@ import secrets
 import socket
 from abc import abstractmethod
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import cached_property, partial
 from pathlib import Path
 from typing import ClassVar
@@ -279,9 +279,12 @@ class ContainerProvider(Driver, SandboxProvider):
                 await self.engine.close()
 
     async def _remove_ownerless(self) -> builtins.list[str]:
-        gone = [found.name for found in await self.engine.containers() if not is_owned(found.labels)]
-        for name in gone:
-            await self.engine.remove(name)
+        gone: builtins.list[str] = []
+        for found in await self.engine.containers():
+            if not is_owned(found.labels):
+                with suppress(SandboxError):  # another process may be removing it, too; the next start tries again
+                    await self.engine.remove(found.name)
+                    gone.append(found.name)
         return gone
 
     async def prune(self) -> builtins.list[str]:
