@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 
 KEY = "ale/skipped"
+SKIPPED = pytest.StashKey[set[str]]()
+"""The tests that the last run skipped."""
 # Tests run in parallel, and torch threads that wait for each other would only take time from other tests.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -27,6 +29,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Register the plugin in the first process only; the processes of pytest-xdist report to it."""
+    if config.getoption("--skipped"):
+        assert config.cache is not None, "--skipped reads pytest's cache"
+        config.stash[SKIPPED] = set(config.cache.get(KEY, []))
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(Skipped(config), "ale-skipped")
 
@@ -58,25 +63,18 @@ class Skipped:
             session.exitstatus = pytest.ExitCode.OK  # nothing was skipped, so nothing is left to run
 
 
-def skipped_before(config: pytest.Config) -> set[str]:
-    """The tests that the last run skipped."""
-    assert config.cache is not None
-    return set(config.cache.get(KEY, []))
-
-
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Do not import files of which nothing was skipped."""
     if not config.getoption("--skipped") or collection_path.suffix != ".py":
         return None
-    files = {name.partition("::")[0] for name in skipped_before(config)}
-    return collection_path.relative_to(config.rootpath).as_posix() not in files or None
+    return collection_path not in {config.rootpath / name.partition("::")[0] for name in config.stash[SKIPPED]} or None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Keep only the tests that the last run skipped."""
     if not config.getoption("--skipped"):
         return
-    wanted = skipped_before(config)
+    wanted = config.stash[SKIPPED]
     here = {item: bool({item.nodeid, item.nodeid.partition("::")[0]} & wanted) for item in items}
     config.hook.pytest_deselected(items=[item for item in items if not here[item]])
     items[:] = [item for item in items if here[item]]

@@ -332,7 +332,7 @@ async def test_a_head_that_trickles_is_ended(
         slow = asyncio.create_task(trickle())
         await ends(reader, 5)
         slow.cancel()
-        assert 0.4 < time.monotonic() - began < 4
+        assert 0.4 < time.monotonic() - began < 15
 
 
 async def test_a_body_that_trickles_is_answered_with_408_and_its_rest_is_not_waited_for(
@@ -368,7 +368,7 @@ async def test_who_leaves_in_the_middle_of_the_body_leaves_nothing(session: Serv
 async def test_hundreds_of_idle_connections_keep_nobody_else_out(
     session: ServedSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ale_endpoint.connection.HEAD_S", 3.0)
+    monkeypatch.setattr("ale_endpoint.connection.HEAD_S", 5.0)
     port = httpx.URL(session.base_url).port
     idle = [await asyncio.open_connection("127.0.0.1", port) for _ in range(300)]
     try:
@@ -376,7 +376,7 @@ async def test_hundreds_of_idle_connections_keep_nobody_else_out(
             writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nhost:")
         began = time.monotonic()
         assert (await post(session, "chat/completions")).status_code == 200
-        assert time.monotonic() - began < 2.5, "before the others were ended"
+        assert time.monotonic() - began < 4.5, "before the others were ended"
         for reader, _ in idle:
             await ends(reader, 10)
     finally:

@@ -114,7 +114,7 @@ async def test_latency_delays_but_does_not_queue() -> None:
     engine = await make(answers=["a"], latency_s=0.2)
     began = time.perf_counter()
     await asyncio.gather(*(say(engine, f"{i}") for i in range(20)))
-    assert 0.2 <= time.perf_counter() - began < 2
+    assert 0.2 <= time.perf_counter() - began < 20 * 0.2
 
 
 async def test_noise_is_reproducible_and_says_how_likely_it_was() -> None:

@@ -35,9 +35,9 @@ PATIENCE_S = 120.0
 """The longest `Retry-After` that is waited for."""
 CONNECT_S = 15.0
 SHORTEST_KEY = 8
+"""Shorter keys are not redacted: local servers take any word for a key, such as `EMPTY`."""
 LONGEST = ("max_tokens", "max_completion_tokens")
 """Names of the limit of a reply: newer models of OpenAI refuse the first, which every other server knows."""
-"""Shorter keys are not redacted: local servers take any word for a key, such as `EMPTY`."""
 TOO_LONG = re.compile(
     r"context.?(length|window|size)|maximum context|prompt is too long|too many (input )?tokens", re.IGNORECASE
 )

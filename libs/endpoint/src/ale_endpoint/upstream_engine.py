@@ -1,8 +1,7 @@
 """The engine `upstream`: another server's model (a teacher) answers in the policy's place.
 
 Its replies are recorded as not sampled: RL never trains on them; supervised training can
-(`sft.demonstrations.data`). It serves
-`--only rollout`, `ale eval` and `ale tasks select`.
+(`sft.demonstrations.data`). It serves `--only rollout`, `ale eval` and `ale tasks select`.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any
@@ -13,7 +14,7 @@ import aiohttp
 
 from ale.errors import ConfigError, SandboxError
 from ale.specs.sandbox_protocols import SandboxStats
-from ale_resident.containers.engine import LABEL, Engine, Found, FoundImage, Plan
+from ale_resident.containers.engine import LABEL, REMOVE_S, Engine, Found, FoundImage, Plan
 
 GONE, CONFLICT = 404, 409
 PIDS_MAX, MIB = 4096, 1 << 20
@@ -101,7 +102,8 @@ class DockerEngine(Engine):
 
     async def remove(self, name: str) -> None:
         container = self.client.containers.container(name)
-        for _ in range(200):
+        until = time.monotonic() + REMOVE_S
+        while True:
             try:
                 await container.delete(force=True)
                 return
@@ -109,7 +111,8 @@ class DockerEngine(Engine):
                 if error.status == GONE:
                     return
                 # The container has ended: it is being removed already, or it ended just before Docker's kill.
-                if error.status != CONFLICT and "is not running" not in str(error.message):
+                ending = error.status == CONFLICT or "is not running" in str(error.message)
+                if not ending or time.monotonic() > until:
                     raise SandboxError(f"Docker could not remove the container {name}: {error.message}") from error
             except aiohttp.ClientError as error:
                 raise SandboxError(f"Docker could not remove the container {name}: {error}") from error

@@ -78,7 +78,8 @@ class SnapshotMaker:
     async def take(self, channel: Channel, name: str | None) -> str:
         """Make a snapshot and return its name. Raises `SandboxError`."""
         with as_sandbox_error(f"A snapshot of the sandbox {channel.sandbox_id} could not be made"):
-            draft, replaces = self.layers.draft(), name is not None and self.layers.read(name) is not None
+            replaces = name is not None and self.layers.read(name) is not None
+            draft = self.layers.draft()
             try:
                 size = await self.copy(channel, draft.path)
                 made = self.layers.publish(draft, name, self.form, self.places, self.uid_base, size)

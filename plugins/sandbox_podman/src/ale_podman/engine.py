@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import tempfile
+import time
 from asyncio.subprocess import DEVNULL
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +23,7 @@ from ale.errors import ConfigError, SandboxError
 from ale.specs.sandbox_protocols import SandboxStats
 from ale_podman import checkpoint
 from ale_podman.leftover_cgroups import remove_groups
-from ale_resident.containers.engine import LABEL, Engine, Found, FoundImage, Plan
+from ale_resident.containers.engine import LABEL, REMOVE_S, Engine, Found, FoundImage, Plan
 
 T = TypeVar("T")
 MIB, PIDS_MAX, PERIOD_US = 1 << 20, 4096, 100_000
@@ -181,14 +182,16 @@ class PodmanEngine(Engine):
             response.raise_for_status()
             return [str(removed["Id"]) for removed in response.json() or []]
 
-        for attempt in range(50):
+        until = time.monotonic() + REMOVE_S
+        while True:
             try:
                 removed = await self._do(f"remove the container {name}", work)
                 break
-            except SandboxError:
-                if attempt == 49:
+            except SandboxError as error:
+                # The container has ended and is being removed already, unless the service itself is gone.
+                if isinstance(error.__cause__, requests.ConnectionError) or time.monotonic() > until:
                     raise
-                await asyncio.sleep(0.05)  # the container has ended and is being removed already
+                await asyncio.sleep(0.05)
         for container in removed:
             await remove_groups(container)
 
@@ -236,7 +239,7 @@ class PodmanEngine(Engine):
     async def images(self) -> list[FoundImage]:
         def work(client: Any) -> list[FoundImage]:
             response = client.api.get("/images/json", params={"filters": json.dumps({"label": [LABEL]})})
-            if response.status_code == FAILED and "image not known" in response.text:
+            if response.status_code == FAILED and "not known" in response.text:
                 raise ImageGone  # removed while the service listed it
             response.raise_for_status()
             return [

@@ -14,6 +14,8 @@ from ale.specs.sandbox_protocols import SandboxStats
 
 LABEL = "ale.sandbox"
 """Label of every container, and of every image made from one; its value is the sandbox's name."""
+REMOVE_S = 30.0
+"""How long an engine tries to remove a container, which it refuses while the container ends by itself."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,8 @@ class Engine(ABC):
 
     @abstractmethod
     async def remove(self, name: str) -> None:
-        """Kill and remove a container. Idempotent; returns when it is gone."""
+        """Kill and remove a container. Idempotent; returns when it is gone. Raises `SandboxError`, also if the engine
+        refuses for `REMOVE_S`."""
 
     @abstractmethod
     async def containers(self) -> list[Found]:

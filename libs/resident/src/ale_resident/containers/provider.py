@@ -46,6 +46,7 @@ from ale_resident.containers.sandbox import ContainerSandbox
 from ale_resident.host.channel import Channel
 from ale_resident.host.memory_watch import MemoryWatch, groups_of, peer_pid
 from ale_resident.host.owner import new_base, reclaim_bases, remove_folder, state_folder
+from ale_resident.host.threads import in_thread
 from ale_resident.host.unix_socket import listener
 from ale_resident.network.gate import Gate
 from ale_resident.sandboxes.attach_client import AttachedSandbox, attach, attach_by_id
@@ -111,10 +112,9 @@ class ContainerProvider(Driver, SandboxProvider):
         await self.engine.open()
         await self._remove_ownerless()
         await image_snapshots.sweep(self.engine)
-        can_checkpoint = asyncio.ensure_future(self.engine.can_checkpoint())
-        self.base = await asyncio.to_thread(self._prepare)
-        self.attach_server = await AttachServer.open(self.base, self.sandboxes.get)
-        self._can_checkpoint = await can_checkpoint
+        self._can_checkpoint = await self.engine.can_checkpoint()
+        base = await in_thread(self._prepare)
+        self.attach_server = await AttachServer.open(base, self.sandboxes.get)
         self.capabilities = self.provides(self.config)  # type: ignore[misc]
         able = self.config.user in self._can_checkpoint
         self.sandbox_type = CheckpointSandbox if able else ContainerSandbox  # type: ignore[misc]
@@ -123,7 +123,7 @@ class ContainerProvider(Driver, SandboxProvider):
         folder = state_folder(self.engine.name.lower())
         reclaim_bases(folder)
         self.checkpoints.sweep()
-        base = new_base(folder)
+        self.base = base = new_base(folder)  # from now on `close` removes it
         (base / BUNDLE).mkdir()
         python_bundle.make_bundle(base / BUNDLE)
         return base
