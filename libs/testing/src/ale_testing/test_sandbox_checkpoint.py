@@ -23,8 +23,7 @@ RUN = f"({LOOP}) >/dev/null 2>&1 &"
 
 async def count_twice(box: Sandbox) -> list[int]:
     """What the loop has counted to, twice."""
-    told = (await box.exec("cat beat; sleep 0.5; cat beat")).stdout.split()
-    return [int(word) for word in told]
+    return [int(word) for word in (await box.exec("cat beat; sleep 0.5; cat beat")).stdout.split()]
 
 
 @needs(Checkpoints)
@@ -34,19 +33,19 @@ async def test_processes_continue_and_so_do_their_copies(subject: Subject) -> No
         if not has_now(provider, Checkpoints):
             return  # narrowed by start(): this machine does not give it, and the provider says so
         await box.exec(RUN + " echo 1 > /tmp/file; echo 2 > /dev/shm/file")
-        await asyncio.sleep(1)
+        await box.exec('until [ "$(cat beat 2>/dev/null || echo 0)" -gt 5 ]; do sleep 0.1; done')
         name = await box.checkpoint()
         first, second = await count_twice(box)
         assert second > first, "what runs must go on in the sandbox that a snapshot with processes is made of"
-        await asyncio.sleep(1)
+        await box.kill_agent_processes()
         async with fork(subject, provider, name) as copy:
             once, again = await count_twice(copy)
-            assert again > once, "what ran must run in a sandbox that starts from a snapshot with processes"
-            assert 5 < once < second + 10, (
-                "it must go on from where it was then, neither from the beginning nor from now"
+            assert again > once, (
+                "what ran at the snapshot must run in a sandbox that starts from it, whatever became of it since"
             )
+            assert once > 5, "it must go on from where it was then, not from the beginning"
             await copy.exec("rm /tmp/file; echo 3 > /dev/shm/file; echo new > new")
-        # The loop goes on, so that the file that it is about to put in the other's place may be there.
+        # The loop may have been ended before it put its new file in the other's place.
         assert (await box.exec("cat /tmp/file /dev/shm/file; ls | grep -v beat.new")).output == "1\n2\nbeat\n", (
             "files of a sandbox from a snapshot with processes must be its own"
         )
