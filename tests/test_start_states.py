@@ -1,6 +1,6 @@
 """The state after an expert's first chunks is the same by replay and by snapshot, for shell tasks in real sandboxes.
 
-libs/replay/tests/test_states.py has the other tests, with sandboxes in memory.
+libs/replay/tests has the other tests, with sandboxes in memory.
 """
 
 from __future__ import annotations

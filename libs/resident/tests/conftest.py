@@ -1,4 +1,5 @@
-"""Both container engines, where they run. CI starts them; elsewhere tests without one are skipped."""
+"""Both container engines, where they run, and every provider whose sandboxes others can attach to. CI starts the
+engines; elsewhere tests without one are skipped."""
 
 from __future__ import annotations
 
@@ -7,8 +8,12 @@ from typing import Any
 
 import pytest
 
+from ale.specs.driver import Channel, DriverContext
 from ale_testing.sandbox_providers import answers, provider_of
 
+from .attached_client import spec_for
+
+SECRET = "hunter2-and-more"
 ENGINES = ("docker", "podman")
 
 
@@ -24,4 +29,54 @@ def engine(request: pytest.FixtureRequest) -> str:
 async def provider(engine: str) -> AsyncIterator[Any]:
     """A provider of each engine."""
     async with provider_of(engine) as started:
+        yield started
+
+
+class RedactingChannel(Channel):
+    """Knows one secret."""
+
+    def redact(self, text: str) -> str:
+        return text.replace(SECRET, "${oc.env:KEY}")
+
+
+def provider_with_secrets(name: str) -> Any:
+    """A provider by name and isolation, not started yet; the door must not tell its secrets."""
+    use, _, isolation = name.partition("-")
+    return provider_of(
+        use, DriverContext(channel=RedactingChannel()), **({"isolation": isolation} if isolation else {})
+    )
+
+
+@pytest.fixture(
+    params=[
+        pytest.param("local", marks=pytest.mark.bwrap),
+        "local-none",
+        pytest.param("docker", marks=pytest.mark.docker),
+        pytest.param("podman", marks=pytest.mark.podman),
+    ]
+)
+def use(request: pytest.FixtureRequest) -> str:
+    """Each kind of provider that has a door."""
+    if request.param in ("docker", "podman") and not answers(request.param):
+        pytest.skip(f"{request.param} does not answer")
+    return str(request.param)
+
+
+@pytest.fixture
+async def any_provider(use: str) -> AsyncIterator[Any]:
+    """One of them, started."""
+    async with provider_with_secrets(use) as started:
+        yield started
+
+
+@pytest.fixture
+async def local() -> AsyncIterator[Any]:
+    """The one that needs no engine."""
+    async with provider_with_secrets("local") as started:
+        yield started
+
+
+@pytest.fixture
+async def box(local: Any) -> AsyncIterator[Any]:
+    async with await local.start_sandbox(spec_for(local)) as started:
         yield started

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -15,8 +16,12 @@ import pytest
 from ale.specs.driver import DriverContext
 from ale.specs.sandbox import Resources, SandboxSpec
 from ale_local import LocalSandbox, LocalSandboxConfig, LocalSandboxProvider
+from ale_local.layers import Layers
+from ale_resident.host.owner import state_folder
 
+as_root = pytest.mark.skipif(os.getuid() != 0, reason="overlays are for root")
 SMALL = Resources(memory_mib=256, pids=64, disk_mib=16)
+Content = tuple[str, int, int, bytes]
 
 
 def provider_for(isolation: str) -> LocalSandboxProvider:
@@ -29,6 +34,31 @@ def provider_for(isolation: str) -> LocalSandboxProvider:
 def spec_of(provider: LocalSandboxProvider, **more: Any) -> SandboxSpec:
     """A spec under the strictest network policy that the provider can keep."""
     return SandboxSpec(network="full" if provider.wrap is None else "none", **more)
+
+
+def contents(root: Path) -> dict[bytes, Content]:
+    """All that is in a tree: kind, mode, time, content."""
+    found: dict[bytes, Content] = {}
+
+    def look(path: bytes, name: bytes) -> None:
+        seen = os.lstat(path)
+        kind, mode = stat.filemode(seen.st_mode)[0], stat.S_IMODE(seen.st_mode)
+        if kind == "l":
+            found[name] = (kind, 0, seen.st_mtime_ns, os.readlink(path))
+        elif kind == "d":
+            found[name] = (kind, mode, seen.st_mtime_ns, b"")
+            for base in os.listdir(path):
+                look(path + b"/" + base, name + b"/" + base)
+        else:
+            found[name] = (kind, mode, seen.st_mtime_ns, Path(os.fsdecode(path)).read_bytes())
+
+    look(os.fsencode(root), b"")
+    return found
+
+
+def layers() -> Layers:
+    """The snapshots of this test."""
+    return Layers(state_folder("local"))
 
 
 @pytest.fixture

@@ -1,5 +1,5 @@
-"""Run by `test_snapshots.py` as a user without any privilege: snapshots without overlays, which are sent to a new
-sandbox."""
+"""Run by `test_snapshots_without_overlays.py` as a user without any privilege: snapshots
+without overlays, which are sent to a new sandbox."""
 
 from __future__ import annotations
 

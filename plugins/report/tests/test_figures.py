@@ -1,0 +1,32 @@
+"""Figures of the page: long series are thinned out, intervals and durations are right."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from ale_report.charts import MAX_POINTS, metric_tables
+from ale_report.facts import wilson
+from ale_report.page import format_duration
+from ale_report.page_json import encode
+
+
+def test_long_stages_are_thinned_out_and_keep_their_last_step() -> None:
+    points = [(step, float(step)) for step in range(5 * MAX_POINTS)]
+    table = metric_tables({"rl": {"loss": points, "rare": [(5 * MAX_POINTS - 1, math.nan)]}})["rl"]
+    assert len(table.steps) == MAX_POINTS
+    assert table.steps[-1] == 5 * MAX_POINTS - 1
+    assert table.every == 5
+    assert json.loads(encode(table))["values"]["rare"][-2:] == [None, "NaN"]
+
+
+def test_the_wilson_interval_is_honest_at_the_edges() -> None:
+    assert wilson(0, 0) == (0.0, 1.0)
+    assert wilson(0, 128) == pytest.approx((0.0, 0.0291), abs=1e-4)
+    assert wilson(64, 128) == pytest.approx((0.4146, 0.5854), abs=1e-4)
+
+
+def test_durations_are_words() -> None:
+    assert [format_duration(s) for s in (4.25, 119.7, 7_500.0)] == ["4.2 s", "2 min 0 s", "2 h 5 min"]
