@@ -30,7 +30,7 @@ $(STAMP): Makefile core/pyproject.toml $(wildcard libs/*/pyproject.toml plugins/
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
 	  echo "Python's venv module is missing: apt-get install python3-venv"; exit 1; }
 	@command -v bwrap >/dev/null || \
-	  echo "bubblewrap is missing: the quickstart runs without isolation (apt-get install bubblewrap brings it)"
+	  echo "bubblewrap is missing, without which nothing isolates local sandboxes and the quickstart is refused: apt-get install bubblewrap"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade pip  # resolves all of this several times faster than the one of Python 3.11
 	$(PIP_INSTALL) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) '$(TORCH)'

@@ -85,7 +85,7 @@ async def make_expert(episodes: Episodes, chunks: int, command_ms: int) -> Traje
     wait = f"sleep {command_ms / 1000}; " if command_ms else ""
     policy = Policy([f"{wait}mkdir -p out; echo {i} > out/{i}; cat out/{i}" for i in range(chunks + 1)])
     made = await episodes.run(
-        RolloutRequest(TASK, "g", 0, Demonstration(policy)), StageInfo("demonstrations", 0, "train", 1.0)
+        RolloutRequest(TASK, "g", 0, Demonstration(lambda: policy)), StageInfo("demonstrations", 0, "train", 1.0)
     )
     assert made.failure is None, made.failure
     return made

@@ -247,7 +247,7 @@ def test_an_expert_that_comes_from_nowhere_is_refused(tmp_path: Path) -> None:
         preflight(run_with(tmp_path, f"algorithm={{use: ipa, experts: {{data: [{tmp_path}]}}}}"))
     experts = "algorithm={use: ipa, experts: {}}"
     with pytest.raises(ConfigError, match="the run makes no demonstrations"):
-        preflight(run_with(tmp_path, experts, "sft=null", "model.scratch=null", "model.path=/m"))
+        preflight(run_with(tmp_path, experts, "sft=null", "model.scratch=null", f"model.path={tmp_path}"))
     with pytest.raises(ConfigError, match=r"rl\.resample_even_groups takes away the groups"):
         preflight(run_with(tmp_path, experts, "rl.resample_even_groups=2"))
 

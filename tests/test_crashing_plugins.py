@@ -100,18 +100,22 @@ def test_half_a_character_in_a_call_spoils_nothing(word: str, tmp_path: Path) ->
     assert sorted(path.name for path in (tmp_path / "out").glob("run.db*")) == ["run.db"], "one file, when it is over"
 
 
-def test_a_file_that_only_rolls_out_says_so(tmp_path: Path) -> None:
+def test_validate_makes_the_checks_of_the_run_with_the_same_arguments(tmp_path: Path) -> None:
     run_with(tmp_path, "", ["Done."])
     text = (tmp_path / "run.yaml").read_text()
     (tmp_path / "run.yaml").write_text(text + "rl: {steps: 1}\n")
-    done = subprocess.run(
-        [Path(sys.executable).with_name("ale"), "config", "validate", tmp_path / "run.yaml"],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
+    whole, rollout, train = (
+        subprocess.run(
+            [Path(sys.executable).with_name("ale"), "config", "validate", tmp_path / "run.yaml", *half],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+        for half in ([], ["--only", "rollout"], ["--only", "train", "--from", tmp_path / "none"])
     )
-    assert done.returncode == 0
-    assert (
-        "run.yaml is valid, with '--only rollout' alone: trainer: 'cpt', 'sft' and 'rl' need a trainer" in done.stdout
-    )
+    assert whole.returncode == 2
+    assert whole.stderr.startswith("error: trainer: 'cpt', 'sft' and 'rl' need a trainer")
+    assert (rollout.returncode, rollout.stdout) == (0, f"{tmp_path / 'run.yaml'} is valid.\n")
+    assert train.returncode == 2
+    assert "there is no run folder" in train.stderr

@@ -166,6 +166,44 @@ def test_a_rollout_stays_out_of_training_every_time_where_its_veto_fails(
     assert "No rollout of step 1 can be trusted: 4 x the observer 'witness' failed" in witnessed.stderr  # type: ignore[attr-defined]
 
 
+FIRST_TRIES = """
+from ale.specs.events import Observer, hookimpl
+
+class FirstTries(Observer):
+    api_version = ">=1.0,<1.2"
+    @hookimpl
+    def ale_filter_trajectory(self, trajectory):
+        seen, self.seen = getattr(self, "seen", set()), getattr(self, "seen", set()) | {trajectory.group}
+        return None if trajectory.group in seen else "the first try"
+"""
+
+
+def test_a_demonstration_whose_first_try_was_refused_is_demonstrated_again(
+    run_file: RunFile, install: Install, tmp_path: Path
+) -> None:
+    install("first-tries", FIRST_TRIES, kind="hooks", name="first_tries", target="first_tries:FirstTries")
+    summary_of(
+        ale(
+            "run",
+            run_file(TINY),
+            "rl=null",
+            "eval.episodes=2",
+            "sft.steps=1",
+            "sft.demonstrations.count=4",
+            "observers=[first_tries]",
+        )
+    )
+    (folder,) = (tmp_path / "runs").iterdir()
+    with RunStore.open(folder) as store:
+        tries: dict[str, list[Any]] = {}
+        for t in store.trajectories("stage = 'demonstrations'"):
+            tries.setdefault(t.group, []).append((t.rejected, t.passed, len(t.chunks)))
+    assert len(tries) == 4
+    for first, second in tries.values():
+        assert first[0] == "the first try"
+        assert second == (None, *first[1:]), "the second try does the same as the first one"
+
+
 def test_a_veto_is_not_asked_about_the_episodes_of_an_evaluation(
     witnessed: Callable[..., list[dict[str, Any]]],
 ) -> None:

@@ -100,7 +100,7 @@ class Bench:
         )
 
     async def expert(self, task: Task, responder: Any) -> Trajectory:
-        request = RolloutRequest(task, "g", 0, Demonstration(responder))
+        request = RolloutRequest(task, "g", 0, Demonstration(lambda: responder))
         done = await self.episodes().run(request, StageInfo("demonstrations", 0, "train", 1.0))
         assert done.failure is None, done.failure
         return done

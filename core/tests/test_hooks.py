@@ -97,7 +97,7 @@ async def ale_run_started(run_id: str) -> None: ...
 @pytest.mark.parametrize(
     ("hook", "reason"),
     [
-        (ale_run_finnished, "ale_run_finnished"),
+        (ale_run_finnished, "Did you mean 'ale_run_finished'?"),
         (ale_run_finished, "nobody"),
         (ale_before_exec, "cannot be wrapped"),
         (ale_run_started, "write 'def'"),

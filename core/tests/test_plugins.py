@@ -77,8 +77,8 @@ def test_an_unknown_name_says_what_is_installed_and_the_nearest() -> None:
 def test_a_plugin_that_is_missing_names_the_package_that_usually_brings_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ale.registry.drivers.list_plugins", lambda kind: [])
     assert refusal("tests") == (
-        "reward: there is no reward plugin 'tests'. The usual package is ale-plugin-tests "
-        "(ale-plugin-reward-tests where two kinds share the name). Installed: none."
+        "reward: there is no reward plugin 'tests'. Its package is usually called ale-plugin-tests "
+        "or ale-plugin-reward-tests. Installed: none."
     )
 
 

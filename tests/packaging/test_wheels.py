@@ -160,7 +160,7 @@ def test_the_core_alone_says_what_to_install(from_the_index: Callable[..., Path]
     (tmp_path / "run.yaml").write_text("tasks: bash\n")
     done = subprocess.run([bin_ / "ale", "run", tmp_path / "run.yaml"], capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert "error: tasks: there is no tasks plugin 'bash'. The usual package is ale-plugin-bash" in done.stderr
+    assert "error: tasks: there is no tasks plugin 'bash'. Its package is usually called ale-plugin-bash" in done.stderr
     heavy = "import importlib.util as u; print([m for m in ('torch', 'ray', 'pytest') if u.find_spec(m)])"
     assert call(bin_ / "python", "-c", heavy).strip() == "[]", "the core brings none of them"
 

@@ -38,7 +38,7 @@ STAGE = {"data": ["x.txt"], "steps": 4, "batch_tokens": 64, "sequence_tokens": 3
 
 def loaded(**sections: Any) -> Any:
     """A run with these sections."""
-    return validate(RunConfig, {"tasks": "bash", "model": {"path": "nowhere"}, **sections})
+    return validate(RunConfig, {"tasks": "bash", "model": {"path": "."}, **sections})
 
 
 # -- what a run file may say -------------------------------------------------------------------------------------------

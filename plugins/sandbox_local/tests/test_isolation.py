@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import logging
 import os
+import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import pydantic
 import pytest
 
+import ale_local
 from ale.errors import ConfigError, SandboxError
 from ale.specs.sandbox import TESTS, Resources, SandboxSpec
 from ale_local import LocalSandbox, LocalSandboxConfig, LocalSandboxProvider, bubblewrap, program
 
 from .conftest import SMALL, provider_for
+
+INSTALLED = [m.__name__ for m in (pydantic, ale_local) if Path(str(m.__file__)).resolve().is_relative_to(sys.prefix)]
+"""Those that lie where Python does, which the sandbox sees: not installed with --editable, and no link."""
 
 pytestmark = pytest.mark.bwrap
 PUBLIC = [f"/etc/{name}" for name in program.ETC if os.path.exists(f"/etc/{name}")]
@@ -134,8 +140,11 @@ async def test_stats_count_what_a_sandbox_uses(box: LocalSandbox) -> None:
     assert stats.cpu_s > 0
 
 
-async def test_python_of_the_host_runs_inside(box: LocalSandbox) -> None:
-    assert (await box.exec(f"{sys.executable} -c 'import pydantic; print(1)'")).stdout == b"1\n"
+async def test_python_of_the_host_runs_inside_with_its_packages(box: LocalSandbox) -> None:
+    assert INSTALLED, "one of the two is installed here"
+    look = f"from importlib.util import find_spec; print(find_spec('{INSTALLED[0]}').origin)"
+    found = (await box.exec(shlex.join([sys.executable, "-c", look]))).output
+    assert found.startswith(sys.prefix), found
 
 
 @pytest.mark.parametrize("workdir", ["/", "relative", "/usr/x", "/tmp", "/a/../usr", "/etc"])

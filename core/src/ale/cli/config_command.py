@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ale.cli.plugins_command import print_table
 from ale.config.load import load_run_config
-from ale.config.preflight import preflight
+from ale.config.preflight import preflight, which_half
 from ale.config.run import RunConfig
 from ale.errors import ConfigError
 from ale.registry.drivers import load_driver_class
@@ -14,16 +14,10 @@ from ale.registry.installed import list_plugins
 from ale.registry.validation import describe_keys
 
 
-def validate(file: Path, overrides: list[str]) -> None:
+def validate(file: Path, overrides: list[str], only: str, source: Path | None) -> None:
     """Check a run file and its plugins' settings, and check that the plugins can do what the run needs."""
-    run = load_run_config(file, overrides).run
-    only_rollout = ""
-    try:
-        preflight(run)
-    except ConfigError as error:
-        preflight(run, "rollout")
-        only_rollout = f", with '--only rollout' alone: {error}"
-    print(f"{file} is valid{only_rollout or '.'}")
+    preflight(load_run_config(file, overrides).run, which_half(only), source)
+    print(f"{file} is valid.")
 
 
 def describe(kind: str | None, name: str | None) -> None:

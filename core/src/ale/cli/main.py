@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 
 from ale import __version__
-from ale.cli.arguments import Overrides, RunFile
+from ale.cli.arguments import Half, Overrides, RunFile, Source
 from ale.cli.commands import add_commands
 from ale.errors import AleError, ConfigError
 
@@ -49,10 +49,8 @@ def _root(
 def run_(
     file: RunFile,
     overrides: Overrides = None,
-    only: Annotated[str, typer.Option(help="Half of the loop: rollout (keep a dump) or train (on a dump).")] = "all",
-    source: Annotated[
-        Path | None, typer.Option("--from", metavar="RUN", help="Run folder to take the policy or the dump from.")
-    ] = None,
+    only: Half = "all",
+    source: Source = None,
     out: Annotated[Path | None, typer.Option(help="Run folder to write; default: a new one in run_dir.")] = None,
 ) -> None:
     """Execute a run; the last line is the path of its summary.json."""
@@ -81,11 +79,11 @@ def config_show(file: RunFile, overrides: Overrides = None) -> None:
 
 
 @config_app.command("validate")
-def config_validate(file: RunFile, overrides: Overrides = None) -> None:
-    """Check a run file and the settings of every plugin that it names."""
+def config_validate(file: RunFile, overrides: Overrides = None, only: Half = "all", source: Source = None) -> None:
+    """Check what `ale run` with the same arguments checks before anything starts."""
     from ale.cli.config_command import validate
 
-    validate(file, overrides or [])
+    validate(file, overrides or [], only, source)
 
 
 @config_app.command("describe")

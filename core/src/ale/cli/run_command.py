@@ -20,8 +20,8 @@ from typing import Any, TypeVar
 from ale.cli.commands import after_run
 from ale.cli.progress import display
 from ale.config.load import load_run_config
-from ale.config.preflight import Only
-from ale.errors import AleError, ConfigError
+from ale.config.preflight import which_half
+from ale.errors import AleError
 from ale.pipeline.run import RunResult
 from ale.pipeline.run import run as run_pipeline
 
@@ -40,10 +40,8 @@ def run(
     file: Path, overrides: list[str], only: str = "all", source: Path | None = None, out: Path | None = None
 ) -> int:
     """Run, and print what a newcomer wants to know; the last line is the path of summary.json."""
-    if only not in ("all", "rollout", "train"):
-        raise ConfigError(f"--only takes 'rollout' or 'train', not '{only}'.")
     loaded = load_run_config(file, overrides)
-    chosen: Only = only  # type: ignore[assignment]
+    chosen = which_half(only)
     with display() as progress:
         configure_messages(progress.note, loaded.values.redact)
         result = run_until_signal(lambda: run_pipeline(loaded, progress, only=chosen, source=source, folder=out))
@@ -106,7 +104,7 @@ def print_result(result: RunResult) -> None:
     if failures:
         counts = ", ".join(f"{count} {kind}" for kind, count in failures.items())
         print(f"rollouts that could not be used: {counts} (of {result.summary['rollouts']})")
-    print(f"seconds: {result.summary['seconds']['total']:.0f}")
+    print(f"seconds: {result.summary['seconds']['total']:.0f} ({result.summary['rollouts']} rollouts)")
     for line in after_run(result.folder):
         print(line)
     print(result.summary_path)

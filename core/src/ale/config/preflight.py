@@ -60,6 +60,13 @@ class Part:
         return f"the {self.kind} plugin '{self.use}'"
 
 
+def which_half(only: str) -> Only:
+    """Return the value of the option `--only`. Raises `ConfigError`."""
+    if only not in ("all", "rollout", "train"):
+        raise ConfigError(f"--only takes 'rollout' or 'train', not '{only}'.")
+    return only  # type: ignore[return-value]
+
+
 def preflight(run: RunConfig, only: Only = "all", source: Path | None = None) -> None:
     """Refuse a run that could not work. `source` is the run folder from which it takes its policy or its rollouts.
 
@@ -76,6 +83,10 @@ def _check_sections(run: RunConfig, only: Only, source: Path | None) -> None:
     if isinstance(run.tasks, Mix):
         MIXTURE.required()
     _check_halves(only, source)
+    if run.model.path is not None and not run.model.path.is_dir():
+        raise ConfigError(
+            f"model.path: there is no folder {run.model.path}; ALE downloads no models, so give a folder."
+        )
     _check_message_engine(run, only, source)
     checks = [stage.check for stage in stages_of(run, only, source).values()]
     found = []

@@ -134,6 +134,7 @@ async def run_stages(bench: Workbench, only: Only, source: Path | None) -> None:
     every = [*stages.values(), *([loop] if loop else [])]
     for stage in every:
         stage.check_tasks(bench)
+    next(bench.take_tasks(config.eval.split))  # an unknown split is refused now, not after the demonstrations
     demonstrations = [t for stage in every for t in await stage.gather(bench)]
     if config.model.scratch is not None:
         await bench.load_policy(await write_scratch_model(bench, config.model.scratch, demonstrations), train=True)
@@ -146,7 +147,9 @@ async def run_stages(bench: Workbench, only: Only, source: Path | None) -> None:
     for name, stage in stages.items():
         await stage.train(bench)
         await bench.save(name)
-    await evaluate(bench, "after_sft" if config.sft else "after_cpt" if config.cpt else "before_rl", 0)
+    await evaluate(
+        bench, "after_sft" if config.sft else "after_cpt" if config.cpt else "before_rl" if loop else "of_the_policy", 0
+    )
     if loop:
         await loop.train(bench)
     if config.trains:

@@ -213,7 +213,7 @@ def _install_hint(kind: str, package: str, name: str, installed: list[PluginInfo
         hint = f" '{name}' comes from {', '.join(i.package for i in installed if i.name == name)}."
     else:
         hint = nearest_hint(name, names) or (
-            f" The usual package is ale-plugin-{usual} (ale-plugin-{kind}-{usual} where two kinds share the name)."
+            f" Its package is usually called ale-plugin-{usual} or ale-plugin-{kind}-{usual}."
             if re.fullmatch(r"[\w-]+", name)
             else ""
         )

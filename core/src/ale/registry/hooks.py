@@ -18,7 +18,7 @@ from inspect import iscoroutinefunction
 from typing import Any
 
 from ale.errors import PluginError
-from ale.registry.validation import describe_error, one_line_error
+from ale.registry.validation import describe_error, nearest_hint, one_line_error
 
 log = logging.getLogger("ale.hooks")
 MAX_ERRORS = 3
@@ -54,8 +54,10 @@ class Hooks:
         except Exception as error:
             if self._manager.get_plugin(name) is observer:
                 self._manager.unregister(name=name)
+            unknown = [n for n in dir(observer) if n.startswith("ale_") and not hasattr(HookSpecs, n)]
+            hint = "".join(nearest_hint(n, vars(HookSpecs)) for n in unknown)
             raise PluginError(
-                f"The observer '{name}' does not fit the hooks of ALE: {one_line_error(error)}."
+                f"The observer '{name}' does not fit the hooks of ALE: {one_line_error(error)}.{hint}"
             ) from error
         for hook in vars(self._manager.hook).values():
             # The list is kept, last registered first as in pluggy: each hook is called separately, so that one that

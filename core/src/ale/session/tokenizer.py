@@ -18,6 +18,7 @@ from typing import Any
 
 from ale.errors import ConfigError, RequestRefused
 from ale.messages import Message, ToolCall, ToolSpec
+from ale.registry.validation import one_line_error
 
 PAD, TURN_START, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 SPECIAL_TOKENS = (PAD, TURN_START, TURN_END, "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
@@ -91,8 +92,8 @@ class ChatTokenizer:
             # AutoTokenizer would replace, for some model types, settings of tokenizer.json with its own.
             hf = PreTrainedTokenizerFast.from_pretrained(str(folder), local_files_only=True)
         except Exception as error:  # the library raises many kinds of errors, and each means that the folder is wrong
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise ConfigError(f"The folder {folder} holds no tokenizer that can be loaded: {reason}") from error
+            reason = "it has no tokenizer.json" if not (folder / "tokenizer.json").exists() else one_line_error(error)
+            raise ConfigError(f"The folder {folder} holds no tokenizer that can be loaded: {reason}.") from error
         if not getattr(hf, "chat_template", None):
             raise ConfigError(
                 f"The tokenizer in {folder} has no chat template; add a chat_template.jinja to the folder."

@@ -99,18 +99,21 @@ class Start(ABC):
 
 @dataclass(frozen=True)
 class Demonstration(Start):
-    """The responder answers every call that it does not hand over; none of its chunks counts as replayed."""
+    """A responder answers every call that it does not hand over; none of its chunks counts as replayed.
 
-    responder: Responder
+    `demonstrator` makes a new one for each try: a responder keeps count of one conversation. None: the policy answers.
+    """
+
+    demonstrator: Callable[[], Responder | None]
 
     def open(self, context: StartContext) -> Opening:
         """See `Start.open`."""
-        return _Demonstrated(self.responder)
+        return _Demonstrated(self.demonstrator())
 
 
 class _Demonstrated(Opening):
-    def __init__(self, responder: Responder) -> None:
+    def __init__(self, responder: Responder | None) -> None:
         self._responder = responder
 
     async def respond(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Reply | None:
-        return await self._responder(messages, tools)
+        return None if self._responder is None else await self._responder(messages, tools)

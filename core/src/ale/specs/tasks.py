@@ -23,7 +23,7 @@ class TaskSource(ABC):
 
     def demonstrator(self, task: Task, seed: int) -> Responder | None:
         """Return a demonstrator, which solves the task in the model's place and reacts to the conversation; None if the
-        source has none."""
+        source has none. Each answers in one episode, and those of one seed do the same."""
         return None
 
 

@@ -29,8 +29,8 @@ def _first(run: Path, places: Sequence[str]) -> Path:
         if (run / place / "config.json").is_file():
             return run / place
     raise ConfigError(
-        f"{run} holds no policy (looked for {', '.join(places)}); name one: `ale eval {run} --model FOLDER`, or "
-        "model.path=FOLDER in place of --from."
+        f"{run} holds no policy (looked for {', '.join(places)}); name one: `ale eval {run} --model FOLDER`, or with "
+        "`ale run` model.path=FOLDER and model.scratch=null."
     )
 
 

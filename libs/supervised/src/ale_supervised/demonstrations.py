@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from ale.errors import AleError, ConfigError
 from ale.pipeline.workbench import Workbench
 from ale.rollout.episode import DEMONSTRATIONS_STAGE, StageInfo
@@ -18,13 +20,13 @@ async def run_demonstrations(bench: Workbench, count: int) -> list[Trajectory]:
     for i in range(count):
         task = next(tasks)
         seed = bench.config.seed * 1_000_003 + i
-        responder = bench.tasks.demonstrator(task, seed)
-        if responder is None:
+        demonstrator = partial(bench.tasks.demonstrator, task, seed)
+        if demonstrator() is None:
             raise ConfigError(
                 f"The task source '{bench.config.tasks.use}' has no demonstrator for the task '{task.id}'; "
                 "leave out 'sft' and start from a trained model (model.path), or use a task source that has one."
             )
-        requests.append(RolloutRequest(task, f"demo.{i}", seed, Demonstration(responder)))
+        requests.append(RolloutRequest(task, f"demo.{i}", seed, Demonstration(demonstrator)))
     bench.progress.stage("demonstrations", count)
     with bench.stopwatch("demonstrations"):
         done = await bench.rollouts.run(requests, StageInfo(DEMONSTRATIONS_STAGE, 0, TRAIN, 1.0))

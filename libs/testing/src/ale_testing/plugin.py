@@ -66,32 +66,37 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """What a plugin does not claim is not asked of it."""
+    """Leave out the tests of what the plugin does not claim to do."""
     subject = getattr(config, SUBJECT, None)
     if subject is None:
         return
-    reasons = {item: reason for item in items if (reason := _reason_to_skip(subject, item))}
+    reasons = {item: found for item in items if (found := _reasons_to_skip(subject, item))}
     if reasons:
-        setattr(config, LEFT_OUT, f"not asked of it: {', '.join(sorted(set(reasons.values())))} ({len(reasons)} tests)")
+        words = sorted({word for found in reasons.values() for word in found})
+        setattr(
+            config,
+            LEFT_OUT,
+            f"not tested, since the plugin does not claim it: {', '.join(words)} ({len(reasons)} tests)",
+        )
         config.hook.pytest_deselected(items=list(reasons))
         items[:] = [item for item in items if item not in reasons]
 
 
-def _reason_to_skip(subject: Subject, item: pytest.Item) -> str | None:
-    """Why a test is not for this plugin, in a word or two; None where it is."""
+def _reasons_to_skip(subject: Subject, item: pytest.Item) -> list[str]:
+    """What a test wants and this plugin does not claim, each in a word or two."""
     lacking = [m.args[0] for m in item.iter_markers("ale_needs") if not subject.can(m.args[0])]
     lacking += [m.args[0] for m in item.iter_markers("ale_transport") if m.args[0] not in subject.transports]
     if lacking:
-        return ", ".join(word if isinstance(word, str) else word.__name__ for word in lacking)
+        return [word if isinstance(word, str) else word.__name__ for word in lacking]
     if subject.elsewhere and item.get_closest_marker("ale_agent"):
-        return "what runs its agent, which is installed into images"
+        return ["runs of its agent, which is installed into images"]
     if subject.over_http and item.get_closest_marker("ale_in_process"):
-        return "what an agent in a process of its own keeps to itself"
-    return None
+        return ["what an agent in a process of its own keeps to itself"]
+    return []
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Which capabilities the plugin does not claim, and so was not asked for."""
+    """Print which capabilities were not tested, because the plugin does not claim them."""
     if hasattr(config, LEFT_OUT):
         terminalreporter.write_line(getattr(config, LEFT_OUT))
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from ale.errors import ConfigError
@@ -57,10 +58,10 @@ class ExpertSources:
                 attempt = self._tries[task.id]
                 self._tries[task.id] += 1
                 seed = ((history.seed * 1_000_003 + 700_001 + history.step) * 1_009 + i) * 1_009 + attempt
-                responder = history.demonstrator(task, seed)
-                if responder is not None:
+                demonstrator = partial(history.demonstrator, task, seed)
+                if demonstrator() is not None:
                     name = f"expert.{history.step}.{attempt}.{i}"
-                    requests.append(RolloutRequest(task, name, seed, Demonstration(responder)))
+                    requests.append(RolloutRequest(task, name, seed, Demonstration(demonstrator)))
         return requests
 
     def state(self) -> dict[str, Any]:

@@ -34,7 +34,7 @@ def check_spec(spec: SandboxSpec, config: LocalSandboxConfig, *, isolated: bool,
     if not isolated and spec.network != "full":
         raise ConfigError(
             f"Without isolation a local sandbox has the host's network, so network: {spec.network} cannot be met: "
-            f"{INSTALL}, or set needs.network to full."
+            f"{INSTALL}, or set sandbox.isolation to none and needs.network to full."
         )
     check_policy(spec)
     if spec.user == "root":
