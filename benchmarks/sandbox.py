@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from ale.errors import AleError
-from ale.registry.choice import PluginChoice
 from ale.registry.drivers import build_driver
+from ale.specs.choice import PluginChoice
 from ale.specs.driver import DriverContext
 from ale.specs.sandbox import Resources, Sandbox, SandboxSpec
 from ale_sandbox_pool.config import PoolConfig

@@ -42,8 +42,8 @@ from contenders.sessions import (
 )
 
 from ale.errors import AleError
-from ale.registry.choice import PluginChoice
 from ale.registry.drivers import build_driver
+from ale.specs.choice import PluginChoice
 from ale.specs.driver import DriverContext
 from ale.specs.sandbox import Sandbox, SandboxSpec
 from ale.specs.sandbox_protocols import Resets, Shell, Shells

@@ -22,7 +22,6 @@ from dataclasses import dataclass, field
 from ale.config.run import RolloutConfig, SandboxNeeds
 from ale.errors import EngineError
 from ale.messages import Message, ToolCall, ToolSpec
-from ale.registry.choice import PluginChoice
 from ale.registry.drivers import build_driver
 from ale.registry.hooks import Hooks
 from ale.rollout.episode import Episodes, StageInfo
@@ -30,6 +29,7 @@ from ale.rollout.selection import Option, Selection
 from ale.session.session import Sessions
 from ale.session.tokenizer import byte_tokenizer
 from ale.specs.algorithm import RolloutRequest
+from ale.specs.choice import PluginChoice
 from ale.specs.driver import DriverContext
 from ale.specs.start import Demonstration, Opening, Reply, Start, StartContext
 from ale.task import Task, TaskTests

@@ -19,12 +19,12 @@ from ale.config.plugin_field import plugin_places
 from ale.config.run import RunConfig
 from ale.config.yaml_text import parse_yaml
 from ale.errors import ConfigError
-from ale.registry.choice import Mix, PluginChoice, PluginRules, Select
 from ale.registry.drivers import load_driver_class
 from ale.registry.installed import list_plugins
 from ale.registry.validation import section_model, validate
 from ale.rollout.selection import Option, Selection
 from ale.specs.algorithm import RolloutRequest
+from ale.specs.choice import Mix, PluginChoice, PluginRules, Select
 from ale.specs.driver import Driver, DriverContext, PluginConfig
 from ale.specs.start import Opening, Start, StartContext
 from ale.task import Task, TaskTests

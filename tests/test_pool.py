@@ -16,8 +16,8 @@ from ale_command import SCRIPTED, ale, summary_of
 from kit import run_kit_here
 
 from ale.errors import SandboxError
-from ale.registry.choice import PluginChoice
 from ale.registry.drivers import build_driver
+from ale.specs.choice import PluginChoice
 from ale.specs.driver import DriverContext
 from ale.specs.sandbox import TESTS, Resources, SandboxSpec
 from ale.store.run_store import RunStore

@@ -20,7 +20,7 @@ from ale_testing.sandbox_providers import answers
 OWNER = """
 import asyncio, sys
 from ale.registry.drivers import build_driver
-from ale.registry.choice import PluginChoice
+from ale.specs.choice import PluginChoice
 from ale.specs.driver import DriverContext
 from ale.specs.sandbox import SandboxSpec
 async def main():
@@ -35,7 +35,7 @@ asyncio.run(main())
 VISITOR = """
 import asyncio, sys
 from ale.registry.drivers import build_driver
-from ale.registry.choice import PluginChoice
+from ale.specs.choice import PluginChoice
 from ale.specs.driver import DriverContext
 from ale.specs.sandbox import SandboxSpec
 async def main():

@@ -19,7 +19,6 @@ from ale_command import FINISH, ale
 
 from ale.config.run import RolloutConfig, SandboxNeeds
 from ale.messages import Message, ToolCall
-from ale.registry.choice import PluginChoice
 from ale.registry.drivers import build_driver
 from ale.registry.hooks import Hooks
 from ale.rollout.episode import Episodes, StageInfo
@@ -27,6 +26,7 @@ from ale.rollout.selection import Option, Selection
 from ale.session.session import Sessions
 from ale.session.tokenizer import byte_tokenizer
 from ale.specs.algorithm import RolloutRequest
+from ale.specs.choice import PluginChoice
 from ale.specs.driver import Driver, DriverContext, PluginConfig
 from ale.specs.reward import Reward
 from ale.specs.sandbox import Sandbox

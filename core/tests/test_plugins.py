@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from ale.errors import ConfigError, PluginError
-from ale.registry.choice import PluginChoice
 from ale.registry.drivers import build_driver, load_driver_class
 from ale.registry.installed import list_plugins
+from ale.specs.choice import PluginChoice
 from ale.specs.driver import DriverContext
 from ale_testing.fake_packages import REWARD, Install
 

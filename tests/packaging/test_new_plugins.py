@@ -164,7 +164,7 @@ def test_they_make_a_run_together(packages: Path) -> None:
     (packages / "run.yaml").write_text(RUN.format(folder=packages))
     command = [packages / "venv/bin/python", "-c", "from ale.cli.main import main; main()", "run"]
     summary = Path(call(*command, "run.yaml", cwd=packages).splitlines()[-1])
-    assert json.loads(summary.read_text())["heldout"]["before_rl"]["episodes"] == 2
+    assert json.loads(summary.read_text())["heldout"]["of_the_policy"]["episodes"] == 2
     assert (summary.parent / "my-hooks.jsonl").read_text().count('"stage": "eval"') == 1
     assert (summary.parent / "my-scaffold.jsonl").exists()
 

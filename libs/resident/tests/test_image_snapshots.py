@@ -21,7 +21,7 @@ from ale_testing.sandbox_providers import provider_of
 OWNER_PROGRAM = """
 import asyncio, sys
 from ale.registry.drivers import build_driver
-from ale.registry.choice import PluginChoice
+from ale.specs.choice import PluginChoice
 from ale.specs.driver import DriverContext
 from ale.specs.sandbox import SandboxSpec
 async def main():

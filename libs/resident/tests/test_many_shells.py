@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from ale.registry.choice import PluginChoice
 from ale.registry.drivers import build_driver
+from ale.specs.choice import PluginChoice
 from ale.specs.driver import DriverContext
 from ale.specs.sandbox import SandboxSpec
 

@@ -23,10 +23,10 @@ from pydantic.fields import FieldInfo
 from pydantic_core import core_schema
 
 from ale.errors import AleError
-from ale.registry.choice import PluginChoice, PluginRules
 from ale.registry.drivers import load_plugin
 from ale.registry.installed import list_plugins
 from ale.registry.validation import Mistake, Mistakes, format_value, nearest_hint, section_model, validate
+from ale.specs.choice import PluginChoice, PluginRules
 
 
 @dataclass(frozen=True)

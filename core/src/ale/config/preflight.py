@@ -15,14 +15,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from ale.config.run import MIXTURE, RL, RunConfig
 from ale.errors import AleError, ConfigError, PluginError
-from ale.registry.choice import Mix, PluginChoice
 from ale.registry.drivers import load_driver_class, load_plugin
 from ale.registry.installed import list_plugins
 from ale.registry.validation import as_plugin_error
+from ale.specs.choice import Mix, PluginChoice
 from ale.specs.driver import Driver
 from ale.specs.engine import InferenceEngine, MessageEngine, agree_on_transport
 from ale.specs.kinds import CAPABILITIES
@@ -31,9 +31,7 @@ from ale.specs.sandbox import NetworkMode, SandboxProvider
 from ale.specs.sandbox_protocols import meaning
 from ale.specs.scaffold import Scaffold
 from ale.specs.trainer import TrainerBackend
-
-if TYPE_CHECKING:
-    from ale.pipeline.stage import TrainingStage
+from ale.specs.training_stage import TrainingStage
 
 Only = Literal["all", "rollout", "train"]
 """The whole run, or half of its loop."""

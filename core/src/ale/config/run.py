@@ -13,8 +13,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from ale.config.plugin_field import PluginField, choices_in
-from ale.registry.choice import Mix, Patterns, PluginChoice, Section, Select
 from ale.registry.package_field import PackageField
+from ale.specs.choice import Mix, Patterns, PluginChoice, Section, Select
 from ale.specs.kinds import CAPABILITIES, HOOKS
 from ale.specs.package_sections import LoopSection, PoolSection, ScratchModel, StageSection
 from ale.specs.sandbox import ALLOW, NetworkMode, Resources, host_and_port

@@ -15,7 +15,6 @@ from ale.config.preflight import check_started
 from ale.config.run import MIXTURE, RunConfig
 from ale.errors import ConfigError, PluginError
 from ale.pipeline.progress import Progress
-from ale.registry.choice import Mix, PluginChoice, Select
 from ale.registry.drivers import open_driver
 from ale.registry.hooks import Hooks
 from ale.registry.validation import as_plugin_error
@@ -26,6 +25,7 @@ from ale.session.reply_format import ReplyForm
 from ale.session.session import Sessions
 from ale.session.tokenizer import ChatTokenizer, byte_tokenizer
 from ale.specs.algorithm import Algorithm
+from ale.specs.choice import Mix, PluginChoice, Select
 from ale.specs.driver import DriverContext
 from ale.specs.engine import InferenceEngine, MessageEngine, PolicyVersion, agree_on_transport
 from ale.specs.package_sections import PooledProvider

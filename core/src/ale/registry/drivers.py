@@ -20,10 +20,10 @@ from typing import Any
 from pydantic import BaseModel
 
 from ale.errors import ConfigError, PluginError
-from ale.registry.choice import PluginChoice
 from ale.registry.installed import PluginInfo, list_plugins
 from ale.registry.validation import as_plugin_error, describe_error, lenient_models, located, nearest_hint, validate
 from ale.registry.versions import describe_mismatch
+from ale.specs.choice import PluginChoice
 from ale.specs.driver import Driver, DriverContext
 from ale.specs.kinds import HOOKS
 

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from typing import Any
 
-from ale.registry.choice import PluginChoice
 from ale.registry.drivers import FoundObserver, open_driver
 from ale.registry.hooks import Hooks
 from ale.registry.validation import describe_error
+from ale.specs.choice import PluginChoice
 from ale.specs.driver import Driver, DriverContext
 from ale.specs.kinds import HOOKS
 

@@ -17,10 +17,10 @@ from functools import cache
 from ale.config.run import DEFAULT_TOOL_FORMAT
 from ale.errors import AleError, PluginError
 from ale.messages import Message, ToolCall, ToolSpec
-from ale.registry.choice import PluginChoice
 from ale.registry.drivers import build_driver
 from ale.registry.validation import describe_error
 from ale.session.tokenizer import ChatTokenizer
+from ale.specs.choice import PluginChoice
 from ale.specs.driver import DriverContext
 from ale.specs.tool_format import ToolFormat
 

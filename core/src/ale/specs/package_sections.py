@@ -11,16 +11,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pydantic import Field
 
+from ale.specs.choice import PluginChoice
 from ale.specs.driver import Channel, Lifecycle, PluginConfig
 from ale.specs.sandbox import SandboxProvider
-
-if TYPE_CHECKING:
-    from ale.pipeline.stage import TrainingStage
-    from ale.registry.choice import PluginChoice
+from ale.specs.training_stage import TrainingStage
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from typing import Any
 
 from ale.cli.arguments import Overrides, RunFile
 from ale.config.run import PluginKind, RunConfig
-from ale.registry.choice import PluginChoice
 from ale.registry.drivers import build_driver, open_driver
+from ale.specs.choice import PluginChoice
 from ale.specs.driver import DriverContext
 from ale.task import TRAIN
 from ale_agents.agent import CommandAgent

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pydantic import Field
 
-from ale.registry.choice import Section
+from ale.specs.choice import Section
 
 
 class RLConfig(Section):

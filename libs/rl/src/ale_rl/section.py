@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from ale.pipeline.stage import TrainingStage
 from ale.specs.package_sections import LoopSection, Need
+from ale.specs.training_stage import TrainingStage
 from ale_rl.config import RLConfig
 
 

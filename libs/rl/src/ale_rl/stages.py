@@ -7,8 +7,8 @@ from pathlib import Path
 
 from ale.config.run import RunConfig
 from ale.pipeline.evaluate import evaluate
-from ale.pipeline.stage import TrainingStage
 from ale.pipeline.workbench import Workbench
+from ale.specs.training_stage import TrainingStage
 from ale.task import Task
 from ale.trajectory import Trajectory
 from ale_rl.checks import check_algorithm, check_groups, check_policy_to_sample

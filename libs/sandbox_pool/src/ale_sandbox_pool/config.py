@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from ale.registry.choice import Section
+from ale.specs.choice import Section
 
 
 class PoolConfig(Section):

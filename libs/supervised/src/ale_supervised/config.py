@@ -9,8 +9,8 @@ from typing import Annotated, Any
 from pydantic import Field, PrivateAttr, model_validator
 
 from ale.config.plugin_field import PluginField
-from ale.registry.choice import PluginChoice, Section
 from ale.registry.validation import Mistake, Mistakes
+from ale.specs.choice import PluginChoice, Section
 
 TEXT_SUFFIXES = (".txt", ".md", ".jsonl")
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ale.pipeline.stage import TrainingStage
-from ale.registry.choice import PluginChoice
+from ale.specs.choice import PluginChoice
 from ale.specs.package_sections import Need, StageSection
+from ale.specs.training_stage import TrainingStage
 from ale_supervised.config import CPTConfig, SFTConfig
 
 

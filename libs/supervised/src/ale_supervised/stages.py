@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from ale.config.run import RunConfig
 from ale.pipeline.evaluate import evaluate
-from ale.pipeline.stage import TrainingStage
 from ale.pipeline.workbench import Workbench
+from ale.specs.training_stage import TrainingStage
 from ale.trajectory import Trajectory
 from ale_supervised.config import CPTConfig, SFTConfig
 from ale_supervised.pretraining import check_texts, pretrain

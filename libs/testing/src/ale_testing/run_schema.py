@@ -12,8 +12,8 @@ from typing import Any
 
 from ale.config.plugin_field import PluginPlace, plugin_places
 from ale.config.run import RunConfig
-from ale.registry.choice import PluginRules
 from ale.registry.installed import PluginInfo, list_plugins
+from ale.specs.choice import PluginRules
 from ale.specs.kinds import HOOKS, KINDS
 from ale_testing.import_check import check_import
 from ale_testing.import_check_child import ImportFindings

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from ale.errors import ConfigError
-from ale.registry.choice import PluginChoice
 from ale.registry.drivers import build_driver
+from ale.specs.choice import PluginChoice
 from ale.specs.driver import DriverContext
 
 

@@ -40,9 +40,7 @@ async def test_processes_continue_and_so_do_their_copies(subject: Subject) -> No
         await box.kill_agent_processes()
         async with fork(subject, provider, name) as copy:
             once, again = await count_twice(copy)
-            assert again > once, (
-                "what ran at the snapshot must run in a sandbox that starts from it, whatever became of it since"
-            )
+            assert again > once, "what ran must run in a sandbox that starts from a snapshot with processes"
             assert once > 5, "it must go on from where it was then, not from the beginning"
             await copy.exec("rm /tmp/file; echo 3 > /dev/shm/file; echo new > new")
         # The loop may have been ended before it put its new file in the other's place.

@@ -53,4 +53,12 @@ class TinyDecoder(ScratchModel):
 
         folder.mkdir(parents=True, exist_ok=True)
         train_tokenizer(texts, self.vocab_size).save(folder)
-        write_weights(self, folder, seed)
+        shape = {
+            "hidden_size": self.hidden_size,
+            "intermediate_size": self.intermediate_size or -(-self.hidden_size * 8 // 3 // 16) * 16,
+            "num_hidden_layers": self.layers,
+            "num_attention_heads": self.heads,
+            "num_key_value_heads": self.kv_heads,
+            "max_position_embeddings": self.max_length,
+        }
+        write_weights(self.architecture, shape, folder, seed)

@@ -1,41 +1,33 @@
-"""This module writes random weights in the shape of a `TinyDecoder` into a Hugging Face folder."""
+"""This module writes random weights into a Hugging Face folder."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast, Qwen2Config
 from transformers.utils import logging
 
-if TYPE_CHECKING:
-    from ale_tiny_models.decoder import TinyDecoder
 
-
-def write_weights(model: TinyDecoder, folder: Path, seed: int) -> None:
-    """Write the model next to the tokenizer that `folder` already holds.
+def write_weights(architecture: str, shape: Mapping[str, int], folder: Path, seed: int) -> None:
+    """Write the model next to the tokenizer that `folder` already holds; `shape` has the library's names of sizes.
 
     The same seed gives the same weights; the caller's random state does not change.
     """
     # AutoTokenizer is not used, because for some model types it replaces settings of tokenizer.json by its own.
     tokenizer = PreTrainedTokenizerFast.from_pretrained(str(folder), local_files_only=True)
-    config_class = {"qwen2": Qwen2Config, "llama": LlamaConfig}[model.architecture]
+    config_class = {"qwen2": Qwen2Config, "llama": LlamaConfig}[architecture]
     config = config_class(
         vocab_size=len(tokenizer),
-        hidden_size=model.hidden_size,
-        intermediate_size=model.intermediate_size or -(-model.hidden_size * 8 // 3 // 16) * 16,
-        num_hidden_layers=model.layers,
-        num_attention_heads=model.heads,
-        num_key_value_heads=model.kv_heads,
-        max_position_embeddings=model.max_length,
+        **shape,
         tie_word_embeddings=True,
         rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
         # The library's default of 0.02 suits widths in the thousands; a narrow model with such small initial weights
         # needs several times as many steps to learn to copy.
-        initializer_range=0.75 * model.hidden_size**-0.5,
+        initializer_range=0.75 * shape["hidden_size"] ** -0.5,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
         bos_token_id=None,

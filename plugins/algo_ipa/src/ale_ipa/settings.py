@@ -8,8 +8,8 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from ale.registry.choice import Patterns
 from ale.specs.algorithm import RunOutline
+from ale.specs.choice import Patterns
 from ale.specs.driver import PluginConfig
 from ale.store.run_store import DB_NAME
 

@@ -119,12 +119,11 @@ class LocalSandboxProvider(Driver, SandboxProvider):
             self.launcher = Launcher(None)
         if self.wrap is None:
             self.python = os.path.realpath(sys.executable)
+            mend = f"{INSTALL}; to do without, set sandbox.isolation to none and needs.network to full"
             log.warning(
                 "The local sandboxes isolate NOTHING: commands run as this user, with its files and its network. "
                 "For isolation: %s.",
-                "leave sandbox.isolation out"
-                if self.config.isolation == "none"
-                else f"{INSTALL}; to do without, set sandbox.isolation to none and needs.network to full",
+                "leave sandbox.isolation out" if self.config.isolation == "none" else mend,
             )
         self.sandbox_type = LocalSandbox if self.wrap is None else IsolatedSandbox  # type: ignore[misc]
         self.capabilities = self.provided_here(self.launcher.can_fork())  # type: ignore[misc]

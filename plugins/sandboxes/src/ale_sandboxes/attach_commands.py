@@ -15,9 +15,9 @@ from contextlib import suppress
 from typing import Any
 
 from ale.errors import ConfigError, PluginError, SandboxError
-from ale.registry.choice import PluginChoice
 from ale.registry.drivers import build_driver
 from ale.registry.installed import list_plugins
+from ale.specs.choice import PluginChoice
 from ale.specs.driver import DriverContext
 from ale.specs.sandbox import ExecResult, Sandbox
 from ale.specs.sandbox_protocols import Attaches, Logs, Output, Shell, Shells, Streams, lacks

@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 
 from ale.cli.plugins_command import print_table
 from ale.errors import AleError, ConfigError
-from ale.registry.choice import PluginChoice
 from ale.registry.drivers import build_driver
 from ale.registry.installed import list_plugins
+from ale.specs.choice import PluginChoice
 from ale.specs.driver import DriverContext
 from ale.specs.sandbox import SandboxInfo, SandboxProvider
 from ale.specs.sandbox_protocols import Attaches, BuildsImages, Measures, SandboxStats, lacks

@@ -13,7 +13,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import NoReturn
 
-    from ale_resident.resident.loop import Resident
+    from ale_resident.resident.interface import Resident
 
 READ_BYTES = 1 << 16
 

@@ -39,7 +39,7 @@ DRAIN_S = 0.05
 """How long to wait for output after a command's end while a background process still holds its pipes."""
 
 
-class Resident:
+class Loop:
     """The loop and its state."""
 
     def __init__(self, control: int) -> None:
@@ -319,6 +319,6 @@ def main() -> None:
             except OSError:
                 continue
     os.set_inheritable(control, False)
-    resident = Resident(control)
+    resident = Loop(control)
     resident.run()
     resident.end()

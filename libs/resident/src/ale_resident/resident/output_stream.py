@@ -12,7 +12,7 @@ from ale_resident.resident.frames import PIECE, PIECE_COST
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ale_resident.resident.loop import Resident
+    from ale_resident.resident.interface import Resident
 
 LEFT_BYTES = 1 << 22
 """More than two pipes can hold: further output after a command's end must come from a background process."""

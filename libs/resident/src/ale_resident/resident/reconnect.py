@@ -11,7 +11,7 @@ import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ale_resident.resident.loop import Resident
+    from ale_resident.resident.interface import Resident
 
 AWAY_S = 300.0
 """How long to wait for the host; after that it counts as gone."""

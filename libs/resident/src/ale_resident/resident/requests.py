@@ -30,7 +30,7 @@ from ale_resident.resident.privileges import Rights
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ale_resident.resident.loop import Resident
+    from ale_resident.resident.interface import Resident
 
 GATE = "/.ale/gate/socket"
 """The path of the network gate's socket, if the sandbox has a gate."""

@@ -23,7 +23,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from ale_resident.resident.loop import Resident
+    from ale_resident.resident.interface import Resident
 
 DEADLINE_S = 10.0
 """A reset that takes longer is given up, because a new sandbox starts sooner."""

@@ -9,7 +9,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ale_resident.resident.loop import Resident
+    from ale_resident.resident.interface import Resident
 
 AT_ONCE = 4096
 """Bytes read at a time. A line longer than twice as much is cut, and is then invalid."""

@@ -10,7 +10,7 @@ import stat
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ale_resident.resident.loop import Resident
+    from ale_resident.resident.interface import Resident
 
 WHOLE = b"\n#whole\n"
 """The last line of a completely written state."""

@@ -28,7 +28,7 @@ from ale_resident.resident.shells.supervisor import Supervisor
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ale_resident.resident.loop import Resident
+    from ale_resident.resident.interface import Resident
     from ale_resident.resident.processes import Family
 
 HEED_S = 1.0

@@ -17,7 +17,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import NoReturn
 
-    from ale_resident.resident.loop import Resident
+    from ale_resident.resident.interface import Resident
 
 PR_SET_PDEATHSIG = 1
 MARKER = b"ALE_SANDBOX"

@@ -16,7 +16,7 @@ from ale_resident.resident.trees.unpacking import Writer
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ale_resident.resident.loop import Resident
+    from ale_resident.resident.interface import Resident
     from ale_resident.resident.privileges import Rights
 
 STEPS = 500
