@@ -209,6 +209,29 @@ def test_ctrl_c_ends_the_command_and_leaves_the_sandbox(
     assert process.poll() is None
 
 
+def test_cp_copies_folders_in_and_out(owner: tuple[subprocess.Popen[str], list[str]], ale: Ale, tmp_path: Path) -> None:
+    _, (box, _) = owner
+    (tmp_path / "in/deep").mkdir(parents=True)
+    (tmp_path / "in/deep/file").write_bytes(b"\0some\n")
+    assert ale("cp", str(tmp_path / "in"), f"{box}:copy").returncode == 0
+    assert ale("exec", box, "--", "cat copy/deep/file; echo more > copy/more").stdout == "\0some\n"
+    done = ale("cp", f"{box}:copy", str(tmp_path / "out"))
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert (tmp_path / "out/deep/file").read_bytes() == b"\0some\n"
+    assert (tmp_path / "out/more").read_text() == "more\n"
+    for paths, sentence in (
+        (("a", "b"), "error: One of the two paths must be in a sandbox, written ID:PATH"),
+        ((str(tmp_path / "none"), f"{box}:x"), "error: There is no file or folder"),
+        ((f"{box}:copy", str(tmp_path / "out")), "exists already; name a new file or folder"),
+        ((f"{box}:none", str(tmp_path / "none")), "Nothing was copied"),
+    ):
+        refused = ale("cp", *paths)
+        assert refused.returncode in (1, 2)
+        assert sentence in refused.stderr, refused.stderr
+        assert len(refused.stderr.splitlines()) == 1
+    assert not (tmp_path / "none").exists()
+
+
 def test_shell_runs_the_lines_of_a_script_in_one_shell(
     owner: tuple[subprocess.Popen[str], list[str]], ale: Ale
 ) -> None:

@@ -41,7 +41,7 @@ from ale_testing.fake_engines import ScriptedEngine
 from ale_testing.fake_packages import Install
 from ale_testing.sandbox_providers import must_answer, provider_of
 
-Told = list[tuple[str, dict[str, Any]]]
+Events = list[tuple[str, dict[str, Any]]]
 RL = StageInfo("rl", 1, "train", 1.0)
 FAMILIES = ("write", "count", "find", "rename", "largest", "repair", "decode", "follow")
 PROVIDERS = [
@@ -139,24 +139,24 @@ def use(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-async def provider(use: str, told: Told) -> AsyncIterator[Any]:
+async def provider(use: str, told: Events) -> AsyncIterator[Any]:
     async with provider_of(use, DriverContext(run_id="starts")) as started:
         yield started
     assert not kept_by(told) & set(await provider_of(use).snapshots()), "no state outlives its provider"
 
 
-def kept_by(told: Told) -> set[str]:
+def kept_by(told: Events) -> set[str]:
     """The snapshots of all states that were made."""
     return {name for kind, data in told if kind == "start_states_made" for name in data["snapshots"]}
 
 
 @pytest.fixture
-def told() -> Told:
+def told() -> Events:
     return []
 
 
 @pytest.fixture
-async def bench(provider: Any, told: Told) -> AsyncIterator[Bench]:
+async def bench(provider: Any, told: Events) -> AsyncIterator[Bench]:
     """Nothing is left of it."""
     kept = ExpertStates(lambda kind, **data: told.append((kind, data)))
     async with SandboxPool(provider, PoolConfig()) as pool, kept as states:
@@ -168,7 +168,7 @@ async def bench(provider: Any, told: Told) -> AsyncIterator[Bench]:
 
 @pytest.mark.parametrize("use", PROVIDERS[:1], indirect=True)
 @pytest.mark.parametrize("family", FAMILIES)
-async def test_both_ways_give_the_same_state_and_the_same_tokens(bench: Bench, family: str, told: Told) -> None:
+async def test_both_ways_give_the_same_state_and_the_same_tokens(bench: Bench, family: str, told: Events) -> None:
     choice = PluginChoice.model_validate(
         {"use": "bash", "families": [family], "wrong_turn_rate": 0.7, "train_tasks": 1}
     )
@@ -182,7 +182,7 @@ async def test_both_ways_give_the_same_state_and_the_same_tokens(bench: Bench, f
     assert [kind for kind, _ in told] == ["start_states_made"] * 2, "one walk for all starts of an expert"
 
 
-async def test_odd_files_come_along(bench: Bench, told: Told) -> None:
+async def test_odd_files_come_along(bench: Bench, told: Events) -> None:
     said = iter(ODD_COMMANDS)
 
     async def responder(messages: object, tools: object) -> Reply:
@@ -197,7 +197,7 @@ async def test_odd_files_come_along(bench: Bench, told: Told) -> None:
     assert [kind for kind, _ in told] == ["start_states_made"]
 
 
-async def test_rollouts_at_once_share_states(bench: Bench, provider: Any, told: Told) -> None:
+async def test_rollouts_at_once_share_states(bench: Bench, provider: Any, told: Events) -> None:
     choice = PluginChoice.model_validate(
         {"use": "bash", "families": ["repair"], "wrong_turn_rate": 0, "train_tasks": 1}
     )

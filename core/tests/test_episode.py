@@ -123,7 +123,7 @@ async def test_an_agent_that_swallows_a_spent_budget_ended_by_it(engine: Scripte
     assert (done.ended_by, done.passed, len(done.chunks)) == ("budget", True, 2)
 
 
-class Given(Start):
+class ScriptedStart(Start):
     """Answers the first calls with what it was given; it has diverged where a call is not the one after its last."""
 
     def __init__(self, *texts: str) -> None:
@@ -167,7 +167,9 @@ class Given(Start):
 
 async def test_a_start_prepares_the_sandbox_and_answers_until_the_policy_does(engine: ScriptedEngine) -> None:
     engine.texts = ["mine"]
-    done = await roll(engine, request=RolloutRequest(TASK, "g", 1, Given('{"command": "a"}', '{"command": "b"}')))
+    done = await roll(
+        engine, request=RolloutRequest(TASK, "g", 1, ScriptedStart('{"command": "a"}', '{"command": "b"}'))
+    )
     assert (done.failure, done.start_chunk, done.ended_by) == (None, 2, "finish")
     assert [chunk.sampled for chunk in done.chunks] == [False, False, True]
     assert "state" in dict(done.timings)
@@ -180,7 +182,7 @@ async def test_a_start_that_diverged_is_kept_apart(
     program = Program(PluginConfig(), DriverContext())
     program.answers, program.tries = ("out 0", "else"), tries
     with caplog.at_level(logging.CRITICAL):
-        done = await roll(engine, program, RolloutRequest(TASK, "g", 1, Given(*["{}"] * 3)))
+        done = await roll(engine, program, RolloutRequest(TASK, "g", 1, ScriptedStart(*["{}"] * 3)))
     assert done.failure is not None
     assert (done.failure.kind, done.rejected) == ("replay", "replay failure")
     assert done.failure.message == "The environment answered something else."
@@ -190,7 +192,7 @@ async def test_a_rollout_whose_policy_was_never_asked_is_no_sample(
     engine: ScriptedEngine, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.CRITICAL):
-        done = await roll(engine, request=RolloutRequest(TASK, "g", 1, Given(*["{}"] * 3)), max_calls=2)
+        done = await roll(engine, request=RolloutRequest(TASK, "g", 1, ScriptedStart(*["{}"] * 3)), max_calls=2)
     assert done.failure is not None
     assert (done.failure.kind, done.failure.message) == ("replay", "The policy was never asked.")
 

@@ -9,7 +9,7 @@ import pytest
 from ale.errors import BudgetExceeded, EngineError
 from ale.messages import Message, ModelCall, ToolSpec
 from ale.registry.hooks import Hooks
-from ale.rollout.side_calls import without_tools_aside
+from ale.rollout.side_calls import mark_side_calls
 from ale.session.session import RecordedSession, Sessions
 from ale.session.tokenizer import byte_tokenizer
 from ale.specs.engine import Sampling
@@ -109,7 +109,7 @@ async def test_calls_without_tools_of_an_agent_that_has_tools_are_side_calls() -
     made = (await session.chat(ASK, TOOLS)).message
     await session.chat((*ASK, made, Message("user", "Sum up.")))
     await session.chat((*ASK, made, Message("tool", "out", tool_call_id=made.tool_calls[0].id)), TOOLS)
-    chunks = without_tools_aside(session.recorder.sequences, session.recorder.chunks)
+    chunks = mark_side_calls(session.recorder.sequences, session.recorder.chunks)
     assert [chunk.side for chunk in chunks] == [True, False, True, False]
     assert [chunk.sequence for chunk in chunks] == [0, 1, 2, 1]
 
@@ -120,5 +120,5 @@ async def test_an_agent_without_tools_has_no_side_calls() -> None:
     session = opened(engine)
     await session.chat(ASK)
     await session.chat((Message("user", "else"),))
-    chunks = without_tools_aside(session.recorder.sequences, session.recorder.chunks)
+    chunks = mark_side_calls(session.recorder.sequences, session.recorder.chunks)
     assert [chunk.side for chunk in chunks] == [False, False]

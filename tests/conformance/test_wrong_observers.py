@@ -88,7 +88,7 @@ WRONG = {
             return value if isinstance(value, int) else 3
 """,
         "test_a_setting_of_the_wrong_type_is_an_error_with_its_path",
-        "a wrong value of 'level' must be told with its path; it was taken",
+        "a wrong value of 'level' must be reported with its path; it was accepted",
     ),
     "a start that waits for ever in a thread": Wrong(
         "hooks",

@@ -10,7 +10,7 @@ import torch
 
 from ale.specs.trainer import ChunkTensors
 from ale_policy_loss.groups import groups_of
-from ale_policy_loss.ratios import LARGEST_LOG_RATIO, gap, log_ratio, mismatch_mask, ratio_of, truncated
+from ale_policy_loss.ratios import LARGEST_LOG_RATIO, gap, log_ratio, mismatch_mask, ratio_of, truncate
 from ale_policy_loss.units import segment_mean, segment_sizes, segments_of
 
 INF = math.inf
@@ -55,8 +55,8 @@ def test_what_is_impossible_to_both_says_nothing_and_to_one_is_far_apart() -> No
 
 def test_weights_are_cut_and_a_ratio_that_does_not_exist_counts_as_none() -> None:
     log = torch.tensor([-INF, -1.0, 0.0, 5.0, INF, math.nan])
-    assert truncated(log).tolist() == pytest.approx([0.0, math.exp(-1), 1.0, 1.0, 1.0, 0.0])
-    assert truncated(log, 2.0).tolist() == pytest.approx([0.0, math.exp(-1), 1.0, 2.0, 2.0, 0.0])
+    assert truncate(log).tolist() == pytest.approx([0.0, math.exp(-1), 1.0, 1.0, 1.0, 0.0])
+    assert truncate(log, 2.0).tolist() == pytest.approx([0.0, math.exp(-1), 1.0, 2.0, 2.0, 0.0])
     assert ratio_of(log)[-1] == 1.0
     assert torch.isfinite(ratio_of(log)).all()
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ale.errors import EngineError
 from ale.messages import Message, ToolCall, ToolSpec
 from ale.registry.hooks import Hooks
-from ale.rollout.side_calls import without_tools_aside
+from ale.rollout.side_calls import mark_side_calls
 from ale.session.retokenization import retokenize
 from ale.session.session import RecordedSession, Sessions
 from ale.session.tokenizer import byte_tokenizer
@@ -65,7 +65,7 @@ class Episode:
     def end(self) -> Trajectory:
         """The trajectory, with side calls told as a rollout tells them."""
         recorder = self._session.recorder
-        chunks = without_tools_aside(recorder.sequences, recorder.chunks)
+        chunks = mark_side_calls(recorder.sequences, recorder.chunks)
         return Trajectory("t", "t", "train", "demonstrations", 0, "g", 0, 0, recorder.sequences, chunks)
 
 

@@ -13,6 +13,6 @@ Overrides = Annotated[
     typer.Argument(metavar="[KEY=VALUE]...", help="Settings that win over the file, such as rl.steps=3."),
 ]
 Half = Annotated[str, typer.Option("--only", help="Half of the loop: rollout (keep a dump) or train (on a dump).")]
-Source = Annotated[
+FromRun = Annotated[
     Path | None, typer.Option("--from", metavar="RUN", help="Run folder to take the policy or the dump from.")
 ]

@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 
 from ale import __version__
-from ale.cli.arguments import Half, Overrides, RunFile, Source
+from ale.cli.arguments import FromRun, Half, Overrides, RunFile
 from ale.cli.commands import add_commands
 from ale.errors import AleError, ConfigError
 
@@ -50,7 +50,7 @@ def run_(
     file: RunFile,
     overrides: Overrides = None,
     only: Half = "all",
-    source: Source = None,
+    source: FromRun = None,
     out: Annotated[Path | None, typer.Option(help="Run folder to write; default: a new one in run_dir.")] = None,
 ) -> None:
     """Execute a run; the last line is the path of its summary.json."""
@@ -79,7 +79,7 @@ def config_show(file: RunFile, overrides: Overrides = None) -> None:
 
 
 @config_app.command("validate")
-def config_validate(file: RunFile, overrides: Overrides = None, only: Half = "all", source: Source = None) -> None:
+def config_validate(file: RunFile, overrides: Overrides = None, only: Half = "all", source: FromRun = None) -> None:
     """Check what `ale run` with the same arguments checks before anything starts."""
     from ale.cli.config_command import validate
 

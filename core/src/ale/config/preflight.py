@@ -79,7 +79,7 @@ def preflight(run: RunConfig, only: Only = "all", source: Path | None = None) ->
 
 def _check_sections(run: RunConfig, only: Only, source: Path | None) -> None:
     if isinstance(run.tasks, Mix):
-        MIXTURE.required()
+        MIXTURE.require()
     _check_halves(only, source)
     if run.model.path is not None and not run.model.path.is_dir():
         raise ConfigError(
@@ -101,9 +101,9 @@ def stages_of(run: RunConfig, only: Only, source: Path | None) -> dict[str, Trai
     """Return the stages of the run by name, in their order, or half of its loop. Raises `ConfigError` if no package
     brings the loop."""
     if only == "rollout":
-        return {"rl": RL.required().rollout_half(run.rl, source)}
+        return {"rl": RL.require().rollout_half(run.rl, source)}
     if only == "train":
-        return {"rl": RL.required().training_half(run.rl, source)}
+        return {"rl": RL.require().training_half(run.rl, source)}
     return {name: section.stage() for name, section in run.stages.items()}
 
 
@@ -150,7 +150,7 @@ def check_capabilities(run: RunConfig, *, train: bool) -> None:
     """Refuse a run whose plugins lack what it needs (and what it needs to `train`). Raises `PluginError`, a line
     each."""
     parts = [_part(*section) for section in run.plugins()]
-    needs = [*_of_the_run(run, parts, train), *(need for part in parts for need in _of_the_plugin(part))]
+    needs = [*_of_the_run(run, train), *(need for part in parts for need in _of_the_plugin(part))]
     lacking = [
         _sentence(need, part)
         for need in needs
@@ -158,7 +158,7 @@ def check_capabilities(run: RunConfig, *, train: bool) -> None:
         if part.kind == need.kind and not has(part.cls, part.config, need.capability)
     ]
     lacking += _without_transport(parts) if train else []
-    lacking += _cut_off(run, parts)
+    lacking += _agents_without_a_model(run, parts)
     if lacking:
         raise PluginError("\n".join(dict.fromkeys(lacking)))
 
@@ -173,13 +173,13 @@ def message_engine(run: RunConfig) -> str | None:
 def check_started(run: RunConfig, path: str, kind: str, driver: Driver) -> None:
     """Refuse a run that needs what a started driver cannot do on this machine. Raises `PluginError`."""
     parts = [_part(*section) for section in run.plugins()]
-    needs = [_network(run), *_asked_for(run), *(need for part in parts for need in _of_the_plugin(part))]
+    needs = [_network(run), *_needs_of_the_file(run), *(need for part in parts for need in _of_the_plugin(part))]
     for need in needs:
         if need.kind == kind and not has_now(driver, need.capability):
             name = next((part.use for part in parts if part.path == path), type(driver).__name__)
             raise PluginError(
-                f"{path}: {need.who} needs {_meant(need)}, which '{name}' can do in general but not on this machine; "
-                "its warnings say what is missing."
+                f"{path}: {need.who} needs {_describe_need(need)}, which '{name}' can do in general but not on this "
+                "machine; its warnings say what is missing."
             )
 
 
@@ -188,9 +188,9 @@ def _part(path: str, kind: str, choice: PluginChoice) -> Part:
     return Part(path, kind, choice.use, plugin.cls, plugin.config)
 
 
-def _of_the_run(run: RunConfig, parts: list[Part], train: bool) -> Iterator[Need]:
+def _of_the_run(run: RunConfig, train: bool) -> Iterator[Need]:
     yield _network(run)
-    yield from _asked_for(run)
+    yield from _needs_of_the_file(run)
     if not train:
         return
     for section in run.stages.values():
@@ -201,7 +201,7 @@ def _network(run: RunConfig) -> Need:
     return Need(f"needs.network={run.needs.network}", "sandbox", NETWORKS[run.needs.network])
 
 
-def _asked_for(run: RunConfig) -> Iterator[Need]:
+def _needs_of_the_file(run: RunConfig) -> Iterator[Need]:
     if run.needs.limits_given:
         yield Need("needs.resources", "sandbox", "limits")
     if run.needs.resources.gpus:
@@ -234,7 +234,7 @@ def has_now(driver: Driver, capability: str | type) -> bool:
     return issubclass(getattr(driver, "sandbox_type", type(driver)), capability) or isinstance(driver, capability)
 
 
-def _cut_off(run: RunConfig, parts: list[Part]) -> Iterator[str]:
+def _agents_without_a_model(run: RunConfig, parts: list[Part]) -> Iterator[str]:
     if run.needs.network != "none":
         return
     for part in parts:
@@ -254,12 +254,12 @@ def _without_transport(parts: list[Part]) -> Iterator[str]:
             offered, accepted = trainer.cls.transports, engine.cls.transports
             if agree_on_transport(offered, accepted) is None:
                 yield (
-                    f"{engine.path}: '{engine.use}' takes new weights by {_listed(accepted)}, and {trainer} publishes "
-                    f"them by {_listed(offered)}; use an engine and a trainer that have a transport in common."
+                    f"{engine.path}: '{engine.use}' takes new weights by {_join(accepted)}, and {trainer} publishes "
+                    f"them by {_join(offered)}; use an engine and a trainer that have a transport in common."
                 )
 
 
-def _meant(need: Need) -> str:
+def _describe_need(need: Need) -> str:
     words = CAPABILITIES.get(need.kind, {})
     means = words.get(need.capability) if isinstance(need.capability, str) else meaning(need.capability)
     article = "an" if need.kind[0] in "aeio" else "a"
@@ -279,10 +279,10 @@ def _sentence(need: Need, part: Part) -> str:
         modes = [mode for mode, word in NETWORKS.items() if word in part.cls.provides(part.config)]
         mend += f"; or set needs.network to what it gives: {', '.join(modes) or 'nothing'}"
     how = "with these settings cannot" if capable else "cannot"
-    return f"{part.path}: {need.who} needs {_meant(need)}, which '{part.use}' {how}; {mend}."
+    return f"{part.path}: {need.who} needs {_describe_need(need)}, which '{part.use}' {how}; {mend}."
 
 
-def _listed(transports: Sequence[str]) -> str:
+def _join(transports: Sequence[str]) -> str:
     return " or ".join(f"'{name}'" for name in transports) or "no transport"
 
 

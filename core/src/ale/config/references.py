@@ -38,7 +38,7 @@ class Resolved:
 
     def redact(self, text: str) -> str:
         """Return the text with references in place of secrets, also of those that are quoted, in JSON or in a URL."""
-        return _redacted(text, self.secrets)
+        return _redact(text, self.secrets)
 
 
 def redact_json(text: str, redact: Callable[[str], str], keep: Collection[str] = ()) -> str:
@@ -72,16 +72,16 @@ def resolve(data: Mapping[str, Any], source: str) -> Resolved:
     from omegaconf import OmegaConf
 
     if "oc.env" not in json.dumps(data):
-        real = _interpolated(data, source)
-        return Resolved(real, real, _map(real, _escaped))
+        real = _interpolate(data, source)
+        return Resolved(real, real, _map(real, _escape))
     with _environment() as asked:
         try:
-            real = _interpolated(data, source)
+            real = _interpolate(data, source)
         except ConfigError as error:
-            raise ConfigError(_redacted(str(error), _secrets(asked))) from None
+            raise ConfigError(_redact(str(error), _secrets(asked))) from None
         tree = OmegaConf.create(dict(data))
         public = _public(data, tree, asked, lambda text: text)
-        file = _public(data, tree, asked, _escaped)
+        file = _public(data, tree, asked, _escape)
     return Resolved(real, public, file, _secrets(asked))
 
 
@@ -151,7 +151,7 @@ def _secrets(asked: list[tuple[str, str | None]]) -> dict[str, str]:
     return found
 
 
-def _redacted(text: str, secrets: Mapping[str, str]) -> str:
+def _redact(text: str, secrets: Mapping[str, str]) -> str:
     for secret, reference in sorted(secrets.items(), key=lambda item: -len(item[0])):
         plain = (secret, repr(secret)[1:-1], quote(secret, safe=""))
         quoted = [json.dumps(form, ensure_ascii=ascii)[1:-1] for form in plain for ascii in (True, False)]
@@ -160,7 +160,7 @@ def _redacted(text: str, secrets: Mapping[str, str]) -> str:
     return text
 
 
-def _interpolated(data: Mapping[str, Any], source: str) -> dict[str, Any]:
+def _interpolate(data: Mapping[str, Any], source: str) -> dict[str, Any]:
     from omegaconf import OmegaConf
     from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
@@ -200,6 +200,6 @@ def _map(value: Any, change: Any) -> Any:
     return change(value) if isinstance(value, str) else value
 
 
-def _escaped(text: str) -> str:
+def _escape(text: str) -> str:
     """Return a text with `${` escaped, so that OmegaConf leaves it unchanged."""
     return re.sub(r"(\\*)\$\{", lambda match: match[1] * 2 + "\\${", text)

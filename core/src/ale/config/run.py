@@ -159,7 +159,7 @@ class SessionConfig(Section):
     tool_format: Annotated[PluginChoice, PluginField("tool_format")] = Field(
         DEFAULT_TOOL_FORMAT,
         validate_default=True,
-        description="How tool calls are written in the model's text: such as hermes or llama.",
+        description="How the model writes tool calls as text, such as hermes or llama.",
     )
     thoughts: tuple[str, str] | None = Field(
         ("<think>", "</think>"),

@@ -70,13 +70,13 @@ async def run(
             channel = RunChannel(loaded.values.redact)
             context = DriverContext(run_id, folder, config.seed, {"run": run_id}, channel)
             hooks = await open_observers(config.observers, context, stack, allowed_observers())
-            return await _observed_run(loaded, progress, context, hooks, only, source)
+            return await _run_with_observers(loaded, progress, context, hooks, only, source)
     except BaseException as problem:
         _redact(problem, loaded.values.redact)
         raise
 
 
-async def _observed_run(
+async def _run_with_observers(
     loaded: LoadedConfig, progress: Progress, context: DriverContext, hooks: Hooks, only: Only, source: Path | None
 ) -> RunResult:
     config, run_id, folder = loaded.run, context.run_id, context.run_dir

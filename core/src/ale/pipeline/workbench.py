@@ -209,7 +209,7 @@ async def open_workbench(
             for i, rule in enumerate(section.rules):
                 started = await start("tasks", rule, f"tasks.mix.{i}")
                 sources.append(MixedSource(rule.use, started, rule.weight, rule.tags))
-            mixture: TaskSource = MIXTURE.required()(sources)
+            mixture: TaskSource = MIXTURE.require()(sources)
             return mixture
 
         # Cheap drivers come first, so that a mistake in the configuration shows before a model is loaded.

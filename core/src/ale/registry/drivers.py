@@ -21,7 +21,7 @@ from pydantic import BaseModel
 
 from ale.errors import ConfigError, PluginError
 from ale.registry.installed import PluginInfo, list_plugins
-from ale.registry.validation import as_plugin_error, describe_error, lenient_models, located, nearest_hint, validate
+from ale.registry.validation import add_place, as_plugin_error, describe_error, lenient_models, nearest_hint, validate
 from ale.registry.versions import describe_mismatch
 from ale.specs.choice import PluginChoice
 from ale.specs.driver import Driver, DriverContext
@@ -64,7 +64,7 @@ def load_plugin(kind: str, choice: PluginChoice, yaml_path: str = "", beside: Se
     `beside` are the section's other keys. Raises `ConfigError`, `PluginError`.
     """
     if choice._loaded is None:
-        with located(yaml_path):
+        with add_place(yaml_path):
             cls = _load_class(kind, choice.use)
         choice._loaded = LoadedPlugin(cls, validate_settings(cls, choice.settings, yaml_path, beside))
     loaded: LoadedPlugin = choice._loaded
@@ -73,7 +73,7 @@ def load_plugin(kind: str, choice: PluginChoice, yaml_path: str = "", beside: Se
 
 def find_plugin(kind: str, name: str) -> PluginInfo:
     """Find the plugin that `name` (or `package:name`) means. Raises `ConfigError` or `PluginError` with a sentence."""
-    with located(kind):
+    with add_place(kind):
         return _find(kind, name)
 
 
@@ -99,7 +99,7 @@ def load_driver_class(kind: str, name: str, yaml_path: str = "") -> type[Driver]
 
     For an observer that is no driver (a module, an object, a plain class) it returns a `FoundObserver`.
     """
-    with located(yaml_path or kind):
+    with add_place(yaml_path or kind):
         return _load_class(kind, name)
 
 

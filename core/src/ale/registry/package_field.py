@@ -34,7 +34,7 @@ class PackageField:
     contract: type
     usual_package: str
 
-    def installed(self) -> Any:
+    def find_installed(self) -> Any:
         """The model that a package defines; None if none does. Raises `PluginError` if it is broken."""
         found = [entry for entry in _entries(path_state()) if entry.name == self.path]
         if not found:
@@ -51,23 +51,23 @@ class PackageField:
             raise PluginError(f"{self.path}: {found[0].value} must be a class made from {contract}.")
         return model
 
-    def required(self) -> Any:
+    def require(self) -> Any:
         """The model, for a run that needs it. Raises `ConfigError` if no package defines it."""
-        model = self.installed()
+        model = self.find_installed()
         if model is None:
             raise ConfigError(f"{self.path}: {self._not_installed()}.")
         return model
 
     def default(self) -> Any:
         """The section with its defaults, for run files without it; None if no installed package defines it."""
-        model = self.installed()
+        model = self.find_installed()
         return None if model is None else model()
 
     def read(self, value: Any) -> Any:
         """Return the section as the installed model reads it. Raises `ValueError` if no package defines it."""
         if value is None or isinstance(value, self.contract):
             return value
-        model = self.installed()
+        model = self.find_installed()
         if model is None:
             raise ValueError(f"{self._not_installed()}, or leave it out")
         return model.model_validate(value)
@@ -81,7 +81,7 @@ class PackageField:
 
     def __get_pydantic_json_schema__(self, schema: Any, handler: Callable[[Any], Any]) -> Any:
         """Return the schema of the installed model, or null."""
-        model = self.installed()
+        model = self.find_installed()
         forms = [] if model is None else [handler(model.__pydantic_core_schema__)]
         return {"anyOf": [*forms, {"type": "null"}]}
 
@@ -89,7 +89,7 @@ class PackageField:
 def installed_model(field: FieldInfo) -> type[BaseModel] | None:
     """Return the model that a package defines for a field, if the field is marked and such a package works."""
     with suppress(PluginError):
-        return next((mark.installed() for mark in field.metadata if isinstance(mark, PackageField)), None)
+        return next((mark.find_installed() for mark in field.metadata if isinstance(mark, PackageField)), None)
     return None
 
 

@@ -42,7 +42,7 @@ class Mistakes(ConfigError):
 
 
 @contextmanager
-def located(where: str) -> Iterator[None]:
+def add_place(where: str) -> Iterator[None]:
     """Put a place before the message of an ALE error."""
     try:
         yield

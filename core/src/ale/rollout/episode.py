@@ -23,7 +23,7 @@ from ale.registry.hooks import Hooks
 from ale.registry.validation import describe_error
 from ale.rollout.observed import EXEC_HOOKS, ObservedSandbox
 from ale.rollout.selection import Selection
-from ale.rollout.side_calls import without_tools_aside
+from ale.rollout.side_calls import mark_side_calls
 from ale.session.session import RecordedSession, Sessions
 from ale.specs.algorithm import RolloutRequest
 from ale.specs.engine import Sampling
@@ -192,13 +192,13 @@ class Episodes:
         if prepared is not spec:
             _lap(timings, "prepare", mark)
         changed: dict[str, object] = {}
-        if not self.needs.limits_given and self._layered(request, prepared):
+        if not self.needs.limits_given and self._has_layers(request, prepared):
             changed["resources"] = prepared.resources.model_copy(update={"disk_mib": None})
         if prepared.network == "endpoint-only" and prepared.endpoint is None:
             changed["network"] = "none"  # without an endpoint there is nothing to allow
         return prepared.model_copy(update=changed)
 
-    def _layered(self, request: RolloutRequest, spec: SandboxSpec) -> bool:
+    def _has_layers(self, request: RolloutRequest, spec: SandboxSpec) -> bool:
         """Return whether the files of its image are in layers whose size cannot be limited: those of the task's own
         image, and of a snapshot of it."""
         images = "images" in self.provider.of(request).driver.capabilities
@@ -265,7 +265,7 @@ class Episodes:
         """Return the trajectory with what the session recorded."""
         sequences, chunks = session.recorder.sequences, session.recorder.chunks
         if self.config.side_calls == "no_tools":
-            chunks = without_tools_aside(sequences, chunks)
+            chunks = mark_side_calls(sequences, chunks)
         return replace(
             trajectory,
             sequences=sequences,

@@ -23,7 +23,7 @@ class ForwardingSandbox(Sandbox):
         self.inner = inner
         for name in METHODS:
             if hasattr(inner, name):  # set on the instance, which is enough for `isinstance` with a protocol
-                setattr(self, name, getattr(self, f"_{name}", None) or self._passed_on(name))
+                setattr(self, name, getattr(self, f"_{name}", None) or self._forward_method(name))
 
     @contextmanager
     def call(self) -> Iterator[Sandbox]:
@@ -55,7 +55,7 @@ class ForwardingSandbox(Sandbox):
 
     # --- methods of protocols
 
-    def _passed_on(self, name: str) -> Any:
+    def _forward_method(self, name: str) -> Any:
         """Return a method of a protocol that is forwarded unchanged."""
 
         async def method(*args: Any, **options: Any) -> Any:
@@ -65,7 +65,7 @@ class ForwardingSandbox(Sandbox):
         return method
 
     async def _reset(self, spec: SandboxSpec) -> None:
-        await self._passed_on("reset")(spec)
+        await self._forward_method("reset")(spec)
         self.spec = spec
 
     async def _exec_stream(self, command: str, **options: Any) -> AsyncGenerator[Output | ExecResult, None]:

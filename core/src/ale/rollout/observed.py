@@ -30,17 +30,17 @@ class ObservedSandbox(ForwardingSandbox):
 
     async def exec(self, command: str, *, stdin: bytes = b"", **options: Any) -> ExecResult:
         """Ask the observers about an agent's command, run it, and report its result."""
-        refused = self._refused(command, stdin)
+        refused = self._ask_observers(command, stdin)
         if refused is not None:
             return refused
         running = super().exec(command, stdin=stdin, **options)
-        return await self._reported(command, stdin, running)
+        return await self._run_and_report(command, stdin, running)
 
     async def _exec_stream(
         self, command: str, *, stdin: bytes = b"", **options: Any
     ) -> AsyncGenerator[Output | ExecResult, None]:
         """Do as `exec` does; the last item is reported to the observers."""
-        refused = self._refused(command, stdin)
+        refused = self._ask_observers(command, stdin)
         if refused is not None:
             yield Output("stderr", refused.stderr)
             yield replace(refused, stderr=b"")
@@ -64,7 +64,7 @@ class ObservedSandbox(ForwardingSandbox):
     def _around(self, shell: Shell) -> Shell:
         return ObservedShell(self, shell)
 
-    def _refused(self, command: str, stdin: bytes) -> ExecResult | None:
+    def _ask_observers(self, command: str, stdin: bytes) -> ExecResult | None:
         """Return what the agent sees if an observer refuses the command; else None."""
         if self._by != "agent":
             return None
@@ -75,7 +75,7 @@ class ObservedSandbox(ForwardingSandbox):
         self._report("ale_exec_finished", command, result=refused, error=None)
         return refused
 
-    async def _reported(self, command: str, stdin: bytes, running: Coroutine[Any, Any, ExecResult]) -> ExecResult:
+    async def _run_and_report(self, command: str, stdin: bytes, running: Coroutine[Any, Any, ExecResult]) -> ExecResult:
         """Await a command, and report it."""
         self._report("ale_exec_started", command, stdin=stdin)
         try:
@@ -99,7 +99,7 @@ class ObservedShell(ForwardingShell):
 
     async def run(self, command: str, **options: Any) -> ExecResult:
         """Ask the observers, run, and report."""
-        refused = self._observed._refused(command, b"")
+        refused = self._observed._ask_observers(command, b"")
         if refused is not None:
             return refused
-        return await self._observed._reported(command, b"", super().run(command, **options))
+        return await self._observed._run_and_report(command, b"", super().run(command, **options))

@@ -8,8 +8,8 @@ from dataclasses import replace
 from ale.trajectory import Chunk, Sequence
 
 
-def without_tools_aside(sequences: Seq[Sequence], chunks: Seq[Chunk]) -> tuple[Chunk, ...]:
-    """Apply the rule `no_tools`: for an agent that has tools, calls that offer the model none are side calls.
+def mark_side_calls(sequences: Seq[Sequence], chunks: Seq[Chunk]) -> tuple[Chunk, ...]:
+    """Apply the rule `no_tools`: if any call of the episode offers tools, those that offer none become side calls.
 
     Agents make them for titles, summaries and guesses of what the user will ask next. If an agent never offers tools
     (it reads commands out of the text), none of its calls is a side call."""

@@ -130,12 +130,12 @@ class RecordedSession(ModelSession):
     async def _reply(self, request: ModelCall, prompt: Prompt, call: int) -> ChatReply:
         given = None if self._responder is None else await self._responder(request.messages, request.tools)
         if given is not None:
-            return self._given(given, request, prompt)
+            return self._record_reply(given, request, prompt)
         if isinstance(self._sessions.engine, MessageEngine):
-            return await self._forwarded(self._sessions.engine, request, prompt)
+            return await self._forward_call(self._sessions.engine, request, prompt)
         sampling = self._sampling_of(call, self._longest(request, prompt))
         sent = GenerateRequest(prompt.token_ids, sampling, session=self.id, call=call)
-        generation = await self._sampled(sent)
+        generation = await self._sample(sent)
         generation, text, stop = cut_at_stop(self._sessions.tokenizer, generation, request.stop)
         sampled = generation.token_ids
         stopped = bool(sampled) and sampled[-1] in self._sessions.tokenizer.stop_token_ids
@@ -162,7 +162,7 @@ class RecordedSession(ModelSession):
             parsed.message, finish, chunk.index, len(prompt.token_ids), len(sampled), parsed.illegal, stop, tokens
         )
 
-    def _given(self, given: Reply, request: ModelCall, prompt: Prompt) -> ChatReply:
+    def _record_reply(self, given: Reply, request: ModelCall, prompt: Prompt) -> ChatReply:
         """Record the reply of a responder and return it."""
         if not isinstance(given, Reply):
             raise PluginError(
@@ -203,7 +203,7 @@ class RecordedSession(ModelSession):
             raise BudgetExceeded("The episode has sampled all the tokens that it may (rollout.max_sampled_tokens).")
         return min(self._sampling.max_tokens, request.max_tokens or room, room, self._left or room)
 
-    async def _sampled(self, request: GenerateRequest) -> Generation:
+    async def _sample(self, request: GenerateRequest) -> Generation:
         """Sample from the engine. Tokens are taken from the budget beforehand, so that concurrent calls keep it
         together."""
         reserved, used = request.sampling.max_tokens, 0
@@ -221,7 +221,7 @@ class RecordedSession(ModelSession):
             self._left = None if self._left is None else self._left + reserved - used
         return generation
 
-    async def _forwarded(self, engine: MessageEngine, request: ModelCall, prompt: Prompt) -> ChatReply:
+    async def _forward_call(self, engine: MessageEngine, request: ModelCall, prompt: Prompt) -> ChatReply:
         """Return the reply of an engine that answers with messages; it is recorded like a demonstrator's."""
         asked = replace(request, n=1, logprobs=False, ignored={})
         (reply,) = (await engine.answer(asked)).replies

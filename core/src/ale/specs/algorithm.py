@@ -40,7 +40,7 @@ def _nobody(task: Task, seed: int) -> Responder | None:
     return None
 
 
-def _unchanged(trajectory: Trajectory) -> Trajectory:
+def _keep(trajectory: Trajectory) -> Trajectory:
     return trajectory
 
 
@@ -61,7 +61,7 @@ class RolloutHistory:
     """The demonstrations of the run's supervised stages, passed or not."""
     demonstrator: Callable[[Task, int], Responder | None] = _nobody
     """`TaskSource.demonstrator` of the run's tasks."""
-    retokenize: Callable[[Trajectory], Trajectory] = _unchanged
+    retokenize: Callable[[Trajectory], Trajectory] = _keep
     """It converts a trajectory of another policy into this policy's tokens."""
 
 

@@ -33,7 +33,7 @@ FINISH: dict[str, FinishWord] = {"length": "length", "tool_calls": "tool_calls",
 
 def request_body(call: ModelCall, model: str, n: int, longest: str) -> dict[str, Any]:
     """Write a call as a chat-completions request; `longest` is the server's name for an answer's limit of tokens."""
-    body: dict[str, Any] = {"model": model, "messages": [_sent(message) for message in call.messages]}
+    body: dict[str, Any] = {"model": model, "messages": [_write_message(message) for message in call.messages]}
     if call.tools:
         body["tools"] = [tool.to_openai() for tool in call.tools]
         if call.tool_choice in ("none", "required"):
@@ -54,7 +54,7 @@ def request_body(call: ModelCall, model: str, n: int, longest: str) -> dict[str,
     return body | {key: value for key, value in call.ignored.items() if key in PASSED_ON and value is not None}
 
 
-def _sent(message: Message) -> dict[str, Any]:
+def _write_message(message: Message) -> dict[str, Any]:
     data = message.to_openai()
     return {**data, "content": None} if message.tool_calls and not message.content else data
 

@@ -178,9 +178,9 @@ class _Answering:
                     ended = True
                     break
                 elif record.kind == "request":
-                    self.asked(record)
+                    self.note_request(record)
                 else:
-                    self.answered(record, line)
+                    self.note_response(record, line)
             caught_up = caught_up or not lines
             for index, request in self.requests.items():
                 if caught_up and not ended and request.answer is None and request.task is None:
@@ -189,7 +189,7 @@ class _Answering:
             if request.task is not None:
                 request.task.cancel()  # nobody waits for it
 
-    def asked(self, record: Record) -> None:
+    def note_request(self, record: Record) -> None:
         """Note a request, which may be the repetition of an earlier one."""
         key = (record.meta.get("timestamp"), digest(record.body))
         known = self.requests.get(record.number)
@@ -200,7 +200,7 @@ class _Answering:
         elif known.answer is not None:
             self.outbox.put_nowait(known.answer)
 
-    def answered(self, record: Record, line: bytes) -> None:
+    def note_response(self, record: Record, line: bytes) -> None:
         """Note a response, which is our own or was written before a restart."""
         known = self.requests.get(record.number)
         if known is None:

@@ -18,7 +18,7 @@ TEXT_OR_NULL: Schema = {"type": ["string", "null"]}
 NUMBER: Schema = {"type": "integer"}
 
 
-def shaped(**properties: Schema) -> Schema:
+def shape_object(**properties: Schema) -> Schema:
     """An object that has these keys, and may have others."""
     return {"type": "object", "required": list(properties), "properties": properties}
 
@@ -33,40 +33,42 @@ def one_of(*words: str) -> Schema:
     return {"type": "string", "enum": list(words)}
 
 
-OPENAI_ERROR = shaped(
-    error=shaped(message=TEXT, type=one_of("invalid_request_error", "server_error"), param={"type": "null"}, code=TEXT)
+OPENAI_ERROR = shape_object(
+    error=shape_object(
+        message=TEXT, type=one_of("invalid_request_error", "server_error"), param={"type": "null"}, code=TEXT
+    )
 )
-ANTHROPIC_ERROR = shaped(type=one_of("error"), error=shaped(type=TEXT, message=TEXT))
-CHOICE = shaped(
+ANTHROPIC_ERROR = shape_object(type=one_of("error"), error=shape_object(type=TEXT, message=TEXT))
+CHOICE = shape_object(
     index=NUMBER,
-    message=shaped(role=one_of("assistant"), content=TEXT_OR_NULL),
+    message=shape_object(role=one_of("assistant"), content=TEXT_OR_NULL),
     finish_reason=one_of("stop", "length", "tool_calls"),
     logprobs={},
 )
-CHAT_ANSWER = shaped(
+CHAT_ANSWER = shape_object(
     id=TEXT,
     object=one_of("chat.completion"),
     created=NUMBER,
     model=TEXT,
     choices={**several(CHOICE), "minItems": 1},
-    usage=shaped(prompt_tokens=NUMBER, completion_tokens=NUMBER, total_tokens=NUMBER),
+    usage=shape_object(prompt_tokens=NUMBER, completion_tokens=NUMBER, total_tokens=NUMBER),
 )
-RESPONSES_ANSWER = shaped(
+RESPONSES_ANSWER = shape_object(
     id=TEXT,
     object=one_of("response"),
     status=one_of("completed", "incomplete"),
-    output=several(shaped(type=one_of("message", "reasoning", "function_call", "custom_tool_call"), id=TEXT)),
-    usage=shaped(input_tokens=NUMBER, output_tokens=NUMBER, total_tokens=NUMBER),
+    output=several(shape_object(type=one_of("message", "reasoning", "function_call", "custom_tool_call"), id=TEXT)),
+    usage=shape_object(input_tokens=NUMBER, output_tokens=NUMBER, total_tokens=NUMBER),
 )
-MESSAGES_ANSWER = shaped(
+MESSAGES_ANSWER = shape_object(
     id=TEXT,
     type=one_of("message"),
     role=one_of("assistant"),
     model=TEXT,
-    content=several(shaped(type=one_of("text", "thinking", "tool_use"))),
+    content=several(shape_object(type=one_of("text", "thinking", "tool_use"))),
     stop_reason=one_of("end_turn", "max_tokens", "tool_use", "stop_sequence"),
     stop_sequence=TEXT_OR_NULL,
-    usage=shaped(input_tokens=NUMBER, output_tokens=NUMBER),
+    usage=shape_object(input_tokens=NUMBER, output_tokens=NUMBER),
 )
 ANSWERS: dict[type[Dialect], tuple[Schema, Schema]] = {
     ChatCompletions: (CHAT_ANSWER, OPENAI_ERROR),
@@ -93,7 +95,7 @@ def operation(dialect: Dialect, answer: Schema | None = None) -> Schema:
     own, error = ANSWERS[type(dialect)]
     success = as_json("The answer; a stream where the request says so.", answer or own)
     if answer is None:
-        success["content"]["text/event-stream"] = {"schema": shaped(data=TEXT)}
+        success["content"]["text/event-stream"] = {"schema": shape_object(data=TEXT)}
     asked = {"schema": {"$ref": f"#/components/schemas/{dialect.request.__name__}"}}
     return {
         "post": {
@@ -111,15 +113,15 @@ def document(version: str) -> Schema:
         [(dialect.request, "validation") for dialect in DIALECTS], ref_template="#/components/schemas/{model}"
     )
     name = {"name": "name", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
-    model, nothing = shaped(id=TEXT), {"responses": {"200": {"description": "The endpoint is there."}}}
+    model, nothing = shape_object(id=TEXT), {"responses": {"200": {"description": "The endpoint is there."}}}
     found = {"200": as_json("The model.", model), "404": as_json("No name.", OPENAI_ERROR)}
-    listed = {"200": as_json("The models.", shaped(data=several(model)))}
+    listed = {"200": as_json("The models.", shape_object(data=several(model)))}
     return {
         "openapi": "3.1.0",
         "info": {"title": "ALE model endpoint", "version": version},
         "paths": {
             **{dialect.path: operation(dialect) for dialect in DIALECTS},
-            f"{AnthropicMessages.path}/count_tokens": operation(AnthropicMessages(), shaped(input_tokens=NUMBER)),
+            f"{AnthropicMessages.path}/count_tokens": operation(AnthropicMessages(), shape_object(input_tokens=NUMBER)),
             "/v1/models": {"get": {"responses": listed}},
             "/v1/models/{name}": {"get": {"parameters": [name], "responses": found}},
             "/openapi.json": {"get": {"responses": {"200": as_json("This document.", {})}}},

@@ -67,25 +67,27 @@ class Replay:
         """Explain why a request has no answer: the nearest recorded request, and where the two differ."""
         key = content_of_call(call)
         if not self._found:
-            return _refused("The recording holds no answered call.")
+            return _make_refusal("The recording holds no answered call.")
         near = max(self._found, key=lambda other: _nearness(key, other))
         of = self._of[near]
         named = f"the nearest is call {of.number} of session {of.session}"
         alike = _alike(key, near)
         if alike < max(len(key.messages), len(near.messages)):
-            return _refused(f"This request is not in the recording; {named}. {_parting(key, near, alike)}")
-        if key.tools != near.tools:
-            return _refused(
-                f"This request is not in the recording; {named}. Its messages are the same, but it has the tools "
-                f"{_listed(near.tools)} and this request has {_listed(key.tools)}."
+            return _make_refusal(
+                f"This request is not in the recording; {named}. {_describe_difference(key, near, alike)}"
             )
-        return _refused(
+        if key.tools != near.tools:
+            return _make_refusal(
+                f"This request is not in the recording; {named}. Its messages are the same, but it has the tools "
+                f"{_join_names(near.tools)} and this request has {_join_names(key.tools)}."
+            )
+        return _make_refusal(
             f"This request is not in the recording; {named}. Messages and tools are the same, but it asks for the "
             f"model '{near.model}' and this request for '{key.model}'."
         )
 
 
-def _refused(sentence: str) -> RequestRefused:
+def _make_refusal(sentence: str) -> RequestRefused:
     return RequestRefused(sentence, 404, "not_recorded")
 
 
@@ -100,7 +102,7 @@ def _nearness(one: CallContent, other: CallContent) -> tuple[int, bool, bool, in
     return alike, one.tools == other.tools, one.model == other.model, -abs(len(one.messages) - len(other.messages))
 
 
-def _parting(asked: CallContent, near: CallContent, alike: int) -> str:
+def _describe_difference(asked: CallContent, near: CallContent, alike: int) -> str:
     """Describe how two conversations differ after `alike` equal messages."""
     same = f"The first {alike} messages are the same; then" if alike else "They differ from the first message on:"
     here = asked.messages[alike] if alike < len(asked.messages) else None
@@ -121,5 +123,5 @@ def _text(message: Message) -> str:
     return message.content + "".join(f" {call.name}({call.arguments})" for call in message.tool_calls)
 
 
-def _listed(names: tuple[str, ...]) -> str:
+def _join_names(names: tuple[str, ...]) -> str:
     return ", ".join(names) or "none"

@@ -149,12 +149,12 @@ class Upstream:
         made: list[ChatReply] = []
         usage: dict[str, Any] = {}
         while len(made) < call.n:  # many servers make one answer, however many are asked for
-            replies, used = await self._asked(route, call, call.n - len(made))
+            replies, used = await self._ask(route, call, call.n - len(made))
             made += replies
             usage = _sum(usage, used)
         return Answer(tuple(made[: call.n]), route.url, usage)
 
-    async def _asked(self, route: Route, call: ModelCall, n: int) -> Completion:
+    async def _ask(self, route: Route, call: ModelCall, n: int) -> Completion:
         def body() -> dict[str, Any]:
             model = route.model or call.model
             longest = LONGEST[(route.url, model) in self._completion_tokens]

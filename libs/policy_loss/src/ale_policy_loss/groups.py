@@ -8,10 +8,13 @@ from collections.abc import Sequence
 from ale.trajectory import Trajectory
 
 
-def trusted(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+def select_trusted(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
     """Select the trajectories whose reward can be trusted: they have one, no fault of the system ended the episode, and
     no rule rejected them."""
     return [t for t in trajectories if t.reward is not None and t.failure is None and t.rejected is None]
+
+
+trusted = select_trusted  # for `ale_ipa.experts`, until it uses the new name
 
 
 def reward_of(trajectory: Trajectory) -> float:

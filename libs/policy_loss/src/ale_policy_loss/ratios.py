@@ -41,7 +41,7 @@ def ratio_of(log: Tensor) -> Tensor:
     return torch.nan_to_num(log, nan=0.0).clamp(max=LARGEST_LOG_RATIO).exp()
 
 
-def truncated(log: Tensor, cap: float = 1.0) -> Tensor:
+def truncate(log: Tensor, cap: float = 1.0) -> Tensor:
     """`clip(ratio, 0, cap)` from the ratio's logarithm; a ratio that does not exist counts as 0. [M]"""
     bound = math.log(cap)
     return torch.nan_to_num(log, nan=-math.inf, posinf=bound, neginf=-math.inf).clamp(max=bound).exp()

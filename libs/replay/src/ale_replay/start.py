@@ -16,7 +16,7 @@ from ale.trajectory import Trajectory
 from ale_replay.replies import ExpertReplies
 from ale_replay.sandboxes import ReplayedSandbox
 from ale_replay.state_replay import StateReplay
-from ale_replay.states import Expert, ExpertStates, Starts, State
+from ale_replay.states import ExpertKey, ExpertStates, Starts, State
 
 REPLAY_LOST = f"{StartDiverged.kind} failure"
 """The name under which `RolloutHistory.rejected` counts rollouts that did not reach their start."""
@@ -45,27 +45,27 @@ class ExpertReplay(Start):
 
     def open(self, context: StartContext) -> Opening:
         """See `Start.open`."""
-        return _Replay(self, context, self._kept(context))
+        return _Replay(self, context, self._find_expert_key(context))
 
     def expect(self, context: StartContext) -> None:
         """See `Start.expect`: a single replay makes the states of all these rollouts."""
-        expert = self._kept(context)
+        expert = self._find_expert_key(context)
         if self.states is not None and expert is not None:
             self.states.want(expert, self.chunks)
 
-    def _kept(self, context: StartContext) -> Expert | None:
+    def _find_expert_key(self, context: StartContext) -> ExpertKey | None:
         """Return the expert whose states are kept; None if the rollout's sandbox cannot be a fork."""
         if self.states is None or self.chunks == 0:
             return None
         if context.scaffold.over_http or not issubclass(context.provider.sandbox_type, Snapshots):
             return None
-        return Expert(context.provider, context.scaffold, context.task.id, self.expert.id)
+        return ExpertKey(context.provider, context.scaffold, context.task.id, self.expert.id)
 
 
 class _Replay(Opening):
     """One rollout's."""
 
-    def __init__(self, start: ExpertReplay, context: StartContext, kept: Expert | None) -> None:
+    def __init__(self, start: ExpertReplay, context: StartContext, kept: ExpertKey | None) -> None:
         self._start = start
         self._context = context
         self._kept = kept

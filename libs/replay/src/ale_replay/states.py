@@ -32,7 +32,7 @@ MOST = 64
 """How many states are kept at most."""
 
 
-class Expert(NamedTuple):
+class ExpertKey(NamedTuple):
     """An expert in the sandboxes of a provider, with the agent of a scaffold."""
 
     provider: SandboxProvider
@@ -45,7 +45,7 @@ class Expert(NamedTuple):
 class State:
     """A snapshot of the sandbox after an expert's first chunks, with the record of the calls that led there."""
 
-    expert: Expert
+    expert: ExpertKey
     start: int
     """How many of the expert's chunks come before it."""
     snapshot: str
@@ -68,7 +68,7 @@ class State:
 class Starts:
     """The starts of one expert, by how many of its chunks come before: the existing and the wanted ones."""
 
-    expert: Expert
+    expert: ExpertKey
     states: dict[int, State] = field(default_factory=dict)
     wanted: set[int] = field(default_factory=set)
     reached: int = 0
@@ -115,7 +115,7 @@ class ExpertStates:
     def __init__(self, event: Callable[..., None] = lambda kind, **data: None, most: int = MOST) -> None:
         self._event = event
         self._most = most
-        self._starts: dict[Expert, Starts] = {}
+        self._starts: dict[ExpertKey, Starts] = {}
         self._kept: dict[State, None] = {}
         """The least recently used state comes first."""
 
@@ -130,12 +130,12 @@ class ExpertStates:
         for state in list(self._kept):
             await self._remove(state)
 
-    def want(self, expert: Expert, start: int) -> None:
+    def want(self, expert: ExpertKey, start: int) -> None:
         """Announce that a state will be asked for."""
         self._starts_of(expert).want(start)
 
     @asynccontextmanager
-    async def lend(self, expert: Expert, start: int, make: MakeStates) -> AsyncIterator[State | None]:
+    async def lend(self, expert: ExpertKey, start: int, make: MakeStates) -> AsyncIterator[State | None]:
         """Lend a state, which is kept while this is open; None if the expert is to be replayed. Raises `SandboxError`,
         `ConfigError`."""
         state = await self._find_or_make(expert, start, make)
@@ -163,7 +163,7 @@ class ExpertStates:
         """Note that an agent diverged from the replay in a fork: rollouts of this expert are now replayed."""
         self._give_up(state.expert, 0, reason)
 
-    async def _find_or_make(self, expert: Expert, start: int, make: MakeStates) -> State | None:
+    async def _find_or_make(self, expert: ExpertKey, start: int, make: MakeStates) -> State | None:
         starts = self._starts_of(expert)
         while not starts.is_unreachable(start):
             if start in starts.states:
@@ -175,7 +175,7 @@ class ExpertStates:
                 await self._make(expert, starts, start, make)
         return None
 
-    async def _make(self, expert: Expert, starts: Starts, start: int, make: MakeStates) -> None:
+    async def _make(self, expert: ExpertKey, starts: Starts, start: int, make: MakeStates) -> None:
         """Replay once. Afterwards the start has a state or is unreachable, unless it was asked for after the replay had
         passed it; or this raises."""
         before, reason, began = set(starts.states), "the agent makes fewer calls", time.monotonic()
@@ -208,7 +208,7 @@ class ExpertStates:
         if start not in starts.states and start > starts.reached:
             self._give_up(expert, starts.reached + 1, reason)
 
-    def _give_up(self, expert: Expert, start: int, reason: str) -> None:
+    def _give_up(self, expert: ExpertKey, start: int, reason: str) -> None:
         if self._starts_of(expert).is_unreachable(start):
             return
         log.info(
@@ -237,7 +237,7 @@ class ExpertStates:
         if not (starts.states or starts.wanted or starts.replaying or starts.unreachable is not None):
             del self._starts[state.expert]
 
-    def _starts_of(self, expert: Expert) -> Starts:
+    def _starts_of(self, expert: ExpertKey) -> Starts:
         return self._starts.setdefault(expert, Starts(expert))
 
     async def _remove(self, state: State) -> None:

@@ -79,7 +79,7 @@ class SandboxPool(PooledProvider):
         self.slots.close()
         for request in self.slots.waiting:
             if not request.slot.done():
-                request.slot.set_exception(self._closed())
+                request.slot.set_exception(self._closed_error())
         for task in [task for task, cancel in self._tasks.items() if cancel]:
             task.cancel()
         while True:
@@ -89,7 +89,7 @@ class SandboxPool(PooledProvider):
                 return
             await asyncio.wait(self._tasks)
 
-    def _closed(self) -> SandboxError:
+    def _closed_error(self) -> SandboxError:
         return SandboxError("The pool of sandboxes is closed; use it inside `async with pool:`.")
 
     def _spawn(self, work: Coroutine[Any, Any, None], *, cancel: bool) -> asyncio.Task[None]:
@@ -126,7 +126,7 @@ class SandboxPool(PooledProvider):
                 continue
             if not self._open:
                 self._discard(slot)
-                raise self._closed()
+                raise self._closed_error()
             slot.uses += 1
             self.waits.add(began)
             return LeasedSandbox(slot.box, partial(self._take_back, slot))
@@ -134,7 +134,7 @@ class SandboxPool(PooledProvider):
     async def _wait_for_slot(self, request: SlotRequest, until: float, first: bool) -> Slot:
         """Wait for a slot: one with a warm sandbox, or a new one."""
         if not self._open:
-            raise self._closed()
+            raise self._closed_error()
         (self.slots.waiting.appendleft if first else self.slots.waiting.append)(request)
         self.slots.serve()
         try:
@@ -180,7 +180,7 @@ class SandboxPool(PooledProvider):
             task.cancel()
             raise
         if task.cancelled():
-            raise self._closed()
+            raise self._closed_error()
         task.result()
 
     async def _start(self, slot: Slot, spec: SandboxSpec) -> None:

@@ -54,7 +54,7 @@ class MixedTasks(TaskMixture):
                         "name another "
                         "split with eval.split."
                     )
-            yield self._marked(i, task, owner)
+            yield self._mark(i, task, owner)
 
     def demonstrator(self, task: Task, seed: int) -> Responder | None:
         """Return the demonstrator of the task's own source."""
@@ -69,7 +69,7 @@ class MixedTasks(TaskMixture):
         except ConfigError as error:
             raise ConfigError(f"tasks.mix.{i}: {error}") from error
 
-    def _marked(self, i: int, task: Task, owner: dict[str, int]) -> Task:
+    def _mark(self, i: int, task: Task, owner: dict[str, int]) -> Task:
         source = self._sources[i]
         name = source.use
         if [s.use for s in self._sources].count(name) > 1:

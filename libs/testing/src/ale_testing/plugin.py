@@ -88,7 +88,7 @@ def _reasons_to_skip(subject: Subject, item: pytest.Item) -> list[str]:
     lacking += [m.args[0] for m in item.iter_markers("ale_transport") if m.args[0] not in subject.transports]
     if lacking:
         return [word if isinstance(word, str) else word.__name__ for word in lacking]
-    if subject.elsewhere and item.get_closest_marker("ale_agent"):
+    if subject.needs_installation and item.get_closest_marker("ale_agent"):
         return ["runs of its agent, which is installed into images"]
     if subject.over_http and item.get_closest_marker("ale_in_process"):
         return ["what an agent in a process of its own keeps to itself"]

@@ -44,7 +44,7 @@ class Subject:
         return bool(getattr(self.cls, "over_http", False))
 
     @property
-    def elsewhere(self) -> bool:
+    def needs_installation(self) -> bool:
         """Whether it is one whose agent has to be installed first, so that it cannot run here."""
         return self.over_http and self.build().recipe is not None
 

@@ -38,7 +38,7 @@ def trajectory(i: int, *, reward: float, group: str = "g", chunks: int = 2, erro
     )
 
 
-def unscored(i: int, group: str = "g") -> Trajectory:
+def make_unscored(i: int, group: str = "g") -> Trajectory:
     """A rollout whose sandbox was lost: it has no reward, which is not the same as a reward of 0."""
     failure = Failure("sandbox", "The sandbox was lost.", retryable=True)
     return replace(trajectory(i, reward=0.0, group=group), reward=None, failure=failure)
@@ -63,7 +63,7 @@ def with_side_call(i: int, *, reward: float, group: str = "g") -> Trajectory:
     return replace(one, sequences=(*one.sequences, *title.sequences), chunks=chunks)
 
 
-def paired(batch: TrainBatch) -> TrainBatch:
+def pair_contexts(batch: TrainBatch) -> TrainBatch:
     """The batch with every two sequences as the contexts of one trajectory."""
     of = np.arange(len(batch.lengths), dtype=np.int64) // 2
     return replace(batch, trajectory=of, chunks=replace(batch.chunks, trajectory=of[batch.chunks.trajectory]))
@@ -80,7 +80,7 @@ def two_groups() -> list[Trajectory]:
     return [*mixed_group(4), *second, two_contexts(9, reward=1.0, group="h")]
 
 
-def packed(trajectories: list[Trajectory], order: list[int] | None = None) -> TrainBatch:
+def pack_trajectories(trajectories: list[Trajectory], order: list[int] | None = None) -> TrainBatch:
     """Every chunk trained with return 1 (success) or -1, whatever an algorithm would do."""
     chosen = [trajectories[i] for i in order] if order is not None else trajectories
     tokens: list[int] = []

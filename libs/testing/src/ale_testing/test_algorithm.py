@@ -21,7 +21,7 @@ from ale.trajectory import Score
 from ale_packing import split
 from ale_testing.async_tests import async_test
 from ale_testing.plugin_under_test import Subject
-from ale_testing.sample_batches import trajectory, two_groups, unscored, with_side_call
+from ale_testing.sample_batches import make_unscored, trajectory, two_groups, with_side_call
 
 TASKS = [Task(id=f"task-{i}", instruction="Do it.", tests=TaskTests(command="true")) for i in range(3)]
 
@@ -211,7 +211,7 @@ async def test_a_side_call_carries_no_loss_and_does_not_count_as_a_turn(subject:
 @async_test
 async def test_a_missing_reward_does_not_count_as_zero(subject: Subject) -> None:
     async with opened(subject) as algorithm:
-        given, lost = two_groups(), unscored(23)
+        given, lost = two_groups(), make_unscored(23)
         without, beside = algorithm.batch(given), algorithm.batch([*given, lost])
         assert without is not None
         assert beside is not None

@@ -25,10 +25,10 @@ def batch_of(algorithm: Algorithm) -> TrainBatch:
     """A batch as a run hands it to a trainer, whose policy is the engine's."""
     batch = algorithm.batch(two_groups())
     assert batch is not None, "rollouts with successes and failures must give something to train on"
-    return normalized(algorithm, batch)
+    return normalize_batch(algorithm, batch)
 
 
-def normalized(algorithm: Algorithm, batch: TrainBatch) -> TrainBatch:
+def normalize_batch(algorithm: Algorithm, batch: TrainBatch) -> TrainBatch:
     """The batch with old log-probabilities, and with the normalizers that the loss then gives it."""
     made = algorithm.loss.normalize(replace(batch, old_logprobs=batch.engine_logprobs))
     for name in ("normalizer", "reference_normalizer"):
@@ -99,7 +99,7 @@ async def test_a_batch_without_gradient_is_none(subject: Subject) -> None:
             alike = [trajectory(i, reward=reward) for i in range(4)]
             batch = algorithm.batch(alike)
             if batch is not None:
-                given, logprobs = inputs(normalized(algorithm, batch))
+                given, logprobs = inputs(normalize_batch(algorithm, batch))
                 algorithm.loss(given).loss.backward()
                 assert float(logprobs.grad.abs().max()) > 0, (
                     f"where every rollout has the reward {reward:g}, batch() gave one that carries no gradient: it "

@@ -30,7 +30,7 @@ from ale_testing.plugin_under_test import Subject
 def models(
     model: type[BaseModel], path: tuple[str, ...] = (), above: tuple[type[BaseModel], ...] = ()
 ) -> Iterator[tuple[tuple[str, ...], type[BaseModel]]]:
-    """A `Config` and every model inside it, with the path that leads there; one that holds itself is opened once."""
+    """Yield a `Config` and every model in it, with its path; a model that contains itself is visited once."""
     yield path, model
     for name, field in model.model_fields.items():
         inner = model_in(field.annotation)
@@ -104,14 +104,14 @@ def test_unknown_keys_are_refused_at_every_level(subject: Subject) -> None:
         )
         try:
             model.model_validate({"no_such_key": 1})
-            told = False
+            reported = False
         except ValidationError as error:
-            told = any(e["type"] == "extra_forbidden" and "no_such_key" in e["loc"] for e in error.errors())
-        assert told, f"{where} must refuse unknown keys by their name, whatever it does to its values before"
+            reported = any(e["type"] == "extra_forbidden" and "no_such_key" in e["loc"] for e in error.errors())
+        assert reported, f"{where} must refuse unknown keys by their name, whatever it does to its values before"
     settings: dict[str, Any] = {**subject.config.model_dump(mode="json", exclude_unset=True), "no_such_key": 1}
     sentence = _refusal_of(subject, settings)
     assert "no_such_key: there is no such key" in sentence, (
-        f"an unknown key must be told with its path; it was: {sentence}"
+        f"an unknown key must be reported with its path; the error was: {sentence}"
     )
 
 
@@ -127,14 +127,15 @@ def test_a_setting_of_the_wrong_type_is_an_error_with_its_path(subject: Subject)
         if any(m in (Any, object, dict) or get_origin(m) is dict for m in (*members, get_origin(field.annotation))):
             continue
         settings = {**subject.config.model_dump(mode="json", exclude_unset=True), name: {"no": {"such": "value"}}}
-        told = _refusal_of(subject, settings)
-        assert told.startswith(f"{subject.kind}.{name}"), (
-            f"a wrong value of '{name}' must be told with its path; {f'it was: {told}' if told else 'it was taken'}"
+        message = _refusal_of(subject, settings)
+        outcome = f"the error was: {message}" if message else "it was accepted"
+        assert message.startswith(f"{subject.kind}.{name}"), (
+            f"a wrong value of '{name}' must be reported with its path; {outcome}"
         )
 
 
 def _refusal_of(subject: Subject, settings: dict[str, Any]) -> str:
-    """What settings are refused with; empty where they are taken."""
+    """Return the error message for these settings, or nothing if they are accepted."""
     try:
         validate_settings(subject.cls, settings, subject.kind)
     except AleError as error:
@@ -212,7 +213,7 @@ async def _wait_until_settled() -> None:
 def _held_resources() -> dict[str, set[str]]:
     """What this process holds now: threads, children, open files, temporary entries."""
     here = Path("/proc/self")
-    # The loop's own pool (asyncio.to_thread) grows when the machine is busy, and goes with the loop.
+    # The loop's own pool (asyncio.to_thread) may gain threads when the machine is busy; it ends with the loop.
     others = (t for t in threading.enumerate() if t is not threading.current_thread() and t.name[:8] != "asyncio_")
     held = {"threads": {str(t.ident) for t in others}}
     if here.is_dir():
@@ -232,7 +233,7 @@ def _held_resources() -> dict[str, set[str]]:
 
 
 def _new_resources(before: dict[str, set[str]], after: dict[str, set[str]]) -> dict[str, list[str]]:
-    """What is held now and was not before; threads of a pool are counted, not told apart."""
+    """What is held now and was not before; threads are compared by number only."""
     more = {name: sorted(after[name] - before[name]) for name in after}
     if len(after["threads"]) <= len(before["threads"]) + 1:  # asyncio's own pool for blocking calls
         more["threads"] = []

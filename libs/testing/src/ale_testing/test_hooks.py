@@ -14,7 +14,7 @@ from ale.specs.sandbox import ExecResult
 from ale.task import Task, TaskTests
 from ale_testing.async_tests import async_test
 from ale_testing.plugin_under_test import Subject
-from ale_testing.sample_batches import mixed_group, packed, trajectory
+from ale_testing.sample_batches import mixed_group, pack_trajectories, trajectory
 
 TASK = Task(id="kit-größe", instruction="Do it ✓.", tests=TaskTests(command="true"), tags=("a",))
 IDS: Mapping[str, Any] = {"sandbox_id": "s-1", "episode_id": "e-1", "task": TASK}
@@ -43,7 +43,7 @@ def samples(folder: Path) -> dict[str, list[dict[str, Any]]]:
         ],
         "ale_trajectory_finished": [{"trajectory": done}, {"trajectory": trajectory(2, reward=0.0, chunks=1)}],
         "ale_filter_trajectory": [{"trajectory": done}],
-        "ale_batch_ready": [{"step": 1, "batch": packed(mixed_group())}],
+        "ale_batch_ready": [{"step": 1, "batch": pack_trajectories(mixed_group())}],
         "ale_step_finished": [
             {"stage": "eval", "step": -1, "metrics": {"success": 0.5, "success/a b": float("nan")}},
             {"stage": "rl", "step": 1, "metrics": {"loss": float("inf"), "grad_norm": 1e30}},

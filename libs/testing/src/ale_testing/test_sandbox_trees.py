@@ -36,7 +36,7 @@ def make_tree(root: Path) -> Path:
     return root
 
 
-def seen(root: Path) -> dict[str, tuple[str, object]]:
+def describe_tree(root: Path) -> dict[str, tuple[str, object]]:
     """What a tree holds: name -> mode, and content or a link's target."""
     found: dict[str, tuple[str, object]] = {}
     for path in [root, *sorted(root.rglob("*"))]:
@@ -80,11 +80,15 @@ async def test_a_tree_is_the_same_after_upload_and_download(subject: Subject) ->
         held = await box.exec("cat in/there/link; cd in/there; [ -L link ] && [ -d nothing ] && echo; readlink deep/up")
         assert held.stdout == EVERY_BYTE + b"\n../nothing\n", "upload_tree must keep links as links, and empty folders"
         await box.download_tree("in/there", here / "back")
-        assert seen(here / "back") == seen(source), "a tree must come back as it went in: names, contents, modes, links"
+        assert describe_tree(here / "back") == describe_tree(source), (
+            "a tree must come back as it went in: names, contents, modes, links"
+        )
         assert names(here) == ["back", "source"], "download_tree must leave nothing beside its target"
         await box.upload_tree(source / "run", "one")
         await box.download_tree("one", here / "one")
-        assert seen(here / "one") == seen(source / "run"), "a single file must come through as a tree does"
+        assert describe_tree(here / "one") == describe_tree(source / "run"), (
+            "a single file must come through as a tree does"
+        )
 
 
 @async_test
@@ -200,7 +204,9 @@ async def test_a_cancelled_transfer_leaves_no_files_and_the_sandbox_usable(subje
                 (here / "target").rename(there.with_name(f"{there.name}-{number}"))
         assert (await box.exec("echo on")).stdout == b"on\n", "a sandbox must be usable after a cancelled transfer"
         await box.download_tree("whole", here / "target")
-        assert equal_without_diff(seen(here / "target"), seen(there)), "a cancelled transfer must not spoil a later one"
+        assert equal_without_diff(describe_tree(here / "target"), describe_tree(there)), (
+            "a cancelled transfer must not spoil a later one"
+        )
 
 
 @async_test

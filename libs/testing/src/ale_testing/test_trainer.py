@@ -18,7 +18,7 @@ from ale.specs.engine import MemoryTicket
 from ale.specs.trainer import ChunkTable, LossInput, LossOutput, TrainBatch, TrainerBackend
 from ale_testing.async_tests import async_test, cancelled, close, fails_with
 from ale_testing.plugin_under_test import Subject
-from ale_testing.sample_batches import mixed_group, packed, paired
+from ale_testing.sample_batches import mixed_group, pack_trajectories, pair_contexts
 from ale_testing.tiny_model import write_tiny_model
 
 
@@ -34,7 +34,7 @@ async def loaded(subject: Subject, seed: int = 0) -> AsyncIterator[TrainerBacken
 
 def batch(n: int = 6, order: list[int] | None = None) -> TrainBatch:
     """A packed batch with positive and negative chunks."""
-    return packed(mixed_group(n), order)
+    return pack_trajectories(mixed_group(n), order)
 
 
 def likelihood(inputs: LossInput) -> LossOutput:
@@ -63,8 +63,8 @@ class Looking:
             file.write(json.dumps(line) + "\n")
         return likelihood(inputs)
 
-    def seen(self) -> list[dict[str, Any]]:
-        """What it was shown."""
+    def read_inputs(self) -> list[dict[str, Any]]:
+        """What it was shown, call by call."""
         return [json.loads(line) for line in self.file.read_text().splitlines()]
 
 
@@ -144,9 +144,9 @@ async def test_a_logprob_depends_only_on_earlier_tokens(subject: Subject) -> Non
 async def test_the_loss_receives_whole_trajectories_and_the_batchs_normalizer(subject: Subject) -> None:
     loss = Looking(subject.folder / "seen")
     async with loaded(subject) as trainer:
-        given = replace(paired(batch()), reference_normalizer=7.0)
+        given = replace(pair_contexts(batch()), reference_normalizer=7.0)
         await trainer.update(given, loss, lr=1e-3)
-        seen = loss.seen()
+        seen = loss.read_inputs()
         times = [t for part in seen for t in part["trajectories"]]
         assert sorted(times) == sorted(set(times)), "the sequences of one trajectory must stay in one micro-batch"
         found = {part["normalizer"] for part in seen}

@@ -52,13 +52,13 @@ async def test_a_loss_receives_the_logprobs_of_the_reference(subject: Subject) -
         await trainer.load(subject.folder / "tiny-0", "reference")
         kept = await trainer.logprobs(given, "reference")
         await trainer.update(replace(given, reference_logprobs=kept), with_reference, lr=1e-3)
-        seen = [part["reference_logprobs"] for part in with_reference.seen()]
+        seen = [part["reference_logprobs"] for part in with_reference.read_inputs()]
         assert all(part is not None for part in seen), "LossInput.reference_logprobs must be filled from the batch"
         found = sorted(x for part in seen for x in part)
         expected = sorted(float(x) for x in kept[given.chunk_ids >= 0])
         assert found == expected, "a loss must be shown the batch's reference_logprobs of the tokens that carry loss"
         await trainer.update(given, without, lr=1e-3)
-        assert all(part["reference_logprobs"] is None for part in without.seen()), (
+        assert all(part["reference_logprobs"] is None for part in without.read_inputs()), (
             "where the batch has no reference_logprobs the loss is shown none"
         )
 

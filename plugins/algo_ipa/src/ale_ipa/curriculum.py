@@ -24,10 +24,10 @@ from typing import Any
 
 from ale.specs.algorithm import RolloutHistory, RolloutRequest
 from ale.trajectory import Trajectory
-from ale_ipa.experts import ExpertStore, TrajectoryTable, chunk_count
+from ale_ipa.experts import ExpertStore, SavedTrajectories, chunk_count
 from ale_ipa.settings import StartSettings
 from ale_ipa.starts import Pointer, anchors, judge, spread
-from ale_policy_loss.groups import any_passed, trusted
+from ale_policy_loss.groups import any_passed, select_trusted
 from ale_replay import REPLAY_LOST, ExpertReplay, ExpertStates
 
 KEPT_STEPS = 32
@@ -99,14 +99,14 @@ class Curriculum:
 
     def state(self) -> dict[str, Any]:
         """See `Algorithm.state`: the state consists of JSON values."""
-        table = TrajectoryTable()
+        table = SavedTrajectories()
         return {
             "experts": self.experts.state(table),
             "pointers": {task_id: asdict(pointer) for task_id, pointer in self._pointers.items()},
             "lost": {expert_id: list(lost.items()) for expert_id, lost in self._lost.items()},
             "counted": self._counted,
-            "reached": self._reached,
-            "farthest": self._farthest,
+            "reached": dict(self._reached),
+            "farthest": dict(self._farthest),
             "mastered": {expert_id: list(starts.items()) for expert_id, starts in self._mastered.items()},
             "seen": sorted(self._seen),
             "placed": {
@@ -118,7 +118,7 @@ class Curriculum:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """See `Algorithm.restore`: an earlier state replaces this one."""
-        table = TrajectoryTable.of(state["trajectories"])
+        table = SavedTrajectories.of(state["trajectories"])
         self.experts.restore(state["experts"], table)
         self._pointers = {
             task_id: Pointer(**{**pointer, "outcomes": tuple(pointer["outcomes"])})
@@ -179,7 +179,7 @@ class Curriculum:
         return pointer
 
     def _observe(self, history: RolloutHistory) -> None:
-        fresh = [t for t in trusted(history.trajectories) if t.id not in self._seen]
+        fresh = [t for t in select_trusted(history.trajectories) if t.id not in self._seen]
         self._seen = {t.id for t in history.trajectories}
         self._count_lost(fresh, history)
         self._look_where_it_succeeds(fresh)

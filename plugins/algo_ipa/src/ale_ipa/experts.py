@@ -12,7 +12,7 @@ from typing import Any
 
 from ale.store.run_store import trajectory_from_dict, trajectory_to_dict
 from ale.trajectory import Trajectory
-from ale_policy_loss.groups import trusted
+from ale_policy_loss.groups import select_trusted
 
 MASTERED = 0.5
 """A task with at least this success rate from the beginning needs no expert."""
@@ -24,7 +24,7 @@ def chunk_count(expert: Trajectory) -> int:
 
 
 @dataclass
-class TrajectoryTable:
+class SavedTrajectories:
     """Holds the trajectories that a saved state refers to, each of them once."""
 
     trajectories: list[Trajectory] = field(default_factory=list)
@@ -42,7 +42,7 @@ class TrajectoryTable:
         return [trajectory_to_dict(t) for t in self.trajectories]
 
     @classmethod
-    def of(cls, state: Sequence[Mapping[str, Any]]) -> TrajectoryTable:
+    def of(cls, state: Sequence[Mapping[str, Any]]) -> SavedTrajectories:
         """Make the table again from what `state` returned."""
         return cls([trajectory_from_dict(t) for t in state])
 
@@ -110,7 +110,7 @@ class ExpertStore:
         """Record which new rollouts from the beginning passed. Call it once for each rollout."""
         if not self._every:
             return
-        for t in trusted(trajectories):
+        for t in select_trusted(trajectories):
             if t.start_chunk:
                 continue
             tried = self._tried.setdefault(t.task_id, _Tried())
@@ -139,7 +139,7 @@ class ExpertStore:
                 taken.append(Refreshed(seen.shortest, None if now is None else chunk_count(now)))
         return taken
 
-    def state(self, table: TrajectoryTable) -> dict[str, Any]:
+    def state(self, table: SavedTrajectories) -> dict[str, Any]:
         """Return the store's state as JSON values; a trajectory is written as its number in the table."""
         return {
             "refreshed_at": self._refreshed_at,
@@ -152,7 +152,7 @@ class ExpertStore:
             "dropped": sorted(self.dropped),
         }
 
-    def restore(self, state: Mapping[str, Any], table: TrajectoryTable) -> None:
+    def restore(self, state: Mapping[str, Any], table: SavedTrajectories) -> None:
         """Replace the store's state by an earlier one."""
         known = table.trajectories
         self._refreshed_at = state["refreshed_at"]

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Literal
 from ale.specs.trainer import LossInput
 from ale.trajectory import Trajectory
 from ale_ipa.curriculum import Placed
-from ale_policy_loss.groups import any_passed, trusted
+from ale_policy_loss.groups import any_passed, select_trusted
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -40,7 +40,7 @@ def imitations(trajectories: Sequence[Trajectory], placed: Mapping[str, Placed],
     """Return what is imitated in addition to these rollouts: for each group on an expert's path, the chunks up to the
     next start from which the policy has succeeded, as a trajectory of that group. `no_positive` imitates only where
     none of these rollouts from the group's start passed."""
-    groups = {group: passed for group, passed in any_passed(trusted(trajectories)).items() if group in placed}
+    groups = {group: passed for group, passed in any_passed(select_trusted(trajectories)).items() if group in placed}
     passing = {(placed[group].expert.id, placed[group].start) for group, passed in groups.items() if passed}
     return [
         Imitation(replace(not_sampled(asked.expert), group=group), asked.imitated)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ale_policy_loss.likelihood import weighted_likelihood
-from ale_policy_loss.ratios import log_ratio, mismatch_mask, ratio_of, truncated
+from ale_policy_loss.ratios import log_ratio, mismatch_mask, ratio_of, truncate
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class LossTerms:
 
 def importance_weight(log_rho: Tensor, positive: Tensor) -> Tensor:
     """Return the weight w of Eq. 9 [M]: 1 on T+, `clip(rho, 0, 1)` on T-. A ratio that does not exist counts as 0."""
-    cut = truncated(log_rho)
+    cut = truncate(log_rho)
     return torch.where(positive, torch.ones_like(cut), cut)
 
 

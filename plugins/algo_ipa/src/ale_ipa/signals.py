@@ -3,7 +3,8 @@
 The paper's reward is 0 or 1. With a signal of 0, failed trajectories would have no gradient, although Eq. 9 has a term
 for them. So `R` is made from the reward in one of three ways. T+ are the trajectories whose signal is above 0; for
 rewards of 0 and 1 these are the trajectories that passed, in all three ways. If a failure can have a reward above 0 (a
-share of the tests), `signed` uses whether the trajectory passed, as pointers and imitation do.
+share of the tests), `signed` looks at whether the trajectory passed, not at its reward, and so do the pointers of
+rollback and the imitation of Eq. 10.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ale.trajectory import Trajectory
-from ale_policy_loss.groups import groups_of, reward_of, trusted
+from ale_policy_loss.groups import groups_of, reward_of, select_trusted
 
 ReturnSignal = Literal["signed", "raw", "group_centered"]
 
@@ -31,7 +32,7 @@ class Signals:
 
 def signals(kind: ReturnSignal, trajectories: Sequence[Trajectory], negative_signal: float) -> Signals:
     """Return the signals of the trajectories that have a trusted reward; the others are left out."""
-    kept = trusted(trajectories)
+    kept = select_trusted(trajectories)
     if kind == "group_centered":
         return group_centered(kept)
     if kind == "signed":
@@ -40,7 +41,7 @@ def signals(kind: ReturnSignal, trajectories: Sequence[Trajectory], negative_sig
 
 
 def group_centered(trajectories: Sequence[Trajectory]) -> Signals:
-    """Subtract from each reward the mean of its group; a group whose rewards are all equal teaches nothing."""
+    """Subtract from each reward the mean of its group; in an even group, whose rewards are all equal, all are 0."""
     centered = [0.0] * len(trajectories)
     even: set[int] = set()
     even_groups = 0

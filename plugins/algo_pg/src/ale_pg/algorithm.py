@@ -24,9 +24,9 @@ from ale.trajectory import Chunk, Trajectory
 from ale_packing import Credit, pack
 from ale_pg.advantages import advantages
 from ale_pg.objective import PolicyGradientLoss
-from ale_pg.variants import GROUP_BASELINES, RULES, Baseline, ReturnSignal, Scale, Settings, Variant, counted
+from ale_pg.variants import GROUP_BASELINES, RULES, Baseline, ReturnSignal, Scale, Settings, Variant, weigh_trajectory
 from ale_policy_loss import Level
-from ale_policy_loss.groups import groups_of, reward_of, sampled_size, trusted
+from ale_policy_loss.groups import groups_of, reward_of, sampled_size, select_trusted
 
 
 class PolicyGradient(Driver, Algorithm):
@@ -146,7 +146,7 @@ class PolicyGradient(Driver, Algorithm):
         `rl.resample_even_groups` to replace them. The metric `dropped_groups` is their number, if there are any.
         """
         s = self.settings
-        kept = trusted(trajectories)
+        kept = select_trusted(trajectories)
         rewards = [reward_of(t) for t in kept]
         if s.return_signal == "signed":
             rewards = [1.0 if t.passed else s.negative_signal for t in kept]
@@ -167,7 +167,7 @@ class PolicyGradient(Driver, Algorithm):
         def weight(trajectory: Trajectory, chunks: int, trained: int) -> float:
             if id(trajectory) in even and not s.even_groups_count:
                 return 0.0
-            return counted(s.normalization, s.max_tokens, tokens[id(trajectory)])
+            return weigh_trajectory(s.normalization, s.max_tokens, tokens[id(trajectory)])
 
         dropped = {"dropped_groups": float(made.even_groups)} if made.even_groups else {}
         return pack(kept, credit, weight, dropped)

@@ -19,7 +19,8 @@ def gspo(
     high: float = 4e-4,
 ) -> Terms:
     """Return the mean over trajectories of `min(s A, clip(s, 1 - low, 1 + high) A)`. s is the geometric mean of the
-    ratios of all tokens that the policy sampled in a trajectory. `normalizer` counts trajectories; tensors are [M]."""
+    ratios of all tokens that the policy sampled in a trajectory. `normalizer` (Z) counts trajectories; the other
+    tensors have shape [M], one entry per token with loss."""
     # All tokens of a trajectory have its s, and their shares add up to 1 / Z, so each trajectory counts once.
     shares = trajectory_shares(logprobs, trajectories, normalizer)
     return clipped_surrogate(log_ratio(logprobs, old, trajectories), advantages, shares, low, high)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ale.errors import PluginError
 from ale.specs.algorithm import Loss
 from ale.specs.trainer import LossInput, LossOutput, TrainBatch
-from ale_pg.variants import Settings, Variant, counted
+from ale_pg.variants import Settings, Variant, weigh_trajectory
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -60,7 +60,7 @@ class PolicyGradientLoss(Loss):
         s = self.settings
 
         def count(tokens: Tokens) -> float:
-            return sum(counted(s.normalization, s.max_tokens, n) for n in count_by_trajectory(batch, tokens))
+            return sum(weigh_trajectory(s.normalization, s.max_tokens, n) for n in count_by_trajectory(batch, tokens))
 
         packed = count(tokens_with_loss(batch))
         masked = 0.0

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ale_pg.terms import Terms
 from ale_policy_loss.likelihood import weighted_likelihood
-from ale_policy_loss.ratios import log_ratio, ratio_of, truncated
+from ale_policy_loss.ratios import log_ratio, ratio_of, truncate
 
 
 def reinforce(logprobs: Tensor, advantages: Tensor, shares: Tensor) -> Terms:
@@ -27,5 +27,5 @@ def tis(logprobs: Tensor, old: Tensor, advantages: Tensor, segments: Tensor, sha
     with torch.no_grad():
         log_rho = log_ratio(logprobs, old, segments)
         ratio = ratio_of(log_rho)
-        weights = truncated(log_rho, cap) * advantages * shares
+        weights = truncate(log_rho, cap) * advantages * shares
     return Terms(weighted_likelihood(logprobs, weights), ratio, high=ratio > cap)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ale_pg.terms import Terms
 from ale_policy_loss.likelihood import weighted_likelihood
-from ale_policy_loss.ratios import log_ratio, ratio_of, truncated
+from ale_policy_loss.ratios import log_ratio, ratio_of, truncate
 
 
 def topr(
@@ -29,7 +29,7 @@ def topr(
         positive = advantages > 0
         log_rho = log_ratio(logprobs, old, segments)
         ratio = ratio_of(log_rho)
-        weights = torch.where(positive, torch.ones_like(ratio), truncated(log_rho, cap)) * advantages * shares
+        weights = torch.where(positive, torch.ones_like(ratio), truncate(log_rho, cap)) * advantages * shares
         if mask is not None:
             weights = weights * mask
     return Terms(weighted_likelihood(logprobs, weights), ratio, high=(ratio > cap) & ~positive, mask=mask)

@@ -47,7 +47,7 @@ class Settings:
     so it does not count them."""
 
 
-def counted(normalization: Normalization, max_tokens: int, tokens: int) -> float:
+def weigh_trajectory(normalization: Normalization, max_tokens: int, tokens: int) -> float:
     """Return what a trajectory with `tokens` sampled tokens adds to the normalizer."""
     match normalization:
         case "token":

@@ -67,7 +67,7 @@ class SFT(Driver, Algorithm):
 
         @field_validator("task_rules")
         @classmethod
-        def _known(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        def _check_names(cls, names: tuple[str, ...]) -> tuple[str, ...]:
             for name in names:
                 if name not in RULES:
                     raise ValueError(f"there is no rule '{name}'; the rules are {', '.join(RULES)}")

@@ -78,7 +78,7 @@ class Weights:
                 )
         with torch.no_grad():
             for name, target in targets.items():
-                target.copy_(self._reordered(name, named[name].detach()))
+                target.copy_(self._reorder(name, named[name].detach()))
 
     def _targets(self) -> dict[str, Tensor]:
         """Each Hugging Face name, and the part of a fused tensor that it fills."""
@@ -104,7 +104,7 @@ class Weights:
                 found[p + "self_attn.k_norm.weight"] = layer.key_norm
         return found
 
-    def _reordered(self, name: str, weight: Tensor) -> Tensor:
+    def _reorder(self, name: str, weight: Tensor) -> Tensor:
         """Put rows that rotate together next to each other: rows (i, i + head_dim / 2) of a head."""
         if not any(part in name for part in (".q_proj.", ".k_proj.", ".q_norm.", ".k_norm.")):
             return weight

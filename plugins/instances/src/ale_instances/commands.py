@@ -51,7 +51,7 @@ def check(
     loaded = replace(loaded, run=loaded.run.model_copy(update={"engine": None}))
     report = _make_report(loaded, QualificationRequest(split, count, repeats, _folder(out)))
     _print_report(report, out, as_json)
-    return 0 if len(report.kept) == len(report.instances) else 1
+    return 0 if len(report.kept_ids) == len(report.instances) else 1
 
 
 def select(
@@ -161,7 +161,7 @@ def _print_report(report: InstanceReport, out: Path | None, as_json: bool) -> No
         print(text)
         return
     _print_table(report)
-    print(f"{len(report.kept)} of {len(report.instances)} tasks are kept.")
+    print(f"{len(report.kept_ids)} of {len(report.instances)} tasks are kept.")
     if out is not None:
         print(out)
 

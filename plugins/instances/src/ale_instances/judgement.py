@@ -69,7 +69,7 @@ class InstanceReport(Record):
     instances: tuple[Instance, ...]
 
     @property
-    def kept(self) -> list[str]:
+    def kept_ids(self) -> list[str]:
         """The ids to train on."""
         return [instance.id for instance in self.instances if instance.kept]
 

@@ -37,7 +37,7 @@ def _add_command(experiment: Experiment, how: str = "") -> None:
     if (experiment.tuned_as or experiment).searches:
 
         @lab_app.command(experiment.name, help=about)
-        def searched(
+        def run_with_search(
             seeds: Seeds = "1-5",
             jobs: Jobs = 1,
             out: Out = DEFAULT_OUT,
@@ -50,7 +50,7 @@ def _add_command(experiment: Experiment, how: str = "") -> None:
     else:
 
         @lab_app.command(experiment.name, help=about)
-        def plain(
+        def run_without_search(
             seeds: Seeds = "1-5",
             jobs: Jobs = 1,
             out: Out = DEFAULT_OUT,

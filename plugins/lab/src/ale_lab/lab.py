@@ -10,10 +10,10 @@ from pathlib import Path
 from statistics import fmean
 
 from ale.errors import ConfigError
+from ale_lab.curve_summaries import SUMMARIES
 from ale_lab.earlier_results import Cost, EarlierResults
 from ale_lab.experiment import Arm, Experiment, Series
 from ale_lab.figure import draw
-from ale_lab.intervals import SUMMARIES
 from ale_lab.make_runs import make_runs, unfinished_runs
 from ale_lab.plan import Plan, Run
 from ale_lab.read_runs import read_arm, read_cost, read_run

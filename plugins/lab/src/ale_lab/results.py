@@ -9,8 +9,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from ale_lab.curve_summaries import SUMMARIES
 from ale_lab.experiment import Column, Experiment, Series
-from ale_lab.intervals import SUMMARIES, Interval, bootstrap
+from ale_lab.intervals import Interval, bootstrap
 from ale_lab.search import Choice
 
 

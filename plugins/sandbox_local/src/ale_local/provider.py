@@ -40,7 +40,7 @@ from ale_resident.network.gate import Gate
 from ale_resident.resident import seccomp
 from ale_resident.sandboxes.attach_client import AttachedSandbox, attach
 from ale_resident.sandboxes.attach_server import AttachServer
-from ale_resident.sandboxes.running import Running
+from ale_resident.sandboxes.running_sandboxes import Running
 
 log = logging.getLogger("ale.sandbox.local")
 

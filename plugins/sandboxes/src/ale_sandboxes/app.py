@@ -97,6 +97,21 @@ def sandbox_shell(
     raise typer.Exit(shell(sandbox_id, provider, cwd, user, timeout_s))
 
 
+@sandbox_app.command("cp")
+def sandbox_cp(
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="A file or folder: PATH, or ID:PATH in a sandbox.")],
+    target: Annotated[str, typer.Argument(metavar="TARGET", help="The copy: ID:PATH in a sandbox, or PATH.")],
+    provider: Provider = None,
+) -> None:
+    """Copy a file or a folder into a sandbox or out of it.
+
+    A copy out of a sandbox needs a new path; one into it is added to a folder that exists there.
+    """
+    from ale_sandboxes.attach_commands import copy
+
+    copy(source, target, provider)
+
+
 @sandbox_app.command("logs")
 def sandbox_logs(sandbox_id: SandboxId, provider: Provider = None) -> None:
     """Show a sandbox's journal: recent commands and their exit codes, files, refused connections."""

@@ -1,4 +1,4 @@
-"""`ale sandbox exec | shell | logs`: commands that work in a sandbox of another process.
+"""`ale sandbox exec | shell | cp | logs`: commands that work in a sandbox of another process.
 
 Each attaches through the provider (`Attaches`) and detaches when it ends; the sandbox keeps running.
 """
@@ -6,12 +6,14 @@ Each attaches through the provider (`Attaches`) and detaches when it ends; the s
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import shlex
 import signal
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from ale.errors import ConfigError, PluginError, SandboxError
@@ -20,7 +22,7 @@ from ale.registry.installed import list_plugins
 from ale.specs.choice import PluginChoice
 from ale.specs.driver import DriverContext
 from ale.specs.sandbox import ExecResult, Sandbox
-from ale.specs.sandbox_protocols import Attaches, Logs, Output, Shell, Shells, Streams, lacks
+from ale.specs.sandbox_protocols import Attaches, Logs, Output, Shell, Shells, Streams, Trees, lacks
 
 OUTPUT_BYTES = 8 << 20
 """How many bytes of a shell command's output are shown at most."""
@@ -78,6 +80,33 @@ def shell(sandbox_id: str, name: str | None, cwd: str | None, user: str, timeout
     return code
 
 
+def copy(source: str, target: str, name: str | None) -> None:
+    """Copy a file or a folder into a sandbox or out of it; the path inside is written `ID:PATH`."""
+    (into, inside_target), (out_of, inside_source) = _sandbox_and_path(target), _sandbox_and_path(source)
+    if bool(into) == bool(out_of):
+        raise ConfigError("One of the two paths must be in a sandbox, written ID:PATH, and the other on this machine.")
+    if into and not Path(source).exists():
+        raise ConfigError(f"There is no file or folder {source}.")
+    if out_of and os.path.lexists(target):
+        raise ConfigError(f"{target} exists already; name a new file or folder.")
+
+    async def work() -> None:
+        box = await _attach(into or out_of, name)
+        async with box:
+            if not isinstance(box, Trees):
+                raise lacks(box, Trees)
+            try:
+                if into:
+                    await box.upload_tree(Path(source), inside_target)
+                else:
+                    await box.download_tree(inside_source, Path(target))
+            except OSError as error:
+                raise SandboxError(f"Nothing was copied: {error}.") from error
+
+    _restore_ctrl_c()
+    asyncio.run(work())
+
+
 def logs(sandbox_id: str, name: str | None) -> None:
     """Print the sandbox's journal."""
 
@@ -89,6 +118,12 @@ def logs(sandbox_id: str, name: str | None) -> None:
             return await box.logs()
 
     print(asyncio.run(work()), end="")
+
+
+def _sandbox_and_path(path: str) -> tuple[str, str]:
+    """Split `ID:PATH`; a path on this machine, such as `./a:b`, has no ID."""
+    sandbox_id, colon, inside = path.partition(":")
+    return (sandbox_id, inside) if colon and "/" not in sandbox_id else ("", path)
 
 
 def _restore_ctrl_c() -> None:

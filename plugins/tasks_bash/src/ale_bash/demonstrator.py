@@ -47,7 +47,7 @@ def fit_to_tools(call: DemonstratorCall, tools: Sequence[ToolSpec]) -> Demonstra
         return call
     if call.name == "finish":
         return None
-    runs = [tool for tool in tools if "command" in _required(tool)]
+    runs = [tool for tool in tools if "command" in _required_arguments(tool)]
     if not runs:
         return call
     path = shlex.quote(call.arguments.get("path", ""))
@@ -56,14 +56,16 @@ def fit_to_tools(call: DemonstratorCall, tools: Sequence[ToolSpec]) -> Demonstra
         "read_file": f"cat {path}",
         "write_file": f"echo {shlex.quote(call.arguments.get('content', ''))} > {path}",
     }[call.name]
-    tool = min(runs, key=lambda tool: len(_required(tool)))
+    tool = min(runs, key=lambda tool: len(_required_arguments(tool)))
     others = {
-        name: _default_argument(tool.parameters["properties"][name]) for name in _required(tool) if name != "command"
+        name: _default_argument(tool.parameters["properties"][name])
+        for name in _required_arguments(tool)
+        if name != "command"
     }
     return DemonstratorCall(tool.name, {"command": command, **others})
 
 
-def _required(tool: ToolSpec) -> Sequence[str]:
+def _required_arguments(tool: ToolSpec) -> Sequence[str]:
     return tuple(tool.parameters.get("required") or ())
 
 

@@ -57,10 +57,10 @@ class QwenXML(Driver, ToolFormat):
 
     def write(self, content: str, calls: Sequence[ToolCall]) -> str:
         """See `ToolFormat.write`."""
-        return content + "".join(map(_written, calls))
+        return content + "".join(map(_write_call, calls))
 
 
-def _written(call: ToolCall) -> str:
+def _write_call(call: ToolCall) -> str:
     values = (
         f"<parameter={key}>\n{value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}\n"
         "</parameter>\n"

@@ -11,13 +11,13 @@ from pydantic import Field, WithJsonSchema
 from ale.messages import ChatReply, Message, ModelCall, Role, ToolCall
 from ale_endpoint.dialects.dialect import Dialect, Event, pieces
 from ale_endpoint.dialects.request_models import (
+    ApiRequest,
     Content,
     Function,
     NamedTool,
     Parameters,
     Positive,
     Refusal,
-    Request,
     Shape,
     Text,
     TextPart,
@@ -133,7 +133,7 @@ class NamedChoice(NamedTool):
     type: Literal["tool"]
 
 
-class MessagesRequest(Request):
+class MessagesRequest(ApiRequest):
     """What `AnthropicMessages.read` accepts."""
 
     messages: Annotated[

@@ -12,12 +12,12 @@ from pydantic import BeforeValidator, Field
 from ale.messages import ChatReply, Message, ModelCall, ToolCall, ToolSpec
 from ale_endpoint.dialects.dialect import Dialect, Event, pieces
 from ale_endpoint.dialects.request_models import (
+    ApiRequest,
     CalledFunction,
     ChoiceWord,
     Function,
     NamedTool,
     Positive,
-    Request,
     Shape,
     SpokenMessage,
     Text,
@@ -30,7 +30,7 @@ MOST_CHOICES = 32
 
 
 class ChatCall(Shape):
-    """A call that the policy made before."""
+    """A tool call in an earlier message of the assistant."""
 
     id: Text | None = None
     function: CalledFunction
@@ -65,13 +65,13 @@ class ChosenFunction(Shape):
 
 
 class StreamOptions(Shape):
-    """What a stream holds besides the answer."""
+    """Whether a stream ends with the token usage."""
 
     include_usage: Any = None
 
 
-class ChatRequest(Request):
-    """What `ChatCompletions.read` accepts."""
+class ChatRequest(ApiRequest):
+    """The body of `POST /v1/chat/completions`."""
 
     messages: list[ChatMessage] = Field(min_length=1)
     tools: list[ChatTool] | None = None
@@ -82,7 +82,7 @@ class ChatRequest(Request):
     n: Annotated[int, Field(ge=1, le=MOST_CHOICES), BeforeValidator(whole_number)] | None = None
     stream_options: StreamOptions | None = None
     logprobs: bool | None = None
-    functions: Any = None
+    functions: None = None
 
 
 class ChatCompletions(Dialect):
@@ -93,6 +93,8 @@ class ChatCompletions(Dialect):
     request = ChatRequest
 
     def read(self, body: Mapping[str, Any]) -> ModelCall:
+        if body.get("functions") is not None:
+            raise ValueError("'functions' is not known: this API has long had 'tools' for them; send these")
         asked = parse(ChatRequest, body)
         choice = asked.tool_choice
         return asked.to_call(
@@ -114,7 +116,7 @@ class ChatCompletions(Dialect):
                 message["content"] = None
             logprobs = {"content": token_logprobs(reply), "refusal": None} if call.logprobs else None
             choices.append({"index": i, "message": message, "finish_reason": reply.finish_reason, "logprobs": logprobs})
-        # The prompt is counted once, the answers together.
+        # Prompt tokens are counted once, completion tokens summed over the choices.
         prompt, sampled = replies[0].prompt_tokens, sum(reply.completion_tokens for reply in replies)
         return {
             "id": f"chatcmpl-{call_id}",

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ale.messages import ChatReply, ModelCall
-from ale_endpoint.dialects.request_models import Request
+from ale_endpoint.dialects.request_models import ApiRequest
 
 PIECE_CHARS = 64
 """How much text one event of a stream carries."""
@@ -42,7 +42,7 @@ class Dialect(ABC):
 
     path: ClassVar[str]
     """Where it is called, below the server's root."""
-    request: ClassVar[type[Request]]
+    request: ClassVar[type[ApiRequest]]
     """The model of its request."""
 
     @abstractmethod

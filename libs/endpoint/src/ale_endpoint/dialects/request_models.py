@@ -126,7 +126,7 @@ class NamedTool(Shape):
 
 
 class CalledFunction(Shape):
-    """A call that the policy made before."""
+    """A tool call in an earlier message of the assistant."""
 
     name: Text
     arguments: Any = None
@@ -138,7 +138,7 @@ class CalledFunction(Shape):
         return given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
 
 
-class Request(Shape):
+class ApiRequest(Shape):
     """What requests of all APIs hold."""
 
     model_config = ConfigDict(extra="allow")

@@ -14,13 +14,13 @@ from ale.messages import ChatReply, Message, ModelCall, ToolCall, ToolSpec
 from ale_endpoint.dialects.dialect import Dialect, Event, pieces
 from ale_endpoint.dialects.request_errors import NEEDED
 from ale_endpoint.dialects.request_models import (
+    ApiRequest,
     CalledFunction,
     ChoiceWord,
     Content,
     Function,
     NamedTool,
     Positive,
-    Request,
     Shape,
     SpokenMessage,
     Text,
@@ -97,7 +97,7 @@ Item = MessageItem | CallItem | OutputItem | ReasoningItem
 Items = Annotated[list[Item], Field(min_length=1, json_schema_extra=SAYS_SOMETHING)]
 
 
-class ResponsesRequest(Request):
+class ResponsesRequest(ApiRequest):
     """What `Responses.read` accepts. Choices that name no tool are of tools that the server would run."""
 
     input: Text | Items

@@ -81,7 +81,7 @@ def digest(body: Any) -> str:
 # --- the file
 
 
-def opened(path: str, flags: int) -> int:
+def open_regular_file(path: str, flags: int) -> int:
     """Open a regular file that is no link, since the other side may have put anything there. Raises `OSError`."""
     fd = os.open(path, flags, 0o666)
     if stat.S_ISREG(os.fstat(fd).st_mode):
@@ -111,7 +111,7 @@ def is_at(path: str, fd: int) -> bool:
 def append(path: str, lines: bytes, create: bool = True) -> None:
     """Add lines to the log, on a fresh one. Raises `OSError`."""
     while True:
-        fd = opened(path, WRITE | (os.O_CREAT if create else 0))
+        fd = open_regular_file(path, WRITE | (os.O_CREAT if create else 0))
         try:
             lock(fd)
             if not is_at(path, fd) or not os.fstat(fd).st_nlink:
@@ -162,24 +162,24 @@ class Log:
 
     def _open(self) -> bool:
         try:
-            self.fd = opened(self.path, READ)
+            self.fd = open_regular_file(self.path, READ)
         except FileNotFoundError:
             return False
         if self.inode not in (0, os.fstat(self.fd).st_ino):
             self.close()
-            self.fd = self._rotated()
+            self.fd = self._open_rotated()
         self.inode = os.fstat(self.fd).st_ino
         return True
 
-    def _rotated(self) -> int:
+    def _open_rotated(self) -> int:
         """The file that was read so far, under the name that it has now; else the new one, from its beginning."""
         folder, name = os.path.split(self.path)
         for entry in os.scandir(folder or "."):
             if entry.name.startswith(name) and entry.inode() == self.inode and entry.is_file(follow_symlinks=False):
-                return opened(entry.path, READ)
+                return open_regular_file(entry.path, READ)
         self.notes.append("The log was replaced, and the file before it is gone.")
         self.offset, self.head = 0, b""
-        return opened(self.path, READ)
+        return open_regular_file(self.path, READ)
 
     def _lines(self, limit: int) -> list[bytes]:
         size = os.fstat(self.fd).st_size

@@ -24,7 +24,7 @@ from ale_endpoint.relays.log import (
     digest,
     encode,
     lock,
-    opened,
+    open_regular_file,
     parse,
 )
 
@@ -66,19 +66,19 @@ class Requests:
             for line in lines:
                 record = parse(line)
                 if record is None:
-                    tell(f"A line that is no whole record is skipped: {line[:60]!r}.")
+                    print_notice(f"A line that is no whole record is skipped: {line[:60]!r}.")
                 elif record.kind == "end":
                     self.ended = True
                 elif record.kind == "request":
                     self.last = max(self.last, record.number)
                     self.asked[record.number] = (digest(record.body), record.meta.get("timestamp", 0))
                 elif record.number not in self.asked:
-                    tell(f"An answer to request {record.number}, which was not asked, is ignored.")
+                    print_notice(f"An answer to request {record.number}, which was not asked, is ignored.")
                 elif record.number not in self.answered:
                     self.answered.add(record.number)
                     self.answers[record.number] = record
             for note in self.log.notes:
-                tell(note)
+                print_notice(note)
             self.log.notes = []
             if not lines:
                 break
@@ -89,7 +89,7 @@ class Requests:
         `OSError`."""
         key = digest(body)
         with self.changed:
-            fd = opened(self.path + ".index", os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+            fd = open_regular_file(self.path + ".index", os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
             try:
                 lock(fd)
                 self.take()
@@ -141,7 +141,7 @@ class Requests:
                         append(self.path, b"")  # it was rotated, and the other side needs a file to write to
                     self.take()
                 except OSError as error:
-                    tell(f"The log cannot be read: {error}.")
+                    print_notice(f"The log cannot be read: {error}.")
             time.sleep(POLL_S)
 
     def watch(self, pid: int, started: str) -> None:
@@ -164,6 +164,6 @@ def start_of(pid: int) -> str:
     return "" if fields[0] in "ZX" else fields[19]
 
 
-def tell(sentence: str) -> None:
+def print_notice(sentence: str) -> None:
     """One line for a person."""
     print(f"files: {sentence}", file=sys.stderr, flush=True)

@@ -92,10 +92,10 @@ class Handler(BaseHTTPRequestHandler):
     def body(self) -> dict[str, Any]:
         """The request. Raises `Refused`."""
         if "chunked" in self.headers.get("transfer-encoding", "").lower():
-            raw = self.chunked()
+            raw = self.read_chunks()
         else:
             length = self.headers.get("content-length", "")
-            raw = self.rfile.read(self.sized(int(length) if length.isdigit() else 0))
+            raw = self.rfile.read(self.check_size(int(length) if length.isdigit() else 0))
         try:
             body = json.loads(raw)
         except (ValueError, RecursionError) as error:
@@ -104,14 +104,14 @@ class Handler(BaseHTTPRequestHandler):
             raise Refused(400, "invalid_request", "The request must be a JSON object.")
         return body
 
-    def sized(self, length: int) -> int:
-        """A length that may be read."""
+    def check_size(self, length: int) -> int:
+        """The length, if so much may be read. Raises `Refused`."""
         if length > MOST_BODY:
             self.close_connection = True
             raise Refused(413, "request_too_large", f"The request is larger than {MOST_BODY} bytes.")
         return length
 
-    def chunked(self) -> bytes:
+    def read_chunks(self) -> bytes:
         """A body that comes in pieces of stated size."""
         raw = b""
         while True:
@@ -120,7 +120,7 @@ class Handler(BaseHTTPRequestHandler):
             except ValueError:
                 self.close_connection = True
                 raise Refused(400, "invalid_request", "The request's pieces have no size.") from None
-            self.sized(len(raw) + size)
+            self.check_size(len(raw) + size)
             piece = self.rfile.read(size)
             self.rfile.readline(80)
             if not size:

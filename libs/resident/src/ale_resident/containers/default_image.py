@@ -207,7 +207,7 @@ def image_tar(python: bool) -> bytes:
             if python:
                 files |= _python_files()
             for library in libraries([file for file in files.values() if _is_program(file)]):
-                files[_merged(library)] = os.path.realpath(library)
+                files[_translate_path(library)] = os.path.realpath(library)
             written: dict[str, str] = {}
             for name, source in sorted(files.items()):
                 mode = 0o755 if os.access(source, os.X_OK) else 0o644
@@ -234,7 +234,7 @@ def _python_files() -> dict[str, str]:
     return files
 
 
-def _merged(path: str) -> str:
+def _translate_path(path: str) -> str:
     """Translate a path of this machine to the image, where /bin, /lib and others may be links into /usr."""
     first, _, rest = path.lstrip("/").partition("/")
     return f"{LINKS.get(first, first)}/{rest}"

@@ -51,7 +51,7 @@ from ale_resident.host.unix_socket import listener
 from ale_resident.network.gate import Gate
 from ale_resident.sandboxes.attach_client import AttachedSandbox, attach, attach_by_id
 from ale_resident.sandboxes.attach_server import AttachServer
-from ale_resident.sandboxes.running import Running
+from ale_resident.sandboxes.running_sandboxes import Running
 
 BUNDLE = ".bundle"
 """The bundle's folder, which lies beside those of sandboxes; their names never begin with a dot."""

@@ -24,7 +24,7 @@ MOST_BYTES = 1 << 26
 """The most bytes that an answer's pieces hold together, unless the request sets another limit."""
 
 
-class Call:
+class PendingCall:
     """A request that has not been answered yet."""
 
     def __init__(self, future: asyncio.Future[list[bytes]], kind: bytes, most_bytes: int) -> None:
@@ -43,7 +43,7 @@ class Channel(asyncio.Protocol):
     def __init__(self, sandbox_id: str) -> None:
         self.sandbox_id = sandbox_id
         self.inbox = bytearray()
-        self.calls: dict[int, Call] = {}
+        self.calls: dict[int, PendingCall] = {}
         self.relays: dict[int, Callable[[bytes, bytes], None]] = {}
         """For calls of attached processes (`attach_server.py`) and of shells: the function that gets the kind and the
         payload of each frame unchanged."""
@@ -191,7 +191,7 @@ class Channel(asyncio.Protocol):
         `most_bytes` together end the sandbox."""
         number = self.number()
         future: asyncio.Future[list[bytes]] = asyncio.get_running_loop().create_future()
-        self.calls[number] = call = Call(future, kind, most_bytes)
+        self.calls[number] = call = PendingCall(future, kind, most_bytes)
         self.journal.record_request(number, kind, fields)
         self.write(frame(number, kind, fields), is_work=call.is_work)
         return number, future

@@ -2,9 +2,9 @@
 
 1. A connection of the sandbox's relay begins with one line: `endpoint`, `connect HOST PORT` or `refused`. The gate
    checks the policy itself and trusts nothing that the sandbox claims.
-2. The host resolves names, and dials the very address that it checked. A name never leads to this machine, to a
+2. The host resolves names, and connects to the very address that it checked. A name never leads to this machine, to a
    link-local (metadata) address or to containers of this machine, and a pattern (`*.example.org`, `*`) only to public
-   addresses. An address that the user wrote into the policy is dialled as it is.
+   addresses. An address that the user wrote into the policy is connected to as it is.
 3. Whatever the gate or the relay refuses becomes a `Refusal`.
 """
 
@@ -177,7 +177,7 @@ class Gate:
     # --- the policy
 
     async def addresses(self, host: str, port: int) -> list[str]:
-        """Find the addresses that may be dialled for a host. Raises `PermissionError` with the reason if there are
+        """Find the addresses that may be connected to for a host. Raises `PermissionError` with the reason if there are
         none."""
         by_name, by_pattern = self._rule(host, port)
         literal = as_address(host)

@@ -24,7 +24,7 @@ def parents() -> dict[int, int]:
             except OSError:
                 continue
             try:
-                alive, parent, _ = described(os.read(fd, 512))
+                alive, parent, _ = parse_status(os.read(fd, 512))
                 if alive:
                     found[int(name)] = parent
             except (OSError, IndexError, ValueError):
@@ -34,7 +34,7 @@ def parents() -> dict[int, int]:
     return found
 
 
-def described(line: bytes) -> tuple[bool, int, bytes]:
+def parse_status(line: bytes) -> tuple[bool, int, bytes]:
     """Parse `/proc/PID/stat`: whether the process is alive, its parent and its start time. A process whose first thread
     has ended is still alive."""
     fields = line.rsplit(b")", 1)[1].split()
@@ -75,7 +75,7 @@ def begin_of(pid: int) -> bytes:
     """Return the start time of a live process; empty if there is none."""
     try:
         with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
-            alive, _, began = described(file.read(512))
+            alive, _, began = parse_status(file.read(512))
     except (OSError, IndexError, ValueError):
         return b""
     return began if alive else b""

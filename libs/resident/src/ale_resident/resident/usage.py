@@ -17,7 +17,7 @@ def in_memory() -> int:
             if kind.split()[0] == b"tmpfs" and root == b"/" and b"rw" in options.split(b",") and device not in seen:
                 seen.add(device)
                 try:
-                    found = os.statvfs(unescaped(place))
+                    found = os.statvfs(unescape(place))
                 except OSError:
                     continue  # hidden below another mount, or in a folder closed to this process
                 total += (found.f_blocks - found.f_bfree) * found.f_frsize
@@ -38,7 +38,7 @@ def network() -> tuple[int, int]:
     return came, went
 
 
-def unescaped(path: bytes) -> bytes:
+def unescape(path: bytes) -> bytes:
     r"""Unescape a path of the kernel's mount list, which writes a space as `\040`."""
     first, *rest = path.split(b"\\")
     return first + b"".join(bytes([int(part[:3], 8)]) + part[3:] for part in rest)

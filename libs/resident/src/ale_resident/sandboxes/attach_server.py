@@ -151,7 +151,7 @@ class Client:
                 self.fail(error.args[0], errno.EMSGSIZE, TOO_LONG)
                 continue
             if kind in (STATS, LOGS):
-                await self.tell(number, kind)
+                await self.send_stats_or_logs(number, kind)
             elif kind in FORBIDDEN:
                 self.fail(number, errno.EPERM, "only the process that owns the sandbox may ask for that")
             elif number in self.calls:
@@ -188,7 +188,7 @@ class Client:
         elif not self.writer.is_closing():
             self.writer.write(raw(number, kind, payload))
 
-    async def tell(self, number: int, kind: bytes) -> None:
+    async def send_stats_or_logs(self, number: int, kind: bytes) -> None:
         """Answer a request that the owner answers itself."""
         try:
             found = json.dumps(asdict(await self.sandbox.stats())) if kind == STATS else await self.sandbox.logs()

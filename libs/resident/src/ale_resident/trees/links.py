@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ale_resident.resident.trees.packing import MAX_DEPTH, Refused, quoted
+from ale_resident.resident.trees.packing import MAX_DEPTH, Refused, quote
 
 MAX_HOPS = 40
 """As many links as the kernel follows."""
@@ -37,7 +37,7 @@ def check_links(links: Mapping[bytes, bytes]) -> None:
                 del at[-1:]
             leads_out = hops > MAX_HOPS or len(at) > MAX_DEPTH or (target or b"").startswith(b"/")
         if leads_out:
-            where = quoted(links[name][:80])
-            raise Refused(f"the link {quoted(name)} leads out of the tree or in a circle (to {where})")
+            where = quote(links[name][:80])
+            raise Refused(f"the link {quote(name)} leads out of the tree or in a circle (to {where})")
         if steps > MAX_STEPS:
             raise Refused("the tree's links lead through one another too often")

@@ -26,7 +26,7 @@ from ale_resident.host.journal import printable
 from ale_resident.host.owner import remove_folder
 from ale_resident.host.threads import in_thread
 from ale_resident.resident.frames import CANCEL, DATA, DONE, FAILED, TREE, frame, unpack
-from ale_resident.resident.trees.packing import LINK, REFUSED, Reader, Refused, quoted
+from ale_resident.resident.trees.packing import LINK, REFUSED, Reader, Refused, quote
 from ale_resident.resident.trees.unpacking import Writer
 from ale_resident.trees.links import check_links
 
@@ -138,7 +138,7 @@ class TreeSource:
                 if kind == LINK:
                     self.links[name] = target
                 elif kind == REFUSED:
-                    what = f"{quoted(name)} in it is" if name else "it is"
+                    what = f"{quote(name)} in it is" if name else "it is"
                     raise Refused(f"{what} a {target.decode()}, which a tree must not hold")
         await in_thread(check_links, self.links)
         self.reader.close()
@@ -149,7 +149,7 @@ class TreeSource:
         fields, last = self.reader.piece()
         for kind, name, _, target in zip(*(fields[i::4] for i in range(4)), strict=True):
             if kind == REFUSED or (kind == LINK and self.links.get(name) != target):
-                raise Refused(f"{quoted(name)} was changed while the tree was read")
+                raise Refused(f"{quote(name)} was changed while the tree was read")
         return fields, last
 
     def close(self) -> None:

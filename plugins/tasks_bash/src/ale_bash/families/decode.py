@@ -22,7 +22,7 @@ from ale_bash.family import (
 DECODERS = {"rev": "rev {path}", "b64": "base64 -d {path}", "up": "tr A-Z a-z < {path}"}
 
 
-def _encoded(kind: str, word: str) -> str:
+def _encode(kind: str, word: str) -> str:
     if kind == "rev":
         return word[::-1]
     return base64.b64encode(word.encode()).decode() if kind == "b64" else word.upper()
@@ -36,7 +36,7 @@ def make_instance(rng: random.Random) -> Instance:
     text = rng.choice((f"Decode {path} into {out}.", f"The word in {path} is encoded. Write it plain to {out}."))
     solution = f"{DECODERS[kind].format(path=path)} > {out}"
     return Instance(
-        text, {path: _encoded(kind, word) + "\n"}, content_test(out, word), solution, {"path": path, "out": out}
+        text, {path: _encode(kind, word) + "\n"}, content_test(out, word), solution, {"path": path, "out": out}
     )
 
 

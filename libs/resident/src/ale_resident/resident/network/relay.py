@@ -84,7 +84,7 @@ class Relay:
 
     # --- connections
 
-    def dial(self, line: str) -> Socket:
+    def open_gate(self, line: str) -> Socket:
         """Connect to the gate and send the first line. Raises `OSError`."""
         sock = Socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
         sock.setblocking(False)
@@ -110,7 +110,7 @@ class Relay:
         try:
             if len(self.ends) >= 2 * MOST_CONNECTIONS:
                 raise OSError("too many connections")
-            gate = self.dial(f"connect {target[0]} {target[1]}\n")
+            gate = self.open_gate(f"connect {target[0]} {target[1]}\n")
         except OSError:
             reset(client)
             return
@@ -239,7 +239,7 @@ class Relay:
         self.reported_at, self.new = time.monotonic(), False
         try:
             if self.reports is None:
-                self.reports = self.dial("refused\n")
+                self.reports = self.open_gate("refused\n")
             while self.refused:
                 key = next(iter(self.refused))
                 self.reports.send(

@@ -60,7 +60,7 @@ class NetworkSockets:
 
     def __init__(self, plan: list[str]) -> None:
         self.listeners: list[tuple[Socket, Target | None]] = []
-        """(socket, target of its connections; None: the address that the program dialled)."""
+        """(socket, target of its connections; None: the address that the program connected to)."""
         self.resolvers: list[Socket] = []
         self.sniffers: list[Socket] = []
         hosts: list[Target] = []

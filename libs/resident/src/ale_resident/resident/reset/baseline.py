@@ -92,14 +92,14 @@ class Place:
             name = left.pop()
             path = self.full(name)
             seen = os.lstat(path)
-            found[name], room = self.seen(path, seen, room)
+            found[name], room = self.record_entry(path, seen, room)
             if stat.S_ISDIR(seen.st_mode) and (not name or path not in self.others):
                 left += [f"{name}/{entry}" if name else entry for entry in os.listdir(path)]
             if len(found) + len(left) > MOST_FILES:
                 raise OSError(EUCLEAN, f"{self.path} holds more than {MOST_FILES} files")
         return found
 
-    def seen(self, path: str, found: os.stat_result, room: int) -> tuple[Seen, int]:
+    def record_entry(self, path: str, found: os.stat_result, room: int) -> tuple[Seen, int]:
         """Record what must not change in one entry; also return how many bytes may still be remembered."""
         owner = (found.st_mode, found.st_uid, found.st_gid)
         if stat.S_ISDIR(found.st_mode):

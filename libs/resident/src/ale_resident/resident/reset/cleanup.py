@@ -203,7 +203,7 @@ def restore(place: Place, name: str) -> None:
     try:
         found = os.fstat(fd)
         mode, _, _, attributes, flags = place.entries[name]
-        now, _ = place.seen(f"/proc/self/fd/{fd}/.", found, 0)
+        now, _ = place.record_entry(f"/proc/self/fd/{fd}/.", found, 0)
 
         def change() -> None:
             if now[4] != flags:

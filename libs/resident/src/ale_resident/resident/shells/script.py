@@ -96,9 +96,9 @@ def setup(serial: int) -> bytes:
 
 def command(serial: int, last: int, folder: bytes, text: bytes) -> bytes:
     """Return what the shell reads for a command; `last` is the exit code of the previous one."""
-    return b"__ale_n=%d __ale_s=%d\n__ale_d=%s\n__ale_c=%s\n" % (serial, last, quoted(folder), quoted(text))
+    return b"__ale_n=%d __ale_s=%d\n__ale_d=%s\n__ale_c=%s\n" % (serial, last, quote(folder), quote(text))
 
 
-def quoted(text: bytes) -> bytes:
+def quote(text: bytes) -> bytes:
     """Quote bytes as a shell word."""
     return b"'" + text.replace(b"'", b"'\\''") + b"'"

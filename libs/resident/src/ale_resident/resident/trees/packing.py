@@ -39,7 +39,7 @@ class Refused(OSError):
         super().__init__(errno.EINVAL, reason)
 
 
-def quoted(name: bytes) -> str:
+def quote(name: bytes) -> str:
     """Quote a name of any bytes for a message."""
     return repr(name.decode("utf-8", "backslashreplace"))
 
@@ -50,9 +50,9 @@ def split_name(name: bytes) -> list[bytes]:
         return []
     parts = name.split(b"/")
     if b"" in parts or b"." in parts or b".." in parts or b"\0" in name:
-        raise Refused(f"{quoted(name)} is no path within a tree")
+        raise Refused(f"{quote(name)} is no path within a tree")
     if len(name) > MAX_NAME_BYTES or len(parts) > MAX_DEPTH:
-        raise Refused(f"{quoted(name[:80])}... is too long or lies too deep (over {MAX_DEPTH} folders)")
+        raise Refused(f"{quote(name[:80])}... is too long or lies too deep (over {MAX_DEPTH} folders)")
     return parts
 
 
@@ -60,7 +60,7 @@ def unreadable(name: bytes, error: OSError) -> OSError:
     """Add the entry's name to an error."""
     if isinstance(error, Refused):
         return error
-    return OSError(error.errno, f"{quoted(name)} cannot be read: {error.strerror}")
+    return OSError(error.errno, f"{quote(name)} cannot be read: {error.strerror}")
 
 
 def kind_of(mode: int) -> bytes:

@@ -24,7 +24,7 @@ from ale_resident.resident.trees.packing import (
     REFUSED,
     Refused,
     open_below,
-    quoted,
+    quote,
     split_name,
 )
 
@@ -48,11 +48,11 @@ class Entry:
     def __init__(self, kind: bytes, name: bytes, facts: bytes, target: bytes) -> None:
         numbers = facts.split(b" ")
         if len(numbers) != 4 or not all(n.removeprefix(b"-").isdigit() and len(n) < 20 for n in numbers):
-            raise Refused(f"{quoted(name[:80])} comes with facts that make no sense")
+            raise Refused(f"{quote(name[:80])} comes with facts that make no sense")
         self.mode, self.time_ns, self.size, self.owner = map(int, numbers)
         sane = 0 <= self.mode <= 0o7777 and self.size >= 0 and 0 <= self.owner < 1 << 16
         if not sane or not -(1 << 62) < self.time_ns < 1 << 62:
-            raise Refused(f"{quoted(name[:80])} comes with facts that make no sense")
+            raise Refused(f"{quote(name[:80])} comes with facts that make no sense")
         self.kind, self.name, self.target = kind, name, target
         parts = split_name(name)
         self.above, self.base = b"/".join(parts[:-1]), parts[-1] if parts else b""
@@ -121,7 +121,7 @@ class Writer:
         if self.entries > MAX_ENTRIES:
             raise Refused(f"the tree holds more than {MAX_ENTRIES} entries")
         if (self.entries == 1) == bool(entry.name):
-            raise Refused(f"{quoted(entry.name)} comes where the root of the tree belongs, or is a second one")
+            raise Refused(f"{quote(entry.name)} comes where the root of the tree belongs, or is a second one")
         if entry.kind == FOLDER:
             self.remember(entry)
             self.make_as_owner(entry, self.make_folder)
@@ -131,14 +131,14 @@ class Writer:
         elif entry.kind == LINK and entry.name and entry.target and b"\0" not in entry.target:
             self.remember(entry)
             if self.links.setdefault(entry.name, entry) is not entry:
-                raise Refused(f"{quoted(entry.name)} comes twice")
+                raise Refused(f"{quote(entry.name)} comes twice")
         elif entry.kind == PIPE and entry.name and self.whole:
             self.make_as_owner(entry, self.make_pipe)
         elif entry.kind == REFUSED:
             what = entry.target[:40].decode("ascii", "replace")
-            raise Refused(f"{quoted(entry.name)} is a {what!r}, which a tree must not hold")
+            raise Refused(f"{quote(entry.name)} is a {what!r}, which a tree must not hold")
         else:
-            raise Refused(f"{quoted(entry.name)} is of an unknown kind")
+            raise Refused(f"{quote(entry.name)} is of an unknown kind")
 
     def write(self, offset: bytes, data: bytes) -> None:
         """Write content into the open file."""
@@ -147,7 +147,7 @@ class Writer:
         entry, fd = self.file
         at = int(offset) if offset.isdigit() and len(offset) < 20 else -1
         if at < self.at or at + len(data) > entry.size:
-            raise Refused(f"{quoted(entry.name)} holds more than its record says")
+            raise Refused(f"{quote(entry.name)} holds more than its record says")
         if self.whole:
             self.count(len(data))
         self.at = at + len(data)
@@ -307,4 +307,4 @@ def unwritable(entry: Entry, error: OSError) -> OSError:
     if isinstance(error, Refused):
         return error
     why = "it comes twice" if error.errno == errno.EEXIST else error.strerror
-    return OSError(error.errno, f"{quoted(entry.name)} cannot be written: {why}")
+    return OSError(error.errno, f"{quote(entry.name)} cannot be written: {why}")

@@ -1,4 +1,5 @@
-"""The running sandboxes of a provider. Starting an id again returns the sandbox that runs under it."""
+"""The running sandboxes of a provider. Starting a spec whose id is in use returns the
+sandbox that has this id."""
 
 from __future__ import annotations
 
@@ -27,14 +28,14 @@ class Running(dict[str, S]):
             return await start()
         lock = self._starting.setdefault(spec.id, asyncio.Lock())
         async with lock:
-            there = self.get(spec.id)
-            if there is not None and (there.stopping is not None or there.channel.closed.is_set()):
-                await there.stop()
-                there = None
-            if there is None:
+            existing = self.get(spec.id)
+            if existing is not None and (existing.stopping is not None or existing.channel.closed.is_set()):
+                await existing.stop()
+                existing = None
+            if existing is None:
                 return await start()
-            if there.spec != spec:
+            if existing.spec != spec:
                 raise ConfigError(
                     f"A sandbox named {spec.id!r} runs already with another spec; stop it, or use another id."
                 )
-            return there
+            return existing

@@ -1,4 +1,4 @@
-"""The tests of each package use nothing that the package does not declare, so that they run where it is installed
+"""Each package, and its tests, use nothing that the package does not declare, so that both run where it is installed
 alone: `make test-alone` shows it from wheels."""
 
 from __future__ import annotations
@@ -12,9 +12,15 @@ from pathlib import Path
 
 import pytest
 from declared_packages import Package, closure, our_packages
+from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 TESTED = [package for package in our_packages().values() if package.tests.is_dir()]
+IF_INSTALLED = {
+    "ale-testing": {"numpy", "safetensors", "torch", "transformers"},  # to look at what an engine or a trainer wrote
+    "ale-plugin-openhands": {"openhands"},  # in the agent's own environment, where this file runs
+}
+"""What a package uses only where it is installed anyway."""
 
 
 @cache
@@ -44,3 +50,15 @@ def test_the_tests_of_a_package_import_what_it_declares(package: Package) -> Non
         if module not in own and not providers().get(module, set()) & declared
     }
     assert not undeclared, f"{package.name} declares these neither as dependencies nor in its extra `test`"
+
+
+@pytest.mark.parametrize("package", our_packages().values(), ids=lambda package: package.name)
+def test_a_package_declares_what_it_imports(package: Package) -> None:
+    declared = {canonicalize_name(Requirement(line).name) for line in package.requirements} | {package.name}
+    undeclared = {
+        f"{path.relative_to(package.folder)} imports {module}"
+        for path in (package.folder / "src").rglob("*.py")
+        for module in set(imported(path)) - sys.stdlib_module_names - IF_INSTALLED.get(package.name, set())
+        if not module.startswith("_") and not providers().get(module, set()) & declared
+    }
+    assert not undeclared
