@@ -14,9 +14,6 @@ def select_trusted(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
     return [t for t in trajectories if t.reward is not None and t.failure is None and t.rejected is None]
 
 
-trusted = select_trusted  # for `ale_ipa.experts`, until it uses the new name
-
-
 def reward_of(trajectory: Trajectory) -> float:
     """Return the reward of a scored trajectory."""
     assert trajectory.reward is not None
