@@ -117,7 +117,7 @@ async def test_an_agent_in_a_container_is_recorded_as_over_http(engine: str) -> 
     if not await asyncio.to_thread(answers, engine):
         pytest.skip(f"{engine} does not answer")
     async with provider_of(engine) as provider:
-        if not await provider.engine.has_image("ale-python:1"):
+        if not await provider.engine.find_image("ale-python:1"):
             await provider.build_image(python=True)
         async with await provider.start_sandbox(SandboxSpec(image="ale-python:1", network="none")) as box:
             same(await episode(box, PLAIN), await over_http())

@@ -27,7 +27,7 @@ def engine(request: pytest.FixtureRequest) -> str:
 
     async def build() -> None:
         async with provider_of(request.param) as provider:
-            if not await provider.engine.has_image(IMAGE):
+            if not await provider.engine.find_image(IMAGE):
                 await provider.build_image(python=True)
 
     asyncio.run(build())

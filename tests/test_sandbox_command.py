@@ -147,8 +147,18 @@ def test_images_are_made_without_a_registry(ale: Ale, provider: str) -> None:
             [sys.executable, "-c", VISITOR, provider, name], capture_output=True, text=True, check=False, timeout=120
         )
         assert ran.stdout == "42\n", ran.stderr
+        first = image_id(provider, name)
+        assert ale("image", "build", "--python", "--name", name).returncode == 0
+        assert image_id(provider, name) != first
+        assert image_id(provider, first) == "", "the image that had the name before is gone"
     finally:
         subprocess.run([provider, "rmi", "--force", name], capture_output=True, check=False)
+
+
+def image_id(engine: str, image: str) -> str:
+    """The id of an image; nothing if the engine does not have it."""
+    shown = [engine, "image", "inspect", "--format", "{{.Id}}", image]
+    return subprocess.run(shown, capture_output=True, text=True, check=False).stdout.strip()
 
 
 def test_exec_runs_a_command_as_if_it_ran_here(owner: tuple[subprocess.Popen[str], list[str]], ale: Ale) -> None:

@@ -41,7 +41,7 @@ async def make_image(provider: Any) -> str:
 
 async def runs(provider: Any) -> bool:
     """Whether there is an image with a Python, and not one that another version of this framework has left."""
-    if not await provider.engine.has_image(PYTHON_IMAGE):
+    if not await provider.engine.find_image(PYTHON_IMAGE):
         return False
     async with await provider.start_sandbox(SandboxSpec(image=PYTHON_IMAGE)) as box:
         done = await box.exec("python3 -c 'import ctypes, sys; print(\"%d.%d\" % sys.version_info[:2])'")

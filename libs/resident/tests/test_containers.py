@@ -200,7 +200,7 @@ async def test_unnamed_snapshots_go_with_their_provider_and_named_ones_stay(engi
         await box.exec("echo kept > note")
         unnamed, named = await box.snapshot(), await box.snapshot(f"test-{os.getpid()}")
     async with provider_of(engine) as other:
-        assert not await other.engine.has_image(unnamed)
+        assert not await other.engine.find_image(unnamed)
         try:
             async with await other.start_sandbox(SandboxSpec(from_snapshot=named)) as again:
                 assert await again.download("note") == b"kept\n"

@@ -83,7 +83,7 @@ async def test_bad_names_are_refused(provider: Any) -> None:
             with pytest.raises(ConfigError, match="cannot be named"):
                 await box.snapshot(name)
     await provider.remove_snapshot("ale-base:1")
-    assert await provider.engine.has_image("ale-base:1"), "it is no snapshot"
+    assert await provider.engine.find_image("ale-base:1"), "it is no snapshot"
 
 
 def test_a_process_is_known_by_its_start_too() -> None:

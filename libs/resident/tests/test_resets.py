@@ -54,7 +54,7 @@ async def as_root(engine: str) -> AsyncIterator[Any]:
     """A provider whose agents are root."""
     async with provider_of(engine, user="root") as started:
         await started.images.provide("ale-base:1")
-        if not await started.engine.has_image(SPEC.image):
+        if not await started.engine.find_image(SPEC.image):
             await started.build_image(python=True)
         yield started
 

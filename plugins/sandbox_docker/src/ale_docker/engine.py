@@ -128,14 +128,13 @@ class DockerEngine(Engine):
             if c["Names"] and c["State"] != "removing"
         ]
 
-    async def has_image(self, image: str) -> bool:
+    async def find_image(self, image: str) -> str | None:
         try:
-            await self.client.images.inspect(image)
+            return str((await self.client.images.inspect(image))["Id"])
         except aiodocker.DockerError as error:
             if error.status == GONE:
-                return False
+                return None
             raise SandboxError(f"Docker could not look for the image {image}: {error.message}") from error
-        return True
 
     async def pull(self, image: str) -> None:
         async with docker_errors(f"pull the image {image}"):

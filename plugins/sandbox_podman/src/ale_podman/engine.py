@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import podman
 import requests
-from podman.errors import APIError, PodmanError
+from podman.errors import APIError, ImageNotFound, PodmanError
 
 from ale.errors import ConfigError, SandboxError
 from ale.specs.sandbox_protocols import SandboxStats
@@ -209,8 +209,14 @@ class PodmanEngine(Engine):
 
         return await self._do("list containers", work)
 
-    async def has_image(self, image: str) -> bool:
-        return await self._do(f"look for the image {image}", lambda client: bool(client.images.exists(image)))
+    async def find_image(self, image: str) -> str | None:
+        def work(client: Any) -> str | None:
+            try:
+                return str(client.images.get(image).id)
+            except ImageNotFound:
+                return None
+
+        return await self._do(f"look for the image {image}", work)
 
     async def pull(self, image: str) -> None:
         await self._do(f"pull the image {image}", lambda client: client.images.pull(image))

@@ -88,8 +88,8 @@ class Engine(ABC):
         """List all containers with the label `LABEL`."""
 
     @abstractmethod
-    async def has_image(self, image: str) -> bool:
-        """Return whether the image is on this machine."""
+    async def find_image(self, image: str) -> str | None:
+        """Return the id of an image by its name; None if it is not on this machine."""
 
     @abstractmethod
     async def pull(self, image: str) -> None:

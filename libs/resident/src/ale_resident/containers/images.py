@@ -37,13 +37,16 @@ class Images:
 
     async def build(self, name: str | None, python: bool) -> str:
         """Make an image of this machine's programs. Without a name it is called `ale-base:1`, or `ale-python:1` if it
-        has a Python."""
+        has a Python. The image that had the name before is removed, unless a container uses it."""
         name = name or f"{PYTHON if python else BASE}:{TAG}"
+        replaced = await self.engine.find_image(name)
         await self.engine.import_image(name, await asyncio.to_thread(image_tar, python))
+        if replaced is not None and replaced != await self.engine.find_image(name):
+            await self.engine.remove_image(replaced)
         return name
 
     async def _get(self, image: str, snapshot: bool) -> None:
-        if await self.engine.has_image(image):
+        if await self.engine.find_image(image):
             return
         if image == DEFAULT_IMAGE:
             log.info("Making the image %s from this machine's programs.", image)
@@ -57,7 +60,7 @@ class Images:
         if self.pull:
             try:
                 await self.engine.pull(image)
-                if await self.engine.has_image(image):
+                if await self.engine.find_image(image):
                     return
                 raise SandboxError("the pull ended without an error, and the image is still missing.")
             except SandboxError as error:
