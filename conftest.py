@@ -17,6 +17,7 @@ import pytest
 KEY = "ale/skipped"
 SKIPPED = pytest.StashKey[set[str]]()
 """The tests that the last run skipped."""
+SKIPPED_FILES = pytest.StashKey[set[Path]]()
 # Tests run in parallel, and torch threads that wait for each other would only take time from other tests.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -31,7 +32,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """Register the plugin in the first process only; the processes of pytest-xdist report to it."""
     if config.getoption("--skipped"):
         assert config.cache is not None, "--skipped reads pytest's cache"
-        config.stash[SKIPPED] = set(config.cache.get(KEY, []))
+        config.stash[SKIPPED] = skipped = set(config.cache.get(KEY, []))
+        config.stash[SKIPPED_FILES] = {config.rootpath / name.partition("::")[0] for name in skipped}
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(Skipped(config), "ale-skipped")
 
@@ -67,7 +69,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     """Do not import files of which nothing was skipped."""
     if not config.getoption("--skipped") or collection_path.suffix != ".py":
         return None
-    return collection_path not in {config.rootpath / name.partition("::")[0] for name in config.stash[SKIPPED]} or None
+    return collection_path not in config.stash[SKIPPED_FILES] or None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

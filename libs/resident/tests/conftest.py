@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ale.specs.driver import Channel, DriverContext
-from ale_testing.sandbox_providers import answers, provider_of
+from ale_testing.sandbox_providers import must_answer, provider_of
 
 from .attached_client import spec_for
 
@@ -20,9 +20,7 @@ ENGINES = ("docker", "podman")
 @pytest.fixture(params=[pytest.param(name, marks=getattr(pytest.mark, name)) for name in ENGINES])
 def engine(request: pytest.FixtureRequest) -> str:
     """The name of each engine."""
-    if not answers(request.param):
-        pytest.skip(f"{request.param} does not answer")
-    return str(request.param)
+    return must_answer(request.param)
 
 
 @pytest.fixture
@@ -57,9 +55,7 @@ def provider_with_secrets(name: str) -> Any:
 )
 def use(request: pytest.FixtureRequest) -> str:
     """Each kind of provider that has a door."""
-    if request.param in ("docker", "podman") and not answers(request.param):
-        pytest.skip(f"{request.param} does not answer")
-    return str(request.param)
+    return must_answer(request.param) if request.param in ENGINES else str(request.param)
 
 
 @pytest.fixture

@@ -188,8 +188,8 @@ class PodmanEngine(Engine):
                 removed = await self._do(f"remove the container {name}", work)
                 break
             except SandboxError as error:
-                # The container has ended and is being removed already, unless the service itself is gone.
-                if isinstance(error.__cause__, requests.ConnectionError) or time.monotonic() > until:
+                # The service refuses while the container ends by itself; other errors will not go away.
+                if not isinstance(error.__cause__, APIError) or time.monotonic() > until:
                     raise
                 await asyncio.sleep(0.05)
         for container in removed:

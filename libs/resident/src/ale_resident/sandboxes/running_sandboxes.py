@@ -1,5 +1,4 @@
-"""The running sandboxes of a provider. Starting a spec whose id is in use returns the
-sandbox that has this id."""
+"""The running sandboxes of a provider. Starting a spec whose id is in use returns the sandbox that has it."""
 
 from __future__ import annotations
 
