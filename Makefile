@@ -8,15 +8,15 @@ TORCH_INDEX ?=
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-PACKAGES := core $(sort $(wildcard libs/* plugins/*))
+PACKAGES := core $(patsubst %/pyproject.toml,%,$(sort $(wildcard libs/*/pyproject.toml plugins/*/pyproject.toml)))
 # What is never imported need not be compiled; the rest is when it is first imported.
 PIP_INSTALL = $(BIN)/pip install --quiet --no-compile
-SOURCES := conftest.py core/src core/tests libs plugins tests benchmarks
+SOURCES := conftest.py core/src core/tests libs plugins tests benchmarks scripts
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # Images of containers often forbid byte code: each of the many processes would compile its modules again.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: help install quickstart test test-skipped test-alone lint format typecheck bench docs wheels clean
+.PHONY: help install engines quickstart test test-skipped test-alone lint format typecheck bench docs wheels clean
 .DEFAULT_GOAL := help
 
 help:  ## Show this list
@@ -24,7 +24,7 @@ help:  ## Show this list
 
 install: $(STAMP)  ## Create .venv and install ale-core, the default plugins and the tools
 
-$(STAMP): Makefile core/pyproject.toml $(wildcard libs/*/pyproject.toml plugins/*/pyproject.toml)
+$(STAMP): Makefile $(PACKAGES:=/pyproject.toml)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo "ALE needs Python 3.11 or newer (Debian 12: apt-get install python3); name another one with PYTHON=..."; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
@@ -37,10 +37,14 @@ $(STAMP): Makefile core/pyproject.toml $(wildcard libs/*/pyproject.toml plugins/
 	$(PIP_INSTALL) editables hatchling
 	$(PIP_INSTALL) --no-deps --no-build-isolation $(foreach p,$(PACKAGES),--editable ./$(p))
 	$(PIP_INSTALL) 'ale-core[all]' \
-	  anthropic build fastapi httpx hypothesis jsonschema mkdocs-material 'mkdocstrings[python]' mypy openai psutil \
-	  pytest 'pytest-asyncio>=0.24' pytest-timeout pytest-xdist ruff schemathesis tensorboard twine types-PyYAML
+	  anthropic build datasets fastapi gymnasium httpx hypothesis jsonschema mkdocs-material mypy openai psutil pyarrow \
+	  pytest 'pytest-asyncio>=0.24' pytest-timeout pytest-xdist ruff schemathesis tensorboard tomlkit twine types-PyYAML
 	$(PIP_INSTALL) --no-deps rl-rock==1.11.0
 	@touch $@
+
+engines: install  ## Install vLLM and SGLang for CPUs, each into an environment of its own outside .venv
+	@for server in vllm sglang; do \
+	  $(BIN)/ale engine install $$server --cpu $(if $(TORCH_INDEX),--torch-index $(TORCH_INDEX)) || exit; done
 
 quickstart: install  ## Train a tiny agent end to end (under 5 minutes on 2 cores)
 	$(BIN)/ale run examples/quickstart.yaml

@@ -1,8 +1,10 @@
-"""Measures the model endpoint with an engine that answers at once: in process, over HTTP, in a long conversation, idle.
+"""Measures the model endpoint with an engine that answers at once: in process, over HTTP, in a long conversation, idle;
+and forwarding to another server, beside LiteLLM's proxy and that server itself.
 
 The load comes from a separate process on this machine that writes HTTP/1.1 to sockets, so that it uses little CPU.
-`--litellm PYTHON` names an interpreter that has `litellm[proxy]`; without it, the comparison is left out. The proxy,
-like the endpoint one process, forwards to this endpoint, so its figures include a call of ours."""
+`--litellm PYTHON` names an interpreter that has `litellm[proxy]`; without it, the proxy is left out. Both forward from
+one process each, and all three are measured one after the other in each of `--rounds` rounds, so that what else runs on
+the machine hits all of them."""
 
 from __future__ import annotations
 
@@ -10,18 +12,15 @@ import argparse
 import asyncio
 import json
 import os
-import shutil
-import signal
-import socket
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
+
+from contenders import proxies
 
 from ale.messages import Message
 from ale.registry.hooks import Hooks
@@ -31,8 +30,10 @@ from ale.specs.driver import Driver, DriverContext, PluginConfig
 from ale.specs.engine import GenerateRequest, Generation, InferenceEngine, Sampling
 from ale_endpoint.session_server import SessionServer
 
-INSTALL = "python3 -m venv /tmp/litellm && /tmp/litellm/bin/pip install 'litellm[proxy]==1.81.10'"
 AT_ONCE, REQUESTS, TURNS, TURN_TOKENS = 256, 6000, 100, 600
+CLIENTS = (1, 16, 64)
+FORWARDED = {"direct": 6000, "litellm": 600, "ours": 3000}
+"""Requests of one measurement with many clients; with one client it is a third of them."""
 LOAD = r"""
 import asyncio, json, statistics, sys, time
 
@@ -59,7 +60,9 @@ async def main(host, port, path, model, keys, at_once, requests):
     began = time.perf_counter()
     await asyncio.gather(*(one(keys[i % len(keys)]) for i in range(at_once)))
     seconds = time.perf_counter() - began
-    print(json.dumps({"median_ms": statistics.median(times) * 1e3, "per_s": len(times) / seconds}))
+    p99 = statistics.quantiles(times, n=100)[98]
+    found = {"median_ms": statistics.median(times) * 1e3, "p99_ms": p99 * 1e3, "per_s": len(times) / seconds}
+    print(json.dumps(found))
 
 asyncio.run(main(**json.loads(sys.stdin.read())))
 """
@@ -133,7 +136,7 @@ async def long_conversation(endpoint: Sessions) -> list[float]:
         times.append((time.perf_counter() - began) * 1e3)
     assert len(session.recorder.sequences) == 1, "the conversation is one sequence"
     print(f"{'  tokens at its end':<58} {len(session.recorder.sequences[0].token_ids):>9}")
-    endpoint.close(session)
+    session.close()
     return times
 
 
@@ -142,40 +145,39 @@ def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-async def litellm(python: str, upstream: str, key: str, folder: Path, exits: AsyncExitStack) -> str:
-    """Start the proxy; return its URL once it answers."""
-    config = {
-        "model_list": [
-            {"model_name": "policy", "litellm_params": {"model": "openai/policy", "api_base": upstream, "api_key": key}}
-        ]
-    }
-    (folder / "config.yaml").write_text(json.dumps(config))
-    env = {**os.environ, "LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_MODE": "PRODUCTION", "LITELLM_LOG": "ERROR"}
-    program = Path(python).parent / "litellm"
-    if not program.exists():
-        raise SystemExit(f"There is no litellm beside {python}. Install it, and name that interpreter: {INSTALL}")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [program, "--config", folder / "config.yaml", "--port", str(port), "--host", "127.0.0.1"]
-    with (folder / "log").open("wb") as log:
-        process = await asyncio.to_thread(
-            subprocess.Popen, command, stdout=log, stderr=log, env=env, start_new_session=True
-        )
+async def forwarding(litellm: str | None, rounds: int) -> None:
+    """Print throughput and latency of another server, asked directly, through LiteLLM's proxy and through ours."""
+    found: dict[tuple[str, int], list[dict[str, float]]] = {}
+    async with AsyncExitStack() as exits:
+        folder = Path(exits.enter_context(tempfile.TemporaryDirectory(prefix="ale-bench-endpoint-")))
+        direct = await exits.enter_async_context(proxies.upstream())
+        urls = {"direct": direct}
+        if litellm is None:
+            print(f"litellm is left out; to compare with it: {proxies.INSTALL}; then --litellm /tmp/litellm/bin/python")
+        else:
+            urls["litellm"] = await exits.enter_async_context(proxies.litellm(litellm, direct, folder))
+        urls["ours"] = await exits.enter_async_context(proxies.ale(direct, folder))
+        for url in urls.values():
+            await load(url, ["none"], 8, 100)
+        for _ in range(rounds):
+            for clients in CLIENTS:
+                for who, url in urls.items():
+                    requests = FORWARDED[who] // (3 if clients == 1 else 1)
+                    found.setdefault((who, clients), []).append(await load(url, ["none"], clients, requests))
+    for (who, clients), measured in sorted(found.items(), key=lambda item: item[0][1]):
+        rates, lates, medians = ([each[what] for each in measured] for what in ("per_s", "p99_ms", "median_ms"))
+        print(f"forwarding, {clients:>2} clients, {who:<8} {spread(rates):>24} requests/s", end="")
+        print(f"   median {spread(medians)} ms   p99 {spread(lates)} ms", flush=True)
+    for clients in CLIENTS if litellm is not None else ():
+        pairs = list(zip(found["ours", clients], found["litellm", clients], strict=True))
+        more = [ours["per_s"] / theirs["per_s"] for ours, theirs in pairs]
+        late = [ours["p99_ms"] / theirs["p99_ms"] for ours, theirs in pairs]
+        print(f"{clients:>2} clients: {spread(more)} times litellm's throughput, {spread(late)} of its p99")
 
-    def end() -> None:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
 
-    exits.callback(end)
-    for _ in range(600):
-        assert process.poll() is None, (folder / "log").read_text()[-2000:]
-        try:
-            await asyncio.to_thread(urllib.request.urlopen, f"http://127.0.0.1:{port}/health/liveliness", None, 2)
-            return f"http://127.0.0.1:{port}/v1"
-        except OSError:
-            await asyncio.sleep(0.2)
-    raise SystemExit("litellm does not answer: " + (folder / "log").read_text()[-2000:])
+def spread(values: list[float]) -> str:
+    """The median, and from where to where the values go."""
+    return f"{statistics.median(values):.3g} ({min(values):.3g}-{max(values):.3g})"
 
 
 def print_row(what: str, value: float, unit: str) -> None:
@@ -187,7 +189,16 @@ async def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--litellm", metavar="PYTHON", help="an interpreter that has litellm[proxy]")
+    parser.add_argument("--rounds", type=int, default=3, help="how often forwarding is measured")
+    parser.add_argument("--only-forwarding", action="store_true", help="leave out the rest")
     options: Any = parser.parse_args()
+    if not options.only_forwarding:
+        await sessions()
+    await forwarding(options.litellm, options.rounds)
+
+
+async def sessions() -> None:
+    """Print what a call of a session costs."""
     endpoint = Sessions(TOKENIZER, Instant(PluginConfig(), DriverContext()), Hooks())
     async with AsyncExitStack() as exits:
         print_row("a call in process, median", await in_process(endpoint), "ms")
@@ -203,26 +214,9 @@ async def main() -> None:
         before = resident_bytes()
         many = [open_session(endpoint, f"idle{i}") for i in range(5000)]
         print_row("memory of an idle session", (resident_bytes() - before) / len(many) / 1024, "KiB")
-        folder = Path(tempfile.mkdtemp(prefix="ale-bench-endpoint-"))
-        exits.callback(shutil.rmtree, folder, True)
-        proxy = None
-        if options.litellm is None:
-            print(f"litellm is left out; to compare with it: {INSTALL}; then --litellm /tmp/litellm/bin/python")
-        else:
-            proxy = await litellm(options.litellm, url, keys[0], folder, exits)
-            await load(proxy, [keys[0]], 8, 100)
-            theirs = await load(proxy, [keys[0]], 1, 200)
-            print_row("  a call through litellm, one at a time, median", theirs["median_ms"], "ms")
-        ratios = []
         for _ in range(3):
             ours = await load(url, keys, AT_ONCE, REQUESTS)
             print_row(f"over HTTP, {AT_ONCE} sessions at once", ours["per_s"], "requests/s")
-            if proxy is not None:
-                theirs = await load(proxy, [keys[0]], AT_ONCE, REQUESTS // 10)
-                print_row("  the same through litellm", theirs["per_s"], "requests/s")
-                ratios.append(ours["per_s"] / theirs["per_s"])
-        if ratios:
-            print(f"times litellm's throughput: {statistics.median(ratios):.1f} ({min(ratios):.1f}-{max(ratios):.1f})")
 
 
 if __name__ == "__main__":

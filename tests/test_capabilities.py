@@ -81,6 +81,48 @@ def refusals(run: RunConfig, *, train: bool = True) -> list[str]:
     return []
 
 
+NEEDY_TASKS = """
+from ale.specs.driver import Driver
+from ale.specs.tasks import TaskSource
+class Picky(Driver, TaskSource):
+    api_version = ">=1.0,<1.2"
+    @classmethod
+    def needs(cls, config): return {"sandbox": ["far.migrate"]}
+    def tasks(self, split): return ()
+"""
+
+
+@pytest.mark.parametrize(
+    ("picky", "bash", "rules", "blamed"),
+    [
+        ("", "", "[{when: picky, use: forking}, local]", []),
+        ("", "", "[{when: bash, use: local}, forking]", []),
+        ("", "", "[{when: '!picky', use: local}, forking]", []),
+        ("", "", "[{when: '!bash', use: forking}, local]", []),
+        ("", "tags: [heavy]", "[{when: heavy, use: local}, forking]", []),
+        ("tags: [heavy]", "tags: [heavy]", "[{when: heavy, use: local}, forking]", [0]),
+        ("", "", "[{when: easy, use: local}, forking]", [0]),
+        ("", "", "[{when: [easy, bash], use: local}, forking]", []),
+        ("", "", "[{when: [easy, picky], use: forking}, local]", [1]),
+        ("", "", "[{when: picky, use: forking}, {when: picky, use: local}, local]", [1]),
+        ("", "", "[forking, local]", [1]),
+    ],
+)
+def test_a_sources_needs_in_a_mix_concern_the_rules_that_its_tasks_can_reach(
+    tmp_path: Path, install: Install, picky: str, bash: str, rules: str, blamed: list[int]
+) -> None:
+    install("far-picky", NEEDY_TASKS, kind="tasks", name="picky", target="far_picky:Picky")
+    install("far-forking", PROVIDER, kind="sandbox", name="forking", target="far_forking:Forking", manifest=FORKING)
+    mix = f"tasks={{mix: [{{use: picky, {picky}}}, {{use: bash, {bash}}}]}}"
+    run = run_with(tmp_path, mix, f"sandbox={{select: {rules}}}", "sft=null")
+    lacking = [line for line in refusals(run, train=False) if "the tasks plugin 'picky' needs" in line]
+    assert [line.partition(":")[0] for line in lacking] == [f"sandbox.select.{number}" for number in blamed]
+    driver = load_driver_class("sandbox", "local")(PluginConfig(), DriverContext())
+    for number, rule in enumerate(run.sandbox.rules):
+        if rule.use == "local" and number not in blamed:
+            check_started(run, f"sandbox.select.{number}", "sandbox", driver)
+
+
 def test_limits_are_needed_where_the_file_asks_for_them(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     file.write_text(
@@ -165,7 +207,8 @@ def test_what_a_plugin_needs_of_another_is_refused_and_a_plugin_that_has_it_is_n
             [
                 "engine: rl needs an engine with 'real_tokens'",
                 "engine: 'scripted' takes new weights by no transport, and the trainer plugin 'torch' publishes them "
-                "by 'memory' or 'folder'; use an engine and a trainer that have a transport in common.",
+                "by 'memory' or 'ipc' or 'nccl' or 'folder' or 'gloo'; use an engine and a trainer that have a "
+                "transport in common.",
             ],
         ),
     ],
@@ -246,6 +289,8 @@ def test_an_expert_that_comes_from_nowhere_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is no run folder"):
         preflight(run_with(tmp_path, f"algorithm={{use: ipa, experts: {{data: [{tmp_path}]}}}}"))
     experts = "algorithm={use: ipa, experts: {}}"
+    for name in ("config.json", "tokenizer.json", "chat_template.jinja", "model.safetensors"):
+        (tmp_path / name).write_text("{}")
     with pytest.raises(ConfigError, match="the run makes no demonstrations"):
         preflight(run_with(tmp_path, experts, "sft=null", "model.scratch=null", f"model.path={tmp_path}"))
     with pytest.raises(ConfigError, match=r"rl\.resample_even_groups takes away the groups"):

@@ -206,6 +206,13 @@ def test_a_plugin_that_breaks_on_import_breaks_only_the_run_that_names_it(run_fi
     assert "error: reward: the reward plugin 'fixed' of far_away 1.0 cannot be imported: SystemExit: 9." in done.stderr
 
 
+def test_a_package_without_a_summary_is_listed_whoever_reads_metadata(tmp_path: Path) -> None:
+    import importlib_metadata  # noqa: F401  # it takes the place of Python's own reader, for the whole process
+
+    write_package(tmp_path, "far_away", "x = 1", "ale.reward", "fixed", "far_away:Fixed")
+    assert "far_away" in ale("plugins", "list", path=tmp_path).stdout
+
+
 def test_a_package_may_add_commands(tmp_path: Path) -> None:
     source = "def greet(name: str) -> None:\n    \"Say hello.\"\n    print('hello', name)\n"
     write_package(tmp_path, "greeter", source, "ale.commands", "greet", "greeter:greet")
@@ -236,11 +243,13 @@ def test_an_evaluation_says_which_policy_it_took(
     (tmp_path / "config.yaml").write_text("tasks: bash\nengine: {use: scripted, random: true}\nrl: {steps: 4}\n")
     taken = []
 
-    async def run(loaded: LoadedConfig, progress: Any) -> None:
+    async def run(loaded: LoadedConfig, progress: Any, folder: Path | None) -> None:
         taken.append(loaded.run.model.path)
+        assert loaded.run.eval is not None
+        assert loaded.run.eval.label == f"policy at step 3 of {tmp_path.name}"  # type: ignore[attr-defined]
 
     monkeypatch.setattr(eval_command, "run_pipeline", run)
     monkeypatch.setattr(eval_command, "print_result", lambda result: None)
-    eval_command.evaluate(tmp_path, None, None, [])
+    eval_command.evaluate(tmp_path, None)
     assert taken == [tmp_path / "checkpoints/step_3"]
     assert f"The policy is {taken[0]}." in capsys.readouterr().err

@@ -128,6 +128,34 @@ def test_a_lost_engine_is_a_failure_however_its_agent_ends(run_file: Path, tmp_p
         assert "the engine is lost" in t.failure.message
 
 
+REFUSED = """python3 -c 'import json, os, urllib.request as u
+picture = [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}]
+for content in (os.environ["ALE_TASK"], picture):
+    body = json.dumps({"messages": [{"role": "user", "content": content}]}).encode()
+    headers = {"authorization": "Bearer " + os.environ["ALE_API_KEY"]}
+    u.urlopen(u.Request(os.environ["ALE_BASE_URL"] + "/chat/completions", body, headers)).read()'"""
+
+
+def test_an_episode_that_a_refused_picture_ended_is_a_failure_and_no_zero(run_file: Path, tmp_path: Path) -> None:
+    for pictures, ended in (("refuse", "failure"), ("leave_out", "finish")):
+        scaffold = {"use": "cli", "command": REFUSED, "pictures": pictures}
+        (tmp_path / "policy.py").write_text("def answer(asked):\n    return 'plum'\n")
+        run = {**yaml.safe_load(run_file.read_text()), "scaffold": scaffold}
+        run_file.write_text(yaml.safe_dump(run))
+        done = ale("run", run_file, "rollout.max_resamples=0", "--only", "rollout", "--out", tmp_path / pictures)
+        with RunStore.open(tmp_path / pictures) as store:
+            made = list(store.trajectories())
+        assert [t.ended_by for t in made] == [ended] * 4, done.stderr
+        if pictures == "leave_out":
+            assert [(t.failure, t.passed) for t in made] == [(None, False)] * 4
+            continue
+        for t in made:
+            assert t.reward is None
+            assert t.failure is not None
+            assert (t.failure.kind, t.failure.retryable) == ("agent", False)
+            assert "only text is supported" in t.failure.message
+
+
 def test_a_spent_budget_ends_an_episode_and_what_is_there_is_scored(run_file: Path, tmp_path: Path) -> None:
     done = ale("run", run_file, "rollout.max_calls=1", "--only", "rollout", "--out", tmp_path / "run")
     assert done.returncode == 0, done.stderr

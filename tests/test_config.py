@@ -13,7 +13,7 @@ from run_files import MINIMAL, Load, mistakes, quick
 from ale.config.run import RunConfig
 from ale.config.yaml_text import dump_yaml
 from ale.errors import ConfigError
-from ale.registry.validation import describe_keys
+from ale_config_tools import describe_keys
 
 # -- what holds ------------------------------------------------------------------------------------------------
 
@@ -167,7 +167,7 @@ def test_any_text_survives_being_written_and_read_again(load: Load, text: str) -
         ),
         (["sandbox.isolaton=none"], "sandbox.isolaton: there is no such key. Did you mean 'isolation'?"),
         (["sandbox=3"], "sandbox: must be the name of a sandbox plugin, or a mapping with 'use' (it is 3)."),
-        (["sandbox=null"], "sandbox: must be the name of a sandbox plugin, or a mapping with 'use' (it is None)."),
+        (["reward=null"], "reward: must be the name of a reward plugin, or a mapping with 'use' (it is None)."),
         (
             ["sandbox={}"],
             "sandbox.use: this key is missing; it says which sandbox plugin. Installed: docker, local, podman.",

@@ -35,7 +35,7 @@ CRASHES = {
     "a reward that gives a number": (
         "reward",
         REWARD + "return 0.5",
-        "The reward plugin must answer with an ale.trajectory.Score of a finite value, not 0.5.",
+        "The reward plugin must answer with an ale.trajectory.Score, not 0.5.",
     ),
     "a scaffold that says nothing": (
         "scaffold",
@@ -78,6 +78,39 @@ def test_a_plugin_that_crashes_is_a_sentence(what: str, tmp_path: Path) -> None:
     assert sentence in done.stderr
     assert "Traceback" not in done.stderr
     assert json.loads((tmp_path / "out" / "summary.json").read_text())["status"] == "failed"
+
+
+BLOCKING = (
+    "from ale_tests import TestsReward\nclass Fixed(TestsReward):\n    def score(self, task, sandbox, trajectory): "
+)
+MISFIT = "from ale_tests import TestsReward\nclass Fixed(TestsReward):\n    async def score(self, task): "
+
+
+@pytest.mark.parametrize(
+    ("source", "sentence"),
+    [
+        (BLOCKING, "Fixed.score must be `async def`, as in the contract."),
+        (MISFIT, "Fixed.score must take the contract's arguments, (self, task: 'Task', sandbox: 'GradedSandbox'"),
+    ],
+)
+def test_a_reward_that_cannot_be_called_as_the_contract_says_refuses_the_run(
+    source: str, sentence: str, tmp_path: Path
+) -> None:
+    write_package(tmp_path, "far-away", source + "return None", kind="reward")
+    done = run_with(tmp_path, "reward", ["Done."])
+    assert done.returncode == 2
+    assert sentence in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_reward_that_gives_its_coroutine_away_fails_its_episodes(tmp_path: Path) -> None:
+    lazy = "async def later():\n    return 1\n" + REWARD + "return later()"
+    write_package(tmp_path, "far-away", lazy, kind="reward")
+    done = run_with(tmp_path, "reward", ["Done."], "--only", "rollout")
+    assert done.returncode == 1
+    assert "The reward plugin must answer with an ale.trajectory.Score" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_rollouts_that_all_failed_are_no_success(tmp_path: Path) -> None:

@@ -69,8 +69,28 @@ def test_a_model_folder_is_one_that_transformers_loads(finished: Path) -> None:
 def test_eval_needs_only_the_run_folder(finished: Path) -> None:
     done = ale("eval", finished, "--episodes", "3", f"run_dir={finished.parent / 'evals'}")
     summary = summary_of(done)
-    assert [v["episodes"] for v in summary["heldout"].values()] == [3]
+    (result,) = summary["heldout"].items()
+    assert result[0] == "final policy of run"
+    assert result[1]["episodes"] == 3
     assert "held-out success" in done.stdout
+    assert "final policy of run: 0." in done.stdout
+
+
+def test_eval_takes_the_number_of_runs_of_a_task_and_the_sets_from_the_command_line(finished: Path) -> None:
+    sets = "eval.sets={find: {tags: count, temperature: 0.5, episodes: 2}, all: {max_tokens: 4}, other: {}}"
+    counts = ("--n", "2", "--episodes", "4", "--set", "find", "--set", "all")
+    done = ale("eval", finished, sets, *counts, f"run_dir={finished.parent / 'evals'}")
+    (result,) = summary_of(done)["heldout"].values()
+    assert list(result["sets"]) == ["find", "all"]
+    assert [(of["episodes"], of["tasks"]) for of in result["sets"].values()] == [(4, 2), (4, 2)]
+    assert all(
+        {"pass@1", "pass@2", "pass^2", "avg@2", "success_low", "branches"} <= set(of) for of in result["sets"].values()
+    )
+    with RunStore.open(Path(done.stdout.splitlines()[-1]).parent) as store:
+        short = list(store.trajectories("stage = 'eval.all'"))
+        assert {t.tags[0] for t in store.trajectories("stage = 'eval.find'")} == {"count"}
+        assert set(store.stages()) == {"eval", "eval.find", "eval.all"}
+    assert max(len(chunk) for t in short for chunk in t.chunks) <= 4
 
 
 def test_the_halves_of_the_loop_fit_together(finished: Path, tmp_path: Path) -> None:
@@ -83,6 +103,10 @@ def test_the_halves_of_the_loop_fit_together(finished: Path, tmp_path: Path) -> 
     trained = summary_of(ale("run", file, "--only", "train", "--from", dump, "--out", tmp_path / "trained"))
     assert trained["final_policy_version"] == 2
     assert set(trained["heldout"]) == {"before_rl", "after_rl"}
+    short = ("rl.steps=1", "eval=null", "--out", tmp_path / "short")
+    assert summary_of(ale("run", file, "--only", "train", "--from", dump, *short))["heldout"] == {}
+    with RunStore.open(tmp_path / "short") as store:
+        assert [step for step, _ in store.metrics("rl")["updates"]] == [1], "rl.steps counts for a dump too"
     with RunStore.open(tmp_path / "trained") as store:
         metrics = store.metrics("rl")
     (_, first), (_, second) = metrics["ratio"]

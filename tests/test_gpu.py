@@ -21,5 +21,5 @@ def test_engine_and_trainer_agree_on_a_gpu(tmp_path: Path) -> None:
     assert summary["status"] == "completed"
     with RunStore.open(tmp_path / "run") as store:
         metrics = store.metrics("rl")
-    assert all(gap < 1e-3 for _, gap in metrics["engine_gap"])
+    assert all(gap < 1e-3 for _, gap in metrics["mismatch_mean"])
     assert all(share == 0 for _, share in metrics["masked"])

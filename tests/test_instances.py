@@ -39,6 +39,7 @@ ALL = {
     "trivial": made("trivial", command="true"),
     "flaky": made("flaky", command="test $(od -An -N1 -tu1 /dev/urandom) -lt 128"),
     "untestable": made("untestable", command="no_such_program_x"),
+    "untested": Task(id="untested", instruction="Say it.", solution="echo 1 > done"),
     "peeking": made("peeking", "test -f done && grep -q HIDDEN $ALE_TESTS/secret",
         "find . /tmp -xdev -type f -exec grep -ls HIDDEN {} + | grep -q . && echo 1 > done; true",
         {"secret": "HIDDEN"}),
@@ -118,12 +119,37 @@ def test_unfit_tasks_are_found_without_a_model(run_file: Path, tmp_path: Path) -
     assert reasons["flaky"].startswith("the verdict changes on")
     assert "no_such_program_x" in reasons["untestable"]
     assert reasons["peeking"] == "its reference solution does not pass", "tests are there only when it is scored"
-    assert found["easy"]["checks"] == {"untouched": [False] * 8, "solution": [True] * 8, "problem": ""}
+    assert found["easy"]["checks"] == {
+        "untouched": [False] * 8,
+        "solution": [True] * 8,
+        "problem": "",
+        "not_scored": "",
+    }
     assert found["unsolved"]["checks"]["solution"] is None
     assert "2 of 7 tasks are kept." in done.stdout
     fine = ale("tasks", "check", run_file, "tasks.only=[easy,medium]", "--repeats", "1", "--json")
     assert fine.returncode == 0, fine.stderr
     assert [one["kept"] for one in json.loads(fine.stdout)["instances"]] == [True, True]
+
+
+def test_a_reward_of_what_an_agent_says_is_not_asked_about_tasks_that_nobody_played(
+    run_file: Path, tmp_path: Path
+) -> None:
+    called = tmp_path / "called"
+    function = tmp_path / "reward.py"
+    function.write_text(f"def score(completion):\n    open({str(called)!r}, 'a').close()\n    return 1\n")
+    reward = f"reward={{use: python, path: {function}, function: score}}"
+    done = ale("tasks", "check", run_file, "tasks.only=[easy,broken]", reward, "--json")
+    assert done.returncode == 0, done.stderr
+    for one in json.loads(done.stdout)["instances"]:
+        assert one["kept"]
+        assert one["checks"]["untouched"] == []
+        assert one["checks"]["not_scored"].startswith("it was read, but not scored")
+    assert not called.exists()
+    mixed = ale("tasks", "check", run_file, "tasks.only=[easy,untested]", "--repeats", "1")
+    assert mixed.returncode == 0, mixed.stderr
+    assert "1 of them were read but not scored" in mixed.stdout
+    assert "2 of 2 tasks are kept" in mixed.stdout
 
 
 def test_tasks_are_selected_by_pass_rate_and_then_trained_on(run_file: Path, tmp_path: Path) -> None:

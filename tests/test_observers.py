@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from ale_command import REPOSITORY, SCRIPTED, TINY, ale, ale_in_a_process, summary_of
 
+from ale import run
 from ale.specs.events import HookSpecs
 from ale.store.run_store import RunStore
 from ale_testing.fake_packages import Install
@@ -66,6 +67,9 @@ class Witness(Observer):
     @hookimpl
     def ale_batch_ready(self, step, batch):
         self.write("ale_batch_ready", step=step, tokens=len(batch.token_ids))
+    @hookimpl
+    def ale_add_metrics(self, stage, step, trajectories, metrics):
+        self.write("ale_add_metrics", stage=stage, step=step, trajectories=[t.id for t in trajectories])
     @hookimpl
     def ale_step_finished(self, stage, step, metrics):
         self.write("ale_step_finished", stage=stage, step=step, metrics=len(metrics))
@@ -284,16 +288,13 @@ def test_the_audit_log_holds_every_command_and_every_model_call_of_the_run(run_f
 
 
 def test_the_mixed_example_runs_and_counts_success_by_what_was_selected(tmp_path: Path) -> None:
-    done = ale("run", REPOSITORY / "examples" / "mixed.yaml", f"run_dir={tmp_path}")
-    summary_of(done)
-    folder = Path(done.stdout.splitlines()[-1]).parent
-    with RunStore.open(folder) as store:
-        made = [(t.tags, dict(t.made_with)) for t in store.trajectories()]
-        metrics = set(store.metrics("eval"))
+    result = run(REPOSITORY / "examples" / "mixed.yaml", f"run_dir={tmp_path}", quiet=True)
+    made = [(t.tags, dict(t.made_with)) for t in result.trajectories()]
+    metrics = {m.name for m in result.metrics("eval")}
     assert len(made) == 16
     for tags, choice in made:
         assert choice["sandbox"] == ("local.0" if "hand-written" in tags else "local.1")
     assert sum("hand-written" in tags for tags, _ in made) == 4, "one of four by weight"
     assert {choice["scaffold"] for _, choice in made} == {"iflow.0", "iflow.1"}
     assert {"success/sandbox:local.0", "success/scaffold:iflow.1"} <= metrics
-    assert (folder / "audit.jsonl").is_file()
+    assert (result.folder / "audit.jsonl").is_file()

@@ -12,13 +12,15 @@ from ale.config.run import RunConfig
 from ale.errors import AleError, ConfigError, PluginError
 from ale.registry import package_field
 from ale.registry.package_field import GROUP
-from ale.registry.validation import describe_keys, validate
+from ale.registry.validation import validate
+from ale_config_tools import describe_keys
 
 MINIMAL = {"tasks": "bash", "engine": {"use": "scripted", "answers": ["hi"]}, "trainer": None}
 SECTIONS: dict[str, tuple[dict[str, Any], str]] = {
     "cpt": ({"cpt": {"stages": []}}, "ale-supervised"),
     "sft": ({"sft": {}}, "ale-supervised"),
     "rl": ({"rl": {}}, "ale-rl"),
+    "eval": ({"eval": {"episodes": 1}}, "ale-evaluation"),
     "pool": ({"pool": {"warm": 1}}, "ale-sandbox-pool"),
     "model.scratch": ({"model": {"scratch": {"layers": 2}}}, "ale-tiny-models"),
 }
@@ -45,7 +47,7 @@ def test_without_any_of_these_packages_a_run_without_their_sections_is_as_good_a
 ) -> None:
     installed(monkeypatch)
     run = validate(RunConfig, {**MINIMAL, "sft": None, "cpt": None})
-    assert (run.stages, run.trains, run.pool) == ({}, False, None)
+    assert (run.stages, run.trains, run.pool, run.eval) == ({}, False, None, None)
     assert {"seed", "rollout.concurrency"} <= {row[0] for row in describe_keys(RunConfig)}
     RunConfig.model_json_schema()
 

@@ -12,7 +12,7 @@ from run_files import MINIMAL, Load, mistakes, outcome, quick
 
 from ale.config.run import RunConfig
 from ale.errors import ConfigError
-from ale.registry.validation import describe_keys
+from ale_config_tools import describe_keys
 
 FULL: dict[str, Any] = {
     "name": "full",

@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 import pytest
 from ale_command import ALE, ale
-from upstreams import Faulty, hangs, real
+from upstreams import Faulty, hangs, real, says
 
 from ale_endpoint.command import routes_of
 from ale_endpoint.recording import read_recording
@@ -111,6 +111,29 @@ async def test_it_forwards_records_replays_and_keeps_the_key_to_itself(tmp_path:
         replay.end()
         assert "ended: calls 2 replayed, 1 failed" in replay.printed
     assert len(list(read_recording(tmp_path / "calls.jsonl"))) == 3
+
+
+async def test_answers_are_no_longer_than_it_allows_and_what_it_refuses_is_printed(tmp_path: Path) -> None:
+    picture = [{"type": "image_url", "image_url": {"url": "http://x/y.png"}}]
+    async with Faulty().up() as server:
+        server.script = [says()] * 4
+        options = ("--upstream", server.url, "--max-tokens", "50", "--no-pictures")
+        with served(tmp_path, *options) as forward:
+            for more in (
+                {},
+                {"max_tokens": 7},
+                {"max_tokens": 999},
+                {"messages": [{"role": "user", "content": picture}]},
+            ):
+                assert (await forward.ask(**more)).status_code == 200
+            assert (await forward.ask(messages="hi")).status_code == 400
+            await asyncio.to_thread(forward.end)
+    assert [body["max_tokens"] for body in server.bodies] == [50, 7, 50, 50]
+    assert server.bodies[3]["messages"][0]["content"] == "[picture left out]"
+    assert "a request was refused (400): 'messages' must be a list, not a text." in forward.printed
+    assert "ended: calls 4 answered, 1 refused" in forward.printed
+    *_, refused = read_recording(tmp_path / "calls.jsonl")
+    assert refused.error == "'messages' must be a list, not a text."
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -6,11 +6,14 @@ import json
 import math
 import shutil
 from collections.abc import Callable
+from contextlib import chdir, redirect_stderr
+from io import StringIO
 from pathlib import Path
 
 import pytest
 from ale_command import REPOSITORY, ale, summary_of
 
+from ale import run
 from ale.store.run_store import RunStore
 
 RunFile = Callable[[str], Path]
@@ -32,11 +35,12 @@ eval: {{episodes: 1}}
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run of the example."""
     folder = tmp_path_factory.mktemp("stages") / "run"
-    done = ale("run", "examples/stages.yaml", "--out", folder, cwd=REPOSITORY)
-    assert summary_of(done)["status"] == "completed"
-    assert "stage 2: " in done.stderr
-    assert "held-out perplexity after stage 2" in done.stderr
-    return folder
+    with chdir(REPOSITORY), redirect_stderr(StringIO()) as shown:
+        result = run("examples/stages.yaml", out=folder)
+    assert result.summary["status"] == "completed"
+    assert "stage 2: " in shown.getvalue()
+    assert "held-out perplexity after stage 2" in shown.getvalue()
+    return result.folder
 
 
 def test_the_example_runs_its_stages_in_order_and_keeps_a_model_of_each(finished: Path) -> None:

@@ -71,7 +71,8 @@ def test_metadata_that_cannot_be_read_hides_only_its_own_package(install: Instal
 
 
 def test_an_unknown_name_says_what_is_installed_and_the_nearest() -> None:
-    assert refusal("testz") == "reward: there is no reward plugin 'testz'. Did you mean 'tests'? Installed: tests."
+    names = ", ".join(sorted(info.name for info in list_plugins("reward")))
+    assert refusal("testz") == f"reward: there is no reward plugin 'testz'. Did you mean 'tests'? Installed: {names}."
 
 
 def test_a_plugin_that_is_missing_names_the_package_that_usually_brings_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,6 +143,14 @@ Fixed.Config = Config
             REWARD + "Fixed.api_version = '==2.0'",
             "was made for version ==2.0 of the plugin contracts, this ALE has 1.0",
         ),
+        (
+            REWARD + "def score(self, task, sandbox, trajectory): return 1.0\nFixed.score = score",
+            "far_away:Fixed.score must be `async def`, as in the contract",
+        ),
+        (
+            REWARD + "async def score(self, task): return 1.0\nFixed.score = score",
+            "far_away:Fixed.score must take the contract's arguments, (self, task: 'Task', sandbox:",
+        ),
         (REWARD + "Fixed.Config = dict", "far_away:Fixed.Config must be a pydantic model"),
         (
             REWARD + "import pydantic" + lenient("pydantic.BaseModel"),
@@ -170,7 +179,8 @@ def test_another_version_is_refused_without_an_import(install: Install) -> None:
 def test_a_package_whose_module_is_gone_is_broken(install: Install) -> None:
     install("far-away", target="not_there:Fixed")
     install("no-target", name="empty", target="::")
-    assert {i.name: i.status for i in list_plugins("reward")} == {"tests": "ok", "fixed": "broken", "empty": "broken"}
+    status = {i.name: i.status for i in list_plugins("reward")}
+    assert (status["tests"], status["fixed"], status["empty"]) == ("ok", "broken", "broken")
     assert "No module named 'not_there'" in refusal("fixed")
     assert "cannot be imported" in refusal("empty")
 

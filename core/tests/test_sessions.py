@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from ale.errors import BudgetExceeded, EngineError
+from ale.errors import BudgetExceeded, ContextExceeded, EngineError, RequestRefused
 from ale.messages import Message, ModelCall, ToolSpec
 from ale.registry.hooks import Hooks
 from ale.rollout.side_calls import mark_side_calls
@@ -33,6 +33,58 @@ async def test_a_refused_call_is_remembered_for_agents_that_cannot_raise_it() ->
     with pytest.raises(BudgetExceeded):
         await session.chat(ASK)
     assert session.spent
+
+
+async def test_a_full_context_is_forgotten_once_the_agent_has_shortened_its_conversation() -> None:
+    engine = ScriptedEngine()
+    engine.texts = ["one", "two"]
+    session = opened(engine, max_calls=3)
+    long = (Message("user", "x" * 2000),)
+    with pytest.raises(ContextExceeded):
+        await session.chat(long)
+    assert session.spent, "an agent that ends here has ended for want of room"
+    await session.chat(ASK)
+    assert not session.spent
+    await session.chat(ASK)
+    with pytest.raises(BudgetExceeded, match="has used its 3 model calls"):
+        await session.chat(ASK)
+    assert session.spent
+
+
+async def test_a_refused_request_is_a_fault_until_a_call_works_again() -> None:
+    engine = ScriptedEngine()
+    engine.texts = ["one"]
+    session = opened(engine)
+    engine.error = RequestRefused("The server of this model takes no pictures.")
+    with pytest.raises(RequestRefused):
+        await session.chat(ASK)
+    assert session.fault is engine.error, "an agent that ends here has not failed its task"
+    engine.error = None
+    await session.chat(ASK)
+    assert session.fault is None
+
+
+async def test_titles_and_summaries_take_no_call_from_the_task() -> None:
+    engine = ScriptedEngine()
+    engine.texts = ["A title", CALL, "A summary", "done"]
+    session = opened(engine, max_calls=2)
+    for tools in ((), TOOLS, (), TOOLS):
+        await session.chat(ASK, tools)
+    for tools in ((), TOOLS):
+        with pytest.raises(BudgetExceeded, match="has used its 2 model calls"):
+            await session.chat(ASK, tools)
+    assert session.calls == 4
+
+
+async def test_a_title_is_a_side_call_also_if_it_is_the_only_answered_one() -> None:
+    engine = ScriptedEngine()
+    engine.texts = ["A title"]
+    session = opened(engine)
+    await session.chat(ASK)
+    with pytest.raises(ContextExceeded):
+        await session.chat((Message("user", "x" * 2000),), TOOLS)
+    (chunk,) = mark_side_calls(session.recorder.sequences, session.recorder.chunks, session.offers_tools)
+    assert chunk.side
 
 
 async def test_a_fault_is_remembered_until_a_call_works_again() -> None:

@@ -89,21 +89,6 @@ def test_metrics_and_events_come_back_in_order(tmp_path: Path) -> None:
         assert [(kind, data) for _, kind, data in store.events()] == [("note", {"text": "hi"})]
 
 
-def test_the_newest_events_of_each_kind_are_found_among_many(tmp_path: Path) -> None:
-    with RunStore.create(tmp_path) as store:
-        for i in range(5):
-            store.add_event("refused", n=i)
-            if i == 1:
-                store.add_event("fork", n=i)
-        assert [(kind, data["n"]) for _, kind, data in store.events(newest=2)] == [
-            ("fork", 1),
-            ("refused", 3),
-            ("refused", 4),
-        ]
-        assert len(store.events()) == 6
-        assert list(store.event_counts().items()) == [("refused", 5), ("fork", 1)]
-
-
 def test_a_metric_that_is_no_number_breaks_nothing(tmp_path: Path) -> None:
     with RunStore.create(tmp_path) as store:
         store.add_metrics("rl", 1, {"loss": math.nan, "gap": math.inf})

@@ -20,7 +20,9 @@ import pytest
 
 from ale_testing.fake_packages import packages_at
 
-OPTIONS = ("-q", "-p", "no:cacheprovider", "--pyargs", "ale_testing")
+OPTIONS = ("-q", "--tb=native", "-p", "no:cacheprovider", "--pyargs", "ale_testing")
+"""With Python's own tracebacks: in Python 3.11 pytest's reader of sources fails ("AST constructor recursion depth
+mismatch") where another traceback is formatted meanwhile, such as that of a task which nobody awaited."""
 ALONE = [word for name in ("xdist", "timeout", "asyncio", "unraisableexception") for word in ("-p", f"no:{name}")]
 
 
@@ -64,10 +66,15 @@ def run_kit_here(where: Path, plugin: str, *options: str | Path, path: Path | No
     return Outcome(int(code), output.getvalue())
 
 
-def assert_keeps_contract(plugin: str, settings: str, folder: Path) -> None:
-    """The plugin passes every test of the kit with these settings (YAML); none is skipped."""
+def assert_keeps_contract(
+    plugin: str, settings: str, folder: Path, tasks: str | None = None, timeout_s: float = 120
+) -> None:
+    """The plugin passes every test of the kit with these settings (YAML), and these tasks; none is skipped."""
     (folder / "settings.yaml").write_text(settings)
-    done = run_kit_here(folder, plugin, "--ale-config", folder / "settings.yaml", "-rs")
+    more = [] if tasks is None else ["--ale-tasks", tasks]
+    done = run_kit_here(
+        folder, plugin, "--ale-config", folder / "settings.yaml", *more, "--ale-timeout", str(timeout_s), "-rs"
+    )
     assert done.returncode == 0, done.stdout[-4000:]
     counts = re.search(r"(\d+) passed", done.stdout)
     assert counts is not None

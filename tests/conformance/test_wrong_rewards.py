@@ -96,8 +96,63 @@ WRONG = {
     async def score(self, task, sandbox, trajectory):
         return Score(1.0, 1)
 """,
-        "test_success_and_failure_get_a_score",
+        "test_an_untouched_sandbox_gets_a_score",
         "Score.passed must be true or false, not 1",
+    ),
+    "a number too few": Wrong(
+        "reward",
+        REWARD
+        + """
+    async def score(self, task, sandbox, trajectory):
+        return Score(1.0, True, by_chunk=(1.0,) * len(trajectory.turns))
+""",
+        "test_rewards_of_steps_are_scored_chunk_by_chunk",
+        "Score.by_chunk must hold a number for each of the 3 chunks of the trajectory, side calls included, not 2",
+    ),
+    "a part that is no number": Wrong(
+        "reward",
+        REWARD
+        + """
+    async def score(self, task, sandbox, trajectory):
+        return Score(1.0, True, parts={"style": float("nan")})
+""",
+        "test_an_untouched_sandbox_gets_a_score",
+        "Score.parts must hold finite numbers, not style: nan",
+    ),
+    "a sandbox that it says it does not use": Wrong(
+        "reward",
+        REWARD
+        + """
+    @classmethod
+    def uses_sandbox(cls, config):
+        return False
+""",
+        "test_whole_episodes_are_scored",
+        "A plugin wanted to use the sandbox, but this run has none",
+    ),
+    "no tests are a crash": Wrong(
+        "reward",
+        REWARD
+        + """
+    async def score(self, task, sandbox, trajectory):
+        await sandbox.exec(task.tests.command)
+        return Score(1.0, True)
+""",
+        "test_a_task_without_tests_is_scored_or_is_the_tasks_fault",
+        "must raise TaskError where there are none (task.tests is None); it raised AttributeError",
+    ),
+    "bytes are no files": Wrong(
+        "reward",
+        REWARD
+        + """
+    async def score(self, task, sandbox, trajectory):
+        tests = task.tests.model_copy(
+            update={"files": {path: data for path, data in task.tests.files.items() if isinstance(data, str)}}
+        )
+        return await super().score(task.model_copy(update={"tests": tests}), sandbox, trajectory)
+""",
+        "test_test_files_are_there_as_they_are",
+        "test files, text or bytes, must be in $ALE_TESTS while the tests run",
     ),
     "upside down": Wrong(
         "reward",
@@ -107,7 +162,7 @@ WRONG = {
         found = await super().score(task, sandbox, trajectory)
         return Score(-found.value, found.passed)
 """,
-        "test_success_and_failure_get_a_score",
+        "test_passed_tests_score_no_less_than_failed_ones",
         "a solved task must not score below an unsolved one",
     ),
 }

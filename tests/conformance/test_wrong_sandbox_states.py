@@ -10,7 +10,36 @@ from wrong import SANDBOX, Wrong, assert_found
 pytestmark = [pytest.mark.slow, pytest.mark.bwrap]
 
 
+BUILDS = """
+from ale_local import LocalSandboxProvider
+class Fixed(LocalSandboxProvider):
+    capabilities = LocalSandboxProvider.capabilities | {"builds"}
+    default_image = "base"
+    @classmethod
+    def provides(cls, config):
+        return cls.capabilities
+    async def image_from(self, build):
+        return "one"
+"""
 WRONG = {
+    "builds that it only claims": Wrong(
+        "sandbox",
+        BUILDS.replace("image_from", "make_image"),
+        "test_who_claims_to_build_has_the_protocol",
+        "the capability 'builds' means: it has image_from (async)",
+    ),
+    "one image for all": Wrong(
+        "sandbox",
+        BUILDS,
+        "test_the_same_content_is_built_once_and_other_content_is_another_image",
+        "other files beside the Dockerfile must give another image",
+    ),
+    "a Dockerfile that fails is an image": Wrong(
+        "sandbox",
+        BUILDS,
+        "test_a_dockerfile_that_fails_is_the_tasks_fault_with_its_output",
+        "a Dockerfile with 'RUN echo kit-says-why; exit 3': it must raise TaskError, it returned 'one'",
+    ),
     "a snapshot of the work folder alone": Wrong(
         "sandbox",
         SANDBOX

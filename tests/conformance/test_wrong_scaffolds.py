@@ -91,6 +91,43 @@ WRONG = {
         "test_cancelling_ends_the_agent_promptly",
         "a cancelled call must end as cancelled; it went on for",
     ),
+    "a sandbox that it says it does not use": Wrong(
+        "scaffold",
+        SCAFFOLD
+        + """
+    @classmethod
+    def uses_sandbox(cls, config):
+        return False
+    async def run(self, task, sandbox, session):
+        await sandbox.exec("true")
+        return await super().run(task, sandbox, session)
+""",
+        "test_whole_episodes_end_and_are_recorded",
+        "A plugin wanted to use the sandbox, but this run has none",
+    ),
+    "a step's reward that is no number": Wrong(
+        "scaffold",
+        SCAFFOLD
+        + """
+    async def run(self, task, sandbox, session):
+        ended = await super().run(task, sandbox, session)
+        session.observe(0, "step", {}, "seen", None, 0.1, reward=float("nan"))
+        return ended
+""",
+        "test_whole_episodes_end_and_are_recorded",
+        "The scaffold observed a reward of nan; a step's reward must be a finite number.",
+    ),
+    "an observation of no chunk": Wrong(
+        "scaffold",
+        SCAFFOLD
+        + """
+    async def run(self, task, sandbox, session):
+        session.observe(99, "step", {}, "seen", None, 0.1)
+        return await super().run(task, sandbox, session)
+""",
+        "test_whole_episodes_end_and_are_recorded",
+        "observe() must name a chunk of the episode, not 99",
+    ),
     "a tool's name for a set of them": Wrong(
         "scaffold",
         SCAFFOLD

@@ -57,6 +57,27 @@ WRONG = {
         "test_reference_solutions_solve_their_tasks",
         "must pass its tests",
     ),
+    "a task that no file can hold": Wrong(
+        "tasks",
+        TASKS
+        + """
+    def tasks(self, split):
+        return (t.model_copy(update={"metadata": {"pair": (1, 2)}}) for t in super().tasks(split))
+""",
+        "test_tasks_can_be_written_to_a_file_and_read_back",
+        "must survive JSON unchanged",
+    ),
+    "a test file outside its folder": Wrong(
+        "tasks",
+        TASKS
+        + """
+    def tasks(self, split):
+        for t in super().tasks(split):
+            yield t.model_copy(update={"tests": t.tests.model_copy(update={"files": {"../x": b"\\xff"}})})
+""",
+        "test_tasks_can_be_written_to_a_file_and_read_back",
+        "files stay in their folder, not ../x",
+    ),
     "a demonstrator that is none": Wrong(
         "tasks",
         TASKS

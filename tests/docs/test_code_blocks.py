@@ -1,6 +1,7 @@
 """The code in the documents: python runs, yaml is a valid run file (or a part of one), bash runs.
 
 A block that cannot run here has a comment before it: `<!-- not run: why -->`. Blocks of other languages are text.
+A block with the comment `<!-- file: NAME -->` is the content of a file that lies beside the page's run files.
 """
 
 from __future__ import annotations
@@ -24,17 +25,20 @@ PAGES = [
     *sorted((ROOT / "plugins").glob("*/README.md")),
 ]
 BASE = {"tasks": "bash", "engine": {"use": "scripted", "answers": ["x"]}, "trainer": None}
+LONG = (ROOT / "docs" / "data_and_rewards.md", ROOT / "docs" / "environments.md")
+"""Pages that train policies; each has a file of its own, so that they run side by side."""
 
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block: where it stands, its info string, its text, and why it is not run."""
+    """A fenced block: where it stands, its info string, its text, why it is not run, and which file it is."""
 
     page: Path
     line: int
     info: str
     text: str
     excuse: str
+    file: str = ""
 
     def __str__(self) -> str:
         return f"{self.page.relative_to(ROOT)}:{self.line}"
@@ -43,15 +47,18 @@ class Block:
 def blocks() -> list[Block]:
     found = []
     for page in PAGES:
-        excuse = ""
+        excuse = file = ""
         for token in MarkdownIt().parse(page.read_text()):
-            comment = re.fullmatch(r"<!-- not run: (.+) -->\s*", token.content) if token.type == "html_block" else None
-            if comment:
-                excuse = comment[1]
+            shape = r"<!-- (not run|file): (.+) -->\s*"
+            comment = re.fullmatch(shape, token.content) if token.type == "html_block" else None
+            if comment and comment[1] == "file":
+                file = comment[2]
+            elif comment:
+                excuse = comment[2]
             elif token.type == "fence":
                 line = (token.map or [0])[0] + 1
-                found.append(Block(page, line, token.info.strip(), token.content, excuse))
-                excuse = ""
+                found.append(Block(page, line, token.info.strip(), token.content, excuse, file))
+                excuse = file = ""
     return found
 
 
@@ -60,6 +67,14 @@ BLOCKS = blocks()
 
 def of(*infos: str) -> list[Block]:
     return [block for block in BLOCKS if block.info in infos and not block.excuse]
+
+
+def write_files(page: Path, folder: Path) -> None:
+    """Write the files that a page shows whole, as its reader does."""
+    for block in BLOCKS:
+        if block.page == page and block.file:
+            (folder / block.file).parent.mkdir(parents=True, exist_ok=True)
+            (folder / block.file).write_text(block.text)
 
 
 def test_there_are_blocks_of_each_language_and_few_excuses() -> None:
@@ -76,17 +91,25 @@ def test_python_runs(block: Block, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("block", of("yaml"), ids=str)
-def test_yaml_is_valid_in_a_run_file(block: Block, tmp_path: Path) -> None:
+def test_yaml_is_valid_in_a_run_file(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from ale.config.load import load_run_config
 
+    monkeypatch.chdir(tmp_path)
+    write_files(block.page, tmp_path)
     data = yaml.safe_load(block.text)
     (tmp_path / "part.yaml").write_text(yaml.safe_dump({**BASE, **data} if "model" not in data else data))
     load_run_config(tmp_path / "part.yaml")
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize("page", sorted({*PAGES} - {*LONG}), ids=lambda page: str(page.relative_to(ROOT)))
 def test_commands_run_one_after_the_other(page: Path, tmp_path: Path) -> None:
+    run_commands(page, tmp_path)
+
+
+def run_commands(page: Path, tmp_path: Path) -> None:
+    """Run the page's commands in a folder with the page's files."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    write_files(page, tmp_path)
     for block in of("bash"):
         if block.page == page:
             done = subprocess.run(

@@ -14,7 +14,7 @@ from ale_testing.loss_samples import write_small_policy
 
 ROOT = Path(__file__).parents[2]
 ROWS = set(re.findall(r"^\| `([^`]+)` \|", (ROOT / "docs" / "metrics.md").read_text(), flags=re.MULTILINE))
-SELDOM = {"dropped_groups", "pool/resets_failed/*", "rejected/*", "success_from_beginning"}
+SELDOM = {"dropped_groups", "parts/*", "pool/resets_failed/*", "rejected/*", "reward_*", "success_from_beginning"}
 """Of a run in which something goes wrong, a group has no spread, or some tasks have an expert and others have none."""
 FAMILIES = [row for row in ROWS if row.endswith("*")]
 
@@ -35,6 +35,7 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, list
         "rl.updates_per_step=2",
         "rl.lr=0.01",
         "eval.every=0",
+        "eval.n=2",
         f"cpt={{stages: [{stage}], heldout: [{text}]}}",
     )
     summary_of(ale("run", file, "--out", folder / "run", *settings))

@@ -27,7 +27,7 @@ def test_every_suite_of_the_kit_stands_on_the_page_of_its_kind() -> None:
     found = [
         (page.stem, suite)
         for page in PAGES.glob("*.md")
-        for suite in re.findall(r"^::: ale_testing\.(\w+)$", page.read_text(), re.MULTILINE)
+        for suite in re.findall(r"^<!-- kit: (\w+) -->$", page.read_text(), re.MULTILINE)
     ]
     assert len(SUITES) > 10
     assert sorted(found) == sorted((kind_of(suite), suite) for suite in SUITES)
@@ -38,9 +38,10 @@ def test_every_kind_has_a_page() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "name"), [("algorithm", "Centered"), ("hooks", "Slow")])
+@pytest.mark.parametrize(("kind", "name"), [("algorithm", "Centered"), ("hooks", "Slow"), ("hooks", "Effort")])
 def test_the_plugin_that_a_page_writes_keeps_its_contract(kind: str, name: str, tmp_path: Path) -> None:
-    (source,) = re.findall(r"^```python\n(.*?)^```$", (PAGES / f"{kind}.md").read_text(), re.MULTILINE | re.DOTALL)
+    blocks = re.findall(r"^```python\n(.*?)^```$", (PAGES / f"{kind}.md").read_text(), re.MULTILINE | re.DOTALL)
+    (source,) = [block for block in blocks if f"class {name}(" in block]
     write_package(
         tmp_path,
         "from-the-page",

@@ -5,18 +5,41 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import sysconfig
+import tomllib
 import venv
 from pathlib import Path
 
 import pytest
 from ale_command import ale
+from kit import run_kit_here
 
-from ale.specs.kinds import ALL_KINDS
+from ale_testing.fake_packages import write_package
+from ale_testing.plugin_templates import ABOUT, NEW_KINDS, PARTS
+from ale_testing.template_leftovers import find_in_text
 
 pytestmark = pytest.mark.slow
+
+
+SOURCE = """
+from ale_bash import BashTasks
+class Fixed(BashTasks):
+    pass
+"""
+MANIFEST = {
+    "api_version": ">=1.0,<1.2",
+    "plugins": [
+        {
+            "kind": "tasks",
+            "name": "far",
+            "summary": "Asks for a word in a file.",
+            "capabilities": ["demonstrations"],
+        }
+    ],
+}
 
 
 def package_of(kind: str) -> str:
@@ -37,15 +60,17 @@ def call(*command: str | Path, cwd: Path) -> str:
 def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a package of each kind, and `venv`, where all are installed beside what this environment has."""
     folder = tmp_path_factory.mktemp("new")
-    for kind in ALL_KINDS:
+    for kind in NEW_KINDS:
         hooks = ["--hooks"] if kind == "scaffold" else []
         done = ale("plugins", "new", kind, f"my-{kind}", *hooks, "--into", folder)
         assert done.returncode == 0, done.stderr
         assert f"cd {folder}/{package_of(kind)}" in done.stdout
+    added = ale("plugins", "new", "reward", "my-tasks", "--into", folder)
+    assert added.returncode == 0, added.stderr
     venv.create(folder / "venv", with_pip=False, symlinks=True)
     python = folder / "venv" / "bin" / "python"
     flags = ["--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
-    sources = [folder / package_of(kind) for kind in ALL_KINDS]
+    sources = [folder / package_of(kind) for kind in NEW_KINDS]
     call(sys.executable, "-m", "pip", "wheel", *flags, "--wheel-dir", folder / "dist", *sources, cwd=folder)
     wheels = sorted((folder / "dist").glob("*.whl"))
     flags[2:] = ["--no-index", "--no-compile"]
@@ -75,12 +100,12 @@ print(json.dumps(outcomes))
 @pytest.fixture(scope="module")
 def outcomes(packages: Path) -> dict[str, tuple[int, str]]:
     """The exit code of each kind's generated tests, and what they printed."""
-    folders = [packages / package_of(kind) for kind in ALL_KINDS]
+    folders = [packages / package_of(kind) for kind in NEW_KINDS]
     found = json.loads(call(packages / "venv/bin/python", "-c", TEST_ALL, *folders, cwd=packages).splitlines()[-1])
-    return {kind: found[str(folder)] for kind, folder in zip(ALL_KINDS, folders, strict=True)}
+    return {kind: found[str(folder)] for kind, folder in zip(NEW_KINDS, folders, strict=True)}
 
 
-@pytest.mark.parametrize("kind", ALL_KINDS)
+@pytest.mark.parametrize("kind", NEW_KINDS)
 def test_its_generated_tests_pass_at_once(outcomes: dict[str, tuple[int, str]], kind: str) -> None:
     code, out = outcomes[kind]
     assert code == 0, out[-4000:]
@@ -89,8 +114,26 @@ def test_its_generated_tests_pass_at_once(outcomes: dict[str, tuple[int, str]], 
     assert "skipped" not in out
 
 
+def test_each_plugin_of_a_package_is_tested(outcomes: dict[str, tuple[int, str]], packages: Path) -> None:
+    counts = {kind: int(re.findall(r"(\d+) passed", out)[-1]) for kind, (_, out) in outcomes.items()}
+    assert counts["environment"] > counts["tasks"] > 50, "tasks, scaffold and reward; tasks and the added reward"
+    folder = packages / package_of("environment")
+    listed = call(packages / "venv/bin/python", "-m", "pytest", "--collect-only", "-q", cwd=folder)
+    for kind in PARTS["environment"]:
+        assert listed.count(f"[{kind}:{folder.name}:my-environment]") > 20, listed[-2000:]
+
+
+def test_the_run_file_of_an_environment_runs(packages: Path) -> None:
+    command = [packages / "venv/bin/python", "-c", "from ale.cli.main import main; main()", "run", "run.yaml"]
+    folder = packages / package_of("environment")
+    summary = folder / call(*command, cwd=folder).splitlines()[-1]
+    (found,) = json.loads(summary.read_text())["heldout"].values()
+    assert found["episodes"] == 20
+    assert 0 < found["success"] < 1
+
+
 def test_their_sources_are_typed_and_clean(packages: Path) -> None:
-    folders = [packages / package_of(kind) for kind in ALL_KINDS]
+    folders = [packages / package_of(kind) for kind in NEW_KINDS]
     settings = {(folder / "pyproject.toml").read_text().partition("[tool.mypy]")[2] for folder in folders}
     assert len(settings) == 1, "one run of mypy and ruff with the settings of one is each package's own"
     python, cache = packages / "venv/bin/python", Path(__file__).parents[2] / ".mypy_cache"  # that of `make typecheck`
@@ -101,7 +144,7 @@ def test_their_sources_are_typed_and_clean(packages: Path) -> None:
 
 def test_the_algorithm_tells_the_mean_entropy_that_a_run_is_guarded_by(packages: Path) -> None:
     source = (
-        "from ale.specs.driver import DriverContext; from ale_my_algorithm import MyAlgorithm as A; "
+        "from ale.specs.driver import DriverContext; from ale_my_algorithm.algorithm import MyAlgorithm as A; "
         "print(A(A.Config(), DriverContext()).loss.metrics({'entropy_sum': 6.0, 'loss_tokens': 4.0})['entropy'])"
     )
     assert call(packages / "venv/bin/python", "-c", source, cwd=packages) == "1.5\n"
@@ -121,7 +164,8 @@ def test_all_of_them_are_listed_and_pass_the_check(packages: Path) -> None:
     command = [packages / "venv/bin/python", "-c", "from ale.cli.main import main; main()", "plugins"]
     listed = json.loads(call(*command, "list", "--json", cwd=packages))
     mine = {(p["kind"], p["name"]): p["status"] for p in listed if p["name"].startswith("my-")}
-    assert mine == {**{(k, f"my-{k}"): "ok" for k in ALL_KINDS}, ("hooks", "my-scaffold"): "ok"}
+    wanted = {(own, f"my-{kind}") for kind in NEW_KINDS for own in PARTS.get(kind, (kind,))}
+    assert mine == dict.fromkeys(wanted | {("hooks", "my-scaffold"), ("reward", "my-tasks")}, "ok")
     assert json.loads(call(packages / "venv/bin/python", "-c", CHECK_MINE, cwd=packages)) == [None] * len(mine)
 
 
@@ -202,5 +246,85 @@ def test_what_is_there_is_never_overwritten(tmp_path: Path) -> None:
     (tmp_path / "ale-plugin-x").mkdir()
     done = ale("plugins", "new", "reward", "x", cwd=tmp_path)
     assert done.returncode == 2
-    assert "is there already" in done.stderr
+    assert "is there already, and is no package that a plugin can be added to" in done.stderr
     assert list((tmp_path / "ale-plugin-x").iterdir()) == []
+    assert ale("plugins", "new", "reward", "y", cwd=tmp_path).returncode == 0
+    before = tree(tmp_path)
+    again = ale("plugins", "new", "reward", "y", cwd=tmp_path)
+    assert again.returncode == 2
+    assert "has a file src/ale_y/reward.py already; move it away" in again.stderr
+    (tmp_path / "ale-plugin-y/src/ale_y/reward.py").rename(tmp_path / "ale-plugin-y/src/ale_y/judge.py")
+    before = tree(tmp_path)
+    again = ale("plugins", "new", "reward", "y", cwd=tmp_path)
+    assert "ale-plugin-y has a reward plugin 'y' already (in pyproject.toml); choose another name." in again.stderr
+    assert tree(tmp_path) == before
+
+
+def test_a_kind_is_added_to_a_package_that_is_there(tmp_path: Path) -> None:
+    folder = tmp_path / "ale-plugin-y"
+    assert ale("plugins", "new", "scaffold", "y", cwd=tmp_path).returncode == 0
+    project = folder / "pyproject.toml"
+    project.write_text(project.read_text().replace('name = "ale-plugin-y"', 'name = "ale-plugin-y"  # mine'))
+    before = tree(tmp_path)
+    done = ale("plugins", "new", "algorithm", "y", "--hooks", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "entry point ale.algorithm: y = ale_y.algorithm:YAlgorithm" in done.stdout
+    after = tree(tmp_path)
+    grown = {path for path in before if after[path] != before[path]}
+    assert {Path(path).name for path in grown} == {"pyproject.toml", "ale-plugin.json"}
+    for path in set(after) - set(before):
+        assert path.removeprefix("ale-plugin-y/") in done.stdout
+    settings = tomllib.loads(project.read_text())
+    assert "# mine" in project.read_text()
+    assert settings["project"]["entry-points"] == {
+        "ale.scaffold": {"y": "ale_y.scaffold:Y"},
+        "ale.algorithm": {"y": "ale_y.algorithm:YAlgorithm"},
+        "ale.hooks": {"y": "ale_y.observer:YObserver"},
+    }
+    assert any(one.startswith("ale-policy-loss") for one in settings["project"]["dependencies"])
+    options = settings["tool"]["pytest"]["ini_options"]["addopts"]
+    assert [word for word in options.split() if word != "--ale-plugin"] == [
+        f"{kind}:ale-plugin-y:y" for kind in ("scaffold", "algorithm", "hooks")
+    ]
+    manifest = json.loads((folder / "src/ale_y/ale-plugin.json").read_text())
+    assert [plugin["kind"] for plugin in manifest["plugins"]] == ["scaffold", "algorithm", "hooks"]
+
+
+@pytest.mark.parametrize("broken", ["[project", "project = 3", '[project]\ndependencies = "x"\n', "\xff"])
+def test_a_package_that_cannot_be_read_is_a_sentence_and_stays_as_it_is(tmp_path: Path, broken: str) -> None:
+    assert ale("plugins", "new", "scaffold", "y", cwd=tmp_path).returncode == 0
+    (tmp_path / "ale-plugin-y/pyproject.toml").write_bytes(broken.encode("latin-1"))
+    before = tree(tmp_path)
+    done = ale("plugins", "new", "reward", "y", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "ale-plugin-y/pyproject.toml cannot be added to: " in done.stderr
+    assert "Traceback" not in done.stderr
+    assert tree(tmp_path) == before
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    """The files below a folder."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_published_package_with_the_templates_sentences_fails_the_kit(tmp_path: Path) -> None:
+    readme = "# ale-plugin-far\n\nAsks for a word in a file.\n\nTODO: say more.\nLimits: five tasks.\n"
+    write_package(tmp_path, "far-away", SOURCE, name="far", kind="tasks", manifest=MANIFEST)
+    info = tmp_path / "far_away-2.1.dist-info" / "METADATA"
+    head = "Metadata-Version: 2.1\nName: far-away\nVersion: 2.1\nSummary: Words.\n"
+    for marked, code in (("Classifier: Private :: Do Not Upload\n", 0), ("", 1)):
+        info.write_text(f"{head}{marked}\n{readme}")
+        done = run_kit_here(tmp_path, "tasks:far", "-k", "test_its_readme", path=tmp_path)
+        assert done.returncode == code, done.stdout[-2000:]
+    for line, sentence in ((3, "Asks for a word in a file."), (5, "TODO: say more."), (6, "five tasks.")):
+        assert f"the README of far-away, line {line}, still has a sentence of the template: '{sentence}'" in done.stdout
+    assert (
+        "the summary of tasks 'far' in ale-plugin.json still has a sentence of the template: 'Asks for" in done.stdout
+    )
+
+
+def test_the_sentences_that_are_looked_for_are_those_that_a_new_package_has(packages: Path) -> None:
+    for kind in NEW_KINDS:
+        readme = packages / package_of(kind) / "README.md"
+        found = [leftover.text for leftover in find_in_text(readme.name, readme.read_text())]
+        assert found == [ABOUT[kind].summary, ABOUT[kind].limits], kind

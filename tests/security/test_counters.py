@@ -6,6 +6,7 @@ themselves."""
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 
 import pytest
@@ -15,6 +16,7 @@ from .conftest import everywhere
 from .world import World
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(120)]
+TRIES = 50
 LOCAL = frozenset({"local"})
 USED_UP = frozenset({"EMFILE", "EAGAIN", "ENOSPC", "ETOOMANYREFS"})
 
@@ -146,4 +148,9 @@ async def test_what_the_kernel_counts_is_left_for_the_host(world: World, attack:
         assert len(scene.processes()) >= 1, "It holds what it took."
         assert world.host.operations() == world.host.cannot, "What the host's users can do."
         if attack.siblings:
-            assert await world.sibling_operations() == world.sibling_cannot, "What another sandbox can do."
+            # The kernel gives back what an earlier sandbox held, such as message queues, a while after its end.
+            for _ in range(TRIES):
+                if (can := await world.sibling_operations()) == world.sibling_cannot:
+                    break
+                await asyncio.sleep(0.2)
+            assert can == world.sibling_cannot, "What another sandbox can do."

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 Role = Literal["system", "user", "assistant", "tool"]
-FinishWord = Literal["stop", "length", "tool_calls"]
+FinishWord = Literal["stop", "length", "tool_calls", "content_filter"]
 """It says why a reply ended, in the words of chat completions."""
 ChunkErrorKind = Literal["illegal_call", "execution_failed", "truncated"]
 MODEL = "policy"

@@ -79,6 +79,8 @@ class Observation:
     text: str
     exit_code: int | None
     seconds: float
+    reward: float | None = None
+    """The environment's reward for this step, if it gives one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +91,11 @@ class Score:
     passed: bool
     detail: str = ""
     seconds: float = 0.0
+    by_chunk: tuple[float, ...] = ()
+    """Rewards of single steps: one number for each of `Trajectory.chunks`, a 0 for side calls; empty if there are
+    none. `value` stays the reward of the whole episode, by default their sum."""
+    parts: Mapping[str, float] = field(default_factory=dict)
+    """The named rewards of which `value` is made, and other numbers about the episode; the metrics show their means."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ale.errors import AgentError, ConfigError, SandboxError
+from ale.errors import AgentError, ConfigError, RequestRefused, SandboxError
 from ale.specs.driver import DriverContext
 from ale.specs.sandbox import SandboxSpec
 from ale.task import Task, TaskTests
@@ -35,11 +35,11 @@ print(json.load(urllib.request.urlopen(request))["choices"][0]["message"]["conte
 class Asking(CommandAgent):
     """An agent that asks once, then does what it is told to."""
 
-    then = ""
+    first, then = ASK, ""
     files: Mapping[str, str] = {}
 
     def launch(self, line: AgentVariables) -> Launch:
-        return Launch(line.command([sys.executable, "-c", ASK + self.then]), files=self.files)
+        return Launch(line.command([sys.executable, "-c", self.first + self.then]), files=self.files)
 
 
 async def run(agent: CommandAgent, answers: list[str | Exception], box: FolderSandbox) -> tuple[str, Any]:
@@ -135,6 +135,45 @@ async def test_without_a_network_the_model_is_asked_through_files() -> None:
         assert "It is plum." in line.observations[0].text
         left = await box.exec("ls /tmp/ale-model-kit.log*")
         assert left.exit_code != 0, "nothing of it stays"
+
+
+PICTURE = """
+body["messages"][0]["content"] = [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}]
+request.data = json.dumps(body).encode()
+try:
+    print(urllib.request.urlopen(request).status)
+except urllib.error.HTTPError as error:
+    print(error.status, error.read().decode())
+"""
+
+
+@pytest.mark.parametrize("network", ["full", "none"])
+async def test_a_refused_picture_is_the_sessions_fault_and_a_setting_leaves_pictures_out(network: Any) -> None:
+    async with FolderSandbox() as box:
+        box.spec = SandboxSpec(network=network)
+        ended, line = await run(asking(PICTURE), ["plum"], box)
+        assert ended == "finish", "whatever the agent makes of it"
+        assert "only text is supported" in line.observations[0].text
+        assert isinstance(line.fault, RequestRefused), "the episode fails, and is not scored"
+        _, line = await run(asking(PICTURE, pictures="leave_out"), ["plum", "pear"], box)
+        assert line.fault is None
+        assert line.recorder.sequences[1].messages[0].content == "[picture left out]"
+
+
+async def test_an_agent_whose_only_request_is_refused_has_asked_the_model() -> None:
+    async with FolderSandbox() as box:
+        agent = asking()
+        agent.then, agent.first = PICTURE, ASK.rpartition("print")[0]
+        _, line = await run(agent, ["plum"], box)
+        assert line.calls == 0
+        assert isinstance(line.fault, RequestRefused)
+
+
+async def test_an_agent_is_told_how_much_the_model_takes() -> None:
+    async with FolderSandbox() as box:
+        agent = asking("print('$ALE_MAX_CONTEXT', os.environ['ALE_MAX_CONTEXT'], os.environ['ALE_MAX_TOKENS'])")
+        _, line = await run(agent, ["plum"], box)
+        assert "60000 60000 4096" in line.observations[0].text
 
 
 async def test_without_a_network_an_agent_of_another_api_is_refused() -> None:

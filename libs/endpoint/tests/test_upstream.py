@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import sys
 import time
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from email.utils import formatdate
 from typing import Any
 
 import pytest
-from upstreams import CALL, Fault, Faulty, breaks, fails, garbage, hangs, real, says, sends
+from upstreams import CALL, Fault, Faulty, breaks, fails, garbage, hangs, instant, real, says, sends
 
 from ale.errors import AleError, BudgetExceeded, ConfigError, EngineError, RequestRefused
-from ale.messages import Message, ModelCall, ToolSpec
+from ale.messages import Answer, Message, ModelCall, ToolSpec
+from ale.session.replies import unsampled_error
+from ale_endpoint.dialects import DIALECTS
+from ale_endpoint.server import listener_at
 from ale_endpoint.upstream import Route, Upstream, retry_after_s
 
 KEY = "sk-upstream-0123456789"
@@ -156,6 +162,32 @@ async def test_a_server_that_hangs_or_is_not_there_is_an_engine_fault(faulty: Fa
             await nowhere.answer(ModelCall(GO))
 
 
+async def test_a_server_that_is_away_for_a_while_costs_no_call() -> None:
+    """For eight times the first wait, which stands for 4 s; without a lower bound of the waits some calls give up."""
+    async with AsyncExitStack() as stack:
+        listener = stack.enter_context(listener_at("127.0.0.1", 0))  # bound, but nobody listens
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
+        upstream = await stack.enter_async_context(Upstream([Route(url)], first_wait_s=0.05))
+        calls = [asyncio.ensure_future(upstream.answer(ModelCall(GO))) for _ in range(50)]
+        await asyncio.sleep(0.4)
+        await stack.enter_async_context(instant(listener))
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+    assert [type(answer) for answer in answers] == [Answer] * 50
+
+
+async def test_why_a_reply_ended_stays(faulty: Faulty) -> None:
+    cut = {"message": {"role": "assistant", "content": "I can"}, "finish_reason": "content_filter"}
+    faulty.script = [sends({"choices": [cut]})]
+    async with to(faulty) as upstream:
+        (reply,) = (await upstream.answer(ModelCall(GO))).replies
+    assert reply.finish_reason == "content_filter"
+    assert unsampled_error(reply) is not None, "a reply that was cut is no example to train on"
+    ended = [dialect.answer(ModelCall(GO), [reply], "c") for dialect in DIALECTS]
+    assert ended[0]["choices"][0]["finish_reason"] == "content_filter"
+    assert (ended[1]["status"], ended[1]["incomplete_details"]) == ("incomplete", {"reason": "content_filter"})
+    assert ended[2]["stop_reason"] == "refusal"
+
+
 async def test_retry_after_is_waited_for_and_a_long_one_is_told_at_once(faulty: Faulty) -> None:
     faulty.script = [fails(429, retry_after="0.4"), says()]
     async with to(faulty) as upstream:
@@ -275,3 +307,24 @@ async def test_words_that_stand_for_no_key_are_no_secret(faulty: Faulty) -> None
 
 def test_a_key_is_shown_nowhere() -> None:
     assert KEY not in repr(Route("http://host", key=KEY))
+
+
+async def test_many_calls_at_once_cost_no_more_than_one_after_the_other() -> None:
+    """A pool that looks at each of its connections for each call makes them cost several times as much."""
+
+    async def work_of_a_call(upstream: Upstream, at_once: int) -> float:
+        """The function calls that the interpreter makes for one, which say the same on a busy machine."""
+        made = itertools.count()
+        sys.setprofile(lambda frame, event, argument: next(made) if event in ("call", "c_call") else None)
+        try:
+            for _ in range(192 // at_once):
+                await asyncio.gather(*(upstream.answer(ModelCall(GO)) for _ in range(at_once)))
+        finally:
+            sys.setprofile(None)
+        return next(made) / 192
+
+    async with instant() as url, Upstream([Route(url)]) as upstream:
+        one = await work_of_a_call(upstream, 1)
+        await asyncio.gather(*(upstream.answer(ModelCall(GO)) for _ in range(64)))  # opens their connections
+        many = await work_of_a_call(upstream, 64)
+    assert many < 1.5 * one, f"{many / one:.2f} times as much"

@@ -62,10 +62,10 @@ async def test_a_teacher_in_a_run_is_recorded_as_given_and_asked_only_what_the_r
             faulty.script = [fails(404, "no such model"), fails(404, "no such model")]
             session.calls = 2
             with pytest.raises(openai.NotFoundError, match="no such model"):
-                await chat.chat.completions.create(model="m", messages=messages, n=2)
+                await chat.chat.completions.create(model="m", messages=messages, tools=tools, n=2)
             del faulty.bodies[4:]
             with pytest.raises(openai.BadRequestError, match="used its 4 model calls"):
-                await chat.chat.completions.create(model="m", messages=messages)
+                await chat.chat.completions.create(model="m", messages=messages, tools=tools)
         assert [(body["temperature"], body.get("max_tokens"), body.get("n")) for body in faulty.bodies] == [
             (0.3, 7, None),
             (0.3, None, None),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -126,3 +128,28 @@ async def hangs(request: Request) -> Response:
     """Answers nobody."""
     await asyncio.sleep(30)
     return Response()
+
+
+class Instant(asyncio.Protocol):
+    """A connection of a server that says `hello` at once, and costs next to nothing."""
+
+    made = json.dumps({"choices": [{"message": {"content": "hello"}, "finish_reason": "stop"}]}).encode()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport, self.data = transport, b""
+
+    def data_received(self, data: bytes) -> None:
+        self.data += data
+        found = re.search(rb"content-length: (\d+).*?\r\n\r\n", self.data, re.DOTALL | re.IGNORECASE)
+        if found is not None and len(self.data) >= found.end() + int(found[1]):
+            self.data = b""
+            self.transport.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(self.made) + self.made)
+
+
+@asynccontextmanager
+async def instant(listener: socket.socket | None = None) -> AsyncIterator[str]:
+    """The URL of such a server, at a bound socket if there is one."""
+    listener = listener or listener_at("127.0.0.1", 0)
+    async with await asyncio.get_running_loop().create_server(Instant, sock=listener):
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}/v1"

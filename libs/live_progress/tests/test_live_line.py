@@ -10,8 +10,10 @@ from rich.console import Console
 from rich.progress import Progress as Bar
 from rich.progress import TextColumn
 
-from ale.cli.progress import PlainLines, display
-from ale_live_progress import LiveLine
+from ale.cli import progress as core_progress
+from ale.cli.progress import display
+from ale_live_progress.live_line import LiveLine
+from ale_live_progress.plain_lines import PlainLines
 
 
 class Terminal(io.StringIO):
@@ -43,3 +45,24 @@ def test_each_stage_has_its_bar_and_the_figures_stay() -> None:
     (task,) = bar.tasks
     assert (task.description, task.total, task.completed) == ("two", None, 2)
     assert task.fields["figures"] == "success 0.50  loss 1.250"
+
+
+def test_plain_lines_show_a_stage_that_takes_a_while(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = PlainLines(interval_s=0.0)
+    lines.stage("rollouts", 8)
+    lines.numbers(success=0.25, remaining_s=9.0)
+    lines.advance(3)
+    assert capsys.readouterr().err.endswith("rollouts: 3/8  success 0.25  9 s of RL left\n")
+
+
+def test_without_the_package_only_notes_are_printed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(core_progress, "DISPLAYS", "ale.no-such-group")
+    with display() as shown:
+        shown.stage("rollouts", 8)
+        shown.advance()
+        shown.numbers(success=1.0)
+        shown.note("Look here.")
+    assert capsys.readouterr().err.endswith("Look here.\n")
+    assert capsys.readouterr().err.count("\n") == 0

@@ -98,14 +98,32 @@ def some_batch(build: Build) -> TrainBatch:
 def test_a_ranks_share_is_under_the_normalizers_of_the_whole(build: Build) -> None:
     batch = some_batch(build)
     n = len(batch.token_ids)
-    batch = replace(batch, old_logprobs=np.arange(n, dtype=np.float32), reference_normalizer=3.0)
+    batch = replace(
+        batch, old_logprobs=np.arange(n, dtype=np.float32), versions=np.arange(n) + 5, reference_normalizer=3.0
+    )
     share = select(batch, [3, 1])
     assert (share.normalizer, share.reference_normalizer) == (batch.normalizer, 3.0)
     assert share.trajectory.tolist() == [0, 0, 1, 1]
     assert share.token_ids[0] == 300
     assert share.old_logprobs is not None
     assert share.old_logprobs.tolist() == [*range(3 * n // 4, n), *range(n // 4, n // 2)]
+    assert share.versions is not None
+    assert share.versions.tolist() == (share.old_logprobs + 5).tolist()
     assert select(batch, []).lengths.tolist() == []
+
+
+def test_each_sampled_token_has_its_version_and_the_others_have_none(build: Build) -> None:
+    (done,) = [build(0, "a", [[2, 1, 1]])]
+    first, second, third = done.chunks
+    chunks = (
+        replace(first, versions=(3, 4)),
+        replace(second, sampled=False, logprobs=(), versions=()),
+        replace(third, versions=(5,)),
+    )
+    batch = pack([replace(done, chunks=chunks)], lambda *_: Credit(1.0, True))
+    assert batch is not None
+    assert batch.versions is not None
+    assert batch.versions.tolist() == [-1, -1, 3, 4, -1, -1, -1, 5]
 
 
 def test_a_scaled_normalizer_stays_scaled_and_metrics_stay_with_every_part(build: Build) -> None:

@@ -13,10 +13,8 @@ from torch import Tensor
 
 from ale_policy_loss.report import common_metrics, ratio_maxima, ratio_sums, side_sums
 
-TOKEN = st.tuples(
-    st.floats(0.01, 5), st.floats(-5, 0), st.floats(-5, 0), st.floats(-5, 0), st.sampled_from([-1.0, 0.0, 0.5])
-)
-"""Ratio, log-probabilities of the policy, the old one and the engine, advantage."""
+TOKEN = st.tuples(st.floats(0.01, 5), st.floats(-5, 0), st.floats(-5, 0), st.sampled_from([-1.0, 0.0, 0.5]))
+"""Ratio, log-probabilities of the policy and the old one, advantage."""
 
 
 @settings(max_examples=100, deadline=None)
@@ -25,17 +23,17 @@ TOKEN = st.tuples(
     cut=st.integers(0, 5),
 )
 def test_metrics_are_those_of_a_loop_over_tokens_however_the_trajectories_are_cut(
-    trajectories: list[list[tuple[float, float, float, float, float]]], cut: int
+    trajectories: list[list[tuple[float, float, float, float]]], cut: int
 ) -> None:
     # A trajectory's tokens share their advantage.
-    owned = [(i, (*t[:4], own[0][4])) for i, own in enumerate(trajectories) for t in own]
+    owned = [(i, (*t[:3], own[0][3])) for i, own in enumerate(trajectories) for t in own]
     totals: dict[str, float] = {}
     largest: list[float] = []
     for part in ([o for o in owned if o[0] < cut], [o for o in owned if o[0] >= cut]):
         of = torch.tensor([i for i, _ in part], dtype=torch.long)
-        ratio, new, old, engine, value = torch.tensor([t for _, t in part], dtype=torch.float64).reshape(-1, 5).T
+        ratio, new, old, value = torch.tensor([t for _, t in part], dtype=torch.float64).reshape(-1, 4).T
         sums: dict[str, Tensor] = {
-            **ratio_sums(ratio, new, old, engine),
+            **ratio_sums(ratio, new, old),
             **side_sums(value > 0, value < 0, of),
             "loss_tokens": torch.tensor(float(len(part))),
             "entropy_sum": -new.sum(),
@@ -45,19 +43,18 @@ def test_metrics_are_those_of_a_loop_over_tokens_however_the_trajectories_are_cu
         largest += [float(x) for x in ratio_maxima(ratio).values()]
     found = common_metrics(totals | {"lr": 0.5})
     tokens = [t for _, t in owned]
-    signs = [own[0][4] for own in trajectories]
+    signs = [own[0][3] for own in trajectories]
     ratios = [t[0] for t in tokens]
     expected = {
         "loss_tokens": len(tokens),
         "trajectories": len(trajectories),
         "lr": 0.5,
         "entropy": fmean(-t[1] for t in tokens),
-        "engine_gap": fmean(abs(t[2] - t[3]) for t in tokens),
         "kl_old": fmean(math.exp(t[1] - t[2]) - 1 - (t[1] - t[2]) for t in tokens),
         "ratio": fmean(ratios),
         "effective_samples": sum(ratios) ** 2 / len(ratios) / sum(r * r for r in ratios),
-        "positive": fmean(t[4] > 0 for t in tokens),
-        "negative": fmean(t[4] < 0 for t in tokens),
+        "positive": fmean(t[3] > 0 for t in tokens),
+        "negative": fmean(t[3] < 0 for t in tokens),
         "positive_trajectories": fmean(s > 0 for s in signs),
         "negative_trajectories": fmean(s < 0 for s in signs),
     }
@@ -70,21 +67,20 @@ def test_a_single_ratio_that_overflows_does_not_swallow_the_others_nor_become_in
     ratio = torch.full((4,), math.exp(20), dtype=torch.float32)
     ratio[0] = 1.0
     zeros = torch.zeros(4)
-    totals = {k: float(v) for k, v in ratio_sums(ratio, zeros, zeros, zeros).items()} | {"loss_tokens": 4.0}
+    totals = {k: float(v) for k, v in ratio_sums(ratio, zeros, zeros).items()} | {"loss_tokens": 4.0}
     assert common_metrics(totals)["effective_samples"] == pytest.approx(0.75, rel=1e-6)
 
 
 def test_narrow_numbers_are_taken_apart_in_double_precision() -> None:
-    new, old, engine = (torch.full((3,), x, dtype=torch.bfloat16) for x in (-8.0, -7.96875, -0.00390625))
-    found = ratio_sums(torch.ones(3), new, old, engine)
-    assert float(found["engine_gap_sum"]) == 3 * (7.96875 - 0.00390625)
+    new, old = (torch.full((3,), x, dtype=torch.bfloat16) for x in (-8.0, -7.96875))
+    found = ratio_sums(torch.ones(3), new, old)
     assert float(found["kl_sum"]) == pytest.approx(3 * (math.expm1(-0.03125) + 0.03125), rel=1e-12)
 
 
 def test_half_of_the_weight_on_one_of_many_tokens_is_a_small_effective_sample() -> None:
     ratio = torch.tensor([99.0, *[1.0] * 99])
     zeros = torch.zeros(100)
-    totals = {k: float(v) for k, v in ratio_sums(ratio, zeros, zeros, zeros).items()} | {"loss_tokens": 100.0}
+    totals = {k: float(v) for k, v in ratio_sums(ratio, zeros, zeros).items()} | {"loss_tokens": 100.0}
     assert common_metrics(totals)["effective_samples"] == pytest.approx(198**2 / 100 / (99**2 + 99))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,6 +15,7 @@ from ale.errors import TrainerError
 from ale.registry.hooks import Hooks
 from ale.specs.algorithm import Algorithm, Loss
 from ale.specs.driver import Driver, DriverContext, PluginConfig
+from ale.specs.engine import FolderTicket, PolicyVersion
 from ale.specs.trainer import LossInput, LossOutput, TrainBatch
 from ale.trajectory import Score, Trajectory
 from ale_packing import Credit, pack
@@ -42,18 +44,20 @@ class Centered(Driver, Algorithm):
 
     @property
     def loss(self) -> Loss:
-        return Halving()
+        return Halving(self.old_logprobs != "recompute")
 
 
 @dataclass(frozen=True)
 class Halving(Loss):
     """Says that half of every batch is masked."""
 
+    blind: bool = False
+
     def __call__(self, inputs: LossInput) -> LossOutput:
         raise AssertionError("nothing is trained here")
 
     def normalize(self, batch: TrainBatch) -> TrainBatch:
-        assert batch.old_logprobs is not None, "log-probabilities come first"
+        assert self.blind or batch.old_logprobs is not None, "log-probabilities come first"
         return replace(batch, normalizer=batch.normalizer / 2)
 
 
@@ -76,13 +80,43 @@ async def test_a_steps_advantages_are_worked_out_before_it_is_cut_into_updates(u
         backend=SimpleNamespace(logprobs=logprobs),
         engine=SimpleNamespace(version=3),
     )
-    packed = await pack_step(bench, RLConfig(updates_per_step=updates), done, step=1)  # type: ignore[arg-type]
+    packed = await pack_step(bench, RLConfig(updates_per_step=updates), done, 1, 3)  # type: ignore[arg-type]
     assert packed.version == 3
+    # Of each rollout's four tokens, version 4 sampled the last; the trainer's log-probabilities are 0.
+    assert packed.metrics["mismatch_tokens"] == 6 * 3
+    assert packed.metrics["mismatch_mean"] == pytest.approx((0.5 + 0.1 + 0.2) / 3)
+    assert packed.metrics["mismatch_max"] == pytest.approx(0.5)
     assert len(packed.batches) == min(updates, 2)
     for batch in packed.batches:
         assert set(np.abs(batch.chunks.returns).tolist()) == {0.5}
         assert batch.normalizer == (batch.chunk_ids >= 0).sum() / 2
     assert sum(float(batch.chunks.returns.sum()) for batch in packed.batches) == 0
+
+
+@pytest.mark.parametrize("old", ["engine", "none"])
+async def test_one_trajectory_in_eight_is_compared_for_an_algorithm_without_the_trainers_logprobs(old: str) -> None:
+    rewards = [float(i % 2) for i in range(17)]
+    done = [replace(build_trajectory(f"r{i}"), reward=Score(r, r > 0)) for i, r in enumerate(rewards)]
+    asked: list[int] = []
+
+    async def count(batch: TrainBatch, policy: str = "current") -> npt.NDArray[np.float32]:
+        asked.append(len(batch.lengths))
+        return await logprobs(batch)
+
+    algorithm = Centered(PluginConfig(), DriverContext())
+    algorithm.old_logprobs = old
+    bench = SimpleNamespace(
+        algorithm=algorithm,
+        config=SimpleNamespace(seed=1),
+        backend=SimpleNamespace(logprobs=count),
+        engine=SimpleNamespace(version=3),
+    )
+    packed = await pack_step(bench, RLConfig(), done, 1, 3)  # type: ignore[arg-type]
+    assert asked == [3]
+    assert packed.batches[0].old_logprobs is None, "the loss sees what it saw without the comparison"
+    assert packed.metrics["mismatch_tokens"] == 3 * 3
+    packed = await pack_step(bench, RLConfig(), done, 1, None)  # type: ignore[arg-type]
+    assert (packed.metrics, asked) == ({}, [3]), "the trainer no longer has the weights that sampled"
 
 
 async def test_an_update_without_a_return_is_not_made() -> None:
@@ -98,10 +132,10 @@ async def test_an_update_without_a_return_is_not_made() -> None:
         backend=SimpleNamespace(logprobs=logprobs),
         engine=SimpleNamespace(version=0),
     )
-    packed = await pack_step(bench, RLConfig(updates_per_step=2), done, step=1)  # type: ignore[arg-type]
+    packed = await pack_step(bench, RLConfig(updates_per_step=2), done, 1, 0)  # type: ignore[arg-type]
     assert len(packed.batches) == 1, "it would be a step along the optimizer's momentum"
     algorithm.reference = True
-    packed = await pack_step(bench, RLConfig(updates_per_step=2), done, step=1)  # type: ignore[arg-type]
+    packed = await pack_step(bench, RLConfig(updates_per_step=2), done, 1, 0)  # type: ignore[arg-type]
     assert len(packed.batches) == 2, "it is held near the reference"
 
 
@@ -112,18 +146,22 @@ async def test_a_metric_is_the_mean_over_the_updates_that_have_it() -> None:
     async def update(batch: SimpleNamespace, loss: object, *, lr: object) -> int:
         return int(batch.number)
 
-    async def publish() -> None:
-        published.append(1)
+    async def publish(transport: str, folder: Path) -> PolicyVersion:
+        return PolicyVersion(1, FolderTicket(folder))
+
+    async def load_weights(policy: PolicyVersion) -> None:
+        published.append(policy.version)
 
     bench = SimpleNamespace(
         hooks=Hooks(),
-        publish=publish,
-        backend=SimpleNamespace(update=update),
+        folder=Path("none"),
+        backend=SimpleNamespace(update=update, publish=publish, transports=("memory",)),
+        engine=SimpleNamespace(load_weights=load_weights, transports=("memory",)),
         algorithm=SimpleNamespace(loss=SimpleNamespace(metrics=lambda totals: told[totals])),
     )
     batches = [SimpleNamespace(number=i, metrics={"dropped_groups": 2.0} if i == 1 else {}) for i in range(3)]
-    metrics = await train_step(bench, RLConfig(), PackedStep(batches, 0), 1)  # type: ignore[arg-type]
-    assert metrics == {"dropped_groups": 2.0, "loss": 2.0, "il_loss": 0.4, "updates": 3.0}
+    metrics = await train_step(bench, RLConfig(), PackedStep(batches, 0, {"mismatch_max": 0.5}), 1)  # type: ignore[arg-type]
+    assert metrics == {"dropped_groups": 2.0, "loss": 2.0, "il_loss": 0.4, "mismatch_max": 0.5, "updates": 3.0}
     assert published == [1]
 
 

@@ -9,11 +9,11 @@ import pytest
 from ale.errors import ConfigError
 from ale.messages import Answer, ChatReply, FinishWord, Message, ModelCall, ToolCall, ToolSpec
 from ale.session.reply_format import ReplyForm
-from ale.session.retokenization import retokenize
 from ale.session.tokenizer import ChatTokenizer, byte_tokenizer, train_tokenizer
 from ale.trajectory import Trajectory
 from ale_endpoint.recording import RecordedCall, Recording
 from ale_supervised.recorded_data import read_demonstrations
+from ale_training import retokenize
 
 TOOLS = (ToolSpec("shell", "Runs.", {"type": "object", "properties": {"command": {"type": "string"}}}),)
 SYSTEM, USER = Message("system", "Act."), Message("user", "Count the files, grün und blau.")
@@ -116,7 +116,7 @@ def test_what_holds_nothing_is_told(tmp_path: Path) -> None:
     empty = written(tmp_path / "r.jsonl", ("a", (SYSTEM, USER), "The engine is out."))
     with pytest.raises(ConfigError, match=r"r\.jsonl holds no answered call"):
         read_demonstrations([empty], byte_tokenizer())
-    with pytest.raises(ConfigError, match="there is no run folder or recording"):
+    with pytest.raises(ConfigError, match="there is no run folder, recording or data set"):
         read_demonstrations([tmp_path / "nowhere"], byte_tokenizer())
     with pytest.raises(ConfigError, match="is not a run folder"):
         read_demonstrations([tmp_path], byte_tokenizer())

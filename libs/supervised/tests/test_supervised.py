@@ -14,8 +14,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from ale.config.preflight import preflight
 from ale.config.run import RunConfig
@@ -24,11 +22,11 @@ from ale.registry.validation import validate
 from ale.session.tokenizer import byte_tokenizer
 from ale.specs.algorithm import Algorithm, Loss
 from ale.specs.driver import Driver, DriverContext, PluginConfig
+from ale.specs.engine import FolderTicket, PolicyVersion
 from ale.specs.trainer import LossInput, LossOutput, TrainBatch
-from ale.trajectory import Chunk, ChunkError, Score, Trajectory
+from ale.trajectory import Trajectory
 from ale_packing import Credit, pack
 from ale_supervised.config import CPTConfig, CPTStage, Curation, SFTConfig, SFTSteps
-from ale_supervised.curation import curate
 from ale_supervised.pretraining import pretrain, run_in_thread
 from ale_supervised.warm_start import fine_tune, learning_rate
 from ale_testing.sample_batches import trajectory
@@ -39,6 +37,15 @@ STAGE = {"data": ["x.txt"], "steps": 4, "batch_tokens": 64, "sequence_tokens": 3
 def loaded(**sections: Any) -> Any:
     """A run with these sections."""
     return validate(RunConfig, {"tasks": "bash", "model": {"path": "."}, **sections})
+
+
+def write_model_files(folder: Path, context: int) -> Path:
+    """Write what a model's folder must hold, as far as it is read before a run starts."""
+    folder.mkdir()
+    files = {"config.json": {"max_position_embeddings": context}, "tokenizer.json": {}, "model.safetensors": {}}
+    for name, data in {**files, "tokenizer_config.json": {"chat_template": ""}}.items():
+        (folder / name).write_text(json.dumps(data))
+    return folder
 
 
 # -- what a run file may say -------------------------------------------------------------------------------------------
@@ -100,10 +107,9 @@ def test_text_that_is_not_there_and_sequences_beyond_the_model_are_refused_befor
 ) -> None:
     (tmp_path / "x.txt").write_text("x")
     stage = {**STAGE, "data": [tmp_path / "x.txt"]}
-    preflight(loaded(cpt={"stages": [stage]}))
-    small, scratch = tmp_path / "small", {"scratch": {"max_length": 16}}
-    small.mkdir()
-    (small / "config.json").write_text(json.dumps({"max_position_embeddings": 31}))
+    large, small = (write_model_files(tmp_path / str(context), context) for context in (32, 31))
+    preflight(loaded(cpt={"stages": [stage]}, model={"path": large}))
+    scratch = {"scratch": {"max_length": 16}}
     for changes, sentence in (
         (
             {"cpt": {"stages": [{**STAGE, "data": [tmp_path / "y.txt"]}]}},
@@ -120,7 +126,7 @@ def test_text_that_is_not_there_and_sequences_beyond_the_model_are_refused_befor
         ({"cpt": {"stages": [stage]}, "model": {}}, "model: 'cpt', 'sft' and 'rl' need a policy to train"),
     ):
         with pytest.raises(ConfigError, match=sentence):
-            preflight(loaded(**changes))
+            preflight(loaded(**{"model": {"path": large}, **changes}))
 
 
 # -- rates -------------------------------------------------------------------------------------------------------------
@@ -146,124 +152,6 @@ def test_the_learning_rate_warms_up_and_falls_to_a_tenth() -> None:
 
 
 # -- which demonstrations ----------------------------------------------------------------------------------------------
-
-
-def made(name: str, *, errors: int = 0, turns: int = 2, longest: int = 2, **changes: Any) -> Trajectory:
-    """A demonstration of the task `count` that passed, whose first turns failed."""
-    error = ChunkError("execution_failed", "no")
-    chunks = tuple(
-        Chunk(
-            i, 0, i, i + (longest if i == 0 else 1), (), (), "stop", sampled=False, error=error if i < errors else None
-        )
-        for i in range(turns)
-    )
-    given = {
-        "task_id": "count-1",
-        "tags": ("count",),
-        "chunks": chunks,
-        "ended_by": "finish",
-        "reward": Score(1.0, True),
-    }
-    return Trajectory(
-        name,
-        split="train",
-        stage="demonstrations",
-        step=0,
-        group=name,
-        seed=0,
-        policy_version=0,
-        sequences=(),
-        **{**given, **changes},
-    )
-
-
-def kept(trajectories: list[Trajectory], **keep: Any) -> tuple[list[str], dict[str, int]]:
-    out, left_out = curate(trajectories, Curation(**keep))
-    return [t.id for t in out], dict(left_out)
-
-
-def test_each_key_leaves_out_what_it_says() -> None:
-    cut = Chunk(1, 0, 1, 2, (), (), "length", sampled=False)
-    all_of_them = [
-        made("good"),
-        made("failed", reward=Score(0.0, False)),
-        made("unscored", reward=None),
-        made("graded", reward=Score(0.4, False)),
-        made("loop", errors=3, turns=6),
-        made("wordy", longest=50),
-        made("short", turns=1),
-        made("budget", ended_by="budget"),
-        made("slow", ended_by="agent_timeout"),
-        made("turns", ended_by="max_turns"),
-        made("cut", chunks=(cut,) * 2),
-        made("other", tags=("find", "hard")),
-    ]
-    names = [t.id for t in all_of_them]
-    assert kept(all_of_them) == (names, {})
-    for keep, without in (
-        ({"passed_only": True}, {"failed", "unscored", "graded"}),
-        ({"min_reward": 0.4}, {"failed", "unscored"}),
-        ({"max_error_turns": 2}, {"loop"}),
-        ({"max_error_turns": 3}, set()),
-        ({"max_turn_tokens": 49}, {"wordy"}),
-        ({"min_turns": 2}, {"short"}),
-        ({"complete_only": True}, {"budget", "slow", "turns", "cut"}),
-        ({"tags": ["count"]}, {"other"}),
-        ({"tags": ["!hard"]}, {"other"}),
-    ):
-        assert kept(all_of_them, **keep) == (
-            [name for name in names if name not in without],
-            {next(iter(keep)): len(without)} if without else {},
-        ), keep
-
-
-def test_side_calls_are_no_turns_of_a_demonstration() -> None:
-    side = Chunk(1, 0, 2, 60, (), (), "length", sampled=False, side=True, error=ChunkError("truncated", "x"))
-    t = made("t", turns=1)
-    t = made("t", chunks=(*t.chunks, side))
-    assert kept([t], max_turn_tokens=9, max_error_turns=0, complete_only=True) == (["t"], {})
-    assert kept([t], min_turns=2) == ([], {"min_turns": 1})
-
-
-def test_of_each_task_the_best_are_kept_in_their_order() -> None:
-    all_of_them = [
-        made("a-failed", task_id="a", reward=Score(0.0, False)),
-        made("a-long", task_id="a", turns=5),
-        made("a-loop", task_id="a", errors=1),
-        made("b-failed", task_id="b", reward=Score(0.0, False)),
-        made("a-short", task_id="a"),
-        made("a-short-too", task_id="a"),
-        made("b-unscored", task_id="b", reward=None),
-    ]
-    assert kept(all_of_them, per_task=1) == (["b-failed", "a-short"], {"per_task": 5})
-    assert kept(all_of_them, per_task=3) == (
-        ["a-long", "b-failed", "a-short", "a-short-too", "b-unscored"],
-        {"per_task": 2},
-    )
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    rewards=st.lists(st.tuples(st.sampled_from("abc"), st.floats(0, 1), st.integers(0, 3)), max_size=12),
-    count=st.integers(1, 4),
-)
-def test_what_is_left_out_is_never_better_than_what_is_kept(rewards: list[tuple[str, float, int]], count: int) -> None:
-    found = [
-        made(str(i), task_id=task, reward=Score(value, value > 0.5), errors=errors, turns=4)
-        for i, (task, value, errors) in enumerate(rewards)
-    ]
-    out, left_out = curate(found, Curation(per_task=count))
-    assert len(out) + left_out["per_task"] == len(found)
-    assert [t.id for t in out] == [t.id for t in found if t in out], "in their order"
-    for task in "abc":
-        inside = [t for t in out if t.task_id == task]
-        outside = [t for t in found if t.task_id == task and t not in out]
-        assert len(inside) == min(count, len(inside) + len(outside))
-        worst = min((t.reward.value for t in inside if t.reward), default=1.0)
-        assert all(t.reward is not None and t.reward.value <= worst for t in outside)
-
-
-# -- reading beside the loop -------------------------------------------------------------------------------------------
 
 
 async def test_who_is_cancelled_while_text_is_read_leaves_no_thread_that_reads_on() -> None:
@@ -317,7 +205,10 @@ def bench_for(algorithm: Algorithm, shown: list[float]) -> Any:
     async def update(*_: Any, **__: Any) -> dict[str, float]:
         return {"loss": 2.5}
 
-    async def publish() -> None:
+    async def publish(transport: str, folder: Path) -> PolicyVersion:
+        return PolicyVersion(1, FolderTicket(folder))
+
+    async def load_weights(policy: PolicyVersion) -> None:
         pass
 
     progress = SimpleNamespace(
@@ -327,8 +218,9 @@ def bench_for(algorithm: Algorithm, shown: list[float]) -> Any:
         config=SimpleNamespace(seed=1),
         stage_algorithms={"sft.algorithm": algorithm, "cpt.algorithm": algorithm},
         progress=progress,
-        publish=publish,
-        backend=SimpleNamespace(update=update),
+        folder=Path("none"),
+        backend=SimpleNamespace(update=update, publish=publish, transports=("memory",)),
+        engine=SimpleNamespace(load_weights=load_weights, transports=("memory",)),
         sessions=SimpleNamespace(tokenizer=byte_tokenizer()),
         stopwatch=lambda stage: nullcontext(),
         finish_step=lambda *_: None,

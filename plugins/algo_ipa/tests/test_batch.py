@@ -90,7 +90,7 @@ def test_rollouts_that_share_an_id_are_still_two(make: Make, build: Build) -> No
 def test_failed_environments_do_not_count_as_zeros_in_their_group(make: Make, build: Build) -> None:
     done = [build("a", 1.0), build("b", 1.0), build("c", None)]
     assert make(return_signal="group_centered").batch(done) is None
-    assert signals("group_centered", done, 0.0).even_groups == 1
+    assert signals("group_centered", done, 0.0).even == {0, 1}
 
 
 def test_a_batch_in_which_nothing_was_learnt_is_none(make: Make, build: Build) -> None:
@@ -125,7 +125,7 @@ def test_missing_old_logprobs_are_refused_unless_the_engines_are_asked_for(
         make().loss(inputs)
     engine = make(old_logprobs="engine")
     metrics = engine.loss.metrics({k: float(v) for k, v in engine.loss(inputs).sums.items()})
-    assert (metrics["masked"], metrics["engine_gap"]) == (0.0, 0.0)
+    assert metrics["masked"] == 0.0
 
 
 def test_metrics_are_means_over_the_right_tokens(make: Make, build: Build, loss_input: Inputs) -> None:
@@ -142,7 +142,6 @@ def test_metrics_are_means_over_the_right_tokens(make: Make, build: Build, loss_
     assert out["ratio"] == pytest.approx(sum(ratios) / 5, rel=1e-5)
     assert out["ratio_std"] == pytest.approx(float(torch.tensor(ratios).std(correction=0)), rel=1e-4)
     assert out["kl_old"] == pytest.approx((3 * (e - 2) + (ratios[3] - 1 + 4)) / 5, rel=1e-5)
-    assert out["engine_gap"] == pytest.approx((1.9 + 1.8 + 0.0 + 3.1 + 1.0) / 5, rel=1e-5)
     assert out["entropy"] == 0.5
 
 
@@ -310,3 +309,36 @@ def test_group_centered_signals_sum_to_zero_and_even_groups_are_dropped_and_coun
 def test_settings_that_would_do_nothing_are_refused(config: dict[str, Any]) -> None:
     with pytest.raises(ValueError):
         IPA.Config(**config)
+
+
+def with_steps(build: Build, name: str, rewards: list[float], passed: bool) -> Trajectory:
+    made = build(name, 1.0, [1] * len(rewards), group="g")
+    return replace(made, reward=Score(sum(rewards), passed, by_chunk=tuple(rewards)))
+
+
+@pytest.mark.parametrize(
+    ("settings", "returns"),
+    [
+        ({}, [1.0 * 0.25 + 0.5 + 0.5 * 0 + 0.25 * 1, 0.5 + 0.5 * 1, 1.0 + 1, -0.05 * 0.5 - 1, -0.05]),
+        ({"step_weight": 0.0}, [0.25, 0.5, 1.0, -0.025, -0.05]),
+        ({"step_weight": 2.0, "return_signal": "steps"}, [1.5, 1.0, 2.0, -2.0, 0.0]),
+        ({"return_signal": "raw"}, [1.5 * 0.25 + 0.75, 1.5 * 0.5 + 0.5, 1.5 + 1, -0.5 - 1, -1.0]),
+    ],
+)
+def test_rewards_of_steps_are_discounted_by_chunk_and_added(
+    make: Make, build: Build, settings: dict[str, Any], returns: list[float]
+) -> None:
+    done = [with_steps(build, "a", [0.5, 0.0, 1.0], True), with_steps(build, "b", [-1.0, 0.0], False)]
+    batch = make(gamma=0.5, **settings).batch(done)
+    assert batch is not None
+    assert batch.chunks.returns.tolist() == pytest.approx(returns)
+    assert batch.chunks.positive.tolist() == [value > 0 for value in returns]
+
+
+def test_centered_returns_of_steps_have_the_mean_of_their_group_taken_away(make: Make, build: Build) -> None:
+    done = [with_steps(build, "a", [1.0, 0.0], True), with_steps(build, "b", [0.0, 1.0], True)]
+    batch = make(gamma=1.0, return_signal="group_centered").batch(done)
+    assert batch is not None
+    assert batch.chunks.returns.tolist() == pytest.approx([0.25, -0.75, 0.25, 0.25]), "sums to come: 1, 0, 1, 1"
+    assert "dropped_groups" not in batch.metrics
+    assert make(gamma=1.0, return_signal="group_centered", step_weight=0).batch(done) is None

@@ -14,7 +14,6 @@ from ale.errors import EngineError
 from ale.messages import Message, ToolCall, ToolSpec
 from ale.registry.hooks import Hooks
 from ale.rollout.side_calls import mark_side_calls
-from ale.session.retokenization import retokenize
 from ale.session.session import RecordedSession, Sessions
 from ale.session.tokenizer import byte_tokenizer
 from ale.specs.driver import DriverContext
@@ -25,6 +24,7 @@ from ale_sft import SFT
 from ale_sft.contexts import overlap
 from ale_sft.rules import RULES, SIMILAR
 from ale_testing.fake_engines import CannedEngine
+from ale_training import retokenize
 
 SHELL = (ToolSpec("shell", "Run."), ToolSpec("task", "Ask a sub-agent."))
 READ = (ToolSpec("read", "Read."),)

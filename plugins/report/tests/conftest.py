@@ -58,6 +58,9 @@ def fill_run(folder: Path, trajectory: Make) -> None:
                 "train_s": 1.0,
                 "sampled_tokens": 20.0,
                 "odd": 3.0,
+                "mismatch_mean": 1e-7 * step,
+                "mismatch_place/0-127": 1e-7,
+                "mismatch_place/128-255": 2e-7 * step,
             }
             store.add_metrics("rl", step, metrics)
         store.add_trajectory(trajectory("no", step=2, rejected="illegal calls"))

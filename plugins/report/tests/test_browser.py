@@ -62,7 +62,7 @@ class TestInABrowser:
         assert 'data-ready="1"' in root
         assert "data-error" not in root
         drawn = re.findall(r'<figure class="chart[^"]*" id="chart-([^"]+)">.*?</figure>', page, re.DOTALL)
-        assert {"success", "families", "time", "sft-grad_norm", "rl-loss", "metric"} <= set(drawn)
+        assert {"success", "families", "time", "sft-grad_norm", "rl-loss", "rl-mismatch_place", "metric"} <= set(drawn)
         assert page.count("<svg") > len(drawn)
         assert "NaN" not in "".join(re.findall(r"<svg width.*?</svg>", page, re.DOTALL))
         assert 'data-id="r2.3" aria-current="true"' in page

@@ -14,7 +14,7 @@ import pytest
 from ale.errors import ConfigError
 from ale.store.run_store import RunStore
 from ale_report.command import report
-from ale_report.events import MAX_EVENTS_PER_KIND
+from ale_report.events import MAX_EVENTS_PER_KIND, event_tables, newest_events
 from ale_report.page import write_report
 from ale_report.page_json import script_json
 
@@ -31,7 +31,16 @@ def test_a_completed_run_is_told_in_figures_charts_and_rollouts(tmp_path: Path, 
         assert part in text
     data = page_data(path)
     charts = {chart["id"]: chart for chart in data["charts"]}
-    assert {"success", "families", "time", "sft-loss", "rl-loss", "rl-reward", "rl-rollout_s"} <= set(charts)
+    assert {
+        "success",
+        "families",
+        "time",
+        "sft-loss",
+        "rl-loss",
+        "rl-reward",
+        "rl-rollout_s",
+        "rl-mismatch_mean",
+    } <= set(charts)
     heldout = charts["success"]["series"][0]["points"]
     assert [p["label"] for p in heldout] == ["before SFT", "after SFT", "after RL"]
     assert heldout[2]["low"] < 0.75 < heldout[2]["high"]
@@ -135,3 +144,14 @@ def test_json_in_the_page_cannot_end_its_element() -> None:
     text = script_json({"a": EVIL + "\u2028\ud800&amp;", "b": [math.nan, -math.inf, 1 / 3]})
     assert not set("<>&") & set(text)
     assert json.loads(text) == {"a": EVIL + "\u2028\ud800&amp;", "b": ["NaN", "-Infinity", 0.333333]}
+
+
+def test_the_newest_events_of_each_kind_are_found_among_many(tmp_path: Path) -> None:
+    with RunStore.create(tmp_path) as store:
+        for i in range(5):
+            store.add_event("refused", n=i)
+            if i == 1:
+                store.add_event("fork", n=i)
+        found = [(kind, data["n"]) for _, kind, data in newest_events(store, 2)]
+        assert found == [("fork", 1), ("refused", 3), ("refused", 4)]
+        assert [(table.kind, table.count) for table in event_tables(store)] == [("refused", 5), ("fork", 1)]

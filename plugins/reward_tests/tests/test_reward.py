@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -174,3 +175,73 @@ async def test_a_full_or_locked_temporary_folder_is_the_agents_failure(sandbox: 
 )
 def test_the_first_word_of_a_command(command: str, word: str | None) -> None:
     assert first_word(command) == word
+
+
+def grade(sandbox: LocalSandbox, provider: LocalSandboxProvider) -> LocalSandbox:
+    """Let `open_another` start a sandbox like this one."""
+    sandbox.open_another = lambda: started(provider, sandbox.spec)  # type: ignore[attr-defined]
+    return sandbox
+
+
+@asynccontextmanager
+async def started(provider: LocalSandboxProvider, spec: SandboxSpec) -> AsyncIterator[LocalSandbox]:
+    async with await provider.start_sandbox(spec.model_copy(update={"id": None})) as box:
+        yield box
+
+
+async def test_test_files_may_be_bytes(sandbox: LocalSandbox) -> None:
+    data = bytes(range(256)) * 40
+    made = task("wc -c < $ALE_TESTS/data; od -An -tx1 -N4 $ALE_TESTS/data; false", {"data": data, "empty": b""})  # type: ignore[dict-item]
+    score = await REWARD.score(made, sandbox, TRAJECTORY)  # type: ignore[arg-type]
+    assert score.detail.split() == ["10240", "00", "01", "02", "03"]
+
+
+@pytest.mark.parametrize(
+    ("writes", "value", "passed", "parts"),
+    [
+        ("echo 0.25", 0.25, False, {"reward": 0.25}),
+        ("echo 1; exit_code=1", 1.0, True, {"reward": 1.0}),
+        ("""echo '{"style": 0.5, "works": 1}'""", 0.75, False, {"style": 0.5, "works": 1.0}),
+        ("""echo '{"style": 0.5, "reward": 1}'""", 1.0, True, {"style": 0.5, "reward": 1.0}),
+    ],
+)
+async def test_tests_may_write_the_reward_themselves(
+    sandbox: LocalSandbox, writes: str, value: float, passed: bool, parts: dict[str, float]
+) -> None:
+    made = task(f"{{ {writes}; }} > $ALE_TESTS/reward; exit 3")
+    assert made.tests is not None
+    made = made.model_copy(update={"tests": made.tests.model_copy(update={"reward_file": "reward"})})
+    score = await REWARD.score(made, sandbox, TRAJECTORY)  # type: ignore[arg-type]
+    assert (score.value, score.passed, score.parts) == (value, passed, parts)
+    left = await sandbox.exec("ls /tmp ${TMPDIR:-/tmp} | grep ale-tests", user=TESTS)
+    assert left.stdout == b""
+
+
+@pytest.mark.parametrize("writes", ["true", "echo nan", "echo '{}'", "echo '[1]'", "echo text"])
+async def test_a_reward_that_was_not_written_is_no_zero(sandbox: LocalSandbox, writes: str) -> None:
+    tests = TaskTests(command=f"{{ {writes}; }} > $ALE_TESTS/reward", reward_file="reward")
+    with pytest.raises(TaskError, match=r"must write a number, or a JSON object of numbers, to \$ALE_TESTS/reward"):
+        await REWARD.score(Task(id="t", instruction="", tests=tests), sandbox, TRAJECTORY)  # type: ignore[arg-type]
+
+
+async def test_a_task_without_tests_is_nobodys_failure(sandbox: LocalSandbox) -> None:
+    with pytest.raises(TaskError, match="Task t has no tests; use a reward"):
+        await REWARD.score(Task(id="t", instruction=""), sandbox, TRAJECTORY)  # type: ignore[arg-type]
+
+
+async def test_tests_apart_see_the_artifacts_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    settings = LocalSandboxConfig(isolation="none", defaults=Resources(memory_mib=256, pids=64, disk_mib=8))
+    async with (
+        LocalSandboxProvider(settings, DriverContext()) as provider,
+        await provider.start_sandbox(SandboxSpec(network="full")) as box,
+    ):
+        await box.exec("mkdir out; echo 42 > out/answer; echo 1 > one; echo evil > conftest.py; mkfifo pipe")
+        tests = TaskTests(command="find . -type f | sort; cat out/answer", artifacts=("out", "one", "missing"))
+        score = await REWARD.score(Task(id="t", instruction="", tests=tests), grade(box, provider), TRAJECTORY)  # type: ignore[arg-type]
+        assert (score.passed, score.detail.split()) == (True, ["./one", "./out/answer", "42"])
+        linked = tests.model_copy(update={"artifacts": ("pipe",)})
+        score = await REWARD.score(Task(id="t", instruction="", tests=linked), grade(box, provider), TRAJECTORY)  # type: ignore[arg-type]
+        assert not score.passed, "a pipe is the agent's doing"
+        assert score.detail.startswith("The artifact pipe cannot be copied: ")
+        assert len(await provider.list()) == 1, "the sandbox apart is gone"

@@ -81,20 +81,11 @@ def config_show(file: RunFile, overrides: Overrides = None) -> None:
 @config_app.command("validate")
 def config_validate(file: RunFile, overrides: Overrides = None, only: Half = "all", source: FromRun = None) -> None:
     """Check what `ale run` with the same arguments checks before anything starts."""
-    from ale.cli.config_command import validate
+    from ale.config.load import load_run_config
+    from ale.config.preflight import preflight, which_half
 
-    validate(file, overrides or [], only, source)
-
-
-@config_app.command("describe")
-def config_describe(
-    kind: Annotated[str | None, typer.Argument(metavar="[KIND]", help="A kind of plugin.")] = None,
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="A plugin of that kind.")] = None,
-) -> None:
-    """Every key with type, default and meaning: of a run file, or of a plugin."""
-    from ale.cli.config_command import describe
-
-    describe(kind, name)
+    preflight(load_run_config(file, overrides or []).run, which_half(only), source)
+    print(f"{file} is valid.")
 
 
 def main() -> None:

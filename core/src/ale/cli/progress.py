@@ -1,7 +1,5 @@
-"""The progress display. At a terminal it comes from an installed package, through the entry-point group `ale.displays`;
-the live line of ale-live-progress is one. Elsewhere (a log file, CI) it prints plain lines with the time of day: one
-for each note, and some for each stage that takes a while.
-"""
+"""The progress display: an installed package brings it, through the entry-point group `ale.displays`. Without one, only
+notes are printed."""
 
 from __future__ import annotations
 
@@ -14,58 +12,30 @@ from importlib import metadata
 from ale.pipeline.progress import Progress
 
 DISPLAYS = "ale.displays"
-_FORMATS = {
-    "remaining_s": "{:.0f} s of RL left",
-    "tokens_per_s": "{:.0f} tok/s",
-    "success": "success {:.2f}",
-    "heldout": "held-out {:.2f}",
-    "loss": "loss {:.3f}",
-}
 
 
-def format_figures(values: dict[str, float]) -> str:
-    """Return the latest figures as one text."""
-    return "  ".join(_FORMATS.get(name, name + " {:.3g}").format(value) for name, value in values.items())
-
-
-class PlainLines:
-    """It prints one line for each note, and at most one every `interval_s` seconds in between."""
-
-    def __init__(self, interval_s: float = 5.0) -> None:
-        self._interval_s = interval_s
-        self._last = time.monotonic()
-        self._name, self._total, self._done = "", 0, 0
-        self._values: dict[str, float] = {}
+class Notes:
+    """It prints each note on a line with the time of day."""
 
     def stage(self, name: str, total: int) -> None:
-        """Note that a stage begins."""
-        self._name, self._total, self._done = name, total, 0
+        """Do nothing."""
 
     def advance(self, n: int = 1) -> None:
-        """Count `n` more units, and print a line if `interval_s` seconds have passed since the last one."""
-        self._done += n
-        if time.monotonic() - self._last >= self._interval_s:
-            self._line(f"{self._name}: {self._done}/{self._total}  {format_figures(self._values)}".rstrip())
+        """Do nothing."""
 
     def numbers(self, **values: float) -> None:
-        """Store the latest figures."""
-        self._values.update(values)
+        """Do nothing."""
 
     def note(self, sentence: str) -> None:
-        """Print a note on a line of its own."""
-        self._line(sentence)
-
-    def _line(self, text: str) -> None:
-        self._last = time.monotonic()
-        print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
+        """Print the sentence."""
+        print(f"{time.strftime('%H:%M:%S')} {sentence}", file=sys.stderr, flush=True)
 
 
 @contextmanager
 def display() -> Iterator[Progress]:
-    """Open the display that fits the destination of stderr."""
-    displays = sorted(metadata.entry_points(group=DISPLAYS)) if sys.stderr.isatty() else ()
-    for entry in displays:
+    """Open the display that is installed; it decides how it shows a run where stderr is no terminal."""
+    for entry in sorted(metadata.entry_points(group=DISPLAYS)):
         with entry.load()() as progress:
             yield progress
         return
-    yield PlainLines()
+    yield Notes()

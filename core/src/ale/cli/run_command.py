@@ -96,10 +96,7 @@ def configure_messages(show: Callable[[str], None], redact: Callable[[str], str]
 
 
 def print_result(result: RunResult) -> None:
-    """Print the held-out success of each evaluation, what installed packages make of the run, and the summary."""
-
-    for label, values in result.summary["heldout"].items():
-        print(f"held-out success {label.replace('_', ' ')}: {values['success']:.3f} ({values['episodes']} episodes)")
+    """Print what was lost, what installed packages make of the run, and the summary."""
     failures = result.summary["failures"]
     if failures:
         counts = ", ".join(f"{count} {kind}" for kind, count in failures.items())

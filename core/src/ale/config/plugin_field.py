@@ -24,6 +24,7 @@ from pydantic_core import core_schema
 
 from ale.errors import AleError
 from ale.registry.drivers import load_plugin
+from ale.registry.hints import ask_hints
 from ale.registry.installed import list_plugins
 from ale.registry.validation import Mistake, Mistakes, format_value, nearest_hint, section_model, validate
 from ale.specs.choice import PluginChoice, PluginRules
@@ -40,7 +41,7 @@ class PluginField:
         forms = get_args(source) or (source,)
 
         def read(value: Any, inner: Callable[[Any], Any]) -> Any:
-            if value is None and NoneType in forms:
+            if value in (None, "none", {"use": "none"}) and NoneType in forms:
                 return None
             try:
                 if Ellipsis not in forms:
@@ -97,6 +98,9 @@ class PluginField:
             for key in section:
                 if key not in keys and (meant := nearest_hint(key, keys)):
                     raise Mistakes([((key,), f"there is no such key.{meant} It says which {self.kind} plugin.")])
+            for key, value in section.items():
+                if key not in keys and (known := ask_hints("keys", (self.kind, key), value)):
+                    raise Mistakes([(path[1:], sentence) for path, sentence in known])
         if not isinstance(section.get("use"), str):
             found = (
                 f"must be a name (it is {format_value(section['use'])})" if "use" in section else "this key is missing"
@@ -196,8 +200,10 @@ def choices_in(section: BaseModel, above: str = "") -> Iterator[tuple[str, str, 
         mark, value = marker_of(field), getattr(section, name)
         path = above + name
         if mark is None:
-            if isinstance(value, BaseModel):
-                yield from choices_in(value, f"{path}.")
+            named = {f"{path}.{key}": item for key, item in value.items()} if isinstance(value, dict) else {path: value}
+            for place, item in named.items():
+                if isinstance(item, BaseModel):
+                    yield from choices_in(item, f"{place}.")
         elif isinstance(value, PluginRules):
             yield from ((f"{path}.{value.key}.{i}", mark.kind, rule) for i, rule in enumerate(value.rules))
         elif isinstance(value, PluginChoice):

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from ale.config.run import MIXTURE, RL, RunConfig
+from ale.config.run import MIXTURE, MODELS, RL, RunConfig
 from ale.errors import AleError, ConfigError, PluginError
 from ale.registry.drivers import load_driver_class, load_plugin
 from ale.registry.installed import list_plugins
@@ -27,6 +27,7 @@ from ale.specs.driver import Driver
 from ale.specs.engine import InferenceEngine, MessageEngine, agree_on_transport
 from ale.specs.kinds import CAPABILITIES
 from ale.specs.package_sections import Need
+from ale.specs.reward import Reward
 from ale.specs.sandbox import NetworkMode, SandboxProvider
 from ale.specs.sandbox_protocols import meaning
 from ale.specs.scaffold import Scaffold
@@ -81,20 +82,18 @@ def _check_sections(run: RunConfig, only: Only, source: Path | None) -> None:
     if isinstance(run.tasks, Mix):
         MIXTURE.require()
     _check_halves(only, source)
-    if run.model.path is not None and not run.model.path.is_dir():
-        raise ConfigError(
-            f"model.path: there is no folder {run.model.path}; ALE downloads no models, so give a folder."
-        )
+    if run.model.path is not None:
+        MODELS.require()().check(run.model.path, run.model.revision)
     _check_message_engine(run, only, source)
     checks = [stage.check for stage in stages_of(run, only, source).values()]
     found = []
-    for check in [_check_policy_to_train, *checks] if only == "all" else checks:
+    for check in checks:
         try:
             check(run)
         except ConfigError as error:
             found.append(str(error))
     if found:
-        raise ConfigError("\n".join(found))
+        raise ConfigError("\n".join(dict.fromkeys(found)))
 
 
 def stages_of(run: RunConfig, only: Only, source: Path | None) -> dict[str, TrainingStage]:
@@ -128,21 +127,6 @@ def _check_message_engine(run: RunConfig, only: Only, source: Path | None) -> No
         raise ConfigError(f"engine: '{name}' answers in the policy's place; leave out '--from RUN'.")
 
 
-def _check_policy_to_train(run: RunConfig) -> None:
-    if run.model.scratch is not None and run.sft is None:
-        raise ConfigError(
-            "model.scratch: the tokenizer is trained on demonstrations, so the run needs an 'sft' section"
-            f"{'; for cpt without it give model.path' if run.cpt else ''}."
-        )
-    if run.trains and run.trainer is None:
-        raise ConfigError("trainer: 'cpt', 'sft' and 'rl' need a trainer; name one, or use '--only rollout'.")
-    if run.trains and run.model.scratch is None and run.model.path is None:
-        raise ConfigError(
-            "model: 'cpt', 'sft' and 'rl' need a policy to train; give model.path or model.scratch, or use '--only "
-            "rollout'."
-        )
-
-
 # -- what plugins can do -----------------------------------------------------------------------------------------------
 
 
@@ -150,17 +134,29 @@ def check_capabilities(run: RunConfig, *, train: bool) -> None:
     """Refuse a run whose plugins lack what it needs (and what it needs to `train`). Raises `PluginError`, a line
     each."""
     parts = [_part(*section) for section in run.plugins()]
-    needs = [*_of_the_run(run, train), *(need for part in parts for need in _of_the_plugin(part))]
+    needs = [("", n) for n in _of_the_run(run, train)] + [(p.path, n) for p in parts for n in _of_the_plugin(p)]
     lacking = [
         _sentence(need, part)
-        for need in needs
+        for source, need in needs
         for part in parts
-        if part.kind == need.kind and not has(part.cls, part.config, need.capability)
+        if part.kind == need.kind and _meet(run, source, part.path) and not has(part.cls, part.config, need.capability)
     ]
     lacking += _without_transport(parts) if train else []
     lacking += _agents_without_a_model(run, parts)
+    if run.sandbox is None:
+        lacking += [f"sandbox: it is none, and {part} needs one; name one, such as local." for part in users_of(parts)]
     if lacking:
         raise PluginError("\n".join(dict.fromkeys(lacking)))
+
+
+def users_of(parts: Sequence[Part]) -> list[Part]:
+    """Return the scaffolds and rewards that use a sandbox."""
+    return [part for part in parts if issubclass(part.cls, Scaffold | Reward) and part.cls.uses_sandbox(part.config)]
+
+
+def starts_sandboxes(run: RunConfig) -> bool:
+    """Return whether the run's episodes have sandboxes: a scaffold or a reward uses them."""
+    return bool(users_of([_part(*section) for section in run.plugins()]))
 
 
 def message_engine(run: RunConfig) -> str | None:
@@ -173,7 +169,8 @@ def message_engine(run: RunConfig) -> str | None:
 def check_started(run: RunConfig, path: str, kind: str, driver: Driver) -> None:
     """Refuse a run that needs what a started driver cannot do on this machine. Raises `PluginError`."""
     parts = [_part(*section) for section in run.plugins()]
-    needs = [_network(run), *_needs_of_the_file(run), *(need for part in parts for need in _of_the_plugin(part))]
+    needs = [_network(run), *_needs_of_the_file(run)]
+    needs += [need for part in parts if _meet(run, part.path, path) for need in _of_the_plugin(part)]
     for need in needs:
         if need.kind == kind and not has_now(driver, need.capability):
             name = next((part.use for part in parts if part.path == path), type(driver).__name__)
@@ -217,6 +214,20 @@ def _of_the_plugin(part: Part) -> Iterator[Need]:
         needs = part.cls.needs(part.config)
         found = [Need(str(part), kind, word) for kind, words in needs.items() for word in words]
     yield from found
+
+
+def _meet(run: RunConfig, source: str, rule: str) -> bool:
+    """Return whether a task of a source (`tasks.mix.0`) may get the plugin of a rule (`sandbox.select.1`). It carries
+    what its own entry adds and nothing that only other entries add; any other tag it may carry or not."""
+    section, selects, number = rule.partition(".select.")
+    if not (isinstance(run.tasks, Mix) and selects and source.startswith("tasks.mix.")):
+        return True
+    added = [{*entry.tags, entry.use.rpartition(":")[2]} for entry in run.tasks.rules]
+    own = added[int(source.rpartition(".")[2])]
+    other = set[str]().union(*added) - own
+    *before, when = [{*entry.when} for entry in getattr(run, section).rules[: int(number) + 1]]
+    certain = own | {f"!{tag}" for tag in other}  # a rule above with nothing else in its `when` takes all of its tasks
+    return not when & (other | {f"!{tag}" for tag in own}) and not any(w <= certain and w != when for w in before)
 
 
 def has(cls: type[Driver], config: Any, capability: str | type) -> bool:

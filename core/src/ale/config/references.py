@@ -62,6 +62,12 @@ def redact_json(text: str, redact: Callable[[str], str], keep: Collection[str] =
     return _JSON_TEXT.sub(change, text)
 
 
+def redact_data(data: Mapping[str, Any], redact: Callable[[str], str]) -> dict[str, Any]:
+    """Return a mapping of plain data as `redact_json` changes its JSON; what JSON does not know becomes a text."""
+    redacted: dict[str, Any] = json.loads(redact_json(json.dumps(data, default=str), redact))
+    return redacted
+
+
 _INSIDE = r'(?:[^"\\]|\\.)*+'
 _JSON_TEXT = re.compile(rf'(?=")(?:"(?P<key>{_INSIDE})"\s*:\s*)?(?P<text>"{_INSIDE}")?')
 """It matches a text with the key before it, or a key before another value."""

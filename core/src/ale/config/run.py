@@ -16,14 +16,28 @@ from ale.config.plugin_field import PluginField, choices_in
 from ale.registry.package_field import PackageField
 from ale.specs.choice import Mix, Patterns, PluginChoice, Section, Select
 from ale.specs.kinds import CAPABILITIES, HOOKS
-from ale.specs.package_sections import LoopSection, PoolSection, ScratchModel, StageSection
-from ale.specs.sandbox import ALLOW, NetworkMode, Resources, host_and_port
+from ale.specs.package_sections import (
+    EvaluationSection,
+    LoopSection,
+    NamedModels,
+    PoolSection,
+    RolloutFilters,
+    ScratchModel,
+    StageSection,
+)
+from ale.specs.sandbox import ALLOW, NetworkMode, Resources, Sandbox, host_and_port
 from ale.specs.tasks import TaskMixture
 
 RL = PackageField("rl", LoopSection, "ale-rl")
+MODELS = PackageField("model.path", NamedModels, "ale-hub-models")  # no field of a model: finds what `path` names
+EVAL = PackageField("eval", EvaluationSection, "ale-evaluation")
 POOL = PackageField("pool", PoolSection, "ale-sandbox-pool")
 MIXTURE = PackageField("tasks.mix", TaskMixture, "ale-task-mixture")
 """It is no field of a model: if `tasks` is a `Mix`, the run builds one source from it with this."""
+OBSERVED = PackageField("observers.commands", Sandbox, "ale-wrapped-sandboxes")
+"""It is no field of a model: it wraps sandboxes for observers that have hooks about commands."""
+FILTERS = PackageField("rollout.filters", RolloutFilters, "ale-rollout-filters")
+"""It is no field of a model: keys of `rollout` ask for it."""
 DEFAULT_TOOL_FORMAT = "hermes"
 PluginKind = Literal["sandbox", "engine", "trainer", "algorithm", "scaffold", "reward", "tasks"]
 
@@ -31,7 +45,10 @@ PluginKind = Literal["sandbox", "engine", "trainer", "algorithm", "scaffold", "r
 class ModelConfig(Section):
     """The policy to start from: a Hugging Face folder, or a small model with random weights."""
 
-    path: Path | None = Field(None, description="Folder with a causal language model and its tokenizer.")
+    path: Path | None = Field(
+        None, description="Folder of a causal language model and its tokenizer, or its name on the Hugging Face hub."
+    )
+    revision: str | None = Field(None, description="Branch, tag or commit of a model on the hub; null: main.")
     scratch: Annotated[ScratchModel | None, PackageField("model.scratch", ScratchModel, "ale-tiny-models")] = Field(
         None, description="Create a small model from nothing; its tokenizer is trained on the demonstrations."
     )
@@ -40,6 +57,8 @@ class ModelConfig(Section):
     def _one_of_them(self) -> ModelConfig:
         if self.path is not None and self.scratch is not None:
             raise ValueError("give either 'path' or 'scratch', not both")
+        if self.revision is not None and self.path is None:
+            raise ValueError("'revision' is of the model that 'path' names; give a 'path', or leave it out")
         return self
 
 
@@ -105,7 +124,7 @@ class RolloutConfig(Section):
     temperature: float = Field(1.0, ge=0, description="Sampling temperature in training.")
     top_p: float = Field(1.0, gt=0, le=1, description="Nucleus sampling in training.")
     top_k: int = Field(0, ge=0, description="Sample among the k most likely tokens only; 0: all.")
-    max_calls: int = Field(8, gt=0, description="Most model calls in one episode.")
+    max_calls: int = Field(8, gt=0, description="Most model calls in one episode; those without tools count apart.")
     max_tokens: int = Field(128, gt=0, description="Most tokens in one response.")
     max_context: int = Field(1024, gt=0, description="Most tokens in one context window, prompt and response together.")
     max_sampled_tokens: int | None = Field(
@@ -140,19 +159,6 @@ class RolloutConfig(Section):
     )
 
 
-class EvalConfig(Section):
-    """Held-out evaluation, always from the beginning of the task."""
-
-    episodes: int = Field(
-        128, gt=0, description="Episodes of one evaluation; if there are fewer tasks, they are repeated."
-    )
-    every: int = Field(
-        15, ge=0, description="Number of RL steps between evaluations; 0: evaluate only before and after RL."
-    )
-    temperature: float = Field(1.0, ge=0, description="Sampling temperature.")
-    split: str = Field("heldout", description="Split of the task source that is evaluated.")
-
-
 class SessionConfig(Section):
     """The model session: how the model's text is read."""
 
@@ -178,8 +184,8 @@ class RunConfig(Section):
     scaffold: Annotated[PluginChoice | Select, PluginField("scaffold")] = Field(
         "iflow", validate_default=True, description="The agent around the model."
     )
-    sandbox: Annotated[PluginChoice | Select, PluginField("sandbox")] = Field(
-        "local", validate_default=True, description="Where the agent's commands run."
+    sandbox: Annotated[PluginChoice | Select | None, PluginField("sandbox")] = Field(
+        "local", validate_default=True, description="Where the agent's commands run; none: nowhere, it has no commands."
     )
     reward: Annotated[PluginChoice | Select, PluginField("reward")] = Field(
         "tests", validate_default=True, description="What scores an episode."
@@ -209,7 +215,9 @@ class RunConfig(Section):
     rl: Annotated[LoopSection | None, RL] = Field(
         None, description="Reinforcement learning; without this section there is none."
     )
-    eval: EvalConfig = EvalConfig()
+    eval: Annotated[EvaluationSection | None, EVAL] = Field(
+        default_factory=EVAL.default, description="Held-out evaluation; null: none."
+    )
     observers: Annotated[tuple[PluginChoice, ...], PluginField(HOOKS)] = Field(
         (), description="Observers of the run (plugins of kind hooks): a list of names, or of sections with 'use'."
     )

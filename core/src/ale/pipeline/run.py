@@ -19,12 +19,11 @@ from typing import Any
 
 from ale.config.environment import allowed_observers
 from ale.config.load import LoadedConfig
-from ale.config.preflight import Only, preflight, stages_of
+from ale.config.preflight import Only, message_engine, preflight, stages_of
 from ale.config.references import redact_json
-from ale.config.run import RunConfig
+from ale.config.run import MODELS, RunConfig
 from ale.errors import ConfigError
 from ale.pipeline.channel import RunChannel
-from ale.pipeline.evaluate import evaluate
 from ale.pipeline.progress import Progress
 from ale.pipeline.workbench import Workbench, open_workbench
 from ale.registry.hooks import Hooks
@@ -67,7 +66,7 @@ async def run(
         raise ConfigError(f"{folder} holds a run already; give another --out, or remove it.")
     try:
         async with AsyncExitStack() as stack:
-            channel = RunChannel(loaded.values.redact)
+            channel = RunChannel(loaded.values.redact, show=progress.note)
             context = DriverContext(run_id, folder, config.seed, {"run": run_id}, channel)
             hooks = await open_observers(config.observers, context, stack, allowed_observers())
             return await _run_with_observers(loaded, progress, context, hooks, only, source)
@@ -90,6 +89,9 @@ async def _run_with_observers(
     try:
         hooks.call("ale_run_started", run_id=run_id, run_dir=folder, config=loaded.values.public)
         store.add_event("run_started", run_id=run_id, seed=config.seed, only=only)
+        if config.model.path is not None and message_engine(config) is None:
+            found = await MODELS.require()().fetch(config.model.path, config.model.revision, context.channel)
+            config = config.model_copy(update={"model": config.model.model_copy(update={"path": found})})
         async with open_workbench(config, context, hooks, store, progress, train=only != "rollout") as bench:
             await run_stages(bench, only, source)
         status = "completed"
@@ -134,7 +136,8 @@ async def run_stages(bench: Workbench, only: Only, source: Path | None) -> None:
     every = [*stages.values(), *([loop] if loop else [])]
     for stage in every:
         stage.check_tasks(bench)
-    next(bench.take_tasks(config.eval.split))  # an unknown split is refused now, not after the demonstrations
+    if config.eval is not None:
+        await config.eval.check_tasks(bench)  # an unknown split is refused now, not after the demonstrations
     demonstrations = [t for stage in every for t in await stage.gather(bench)]
     if config.model.scratch is not None:
         await bench.load_policy(await write_scratch_model(bench, config.model.scratch, demonstrations), train=True)
@@ -147,9 +150,7 @@ async def run_stages(bench: Workbench, only: Only, source: Path | None) -> None:
     for name, stage in stages.items():
         await stage.train(bench)
         await bench.save(name)
-    await evaluate(
-        bench, "after_sft" if config.sft else "after_cpt" if config.cpt else "before_rl" if loop else "of_the_policy", 0
-    )
+    await bench.evaluate("after_sft" if config.sft else "after_cpt" if config.cpt else "before_rl" if loop else "", 0)
     if loop:
         await loop.train(bench)
     if config.trains:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
-import shutil
+import math
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from numbers import Real
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
-from ale.config.preflight import check_started
+from ale.config.preflight import check_started, starts_sandboxes
 from ale.config.run import MIXTURE, RunConfig
 from ale.errors import ConfigError, PluginError
 from ale.pipeline.progress import Progress
@@ -19,6 +20,7 @@ from ale.registry.drivers import open_driver
 from ale.registry.hooks import Hooks
 from ale.registry.validation import as_plugin_error
 from ale.rollout.episode import Episodes
+from ale.rollout.no_sandbox import NoSandboxes
 from ale.rollout.scheduler import Rollouts
 from ale.rollout.selection import Option, Selection
 from ale.session.reply_format import ReplyForm
@@ -27,16 +29,13 @@ from ale.session.tokenizer import ChatTokenizer, byte_tokenizer
 from ale.specs.algorithm import Algorithm
 from ale.specs.choice import Mix, PluginChoice, Select
 from ale.specs.driver import DriverContext
-from ale.specs.engine import InferenceEngine, MessageEngine, PolicyVersion, agree_on_transport
+from ale.specs.engine import InferenceEngine, MessageEngine
 from ale.specs.package_sections import PooledProvider
 from ale.specs.tasks import MixedSource, TaskSource
 from ale.specs.trainer import TrainerBackend
 from ale.store.run_store import RunStore
 from ale.task import Task
 from ale.trajectory import Trajectory
-
-WEIGHTS = "weights"
-"""The folder inside the run folder for policy versions that are handed over as files."""
 
 
 @dataclass
@@ -97,22 +96,6 @@ class Workbench:
             if train:
                 await self.backend.load(folder)
 
-    async def publish(self) -> PolicyVersion:
-        """Publish the trainer's weights to the engine, by the first transport that both name.
-
-        The trainer writes the files for that to `weights/<version>` of the run folder. The newest version stays, so
-        that a restarted engine can load it; older ones are removed once the engine has the newest."""
-        transport = agree_on_transport(self.backend.transports, self.engine.transports)
-        if transport is None:
-            raise PluginError("engine: it has no transport of weights in common with the trainer on this machine.")
-        folder = self.folder / WEIGHTS
-        policy = await self.backend.publish(transport, folder)
-        await self.engine.load_weights(policy)
-        for old in folder.iterdir() if folder.exists() else ():
-            if old.name != str(policy.version):
-                await asyncio.to_thread(shutil.rmtree, old, ignore_errors=True)
-        return policy
-
     async def save(self, stage: str) -> None:
         """Save the policy as `model/<stage>` of the run folder."""
         folder = self.folder / "model" / stage
@@ -129,9 +112,25 @@ class Workbench:
         }
 
     def finish_step(self, stage: str, step: int, metrics: Mapping[str, float]) -> None:
-        """Store a training step's metrics and call the observers."""
+        """Store the metrics of a step, with those that observers add, and report them to the observers."""
+        metrics = dict(metrics)
+        if self.hooks.has_implementation("ale_add_metrics"):
+            of_the_step = ("stage = ? AND step = ? AND rejected IS NULL", (stage, step))
+            self.hooks.call(
+                "ale_add_metrics",
+                lambda added: metrics.update(_check_added(added, metrics)),
+                stage=stage,
+                step=step,
+                trajectories=tuple(self.store.trajectories(*of_the_step)),
+                metrics=MappingProxyType(metrics),
+            )
         self.store.add_metrics(stage, step, metrics)
         self.hooks.call("ale_step_finished", stage=stage, step=step, metrics=metrics)
+
+    async def evaluate(self, label: str, step: int) -> None:
+        """Judge the policy as it is now, if the run has evaluations; see `EvaluationSection.evaluate`."""
+        if self.config.eval is not None:
+            await self.config.eval.evaluate(self, label, step)
 
     def take_tasks(self, split: str) -> Iterator[Task]:
         """Yield tasks of a split, from the first again after the last."""
@@ -141,11 +140,9 @@ class Workbench:
                 empty = False
                 yield task
             if empty:
-                other = ", or name another split with eval.split" if split == self.config.eval.split else ""
                 raise ConfigError(
                     f"The task source '{self.config.tasks.use}' has no tasks in its split '{split}': give it some with "
-                    "its "
-                    f"settings in the section tasks (`ale config describe tasks NAME` lists them){other}."
+                    "its settings in the section tasks (`ale config describe tasks NAME` lists them)."
                 )
 
     def tasks_once(self, split: str) -> Iterator[Task]:
@@ -156,6 +153,18 @@ class Workbench:
                 if not isinstance(task, Task):
                     raise PluginError(f"{what} must yield ale.task.Task objects, not {type(task).__name__}.")
                 yield task
+
+
+def _check_added(added: Any, metrics: Mapping[str, float]) -> dict[str, float]:
+    """Return what an observer adds to a step's metrics. Raises `ValueError` if something is wrong in it."""
+    if not isinstance(added, Mapping | None):
+        raise ValueError(f"it must return a mapping of names to numbers, or None, not {type(added).__name__}")
+    for name, value in (added or {}).items():
+        if name in metrics or not isinstance(name, str):
+            raise ValueError(f"it adds the metric {name!r}, which is there already or is no text; give it another name")
+        if not (isinstance(value, Real) and math.isfinite(value)):
+            raise ValueError(f"it adds the metric '{name}' = {value!r}, which is no finite number; leave it out")
+    return {name: float(value) for name, value in (added or {}).items()}
 
 
 @asynccontextmanager
@@ -216,7 +225,9 @@ async def open_workbench(
         tasks = await task_source(config.tasks)
         reward = await select("reward", config.reward)
         scaffold = await select("scaffold", config.scaffold)
-        provider = await select("sandbox", config.sandbox)
+        provider: Selection[Any] = Selection("sandbox", [Option("none", NoSandboxes())])
+        if config.sandbox is not None and starts_sandboxes(config):
+            provider = await select("sandbox", config.sandbox)
         algorithm = await start("algorithm", config.algorithm)
         of_stages = {path: choice for section in config.stages.values() for path, choice in section.algorithms()}
         stage_algorithms = {path: await start("algorithm", choice, path) for path, choice in of_stages.items() if train}

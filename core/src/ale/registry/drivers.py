@@ -20,6 +20,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from ale.errors import ConfigError, PluginError
+from ale.registry.hints import ask_hints
 from ale.registry.installed import PluginInfo, list_plugins
 from ale.registry.validation import add_place, as_plugin_error, describe_error, lenient_models, nearest_hint, validate
 from ale.registry.versions import describe_mismatch
@@ -123,6 +124,10 @@ def _load_class(kind: str, name: str) -> type[Driver]:
     missing = ", ".join(sorted(getattr(loaded, "__abstractmethods__", ())))
     if missing:
         raise PluginError(f"{what} is unfinished: {info.target} lacks {missing}, which the contract asks for.")
+    for name in sorted(getattr(contract, "__abstractmethods__", ())):  # an observer has none
+        unlike = _unlike_contract(getattr(contract, name), getattr(loaded, name))
+        if unlike:
+            raise PluginError(f"{what}: {info.target}.{name} {unlike}.")
     open_model = next(lenient_models(loaded.Config), None) if inspect.isclass(loaded.Config) else None
     if open_model is not None:
         raise PluginError(
@@ -141,6 +146,20 @@ def _load_class(kind: str, name: str) -> type[Driver]:
         except PluginError as error:
             raise PluginError(f"{what}: {error}") from error
     return loaded
+
+
+def _unlike_contract(contract: Any, method: Any) -> str | None:
+    """Return why a method cannot be called as its contract says, as the end of a sentence."""
+    if not (inspect.isfunction(contract) and callable(method)):
+        return None
+    if inspect.iscoroutinefunction(contract) and not inspect.iscoroutinefunction(inspect.unwrap(method)):
+        return "must be `async def`, as in the contract"
+    try:
+        positional = [p for p in inspect.signature(contract).parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
+        inspect.signature(method).bind(*positional)
+    except (TypeError, ValueError):
+        return f"must take the contract's arguments, {inspect.signature(contract)}"
+    return None
 
 
 async def open_driver(
@@ -212,9 +231,7 @@ def _install_hint(kind: str, package: str, name: str, installed: list[PluginInfo
     if package and name in names:
         hint = f" '{name}' comes from {', '.join(i.package for i in installed if i.name == name)}."
     else:
-        hint = nearest_hint(name, names) or (
-            f" Its package is usually called ale-plugin-{usual} or ale-plugin-{kind}-{usual}."
-            if re.fullmatch(r"[\w-]+", name)
-            else ""
-        )
+        called = f"ale-plugin-{usual} or ale-plugin-{kind}-{usual}"
+        guess = f" Its package is usually called {called}." if re.fullmatch(r"[\w-]+", name) else ""
+        hint = ask_hints("plugins", kind, name) or nearest_hint(name, names) or guess
     return f"{hint} Installed: {', '.join(names) or 'none'}."

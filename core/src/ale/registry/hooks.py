@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from inspect import iscoroutinefunction
 from typing import Any
 
@@ -68,8 +68,8 @@ class Hooks:
         """Return whether any observer implements one of these hooks."""
         return any(self._hooks.get(name) for name in names)
 
-    def call(self, name: str, **arguments: Any) -> None:
-        """Call a hook of every observer; the error of one that raises is logged."""
+    def call(self, name: str, receive: Callable[[Any], None] = lambda answer: None, **arguments: Any) -> None:
+        """Call a hook of every observer, and `receive` with each answer; the error of one that raises is logged."""
         if not self._hooks:
             return
         for implementation in self._hooks[name]:
@@ -77,7 +77,7 @@ class Hooks:
             if self._errors[observer] >= MAX_ERRORS:
                 continue
             try:
-                _invoke(implementation, arguments)
+                receive(_invoke(implementation, arguments))
             except (Exception, SystemExit) as error:
                 self._errors[observer] += 1
                 last = " Only its veto hooks are called from now on." if self._errors[observer] >= MAX_ERRORS else ""

@@ -103,8 +103,8 @@ def _distributions() -> Iterator[tuple[_Package, list[metadata.EntryPoint]]]:
                 continue
             entries = [entry for entry in distribution.entry_points if entry.group in groups]
             about = distribution.metadata
-            name, version = str(about["Name"] or ""), str(about["Version"] or "")
-            summary = str(about["Summary"] or "")
+            # Some libraries replace Python's own reader of metadata by one that raises for a key that is not there.
+            name, version, summary = (str(about[key]) if key in about else "" for key in ("Name", "Version", "Summary"))
         except Exception:  # whatever the files of another package contain, the list continues without it
             continue
         key = name.lower().replace("_", "-").replace(".", "-")

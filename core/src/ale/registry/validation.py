@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import is_dataclass
-from typing import Any, TypeVar, get_args, get_origin
+from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
@@ -15,6 +15,7 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 from typing_extensions import is_typeddict  # as pydantic asks: Python 3.11's does not know this TypedDict
 
 from ale.errors import AleError, ConfigError, PluginError
+from ale.registry.hints import ask_hints
 from ale.registry.package_field import installed_model
 
 M = TypeVar("M", bound=BaseModel)
@@ -22,6 +23,7 @@ Mistake = tuple[tuple[str, ...], str]
 """A path below a section, and a sentence."""
 MISTAKE_TYPE = "mistake"
 """The type of the pydantic errors whose message is a sentence already."""
+BEGINNING, UNRELATED = 3, 4
 
 
 class Mistakes(ConfigError):
@@ -75,9 +77,23 @@ def validate(model: type[M], data: Mapping[str, Any], where: str = "", beside: S
 
 
 def nearest_hint(name: str, names: Iterable[str]) -> str:
-    """Return ` Did you mean 'x'?` with the nearest of the names, or nothing."""
-    near = difflib.get_close_matches(name, list(names), 1, cutoff=0.5)
-    return f" Did you mean '{near[0]}'?" if near else ""
+    """Return ` Did you mean 'x'?` with the name that this is a misspelling or alone the beginning of, or nothing."""
+    edits = {other: _count_edits(*(re.sub(r"[\W_]", "", word).lower() for word in (name, other))) for other in names}
+    near = [other for other, count in edits.items() if count == min(edits.values()) < UNRELATED]
+    return f" Did you mean '{near[0]}'?" if len(near) == 1 or (near and edits[near[0]] < BEGINNING) else ""
+
+
+def _count_edits(typed: str, name: str) -> int:
+    """Return how many letters are wrong, missing, added or swapped: at most one, in words of seven letters two. Beyond
+    that, `BEGINNING` if `name` begins with what was typed, else `UNRELATED`."""
+    most = min(2, (max(len(typed), len(name)) + 1) // 4)
+    beyond = BEGINNING if len(typed) >= 4 and name.startswith(typed) else UNRELATED
+    if abs(len(typed) - len(name)) > most:
+        return beyond
+    steps = difflib.SequenceMatcher(None, typed, name, autojunk=False).get_opcodes()
+    edits = sum(max(i2 - i1, j2 - j1) for tag, i1, i2, j1, j2 in steps if tag != "equal")
+    edits -= edits > 1 and sorted(typed) == sorted(name)  # two letters that are swapped
+    return edits if edits <= most else beyond
 
 
 def format_value(value: Any) -> str:
@@ -111,7 +127,7 @@ def section_model(field: FieldInfo) -> type[BaseModel] | None:
 def lenient_models(model: type, seen: frozenset[type] = frozenset()) -> Iterator[str]:
     """Yield the names of the models in a `Config`, itself included, that do not refuse unknown keys.
 
-    Dataclasses and TypedDicts in it count too: `describe_keys` and the hints of a mistake do not see their keys.
+    Dataclasses and TypedDicts in it count too: `ale config describe` and the hints of a mistake do not see their keys.
     """
     if is_dataclass(model) or is_typeddict(model):
         yield model.__qualname__
@@ -143,7 +159,9 @@ def _mistakes(model: type[BaseModel], error: ValidationError, data: Any, beside:
             by_path.setdefault(tuple(map(str, item["loc"])), []).append(item["msg"])
             continue
         location = _yaml_location(item["loc"], data, item["type"] == "missing")
-        by_path.setdefault(tuple(location), []).append(_describe_mistake(model, item, location, beside))
+        known = ask_hints("keys", tuple(location), item["input"]) if item["type"] == "extra_forbidden" else None
+        for path, sentence in known or [(location, _describe_mistake(model, item, location, beside))]:
+            by_path.setdefault(tuple(path), []).append(sentence)
     # For a union, pydantic reports each member's complaint about one value: they become one sentence.
     return [(path, "; or ".join(dict.fromkeys(found))) for path, found in by_path.items()]
 
@@ -176,7 +194,7 @@ def _describe_mistake(model: type[BaseModel], item: Any, location: list[str], be
         return f"there is no such key.{hint} Valid here: {', '.join(names) or 'no keys'}."
     if item["type"] == "missing":
         field = _model_at(model, location[:-1]).model_fields.get(location[-1])
-        mark = _plugin_mark(field) if field is not None else None
+        mark = plugin_mark(field) if field is not None else None
         return f"this key is missing{'; ' + mark.when_missing() if mark is not None else ''}."
     if item["type"] in ("model_type", "dict_type"):
         return f"must be a mapping of keys to values (it is {format_value(item['input'])})."
@@ -194,7 +212,7 @@ def _describe_mistake(model: type[BaseModel], item: Any, location: list[str], be
 
 def _paths_of_key(model: type[BaseModel], name: str) -> str:
     """Return where in the model the same key is valid."""
-    places = [row[0] for row in describe_keys(model) if row[0].rpartition(".")[2] == name and ".N." not in row[0]]
+    places = [path for path in key_paths(model) if path.rpartition(".")[2] == name]
     return f" There is {' and '.join(places)}." if 1 <= len(places) <= 3 else ""
 
 
@@ -206,40 +224,22 @@ def _model_at(model: type[BaseModel], location: Iterable[str]) -> type[BaseModel
     return model
 
 
-def _plugin_mark(field: FieldInfo) -> Any:
+def plugin_mark(field: FieldInfo) -> Any:
     """Return the marker of a field that names plugins (`ale.config.plugin_field.PluginField`)."""
     return next((mark for mark in field.metadata if hasattr(mark, "when_missing")), None)
 
 
-def describe_keys(model: type[BaseModel], prefix: str = "", given: BaseModel | None = None) -> list[tuple[str, ...]]:
-    """Return every key of a model as (path, type, default, meaning): sections are expanded, plugins' sections are not.
-
-    The keys of a section in a list have paths such as `list.N.key`.
-
-    Defaults are those of `given`, the default of the section itself, if it has one.
-    """
-    rows: list[tuple[str, ...]] = []
+def key_paths(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    """Yield the path of every key of a model: sections are expanded, plugins' sections and lists are not."""
     for name, field in model.model_fields.items():
-        inner, is_plugin = section_model(field), _plugin_mark(field) is not None
-        default = field.get_default(call_default_factory=True) if given is None else getattr(given, name)
-        if inner is not None and not is_plugin and _is_section(field.annotation):
-            rows += describe_keys(inner, f"{prefix}{name}.", default if isinstance(default, inner) else None)
-            continue
-        kind = "plugin" if is_plugin else _type_name(field.annotation)
-        default_text = "required" if field.is_required() else "null" if default is None else str(default)
-        rows.append((f"{prefix}{name}", kind, default_text, one_line_error(field.description or "") + "."))
-        if get_origin(field.annotation) is tuple and inner is not None and not is_plugin:
-            rows += describe_keys(inner, f"{prefix}{name}.N.")
-    return rows
+        inner = section_model(field)
+        if inner is not None and plugin_mark(field) is None and is_section(field.annotation):
+            yield from key_paths(inner, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}"
 
 
-def _is_section(annotation: Any) -> bool:
+def is_section(annotation: Any) -> bool:
     """Return whether it is a model, or a model that may be null; a list of models is a plain value."""
     members = [a for a in get_args(annotation) if a is not type(None)] or [annotation]
     return len(members) == 1 and isinstance(members[0], type) and issubclass(members[0], BaseModel)
-
-
-def _type_name(annotation: Any) -> str:
-    text = annotation.__name__ if isinstance(annotation, type) and not get_args(annotation) else str(annotation)
-    text = re.sub(r"Literal\[([^\]]*)\]", lambda m: m[1].replace("'", "").replace(", ", " | "), text)
-    return re.sub(r"\b(?:[a-z_]\w*\.)+", "", text).replace("NoneType", "null").replace("None", "null")

@@ -11,25 +11,27 @@ import logging
 import math
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from ale.config.run import RolloutConfig, SandboxNeeds
+from ale.config.run import OBSERVED, RolloutConfig, SandboxNeeds
 from ale.errors import AgentError, AleError, BudgetExceeded, ConfigError, PluginError
 from ale.registry.hooks import Hooks
 from ale.registry.validation import describe_error
-from ale.rollout.observed import EXEC_HOOKS, ObservedSandbox
+from ale.rollout.graded import Graded
+from ale.rollout.no_sandbox import NoSandbox, NoSandboxes
+from ale.rollout.sandbox_spec import make_spec
 from ale.rollout.selection import Selection
 from ale.rollout.side_calls import mark_side_calls
 from ale.session.session import RecordedSession, Sessions
 from ale.specs.algorithm import RolloutRequest
 from ale.specs.engine import Sampling
-from ale.specs.events import ExecBy
+from ale.specs.events import EXEC_HOOKS, ExecBy
 from ale.specs.reward import Reward
-from ale.specs.sandbox import Resources, Sandbox, SandboxProvider, SandboxSpec
+from ale.specs.sandbox import Sandbox, SandboxProvider, SandboxSpec
 from ale.specs.scaffold import Scaffold
 from ale.specs.start import Opening, Responder, StartContext
 from ale.task import Task
@@ -142,14 +144,18 @@ class Episodes:
         sandbox = await self._start_sandbox(request, opening, session.id, timings)
         mark = time.monotonic()
         async with sandbox:
-            self.hooks.call("ale_sandbox_started", sandbox_id=sandbox.id, episode_id=session.id, task=task)
+            if not isinstance(sandbox, NoSandbox):
+                self.hooks.call("ale_sandbox_started", sandbox_id=sandbox.id, episode_id=session.id, task=task)
             acting = opening.wrap(self._watch_sandbox(sandbox, session.id, task, "agent"))
             ended_by = await self._act(scaffold, task, acting, session)
             opening.check()
             mark = _lap(timings, "act", mark)
             trajectory = replace(self._add_record(trajectory, session), ended_by=ended_by)
             judged = self._watch_sandbox(sandbox, session.id, task, "reward")
-            score = validate_score(await guard_plugin_call("reward", reward.score(task, judged, trajectory)))
+            graded = Graded(judged, partial(self._open_for_grading, request, session.id))
+            score = validate_score(
+                await guard_plugin_call("reward", reward.score, task, graded, trajectory), trajectory
+            )
             mark = _lap(timings, "score", mark)
         _lap(timings, "stop", mark)
         return replace(trajectory, reward=score, seconds=time.monotonic() - began, timings=tuple(timings.items()))
@@ -165,7 +171,7 @@ class Episodes:
             async with opening.prepare(spec) as prepared:
                 if prepared is not spec:
                     mark = _lap(timings, "state", mark)
-                sandbox = await guard_plugin_call("sandbox", provider.start_sandbox(prepared))
+                sandbox = await guard_plugin_call("sandbox", provider.start_sandbox, prepared)
                 _lap(timings, "start", mark)
         except AleError:
             raise
@@ -177,18 +183,14 @@ class Episodes:
     async def _spec(self, request: RolloutRequest, episode_id: str, timings: dict[str, float]) -> SandboxSpec:
         """Return the spec of a sandbox as the task and the agent find it at the beginning."""
         task, provider, scaffold = request.task, self.provider.of(request).driver, self.scaffold.of(request).driver
-        limited = self.needs.limits_given or "limits" in provider.capabilities
-        spec = SandboxSpec(
-            image=task.image,
-            resources=self.needs.resources if limited else Resources(),
-            network=self.needs.network,
-            allow=self.needs.allow,
-            env=dict(task.env),
-            files={path: text.encode() for path, text in task.files.items()},
-            labels={**self.labels, "task": task.id, "episode": episode_id},
-        )
+        labels = {**self.labels, "episode": episode_id}
         mark = time.monotonic()
-        prepared = await guard_plugin_call("scaffold", scaffold.prepare(spec, provider))
+        spec = await guard_plugin_call("sandbox", make_spec, task, provider, self.needs, labels)
+        if isinstance(provider, NoSandboxes):
+            return spec
+        if task.build is not None:
+            mark = _lap(timings, "build", mark)
+        prepared = await guard_plugin_call("scaffold", scaffold.prepare, spec, provider)
         if prepared is not spec:
             _lap(timings, "prepare", mark)
         changed: dict[str, object] = {}
@@ -209,7 +211,7 @@ class Episodes:
             request.task,
             self.provider.of(request).driver,
             self.scaffold.of(request).driver,
-            self.config.timeout_s,
+            self._agent_seconds(request.task),
             not self.needs.limits_given,
             partial(self._another, request, stage),
         )
@@ -223,18 +225,35 @@ class Episodes:
         session = self._open_session(session_id, request, stage, responder)
         spec = spec.model_copy(update={"labels": {**spec.labels, "episode": session_id}})
         try:
-            async with await guard_plugin_call(
-                "sandbox", self.provider.of(request).driver.start_sandbox(spec)
-            ) as sandbox:
+            start = self.provider.of(request).driver.start_sandbox
+            async with await guard_plugin_call("sandbox", start, spec) as sandbox:
                 self.hooks.call("ale_sandbox_started", sandbox_id=sandbox.id, episode_id=session_id, task=request.task)
                 yield self._watch_sandbox(sandbox, session_id, request.task, "agent"), session
         finally:
             session.close()
 
+    @asynccontextmanager
+    async def _open_for_grading(self, request: RolloutRequest, episode_id: str) -> AsyncIterator[Sandbox]:
+        """Start a sandbox apart for the reward; see `GradedSandbox.open_another`."""
+        provider = self.provider.of(request).driver
+        labels = {**self.labels, "episode": episode_id}
+        spec = await guard_plugin_call("sandbox", make_spec, request.task, provider, self.needs, labels)
+        mode = "none" if spec.network == "endpoint-only" else spec.network  # no agent runs in it
+        started = guard_plugin_call("sandbox", provider.start_sandbox, spec.model_copy(update={"network": mode}))
+        async with await started as sandbox:
+            yield self._watch_sandbox(sandbox, episode_id, request.task, "reward")
+
+    def _agent_seconds(self, task: Task) -> float:
+        """Return the seconds that the agent has: the task's own, within the limit of the run file if it sets one."""
+        ours, own = self.config.timeout_s, task.timeout_s or self.config.timeout_s
+        return min(own, ours) if "timeout_s" in self.config.model_fields_set else own
+
     def _watch_sandbox(self, sandbox: Sandbox, episode_id: str, task: Task, by: ExecBy) -> Sandbox:
         """Return the sandbox itself, or a wrapper that calls the observers if one of them has hooks for commands."""
-        watched = self.hooks.has_implementation(*EXEC_HOOKS)
-        return ObservedSandbox(sandbox, episode_id, task, by, self.hooks) if watched else sandbox
+        if not self.hooks.has_implementation(*EXEC_HOOKS):
+            return sandbox
+        wrapped: Sandbox = OBSERVED.require()(sandbox, episode_id, task, by, self.hooks)
+        return wrapped
 
     async def _act(self, scaffold: Scaffold, task: Task, sandbox: Sandbox, session: RecordedSession) -> str:
         """Run the agent; a time-out or a used-up budget ends it, and what it left is scored all the same.
@@ -242,7 +261,7 @@ class Episodes:
         An agent that speaks HTTP may go on or end after a failed call: the error of its last call is raised here, so
         that a lost engine never becomes a failed task."""
         try:
-            async with asyncio.timeout(self.config.timeout_s):
+            async with asyncio.timeout(self._agent_seconds(task)):
                 ended_by: object = await scaffold.run(task, sandbox, session)
         except BudgetExceeded:
             return "budget"
@@ -265,7 +284,7 @@ class Episodes:
         """Return the trajectory with what the session recorded."""
         sequences, chunks = session.recorder.sequences, session.recorder.chunks
         if self.config.side_calls == "no_tools":
-            chunks = mark_side_calls(sequences, chunks)
+            chunks = mark_side_calls(sequences, chunks, session.offers_tools)
         return replace(
             trajectory,
             sequences=sequences,
@@ -289,10 +308,10 @@ class Episodes:
         )
 
 
-async def guard_plugin_call(kind: str, call: Awaitable[T]) -> T:
+async def guard_plugin_call(kind: str, method: Callable[..., Awaitable[T]], *arguments: Any) -> T:
     """Await a plugin's answer; an exception that is no `AleError` becomes a `PluginError` that names the plugin."""
     try:
-        return await call
+        return await method(*arguments)
     except AleError:
         raise
     except Exception as error:
@@ -300,13 +319,19 @@ async def guard_plugin_call(kind: str, call: Awaitable[T]) -> T:
         raise PluginError(f"The {kind} plugin crashed: {describe_error(error)}.") from error
 
 
-def validate_score(score: object) -> Score:
+def validate_score(score: object, trajectory: Trajectory) -> Score:
     """Return a reward's answer. Raises `PluginError` if it is not a valid score."""
-    if isinstance(score, Score) and isinstance(score.passed, bool) and math.isfinite(score.value):
-        return score
-    raise PluginError(
-        f"The reward plugin must answer with an ale.trajectory.Score of a finite value, not {score!r:.100}."
-    )
+    if not (isinstance(score, Score) and isinstance(score.passed, bool)):
+        raise PluginError(f"The reward plugin must answer with an ale.trajectory.Score, not {score!r:.100}.")
+    if not all(map(math.isfinite, (score.value, *score.parts.values()))):
+        raise PluginError(f"The reward plugin must answer with finite numbers, not {score!r:.300}.")
+    chunks = len(trajectory.chunks)
+    if score.by_chunk and (len(score.by_chunk) != chunks or not all(map(math.isfinite, score.by_chunk))):
+        raise PluginError(
+            f"The reward plugin's Score.by_chunk must hold a finite number for each of the {chunks} chunks of the "
+            f"trajectory, not {score.by_chunk!r:.100}."
+        )
+    return score
 
 
 def _lap(timings: dict[str, float], name: str, since: float) -> float:

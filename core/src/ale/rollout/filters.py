@@ -1,28 +1,22 @@
 """Decides which finished rollouts cannot be trusted (paper 3.2.4.1).
 
 A *failing* agent is not an unreliable rollout: it stays, with its reward of zero. A rollout is rejected if it says
-nothing about the policy: infrastructure faults, rewards that could not be computed, tools that answered identical calls
-differently; in training also observers' vetoes, and runs of illegal calls beyond a limit. When a policy is judged
-(evaluation, pass rates), rollouts of these last two sorts count with their result."""
+nothing about the policy: infrastructure faults, rewards that could not be computed, what an installed package filters
+(`RolloutFilters`), and, in training alone, observers' vetoes: where a policy is judged (evaluation, pass rates), a
+vetoed rollout counts with its result."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ale.config.run import RolloutConfig
+from ale.config.run import FILTERS, RolloutConfig
 from ale.errors import StartDiverged
 from ale.registry.hooks import Hooks
-from ale.rollout.contradictions import KnownAnswers
-from ale.rollout.episode import RL_STAGE, TRAINED_STAGES
+from ale.rollout.episode import TRAINED_STAGES
+from ale.specs.package_sections import RolloutFilters
 from ale.trajectory import Trajectory
 
-NO_REWARD, NO_CALL, ILLEGAL, UNRELIABLE, VETOED = (
-    "no reward",
-    "no model call",
-    "illegal calls",
-    "unreliable tool",
-    "vetoed",
-)
+NO_REWARD, NO_CALL, VETOED = "no reward", "no model call", "vetoed"
 DIVERGED = f"{StartDiverged.kind} failure"
 """The kind that `without_score` gives to a rollout that did not reach its start."""
 
@@ -37,16 +31,16 @@ class Rejection:
 
 
 class Filter:
-    """It judges the rollouts of a run, one after the other; it remembers what tools answered.
+    """It judges the rollouts of a run, one after the other.
 
     `tools` are those that the scaffolds declare deterministic; `rollout.deterministic_tools` adds more.
     """
 
     def __init__(self, config: RolloutConfig, hooks: Hooks, tools: frozenset[str] = frozenset()) -> None:
-        self._max_illegal_calls = config.max_illegal_calls
+        tools |= frozenset(config.deterministic_tools)
+        asked = bool(config.max_illegal_calls or tools)
+        self._configured: RolloutFilters | None = FILTERS.require()(config, tools) if asked else None
         self._hooks = hooks
-        self._tools = tools | frozenset(config.deterministic_tools)
-        self._answers = KnownAnswers(config.ignore_in_answers)
 
     def rejection(self, trajectory: Trajectory) -> Rejection | None:
         """Return why this rollout must stay out of training; None if it may enter."""
@@ -55,12 +49,9 @@ class Filter:
             return unscored
         if not trajectory.chunks:
             return Rejection(NO_CALL, NO_CALL)
-        run = illegal_run(trajectory)
-        if trajectory.stage == RL_STAGE and self._max_illegal_calls and run >= self._max_illegal_calls:
-            return Rejection(ILLEGAL, ILLEGAL, f"{run} illegal calls came in a row.")
-        contradiction = self._answers.contradiction(trajectory, self._tools)
-        if contradiction is not None:
-            return Rejection(UNRELIABLE, UNRELIABLE, contradiction)
+        found = None if self._configured is None else self._configured.rejection(trajectory)
+        if found is not None:
+            return Rejection(found[0], *found)
         if trajectory.stage not in TRAINED_STAGES:
             return None
         veto = self._hooks.veto_reason("ale_filter_trajectory", trajectory=trajectory)
@@ -76,15 +67,3 @@ def without_score(trajectory: Trajectory) -> Rejection | None:
         reason = NO_REWARD if scoring else f"{failure.kind} failure"
         return Rejection(reason, reason, failure.message)
     return Rejection(NO_REWARD, NO_REWARD) if trajectory.reward is None else None
-
-
-def illegal_run(trajectory: Trajectory) -> int:
-    """Return the longest run of consecutive turns in which the policy's own tool call was illegal; side calls are no
-    turns, and the chunks that its start answered are not the policy's."""
-    longest = run = 0
-    for chunk in trajectory.turns:
-        if not chunk.sampled:
-            continue
-        run = run + 1 if chunk.error is not None and chunk.error.kind == "illegal_call" else 0
-        longest = max(longest, run)
-    return longest

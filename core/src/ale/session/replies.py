@@ -57,4 +57,4 @@ def turn_error(illegal: str | None, *, cut: bool) -> ChunkError | None:
 
 def unsampled_error(reply: ChatReply) -> ChunkError | None:
     """Return why a reply that the policy did not sample is an error turn."""
-    return turn_error(reply.illegal, cut=reply.finish_reason == "length")
+    return turn_error(reply.illegal, cut=reply.finish_reason in ("length", "content_filter"))

@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from ale.errors import (
+    AgentError,
     AleError,
     BudgetExceeded,
     ContextExceeded,
     EngineError,
     PluginError,
-    RequestRefused,
     StartDiverged,
 )
 from ale.messages import ChatReply, ChunkErrorKind, FinishWord, ModelCall
@@ -57,16 +58,24 @@ class RecordedSession(ModelSession):
         self.observations: list[Observation] = []
         self.calls = 0
         self.spent = False
-        """Whether a call was refused because a budget is used up: an agent that speaks HTTP cannot raise that error."""
+        """Whether a budget is used up, which an agent over HTTP cannot raise; a full context may be shortened."""
+        self.offers_tools = False
+        """Whether a request had tools, answered or not."""
         self._sessions = sessions
         self._sampling = sampling
         self._max_calls = max_calls
-        self._max_context = max_context
+        self._max_context, self.max_tokens = max_context, sampling.max_tokens
         self._left = max_sampled_tokens
         """How many more tokens may be sampled; None means any number."""
         self._responder = responder
+        self._used_up, self._side_calls = False, 0  # calls without tools: a title takes no call from the task
         self._answering: set[asyncio.Task[Any]] = set()
         self._closed = False
+
+    @property
+    def max_context(self) -> int:
+        """The most tokens of a conversation, prompt and answer together."""
+        return min(self._max_context, self._sessions.engine.max_context)
 
     async def answer(self, request: ModelCall) -> list[ChatReply]:
         """Answer one model call of any API with as many replies as were asked for, each of which counts as a call.
@@ -86,17 +95,15 @@ class RecordedSession(ModelSession):
                 raise
             task.uncancel()
             raise BudgetExceeded("The episode has ended.") from None
-        except BudgetExceeded:
-            self.spent = True
-            raise
-        except RequestRefused:
+        except BudgetExceeded as error:
+            self.spent, self._used_up = True, self._used_up or not isinstance(error, ContextExceeded)
             raise
         except AleError as error:
             self.fault = error
             raise
         finally:
             self._answering.discard(task)
-        self.fault = None
+        self.fault, self.spent = None, self._used_up
         for reply in replies:
             self.recorder.note(reply.chunk, request.ignored)
         return replies
@@ -104,9 +111,12 @@ class RecordedSession(ModelSession):
     async def _replies(self, request: ModelCall) -> list[ChatReply]:
         if self._closed:
             raise BudgetExceeded("The episode has ended.")
-        if self.calls + request.n > self._max_calls:
+        self.offers_tools |= bool(request.tools)
+        used = self.calls - self._side_calls if request.tools else self._side_calls
+        if used + request.n > self._max_calls:
             raise BudgetExceeded(f"The episode has used its {self._max_calls} model calls.")
         first, self.calls = self.calls, self.calls + request.n
+        self._side_calls += 0 if request.tools else request.n
         prompt = self.recorder.prompt(request.messages, request.tools)
         if request.n == 1:
             return [await self._reply(request, prompt, first)]
@@ -190,7 +200,7 @@ class RecordedSession(ModelSession):
 
     def _longest(self, request: ModelCall, prompt: Prompt) -> int:
         """Return how many tokens the answer may have. Raises `BudgetExceeded` if there is no room for any."""
-        most = min(self._max_context, self._sessions.engine.max_context)
+        most = self.max_context
         room = most - len(prompt.token_ids)
         if room < 1:
             # This is the wording by which clients of OpenAI and of Anthropic recognise the error.
@@ -241,10 +251,19 @@ class RecordedSession(ModelSession):
         self.recorder.mark_error(chunk, ChunkError(kind, message))
 
     def observe(
-        self, chunk: int, tool: str, arguments: Mapping[str, Any], text: str, exit_code: int | None, seconds: float
+        self,
+        chunk: int,
+        tool: str,
+        arguments: Mapping[str, Any],
+        text: str,
+        exit_code: int | None,
+        seconds: float,
+        reward: float | None = None,
     ) -> None:
         """Record what the environment answered."""
-        self.observations.append(Observation(chunk, tool, dict(arguments), text, exit_code, seconds))
+        if reward is not None and not math.isfinite(reward):
+            raise AgentError(f"The scaffold observed a reward of {reward!r}; a step's reward must be a finite number.")
+        self.observations.append(Observation(chunk, tool, dict(arguments), text, exit_code, seconds, reward))
 
 
 class Sessions:

@@ -119,9 +119,9 @@ class Generation:
 class InferenceEngine(ABC):
     """It samples from a policy for many requests at once."""
 
-    transports: ClassVar[tuple[str, ...]] = ()
+    transports: tuple[str, ...] = ()
     """The transports by which it takes new weights (`Ticket.transport`): `memory`, `folder`, or others that a trainer
-    names too. No run that trains can use an engine without any."""
+    names too. No run that trains can use an engine without any. An object may name fewer than its class."""
 
     @property
     @abstractmethod

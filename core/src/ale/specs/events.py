@@ -10,7 +10,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,6 +27,8 @@ PROJECT = "ale"
 hookspec = pluggy.HookspecMarker(PROJECT)
 hookimpl = pluggy.HookimplMarker(PROJECT)
 
+EXEC_HOOKS = ("ale_before_exec", "ale_exec_started", "ale_exec_finished")
+"""The hooks about commands."""
 VETO_HOOKS = frozenset({"ale_before_exec", "ale_filter_trajectory"})
 """The hooks in which an answer, or an error, is a refusal."""
 
@@ -108,6 +110,15 @@ class HookSpecs:
     @hookspec
     def ale_batch_ready(self, step: int, batch: TrainBatch) -> None:
         """A batch of an RL step is packed and about to be trained on."""
+
+    @hookspec
+    def ale_add_metrics(
+        self, stage: str, step: int, trajectories: Sequence[Trajectory], metrics: Mapping[str, float]
+    ) -> Mapping[str, float] | None:
+        """Return metrics to add to those of a step, before they are stored: finite numbers under new names.
+
+        `trajectories` are the trusted rollouts of this stage and step, read from the store; a stage that makes none
+        (`cpt`, `sft`) has none. One wrong name or number makes all that this observer returned an error of it."""
 
     @hookspec
     def ale_step_finished(self, stage: str, step: int, metrics: Mapping[str, float]) -> None:

@@ -19,6 +19,7 @@ CAPABILITIES = {
     "sandbox": {
         "fork": "starts from a snapshot in milliseconds",
         "images": "starts from container images",
+        "builds": "builds container images from Dockerfiles",
         "users": "runs commands as another user than the agent",
         "isolated": "the host is out of reach",
         "limits": "enforces resources",

@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pydantic import Field
 
@@ -18,6 +19,7 @@ from ale.specs.choice import PluginChoice
 from ale.specs.driver import Channel, Lifecycle, PluginConfig
 from ale.specs.sandbox import SandboxProvider
 from ale.specs.training_stage import TrainingStage
+from ale.trajectory import Trajectory
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,18 @@ class ScratchModel(PackageSection, ABC):
         the seed alone. Raises `ConfigError` if that is impossible."""
 
 
+class NamedModels(ABC):
+    """`model.path`: a model's folder, or its name on a hub. Both methods raise `ConfigError`."""
+
+    @abstractmethod
+    def check(self, path: Path, revision: str | None) -> None:
+        """Refuse what is no whole model, or not open to the user. Nothing is downloaded."""
+
+    @abstractmethod
+    async def fetch(self, path: Path, revision: str | None, channel: Channel) -> Path:
+        """Return the model's folder, after a download if there is none yet."""
+
+
 class PooledProvider(Lifecycle, SandboxProvider, ABC):
     """A provider that wraps another one and keeps its sandboxes.
 
@@ -69,6 +83,40 @@ class PoolSection(PackageSection, ABC):
     @abstractmethod
     def pool(self, provider: SandboxProvider, channel: Channel) -> PooledProvider:
         """Return a pool for a provider that has started."""
+
+
+class RolloutFilters(ABC):
+    """`rollout.filters`: what judges finished rollouts by the section `rollout` (`max_illegal_calls`, ...). It is no
+    section: a run that sets such a key makes one."""
+
+    @abstractmethod
+    def __init__(self, config: Any, tools: frozenset[str]) -> None:
+        """`config` is the section `rollout`, and `tools` are all those declared deterministic."""
+
+    @abstractmethod
+    def rejection(self, trajectory: Trajectory) -> tuple[str, str] | None:
+        """Return why a rollout cannot be trusted: a kind to count, and the details. None if it can."""
+
+
+class EvaluationSection(PackageSection, ABC):
+    """`eval`: how the policy is judged before, between and after the stages."""
+
+    every: int = Field(
+        15, ge=0, description="Number of RL steps between evaluations; 0: evaluate only before and after RL."
+    )
+
+    @abstractmethod
+    def splits(self, path: str) -> Sequence[str]:
+        """Return the splits that are evaluated of the task source at this path of the run file, such as `tasks`."""
+
+    @abstractmethod
+    async def check_tasks(self, bench: Any) -> None:
+        """Refuse tasks that do not exist, before any stage works. Raises `ConfigError`. `bench` as for a stage."""
+
+    @abstractmethod
+    async def evaluate(self, bench: Any, label: str, step: int) -> None:
+        """Judge the policy as it is now, and put the result into `bench.evaluations[label]`; without a label, the run
+        trains nothing. Raises `AleError` if no episode could be run."""
 
 
 class StageSection(PackageSection, ABC):

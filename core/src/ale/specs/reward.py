@@ -1,4 +1,4 @@
-"""The reward contract: a reward judges what an agent left behind. Hidden tests reach the sandbox only at this point.
+"""The reward contract: a reward judges what an agent said and left behind. Hidden tests reach the sandbox only here.
 
 A reward that runs the task's tests does the following, in this order:
 
@@ -15,17 +15,33 @@ A reward that runs the task's tests does the following, in this order:
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from contextlib import AbstractAsyncContextManager
+from typing import Any
 
 from ale.specs.sandbox import Sandbox
 from ale.task import Task
 from ale.trajectory import Score, Trajectory
 
 
+class GradedSandbox(Sandbox):
+    """The sandbox as a reward gets it. A reward may declare its parameter as a `Sandbox` if that is all it needs."""
+
+    @abstractmethod
+    def open_another(self) -> AbstractAsyncContextManager[Sandbox]:
+        """Start a sandbox apart, as the task's was before the agent began, for grading where nothing is that the agent
+        made or changed; the block ends it. What the agent made is copied with `download` and `upload`."""
+
+
 class Reward(ABC):
     """It scores one finished episode."""
 
+    @classmethod
+    def uses_sandbox(cls, config: Any) -> bool:
+        """Return whether it uses the sandbox with these settings; see `Scaffold.uses_sandbox`."""
+        return True
+
     @abstractmethod
-    async def score(self, task: Task, sandbox: Sandbox, trajectory: Trajectory) -> Score:
+    async def score(self, task: Task, sandbox: GradedSandbox, trajectory: Trajectory) -> Score:
         """Judge the episode. A test that *cannot run* is never a zero: a lost sandbox raises `SandboxError`, and tests
         that nobody could pass raise `TaskError`. Tests are of the second sort if their command starts with a program
         that the sandbox does not have (exit code 127, and `command -v` does not find it). A 127 for any other reason,

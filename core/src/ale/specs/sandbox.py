@@ -11,8 +11,6 @@ before anything starts in `ale.specs.kinds.CAPABILITIES['sandbox']`.
 from __future__ import annotations
 
 import builtins
-import ipaddress
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,52 +18,17 @@ from typing import Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-NetworkMode = Literal["none", "endpoint-only", "allow", "full"]
+from ale.task import ALLOW as ALLOW
+from ale.task import NetworkMode as NetworkMode
+from ale.task import Resources as Resources
+from ale.task import host_and_port as host_and_port
+
 ENDPOINT_PORT = 8600
 ENDPOINT_URL = f"http://127.0.0.1:{ENDPOINT_PORT}"
 """The URL at which programs in a sandbox find the model endpoint."""
 AGENT, TESTS = "agent", "tests"
 """The two roles that a command can run as: the agent's user, and the user that owns hidden tests. A provider without
 the capability `users` runs both as one user."""
-
-
-ALLOW = (
-    "What the network mode `allow` lets through, TCP alone: `host:port` entries. A host is a name (`pypi.org:443`), "
-    "all "
-    "names below one (`*.example.org:443`), any public host (`*:443`), or an address (`10.0.0.5:5432`, `[::1]:80`)."
-)
-_HOST = re.compile(r"(\*\.)?(?!-)[a-z0-9_-]{1,63}(\.[a-z0-9_-]{1,63})*|\*")
-
-
-def host_and_port(entry: str) -> tuple[str, int]:
-    """Split an entry of `allow` into host and port. Raises `ValueError` with a sentence."""
-    host, colon, port = entry.strip().lower().rpartition(":")
-    bracketed = host.startswith("[") and host.endswith("]")
-    try:
-        host = ipaddress.ip_address(host[1:-1] if bracketed else host).compressed
-    except ValueError:
-        good = not bracketed and len(host) <= 253 and bool(_HOST.fullmatch(host))
-    else:
-        good = bracketed == (":" in host)
-    if not (colon and good and port.isdigit() and 0 < int(port) < 65536):
-        raise ValueError(
-            f"{entry!r} is no host and port; write pypi.org:443, *.example.org:443, 10.0.0.5:5432 or [2001:db8::1]:80"
-        )
-    return ("127.0.0.1" if host == "localhost" else host), int(port)
-
-
-class Resources(BaseModel):
-    """Limits of one sandbox; null means the provider's own limit. A provider without the capability `limits` refuses
-    all of them."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    cpus: float | None = Field(None, gt=0, description="CPU cores; fractions are allowed.")
-    memory_mib: int | None = Field(None, gt=0, description="Memory in MiB.")
-    pids: int | None = Field(None, gt=0, description="Most processes and threads at the same time.")
-    disk_mib: int | None = Field(None, gt=0, description="Size of the writable file system in MiB.")
-    open_files: int | None = Field(None, gt=15, description="Most files that one process may have open.")
-    gpus: int | None = Field(None, gt=0, description="GPUs given to the sandbox (capability `gpu`).")
 
 
 class SandboxSpec(BaseModel):

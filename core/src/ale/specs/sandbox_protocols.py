@@ -16,6 +16,7 @@ from typing import Literal, Protocol, Self, runtime_checkable
 
 from ale.errors import PluginError
 from ale.specs.sandbox import AGENT, ExecResult, Sandbox, SandboxSpec
+from ale.task import ImageBuild
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +173,9 @@ class Logs(Protocol):
 
 SANDBOX_PROTOCOLS: tuple[type, ...] = (Streams, Shells, Trees, Snapshots, Checkpoints, Resets, Measures, Logs)
 
+SANDBOX_METHODS = tuple(name for protocol in SANDBOX_PROTOCOLS for name in vars(protocol) if not name.startswith("_"))
+"""The methods that a sandbox may have beyond the contract."""
+
 # --- protocols of providers; all work also on a provider that was not started
 
 
@@ -202,6 +206,15 @@ class BuildsImages(Protocol):
 
     async def build_image(self, name: str | None = None, *, python: bool = False) -> str:
         """Make a small image, with Python in it if `python` is set; returns its name."""
+
+
+@runtime_checkable
+class BuildsDockerfiles(Protocol):
+    """Builds the images of tasks (capability `builds`)."""
+
+    async def image_from(self, build: ImageBuild) -> str:
+        """Return the name of the image; it is built if no image of the same content is there. Raises `TaskError`, with
+        the end of the output, if the build fails or does not end in time."""
 
 
 def meaning(protocol: type) -> str:

@@ -50,9 +50,17 @@ class ModelSession(ABC):
 
     @abstractmethod
     def observe(
-        self, chunk: int, tool: str, arguments: Mapping[str, Any], text: str, exit_code: int | None, seconds: float
+        self,
+        chunk: int,
+        tool: str,
+        arguments: Mapping[str, Any],
+        text: str,
+        exit_code: int | None,
+        seconds: float,
+        reward: float | None = None,
     ) -> None:
-        """Record what the environment answered to a call of this chunk (for people, and for replay)."""
+        """Record what the environment answered to a call of this chunk (for people, and for replay), and its reward for
+        that step, if it gives one."""
 
 
 class Scaffold(ABC):
@@ -72,6 +80,12 @@ class Scaffold(ABC):
         """Return the spec of an episode's sandbox with what the agent needs in it: an image with its program
         (`from_snapshot`), a connection to the model (`endpoint`). Raises `ConfigError`, `SandboxError`."""
         return spec
+
+    @classmethod
+    def uses_sandbox(cls, config: Any) -> bool:
+        """Return whether its agent uses the sandbox with these settings. Where neither the scaffold nor the reward of a
+        run uses it, none is started, and what they get in its place refuses every call."""
+        return True
 
     @abstractmethod
     async def run(self, task: Task, sandbox: Sandbox, session: ModelSession) -> str:

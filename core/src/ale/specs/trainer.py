@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -58,8 +58,8 @@ class TrainBatch:
 
     `chunk_ids[i]` is the row of the token's chunk in `chunks`, or -1 if the token carries no loss (prompt, tool output,
     template, masked chunk). `engine_logprobs`, `old_logprobs` and `reference_logprobs` are 0 there. Log-probabilities
-    are aligned with tokens: entry i is log p(token i | the tokens before it in its sequence).
-    """
+    are aligned with tokens: entry i is log p(token i | the tokens before it in its sequence). `versions` has the policy
+    version that sampled each token with loss, -1 elsewhere; None if the batch was made without them."""
 
     token_ids: npt.NDArray[np.int64]
     lengths: npt.NDArray[np.int64]
@@ -77,14 +77,14 @@ class TrainBatch:
     """The divisor of the sum over the tokens that are held near the reference, if it is not `normalizer`."""
     trajectories: TrajectoryTable | None = None
     """It is None for a batch that is not cut into updates."""
+    versions: npt.NDArray[np.int64] | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
     """The algorithm's report on how it made the batch (such as what it left out); stored with the step's metrics."""
 
 
 @dataclass(frozen=True, slots=True)
 class LossInput:
-    """What a loss sees of one micro-batch: tensors of the backend for the M tokens that carry loss, in the batch's
-    order.
+    """What a loss sees of one micro-batch: the backend's tensors for the M tokens with loss, in the batch's order.
 
     Tokens without loss (`TrainBatch.chunk_ids` -1) are not among them, so every `chunk_ids` is at least 0. `logprobs`
     [M] carries the gradient; `entropy` [M] (nats) does not. `chunk_ids` [M] index `chunks`, the table of the *whole*
@@ -147,9 +147,9 @@ class TrainerBackend(ABC):
     driver can hide many ranks, each of which reads its part of the folder.
     """
 
-    transports: ClassVar[tuple[str, ...]] = ()
+    transports: tuple[str, ...] = ()
     """The transports by which it publishes weights (`ale.specs.engine.Ticket.transport`), the best one first. A run
-    uses the first that its engine names too."""
+    uses the first that its engine names too. An object may name fewer than its class, as its settings allow."""
 
     @abstractmethod
     async def load(self, folder: Path, policy: PolicyRole = "current") -> None:

@@ -174,20 +174,14 @@ class RunStore:
         """Return the stages that have metrics, in the order in which they began."""
         return [row[0] for row in self._db.execute("SELECT stage FROM metrics GROUP BY stage ORDER BY MIN(rowid)")]
 
-    def events(self, newest: int | None = None) -> list[tuple[float, str, dict[str, Any]]]:
-        """Return the events in order, as (time, kind, data): all of them, or the newest `newest` of each kind."""
-        sql = (
-            "SELECT time, kind, data FROM (SELECT rowid AS place, time, kind, data, "
-            "ROW_NUMBER() OVER (PARTITION BY kind ORDER BY rowid DESC) AS age FROM events) "
-            "WHERE age <= ? ORDER BY place"
-        )
-        most = 1 << 62 if newest is None else newest
-        return [(t, kind, json.loads(data)) for t, kind, data in self._db.execute(sql, (most,))]
+    def events(self) -> list[tuple[float, str, dict[str, Any]]]:
+        """Return the events in order, as (time, kind, data)."""
+        found = self.rows("SELECT time, kind, data FROM events ORDER BY rowid")
+        return [(t, kind, json.loads(data)) for t, kind, data in found]
 
-    def event_counts(self) -> dict[str, int]:
-        """Return the number of events of each kind, in the order in which the kinds first occurred."""
-        sql = "SELECT kind, COUNT(*) FROM events GROUP BY kind ORDER BY MIN(rowid)"
-        return {str(kind): int(count) for kind, count in self._db.execute(sql)}
+    def rows(self, sql: str, parameters: Iterable[Any] = ()) -> list[tuple[Any, ...]]:
+        """Return the rows of a query over the tables at the head of this module, for readers of a run."""
+        return self._db.execute(sql, tuple(parameters)).fetchall()
 
     def count(self, sql_condition: str = "1", parameters: Iterable[Any] = ()) -> int:
         """Return the number of stored rollouts that meet the condition."""
@@ -197,18 +191,6 @@ class RunStore:
     def sampled_tokens(self) -> int:
         """Return the number of tokens that the policy sampled in all rollouts, rejected ones included."""
         return int(self._db.execute("SELECT COALESCE(SUM(sampled_tokens), 0) FROM trajectories").fetchone()[0])
-
-    def outcomes(self, stage: str) -> dict[str, tuple[bool | None, str]]:
-        """For each group of one rollout, return whether it passed, or None and why every try so far was rejected."""
-        sql = (
-            "SELECT grp, passed, rejected, CASE WHEN rejected IS NULL THEN '' ELSE json_extract(data, "
-            "'$.rejected_because') END "
-            "FROM trajectories WHERE stage = ? ORDER BY rejected IS NULL, rowid"
-        )
-        return {
-            str(group): (bool(passed), "") if rejected is None else (None, str(because or rejected))
-            for group, passed, rejected, because in self._db.execute(sql, (stage,))
-        }
 
     def rejections(self, most: int, sql_condition: str = "1", parameters: Iterable[Any] = ()) -> dict[str, int]:
         """Count rollouts that meet the condition by reason of rejection; the most frequent reasons come first."""
@@ -317,7 +299,8 @@ def trajectory_from_dict(data: Mapping[str, Any]) -> Trajectory:
         for c in d["chunks"]
     )
     d["observations"] = tuple(Observation(**o) for o in d["observations"])
-    d["reward"] = Score(**d["reward"]) if d["reward"] else None
+    score = d["reward"]
+    d["reward"] = Score(**{**score, "by_chunk": tuple(score.get("by_chunk", ()))}) if score else None
     d["failure"] = Failure(**d["failure"]) if d["failure"] else None
     d["tags"] = tuple(d["tags"])
     d["timings"] = tuple((str(k), float(v)) for k, v in d["timings"])

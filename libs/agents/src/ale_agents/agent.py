@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from pydantic import Field
 
@@ -23,7 +23,7 @@ from ale.specs.sandbox import ENDPOINT_URL, ExecResult, Sandbox, SandboxProvider
 from ale.specs.sandbox_protocols import Snapshots, Streams
 from ale.specs.scaffold import ModelSession, Scaffold
 from ale.task import Task
-from ale_agents.agent_variables import AgentVariables, Dialect, base_url
+from ale_agents.agent_variables import MODEL, AgentVariables, Dialect, base_url
 from ale_agents.baking import Bakery
 from ale_agents.files import model_through_files
 from ale_agents.recipes import Recipe
@@ -52,12 +52,25 @@ class CommandAgentConfig(PluginConfig):
             "port 8600."
         ),
     )
+    pictures: Literal["refuse", "leave_out"] = Field(
+        "refuse",
+        description="What is done with pictures that the agent sends, since a policy sees only text. refuse: the call "
+        "fails, and an episode that ends with it is a failure; leave_out: '[picture left out]' stands in their place.",
+    )
     output_chars: int = Field(20_000, gt=0, description="Number of characters kept from the end of its output.")
 
     @property
     def own_recipe(self) -> Recipe | None:
         """Return the recipe that installs the agent into images; None if images already have it."""
         return None
+
+
+@runtime_checkable
+class Limited(Protocol):
+    """A session that says how many tokens a conversation and an answer may have."""
+
+    max_context: int
+    max_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +98,7 @@ class CommandAgent(Driver, Scaffold):
 
     def __init__(self, config: CommandAgentConfig, context: DriverContext) -> None:
         super().__init__(config, context)
-        self._server = SessionServer(config.unix)
+        self._server = SessionServer(config.unix, config.pictures)
         self._bakery = Bakery(context.channel.event)
 
     @classmethod
@@ -125,9 +138,10 @@ class CommandAgent(Driver, Scaffold):
     async def run(self, task: Task, sandbox: Sandbox, session: ModelSession) -> str:
         """See `Scaffold.run`. Raises `AgentError` if the agent ends without having asked the model."""
         async with self._model(sandbox, session) as (origin, api_key):
-            line = AgentVariables(task.instruction, base_url(origin, self.dialect), api_key)
+            limits = (session.max_context, session.max_tokens) if isinstance(session, Limited) else ()
+            line = AgentVariables(task.instruction, base_url(origin, self.dialect), api_key, MODEL, *limits)
             result, output = await self._run_and_report(line, sandbox, session)
-        if not session.calls:
+        if not session.calls and session.fault is None:
             raise AgentError(
                 f"The agent ended with exit code {result.exit_code} and never asked the model. The end of its output: "
                 f"{str(output).strip()[-OUTPUT_CHARS:] or '(nothing).'}"
@@ -138,7 +152,7 @@ class CommandAgent(Driver, Scaffold):
     async def _model(self, sandbox: Sandbox, session: ModelSession) -> AsyncIterator[tuple[str, str]]:
         """Yield the model's URL and key, which are valid in the block. Raises `ConfigError` if there is no access."""
         if sandbox.spec.network == "none" and self.config.unix is None:
-            async with model_through_files(sandbox, session) as origin:
+            async with model_through_files(sandbox, session, self.config.pictures) as origin:
                 yield origin, NO_KEY
             return
         with self._server.open(session) as access:

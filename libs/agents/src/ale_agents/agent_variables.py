@@ -1,8 +1,9 @@
 """The values of an episode that its agent needs, and how they are put into its command and files.
 
-The names are `$ALE_TASK`, `$ALE_BASE_URL`, `$ALE_API_KEY` and `$ALE_MODEL` (or `${ALE_TASK}`). They are environment
-variables of the agent's process, so a shell reads them itself and no text of a task is ever read as a command; in files
-and in words of a command that no shell reads, `fill` puts the values in their place."""
+The names are `$ALE_TASK`, `$ALE_BASE_URL`, `$ALE_API_KEY`, `$ALE_MODEL`, `$ALE_MAX_CONTEXT` and `$ALE_MAX_TOKENS` (or
+`${ALE_TASK}`). They are environment variables of the agent's process, so a shell reads them itself and no text of a
+task is ever read as a command; in files and in words of a command that no shell reads, `fill` puts the values in their
+place."""
 
 from __future__ import annotations
 
@@ -23,22 +24,28 @@ _QUOTED = (".json", ".jsonc", ".toml", ".yaml", ".yml")
 
 @dataclass(frozen=True, slots=True)
 class AgentVariables:
-    """The values that one episode's agent gets: task, base URL, key and model."""
+    """The values that one episode's agent gets: task, base URL, key, model, and how much the model takes."""
 
     task: str
     base_url: str
     """The base URL as the agent's API expects it: with `/v1` for OpenAI's APIs, without for Anthropic's."""
     api_key: str
     model: str = MODEL
+    max_context: int | None = None
+    """The most tokens of a conversation with its answer; None: unknown, and `$ALE_MAX_CONTEXT` is not set."""
+    max_tokens: int | None = None
+    """The most tokens of one answer; None: unknown, and `$ALE_MAX_TOKENS` is not set."""
 
     @property
     def variables(self) -> dict[str, str]:
         """Return the values by name."""
+        limits = {"ALE_MAX_CONTEXT": self.max_context, "ALE_MAX_TOKENS": self.max_tokens}
         return {
             "ALE_TASK": self.task,
             "ALE_BASE_URL": self.base_url,
             "ALE_API_KEY": self.api_key,
             "ALE_MODEL": self.model,
+            **{name: str(limit) for name, limit in limits.items() if limit is not None},
         }
 
     def fill(self, text: str, escape: Callable[[str], str] = str) -> str:

@@ -47,12 +47,19 @@ async def _bake(config: RunConfig) -> None:
 
 
 def _images(config: RunConfig, context: DriverContext) -> set[str | None]:
-    return {
-        task.image
-        for source in _drivers(config, "tasks", context)
-        for split in dict.fromkeys((TRAIN, config.eval.split))
-        for task in islice(source.tasks(split), MOST_TASKS)
-    }
+    images: set[str | None] = set()
+    for path, kind, choice in config.plugins():
+        if kind == "tasks":
+            source: Any = build_driver(kind, PluginChoice(use=choice.use, settings=choice.settings), context)
+            for split in _splits(config, path):
+                images |= {task.image for task in islice(source.tasks(split), MOST_TASKS)}
+    return images
+
+
+def _splits(config: RunConfig, path: str) -> list[str]:
+    """Return the splits of the task source at this path that the run takes tasks from."""
+    trained = [] if path.startswith("eval.") else [TRAIN]
+    return [*dict.fromkeys([*trained, *(config.eval.splits(path) if config.eval is not None else ())])]
 
 
 def _drivers(config: RunConfig, kind: PluginKind, context: DriverContext) -> list[Any]:

@@ -17,6 +17,7 @@ from contextlib import asynccontextmanager
 from ale.errors import AgentError
 from ale.specs.sandbox import Sandbox
 from ale.specs.scaffold import ModelSession
+from ale_endpoint.dialects.pictures import Pictures
 from ale_endpoint.file_protocol import SandboxLink, answer_log
 from ale_endpoint.relays import script
 
@@ -26,7 +27,9 @@ _LISTENING = re.compile(r"^listening on (http://\S+) for ", re.MULTILINE)
 
 
 @asynccontextmanager
-async def model_through_files(sandbox: Sandbox, session: ModelSession) -> AsyncIterator[str]:
+async def model_through_files(
+    sandbox: Sandbox, session: ModelSession, pictures: Pictures = "refuse"
+) -> AsyncIterator[str]:
     """Yield the session's URL for programs in the sandbox, without the API's path; it is valid in the block. Raises
     `AgentError` if the sandbox cannot run the relay, and `SandboxError`."""
     log = f"/tmp/ale-model-{session.id}.log"
@@ -36,7 +39,7 @@ async def model_through_files(sandbox: Sandbox, session: ModelSession) -> AsyncI
             relay = f"python3 {PROGRAM} {log} --port 0 >{log}.out 2>&1"
             relaying = group.create_task(sandbox.exec(relay, timeout_s=LONGEST_S))
             origin = await _wait_for_relay(sandbox, f"{log}.out")
-            answering = group.create_task(answer_log(session, SandboxLink(sandbox, log)))
+            answering = group.create_task(answer_log(session, SandboxLink(sandbox, log), pictures=pictures))
             yield origin
             answering.cancel()
             relaying.cancel()

@@ -70,6 +70,12 @@ def endpoint_serve(
             metavar="PATH", help="Listen at this Unix socket too, for sandboxes without a network (see relay)."
         ),
     ] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Most tokens in one answer; agents may ask for fewer, never for more.")
+    ] = None,
+    pictures: Annotated[
+        bool, typer.Option(help="Pass pictures on; without, a mark stands in their place, for models that take text.")
+    ] = True,
 ) -> None:
     """Serve models of other servers, or a recording, in the APIs of OpenAI and Anthropic; record every call.
 
@@ -91,7 +97,7 @@ def endpoint_serve(
     if out is None and routes:
         out = DEFAULT_OUT
     required = read_secret(require_key, "--require-key") if require_key is not None else None
-    asyncio.run(_serve(Plan(routes, replay, out, required, host, port, unix)))
+    asyncio.run(_serve(Plan(routes, replay, out, required, host, port, unix, max_tokens, pictures)))
 
 
 def routes_of(upstream: str | None, named: Sequence[str], key_env: Sequence[str]) -> list[Route]:
@@ -150,6 +156,8 @@ class Plan:
     host: str
     port: int
     unix: Path | None
+    max_tokens: int | None
+    pictures: bool
 
     @property
     def continues_recording(self) -> bool:
@@ -199,6 +207,8 @@ async def _serve(plan: Plan) -> None:
             models=tuple(dict.fromkeys(names)),
             required_key=plan.required_key,
             record_replayed=not plan.continues_recording,
+            pictures="pass_on" if plan.pictures else "leave_out",
+            max_tokens=plan.max_tokens,
         )
         app = build_app(forwarding)
         if plan.required_key is None:  # a web page must not reach the endpoint through a name that resolves here
@@ -223,7 +233,9 @@ async def _serve(plan: Plan) -> None:
         await leave.wait()
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # it would log the calls that are cut off now
     parts = [
-        f"{forwarding.counts[word]} {word}" for word in ("answered", "replayed", "failed") if forwarding.counts[word]
+        f"{forwarding.counts[word]} {word}"
+        for word in ("answered", "replayed", "failed", "refused")
+        if forwarding.counts[word]
     ]
     print(f"ended: calls {', '.join(parts)}" if parts else "ended: no calls", flush=True)
 

@@ -28,7 +28,12 @@ PASSED_ON = frozenset(
     }
 )
 """Settings of agents that are passed on: most servers know them, and none of them multiplies the cost."""
-FINISH: dict[str, FinishWord] = {"length": "length", "tool_calls": "tool_calls", "function_call": "tool_calls"}
+FINISH: dict[str, FinishWord] = {
+    "length": "length",
+    "tool_calls": "tool_calls",
+    "function_call": "tool_calls",
+    "content_filter": "content_filter",
+}
 
 
 def request_body(call: ModelCall, model: str, n: int, longest: str) -> dict[str, Any]:

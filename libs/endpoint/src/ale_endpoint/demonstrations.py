@@ -19,6 +19,7 @@ from ale.session.tokenizer import ChatTokenizer
 from ale.task import TRAIN
 from ale.trajectory import Chunk, FinishReason, Trajectory
 from ale.trajectory import Sequence as TokenSequence
+from ale_endpoint.dialects.pictures import leave_pictures_out
 from ale_endpoint.recording import RecordedCall, read_recording
 
 
@@ -36,10 +37,10 @@ def _read_session(
 ) -> Iterator[Trajectory]:
     recorder = Recorder(tokenizer, form)
     for call in calls:
-        asked = call.request
+        asked = leave_pictures_out(call.request)
         for reply in call.answer.replies if call.answer is not None else ():
             prompt = recorder.prompt(asked.messages, asked.tools)
-            cut: FinishReason = "length" if reply.finish_reason == "length" else "stop"
+            cut: FinishReason = "length" if reply.finish_reason in ("length", "content_filter") else "stop"
             recorder.add_unsampled(prompt, reply.message, error=unsampled_error(reply), finish_reason=cut)
     for index, line in enumerate(recorder.sequences):
         turns = {chunk.turn: chunk for chunk in recorder.chunks if chunk.sequence == index}

@@ -23,10 +23,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ale.errors import AgentError
+from ale.errors import AgentError, RequestRefused
 from ale.specs.sandbox import Sandbox
 from ale.specs.scaffold import ModelSession
 from ale_endpoint.dialects import ChatCompletions
+from ale_endpoint.dialects.pictures import Pictures
 from ale_endpoint.http import RefusedCall, as_http_error, call_of
 from ale_endpoint.relays import script
 from ale_endpoint.relays.log import MOST_LINE, Log, Record, append, digest, encode, parse
@@ -138,13 +139,18 @@ class _Request:
 
 
 async def answer_log(
-    session: ModelSession, link: Link, *, at_once: int = AT_ONCE, report: Report = log.warning
+    session: ModelSession,
+    link: Link,
+    *,
+    at_once: int = AT_ONCE,
+    report: Report = log.warning,
+    pictures: Pictures = "refuse",
 ) -> None:
     """Answer every request of a log through a session, until the log says that the session has ended.
 
     `report` is called with a sentence for each line that is no record. It never returns before the end: set a deadline.
     Raises what the link raises (`SandboxError`, `AgentError`, `OSError`)."""
-    answering = _Answering(session, link, at_once, report)
+    answering = _Answering(session, link, at_once, report, pictures)
     try:
         async with asyncio.TaskGroup() as group:
             writing = group.create_task(answering.write())
@@ -157,8 +163,8 @@ async def answer_log(
 
 
 class _Answering:
-    def __init__(self, session: ModelSession, link: Link, at_once: int, report: Report) -> None:
-        self.session, self.link, self.report = session, link, report
+    def __init__(self, session: ModelSession, link: Link, at_once: int, report: Report, pictures: Pictures) -> None:
+        self.session, self.link, self.report, self.pictures = session, link, report, pictures
         self.requests: dict[int, _Request] = {}
         self.places = asyncio.Semaphore(at_once)
         self.outbox: asyncio.Queue[bytes] = asyncio.Queue()
@@ -220,7 +226,11 @@ class _Answering:
         """Ask the session; the status and body are those of HTTP."""
         dialect = ChatCompletions()
         try:
-            call = call_of(dialect, body)
+            try:
+                call = call_of(dialect, body, self.pictures)
+            except RefusedCall as refused:
+                self.session.fault = RequestRefused(refused.message, refused.status, refused.code)
+                raise
             with as_http_error():
                 made = await self.session.answer(call)
                 return 200, dialect.answer(call, made, f"{self.session.id}-{made[0].chunk}")

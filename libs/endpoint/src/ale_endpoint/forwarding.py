@@ -3,8 +3,8 @@
 1. Calls with the same key are one session, whose name is a hash of the key; calls without one are `anonymous`.
    Where a key is required, `KEY` and `KEY:NAME` are good for any NAME, so that one secret opens a session for each
    episode.
-2. An answer is in the recording before it goes out, and a failed call is there with its error. A call that its agent
-   gave up is not.
+2. An answer is in the recording before it goes out, and a failed call is there with its error, also a request that
+   cannot be read. A call that its agent gave up is not.
 """
 
 from __future__ import annotations
@@ -18,15 +18,18 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ale.errors import AleError
+from ale.errors import AleError, RequestRefused
 from ale.messages import Answer, ChatReply, ModelCall
 from ale.specs.engine import MessageEngine
+from ale_endpoint.dialects.pictures import Pictures
 from ale_endpoint.recording import RecordedCall, Recording
 from ale_endpoint.replay import Replay
 
 log = logging.getLogger("ale.endpoint")
 ANONYMOUS = "anonymous"
 CHARS_A_TOKEN = 4
+SENT_BYTES = 20_000
+"""How much of a request that cannot be read is recorded."""
 
 
 class Forwarding:
@@ -44,10 +47,15 @@ class Forwarding:
         models: Sequence[str] = (),
         required_key: str | None = None,
         record_replayed: bool = True,
+        pictures: Pictures = "pass_on",
+        max_tokens: int | None = None,
     ) -> None:
         self.models = tuple(models)
+        self.pictures = pictures
+        self.max_tokens = max_tokens
+        """The most tokens of an answer, whatever an agent asks for; None: any number."""
         self.counts: Counter[str] = Counter()
-        """Calls that were `answered` by the source, `replayed`, or `failed`."""
+        """Calls that were `answered` by the source, `replayed`, `failed`, or `refused` because they cannot be read."""
         self._source = source
         self._replay = replay
         self._recording = recording
@@ -68,6 +76,18 @@ class Forwarding:
             calls = self._recording.calls[name] if self._recording is not None else 0
             self._sessions[name] = ForwardingSession(self, name, calls)
         return self._sessions[name]
+
+    def note_refusal(self, key: str, sent: bytes, refusal: RequestRefused) -> None:
+        """Record a request that cannot be read, with the beginning of what was sent, and report it."""
+        session = self.by_key(key)
+        if session is None:
+            return
+        number, session.calls = session.calls, session.calls + 1
+        self.counts["refused"] += 1
+        log.warning("session %s, call %s: a request was refused (%s): %s", session.id, number, refusal.status, refusal)
+        if self._recording is not None:
+            request = ModelCall((), ignored={"sent": sent[:SENT_BYTES].decode("utf-8", "replace")})
+            self._recording.add(RecordedCall(session.id, number, time.time(), 0.0, request, None, str(refusal)))
 
     async def answer(self, session: str, number: int, call: ModelCall) -> Answer:
         """Answer a session's call and record it. Raises `AleError`."""
@@ -109,6 +129,9 @@ class ForwardingSession:
     async def answer(self, request: ModelCall) -> list[ChatReply]:
         """The replies to a call, numbered through the session. Raises `AleError`."""
         first, self.calls = self.calls, self.calls + request.n
+        longest = self._forwarding.max_tokens
+        if longest is not None:
+            request = replace(request, max_tokens=min(request.max_tokens or longest, longest))
         answer = await self._forwarding.answer(self.id, first, request)
         return [replace(reply, chunk=first + i) for i, reply in enumerate(answer.replies)]
 

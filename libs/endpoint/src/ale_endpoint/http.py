@@ -6,6 +6,8 @@ found by its key: an episode's (`session_server.py`), or one that forwards (`for
 3. An agent that hangs up ends its generation, and nothing is recorded; so does the end of its session. A stream begins
    when the answer is there, or, where that takes long, before, with comments that keep the connection alive.
 4. Whatever goes wrong ends one request, with a sentence: never the server, and never what was recorded before.
+5. A request that cannot be read is reported to the owner of its session (`note_refusal`): an agent that gives up then
+   has not failed its task.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from ale.errors import AleError, BudgetExceeded, ContextExceeded, RequestRefused
 from ale.messages import ChatReply, ModelCall
 from ale_endpoint.dialects import DIALECTS, AnthropicMessages, ChatCompletions, Dialect
 from ale_endpoint.dialects.dialect import encoded
+from ale_endpoint.dialects.pictures import Pictures, settle_pictures
 from ale_endpoint.openapi import document
 
 MAX_BODY_BYTES = 16 << 20
@@ -69,8 +72,17 @@ class SessionsByKey(Protocol):
         """The names under which models are listed."""
         ...
 
+    @property
+    def pictures(self) -> Pictures:
+        """What is done with pictures."""
+        ...
+
     def by_key(self, key: str) -> ServedSession | None:
         """The session that a key opens; the key is empty where none was given."""
+        ...
+
+    def note_refusal(self, key: str, sent: bytes, refusal: RequestRefused) -> None:
+        """Note that a request of this session, with this body, could not be read and was refused."""
         ...
 
 
@@ -87,9 +99,12 @@ def build_app(endpoint: SessionsByKey) -> Any:
         body = dialect.error(refused.status, refused.code, refused.message)
         return JSONResponse(body, refused.status, headers)
 
-    def session_of(request: Request) -> ServedSession:
+    def key_of(request: Request) -> str:
         scheme, _, key = request.headers.get("authorization", "").partition(" ")
-        key = key.strip() if scheme.lower() == "bearer" else request.headers.get("x-api-key", "")
+        return str(key.strip() if scheme.lower() == "bearer" else request.headers.get("x-api-key", ""))
+
+    def session_of(request: Request) -> ServedSession:
+        key = key_of(request)
         found = endpoint.by_key(key)
         if found is None or (
             not key and "origin" in request.headers
@@ -98,10 +113,20 @@ def build_app(endpoint: SessionsByKey) -> Any:
         return found
 
     def answering(dialect: Dialect) -> Any:
+        async def read(request: Request) -> ModelCall:
+            body = b""
+            try:
+                body = await body_of(request)
+                return read_call(dialect, body, endpoint.pictures)
+            except RefusedCall as refused:
+                refusal = RequestRefused(refused.message, refused.status, refused.code)
+                endpoint.note_refusal(key_of(request), body, refusal)
+                raise
+
         async def answer(request: Request) -> Response:
             try:
                 session = session_of(request)
-                call = read_call(dialect, await body_of(request))
+                call = await read(request)
                 replying = asyncio.ensure_future(render_reply(dialect, session, call))
                 try:
                     if call.stream and not await wait_until_done(request, replying, PATIENCE_S):
@@ -125,7 +150,7 @@ def build_app(endpoint: SessionsByKey) -> Any:
         dialect = AnthropicMessages()
         try:
             session = session_of(request)
-            call = read_call(dialect, await body_of(request))
+            call = read_call(dialect, await body_of(request), "leave_out")
             with as_http_error():
                 return JSONResponse({"input_tokens": session.count_tokens(call)})
         except RefusedCall as refused:
@@ -178,7 +203,7 @@ def model_entry(name: str) -> dict[str, Any]:
     return {"id": name, "object": "model", "created": 0, "owned_by": "ale"}
 
 
-def read_call(dialect: Dialect, body: bytes) -> ModelCall:
+def read_call(dialect: Dialect, body: bytes, pictures: Pictures = "refuse") -> ModelCall:
     """Read the request in a body. Raises `RefusedCall`."""
     try:
         text = body.decode("utf-8-sig")
@@ -187,16 +212,16 @@ def read_call(dialect: Dialect, body: bytes) -> ModelCall:
             data = json.loads(LONE_SURROGATE.sub("\ufffd", json.dumps(data, ensure_ascii=False)))
     except (ValueError, RecursionError) as error:
         raise RefusedCall(400, "invalid_json", f"The request is not valid JSON: {error}.") from error
-    return call_of(dialect, data)
+    return call_of(dialect, data, pictures)
 
 
-def call_of(dialect: Dialect, data: object) -> ModelCall:
+def call_of(dialect: Dialect, data: object, pictures: Pictures = "refuse") -> ModelCall:
     """Read the request in a JSON value. Raises `RefusedCall`."""
     if not isinstance(data, dict):
         raise RefusedCall(400, "invalid_request", "The request must be a JSON object.")
     with as_http_error():
         try:
-            return dialect.read(data)
+            return settle_pictures(dialect.read(data), pictures)
         except (ValueError, RecursionError) as error:
             raise RefusedCall(400, "invalid_request", f"{error}.") from error
 

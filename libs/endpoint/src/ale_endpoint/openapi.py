@@ -42,7 +42,7 @@ ANTHROPIC_ERROR = shape_object(type=one_of("error"), error=shape_object(type=TEX
 CHOICE = shape_object(
     index=NUMBER,
     message=shape_object(role=one_of("assistant"), content=TEXT_OR_NULL),
-    finish_reason=one_of("stop", "length", "tool_calls"),
+    finish_reason=one_of("stop", "length", "tool_calls", "content_filter"),
     logprobs={},
 )
 CHAT_ANSWER = shape_object(
@@ -53,11 +53,16 @@ CHAT_ANSWER = shape_object(
     choices={**several(CHOICE), "minItems": 1},
     usage=shape_object(prompt_tokens=NUMBER, completion_tokens=NUMBER, total_tokens=NUMBER),
 )
+ITEMS = ("message", "reasoning", "function_call", "custom_tool_call", "tool_search_call")
 RESPONSES_ANSWER = shape_object(
     id=TEXT,
     object=one_of("response"),
     status=one_of("completed", "incomplete"),
-    output=several(shape_object(type=one_of("message", "reasoning", "function_call", "custom_tool_call"), id=TEXT)),
+    output=several(
+        shape_object(
+            type=one_of("message", "reasoning", "function_call", "custom_tool_call", "tool_search_call"), id=TEXT
+        )
+    ),
     usage=shape_object(input_tokens=NUMBER, output_tokens=NUMBER, total_tokens=NUMBER),
 )
 MESSAGES_ANSWER = shape_object(
@@ -66,7 +71,7 @@ MESSAGES_ANSWER = shape_object(
     role=one_of("assistant"),
     model=TEXT,
     content=several(shape_object(type=one_of("text", "thinking", "tool_use"))),
-    stop_reason=one_of("end_turn", "max_tokens", "tool_use", "stop_sequence"),
+    stop_reason=one_of("end_turn", "max_tokens", "tool_use", "stop_sequence", "refusal"),
     stop_sequence=TEXT_OR_NULL,
     usage=shape_object(input_tokens=NUMBER, output_tokens=NUMBER),
 )

@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import secrets
 from collections.abc import Iterator
 from contextlib import AsyncExitStack, contextmanager
@@ -19,11 +20,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
+from ale.errors import RequestRefused
 from ale.messages import MODEL
 from ale.specs.scaffold import ModelSession
+from ale_endpoint.dialects.pictures import Pictures
 from ale_endpoint.http import build_app
 from ale_endpoint.server import listener_at, serving
 from ale_endpoint.unix_socket import unix_listener
+
+log = logging.getLogger("ale.endpoint")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +46,15 @@ class Access:
 
 
 class SessionServer:
-    """Serves model sessions over HTTP while its context lasts."""
+    """Serves model sessions over HTTP while its context lasts. `pictures` says what is done with those of requests:
+    `refuse` or `leave_out`, since a session records text alone."""
 
     models = (MODEL,)
 
-    def __init__(self, unix: Path | None = None) -> None:
+    def __init__(self, unix: Path | None = None, pictures: Pictures = "refuse") -> None:
         self.origin = ""
         """Where it listens, such as `http://127.0.0.1:34567`."""
+        self.pictures = pictures
         self._unix = unix
         self._sessions: dict[bytes, ModelSession] = {}
         self._stack = AsyncExitStack()
@@ -86,6 +93,13 @@ class SessionServer:
     def by_key(self, key: str) -> ModelSession | None:
         """The open session that this key belongs to."""
         return self._sessions.get(_digest(key))
+
+    def note_refusal(self, key: str, sent: bytes, refusal: RequestRefused) -> None:
+        """The refusal is the session's fault until a later call has an answer."""
+        session = self.by_key(key)
+        if session is not None:
+            session.fault = refusal
+            log.warning("session %s: a request was refused (%s): %s", session.id, refusal.status, refusal)
 
 
 def _digest(key: str) -> bytes:

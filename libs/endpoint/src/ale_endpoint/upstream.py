@@ -1,8 +1,9 @@
 """Forwards calls as OpenAI chat completions to other servers, each to the URL that its model's name leads to.
 
 1. A `Route` leads from names of models (a pattern) to a URL; the first that matches is taken.
-2. Temporary failures (no connection, 408, 425, 429, 5xx, unreadable answers) are tried again after growing, random
-   waits; `Retry-After` is obeyed where it is no longer than `PATIENCE_S`.
+2. Temporary failures (no connection, 408, 425, 429, 5xx, unreadable answers) are tried again after growing waits,
+   half of each random, so that all together are never shorter than `FIRST_WAIT_S` * 15.5 (7.75 s); `Retry-After` is
+   obeyed where it is no longer than `PATIENCE_S`.
 3. Other failures are sorted by whose fault they are: a refused key is the operator's (`ConfigError`), a request
    that the model cannot serve is the agent's (`RequestRefused`, `ContextExceeded`). No error holds a key.
 """
@@ -10,7 +11,7 @@
 from __future__ import annotations
 
 import asyncio
-import random
+import json
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -20,7 +21,7 @@ from fnmatch import fnmatchcase
 from typing import Any, NoReturn, Self
 from urllib.parse import urlsplit
 
-import httpx
+import aiohttp
 import tenacity
 
 from ale.errors import ApiError, ConfigError, ContextExceeded, RequestRefused
@@ -28,12 +29,12 @@ from ale.messages import Answer, ChatReply, ModelCall
 from ale.registry.validation import one_line_error
 from ale_endpoint.completions import read_replies, request_body, whole
 from ale_endpoint.dialects.request_errors import kind_of
+from ale_endpoint.http_client import CONNECT_S, open_client, proxy_for
 
 ATTEMPTS = 6
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 30.0
 PATIENCE_S = 120.0
 """The longest `Retry-After` that is waited for."""
-CONNECT_S = 15.0
 SHORTEST_KEY = 8
 """Shorter keys are not redacted: local servers take any word for a key, such as `EMPTY`."""
 LONGEST = ("max_tokens", "max_completion_tokens")
@@ -110,23 +111,19 @@ class Upstream:
         self._parameters = dict(parameters or {})
         self._timeout_s = timeout_s
         self._attempts = attempts
-        self._backoff = tenacity.wait_random_exponential(multiplier=first_wait_s, max=LONGEST_WAIT_S)
+        half = {"multiplier": first_wait_s / 2, "max": LONGEST_WAIT_S / 2}
+        self._least_wait = tenacity.wait_exponential(**half)
+        self._more_wait = tenacity.wait_random_exponential(**half)
         self._completion_tokens: set[tuple[str, str]] = set()
         """URLs and models that take `max_completion_tokens` and not `max_tokens`."""
 
     async def __aenter__(self) -> Self:
-        # Never a proxy for what runs on this machine; for the rest as the environment says.
-        here: dict[str, None] = {f"all://{host}": None for host in ("localhost", "127.0.0.1", "[::1]")}
-        self._http = httpx.AsyncClient(
-            mounts=here,
-            timeout=httpx.Timeout(None, connect=CONNECT_S),
-            headers={"user-agent": "ale"},
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
-        )
+        self._proxies = {route.url: proxy_for(route.url) for route in self.routes}
+        self._http = open_client()
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        await self._http.aclose()
+        await self._http.close()
 
     def redact(self, text: str) -> str:
         """The text without the keys."""
@@ -185,45 +182,55 @@ class Upstream:
     def _wait(self, state: tenacity.RetryCallState) -> float:
         fault = state.outcome.exception() if state.outcome is not None else None
         asked = fault.wait_s if isinstance(fault, TryAgain) else None
-        own = float(self._backoff(state))
-        return own if asked is None else asked + random.uniform(0, min(1.0, own))
+        least, more = float(self._least_wait(state)), float(self._more_wait(state))
+        return least + more if asked is None else max(asked, least) + min(1.0, more)
 
     async def _post(self, route: Route, call: ModelCall, body: Mapping[str, Any]) -> Completion:
         """Try once. Raises `TryAgain` for temporary failures, and others as `answer` does."""
-        headers = {"authorization": f"Bearer {route.key}"} if route.key is not None else {}
+        headers = {"content-type": "application/json"}
+        if route.key is not None:
+            headers["authorization"] = f"Bearer {route.key}"
         where = f"The upstream {route.url}"
         try:
-            async with asyncio.timeout(self._timeout_s):
-                response = await self._http.post(route.there, json=body, headers=headers)
-        except TimeoutError:
-            raise TryAgain(f"{where} did not answer within {self._timeout_s:g} s.") from None
-        except httpx.TimeoutException:
-            raise TryAgain(f"{where} cannot be reached: it took no connection within {CONNECT_S:g} s.") from None
-        except httpx.RequestError as error:
-            raise TryAgain(f"{where} cannot be reached: {one_line_error(error)}.") from None
+            sent = json.dumps(body, ensure_ascii=False).encode()
         except UnicodeEncodeError:
             raise RequestRefused("The request holds half a character (a surrogate), which no text can carry.") from None
         try:
-            data = response.json()
+            async with (
+                asyncio.timeout(self._timeout_s),
+                self._http.post(
+                    route.there, data=sent, headers=headers, proxy=self._proxies[route.url], allow_redirects=False
+                ) as response,
+            ):
+                content = await response.read()
+        except aiohttp.ServerTimeoutError:
+            raise TryAgain(f"{where} cannot be reached: it took no connection within {CONNECT_S:g} s.") from None
+        except TimeoutError:
+            raise TryAgain(f"{where} did not answer within {self._timeout_s:g} s.") from None
+        except aiohttp.ClientError as error:
+            raise TryAgain(f"{where} cannot be reached: {one_line_error(error)}.") from None
+        text = content.decode("utf-8", "replace")
+        try:
+            data = json.loads(text)
         except (ValueError, RecursionError):
             data = None
         fault = data.get("error") if isinstance(data, dict) else None
-        if response.status_code == 200 and not fault:
+        if response.status == 200 and not fault:
             try:
                 replies = read_replies(data, call)
                 return replies, data["usage"] if isinstance(data.get("usage"), dict) else {}
             except ValueError as error:
-                fault_text = f"{one_line_error(error)}: {self.redact(response.text)[:100]!r}"
+                fault_text = f"{one_line_error(error)}: {self.redact(text)[:100]!r}"
                 raise TryAgain(f"{where} answered with something that is no chat completion, {fault_text}.") from None
-        status = response.status_code
+        status = response.status
         if status == 200:  # some gateways report failures this way
             code = fault.get("code") if isinstance(fault, dict) else None
             status = code if isinstance(code, int) and 400 <= code < 600 else 502
-        self._fail(route, status, fault, response)
+        self._fail(route, status, fault, text, response.headers.get("retry-after"))
 
-    def _fail(self, route: Route, status: int, error: Any, response: httpx.Response) -> NoReturn:
+    def _fail(self, route: Route, status: int, error: Any, text: str, retry_after: str | None) -> NoReturn:
         where = f"The upstream {route.url}"
-        message = self.redact(_error_message(error, response.text))
+        message = self.redact(_error_message(error, text))
         code = str(error.get("code") or error.get("type") or "") if isinstance(error, dict) else ""
         if status in (401, 403):  # what it says may hold part of the key
             given = f"the key from {route.key_from}" if route.key is not None else "calls without a key"
@@ -231,7 +238,7 @@ class Upstream:
         if status == 402 or code == "insufficient_quota":
             raise ConfigError(f"{where} wants to be paid before it answers more ({status}): {message}.")
         if status in (408, 425, 429) or status >= 500:
-            wait_s = retry_after_s(response.headers.get("retry-after"))
+            wait_s = retry_after_s(retry_after)
             if wait_s is not None and wait_s > PATIENCE_S:
                 raise ApiError(f"{where} answers {status} and asks to come back in {wait_s:.0f} s: {message}.")
             raise TryAgain(f"{where} answers {status}: {message}.", wait_s)

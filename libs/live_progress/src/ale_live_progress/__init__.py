@@ -1,5 +1,4 @@
-"""This package shows a run at a terminal as one live line."""
+"""This package shows how far a run is: as one live line at a terminal, as plain lines elsewhere.
 
-from ale_live_progress.live_line import LiveLine, live_display
-
-__all__ = ["LiveLine", "live_display"]
+Import its modules by name: `live_line` needs rich, and the others do not.
+"""

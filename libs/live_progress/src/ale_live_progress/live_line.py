@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TaskID, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
-from ale.cli.progress import format_figures
 from ale.pipeline.progress import Progress
+from ale_live_progress.plain_lines import format_figures
 
 
 class LiveLine:

@@ -51,6 +51,7 @@ def pack(
     owners: list[int] = []
     chunk_ids: list[np.ndarray] = []
     engine: list[np.ndarray] = []
+    versions: list[np.ndarray] = []
     rows: list[tuple[int, int, int, float, bool, bool]] = []
     weights: list[float] = []
     groups: dict[str, int] = {}
@@ -74,15 +75,19 @@ def pack(
             length = max(chunk.end for chunk, _ in chunks)
             owner = np.full(length, -1, dtype=np.int64)
             logprobs = np.zeros(length, dtype=np.float32)
+            sampled_by = np.full(length, -1, dtype=np.int64)
             for chunk, row in chunks:
                 owner[chunk.start : chunk.end] = row
                 if chunk.logprobs:
                     logprobs[chunk.start : chunk.end] = chunk.logprobs
+                if chunk.sampled and chunk.versions:
+                    sampled_by[chunk.start : chunk.end] = chunk.versions
             tokens.extend(ids[:length])
             lengths.append(length)
             owners.append(number)
             chunk_ids.append(owner)
             engine.append(logprobs)
+            versions.append(sampled_by)
     if not rows:
         return None
     trajectory_, position_, count_, value_, positive_, sampled_ = zip(*rows, strict=True)
@@ -104,5 +109,6 @@ def pack(
         trajectories=TrajectoryTable(
             np.array([groups[t.group] for t in trajectories], dtype=np.int64), np.array(weights, dtype=np.float64)
         ),
+        versions=np.concatenate(versions),
         metrics=metrics or {},
     )

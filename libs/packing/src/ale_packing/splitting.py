@@ -9,12 +9,15 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import fields, replace
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from ale.errors import PluginError
 from ale.specs.trainer import ChunkTable, TrainBatch, TrajectoryTable
+
+Number = TypeVar("Number", np.float32, np.int64)
 
 
 def split(batch: TrainBatch, parts: int, seed: int) -> list[TrainBatch]:
@@ -64,7 +67,7 @@ def select(batch: TrainBatch, trajectories: Sequence[int]) -> TrainBatch:
     columns = {f.name: getattr(batch.chunks, f.name)[rows] for f in fields(ChunkTable)}
     table = batch.trajectories
 
-    def pick(values: npt.NDArray[np.float32] | None) -> npt.NDArray[np.float32] | None:
+    def pick(values: npt.NDArray[Number] | None) -> npt.NDArray[Number] | None:
         return None if values is None else values[at]
 
     return replace(
@@ -77,5 +80,6 @@ def select(batch: TrainBatch, trajectories: Sequence[int]) -> TrainBatch:
         chunks=ChunkTable(**{**columns, "trajectory": owner[columns["trajectory"]]}),
         old_logprobs=pick(batch.old_logprobs),
         reference_logprobs=pick(batch.reference_logprobs),
+        versions=pick(batch.versions),
         trajectories=table and TrajectoryTable(table.group[list(trajectories)], table.weight[list(trajectories)]),
     )

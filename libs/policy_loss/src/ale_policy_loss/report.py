@@ -14,16 +14,15 @@ from ale_policy_loss.ratios import gap
 
 
 @torch.no_grad()
-def ratio_sums(ratio: Tensor, logprobs: Tensor, old: Tensor, engine: Tensor) -> dict[str, Tensor]:
-    """Sum up the tokens' ratios (their unit's) and the distances between the three policies. All [M]."""
-    ratio, logprobs, old, engine = (x.double() for x in (ratio, logprobs, old, engine))
+def ratio_sums(ratio: Tensor, logprobs: Tensor, old: Tensor) -> dict[str, Tensor]:
+    """Sum up the tokens' ratios (their unit's) and the distance of the policy from the old one. All [M]."""
+    ratio, logprobs, old = (x.double() for x in (ratio, logprobs, old))
     step = gap(logprobs, old)
     return {
         "ratio_sum": ratio.sum(),
         "ratio_square_sum": ratio.square().sum(),
         # Never negative and of low variance: exp(d) - 1 - d with d = log pi - log pi_old on samples of pi_old.
         "kl_sum": (torch.expm1(step) - step).sum(),
-        "engine_gap_sum": gap(old, engine).abs().sum(),
     }
 
 
@@ -50,9 +49,8 @@ def common_metrics(totals: Mapping[str, float]) -> dict[str, float]:
     """Turn the sums above in an update's totals into readable metrics; other totals stay as they are."""
     out = dict(totals)
     tokens = max(1.0, out.get("loss_tokens", 0.0))
-    for name in ("entropy", "engine_gap"):
-        if f"{name}_sum" in out:
-            out[name] = out.pop(f"{name}_sum") / tokens
+    if "entropy_sum" in out:
+        out["entropy"] = out.pop("entropy_sum") / tokens
     for side in ("positive", "negative"):
         if f"{side}_tokens" in out:
             out[side] = out.pop(f"{side}_tokens") / tokens

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 
 from ale.errors import ConfigError, StartDiverged
 from ale.messages import Message, ToolSpec
-from ale.rollout.contradictions import remove_patterns
 from ale.session.recorder import canonical_form
 from ale.trajectory import Trajectory
+from ale_rollout_filters.contradictions import remove_patterns
 
 
 @dataclass(frozen=True, slots=True)

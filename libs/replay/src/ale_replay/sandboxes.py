@@ -18,9 +18,9 @@ from typing import Any, TypeVar
 
 from ale.errors import SandboxError, StartDiverged
 from ale.messages import ToolSpec
-from ale.rollout.forwarding import ForwardingSandbox
 from ale.specs.sandbox import AGENT, ExecResult, Sandbox
 from ale_replay.replies import ExpertReplies
+from ale_wrapped_sandboxes.forwarding import ForwardingSandbox
 
 T = TypeVar("T")
 MOST_BYTES = 1 << 25

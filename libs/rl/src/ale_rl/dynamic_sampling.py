@@ -12,11 +12,11 @@ RollOut = Callable[[Sequence[Task]], Awaitable[list[Trajectory]]]
 
 
 def even_groups(trajectories: Sequence[Trajectory]) -> set[str]:
-    """Return the groups whose rewards are all equal."""
-    rewards: dict[str, set[float]] = {}
+    """Return the groups whose rewards are all equal, those of steps too."""
+    rewards: dict[str, set[tuple[float, ...]]] = {}
     for t in trajectories:
         if t.reward is not None:
-            rewards.setdefault(t.group, set()).add(t.reward.value)
+            rewards.setdefault(t.group, set()).add((t.reward.value, *t.reward.by_chunk))
     return {group for group, values in rewards.items() if len(values) == 1}
 
 

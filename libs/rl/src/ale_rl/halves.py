@@ -6,10 +6,10 @@ A dump is a run folder that `--only rollout` wrote; it has the policy that sampl
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 from ale.errors import ConfigError
-from ale.pipeline.evaluate import evaluate
 from ale.pipeline.workbench import Workbench
 from ale.rollout.episode import RL_STAGE
 from ale.store.run_store import RunStore
@@ -49,9 +49,20 @@ async def roll_out_only(bench: Workbench, config: RLConfig, source: Path | None)
             previous = require_rollouts(bench, await roll_out(bench, config, chosen, step, previous), step)
         metrics = rollout_metrics(previous, bench.engine.version) if previous else {}
         metrics |= bench.rollouts.metrics(RL_STAGE, step) | bench.pool_metrics()
-        bench.store.add_metrics(RL_STAGE, step, metrics)
+        bench.finish_step(RL_STAGE, step, metrics)
         if previous:
             bench.progress.numbers(success=metrics["success"])
+
+
+def choose_steps(
+    bench: Workbench, config: RLConfig, steps: Mapping[int, list[Trajectory]]
+) -> dict[int, list[Trajectory]]:
+    """Return the first `rl.steps` steps of a dump; all of them if the run file does not say how many."""
+    chosen = sorted(steps)[: config.steps if "steps" in config.model_fields_set else None]
+    if "steps" in config.model_fields_set and config.steps != len(steps):
+        trained = f"the first {len(chosen)} are trained on" if len(chosen) < len(steps) else "it has no more"
+        bench.progress.note(f"rl.steps is {config.steps}, and the dump has {len(steps)} steps: {trained}.")
+    return {step: steps[step] for step in chosen}
 
 
 async def train_only(bench: Workbench, config: RLConfig, source: Path) -> None:
@@ -63,11 +74,12 @@ async def train_only(bench: Workbench, config: RLConfig, source: Path) -> None:
             steps.setdefault(trajectory.step, []).append(trajectory)
     if not steps:
         raise ConfigError(f"{source} holds no rollouts of the stage '{RL_STAGE}' to train on.")
+    steps = choose_steps(bench, config, steps)
     if idle := [f"rl.{name}" for name in OF_THE_LOOP if name in config.model_fields_set]:
         bench.progress.note(f"{', '.join(idle)}: without effect here; a dump is trained on as it is.")
     await bench.load_policy(folder, train=True)
     await load_reference(bench)
-    await evaluate(bench, "before_rl", 0)
+    await bench.evaluate("before_rl", 0)
     bench.progress.stage("training on the dump", len(steps))
     versions = sorted({t.policy_version for trajectories in steps.values() for t in trajectories})
     if len(versions) > 1 and bench.algorithm.old_logprobs == "recompute":
@@ -76,12 +88,13 @@ async def train_only(bench: Workbench, config: RLConfig, source: Path) -> None:
             "log-probabilities are the engine's, so that a mismatch of engine and trainer cannot be seen."
         )
     with bench.stopwatch("training"):  # before the first update, while the trainer still has the weights that sampled
-        packed = [await pack_step(bench, config, steps[step], step, len(versions) == 1) for step in sorted(steps)]
+        sampled_by = versions[0] if len(versions) == 1 else None
+        packed = [await pack_step(bench, config, steps[step], step, sampled_by) for step in sorted(steps)]
     for done, (step, trajectories) in enumerate(sorted(steps.items())):
         with bench.stopwatch("training"):
             metrics = await train_step(bench, config, packed[done], step)
         metrics |= rollout_metrics(trajectories, versions[0] + done)
         bench.finish_step(RL_STAGE, step, metrics)
         bench.progress.advance()
-    await evaluate(bench, "after_rl", max(steps))
+    await bench.evaluate("after_rl", max(steps, default=0))
     await bench.save("final")

@@ -12,14 +12,12 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from ale.errors import AleError, TrainerError
-from ale.pipeline.evaluate import evaluate
 from ale.pipeline.workbench import Workbench
 from ale.rollout.episode import PREPARE_STAGE, RL_STAGE, StageInfo
-from ale.session.retokenization import retokenize
 from ale.specs.algorithm import RolloutHistory
 from ale.specs.trainer import TrainBatch
 from ale.task import TRAIN, Task
@@ -27,16 +25,20 @@ from ale.trajectory import CUT_OFF, Trajectory
 from ale_packing import split
 from ale_rl.config import RLConfig
 from ale_rl.dynamic_sampling import replace_even_groups
+from ale_rl.mismatch import compare_engine
+from ale_training import mismatch_metrics, publish, retokenize
 
 COLLAPSE_PATIENCE = 5
 
 
 @dataclass(frozen=True)
 class PackedStep:
-    """Holds a step's rollouts ready for training: a batch for each update, and the policy version that sampled them."""
+    """Holds a step's rollouts ready for training: a batch for each update, the policy version that sampled them, and
+    metrics of how they were packed."""
 
     batches: Sequence[TrainBatch]
     version: int
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 async def reinforce(
@@ -61,7 +63,7 @@ async def reinforce(
             continue
         metrics = rollout_metrics(previous, bench.engine.version)
         with bench.stopwatch("training"):
-            waiting.append(await pack_step(bench, config, previous, step))
+            waiting.append(await pack_step(bench, config, previous, step, bench.engine.version))
             if len(waiting) > config.simulated_lag:
                 metrics |= await train_oldest(bench, config, waiting, step)
         metrics |= {"rollout_s": rolled - began, "train_s": time.monotonic() - rolled}
@@ -89,9 +91,9 @@ async def reinforce(
 
 
 async def _evaluate_and_save(bench: Workbench, config: RLConfig, step: int) -> None:
-    every = bench.config.eval.every
+    every = bench.config.eval.every if bench.config.eval is not None else 0
     if every and step % every == 0 and step < config.steps:
-        await evaluate(bench, f"step_{step}", step)
+        await bench.evaluate(f"step_{step}", step)
     if config.checkpoint_every and step % config.checkpoint_every == 0:
         await bench.backend.save(bench.folder / "checkpoints" / f"step_{step}")
 
@@ -144,25 +146,29 @@ def require_rollouts(bench: Workbench, rollouts: list[Trajectory], step: int) ->
 
 
 async def pack_step(
-    bench: Workbench, config: RLConfig, trajectories: Sequence[Trajectory], step: int, recompute: bool = True
+    bench: Workbench, config: RLConfig, trajectories: Sequence[Trajectory], step: int, version: int | None
 ) -> PackedStep:
     """Make the batches of a step, one for each update. The algorithm sees all rollouts at once, and its batch is split
-    between groups. With `recompute`, old log-probabilities are computed, because the trainer still has the weights
-    that sampled; otherwise they are the engine's."""
+    between groups. `version` is that of the trainer's weights, which sampled: old log-probabilities are computed with
+    them, and compared with the engine's. If the trainer no longer has the weights that sampled, it is None, and old
+    log-probabilities are the engine's."""
     algorithm = bench.algorithm
     made = algorithm.batch(trajectories)
     parts = [] if made is None else split(made, config.updates_per_step, bench.config.seed + step)
     batches = []
+    differences = []
     for batch in parts:
         if not (batch.chunks.returns.any() or algorithm.reference):
             continue  # an update without a gradient would only follow the optimizer's momentum
         if algorithm.old_logprobs == "recompute":
-            old = await bench.backend.logprobs(batch) if recompute else batch.engine_logprobs
+            old = batch.engine_logprobs if version is None else await bench.backend.logprobs(batch)
             batch = replace(batch, old_logprobs=old)
+        if version is not None:
+            differences.append(await compare_engine(bench.backend, batch, version))
         if algorithm.reference:
             batch = replace(batch, reference_logprobs=await bench.backend.logprobs(batch, "reference"))
         batches.append(algorithm.loss.normalize(batch))
-    return PackedStep(batches, bench.engine.version)
+    return PackedStep(batches, bench.engine.version, mismatch_metrics(differences))
 
 
 async def train_oldest(bench: Workbench, config: RLConfig, waiting: deque[PackedStep], step: int) -> dict[str, float]:
@@ -181,14 +187,13 @@ async def train_step(bench: Workbench, config: RLConfig, packed: PackedStep, ste
         bench.hooks.call("ale_batch_ready", step=step, batch=batch)
         totals = await bench.backend.update(batch, bench.algorithm.loss, lr=learning_rate(config, step))
         collected.append({**bench.algorithm.loss.metrics(totals), **batch.metrics})
-    await bench.publish()
+    await publish(bench)
     found: dict[str, list[float]] = {}
     for metrics in collected:
         for name, value in metrics.items():
             found.setdefault(name, []).append(value)
-    return {name: sum(values) / len(values) for name, values in sorted(found.items())} | {
-        "updates": float(len(batches))
-    }
+    means = {name: sum(values) / len(values) for name, values in sorted(found.items())}
+    return {**means, **packed.metrics, "updates": float(len(batches))}
 
 
 def learning_rate(config: RLConfig, step: int) -> float | None:

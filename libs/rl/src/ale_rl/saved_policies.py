@@ -24,6 +24,16 @@ def before_rl(run: Path) -> Path:
     return _first(run, [f"model/{name}" for name in POLICIES[1:]])
 
 
+def name_policy(folder: Path, run: Path | None = None) -> str:
+    """Return what to call the policy of a model folder: `final policy of RUN` if it is one of that run's, else its
+    path."""
+    if run is None or not folder.resolve().is_relative_to(run.resolve()):
+        return f"policy {folder}"
+    names = {"final": "final policy", "initial": "initial policy", "sft": "policy after sft", "cpt": "policy after cpt"}
+    name = names.get(folder.name, f"policy at {folder.name.replace('_', ' ')}")
+    return f"{name} of {run.resolve().name}"
+
+
 def _first(run: Path, places: Sequence[str]) -> Path:
     for place in places:
         if (run / place / "config.json").is_file():

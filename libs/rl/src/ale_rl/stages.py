@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ale.config.run import RunConfig
-from ale.pipeline.evaluate import evaluate
 from ale.pipeline.workbench import Workbench
 from ale.specs.training_stage import TrainingStage
 from ale.task import Task
@@ -16,6 +15,7 @@ from ale_rl.config import RLConfig
 from ale_rl.halves import roll_out_only, train_only
 from ale_rl.loop import reinforce
 from ale_rl.task_selection import read_instances, repeat_tasks
+from ale_training import check_policy_to_train
 
 
 class Reinforcement(TrainingStage):
@@ -33,6 +33,7 @@ class Reinforcement(TrainingStage):
         check_algorithm(config, self._config, demonstrations=config.sft is not None)
         if self._config.resample_even_groups:
             check_groups(config)
+        check_policy_to_train(config)
 
     def check_tasks(self, bench: Workbench) -> None:
         """See `TrainingStage.check_tasks`."""
@@ -45,7 +46,7 @@ class Reinforcement(TrainingStage):
     async def train(self, bench: Workbench) -> None:
         """See `TrainingStage.train`."""
         await reinforce(bench, self._config, self._tasks, self._demonstrations)
-        await evaluate(bench, "after_rl", self._config.steps)
+        await bench.evaluate("after_rl", self._config.steps)
 
 
 class RolloutHalf(TrainingStage):

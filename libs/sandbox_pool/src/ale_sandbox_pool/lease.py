@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from ale.errors import SandboxError
-from ale.rollout.forwarding import ForwardingSandbox
 from ale.specs.sandbox import Sandbox
+from ale_wrapped_sandboxes.forwarding import ForwardingSandbox
 
 GiveBack = Callable[[bool], "asyncio.Task[None] | None"]
 """Takes a sandbox back; the argument says whether a call is running. Returns the task that stops it, if it should be

@@ -29,7 +29,8 @@ from ale.registry.validation import one_line_error
 from ale.specs.driver import Channel
 from ale.specs.package_sections import PooledProvider
 from ale.specs.sandbox import SandboxInfo, SandboxProvider, SandboxSpec
-from ale.specs.sandbox_protocols import KeepsSnapshots, Resets
+from ale.specs.sandbox_protocols import BuildsDockerfiles, KeepsSnapshots, Resets
+from ale.task import ImageBuild
 from ale_sandbox_pool.config import PoolConfig
 from ale_sandbox_pool.lease import LeasedSandbox
 from ale_sandbox_pool.slots import Slot, SlotRequest, Slots
@@ -39,16 +40,7 @@ log = logging.getLogger("ale.sandbox_pool")
 
 RESET_TIMEOUT_S = 60.0
 BACKOFF_S, MOST_BACKOFF_S = 0.5, 60.0
-COUNTED = (
-    "requests",
-    "warm_hits",
-    "cold_starts",
-    "start_failures",
-    "timeouts",
-    "evicted",
-    "resets",
-    "resets_failed",
-)
+COUNTED = ("requests", "warm_hits", "cold_starts", "start_failures", "timeouts", "evicted", "resets", "resets_failed")
 
 
 class SandboxPool(PooledProvider):
@@ -335,6 +327,11 @@ class SandboxPool(PooledProvider):
 
     async def remove(self, sandbox_id: str) -> None:
         await self.provider.remove(sandbox_id)
+
+    async def image_from(self, build: ImageBuild) -> str:
+        """Let the provider build an image, if it can (capability `builds`)."""
+        assert isinstance(self.provider, BuildsDockerfiles), "the capability says so"
+        return await self.provider.image_from(build)
 
     async def snapshots(self) -> builtins.list[str]:
         """List the provider's snapshots, if it keeps any."""

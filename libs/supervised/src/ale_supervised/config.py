@@ -76,8 +76,9 @@ class DemonstrationsConfig(Section):
     data: tuple[Path, ...] = Field(
         (),
         description=(
-            "Run folders, and recordings of `ale endpoint serve`, whose trajectories are used as demonstrations; "
-            "no demonstrations are run then. All trajectories of recordings are kept, because they have no score."
+            "Run folders, recordings of `ale endpoint serve`, and data sets (.jsonl, .csv, .parquet, Hugging Face "
+            "folders) with rows of messages, or of prompt and completion, that are used as demonstrations; none are "
+            "run then. All trajectories of recordings and data sets are kept, because they have no score."
         ),
     )
 
@@ -136,7 +137,7 @@ class SFTStage(SFTSteps):
     """A stage in `sft.stages`."""
 
     data: tuple[Path, ...] = Field(
-        (), description="Run folders and recordings that this stage uses in place of sft.demonstrations."
+        (), description="Run folders, recordings and data sets that this stage uses in place of sft.demonstrations."
     )
     keep: Curation = Field(Curation(), description="Which demonstrations this stage trains on.")
     algorithm: dict[str, Any] = Field(

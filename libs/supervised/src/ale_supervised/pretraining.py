@@ -27,6 +27,7 @@ from ale.task import TRAIN
 from ale.trajectory import Chunk, Sequence, Trajectory
 from ale_supervised.config import CPTConfig, CPTStage
 from ale_supervised.text_sequences import TextSequence, Tokens, sequences_once, stream_sequences, text_files
+from ale_training import publish
 
 CPT_STAGE = "cpt"
 T = TypeVar("T")
@@ -64,7 +65,7 @@ async def pretrain(bench: Workbench, config: CPTConfig) -> None:
                         metrics |= await _measure_heldout(bench, config, f"after stage {number + 1}")
                     bench.finish_step(CPT_STAGE, step, metrics)
                     bench.progress.advance()
-        await bench.publish()
+        await publish(bench)
 
 
 async def _train_step(bench: Workbench, stage: CPTStage, at: int, texts: Iterator[TextSequence]) -> dict[str, float]:

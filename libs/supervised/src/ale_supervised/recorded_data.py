@@ -1,8 +1,10 @@
-"""This module reads demonstrations that exist already: trajectories of other runs, and files such as recordings.
+"""This module reads demonstrations that exist already: trajectories of other runs, recordings, rows of data sets.
 
 1. From a run folder it takes every trajectory of the split `train` that was not rejected, whoever made it.
-2. From a file it takes what a reader returns. A reader is a function in the entry-point group `ale.readers` under the
-   name of its format; ale-endpoint has the reader `recording` for files that `ale endpoint serve` writes.
+2. From anything else it takes what a reader returns. A reader is a function in the entry-point group `ale.readers`
+   under the name of its format: `recording` of ale-endpoint reads what `ale endpoint serve` writes, `rows` of
+   ale-plugin-data reads JSONL, CSV, Parquet and folders of Hugging Face datasets.
+3. The first reader that returns a trajectory is the right one: its errors are reported, and no other is asked.
 """
 
 from __future__ import annotations
@@ -13,15 +15,16 @@ from pathlib import Path
 
 from ale.errors import ConfigError
 from ale.session.reply_format import ReplyForm
-from ale.session.retokenization import retokenize
 from ale.session.tokenizer import ChatTokenizer
-from ale.store.run_store import RunStore
+from ale.store.run_store import DB_NAME, RunStore
 from ale.task import TRAIN
 from ale.trajectory import Trajectory
+from ale_training import retokenize
 
 READERS = "ale.readers"
 Reader = Callable[[Path, ChatTokenizer, ReplyForm | None], Iterable[Trajectory]]
-"""A reader returns a file's trajectories in the tokenizer's tokens. It raises `ConfigError` for any other format."""
+"""A reader yields the trajectories of a file or folder in the tokenizer's tokens. It raises `ConfigError` for any other
+format before it yields one."""
 
 
 def read_demonstrations(
@@ -36,12 +39,13 @@ def read_demonstrations(
     found: list[Trajectory] = []
     for path in paths:
         if not path.exists():
-            raise ConfigError(f"{key}: there is no run folder or recording {path}.")
-        made = [*_of_run(path, tokenizer, form)] if path.is_dir() else _of_file(path, tokenizer, form, key)
-        if not made:
-            what = f"trajectory of the split '{TRAIN}' that could be used" if path.is_dir() else "answered call"
-            raise ConfigError(f"{key}: {path} holds no {what}.")
-        found += made
+            raise ConfigError(f"{key}: there is no run folder, recording or data set {path}.")
+        if not (path / DB_NAME).is_file():
+            found += _read(path, tokenizer, form, key)
+        elif made := [*_of_run(path, tokenizer, form)]:
+            found += made
+        else:
+            raise ConfigError(f"{key}: {path} holds no trajectory of the split '{TRAIN}' that could be used.")
     return found
 
 
@@ -51,18 +55,25 @@ def _of_run(folder: Path, tokenizer: ChatTokenizer, form: ReplyForm | None) -> I
             yield retokenize(trajectory, tokenizer, form)
 
 
-def _of_file(path: Path, tokenizer: ChatTokenizer, form: ReplyForm | None, key: str) -> list[Trajectory]:
-    """Return what the first suitable reader returns for the file. Raises `ConfigError` if no reader can read it."""
-    refusals: list[str] = []
+def _read(path: Path, tokenizer: ChatTokenizer, form: ReplyForm | None, key: str) -> list[Trajectory]:
+    """Return what the first suitable reader returns. Raises `ConfigError` if there is none, or nothing to read."""
+    refusals = [f"{path} is not a run folder."] if path.is_dir() else []
     for entry in sorted(metadata.entry_points(group=READERS)):
         read: Reader = entry.load()
+        made: list[Trajectory] = []
         try:
-            return [*read(path, tokenizer, form)]
+            for trajectory in read(path, tokenizer, form):
+                made.append(trajectory)
+            if made:
+                return made
+            refusals.append(f"{path} holds no answered call.")
         except ConfigError as error:
+            if made:
+                raise ConfigError(f"{key}: {error}") from error
             refusals.append(str(error))
-    if not refusals:
-        raise ConfigError(
-            f"{key}: {path} is a file, and no installed package reads files; `pip install ale-endpoint` brings the "
-            "reader of recordings."
+    if len(refusals) <= path.is_dir():
+        refusals.append(
+            f"no installed package reads {path}: `pip install ale-plugin-data` brings the reader of data sets, `pip "
+            "install ale-endpoint` that of recordings."
         )
-    raise ConfigError("\n".join(refusals))
+    raise ConfigError("\n".join(f"{key}: {refusal}" for refusal in refusals))

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ale.config.run import RunConfig
-from ale.pipeline.evaluate import evaluate
 from ale.pipeline.workbench import Workbench
 from ale.specs.training_stage import TrainingStage
 from ale.trajectory import Trajectory
 from ale_supervised.config import CPTConfig, SFTConfig
 from ale_supervised.pretraining import check_texts, pretrain
 from ale_supervised.warm_start import fine_tune, gather_demonstrations, select_data
+from ale_training import check_policy_to_train
 
 
 class Pretraining(TrainingStage):
@@ -22,6 +22,7 @@ class Pretraining(TrainingStage):
 
     def check(self, config: RunConfig) -> None:
         """See `TrainingStage.check`: this refuses text that does not exist and sequences too long for the model."""
+        check_policy_to_train(config)
         check_texts(self._config, config.model)
 
     async def train(self, bench: Workbench) -> None:
@@ -37,6 +38,10 @@ class WarmStart(TrainingStage):
         self._gathered: list[list[Trajectory]] = []
         self._selected: list[list[Trajectory]] = []
 
+    def check(self, config: RunConfig) -> None:
+        """See `TrainingStage.check`."""
+        check_policy_to_train(config)
+
     async def gather(self, bench: Workbench) -> list[Trajectory]:
         """See `TrainingStage.gather`."""
         self._gathered = await gather_demonstrations(bench, self._config)
@@ -48,5 +53,5 @@ class WarmStart(TrainingStage):
 
     async def train(self, bench: Workbench) -> None:
         """See `TrainingStage.train`."""
-        await evaluate(bench, "before_sft", -1)
+        await bench.evaluate("before_sft", -1)
         await fine_tune(bench, self._config, self._selected)

@@ -14,13 +14,13 @@ from collections.abc import Sequence
 
 from ale.errors import AleError
 from ale.pipeline.workbench import Workbench
-from ale.session.retokenization import retokenize
 from ale.specs.algorithm import Algorithm
 from ale.trajectory import Trajectory
 from ale_supervised.config import SFTConfig, SFTStage, SFTSteps
 from ale_supervised.curation import curate
 from ale_supervised.demonstrations import run_demonstrations
 from ale_supervised.recorded_data import read_demonstrations
+from ale_training import publish, retokenize
 
 SFT_STAGE = "sft"
 
@@ -47,7 +47,7 @@ def select_data(bench: Workbench, config: SFTConfig, stages: Sequence[list[Traje
     own: dict[int, Trajectory] = {}
     out = []
     for number, (stage, given) in enumerate(zip(config.plan, stages, strict=True)):
-        # Trajectories of recordings have no reward, because nothing has scored them.
+        # Trajectories of recordings and data sets have no reward, because nothing has scored them.
         trusted = [t for t in given if config.demonstrations.keep_failed or t.passed or t.reward is None]
         for t in trusted:
             own[id(t)] = own.get(id(t)) or retokenize(t, bench.sessions.tokenizer, bench.sessions.form)
@@ -56,7 +56,7 @@ def select_data(bench: Workbench, config: SFTConfig, stages: Sequence[list[Traje
         where = f"stage {number + 1}: " if config.stages else ""
         bench.progress.note(
             f"{where}{len(kept)} of {len(given)} demonstrations are trained on"
-            f" ({sum(t.passed for t in given)} pass their tests{f', {unscored} are of recordings' if unscored else ''})"
+            f" ({sum(t.passed for t in given)} pass their tests{f', {unscored} have no score' if unscored else ''})"
             f"{''.join(f', {n} left out by {key}' for key, n in left_out.items())}"
         )
         if not trusted:
@@ -84,7 +84,7 @@ async def fine_tune(bench: Workbench, config: SFTConfig, stages: Sequence[list[T
             where = f"sft.stages.{number}" if config.stages else "sft"
             await _train(bench, stage, algorithm, data, number, first, where)
             first += stage.steps
-        await bench.publish()
+        await publish(bench)
 
 
 async def _train(

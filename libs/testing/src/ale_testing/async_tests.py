@@ -11,7 +11,7 @@ import asyncio
 import functools
 import signal
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
@@ -30,33 +30,40 @@ class _Stuck(BaseException):
     """Raised by the alarm. It is no subclass of `Exception`, so that a plugin cannot catch it by accident."""
 
 
-def async_test(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+def async_test(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
     """A coroutine function as a test that pytest can call."""
 
     @functools.wraps(test)
     def run(*args: Any, **fixtures: Any) -> None:
-        outcome: list[BaseException | None] = []
-
-        async def body() -> None:
-            try:
-                await _within_deadline(test(*args, **fixtures))
-            except BaseException as error:
-                outcome.append(error)
-                raise
-            outcome.append(None)
-
-        try:
-            with _alarm(DEADLINE_S + _grace_s()):
-                asyncio.run(body())
-        except _Stuck as alarm:
-            why = "a call blocked the event loop; blocking work belongs in a thread"
-            if outcome and not isinstance(outcome[0], _Stuck):
-                before = f"{outcome[0]}; and " if outcome[0] is not None else ""
-                why = f"{before}a thread of the plugin's, such as asyncio.to_thread starts, never ends"
-            stuck.append(why)
-            raise AssertionError(f"{why} ({alarm})") from None
+        run_within_deadline(_leaving_no_task(test(*args, **fixtures)), asyncio.run)
 
     return run
+
+
+def run_within_deadline(
+    test: Coroutine[Any, Any, None], run_in_loop: Callable[[Coroutine[Any, Any, None]], None]
+) -> None:
+    """Run a coroutine with `run_in_loop`, such as `asyncio.run`. One that hangs fails with a sentence."""
+    outcome: list[BaseException | None] = []
+
+    async def body() -> None:
+        try:
+            await _within_deadline(test)
+        except BaseException as error:
+            outcome.append(error)
+            raise
+        outcome.append(None)
+
+    try:
+        with _alarm(DEADLINE_S + _grace_s()):
+            run_in_loop(body())
+    except _Stuck as alarm:
+        why = "a call blocked the event loop; blocking work belongs in a thread"
+        if outcome and not isinstance(outcome[0], _Stuck):
+            before = f"{outcome[0]}; and " if outcome[0] is not None else ""
+            why = f"{before}a thread of the plugin's, such as asyncio.to_thread starts, never ends"
+        stuck.append(why)
+        raise AssertionError(f"{why} ({alarm})") from None
 
 
 def _grace_s() -> float:
@@ -74,7 +81,6 @@ def equal_without_diff(found: object, wanted: object) -> bool:
 
 
 async def _within_deadline(body: Awaitable[None]) -> None:
-    before = asyncio.all_tasks()
     try:
         async with asyncio.timeout(DEADLINE_S) as deadline:
             await body
@@ -82,8 +88,18 @@ async def _within_deadline(body: Awaitable[None]) -> None:
         if deadline.expired():
             raise AssertionError(f"a call did not return within {DEADLINE_S:g} s") from None
         raise
+
+
+async def _leaving_no_task(body: Awaitable[None]) -> None:
+    before = asyncio.all_tasks()
+    await body
+    await require_no_other_task(before)
+
+
+async def require_no_other_task(allowed: set[asyncio.Task[Any]]) -> None:
+    """Wait a second for all tasks but these to end. Raises `AssertionError` if one remains."""
     for _ in range(20):
-        left = asyncio.all_tasks() - before
+        left = asyncio.all_tasks() - allowed
         if not left:
             return
         await asyncio.sleep(0.05)

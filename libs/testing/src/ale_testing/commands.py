@@ -39,12 +39,20 @@ def info(
 
 
 def new(
-    kind: Annotated[str, typer.Argument(metavar="KIND", help="Such as sandbox; hooks for an observer.")],
+    kind: Annotated[
+        str,
+        typer.Argument(
+            metavar="KIND",
+            help="Such as sandbox; hooks for an observer; environment for tasks, scaffold and reward around an "
+            "environment with reset and step.",
+        ),
+    ],
     name: Annotated[str, typer.Argument(metavar="NAME", help="What run files will call it.")],
     hooks: Annotated[bool, typer.Option("--hooks", help="Add an observer beside the driver.")] = False,
     into: Annotated[Path, typer.Option(help="Folder to write the package into.")] = Path(),
 ) -> None:
-    """Write the package of a new plugin, with a driver that works and tests that pass."""
+    """Write the package of a new plugin, with a driver that works and tests that pass; a package of that name that is
+    there already gets it beside what it has."""
     from ale_testing.new_plugin import write_plugin
 
     write_plugin(kind, name, hooks, into)

@@ -1,7 +1,7 @@
 """These sandboxes for tests need no real provider.
 
 1. `FolderSandbox` really runs commands, in a temporary folder and without any isolation, so tests must run only their
-   own commands in it.
+   own commands in it. `FolderProvider` starts such ones.
 2. `MemoryProvider` starts sandboxes that are only objects in memory. Tests use it for faults that a real provider
    cannot produce on demand.
 """
@@ -21,7 +21,7 @@ from pathlib import Path
 from ale.errors import SandboxError, UncleanError
 from ale.specs.driver import Driver, DriverContext, PluginConfig
 from ale.specs.sandbox import AGENT, ExecResult, Sandbox, SandboxInfo, SandboxProvider, SandboxSpec
-from ale.task import Task
+from ale.task import Task, as_bytes
 from ale_testing.recording_channel import RecordingChannel
 
 CLEARED = "(kill_agent_processes)"
@@ -31,16 +31,22 @@ CLEARED = "(kill_agent_processes)"
 class FolderSandbox(Sandbox):
     """A temporary folder; commands run there as this user. `die()` makes it a dead sandbox."""
 
-    def __init__(self, task: Task | None = None) -> None:
+    def __init__(self, task: Task | None = None, spec: SandboxSpec | None = None) -> None:
         self.id = f"folder-{os.urandom(4).hex()}"
-        self.spec = SandboxSpec(network="full")
+        self.spec = spec or SandboxSpec(
+            network="full",
+            env=task.env if task else {},
+            files={path: as_bytes(content) for path, content in (task.files if task else {}).items()},
+        )
         self.folder = Path(tempfile.mkdtemp(prefix="ale-kit-"))
         self.commands: list[str] = []
-        self._env = {**os.environ, "HOME": str(self.folder), "TMPDIR": str(self.folder), **(task.env if task else {})}
+        self._env = {**os.environ, "HOME": str(self.folder), "TMPDIR": str(self.folder), **self.spec.env}
         self._running: set[int] = set()
         self._alive = True
-        for path, text in (task.files if task else {}).items():
-            self._write(path, text.encode(), 0o644)
+        self.refused = 0
+        """Calls that found it dead."""
+        for path, data in self.spec.files.items():
+            self._write(path, data, 0o644)
 
     def die(self) -> None:
         """From now on nothing works, and what runs is killed: as when a machine is lost."""
@@ -56,6 +62,7 @@ class FolderSandbox(Sandbox):
 
     def _check(self) -> None:
         if not self._alive:
+            self.refused += 1
             raise SandboxError(f"The sandbox {self.id} is gone.")
 
     def _write(self, path: str, data: bytes, mode: int) -> None:
@@ -142,6 +149,37 @@ class FolderSandbox(Sandbox):
         """Remove the folder."""
         self.die()
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+class FolderProvider(Driver, SandboxProvider):
+    """Starts folder sandboxes."""
+
+    capabilities = frozenset({"network_full"})
+    sandbox_type = FolderSandbox
+
+    def __init__(self) -> None:
+        super().__init__(PluginConfig(), DriverContext())
+        self.alive: list[FolderSandbox] = []
+
+    async def start_sandbox(self, spec: SandboxSpec) -> FolderSandbox:
+        """A folder with the files of the spec. Its programs reach the model's endpoint as every program here does."""
+        self.alive.append(FolderSandbox(spec=spec.model_copy(update={"endpoint": None})))
+        return self.alive[-1]
+
+    async def list(self) -> list[SandboxInfo]:
+        """Those that were not stopped."""
+        return [SandboxInfo(box.id, box.spec.labels, 0.0, True) for box in self.alive if box.folder.exists()]
+
+    async def remove(self, sandbox_id: str) -> None:
+        """Stop one."""
+        for box in self.alive:
+            if box.id == sandbox_id:
+                await box.stop()
+
+    async def close(self) -> None:
+        """Stop all of them."""
+        for box in self.alive:
+            await box.stop()
 
 
 class MemorySandbox(Sandbox):

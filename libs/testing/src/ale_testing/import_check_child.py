@@ -13,8 +13,9 @@ from typing import Any
 from ale.errors import AleError
 from ale.registry.drivers import find_plugin, load_driver_class
 from ale.registry.installed import PluginInfo
-from ale.registry.validation import describe_keys, nearest_hint
+from ale.registry.validation import nearest_hint
 from ale.specs.kinds import CAPABILITIES
+from ale_config_tools import describe_keys
 
 
 @dataclass(frozen=True)

@@ -132,7 +132,7 @@ def _forms(place: PluginPlace) -> dict[str, Any]:
         entries = {"type": "array", "minItems": 1, "items": {"$ref": f"#/$defs/rule.{place.kind}"}}
         forms.append({"type": "object", "properties": {key: entries}, "required": [key], "additionalProperties": False})
     if place.optional:
-        forms.append({"type": "null"})
+        forms += [{"type": "null"}, {"const": "none"}]
     return {"anyOf": forms} if len(forms) > 1 else forms[0]
 
 

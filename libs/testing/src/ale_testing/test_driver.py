@@ -25,6 +25,7 @@ from ale.registry.versions import describe_mismatch
 from ale.specs.kinds import CAPABILITIES
 from ale_testing.async_tests import async_test
 from ale_testing.plugin_under_test import Subject
+from ale_testing.template_leftovers import find_leftovers
 
 
 def models(
@@ -71,6 +72,11 @@ def test_its_manifest_agrees_with_its_class(subject: Subject) -> None:
         f"it lists {sorted(subject.info.capabilities)}"
     )
     assert subject.info.summary, "the package needs a summary, or ale-plugin.json one"
+
+
+def test_its_readme_is_no_longer_the_templates(subject: Subject) -> None:
+    left = find_leftovers(subject.info.package, {f"{subject.kind} '{subject.info.name}'": subject.info.summary})
+    assert not left, "; ".join(map(str, left))
 
 
 def test_its_capabilities_are_known(subject: Subject) -> None:

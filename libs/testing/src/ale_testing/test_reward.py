@@ -1,159 +1,165 @@
-"""These tests check that a reward scores the sandbox as it is, and never scores an infrastructure fault as zero."""
+"""These tests check what holds of every reward, however it judges: its scores, and that a lost sandbox is no zero.
+
+They use the tasks of `--ale-tasks`, or one of the kit's. A reward that says that it uses no sandbox (`uses_sandbox`)
+gets none, and a call of it is its fault. One that uses it need not do so for every episode, but where a call of its
+finds the sandbox dead, it must not give a score."""
 
 from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
-from ale.errors import AleError, SandboxError, TaskError
+import pytest
+
+from ale.errors import SandboxError, TaskError
+from ale.rollout.episode import validate_score
+from ale.rollout.graded import Graded
+from ale.rollout.no_sandbox import NoSandbox
+from ale.specs.sandbox import SandboxSpec
 from ale.task import Task, TaskTests
-from ale.trajectory import Score
-from ale_testing.async_tests import async_test, cancelled, fails_with
-from ale_testing.fake_sandboxes import CLEARED, FolderSandbox
+from ale.trajectory import Observation, Score, Trajectory
+from ale_testing.async_tests import async_test, cancelled
+from ale_testing.fake_sandboxes import FolderSandbox
 from ale_testing.plugin_under_test import Subject
-from ale_testing.sample_batches import trajectory
+from ale_testing.sample_batches import trajectory, with_side_call
 
 DONE = trajectory(0, reward=0.0)
+TASK = Task(
+    id="kit-reward",
+    instruction="Write 'yes' into out.",
+    tests=TaskTests(command="grep -qx yes out"),
+    metadata={"answer": "yes"},
+)
 
 
-def task(command: str, **more: Any) -> Task:
-    """A task that is solved where the file `out` says so."""
-    return Task(id="kit-reward", instruction="Write 'yes' into out.", tests=TaskTests(command=command, **more))
+async def own_task(subject: Subject) -> Task:
+    """The task whose episodes are scored: the first of `--ale-tasks`, or the kit's."""
+    return (await subject.tasks(TASK))[0]
 
 
-RAN = "touch tests-ran; "
-"""Tells that the reward runs the task's tests: some judge otherwise, and what tests say binds them in nothing."""
-GREP = task(f"{RAN}grep -qx yes out")
+@asynccontextmanager
+async def graded(subject: Subject, task: Task, **files: str) -> AsyncIterator[tuple[Any, Any]]:
+    """A folder with files in which commands run, and the same as a reward gets it, which can open another one. Where
+    the reward uses no sandbox, what a run has in its place."""
+    box = FolderSandbox(task) if subject.uses_sandbox else NoSandbox(SandboxSpec())
+    async with box:
+        if isinstance(box, FolderSandbox):
+            await box.upload({name: text.encode() for name, text in files.items()})
+        yield box, Graded(box, lambda: FolderSandbox(task))
 
 
-async def score(subject: Subject, of: Task, **files: str) -> Score:
-    """The score of a sandbox with these files."""
-    return (await score_and_whether_tests_ran(subject, of, **files))[0]
+async def score(subject: Subject, task: Task, done: Trajectory = DONE, **files: str) -> Score:
+    """The score of an episode that left these files."""
+    async with subject.build() as reward, graded(subject, task, **files) as (_, box):
+        found: Score = await asyncio.wait_for(reward.score(task, box, done), 90)
+        check(found, done)
+        return found
 
 
-async def score_and_whether_tests_ran(subject: Subject, of: Task, **files: str) -> tuple[Score, bool]:
-    """The score, and whether the task's tests ran for it."""
-    box = FolderSandbox()
-    async with subject.build() as reward, box:
-        await box.upload({name: text.encode() for name, text in files.items()})
-        found = await asyncio.wait_for(reward.score(of, box, DONE), 90)
-        assert isinstance(found, Score), f"score() must return a Score, not {type(found).__name__}"
-        assert isinstance(found.passed, bool), f"Score.passed must be true or false, not {found.passed!r}"
-        assert math.isfinite(found.value), f"Score.value must be a finite number, not {found.value!r}"
-        return found, (box.folder / "tests-ran").exists()
-
-
-@async_test
-async def test_success_and_failure_get_a_score(subject: Subject) -> None:
-    good, bad = await score(subject, GREP, out="yes\n"), await score(subject, GREP, out="no\n")
-    assert good.value >= bad.value, f"a solved task must not score below an unsolved one: {good.value} and {bad.value}"
-
-
-@async_test
-async def test_tests_that_fail_are_never_passed(subject: Subject) -> None:
-    for files in ({"out": "no\n"}, {}):
-        bad, ran = await score_and_whether_tests_ran(subject, GREP, **files)
-        assert not (ran and bad.passed), "a reward that runs the tests must not call it passed where they fail"
-
-
-@async_test
-async def test_the_agent_cannot_watch_the_tests_nor_find_them_later(subject: Subject) -> None:
-    secret = "grep -qx yes out # kit-secret"
-    hidden = task(f'{RAN}sh "$ALE_TESTS/check.sh"', files={"check.sh": secret})
-    box = FolderSandbox()
-    async with subject.build() as reward, box:
-        await box.upload({"out": b"yes\n"})
-        await reward.score(hidden, box, DONE)
-        if not (box.folder / "tests-ran").exists():
-            return  # it judges in its own way
-        first = next((command for command in box.commands if command != ""), "")
-        assert first == CLEARED, "before the tests are copied in, sandbox.kill_agent_processes() must have been called"
-        left = [path for path in box.folder.rglob("*") if path.is_file() and b"kit-secret" in path.read_bytes()]
-        assert not left, f"hidden tests must be taken away after the scoring; left is {left[0].name if left else ''}"
-
-
-@async_test
-async def test_tests_that_cannot_run_never_score_zero(subject: Subject) -> None:
-    _, runs_tests = await score_and_whether_tests_ran(subject, GREP, out="yes\n")
-    if not runs_tests:
-        return  # it judges in its own way
-    box = FolderSandbox()
-    async with subject.build() as reward, box:
-        why = "tests that start with a program that is not there"
-        await fails_with(
-            reward.score(task("no-such-program-of-ale --all"), box, DONE), SandboxError, TaskError, why=why
+def check(found: object, done: Trajectory) -> None:
+    """What holds of any score."""
+    assert isinstance(found, Score), f"score() must return a Score, not {type(found).__name__}"
+    assert isinstance(found.passed, bool), f"Score.passed must be true or false, not {found.passed!r}"
+    assert math.isfinite(found.value), f"Score.value must be a finite number, not {found.value!r}"
+    assert isinstance(found.detail, str), f"Score.detail must be a text, not {found.detail!r:.80}"
+    if found.by_chunk:
+        assert len(found.by_chunk) == len(done.chunks), (
+            f"Score.by_chunk must hold a number for each of the {len(done.chunks)} chunks of the trajectory, side "
+            f"calls included, not {len(found.by_chunk)}"
         )
+        side = [found.by_chunk[chunk.index] for chunk in done.chunks if chunk.side]
+        assert not any(side), f"Score.by_chunk must hold a 0 for a side call, not {side}"
+    for name, value in found.parts.items():
+        assert isinstance(name, str), f"Score.parts has names, not {name!r}"
+        number = isinstance(value, (int, float)) and math.isfinite(value)
+        assert number, f"Score.parts must hold finite numbers, not {name}: {value!r}"
+    validate_score(found, done)
+
+
+@async_test
+async def test_an_episode_gets_a_value_and_a_verdict(subject: Subject) -> None:
+    for task in await subject.tasks(TASK):
+        await score(subject, task, out="yes\n")
+
+
+@async_test
+async def test_an_untouched_sandbox_gets_a_score(subject: Subject) -> None:
+    await score(subject, await own_task(subject))
+
+
+@async_test
+async def test_rewards_of_steps_are_scored_chunk_by_chunk(subject: Subject) -> None:
+    task = await own_task(subject)
+    for done in (trajectory(1, reward=0.0, chunks=3), with_side_call(1, reward=0.0)):
+        turns = done.turns
+        steps = [(turns[0], 0.5), (turns[-1], None), (turns[-1], -1.0)]
+        seen = tuple(Observation(chunk.index, "step", {}, "seen", None, 0.1, reward) for chunk, reward in steps)
+        await score(subject, task, replace(done, observations=seen), out="yes\n")
+
+
+@async_test
+async def test_an_episode_without_a_turn_gets_a_score(subject: Subject) -> None:
+    task = await own_task(subject)
+    async with subject.build() as reward, graded(subject, task) as (_, box):
+        nothing = replace(DONE, sequences=(), chunks=(), ended_by="budget")
+        check(await asyncio.wait_for(reward.score(task, box, nothing), 90), nothing)
+
+
+@async_test
+async def test_a_task_without_tests_is_scored_or_is_the_tasks_fault(subject: Subject) -> None:
+    task = (await own_task(subject)).model_copy(update={"tests": None})
+    async with subject.build() as reward, graded(subject, task) as (_, box):
+        try:
+            check(await asyncio.wait_for(reward.score(task, box, DONE), 90), DONE)
+        except TaskError:
+            return
+        except Exception as error:
+            raise AssertionError(
+                f"a reward that needs the task's tests must raise TaskError where there are none (task.tests is None); "
+                f"it raised {type(error).__name__}: {error}"
+            ) from error
 
 
 @async_test
 async def test_the_same_state_has_the_same_score(subject: Subject) -> None:
-    first, second = [await score(subject, GREP, out="yes\n") for _ in range(2)]
+    task = await own_task(subject)
+    first, second = [await score(subject, task, out="yes\n") for _ in range(2)]
     assert (first.value, first.passed) == (second.value, second.passed), "the same state must get the same score"
 
 
 @async_test
-async def test_an_empty_sandbox_gets_a_score(subject: Subject) -> None:
-    await score(subject, GREP)
-
-
-@async_test
-async def test_a_dead_sandbox_never_scores_zero(subject: Subject) -> None:
-    box = FolderSandbox()
-    async with subject.build() as reward, box:
-        box.die()
-        await fails_with(reward.score(GREP, box, DONE), SandboxError, why="scoring in a dead sandbox")
-
-
-@async_test
-async def test_a_sandbox_that_dies_during_scoring_never_scores_zero(subject: Subject) -> None:
-    box = FolderSandbox()
-    async with subject.build() as reward, box:
-        scoring = asyncio.ensure_future(reward.score(task("sleep 30; true"), box, DONE))
-        await asyncio.sleep(0.3)
-        if scoring.done() and scoring.exception() is None:
-            return  # it judges without running the tests
-        box.die()
-        await fails_with(asyncio.wait_for(scoring, 60), SandboxError, TaskError, why="scoring in a sandbox that dies")
-
-
-@async_test
-async def test_endless_tests_are_stopped(subject: Subject) -> None:
-    found, ran = await score_and_whether_tests_ran(subject, task(f"{RAN}sleep 600", timeout_s=0.5), out="yes\n")
-    assert found.seconds < 30, f"tests beyond their time-out must be stopped; they ran for {found.seconds:.0f} s"
-    assert not (ran and found.passed), "tests that did not end must not count as passed"
-
-
-@async_test
-async def test_output_of_the_tests_may_be_any_bytes(subject: Subject) -> None:
-    found = await score(
-        subject, task("head -c 100000 /dev/urandom; printf 'größe ✓ \\377'; grep -qx yes out"), out="yes\n"
-    )
-    assert isinstance(found.detail, str), "Score.detail is text"
+async def test_episodes_are_scored_side_by_side(subject: Subject) -> None:
+    task = await own_task(subject)
+    left = ["yes\n" if i % 2 == 0 else "no\n" for i in range(8)]
+    found = await asyncio.gather(*(score(subject, task, out=text) for text in left))
+    alone = {text: await score(subject, task, out=text) for text in ("yes\n", "no\n")}
+    for text, one in zip(left, found, strict=True):
+        assert one.passed == alone[text].passed, "scores given side by side must be those given one by one"
 
 
 @async_test
 async def test_cancelling_ends_the_scoring(subject: Subject) -> None:
-    box = FolderSandbox()
-    async with subject.build() as reward, box:
+    task = await own_task(subject)
+    async with subject.build() as reward, graded(subject, task, out="yes\n") as (_, box):
         for after_s in (0.0, 0.02, 0.2):
-            await cancelled(reward.score(task("sleep 30"), box, DONE), after_s)
+            await cancelled(reward.score(task, box, DONE), after_s)
 
 
+@pytest.mark.ale_sandbox
 @async_test
-async def test_episodes_are_scored_side_by_side(subject: Subject) -> None:
-    good = [i % 2 == 0 for i in range(8)]
-    found = await asyncio.gather(*(score(subject, GREP, out="yes\n" if yes else "no\n") for yes in good))
-    alone = {yes: await score(subject, GREP, out="yes\n" if yes else "no\n") for yes in (True, False)}
-    for yes, one in zip(good, found, strict=True):
-        assert one.passed == alone[yes].passed, "scores given side by side must be those given one by one"
-
-
-@async_test
-async def test_it_starts_with_hidden_tests_that_it_can_read(subject: Subject) -> None:
-    hidden = task('sh "$ALE_TESTS/check.sh"', files={"check.sh": "grep -qx yes out\n"})
-    try:
-        good, bad = await score(subject, hidden, out="yes\n"), await score(subject, hidden, out="no\n")
-    except AleError as error:
-        raise AssertionError(f"a task with test files must be scored; it raised {error}") from error
-    assert good.value >= bad.value, "test files must be there while the tests run"
+async def test_a_dead_sandbox_never_scores_zero(subject: Subject) -> None:
+    task = await own_task(subject)
+    async with subject.build() as reward, graded(subject, task) as (folder, box):
+        folder.die()
+        why = "scoring in a dead sandbox: it must raise SandboxError"
+        try:
+            found = await reward.score(task, box, DONE)
+        except SandboxError:
+            return
+        except Exception as error:
+            raise AssertionError(f"{why}, it raised {type(error).__name__}: {error}") from error
+        assert not folder.refused, f"{why}, it returned {found!r:.200}"

@@ -14,7 +14,7 @@ from ale_testing.async_tests import async_test, fails_with
 from ale_testing.plugin_under_test import Subject
 from ale_testing.sandbox_setup import LOOP, spec, started
 
-pytestmark = pytest.mark.ale_needs.with_args(Resets)
+needs_resets = pytest.mark.ale_needs.with_args(Resets)
 
 LOOK = """
 set -- /proc/[0-9]*; echo "$# processes"
@@ -88,6 +88,7 @@ async def fresh_look(subject: Subject, provider: SandboxProvider) -> str:
         return await look(box)
 
 
+@needs_resets
 @pytest.mark.parametrize(
     "command", [WRITE, STAY, SHARE, LISTEN], ids=["files", "processes", "shared memory", "sockets"]
 )
@@ -104,6 +105,7 @@ async def test_a_reset_leaves_no_trace_of_the_last_episode(subject: Subject, com
         assert await look(box) == fresh, "nothing may come back after a reset"
 
 
+@needs_resets
 @async_test
 async def test_after_a_reset_the_environment_files_and_labels_are_those_of_the_new_spec(subject: Subject) -> None:
     async with started(subject, env={"OLD": "1", "BOTH": "old"}, files={"old": b"1", "both": b"old"}) as (
@@ -132,6 +134,7 @@ async def test_after_a_reset_the_environment_files_and_labels_are_those_of_the_n
         assert (await box.exec("ls -A; echo $NEW")).stdout == b"\n", "a sandbox may be reset again and again"
 
 
+@needs_resets
 @async_test
 async def test_a_reset_removes_the_tests_files(subject: Subject) -> None:
     async with started(subject) as (provider, box):
@@ -146,6 +149,7 @@ async def test_a_reset_removes_the_tests_files(subject: Subject) -> None:
         assert (await box.exec("ls -A /tmp .", user=TESTS)).stdout == fresh, "no file of the tests' user may be left"
 
 
+@needs_resets
 @pytest.mark.parametrize("what", HOSTILE, ids=lambda what: what.replace(" ", "-"))
 @async_test
 async def test_a_reset_sandbox_is_as_new_or_the_reset_fails(subject: Subject, what: str) -> None:
@@ -161,6 +165,7 @@ async def test_a_reset_sandbox_is_as_new_or_the_reset_fails(subject: Subject, wh
         assert await look(box) == fresh, f"where {what}, reset() must mend it, or raise SandboxError"
 
 
+@needs_resets
 @async_test
 async def test_a_reset_ends_running_calls(subject: Subject) -> None:
     async with started(subject) as (provider, box):
@@ -177,6 +182,7 @@ async def test_a_reset_ends_running_calls(subject: Subject) -> None:
         assert (await box.exec("echo on")).stdout == b"on\n", "a reset sandbox must be usable"
 
 
+@needs_resets
 @pytest.mark.ale_needs.with_args(Shells)
 @async_test
 async def test_a_reset_ends_all_shells(subject: Subject) -> None:
@@ -193,6 +199,7 @@ async def test_a_reset_ends_all_shells(subject: Subject) -> None:
             assert (await other.run("echo $kept")).stdout == b"\n", "a new shell knows nothing of the old one"
 
 
+@needs_resets
 @async_test
 async def test_a_reset_changes_nothing_that_was_fixed_at_the_start(subject: Subject) -> None:
     async with started(subject) as (provider, box):

@@ -11,7 +11,7 @@ from ale_testing.async_tests import async_test, equal_without_diff
 from ale_testing.plugin_under_test import Subject
 from ale_testing.sandbox_setup import EVERY_BYTE, LOOP, started
 
-pytestmark = pytest.mark.ale_needs.with_args(Shells)
+needs_shells = pytest.mark.ale_needs.with_args(Shells)
 
 BEAT = LOOP.replace("beat", "$HERE/beat")
 """Counts in a file in the shell's first folder, even after `cd`."""
@@ -40,6 +40,7 @@ async def loop_is_running(box: Sandbox) -> bool:
 # -- what stays --------------------------------------------------------------------------------------------------
 
 
+@needs_shells
 @async_test
 async def test_a_command_in_a_shell_returns_exit_code_stdout_and_stderr(subject: Subject) -> None:
     async with started(subject) as (_, box), await box.open_shell() as shell:
@@ -54,6 +55,7 @@ async def test_a_command_in_a_shell_returns_exit_code_stdout_and_stderr(subject:
             assert (await shell.run(command)).exit_code == code, f"{command!r} must give {code}"
 
 
+@needs_shells
 @async_test
 async def test_a_shell_keeps_its_folder_variables_and_functions(subject: Subject) -> None:
     async with started(subject) as (_, box), await opened(box) as shell:
@@ -74,6 +76,7 @@ async def test_a_shell_keeps_its_folder_variables_and_functions(subject: Subject
 ENDS = [("exit 7", 7), ("exec true", 0), ("kill -9 $$", 137), ("set -e; false; echo on", 1), ("exec sh -c 'exit 9'", 9)]
 
 
+@needs_shells
 @pytest.mark.parametrize(("command", "code"), ENDS, ids=[command for command, _ in ENDS])
 @async_test
 async def test_an_exit_in_a_command_does_not_end_the_shell_for_later_commands(
@@ -93,6 +96,7 @@ async def test_an_exit_in_a_command_does_not_end_the_shell_for_later_commands(
         assert "e" not in options, "a shell that ended for set -e must not begin with it again"
 
 
+@needs_shells
 @async_test
 async def test_state_set_before_an_exit_is_kept(subject: Subject) -> None:
     async with started(subject) as (_, box), await opened(box) as shell:
@@ -103,6 +107,7 @@ async def test_state_set_before_an_exit_is_kept(subject: Subject) -> None:
         )
 
 
+@needs_shells
 @async_test
 async def test_a_syntax_error_is_a_failed_command_and_the_shell_lives(subject: Subject) -> None:
     async with started(subject) as (_, box), await opened(box) as shell:
@@ -119,6 +124,7 @@ async def test_a_syntax_error_is_a_failed_command_and_the_shell_lives(subject: S
 # -- any command text, any bytes of output -------------------------------------------------------------------------
 
 
+@needs_shells
 @async_test
 async def test_commands_may_be_any_text_and_output_any_bytes(subject: Subject) -> None:
     async with started(subject, files={"every": EVERY_BYTE * 300}) as (_, box), await opened(box) as shell:
@@ -143,6 +149,7 @@ async def test_commands_may_be_any_text_and_output_any_bytes(subject: Subject) -
         assert await stdout_of(shell, "echo on") == "on"
 
 
+@needs_shells
 @async_test
 async def test_output_that_looks_like_the_shells_reports_is_still_output(subject: Subject) -> None:
     lines = [
@@ -166,6 +173,7 @@ async def test_output_that_looks_like_the_shells_reports_is_still_output(subject
             )
 
 
+@needs_shells
 @async_test
 async def test_output_of_a_shell_is_cut_at_the_limit(subject: Subject) -> None:
     async with started(subject) as (_, box), await opened(box) as shell:
@@ -175,6 +183,7 @@ async def test_output_of_a_shell_is_cut_at_the_limit(subject: Subject) -> None:
         assert await stdout_of(shell, "echo $x") == "1"
 
 
+@needs_shells
 @async_test
 async def test_a_hundred_commands_one_after_another(subject: Subject) -> None:
     async with started(subject) as (_, box), await opened(box) as shell:

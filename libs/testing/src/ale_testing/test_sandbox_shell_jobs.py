@@ -15,12 +15,13 @@ from ale_testing.plugin_under_test import Subject
 from ale_testing.sandbox_setup import needs, spec, started
 from ale_testing.test_sandbox_shell import BEAT, loop_is_running, opened, stdout_of
 
-pytestmark = pytest.mark.ale_needs.with_args(Shells)
+needs_shells = pytest.mark.ale_needs.with_args(Shells)
 
 
 # -- jobs --------------------------------------------------------------------------------------------------------
 
 
+@needs_shells
 @async_test
 async def test_late_output_of_a_job_is_not_in_the_next_commands_output(subject: Subject) -> None:
     async with started(subject) as (_, box), await opened(box) as shell:
@@ -36,6 +37,7 @@ async def test_late_output_of_a_job_is_not_in_the_next_commands_output(subject: 
             )
 
 
+@needs_shells
 @async_test
 async def test_jobs_of_earlier_commands_can_be_awaited_and_ended(subject: Subject) -> None:
     async with started(subject) as (_, box), await opened(box) as shell:
@@ -46,6 +48,7 @@ async def test_jobs_of_earlier_commands_can_be_awaited_and_ended(subject: Subjec
         assert (await shell.run("kill $second; wait $second")).exit_code == 143, "a job must be there to be ended"
 
 
+@needs_shells
 @async_test
 async def test_a_time_out_ends_what_the_command_started_and_nothing_else(subject: Subject) -> None:
     async with started(subject) as (_, box), await opened(box) as shell:
@@ -67,6 +70,7 @@ async def test_a_time_out_ends_what_the_command_started_and_nothing_else(subject
         )
 
 
+@needs_shells
 @pytest.mark.parametrize(
     "command",
     ["while :; do :; done", "f() { while :; do sleep 0.1; done; }; f; echo on", "trap '' TERM; sleep 60; sleep 60"],
@@ -80,6 +84,7 @@ async def test_a_time_out_reaches_a_shell_that_is_busy_itself(subject: Subject, 
         assert await stdout_of(shell, "echo $x") == "1", "a shell must go on after a time-out, with what was set before"
 
 
+@needs_shells
 @async_test
 async def test_cancelling_a_command_of_a_shell_ends_it(subject: Subject) -> None:
     async with started(subject) as (_, box), await opened(box) as shell:
@@ -93,6 +98,7 @@ async def test_cancelling_a_command_of_a_shell_ends_it(subject: Subject) -> None
 # -- several, and the end ----------------------------------------------------------------------------------------
 
 
+@needs_shells
 @async_test
 async def test_a_shell_runs_one_command_at_a_time_and_shells_run_side_by_side(subject: Subject) -> None:
     async with started(subject) as (_, box), await opened(box) as one, await opened(box) as other:
@@ -112,6 +118,7 @@ async def test_a_shell_runs_one_command_at_a_time_and_shells_run_side_by_side(su
         assert await stdout_of(other, "pwd") != "/", "each shell has a folder of its own"
 
 
+@needs_shells
 @async_test
 async def test_closing_a_shell_ends_everything_that_it_started(subject: Subject) -> None:
     async with started(subject) as (_, box):
@@ -132,6 +139,7 @@ async def test_closing_a_shell_ends_everything_that_it_started(subject: Subject)
         assert await stdout_of(other, "kill $job && echo there") == "there", "close must end nothing of another shell"
 
 
+@needs_shells
 @async_test
 async def test_a_shell_ends_with_its_sandbox(subject: Subject) -> None:
     async with subject.build() as provider:
@@ -150,6 +158,7 @@ async def test_a_shell_ends_with_its_sandbox(subject: Subject) -> None:
         await shell.close()  # is no error
 
 
+@needs_shells
 @async_test
 async def test_kill_agent_processes_ends_what_shells_run(subject: Subject) -> None:
     async with started(subject) as (_, box), await opened(box) as shell:
@@ -163,6 +172,7 @@ async def test_kill_agent_processes_ends_what_shells_run(subject: Subject) -> No
         assert await stdout_of(shell, "echo on") == "on", "a shell must run commands after kill_agent_processes"
 
 
+@needs_shells
 @async_test
 async def test_a_shell_begins_in_the_folder_and_with_the_environment_asked_for(subject: Subject) -> None:
     async with started(subject, files={"in/file": b"1"}, env={"FROM_SPEC": "sp ec"}) as (_, box):
@@ -177,6 +187,7 @@ async def test_a_shell_begins_in_the_folder_and_with_the_environment_asked_for(s
             assert (done.exit_code != 0, done.stdout) == (True, b""), "a folder that is not there is a failed command"
 
 
+@needs_shells
 @needs("users")
 @async_test
 async def test_a_shell_of_the_tests_runs_as_the_tests_user(subject: Subject) -> None:

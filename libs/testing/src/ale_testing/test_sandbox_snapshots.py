@@ -18,7 +18,7 @@ from ale_testing.async_tests import async_test, cancelled, fails_with
 from ale_testing.plugin_under_test import Subject
 from ale_testing.sandbox_setup import LOOP, WRITES, spec, started
 
-pytestmark = pytest.mark.ale_needs.with_args(Snapshots)
+needs_snapshots = pytest.mark.ale_needs.with_args(Snapshots)
 
 
 @asynccontextmanager
@@ -38,6 +38,7 @@ async def snapshots_named(provider: KeepsSnapshots, part: str) -> list[str]:
     return [name for name in await provider.snapshots() if part in name]
 
 
+@needs_snapshots
 @async_test
 async def test_a_snapshot_restores_the_files(subject: Subject) -> None:
     async with subject.build() as provider:
@@ -54,6 +55,7 @@ async def test_a_snapshot_restores_the_files(subject: Subject) -> None:
         assert await copies[1].download("kept") == b"1", "sandboxes from one snapshot must not share writes"
 
 
+@needs_snapshots
 @async_test
 async def test_a_snapshot_keeps_owners_modes_and_links(subject: Subject) -> None:
     async with started(subject, files={"kept": b"1", "deep/er/file": b"2"}) as (provider, box):
@@ -76,6 +78,7 @@ async def test_a_snapshot_keeps_owners_modes_and_links(subject: Subject) -> None
             )
 
 
+@needs_snapshots
 @async_test
 async def test_a_snapshot_may_be_made_while_processes_run(subject: Subject) -> None:
     async with started(subject) as (provider, box):
@@ -94,6 +97,7 @@ async def test_a_snapshot_may_be_made_while_processes_run(subject: Subject) -> N
         await asyncio.gather(running, return_exceptions=True)
 
 
+@needs_snapshots
 @async_test
 async def test_sandboxes_from_one_snapshot_are_independent(subject: Subject) -> None:
     async with started(subject, files={"a/b": b"1", "c": b"1"}) as (provider, box):
@@ -115,6 +119,7 @@ async def test_sandboxes_from_one_snapshot_are_independent(subject: Subject) -> 
         await asyncio.gather(*(one.stop() for one in boxes))
 
 
+@needs_snapshots
 @async_test
 async def test_a_snapshot_name_is_replaced_while_its_sandboxes_keep_running(subject: Subject) -> None:
     wanted = f"kit-{os.getpid()}-again"
@@ -133,6 +138,7 @@ async def test_a_snapshot_name_is_replaced_while_its_sandboxes_keep_running(subj
         await provider.remove_snapshot(name)
 
 
+@needs_snapshots
 @async_test
 async def test_named_snapshots_stay_until_they_are_removed_and_others_do_not(subject: Subject) -> None:
     async with started(subject, files={"state": b"kept"}) as (provider, box):
@@ -164,6 +170,7 @@ async def test_named_snapshots_stay_until_they_are_removed_and_others_do_not(sub
         )
 
 
+@needs_snapshots
 @async_test
 async def test_a_snapshot_in_use_outlives_its_removal_or_is_not_removed(subject: Subject) -> None:
     async with started(subject, files={"state": b"1"}) as (provider, box):
@@ -180,6 +187,7 @@ async def test_a_snapshot_in_use_outlives_its_removal_or_is_not_removed(subject:
         assert name not in await provider.snapshots(), "once nothing runs from it, a snapshot must be removed"
 
 
+@needs_snapshots
 @async_test
 async def test_invalid_and_unknown_snapshot_names_are_refused(subject: Subject) -> None:
     async with started(subject) as (provider, box):
@@ -194,6 +202,7 @@ async def test_invalid_and_unknown_snapshot_names_are_refused(subject: Subject) 
             )
 
 
+@needs_snapshots
 @async_test
 async def test_a_cancelled_snapshot_leaves_nothing_and_the_sandbox_as_it_was(subject: Subject) -> None:
     async with started(subject) as (provider, box):
@@ -212,6 +221,7 @@ async def test_a_cancelled_snapshot_leaves_nothing_and_the_sandbox_as_it_was(sub
         await asyncio.gather(running, return_exceptions=True)
 
 
+@needs_snapshots
 @async_test
 async def test_a_stopped_sandbox_makes_no_snapshot(subject: Subject) -> None:
     async with started(subject) as (_, box):
@@ -219,6 +229,7 @@ async def test_a_stopped_sandbox_makes_no_snapshot(subject: Subject) -> None:
         await fails_with(box.snapshot(), SandboxError, why="a snapshot after stop()")
 
 
+@needs_snapshots
 @pytest.mark.ale_needs("users")
 @async_test
 async def test_hidden_files_stay_hidden_in_sandboxes_from_a_snapshot(subject: Subject) -> None:
@@ -235,6 +246,7 @@ async def test_hidden_files_stay_hidden_in_sandboxes_from_a_snapshot(subject: Su
             )
 
 
+@needs_snapshots
 @pytest.mark.ale_needs("fork")
 @async_test
 async def test_forks_cost_no_copy(subject: Subject) -> None:

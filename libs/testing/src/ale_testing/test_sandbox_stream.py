@@ -16,7 +16,7 @@ from ale_testing.async_tests import async_test, equal_without_diff, fails_with, 
 from ale_testing.plugin_under_test import Subject
 from ale_testing.sandbox_setup import EVERY_BYTE, LOOP, spec, started
 
-pytestmark = pytest.mark.ale_needs.with_args(Streams)
+needs_streams = pytest.mark.ale_needs.with_args(Streams)
 
 Items = AsyncGenerator[Output | ExecResult, None]
 MIB = 1 << 20
@@ -51,6 +51,7 @@ async def loop_is_running(box: Sandbox) -> bool:
     return bool(told) and told[0] != told[-1]
 
 
+@needs_streams
 @async_test
 async def test_output_arrives_while_the_command_runs(subject: Subject) -> None:
     async with started(subject) as (_, box):
@@ -68,6 +69,7 @@ async def test_output_arrives_while_the_command_runs(subject: Subject) -> None:
         assert result.duration_s > 0, "duration_s must be measured"
 
 
+@needs_streams
 @async_test
 async def test_a_stream_is_complete_and_unchanged(subject: Subject) -> None:
     async with started(subject, files={"every": EVERY_BYTE * 4096}) as (_, box):
@@ -83,6 +85,7 @@ async def test_a_stream_is_complete_and_unchanged(subject: Subject) -> None:
         )
 
 
+@needs_streams
 @async_test
 async def test_a_streamed_command_behaves_like_any_other(subject: Subject) -> None:
     async with started(subject, files={"in/file": b"1"}) as (_, box):
@@ -99,6 +102,7 @@ async def test_a_streamed_command_behaves_like_any_other(subject: Subject) -> No
             )
 
 
+@needs_streams
 @async_test
 async def test_a_slow_reader_delays_only_its_own_command(subject: Subject) -> None:
     async with started(subject) as (_, box):
@@ -118,6 +122,7 @@ async def test_a_slow_reader_delays_only_its_own_command(subject: Subject) -> No
         )
 
 
+@needs_streams
 @async_test
 async def test_a_reader_that_leaves_ends_the_command(subject: Subject) -> None:
     async with started(subject) as (_, box):
@@ -143,6 +148,7 @@ async def test_a_reader_that_leaves_ends_the_command(subject: Subject) -> None:
         assert not await loop_is_running(box), "a reader that is cancelled must end its command"
 
 
+@needs_streams
 @async_test
 async def test_a_stream_that_times_out_ends_with_its_output_and_exit_code_124(subject: Subject) -> None:
     async with started(subject) as (_, box):
@@ -161,6 +167,7 @@ async def test_a_stream_that_times_out_ends_with_its_output_and_exit_code_124(su
         assert result.exit_code == 124, "a command that waits for its reader times out too"
 
 
+@needs_streams
 @async_test
 async def test_a_background_process_does_not_hold_a_stream(subject: Subject) -> None:
     async with started(subject) as (_, box):
@@ -170,6 +177,7 @@ async def test_a_background_process_does_not_hold_a_stream(subject: Subject) -> 
         assert result.exit_code == 0, "also where what is left in the background writes without end"
 
 
+@needs_streams
 @async_test
 async def test_a_dead_sandbox_ends_a_stream_with_an_error(subject: Subject) -> None:
     async with subject.build() as provider:

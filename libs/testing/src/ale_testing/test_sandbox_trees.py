@@ -18,7 +18,7 @@ from ale_testing.async_tests import async_test, cancelled, equal_without_diff, f
 from ale_testing.plugin_under_test import Subject
 from ale_testing.sandbox_setup import EVERY_BYTE, LARGE, started
 
-pytestmark = pytest.mark.ale_needs.with_args(Trees)
+needs_trees = pytest.mark.ale_needs.with_args(Trees)
 
 CONTENTS = {"run": b"#!/bin/sh\necho ran\n", "deep/er/every": EVERY_BYTE, "größe ✓ 'q\" $HOME": b"name", "empty": b""}
 
@@ -69,6 +69,7 @@ def write(path: Path, data: bytes) -> Path:
     return path
 
 
+@needs_trees
 @async_test
 async def test_a_tree_is_the_same_after_upload_and_download(subject: Subject) -> None:
     here = place(subject, "round")
@@ -91,6 +92,7 @@ async def test_a_tree_is_the_same_after_upload_and_download(subject: Subject) ->
         )
 
 
+@needs_trees
 @async_test
 async def test_uploads_of_links_out_pipes_sockets_and_missing_trees_are_refused(subject: Subject) -> None:
     here = place(subject, "out")
@@ -123,6 +125,7 @@ async def test_uploads_of_links_out_pipes_sockets_and_missing_trees_are_refused(
         await fails_with(box.upload_tree(here / "gone", "g"), FileNotFoundError, why="upload_tree of what is not there")
 
 
+@needs_trees
 @async_test
 async def test_a_refused_download_writes_nothing(subject: Subject) -> None:
     here = place(subject, "hostile")
@@ -158,6 +161,7 @@ async def test_a_refused_download_writes_nothing(subject: Subject) -> None:
         assert (here / "target/b").read_bytes() == bytes(5000), "max_bytes is the size that still passes"
 
 
+@needs_trees
 @async_test
 async def test_links_that_the_agent_planted_are_not_written_through(subject: Subject) -> None:
     here = place(subject, "planted")
@@ -175,6 +179,7 @@ async def test_links_that_the_agent_planted_are_not_written_through(subject: Sub
         assert kept.stdout == b"old\n", "upload_tree must not write through a link that the agent put into the target"
 
 
+@needs_trees
 @async_test
 async def test_other_calls_run_during_a_tree_transfer(subject: Subject) -> None:
     here = place(subject, "large")
@@ -189,6 +194,7 @@ async def test_other_calls_run_during_a_tree_transfer(subject: Subject) -> None:
         assert equal_without_diff((here / "back").read_bytes(), LARGE * 3), "a large file must come back whole"
 
 
+@needs_trees
 @async_test
 async def test_a_cancelled_transfer_leaves_no_files_and_the_sandbox_usable(subject: Subject) -> None:
     here, there = place(subject, "cancelled"), place(subject, "cancelled-source")
@@ -209,6 +215,7 @@ async def test_a_cancelled_transfer_leaves_no_files_and_the_sandbox_usable(subje
         )
 
 
+@needs_trees
 @async_test
 async def test_a_stopped_sandbox_moves_no_tree(subject: Subject) -> None:
     here = place(subject, "stopped")
@@ -221,6 +228,7 @@ async def test_a_stopped_sandbox_moves_no_tree(subject: Subject) -> None:
         assert names(here) == ["file"], "a failed download_tree must leave nothing"
 
 
+@needs_trees
 @pytest.mark.ale_needs("users")
 @async_test
 async def test_a_tree_of_the_tests_is_hidden_from_the_agent(subject: Subject) -> None:

@@ -1,7 +1,8 @@
 """These tests check that an agent runs to its end whatever the model answers, and does not hide errors of others.
 
 An agent that is a separate process (`over_http`) runs here in a folder of this machine, so give it settings that allow
-this. An agent with a recipe cannot do so, and the tests that would have to run it are left out."""
+this. An agent with a recipe cannot do so, and the tests that would have to run it are left out. So are those of
+commands where the scaffold says that it uses no sandbox (`uses_sandbox`); a call of the sandbox is then its fault."""
 
 from __future__ import annotations
 
@@ -13,13 +14,14 @@ from contextlib import suppress
 import pytest
 
 from ale.errors import BudgetExceeded, EngineError, SandboxError
+from ale.rollout.no_sandbox import NoSandbox
+from ale.specs.sandbox import Sandbox, SandboxSpec
 from ale.task import Task, TaskTests
 from ale_testing.async_tests import async_test, cancelled, fails_with
 from ale_testing.fake_engines import session
 from ale_testing.fake_sandboxes import FolderSandbox
 from ale_testing.plugin_under_test import Subject
 
-pytestmark = pytest.mark.ale_agent
 TASK = Task(
     id="kit-1",
     instruction="Write the word größe ✓ into the file 'out'.",
@@ -42,14 +44,26 @@ BABBLE = {
 }
 
 
+async def own_task(subject: Subject) -> Task:
+    """The task that the agent gets: the first of `--ale-tasks`, or the kit's."""
+    return (await subject.tasks(TASK))[0]
+
+
+def sandbox_for(subject: Subject, task: Task) -> Sandbox:
+    """A folder of this machine, or what a run has where nobody uses a sandbox."""
+    return FolderSandbox(task) if subject.uses_sandbox else NoSandbox(SandboxSpec())
+
+
+@pytest.mark.ale_agent
 @pytest.mark.parametrize("says", BABBLE, ids=lambda says: says.replace(" ", "-"))
 def test_an_episode_ends_whatever_the_model_says(subject: Subject, says: str) -> None:
     @async_test
     async def run() -> None:
-        box = FolderSandbox(TASK)
+        task = await own_task(subject)
+        box = sandbox_for(subject, task)
         async with subject.build() as scaffold, session([BABBLE[says]]) as line, box:
             try:
-                ended = await scaffold.run(TASK, box, line)
+                ended = await scaffold.run(task, box, line)
             except BudgetExceeded:
                 return
             assert isinstance(ended, str), f"run() must say in a word why it ended, not {ended!r}"
@@ -59,40 +73,50 @@ def test_an_episode_ends_whatever_the_model_says(subject: Subject, says: str) ->
     run()
 
 
+@pytest.mark.ale_agent
 @async_test
 async def test_a_spent_budget_ends_the_episode(subject: Subject) -> None:
-    box = FolderSandbox(TASK)
+    task = await own_task(subject)
+    box = sandbox_for(subject, task)
     async with (
         subject.build() as scaffold,
         session([BABBLE["a call of a tool that there is not"]], max_calls=2) as line,
         box,
     ):
         with suppress(BudgetExceeded):
-            ended = await scaffold.run(TASK, box, line)
+            ended = await scaffold.run(task, box, line)
             assert isinstance(ended, str), "where it handles BudgetExceeded itself, run() must say why it ended"
         assert line.calls <= 2, "no call beyond the budget"
 
 
+@pytest.mark.ale_agent
 @async_test
 async def test_the_task_reaches_the_model_unchanged(subject: Subject) -> None:
-    box = FolderSandbox(TASK)
+    task = await own_task(subject)
+    box = sandbox_for(subject, task)
     async with subject.build() as scaffold, session(["I am done."], max_calls=3) as line, box:
         with suppress(BudgetExceeded):
-            await scaffold.run(TASK, box, line)
+            await scaffold.run(task, box, line)
         (first, *_) = line.recorder.sequences
         told = "\n".join(m.content for m in first.messages)
-        assert TASK.instruction in told, "the model must be told the task's instruction, unicode included"
-        assert TASK.tests.command not in told, "the model must not see the hidden tests"
+        assert task.instruction in told, "the model must be told the task's instruction, unicode included"
+        hidden = [] if task.tests is None else [task.tests.command, *task.tests.files.values()]
+        assert not any(isinstance(text, str) and text and text in told for text in hidden), (
+            "the model must not see the hidden tests"
+        )
 
 
+@pytest.mark.ale_agent
+@pytest.mark.ale_sandbox
 @async_test
 async def test_commands_run_only_in_the_sandbox(subject: Subject) -> None:
     name = f"ale-kit-{os.getpid()}-was-here"
-    box = FolderSandbox(TASK)
+    task = await own_task(subject)
+    box = FolderSandbox(task)
     calls = [await _command(subject, f"touch {name}"), "I am done."]
     async with subject.build() as scaffold, session(calls, max_calls=4) as line, box:
         with suppress(BudgetExceeded):
-            await scaffold.run(TASK, box, line)
+            await scaffold.run(task, box, line)
         assert (box.folder / name).exists(), (
             f"a command that the model asks for must run, in the sandbox's work folder; it ran {box.commands or 'none'}"
         )
@@ -101,25 +125,33 @@ async def test_commands_run_only_in_the_sandbox(subject: Subject) -> None:
         assert line.observations, "what a command answered must be told to session.observe(), for people and for replay"
 
 
+@pytest.mark.ale_agent
 @pytest.mark.ale_in_process
 @async_test
 async def test_an_invalid_call_is_marked_as_an_error(subject: Subject) -> None:
-    misfit = (await _command(subject, "true")).replace('"true"', "3")
-    box = FolderSandbox(TASK)
+    tools = [name for name, parameters in await _tools(subject) if parameters.get("required")]
+    if not tools:
+        return  # no call can misfit
+    misfit = f"<tool_call>\n{json.dumps({'name': tools[0], 'arguments': {}})}\n</tool_call>"
+    task = await own_task(subject)
+    box = sandbox_for(subject, task)
     calls = [misfit, "I am done."]
     async with subject.build() as scaffold, session(calls, max_calls=3) as line, box:
         with suppress(BudgetExceeded):
-            await scaffold.run(TASK, box, line)
+            await scaffold.run(task, box, line)
         assert line.recorder.chunks[0].error is not None, (
             "a call whose arguments do not fit must be marked with session.mark_error(): training leaves such turns out"
         )
 
 
+@pytest.mark.ale_agent
+@pytest.mark.ale_sandbox
 @async_test
 async def test_cancelling_an_agent_ends_its_command(subject: Subject) -> None:
-    box = FolderSandbox(TASK)
+    task = await own_task(subject)
+    box = FolderSandbox(task)
     async with subject.build() as scaffold, session([await _command(subject, "sleep 60")]) as line, box:
-        episode = asyncio.ensure_future(scaffold.run(TASK, box, line))
+        episode = asyncio.ensure_future(scaffold.run(task, box, line))
         for _ in range(200):
             if box.running:
                 break
@@ -129,41 +161,50 @@ async def test_cancelling_an_agent_ends_its_command(subject: Subject) -> None:
         assert not box.running, "cancelling the agent must end the command that it waits for"
 
 
+@pytest.mark.ale_agent
+@pytest.mark.ale_sandbox
 @async_test
 async def test_a_dead_sandbox_raises_a_sandbox_error(subject: Subject) -> None:
-    box = FolderSandbox(TASK)
+    task = await own_task(subject)
+    box = FolderSandbox(task)
     async with subject.build() as scaffold, session([await _command(subject, "echo hi")]) as line, box:
         box.die()
         why = "an agent whose sandbox is dead"
-        await fails_with(asyncio.wait_for(scaffold.run(TASK, box, line), 60), SandboxError, why=why)
+        await fails_with(asyncio.wait_for(scaffold.run(task, box, line), 60), SandboxError, why=why)
 
 
+@pytest.mark.ale_agent
 @pytest.mark.ale_in_process
 @async_test
 async def test_a_failing_engine_raises_an_engine_error(subject: Subject) -> None:
-    box = FolderSandbox(TASK)
+    task = await own_task(subject)
+    box = sandbox_for(subject, task)
     async with subject.build() as scaffold, session([EngineError("The engine is lost.")]) as line, box:
         why = "an agent whose engine fails"
-        await fails_with(asyncio.wait_for(scaffold.run(TASK, box, line), 60), EngineError, why=why)
+        await fails_with(asyncio.wait_for(scaffold.run(task, box, line), 60), EngineError, why=why)
 
 
+@pytest.mark.ale_agent
 @async_test
 async def test_cancelling_ends_the_agent_promptly(subject: Subject) -> None:
     for after_s in (0.0, 0.005, 0.05):
-        box = FolderSandbox(TASK)
+        task = await own_task(subject)
+        box = sandbox_for(subject, task)
         babble = BABBLE["a call of a tool that there is not"]
         async with subject.build() as scaffold, session([babble], max_calls=10_000, max_context=1 << 20) as line, box:
-            await cancelled(scaffold.run(TASK, box, line), after_s)
+            await cancelled(scaffold.run(task, box, line), after_s)
 
 
+@pytest.mark.ale_agent
 @async_test
 async def test_episodes_run_side_by_side(subject: Subject) -> None:
     async with subject.build() as scaffold:
         found: list[str] = []
+        pattern = await own_task(subject)
 
         async def one(i: int) -> None:
-            task = TASK.model_copy(update={"id": f"kit-{i}", "instruction": f"Say the number {i}."})
-            box = FolderSandbox(task)
+            task = pattern.model_copy(update={"id": f"kit-{i}", "instruction": f"Say the number {i}."})
+            box = sandbox_for(subject, task)
             async with session([f"It is {i}."], max_calls=3) as line, box:
                 with suppress(BudgetExceeded):
                     await scaffold.run(task, box, line)
@@ -183,11 +224,12 @@ def test_deterministic_tools_are_names(subject: Subject) -> None:
 
 async def _tools(subject: Subject) -> list[tuple[str, dict[str, object]]]:
     """The tools that the agent tells the model of."""
-    box = FolderSandbox(TASK)
+    task = await own_task(subject)
+    box = sandbox_for(subject, task)
     scaffold = subject.build()
     async with scaffold, session(["I am done."], max_calls=1) as line, box:
         with suppress(BudgetExceeded):
-            await scaffold.run(TASK, box, line)
+            await scaffold.run(task, box, line)
         return [(tool.name, dict(tool.parameters)) for tool in line.recorder.sequences[0].tools]
 
 

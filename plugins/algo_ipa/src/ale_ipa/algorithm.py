@@ -29,11 +29,11 @@ from ale_ipa.curriculum import Curriculum
 from ale_ipa.hybrid import imitations
 from ale_ipa.objective import ChunkLoss
 from ale_ipa.settings import ExpertsConfig, StartSettings
-from ale_ipa.signals import ReturnSignal, chunk_return, signals
+from ale_ipa.signals import ReturnSignal, chunk_return, signals, step_signals
 from ale_ipa.sources import ExpertSources
 from ale_packing import Credit, pack
 from ale_policy_loss import Level
-from ale_policy_loss.groups import sampled_size
+from ale_policy_loss.groups import groups_of, sampled_size
 from ale_replay import ExpertStates
 
 
@@ -57,9 +57,15 @@ class IPA(Driver, Algorithm):
         return_signal: ReturnSignal = Field(
             "signed",
             description=(
-                "R: signed (1 for a pass, negative_signal for a failure), raw (the reward), or group_centered (the "
-                "reward minus its group's mean; even groups teach nothing)."
+                "R: signed (1 for a pass, negative_signal for a failure), raw (the reward), group_centered (the "
+                "reward minus its group's mean; even groups teach nothing), or steps (only rewards of steps count)."
             ),
+        )
+        step_weight: float = Field(
+            1.0,
+            ge=0,
+            description="Weight of the discounted rewards of steps in a chunk's return, where the reward gives them; "
+            "0: none.",
         )
         negative_signal: float = Field(
             -0.05,
@@ -104,6 +110,8 @@ class IPA(Driver, Algorithm):
                     f"negative_signal does nothing with return_signal '{self.return_signal}'; leave it out"
                 )
             return_level = self.return_level or self.level
+            if self.return_signal == "steps" and self.step_weight == 0:
+                raise ValueError("return_signal 'steps' with step_weight 0 leaves no signal; give step_weight")
             if "gamma" in given and self.gamma != 1 and return_level != "chunk":
                 raise ValueError(
                     f"gamma discounts chunk by chunk and does nothing with returns at the level '{return_level}'; "
@@ -208,13 +216,16 @@ class IPA(Driver, Algorithm):
         c = self.config
         made = signals(c.return_signal, trajectories, c.negative_signal)
         imitated = imitations(trajectories, self._curriculum.placed, c.il_when) if c.lambda_il else []
-        if not (any(made.values) or imitated or self.reference):
+        gamma = c.gamma if (c.return_level or c.level) == "chunk" else 1.0
+        steps = step_signals(c.return_signal, made, gamma) if c.step_weight else [[] for _ in made.trajectories]
+        if not (any(made.values) or any(map(any, steps)) or imitated or self.reference):
             return None
         # Keys are objects, not trajectory ids, because two rollouts may share an id.
         signal_of = {id(t): value for t, value in zip(made.trajectories, made.values, strict=True)}
-        left_out = set() if self.reference else {id(made.trajectories[i]) for i in made.even}
+        steps_of = {id(t): values for t, values in zip(made.trajectories, steps, strict=True)}
+        even = {i for i in made.even if not any(steps[i])}
+        left_out = set() if self.reference else {id(made.trajectories[i]) for i in even}
         chunks_of = {id(i.expert): i.chunks for i in imitated}
-        gamma = c.gamma if (c.return_level or c.level) == "chunk" else 1.0
 
         def credit(trajectory: Trajectory, chunk: Chunk, position: int, count: int) -> Credit | None:
             if id(trajectory) in chunks_of:
@@ -222,15 +233,19 @@ class IPA(Driver, Algorithm):
                 return Credit(chunk_return(1.0, gamma, position, count), True) if part else None
             if not chunk.sampled or id(trajectory) in left_out:
                 return None
-            signal = signal_of[id(trajectory)]
-            return Credit(chunk_return(signal, gamma, position, count), signal > 0)
+            value = chunk_return(signal_of[id(trajectory)], gamma, position, count)
+            of_steps = steps_of[id(trajectory)]
+            value += c.step_weight * of_steps[position] if of_steps else 0.0
+            return Credit(value, value > 0)
 
         def weight(trajectory: Trajectory, chunks: int, tokens: int) -> float:
             if id(trajectory) in left_out:
                 chunks, tokens = sampled_size(trajectory)
             return float({"token": tokens, "chunk": chunks, "trajectory": chunks > 0}[c.normalization])
 
-        dropped = {"dropped_groups": float(made.even_groups)} if made.even_groups else {}
+        members = groups_of(made.trajectories)
+        even_groups = sum(all(i in even for i in group) for group in members)
+        dropped = {"dropped_groups": float(even_groups)} if even_groups else {}
         metrics = {**dropped, **self._curriculum.metrics()}
         return pack([*made.trajectories, *(i.expert for i in imitated)], credit, weight, metrics)
 

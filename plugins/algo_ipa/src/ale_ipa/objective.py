@@ -103,7 +103,7 @@ class ChunkLoss(Loss):
 
         `entropy` is in nats. `ratio`, `ratio_std`, `ratio_max` are of pi/pi_old in its unit before the step.
         `effective_samples` is (sum of ratios)^2 / (tokens x sum of squares); it is 1 if all ratios are equal. `kl_old`
-        estimates KL(pi_old, pi), and `kl_ref` KL(pi, reference). `engine_gap` is the mean of |log pi_old - log mu|.
+        estimates KL(pi_old, pi), and `kl_ref` KL(pi, reference).
         `positive` and `negative` are shares of the tokens, `positive_trajectories` and `negative_trajectories` of the
         trajectories, `masked` of the tokens, `masked_chunks` of the chunks (masked in part or whole), `clipped` of the
         negative tokens (ratio above 1). All of these count only what the policy sampled. `il_tokens` is the number of

@@ -26,7 +26,7 @@ def loss_sums(inputs: LossInput, old: Tensor, positive: Tensor, terms: LossTerms
         "clipped_tokens": ((ratio > 1) & ~positive).sum(),
         "entropy_sum": inputs.entropy.double().sum(),
         **side_sums(positive, ~positive, trajectories),
-        **ratio_sums(ratio, inputs.logprobs, old, inputs.engine_logprobs),
+        **ratio_sums(ratio, inputs.logprobs, old),
     }
 
 

@@ -1,12 +1,15 @@
-"""This module turns rewards into advantages: one number per trajectory, which all of its tokens share."""
+"""This module turns rewards into advantages: one number per trajectory, which all of its tokens share, and one more per
+chunk where there are rewards of steps."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean, pstdev, stdev
 
-from ale_pg.variants import GROUP_BASELINES, Baseline, Scale
+from ale.trajectory import Trajectory
+from ale_pg.variants import GROUP_BASELINES, Baseline, Scale, Settings
+from ale_policy_loss.step_rewards import states_of, step_returns
 
 EPSILON = 1e-6
 """This is added to a standard deviation before dividing by it."""
@@ -18,7 +21,6 @@ class Advantages:
 
     values: list[float]
     even: frozenset[int] = frozenset()
-    even_groups: int = 0
 
 
 def advantages(
@@ -32,12 +34,10 @@ def advantages(
     """
     values = [0.0] * len(rewards)
     even: set[int] = set()
-    even_groups = 0
     if baseline in GROUP_BASELINES:
         for members in groups:
             made = _of_group([rewards[i] for i in members], baseline, scale)
             if made is None:
-                even_groups += 1
                 even |= set(members)
                 continue
             for i, value in zip(members, made, strict=True):
@@ -50,7 +50,27 @@ def advantages(
     if scale == "batch_std" and len(even) < len(values):
         deviation = pstdev([v for i, v in enumerate(values) if i not in even]) + EPSILON
         values = [v / deviation for v in values]
-    return Advantages(values, frozenset(even), even_groups)
+    return Advantages(values, frozenset(even))
+
+
+def step_advantages(
+    trajectories: Sequence[Trajectory], groups: Sequence[Sequence[int]], settings: Settings
+) -> Iterator[tuple[int, int, float]]:
+    """Yield (number of the trajectory, position of the turn, advantage) for each turn that has a reward of its own.
+
+    The returns of steps are compared as rewards of episodes are, by baseline and scale, within the chunks of a group of
+    rollouts, or within those that acted in the same state (GiGPO, arXiv:2505.10978, Eq. 7)."""
+    returns = [step_returns(t, settings.gamma) if settings.step_weight else [] for t in trajectories]
+    places = [(i, k) for i, of_turns in enumerate(returns) for k in range(len(of_turns))]
+    number = {place: n for n, place in enumerate(places)}
+    if settings.step_groups == "state":
+        together = states_of(trajectories, groups)
+    else:
+        together = [[(i, k) for i in members for k in range(len(returns[i]))] for members in groups]
+    positions = [[number[place] for place in members if place in number] for members in together]
+    values = [returns[i][k] for i, k in places]
+    made = advantages(values, [p for p in positions if p], settings.baseline, settings.scale)
+    yield from ((i, k, value) for (i, k), value in zip(places, made.values, strict=True))
 
 
 def _of_group(rewards: list[float], baseline: Baseline, scale: Scale) -> list[float] | None:

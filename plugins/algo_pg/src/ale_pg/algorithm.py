@@ -1,7 +1,8 @@
 """This algorithm is a family of policy gradients without a critic, which serve as baselines for chunk-level methods.
 
-1. `batch` turns rewards into one advantage per trajectory (`advantages`). A rollout without a trusted reward is left
-   out before any statistic is computed. Even groups have no advantage; they are counted.
+1. `batch` turns rewards into one advantage per trajectory (`advantages`), and rewards of steps, where the score has
+   them, into one more for each chunk. A rollout without a trusted reward is left out before any statistic is computed.
+   Even groups have no advantage; they are counted.
 2. `loss` (`objective.py`) calls a pure function for each variant (`reinforce`, `topr`, `ppo`, `grpo`, `gspo`, `cispo`)
    over all tokens that the policy sampled. The unit is the trajectory, however many sequences it has.
 3. `variants` says what each `variant` fixes and which settings act on it; other settings are refused.
@@ -22,7 +23,7 @@ from ale.specs.driver import Driver, DriverContext, PluginConfig
 from ale.specs.trainer import TrainBatch
 from ale.trajectory import Chunk, Trajectory
 from ale_packing import Credit, pack
-from ale_pg.advantages import advantages
+from ale_pg.advantages import advantages, step_advantages
 from ale_pg.objective import PolicyGradientLoss
 from ale_pg.variants import GROUP_BASELINES, RULES, Baseline, ReturnSignal, Scale, Settings, Variant, weigh_trajectory
 from ale_policy_loss import Level
@@ -73,6 +74,14 @@ class PolicyGradient(Driver, Algorithm):
             None,
             description="How the loss is averaged: over tokens, over trajectories' sums, or over trajectories' means.",
         )
+        gamma: float | None = Field(
+            None, gt=0, le=1, description="Discount of rewards of steps, per chunk (default 1; gigpo 0.95)."
+        )
+        step_weight: float | None = Field(
+            None,
+            ge=0,
+            description="Weight of the advantages of steps (Score.by_chunk) beside the episode's (default 1); 0: none.",
+        )
         clip_low: float | None = Field(None, gt=0, description="Ratios are clipped below 1 - clip_low.")
         clip_high: float | None = Field(None, gt=0, description="Ratios are clipped above 1 + clip_high.")
         level: Level | None = Field(
@@ -110,6 +119,8 @@ class PolicyGradient(Driver, Algorithm):
             s = self.settings()
             if "negative_signal" in given and s.return_signal != "signed":
                 raise ValueError(f"negative_signal does nothing with return_signal '{s.return_signal}'; leave it out")
+            if "gamma" in given and s.step_weight == 0:
+                raise ValueError("gamma does nothing with step_weight 0, which uses no rewards of steps; leave it out")
             if s.scale != "none" and s.baseline == "none":
                 raise ValueError(
                     f"scale '{s.scale}' divides differences from a baseline; set a baseline, or scale to none"
@@ -141,6 +152,8 @@ class PolicyGradient(Driver, Algorithm):
     def batch(self, trajectories: Sequence[Trajectory]) -> TrainBatch | None:
         """See `Algorithm.batch`. Trajectories without a trusted reward are left out.
 
+        A chunk's value is `A + step_weight * A_S`: the advantage of its episode, and that of its step, whose return is
+        compared as the episode's reward is, with the other chunks of its group (of its group and state with `gigpo`).
         Even groups have no policy gradient. With a KL term they are packed with an advantage of 0; without one they
         are left out. Either way they count in the loss's denominator, except with `dapo`, which expects
         `rl.resample_even_groups` to replace them. The metric `dropped_groups` is their number, if there are any.
@@ -152,16 +165,19 @@ class PolicyGradient(Driver, Algorithm):
             rewards = [1.0 if t.passed else s.negative_signal for t in kept]
         made = advantages(rewards, groups_of(kept), s.baseline, s.scale)
         # Keys are objects, not trajectory ids, because two rollouts may share an id.
-        value_of = {id(t): value for t, value in zip(kept, made.values, strict=True)}
-        even = {id(kept[i]) for i in made.even}
+        values_of = {id(t): [value] * len(t.turns) for t, value in zip(kept, made.values, strict=True)}
+        for i, position, value in step_advantages(kept, groups_of(kept), s):
+            values_of[id(kept[i])][position] += s.step_weight * value
+        even = {id(kept[i]) for i in made.even if not any(values_of[id(kept[i])])}
+        even_groups = sum(all(id(kept[i]) in even for i in members) for members in groups_of(kept))
         tokens = {id(t): sampled_size(t)[1] for t in kept}
-        if not self.reference and not any(value_of[id(t)] and tokens[id(t)] for t in kept):
+        if not self.reference and not any(any(values_of[id(t)]) and tokens[id(t)] for t in kept):
             return None
 
         def credit(trajectory: Trajectory, chunk: Chunk, position: int, count: int) -> Credit | None:
             if not chunk.sampled or (id(trajectory) in even and not self.reference):
                 return None
-            value = value_of[id(trajectory)]
+            value = values_of[id(trajectory)][position]
             return Credit(value, value > 0)
 
         def weight(trajectory: Trajectory, chunks: int, trained: int) -> float:
@@ -169,7 +185,7 @@ class PolicyGradient(Driver, Algorithm):
                 return 0.0
             return weigh_trajectory(s.normalization, s.max_tokens, tokens[id(trajectory)])
 
-        dropped = {"dropped_groups": float(made.even_groups)} if made.even_groups else {}
+        dropped = {"dropped_groups": float(even_groups)} if even_groups else {}
         return pack(kept, credit, weight, dropped)
 
     @property

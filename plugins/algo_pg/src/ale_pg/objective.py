@@ -128,7 +128,7 @@ class PolicyGradientLoss(Loss):
                 return tis(logprobs, old, values, segments, shares, s.tis_cap)
             case "topr" | "topr_token_mask":
                 return topr(logprobs, old, values, segments, shares, s.tis_cap, mask)
-            case "grpo":
+            case "grpo" | "gigpo":
                 return grpo(logprobs, old, values, trajectories, z, s.clip_low, s.clip_high)
             case "dr_grpo":
                 return dr_grpo(logprobs, old, values, z, s.clip_low, s.clip_high)
@@ -149,8 +149,8 @@ class PolicyGradientLoss(Loss):
         of trajectories. `kl_ref` estimates KL(pi, reference). If the variant has a ratio: `ratio`, `ratio_std`,
         `ratio_max` are of pi/pi_old in its unit before the step; `effective_samples` is (sum of ratios)^2 / (tokens x
         sum of squares), 1 if all ratios are equal; `clipped_low`, `clipped_high` are the shares of tokens whose
-        gradient a bound removed or reduced; `kl_old` estimates KL(pi_old, pi); `engine_gap` is |log pi_old - log mu|;
-        `masked` is the share of tokens above H."""
+        gradient a bound removed or reduced; `kl_old` estimates KL(pi_old, pi); `masked` is the share of tokens above
+        H."""
         from ale_pg.report import loss_metrics
 
         return loss_metrics(totals)

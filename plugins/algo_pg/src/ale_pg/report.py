@@ -43,7 +43,7 @@ def loss_sums(
     if terms.high is not None:
         sums["clipped_high_tokens"] = terms.high.sum()
     if terms.ratio is not None and old is not None:
-        sums |= ratio_sums(terms.ratio, logprobs, old, inputs.engine_logprobs)
+        sums |= ratio_sums(terms.ratio, logprobs, old)
     return sums
 
 

@@ -12,7 +12,18 @@ from typing import Literal
 from ale_policy_loss import Level
 
 Variant = Literal[
-    "reinforce", "tis", "topr", "topr_token_mask", "grpo", "dr_grpo", "dapo", "gspo", "rloo", "ppo_clip", "cispo"
+    "reinforce",
+    "tis",
+    "topr",
+    "topr_token_mask",
+    "grpo",
+    "dr_grpo",
+    "dapo",
+    "gspo",
+    "rloo",
+    "ppo_clip",
+    "cispo",
+    "gigpo",
 ]
 Baseline = Literal["none", "batch_mean", "group_mean", "leave_one_out"]
 Scale = Literal["none", "group_std", "batch_std"]
@@ -42,6 +53,12 @@ class Settings:
     mismatch_threshold: float = 2.0
     max_tokens: int = 1024
     old_logprobs: OldLogprobs = "recompute"
+    gamma: float = 1.0
+    """The discount of rewards of steps, per chunk."""
+    step_weight: float = 1.0
+    """The weight of the advantages of steps beside that of the episode."""
+    step_groups: Literal["task", "state"] = "task"
+    """Which chunks of a group of rollouts are compared: all, or those that acted in the same state (GiGPO)."""
     even_groups_count: bool = True
     """Whether the mean also counts even groups, which add nothing to its sum. DAPO samples other groups in their place,
     so it does not count them."""
@@ -58,6 +75,10 @@ def weigh_trajectory(normalization: Normalization, max_tokens: int, tokens: int)
             return float(tokens > 0)
 
 
+ALWAYS = frozenset({"gamma", "step_weight"})
+"""Settings that every variant takes: without rewards of steps they have no effect."""
+
+
 @dataclass(frozen=True, slots=True)
 class Rule:
     """Holds a variant's default settings, and the names of the settings that a user may change."""
@@ -67,7 +88,7 @@ class Rule:
 
 
 def _rule(settings: Settings, *names: str) -> Rule:
-    return Rule(settings, frozenset(names))
+    return Rule(settings, ALWAYS | frozenset(names))
 
 
 _REWARDS = ("baseline", "scale", "return_signal", "negative_signal", "normalization")
@@ -79,6 +100,11 @@ RULES: dict[Variant, Rule] = {
     "topr": _rule(Settings(return_signal="signed"), *_REWARDS, "level", "tis_cap", "old_logprobs"),
     "topr_token_mask": _rule(Settings(return_signal="signed"), *_REWARDS, "level", "tis_cap", "mismatch_threshold"),
     "grpo": _rule(Settings("group_mean", "group_std", normalization="trajectory_mean"), *_CLIP),
+    "gigpo": _rule(
+        Settings("group_mean", "group_std", normalization="trajectory_mean", gamma=0.95, step_groups="state"),
+        *_CLIP,
+        "scale",
+    ),
     "dr_grpo": _rule(Settings("group_mean", normalization="constant"), *_CLIP, "max_tokens"),
     "dapo": _rule(Settings("group_mean", "group_std", clip_high=0.28, even_groups_count=False), *_CLIP),
     "gspo": _rule(

@@ -26,7 +26,8 @@ def tasks_check(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Check that each task's reference solution passes, that its tests fail on the untouched environment, and that
-    verdicts do not change. The exit code is 1 if a task fails a check.
+    verdicts do not change. The exit code is 1 if a task fails a check. A task without tests, or whose reward judges
+    what an agent says, is only read.
 
     With --out, an interrupted check continues when it is started again.
     """

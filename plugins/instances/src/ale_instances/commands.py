@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
@@ -13,6 +14,7 @@ from ale.cli.run_command import configure_messages, run_until_signal
 from ale.config.environment import allowed_observers
 from ale.config.load import LoadedConfig, load_run_config
 from ale.config.preflight import message_engine, preflight
+from ale.config.run import MODELS
 from ale.errors import ConfigError
 from ale.pipeline.channel import RunChannel
 from ale.pipeline.progress import Progress
@@ -92,7 +94,10 @@ def _policies(loaded: LoadedConfig, folders: Sequence[Path]) -> tuple[Policy, ..
     if messages:
         assert config.engine is not None
         return (Policy(str(config.engine.settings.get("model", messages)), "upstream"),)
-    return (Policy.of(config.model.path) if config.model.path is not None else Policy("engine", "engine"),)
+    if config.model.path is None:
+        return (Policy("engine", "engine"),)
+    channel = RunChannel(loaded.values.redact, show=lambda text: print(text, file=sys.stderr))
+    return (Policy.of(asyncio.run(MODELS.require()().fetch(config.model.path, config.model.revision, channel))),)
 
 
 def _folder(out: Path | None) -> Path | None:
@@ -162,6 +167,11 @@ def _print_report(report: InstanceReport, out: Path | None, as_json: bool) -> No
         return
     _print_table(report)
     print(f"{len(report.kept_ids)} of {len(report.instances)} tasks are kept.")
+    if read := sum(bool(instance.checks.not_scored) for instance in report.instances):
+        print(
+            f"{read} of them were read but not scored: their reward judges what an agent says, and none played. "
+            "`ale tasks select` judges them by attempts of a policy."
+        )
     if out is not None:
         print(out)
 
@@ -172,13 +182,13 @@ def _print_table(report: InstanceReport) -> None:
     from rich.text import Text
 
     table = Table(box=None, pad_edge=False)
-    for name in ("TASK", "KEPT", *(["PASS RATE"] if report.policies else []), "WHY NOT"):
+    for name in ("TASK", "KEPT", *(["PASS RATE"] if report.policies else []), "NOTE"):
         table.add_column(name, justify="left", overflow="fold")
     # Dropped tasks come first, because a person has to look at them.
     rows = sorted(report.instances, key=lambda instance: instance.kept)
     for i in rows[:MOST_ROWS]:
         rate = [Text("-" if i.pass_rate is None else f"{i.pass_rate:.2f}")] if report.policies else []
-        table.add_row(Text(i.id), Text("yes" if i.kept else "no"), *rate, Text(i.reason))
+        table.add_row(Text(i.id), Text("yes" if i.kept else "no"), *rate, Text(i.reason or i.checks.not_scored))
     Console(file=sys.stdout, width=None if sys.stdout.isatty() else 160).print(table)
     if len(rows) > MOST_ROWS:
         print(f"... and {len(rows) - MOST_ROWS} more; --json prints all.")

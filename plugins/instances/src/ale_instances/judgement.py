@@ -1,7 +1,8 @@
 """Judges which tasks are fit for reinforcement learning (paper 3.2.3), and defines the file format of the result.
 
 An instance is kept if its tests fail on the untouched environment, its reference solution passes, neither verdict
-changes over repeated runs, and the policies' mean pass rate is between `min_pass` and `max_pass`. `qualify` makes the
+changes over repeated runs, and the policies' mean pass rate is between `min_pass` and `max_pass`. Of an instance whose
+reward judges what an agent said, only the pass rate can be known. `qualify` makes the
 rollouts that are judged here; `rl.instances` reads the file.
 """
 
@@ -28,6 +29,7 @@ class Checks(Record):
     untouched: tuple[bool, ...] = ()
     solution: tuple[bool, ...] | None = Field((), description="null: the task has no reference solution.")
     problem: str = Field("", description="Why parts could not be scored.")
+    not_scored: str = Field("", description="Why nothing was scored, if the task was only read.")
 
 
 class Rate(Record):

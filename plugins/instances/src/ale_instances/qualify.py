@@ -1,7 +1,8 @@
 """Makes the rollouts by which tasks are judged: checks without a model, and attempts of policies.
 
 1. A check is an episode in which the reference solution, or nothing at all, runs in the agent's place. Sandbox, files
-   and reward are the run's own, and tests reach the sandbox when the reward is computed, as in training.
+   and reward are the run's own, and tests reach the sandbox when the reward is computed, as in training. A reward that
+   judges what an agent said would judge nothing there, so a task without tests, or with such a reward, is not scored.
 2. An attempt is a rollout as in training, with the policy's sampling. Tasks that fail their checks get none.
 3. Each rollout is stored in a run store when it ends, under a digest of its task (and of the policy), so that a second
    start runs only what is missing. A rejected rollout does not count and is run again.
@@ -23,13 +24,17 @@ from ale.rollout.scheduler import Rollouts
 from ale.rollout.selection import Option, Selection
 from ale.session.tokenizer import ChatTokenizer
 from ale.specs.algorithm import RolloutRequest
+from ale.specs.driver import Driver
+from ale.specs.reward import Reward
 from ale.specs.sandbox import Sandbox
 from ale.specs.scaffold import ModelSession, Scaffold
+from ale.store.run_store import RunStore
 from ale.task import Task
 from ale_instances.judgement import Checks, Instance, Limits, Rate, judge, why_unsound
 
 UNTOUCHED, SOLUTION, ATTEMPT = "check untouched", "check solution", "attempt"
 DIGEST_CHARS = 24
+WITHOUT_AGENT = "it was read, but not scored: its reward judges what an agent says, and nothing was said"
 MOST_TASKS = 100_000
 """Tasks of a source that are looked at: one without end is not gone through for ever."""
 
@@ -106,19 +111,47 @@ async def check_tasks(bench: Workbench, tasks: Sequence[Task], split: str, repea
         alone: Selection[Scaffold] = Selection("scaffold", [Option(name, agent)])
         episodes = replace(bench.rollouts.episodes, scaffold=alone)
         rollouts = Rollouts(episodes, bench.store, bench.rollouts.finished, without_score)
-        requests = [RolloutRequest(t, _group(name, t, i), i) for i in range(repeats) for t in chosen]
+        requests = [request for t in chosen for request in _scored_requests(bench, name, t, repeats)]
+        requests.sort(key=lambda request: request.seed)
         await _run_missing(bench, rollouts, requests, StageInfo(name, 0, split, 0.0))
-    untouched, solution = bench.store.outcomes(UNTOUCHED), bench.store.outcomes(SOLUTION)
+    untouched, solution = read_outcomes(bench.store, UNTOUCHED), read_outcomes(bench.store, SOLUTION)
     checks = {}
     for task in tasks:
-        groups = [_group(UNTOUCHED, task, i) for i in range(repeats)]
+        groups = [request.group for request in _scored_requests(bench, UNTOUCHED, task, repeats)]
+        if not groups:
+            checks[task.id] = Checks(solution=None, not_scored=WITHOUT_AGENT)
+            continue
         passed, lost = _read_verdicts(untouched, groups)
         solutions: tuple[bool, ...] | None = None
         if task.solution is not None:
-            solutions, also_lost = _read_verdicts(solution, [_group(SOLUTION, task, i) for i in range(repeats)])
+            requests = _scored_requests(bench, SOLUTION, task, repeats)
+            solutions, also_lost = _read_verdicts(solution, [request.group for request in requests])
             lost = lost or also_lost
         checks[task.id] = Checks(untouched=passed, solution=solutions, problem=lost)
     return checks
+
+
+def read_outcomes(store: RunStore, stage: str) -> dict[str, tuple[bool | None, str]]:
+    """For each group of one rollout, return whether it passed, or None and why every try so far was rejected."""
+    sql = (
+        "SELECT grp, passed, rejected, CASE WHEN rejected IS NULL THEN '' ELSE json_extract(data, "
+        "'$.rejected_because') END FROM trajectories WHERE stage = ? ORDER BY rejected IS NULL, rowid"
+    )
+    return {
+        str(group): (bool(passed), "") if rejected is None else (None, str(because or rejected))
+        for group, passed, rejected, because in store.rows(sql, (stage,))
+    }
+
+
+def _scored_requests(bench: Workbench, name: str, task: Task, repeats: int) -> list[RolloutRequest]:
+    """Return the repeats of a check whose reward judges the sandbox by the task's tests."""
+    requests = [RolloutRequest(task, _group(name, task, i), i) for i in range(repeats)]
+    rewards = bench.rollouts.episodes.reward
+    return [r for r in requests if task.tests is not None and _uses_sandbox(rewards.of(r).driver)]
+
+
+def _uses_sandbox(reward: Reward) -> bool:
+    return not isinstance(reward, Driver) or reward.uses_sandbox(reward.config)
 
 
 async def attempt_tasks(
@@ -133,7 +166,7 @@ async def attempt_tasks(
             for k in range(attempts)
             for task in tasks
         ]
-        known = bench.store.outcomes(ATTEMPT)
+        known = read_outcomes(bench.store, ATTEMPT)
         if all(known.get(request.group, (None,))[0] is not None for request in requests):
             continue
         if policy.folder is not None:
@@ -142,7 +175,7 @@ async def attempt_tasks(
             await bench.engine.load_model(None, bench.sessions.tokenizer)
         bench.progress.note(f"policy {policy.name}: {attempts} attempts at each of {len(tasks)} tasks")
         await _run_missing(bench, bench.rollouts, requests, stage)
-    outcomes = bench.store.outcomes(ATTEMPT)
+    outcomes = read_outcomes(bench.store, ATTEMPT)
     rates: dict[str, dict[str, Rate]] = {}
     for task, policy in itertools.product(tasks, policies):
         passed, _ = _read_verdicts(outcomes, [_group(policy.key, task, k) for k in range(attempts)])
@@ -171,7 +204,7 @@ async def _run_missing(
     bench: Workbench, rollouts: Rollouts, requests: Sequence[RolloutRequest], stage: StageInfo
 ) -> None:
     """Run the requests that have no outcome in the store yet."""
-    known = bench.store.outcomes(stage.name)
+    known = read_outcomes(bench.store, stage.name)
     left = [request for request in requests if known.get(request.group, (None,))[0] is None]
     bench.progress.stage(stage.name, len(left))
     await rollouts.run(left, stage)

@@ -32,9 +32,20 @@ class EventTable:
 def event_tables(store: RunStore) -> list[EventTable]:
     """The tables in the order in which their kinds came first."""
     found: dict[str, list[tuple[float, dict[str, Any]]]] = {}
-    for when, kind, data in store.events(newest=MAX_EVENTS_PER_KIND):
+    for when, kind, data in newest_events(store, MAX_EVENTS_PER_KIND):
         found.setdefault(kind, []).append((when, data))
-    return [_table(kind, count, found.get(kind, [])) for kind, count in store.event_counts().items()]
+    counts = store.rows("SELECT kind, COUNT(*) FROM events GROUP BY kind ORDER BY MIN(rowid)")
+    return [_table(kind, count, found.get(kind, [])) for kind, count in counts]
+
+
+def newest_events(store: RunStore, newest: int) -> list[tuple[float, str, dict[str, Any]]]:
+    """Return the newest events of each kind in order, as (time, kind, data)."""
+    sql = (
+        "SELECT time, kind, data FROM (SELECT rowid AS place, time, kind, data, "
+        "ROW_NUMBER() OVER (PARTITION BY kind ORDER BY rowid DESC) AS age FROM events) "
+        "WHERE age <= ? ORDER BY place"
+    )
+    return [(when, kind, json.loads(data)) for when, kind, data in store.rows(sql, (newest,))]
 
 
 def _table(kind: str, count: int, events: list[tuple[float, dict[str, Any]]]) -> EventTable:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ale.store.run_store import SUMMARY_NAME, RunStore
+from ale_report.events import newest_events
 
 Metrics = dict[str, dict[str, list[tuple[int, float]]]]
 """Stage -> metric -> [(step, value), ...]."""
@@ -24,14 +25,20 @@ _WORDS = {"cpt": "CPT", "sft": "SFT", "rl": "RL"}
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """One round of held-out episodes; `low` and `high` bound the true rate with 95 % confidence."""
+    """One round of held-out episodes; `low` and `high` bound the true rate with 95 % confidence, if that is known."""
 
     label: str
     step: int
     success: float
     episodes: int
-    low: float
-    high: float
+    low: float | None
+    high: float | None
+    tasks: int | None = None
+    reward: float | None = None
+    tries: tuple[tuple[str, float], ...] = ()
+    """pass@k for the largest k, and pass^k, if each task had several runs."""
+    sets: tuple[tuple[str, float], ...] = ()
+    """The success of each named evaluation set."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +80,7 @@ def read_metrics(store: RunStore) -> Metrics:
 
 def read_facts(store: RunStore, metrics: Metrics) -> RunFacts:
     """Everything that the head of the report needs."""
-    starts = [(when, data) for when, kind, data in store.events(newest=1) if kind == "run_started"]
+    starts = [(when, data) for when, kind, data in newest_events(store, 1) if kind == "run_started"]
     started_at, start = starts[-1] if starts else (None, {})
     summary = _summary(store.folder, started_at)
     seconds = summary.get("seconds") or {}
@@ -103,15 +110,40 @@ def read_facts(store: RunStore, metrics: Metrics) -> RunFacts:
 
 def evaluations(metrics: Metrics, heldout: dict[str, Any]) -> tuple[Evaluation, ...]:
     """Every held-out round by step; names are the summary's where it has them."""
-    found = metrics.get(EVAL_STAGE, {})
-    episodes = dict(found.get("episodes", []))
+    found = {name: dict(points) for name, points in metrics.get(EVAL_STAGE, {}).items()}
+    named = [stage for stage in eval_stages(metrics) if stage != EVAL_STAGE]
+    several = sorted((int(name[5:]), name) for name in found if name.startswith("pass@") and "_" not in name)
+    k = several[-1][0] if several else 1
     names = {int(values["step"]): label for label, values in heldout.items()}
     rounds = []
-    for step, success in found.get("success", []):
+    for step, success in found.get("success", {}).items():
         label = names.get(step) or _default_label(step, SFT_STAGE in metrics)
-        n = int(episodes.get(step, 0))
-        rounds.append(Evaluation(_label_in_words(label), step, success, n, *wilson(success * n, n)))
+        n, tasks, reward = (found.get(name, {}).get(step) for name in ("episodes", "tasks", "reward"))
+        low, high = (found.get(f"success_{bound}", {}).get(step) for bound in ("low", "high"))
+        if tasks is None:  # a run of an earlier version
+            low, high = wilson(success * (n or 0), int(n or 0))
+        tries = [(name, found[name][step]) for name in (f"pass@{k}", f"pass^{k}") if step in found.get(name, {})]
+        sets = [(s.partition(".")[2], dict(metrics[s].get("success", [])).get(step)) for s in named]
+        rounds.append(
+            Evaluation(
+                _label_in_words(label),
+                step,
+                success,
+                int(n or 0),
+                low,
+                high,
+                None if tasks is None else int(tasks),
+                reward,
+                tuple(tries if k > 1 else ()),
+                tuple((name, value) for name, value in sets if value is not None),
+            )
+        )
     return tuple(rounds)
+
+
+def eval_stages(metrics: Metrics) -> list[str]:
+    """Return the stages of evaluations: `eval`, and `eval.<set>` for each named set."""
+    return [stage for stage in metrics if stage.partition(".")[0] == EVAL_STAGE]
 
 
 def headline(rounds: tuple[Evaluation, ...]) -> tuple[Evaluation, ...]:
@@ -139,6 +171,8 @@ def _default_label(step: int, has_sft: bool) -> str:
 
 
 def _label_in_words(label: str) -> str:
+    if " " in label:  # it is in words, and what it names may have underscores
+        return label
     if label.startswith("step_"):
         return f"at step {label.removeprefix('step_')}"
     return " ".join(_WORDS.get(word, word) for word in label.split("_"))

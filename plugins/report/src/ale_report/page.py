@@ -12,6 +12,7 @@ import base64
 import hashlib
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -21,7 +22,8 @@ from markupsafe import Markup
 
 from ale import __version__
 from ale.store.run_store import RunStore
-from ale_report.charts import Chart, MetricTable, charts, metric_tables
+from ale_report.chart import Chart
+from ale_report.charts import MetricTable, charts, metric_tables
 from ale_report.events import MAX_EVENTS_PER_KIND, EventTable, event_tables
 from ale_report.facts import RunFacts, headline, read_facts, read_metrics
 from ale_report.page_json import script_json, show_controls
@@ -54,16 +56,35 @@ def write_report(folder: Path, output: Path | None = None) -> Path:
         counts = {view.stage: store.count("stage = ?", (view.stage,)) for view in chosen}
     rounds = {e.step: e.label for e in facts.evaluations}
     page = Page(charts(facts, metrics), metric_tables(metrics), events, chosen, counts, rounds)
-    path = output or folder / REPORT_NAME
+    return write_page(output or folder / REPORT_NAME, render(facts, page))
+
+
+def write_page(path: Path, text: str) -> Path:
+    """Write a page completely or not at all; returns its path."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.write_bytes(render(facts, page).encode("utf-8", "replace"))
+    temporary.write_bytes(text.encode("utf-8", "replace"))
     temporary.replace(path)
     return path
 
 
 def render(facts: RunFacts, page: Page) -> str:
-    """The page as HTML."""
+    """The report of a run as HTML."""
+    return render_page(
+        "report.html",
+        _SCRIPTS,
+        page,
+        facts=facts,
+        tiles=headline(facts.evaluations),
+        shown=len(page.trajectories),
+        events=sum(table.count for table in page.events),
+        newest=MAX_EVENTS_PER_KIND if any(table.count > MAX_EVENTS_PER_KIND for table in page.events) else 0,
+        started=_utc(facts.started_at) if facts.started_at is not None else "",
+    )
+
+
+def render_page(template: str, scripts: Sequence[str], data: object, **values: object) -> str:
+    """Return a template of this package as a page with its style, these scripts and `data` for them."""
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters |= {
         "seconds": format_duration,
@@ -72,18 +93,13 @@ def render(facts: RunFacts, page: Page) -> str:
         "visible": show_controls,
     }
     guard = _resource("report_guard.js")
-    script = "\n".join(["(() => {", '"use strict";', *map(_resource, _SCRIPTS), "})();"])
+    script = "\n".join(["(() => {", '"use strict";', *map(_resource, scripts), "})();"])
     style = _resource("report.css")
-    return environment.from_string(_resource("report.html")).render(
-        facts=facts,
-        tiles=headline(facts.evaluations),
-        shown=len(page.trajectories),
-        events=sum(table.count for table in page.events),
-        newest=MAX_EVENTS_PER_KIND if any(table.count > MAX_EVENTS_PER_KIND for table in page.events) else 0,
-        started=_utc(facts.started_at) if facts.started_at is not None else "",
+    return environment.from_string(_resource(template)).render(
+        **values,
         written=_utc(time.time()),
         version=__version__,
-        data=script_json(page),
+        data=script_json(data),
         guard=Markup(guard),
         script=Markup(script),
         style=Markup(style),

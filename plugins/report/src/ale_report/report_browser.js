@@ -2,7 +2,7 @@
 
 function browser(data, home) {
   const all = data.trajectories;
-  const roundName = (t) => (t.stage === "eval" && data.rounds[t.step]) || "step " + t.step;
+  const roundName = (t) => (t.stage.split(".")[0] === "eval" && data.rounds[t.step]) || "step " + t.step;
   const haystack = new Map();
   const pick = (name, options) => {
     const box = el("select", { name, "aria-label": name }, el("option", { value: "" }, "every " + name),

@@ -1,6 +1,7 @@
 // Line charts over steps: one SVG, drawn at the size that it has, with a crosshair for mouse, finger and arrow keys.
 
-const MARKS = ["circle", "square", "triangle"];
+const MARKS = ["circle", "square", "triangle", "diamond", "circle", "square"];
+const style = (index) => "s" + index % MARKS.length;
 const MARGIN = { top: 10, right: 14, bottom: 40, left: 52 };
 
 // The points of a series: {x, y, low, high, label}; y is null where there is none, text where it is not finite.
@@ -18,13 +19,17 @@ function mark(kind, x, y, size, attributes) {
     const d = `M${x},${y - size * 1.2}L${x + size * 1.15},${y + size}L${x - size * 1.15},${y + size}Z`;
     return svg("path", { d, ...attributes });
   }
+  if (kind === "diamond") {
+    const d = `M${x},${y - size * 1.3}L${x + size * 1.3},${y}L${x},${y + size * 1.3}L${x - size * 1.3},${y}Z`;
+    return svg("path", { d, ...attributes });
+  }
   return svg("circle", { cx: x, cy: y, r: size, ...attributes });
 }
 
 function legend(names) {
   return el("ul", { class: "legend" }, names.map((name, i) => el("li", {},
-    svg("svg", { width: 30, height: 12, "aria-hidden": "true", class: "s" + i },
-      svg("line", { x1: 0, x2: 30, y1: 6, y2: 6, class: "line" }), mark(MARKS[i], 15, 6, 3, { class: "mark" })), name)));
+    svg("svg", { width: 30, height: 12, "aria-hidden": "true", class: style(i) },
+      svg("line", { x1: 0, x2: 30, y1: 6, y2: 6, class: "line" }), mark(MARKS[i % MARKS.length], 15, 6, 3, { class: "mark" })), name)));
 }
 
 function lineChart(spec, tables) {
@@ -74,7 +79,7 @@ function lineChart(spec, tables) {
     cross.append(svg("line", { x1: px, x2: px, y1: scale.top, y2: scale.bottom }));
     lines.forEach((line, i) => {
       const p = at(line, x);
-      if (p && Number.isFinite(p.y)) cross.append(mark(MARKS[i], px, scale.y(p.y), 4.5, { class: "mark s" + i }));
+      if (p && Number.isFinite(p.y)) cross.append(mark(MARKS[i % MARKS.length], px, scale.y(p.y), 4.5, { class: "mark " + style(i) }));
     });
     const rows = lines.map((line) => [line.label, valueOf(at(line, x))]);
     tip.replaceChildren(el("strong", {}, nameOf(x)), ...rows.map(([label, value]) =>
@@ -161,7 +166,7 @@ function drawAxes(root, spec, s, names) {
 }
 
 function drawLine(line, index, s) {
-  const group = svg("g", { class: "s" + index });
+  const group = svg("g", { class: style(index) });
   const band = line.points.filter((p) => typeof p.low === "number" && Number.isFinite(p.y));
   if (band.length > 1) {
     const edge = band.map((p) => `${s.x(p.x)},${s.y(p.high)}`)
@@ -177,7 +182,7 @@ function drawLine(line, index, s) {
     if (finite) path += `${pen ? "L" : "M"}${s.x(p.x).toFixed(1)},${s.y(p.y).toFixed(1)}`;
     const alone = finite && !pen && !Number.isFinite((line.points[i + 1] || {}).y);
     if (finite && (alone || line.points.length <= 24)) {
-      group.append(mark(MARKS[index], s.x(p.x), s.y(p.y), 3, { class: "mark" }));
+      group.append(mark(MARKS[index % MARKS.length], s.x(p.x), s.y(p.y), 3, { class: "mark" }));
     }
     if (!finite) {
       group.append(svg("text", { x: s.x(p.x), y: s.top + 8, "text-anchor": "middle", class: "odd" }, "×"));

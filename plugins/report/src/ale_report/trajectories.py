@@ -27,7 +27,8 @@ HEAD_CHARS, TAIL_CHARS = 6000, 2000
 MAX_BARS = 120
 
 _WRONG = "(rejected IS NOT NULL OR failure IS NOT NULL)"
-_LAST_ROUND = f"stage = '{EVAL_STAGE}' AND step = (SELECT MAX(step) FROM trajectories WHERE stage = '{EVAL_STAGE}')"
+_EVALUATED = f"(stage = '{EVAL_STAGE}' OR stage LIKE '{EVAL_STAGE}.%')"
+_LAST_ROUND = f"{_EVALUATED} AND step = (SELECT MAX(step) FROM trajectories WHERE {_EVALUATED})"
 _FAULTS = f"id IN (SELECT id FROM trajectories WHERE {_WRONG} ORDER BY finished_at DESC LIMIT ?)"
 # One of each (stage, step, outcome), then a second one, and so on; the product spreads what the limit lets through.
 _SAMPLE = f"""id IN (SELECT id FROM (

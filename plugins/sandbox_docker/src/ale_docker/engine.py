@@ -14,9 +14,19 @@ import aiohttp
 
 from ale.errors import ConfigError, SandboxError
 from ale.specs.sandbox_protocols import SandboxStats
-from ale_resident.containers.engine import LABEL, REMOVE_S, Engine, Found, FoundImage, Plan
+from ale_resident.containers.engine import (
+    LABEL,
+    REMOVE_S,
+    BuildFailed,
+    Engine,
+    Found,
+    FoundImage,
+    Plan,
+    read_build_line,
+    read_image_env,
+)
 
-GONE, CONFLICT = 404, 409
+BAD_REQUEST, GONE, CONFLICT = 400, 404, 409
 PIDS_MAX, MIB = 4096, 1 << 20
 
 
@@ -136,6 +146,11 @@ class DockerEngine(Engine):
                 return None
             raise SandboxError(f"Docker could not look for the image {image}: {error.message}") from error
 
+    async def image_env(self, image: str) -> dict[str, str]:
+        async with docker_errors(f"look into the image {image}"):
+            found = await self.client.images.inspect(image)
+        return read_image_env(found["Config"])
+
     async def pull(self, image: str) -> None:
         async with docker_errors(f"pull the image {image}"):
             await self.client.images.pull(image)
@@ -153,6 +168,24 @@ class DockerEngine(Engine):
             ) as response,
         ):
             await response.read()
+
+    async def build(self, image: str, context: bytes) -> None:
+        params = {"t": image, "rm": "true", "forcerm": "true"}
+        headers = {"Content-Type": "application/x-tar"}
+        output: list[str] = []
+        try:
+            async with (
+                docker_errors(f"build the image {image}"),
+                self.client._query(
+                    "build", "POST", params=params, data=context, headers=headers, timeout=None
+                ) as lines,
+            ):
+                async for line in lines.content:
+                    read_build_line(line, output)
+        except SandboxError as error:
+            if isinstance(error.__cause__, aiodocker.DockerError) and error.__cause__.status == BAD_REQUEST:
+                raise BuildFailed(str(error.__cause__.message)) from error
+            raise
 
     async def commit(self, name: str, image: str) -> None:
         repository, _, tag = image.partition(":")

@@ -23,7 +23,17 @@ from ale.errors import ConfigError, SandboxError
 from ale.specs.sandbox_protocols import SandboxStats
 from ale_podman import checkpoint
 from ale_podman.leftover_cgroups import remove_groups
-from ale_resident.containers.engine import LABEL, REMOVE_S, Engine, Found, FoundImage, Plan
+from ale_resident.containers.engine import (
+    LABEL,
+    REMOVE_S,
+    BuildFailed,
+    Engine,
+    Found,
+    FoundImage,
+    Plan,
+    read_build_line,
+    read_image_env,
+)
 
 T = TypeVar("T")
 MIB, PIDS_MAX, PERIOD_US = 1 << 20, 4096, 100_000
@@ -218,6 +228,10 @@ class PodmanEngine(Engine):
 
         return await self._do(f"look for the image {image}", work)
 
+    async def image_env(self, image: str) -> dict[str, str]:
+        found = await self._do(f"look into the image {image}", lambda client: client.images.get(image).attrs)
+        return read_image_env(found["Config"])
+
     async def pull(self, image: str) -> None:
         await self._do(f"pull the image {image}", lambda client: client.images.pull(image))
 
@@ -232,6 +246,29 @@ class PodmanEngine(Engine):
             response.raise_for_status()
 
         await self._do(f"import the image {image}", work)
+
+    async def build(self, image: str, context: bytes) -> None:
+        answers: list[Any] = []
+
+        def work(client: Any) -> None:
+            # Without layers no images without names are left.
+            params: Any = {"t": f"localhost/{image}", "rm": True, "forcerm": True, "layers": False}
+            headers = {"Content-Type": "application/x-tar"}
+            response = client.api.post("/build", params=params, data=context, headers=headers, stream=True)
+            answers.append(response)
+            if response.status_code == FAILED:
+                raise BuildFailed(response.text)
+            response.raise_for_status()
+            output: list[str] = []
+            for line in response.iter_lines():
+                read_build_line(line, output)
+
+        try:
+            await self._do(f"build the image {image}", work)
+        except asyncio.CancelledError:
+            for response in answers:  # the thread reads on until the service closes the connection
+                response.raw.shutdown()
+            raise
 
     async def commit(self, name: str, image: str) -> None:
         repository, _, tag = image.partition(":")

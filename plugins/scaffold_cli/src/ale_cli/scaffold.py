@@ -12,7 +12,10 @@ from ale_agents.agent_variables import Dialect
 from ale_agents.recipes import AGENTS, Recipe
 from ale_cli.shipped_agents import SHIPPED, ShippedAgent
 
-NAMES = "$ALE_TASK, $ALE_BASE_URL, $ALE_API_KEY and $ALE_MODEL are replaced by the episode's values."
+NAMES = (
+    "$ALE_TASK, $ALE_BASE_URL, $ALE_API_KEY, $ALE_MODEL, $ALE_MAX_CONTEXT and $ALE_MAX_TOKENS are replaced by the "
+    "episode's values."
+)
 
 
 class OwnRecipe(PluginConfig):

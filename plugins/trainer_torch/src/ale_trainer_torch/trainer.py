@@ -21,11 +21,14 @@ from pydantic import Field
 
 from ale.errors import TrainerError
 from ale.specs.driver import Driver, DriverContext, PluginConfig
-from ale.specs.engine import FolderTicket, MemoryTicket, PolicyVersion
+from ale.specs.engine import FolderTicket, MemoryTicket, PolicyVersion, Ticket
 from ale.specs.trainer import LossFunction, PolicyRole, TrainBatch, TrainerBackend
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from ale_trainer_torch.learner import Learner
+    from ale_weight_transfer.sender import WeightSender
 
 T = TypeVar("T")
 
@@ -34,7 +37,7 @@ class TorchTrainer(Driver, TrainerBackend):
     """The trainer `torch`."""
 
     api_version = ">=1.0,<1.2"
-    transports = ("memory", "folder")
+    transports: tuple[str, ...] = ("memory", "ipc", "nccl", "folder", "gloo")
 
     class Config(PluginConfig):
         """Settings of the trainer `torch`."""
@@ -77,6 +80,11 @@ class TorchTrainer(Driver, TrainerBackend):
         self._learner: Learner | None = None
         self._worker: ThreadPoolExecutor | None = None
         self._device = pick_device(config.device)
+        on_gpu = self._device.type == "cuda"
+        self.transports = ("memory", "ipc", "nccl", "folder") if on_gpu else ("memory", "folder", "gloo")
+        self._sender: WeightSender | None = None
+        self._shared: list[dict[str, Tensor]] = []
+        """The newest two versions that were published by `ipc`: another process reads them in this one's memory."""
 
     async def start(self) -> None:
         """Start the training thread."""
@@ -92,7 +100,10 @@ class TorchTrainer(Driver, TrainerBackend):
         worker, self._worker = self._worker, None
         if worker is not None:
             await asyncio.to_thread(worker.shutdown)
-        self._learner = None
+        if self._sender is not None:
+            await asyncio.to_thread(self._sender.close)
+        self._sender, self._learner = None, None
+        self._shared.clear()
 
     async def load(self, folder: Path, policy: PolicyRole = "current") -> None:
         """See `TrainerBackend.load`; the reference policy is on the trainer's device too."""
@@ -124,14 +135,9 @@ class TorchTrainer(Driver, TrainerBackend):
 
         def publish() -> PolicyVersion:
             version = learner.version + 1
-            target = folder / str(version)
-            ticket = (
-                MemoryTicket(learner.weights())
-                if transport == MemoryTicket.transport
-                else FolderTicket(learner.write(target))
-            )
+            policy = PolicyVersion(version, self._ticket(learner, transport, version, folder))
             learner.version = version
-            return PolicyVersion(version, ticket)
+            return policy
 
         return await self._run(publish)
 
@@ -154,6 +160,23 @@ class TorchTrainer(Driver, TrainerBackend):
             return learner
 
         self._learner = await self._run(read)
+
+    def _ticket(self, learner: Learner, transport: str, version: int, folder: Path) -> Ticket:
+        match transport:
+            case "memory":
+                return MemoryTicket(learner.weights())
+            case "folder":
+                return FolderTicket(learner.write(folder / str(version)))
+            case "ipc":
+                from ale_weight_transfer.sender import share_by_ipc
+
+                self._shared = [*self._shared[-1:], learner.weights()]
+                return share_by_ipc(version, self._shared[-1])
+            case _:
+                from ale_weight_transfer.sender import WeightSender
+
+                self._sender = self._sender or WeightSender(transport)
+                return self._sender.offer(version, learner.weights())
 
     async def _run(self, work: Callable[[], T]) -> T:
         if self._worker is None:

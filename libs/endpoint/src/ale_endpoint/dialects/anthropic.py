@@ -7,9 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
 
 from pydantic import Field, WithJsonSchema
+from pydantic.json_schema import SkipJsonSchema
 
 from ale.messages import ChatReply, Message, ModelCall, Role, ToolCall
 from ale_endpoint.dialects.dialect import Dialect, Event, pieces
+from ale_endpoint.dialects.pictures import AnyPicture, Picture, with_parts
 from ale_endpoint.dialects.request_models import (
     ApiRequest,
     Content,
@@ -22,6 +24,7 @@ from ale_endpoint.dialects.request_models import (
     Text,
     TextPart,
     Texts,
+    content_parts,
     content_text,
     other_than,
     parse,
@@ -35,7 +38,7 @@ KINDS = {
     429: "rate_limit_error",
     503: "overloaded_error",
 }
-STOPS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+STOPS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
 EMPTY: dict[str, dict[str, Any]] = {
     "text": {"text": ""},
     "thinking": {"thinking": "", "signature": ""},
@@ -86,7 +89,9 @@ class BlockMessage(Shape, Generic[B]):
     """A message of one role; `B` are the blocks that only this role has."""
 
     role: Role
-    content: Text | list[Text | Thinking | RedactedThinking | B | TextPart | Refusal] | None = None
+    content: (
+        Text | list[Text | Thinking | RedactedThinking | B | TextPart | Refusal | SkipJsonSchema[AnyPicture]] | None
+    ) = None
 
 
 class UserMessage(BlockMessage[ToolResult]):
@@ -224,18 +229,19 @@ def blocks(reply: ChatReply) -> list[dict[str, Any]]:
 def messages_of(asked: UserMessage | AssistantMessage | SystemMessage) -> list[Message]:
     """One of their messages in ALE's own terms: several, where it answers tool calls."""
     answers: list[Message] = []
-    texts: list[str] = []
+    parts: list[str | Picture] = []
     thoughts: list[str] = []
     calls: list[ToolCall] = []
     for block in asked.content if isinstance(asked.content, list) else [asked.content or ""]:
         if isinstance(block, ToolUse):
             calls.append(ToolCall(block.id or "", block.name, json.dumps(block.input or {}, ensure_ascii=False)))
         elif isinstance(block, ToolResult):
-            answers.append(Message("tool", content_text(block.content), tool_call_id=block.tool_use_id or ""))
+            answer = Message("tool", tool_call_id=block.tool_use_id or "")
+            answers.append(with_parts(answer, content_parts(block.content)))
         elif isinstance(block, Thinking):
             thoughts.append(content_text(block.thinking))
         elif not isinstance(block, RedactedThinking):
-            texts.append(content_text([block]))
-    if texts or calls or not answers:
-        answers.append(Message(asked.role, "".join(texts), tuple(calls), reasoning="".join(thoughts)))
+            parts += content_parts([block])
+    if parts or calls or not answers:
+        answers.append(with_parts(Message(asked.role, "", tuple(calls), reasoning="".join(thoughts)), parts))
     return answers

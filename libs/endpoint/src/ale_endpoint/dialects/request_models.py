@@ -20,8 +20,10 @@ from pydantic import (
     PlainValidator,
     ValidationError,
 )
+from pydantic.json_schema import SkipJsonSchema
 
 from ale.messages import MODEL, Message, ModelCall, Role, ToolSpec
+from ale_endpoint.dialects.pictures import LEFT_OUT, AnyPicture, Picture, with_parts
 from ale_endpoint.dialects.request_errors import describe_errors
 
 M = TypeVar("M", bound=BaseModel)
@@ -78,13 +80,22 @@ class Refusal(Shape):
     text: Text = Field(alias="refusal")
 
 
-Content = Text | list[Text | TextPart | Refusal] | None
+Content = Text | list[Text | TextPart | Refusal | SkipJsonSchema[AnyPicture]] | None
+"""The content of a message. Pictures are not in the OpenAPI document, since settings say what becomes of them."""
+
+
+def content_parts(content: Content) -> list[str | Picture]:
+    """The texts and pictures of a content."""
+    parts = content if isinstance(content, list) else [content or ""]
+    return [
+        part if isinstance(part, str) else part.to_picture() if isinstance(part, AnyPicture) else part.text
+        for part in parts
+    ]
 
 
 def content_text(content: Content) -> str:
-    """The text of a content."""
-    parts = content if isinstance(content, list) else [content or ""]
-    return "".join(part if isinstance(part, str) else part.text for part in parts)
+    """The text of a content, with marks in the place of pictures."""
+    return "".join(LEFT_OUT if isinstance(part, Picture) else part for part in content_parts(content))
 
 
 class SpokenMessage(Shape):
@@ -95,7 +106,10 @@ class SpokenMessage(Shape):
 
     def to_message(self) -> Message:
         """The message in ALE's own terms."""
-        return Message(cast(Role, ROLES.get(self.role, self.role)), content_text(self.content))
+        role = cast(Role, ROLES.get(self.role, self.role))
+        if not isinstance(self.content, list):  # most are texts, and there may be thousands of them
+            return Message(role, self.content or "")
+        return with_parts(Message(role), content_parts(self.content))
 
 
 class Parameters(Shape):

@@ -8,25 +8,33 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, WithJsonSchema
+from pydantic import Field
 
-from ale.messages import ChatReply, Message, ModelCall, ToolCall, ToolSpec
+from ale.messages import ChatReply, Message, ModelCall, ToolCall
 from ale_endpoint.dialects.dialect import Dialect, Event, pieces
+from ale_endpoint.dialects.pictures import with_parts
 from ale_endpoint.dialects.request_errors import NEEDED
 from ale_endpoint.dialects.request_models import (
     ApiRequest,
     CalledFunction,
     ChoiceWord,
     Content,
-    Function,
     NamedTool,
     Positive,
     Shape,
     SpokenMessage,
     Text,
+    content_parts,
     content_text,
-    other_than,
     parse,
+)
+from ale_endpoint.dialects.responses_tools import (
+    AnyTool,
+    SearchCall,
+    SearchOutput,
+    ToolList,
+    call_item,
+    flat_name,
 )
 
 EMPTY: dict[str, dict[str, Any]] = {
@@ -34,10 +42,11 @@ EMPTY: dict[str, dict[str, Any]] = {
     "reasoning": {"content": []},
     "function_call": {"arguments": ""},
     "custom_tool_call": {"input": ""},
+    "tool_search_call": {"arguments": {}},
 }
 """What an item of a stream begins with, before its deltas."""
-CUSTOM_SCHEMA = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
-OWN_TYPES = ("function", "custom")
+CUTS = {"length": "max_output_tokens", "content_filter": "content_filter"}
+"""Why a response is incomplete, by its finish reason."""
 SAYS_SOMETHING = {"contains": {"not": {"required": ["type"], "properties": {"type": {"const": "reasoning"}}}}}
 
 
@@ -51,6 +60,7 @@ class CallItem(CalledFunction):
     """A call of a tool that takes JSON (`arguments`), or of one that takes a text (`input`)."""
 
     type: Literal["function_call", "custom_tool_call"]
+    namespace: Text | None = None
     input: Any = None
     id: Text | None = None
     call_id: Text | None = None
@@ -59,7 +69,7 @@ class CallItem(CalledFunction):
         """The call in ALE's own terms; a text is an argument named `input`."""
         custom = json.dumps({"input": "" if self.input is None else self.input}, ensure_ascii=False)
         arguments = self.arguments_text if self.type == "function_call" else custom
-        return ToolCall(self.call_id or self.id or "", self.name, arguments)
+        return ToolCall(self.call_id or self.id or "", flat_name(self.name, self.namespace), arguments)
 
 
 class OutputItem(Shape):
@@ -77,23 +87,7 @@ class ReasoningItem(Shape):
     content: Content = None
 
 
-class OwnTool(Function):
-    """A tool that the agent runs; a `custom` one takes a text."""
-
-    type: Literal["function", "custom"]
-
-    def to_tool(self) -> ToolSpec:
-        tool = super().to_tool()
-        return replace(tool, parameters=CUSTOM_SCHEMA) if self.type == "custom" else tool
-
-
-class ServerTool(Shape):
-    """A tool that the server would run itself; here it is left out."""
-
-    type: Annotated[Any, other_than(*OWN_TYPES), WithJsonSchema({"not": {"enum": [*OWN_TYPES]}})] = None
-
-
-Item = MessageItem | CallItem | OutputItem | ReasoningItem
+Item = MessageItem | CallItem | OutputItem | ReasoningItem | SearchCall | SearchOutput
 Items = Annotated[list[Item], Field(min_length=1, json_schema_extra=SAYS_SOMETHING)]
 
 
@@ -102,7 +96,7 @@ class ResponsesRequest(ApiRequest):
 
     input: Text | Items
     instructions: Text | None = None
-    tools: list[OwnTool | ServerTool] | None = None
+    tools: list[AnyTool] | None = None
     tool_choice: Annotated[ChoiceWord | NamedTool | dict[Any, Any], Field(union_mode="left_to_right")] | None = None
     max_output_tokens: Positive | None = None
     previous_response_id: None = None
@@ -120,32 +114,35 @@ class Responses(Dialect):
             raise ValueError("'previous_response_id' is not known: nothing is stored here; send the whole conversation")
         asked = parse(ResponsesRequest, body)
         messages: list[Message] = []
-        for item in [MessageItem(role="user", content=asked.input)] if isinstance(asked.input, str) else asked.input:
+        given = [MessageItem(role="user", content=asked.input)] if isinstance(asked.input, str) else asked.input
+        for item in given:
             add_item(messages, item)
         messages = [message for message in messages if not is_thought(message)]  # nothing was said after them
         if not messages:
             raise ValueError(f"'input' {NEEDED['input']}")
         if asked.instructions:
             messages.insert(0, Message("system", asked.instructions))
-        own = [tool for tool in asked.tools or () if isinstance(tool, OwnTool)]
-        return asked.to_call(
+        found = [tool for item in given if isinstance(item, SearchOutput) for tool in item.tools or ()]
+        tools = ToolList(asked.tools or (), found)
+        call = asked.to_call(
             messages,
-            [tool.to_tool() for tool in own],
+            tools.specs(),
             None if isinstance(asked.tool_choice, dict) else asked.tool_choice,
             max_tokens=asked.max_output_tokens,
-            custom=frozenset(tool.name for tool in own if tool.type == "custom"),
+            custom=tools.custom(),
         )
+        return tools.complete(call)
 
     def answer(self, call: ModelCall, replies: Sequence[ChatReply], call_id: str) -> dict[str, Any]:
         (reply,) = replies
-        cut = reply.finish_reason == "length"
+        cut = CUTS.get(reply.finish_reason)
         return {
             "id": f"resp_{call_id}",
             "object": "response",
             "created_at": time.time(),
             "status": "incomplete" if cut else "completed",
             "error": None,
-            "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
+            "incomplete_details": {"reason": cut} if cut else None,
             "instructions": None,
             "metadata": {},
             "model": call.model,
@@ -194,7 +191,7 @@ class Responses(Dialect):
                 for piece in pieces(text):
                     yield event("response.reasoning_text.delta", **at, content_index=0, delta=piece)
                 yield event("response.reasoning_text.done", **at, content_index=0, text=text)
-            else:
+            elif item["type"] != "tool_search_call":
                 field = "input" if item["type"] == "custom_tool_call" else "arguments"
                 name = "custom_tool_call_input" if field == "input" else "function_call_arguments"
                 for piece in pieces(item[field]):
@@ -219,25 +216,13 @@ def items(call: ModelCall, reply: ChatReply, call_id: str) -> list[dict[str, Any
         part = {"type": "output_text", "text": message.content, "annotations": [], "logprobs": []}
         found.append({"type": "message", "id": f"msg_{call_id}", "role": "assistant", "content": [part]})
     for i, made in enumerate(message.tool_calls):
-        custom = made.name in call.custom
-        kind = {"type": "custom_tool_call"} if custom else {"type": "function_call"}
-        given = {"input": custom_input(made)} if custom else {"arguments": made.arguments}
-        found.append({**kind, "id": f"fc_{call_id}_{i}", "call_id": made.id, "name": made.name, **given})
+        found.append({**call_item(call, made), "id": f"fc_{call_id}_{i}", "call_id": made.id})
     return [{**item, "status": "completed"} for item in found]
 
 
 def is_thought(message: Message) -> bool:
     """Whether a message holds thoughts alone: what was said after them comes in the next item."""
     return bool(message.role == "assistant" and message.reasoning and not message.content and not message.tool_calls)
-
-
-def custom_input(made: ToolCall) -> str:
-    """The text for a tool that takes a text: what the policy gave as `input`, or else all that it gave."""
-    try:
-        found = made.parsed_arguments().get("input")
-    except ValueError:
-        return made.arguments
-    return found if isinstance(found, str) else made.arguments
 
 
 def add_item(messages: list[Message], item: Item) -> None:
@@ -249,10 +234,12 @@ def add_item(messages: list[Message], item: Item) -> None:
             message = replace(message, reasoning=messages.pop().reasoning)
         messages.append(message)
     elif isinstance(item, OutputItem):
-        text = content_text(item.output) if isinstance(item.output, str | list) else json.dumps(item.output)
-        messages.append(Message("tool", text, tool_call_id=item.call_id or ""))
+        output = item.output if isinstance(item.output, str | list) else json.dumps(item.output)
+        messages.append(with_parts(Message("tool", tool_call_id=item.call_id or ""), content_parts(output)))
     elif isinstance(item, ReasoningItem):
         messages.append(Message("assistant", reasoning=content_text(item.content)))
+    elif isinstance(item, SearchOutput):
+        messages.append(Message("tool", item.to_text(), tool_call_id=item.call_id or ""))
     elif last is not None and last.role == "assistant":
         messages[-1] = replace(last, tool_calls=(*last.tool_calls, item.to_call()))
     else:

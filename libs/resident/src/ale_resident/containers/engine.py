@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from ale.errors import SandboxError
 from ale.specs.sandbox import Resources
@@ -57,6 +58,25 @@ class FoundImage:
     created_at: float
 
 
+class BuildFailed(Exception):
+    """A Dockerfile could not be built; the message is the end of the output."""
+
+
+def read_image_env(config: Mapping[str, Any] | None) -> dict[str, str]:
+    """Return the environment in an image's configuration, as both engines report it."""
+    return dict(line.split("=", 1) for line in (config or {}).get("Env") or () if "=" in line)
+
+
+def read_build_line(line: bytes, output: list[str]) -> None:
+    """Add one line of an engine's answer to the output so far. Raises `BuildFailed` if it reports a failed build."""
+    if not line.strip():
+        return
+    said = json.loads(line)
+    output.append(str(said.get("stream", "")))
+    if "error" in said:
+        raise BuildFailed("".join(output[-40:]) + str(said["error"]))
+
+
 class Engine(ABC):
     """The calls of a container engine. All raise `SandboxError` if the engine fails."""
 
@@ -92,12 +112,21 @@ class Engine(ABC):
         """Return the id of an image by its name; None if it is not on this machine."""
 
     @abstractmethod
+    async def image_env(self, image: str) -> dict[str, str]:
+        """Return the environment that an image gives to its programs (`ENV` in a Dockerfile)."""
+
+    @abstractmethod
     async def pull(self, image: str) -> None:
         """Pull an image from its registry."""
 
     @abstractmethod
     async def import_image(self, image: str, tar: bytes) -> None:
         """Make an image from a root file system."""
+
+    @abstractmethod
+    async def build(self, image: str, context: bytes) -> None:
+        """Build an image from a tar archive with a Dockerfile. Cancelling the call ends the build, at the
+        latest after its running step. Raises `BuildFailed` if the Dockerfile is at fault."""
 
     @abstractmethod
     async def commit(self, name: str, image: str) -> None:

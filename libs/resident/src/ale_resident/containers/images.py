@@ -20,6 +20,7 @@ class Images:
     def __init__(self, engine: Engine, pull: bool) -> None:
         self.engine, self.pull = engine, pull
         self._there: set[str] = set()
+        self._env: dict[str, dict[str, str]] = {}
         self._getting = asyncio.Lock()
 
     async def provide(self, image: str, *, snapshot: bool = False) -> None:
@@ -31,9 +32,16 @@ class Images:
                 await self._get(image, snapshot)
                 self._there.add(image)
 
+    async def env(self, image: str) -> dict[str, str]:
+        """Return the environment that an image gives to its programs."""
+        if image not in self._env:
+            self._env[image] = await self.engine.image_env(image)
+        return self._env[image]
+
     def forget(self, image: str) -> None:
         """Forget an image that has been removed."""
         self._there.discard(image)
+        self._env.pop(image, None)
 
     async def build(self, name: str | None, python: bool) -> str:
         """Make an image of this machine's programs. Without a name it is called `ale-base:1`, or `ale-python:1` if it

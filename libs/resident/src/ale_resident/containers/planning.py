@@ -108,8 +108,15 @@ def sysctls(spec: SandboxSpec) -> dict[str, str]:
     return settings
 
 
-def resident_constants(spec: SandboxSpec, config: ContainerConfig, name: str) -> list[bytes]:
-    """Return what the resident has to know (see `set_up` in `resident/requests.py`)."""
+OWN_VARIABLES = frozenset({"HOME", "USER", "TMPDIR"})
+"""What an image sets of these belongs to another user than the agent."""
+
+
+def resident_constants(
+    spec: SandboxSpec, config: ContainerConfig, name: str, image_env: Mapping[str, str]
+) -> list[bytes]:
+    """Return what the resident has to know (see `set_up` in `resident/requests.py`); `image_env` is the environment of
+    the sandbox's image, which the spec's stands above."""
     several = user_of(spec, config) == "agent"
     env = {
         "PATH": PATH,
@@ -117,6 +124,7 @@ def resident_constants(spec: SandboxSpec, config: ContainerConfig, name: str) ->
         "TMPDIR": "/tmp",
         "LANG": "C.UTF-8",
         "USER": "agent" if several else "root",
+        **{key: value for key, value in image_env.items() if key not in OWN_VARIABLES},
         **spec.env,
         "ALE_SANDBOX": name,
     }

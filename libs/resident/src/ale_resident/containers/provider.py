@@ -25,6 +25,7 @@ from typing import ClassVar
 from ale.errors import SandboxError
 from ale.specs.driver import Driver, DriverContext, PluginConfig
 from ale.specs.sandbox import SandboxInfo, SandboxProvider, SandboxSpec
+from ale.task import ImageBuild
 from ale_resident.containers import image_snapshots, python_bundle
 from ale_resident.containers.checkpoint_sandbox import CheckpointSandbox
 from ale_resident.containers.checkpoints import PREFIX as CHECKPOINT
@@ -32,6 +33,7 @@ from ale_resident.containers.checkpoints import Checkpoint, CheckpointStore, che
 from ale_resident.containers.config import ContainerConfig
 from ale_resident.containers.connection import SOCKET, accept
 from ale_resident.containers.engine import LABEL, Engine, Plan
+from ale_resident.containers.image_builds import ImageBuilds
 from ale_resident.containers.image_snapshots import OWNER, is_owned
 from ale_resident.containers.images import DEFAULT_IMAGE, Images
 from ale_resident.containers.planning import (
@@ -64,6 +66,7 @@ class ContainerProvider(Driver, SandboxProvider):
     capabilities: ClassVar[frozenset[str]] = frozenset(
         {
             "images",
+            "builds",
             "users",
             "isolated",
             "limits",
@@ -82,6 +85,7 @@ class ContainerProvider(Driver, SandboxProvider):
         self.default_image = config.image
         self.engine = self.make_engine()
         self.images = Images(self.engine, config.pull)
+        self.builds = ImageBuilds(self.engine, self.images)
         self.sandboxes: Running[ContainerSandbox] = Running()
         self.base: Path | None = None
         self.attach_server: AttachServer | None = None
@@ -202,7 +206,8 @@ class ContainerProvider(Driver, SandboxProvider):
             sandbox.in_memory = bool(plan.in_memory)
             sandbox.guard(gate, self.context)
             self.sandboxes[name] = sandbox
-            sandbox.constants = partial(resident_constants, config=self.config, name=name)
+            image_env = {} if checkpoint is not None else await self.images.env(image)
+            sandbox.constants = partial(resident_constants, config=self.config, name=name, image_env=image_env)
             await sandbox.set_up(sandbox.constants(spec), spec.files)
             return sandbox
         except BaseException:
@@ -304,6 +309,11 @@ class ContainerProvider(Driver, SandboxProvider):
         async with self._connected():
             await image_snapshots.remove(self.engine, name)
         self.images.forget(name)
+
+    async def image_from(self, build: ImageBuild) -> str:
+        """Build the image of a task, unless an image of the same content is there."""
+        async with self._connected():
+            return await self.builds.image_from(build)
 
     async def build_image(self, name: str | None = None, *, python: bool = False) -> str:
         """Build an image of this machine's programs."""

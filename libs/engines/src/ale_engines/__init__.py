@@ -1,0 +1,1 @@
+"""What engines that run as servers share: environments, processes, HTTP client, fingerprints of weights, the pool."""

@@ -1,0 +1,103 @@
+"""The HTTP client of a server that runs an engine: JSON over connections that stay open, without a limit of its own.
+
+The replica limits how many requests run at once, so the client never queues; a proxy of the environment is not used,
+because the server is on this machine or on one of the user's own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from ale.errors import EngineError
+from ale.specs.driver import Lifecycle
+
+CONNECT_S = 10.0
+"""Seconds in which a connection must be made."""
+
+
+class ConnectionLost(EngineError):
+    """The server cannot be reached, or went away before it answered."""
+
+
+class ServerClient(Lifecycle):
+    """Requests to one server, at a URL or at a Unix socket."""
+
+    def __init__(self, name: str, url: str, socket: Path | None = None) -> None:
+        """`name` is the server's in messages. With `socket`, the host of `url` is not used."""
+        self._name = name
+        self._url = url.rstrip("/")
+        self._socket = socket
+        self._session: aiohttp.ClientSession | None = None
+
+    async def start(self) -> None:
+        """Open the session; it connects with the first request."""
+        connector: aiohttp.BaseConnector
+        if self._socket is not None:
+            connector = aiohttp.UnixConnector(str(self._socket), limit=0, keepalive_timeout=60)
+        else:
+            connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=60)
+        self._session = aiohttp.ClientSession(
+            connector=connector, trust_env=False, cookie_jar=aiohttp.DummyCookieJar(), read_bufsize=2**20
+        )
+
+    async def close(self) -> None:
+        """Close all connections; requests that run fail with `ConnectionLost`."""
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+    async def post(self, path: str, body: Any = None, timeout_s: float | None = None) -> Any:
+        """Send `body` as JSON and return the answer's JSON (None if it is empty). Raises `ConnectionLost` if there is
+        no answer, and another `EngineError` with the server's own words if it refuses the request."""
+        content = await self._send("POST", path, json.dumps(body, separators=(",", ":")).encode(), timeout_s)
+        if not content:
+            return None
+        try:
+            return json.loads(content)
+        except ValueError:
+            raise EngineError(f"{self._name} answered {path} with something that is not JSON.") from None
+
+    async def get(self, path: str, timeout_s: float | None = None) -> str:
+        """Return the text at a path. Raises as `post` does."""
+        return (await self._send("GET", path, None, timeout_s)).decode("utf-8", "replace")
+
+    async def _send(self, method: str, path: str, data: bytes | None, timeout_s: float | None) -> bytes:
+        if self._session is None:
+            raise ConnectionLost(f"{self._name} is not connected; it has not been started, or was closed.")
+        try:
+            async with self._session.request(
+                method,
+                self._url + path,
+                data=data,
+                headers={"Content-Type": "application/json"} if data is not None else None,
+                timeout=aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_S),
+            ) as answer:
+                content = await answer.read()
+        except TimeoutError:
+            raise ConnectionLost(f"{self._name} did not answer {path} within {timeout_s:g} s.") from None
+        except (aiohttp.ClientError, OSError, asyncio.IncompleteReadError) as error:
+            raise ConnectionLost(
+                f"{self._name} cannot be reached for {path}: {error or type(error).__name__}."
+            ) from None
+        if answer.status >= 500 and answer.status in (502, 503, 504):
+            raise ConnectionLost(f"{self._name} does not serve {path}: {read_error(content) or answer.reason}.")
+        if answer.status >= 400:
+            raise EngineError(f"{self._name} refused {path} ({answer.status}): {read_error(content) or answer.reason}.")
+        return content
+
+
+def read_error(content: bytes) -> str:
+    """Return the message in a server's error, whichever of the usual shapes it has."""
+    text = content.decode("utf-8", "replace").strip()
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return text[:500]
+    for key in ("error", "message", "detail"):
+        if isinstance(value, dict) and key in value:
+            value = value[key]
+    return (value if isinstance(value, str) else json.dumps(value))[:500].rstrip(".")

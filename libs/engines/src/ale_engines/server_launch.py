@@ -1,0 +1,125 @@
+"""What a server is started with, and the surroundings that it gets: its environment, GPUs, log and folders."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ale.errors import EngineError
+from ale.specs.driver import DriverContext
+from ale.specs.engine import GenerateRequest
+from ale_engines.model_folder import ModelFolder
+from ale_engines.server_settings import ServerSettings
+from ale_engines.shared_memory import SHARED_MEMORY, make_weights_folder
+
+OWN_PYTHON = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "PYTHONSTARTUP", "PYTHONDONTWRITEBYTECODE")
+"""Variables for ALE's Python, which would lead the server's to packages that are not its own, or let
+it compile all of them anew."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One start of a server: everything that its command line is made from."""
+
+    python: Path
+    model: ModelFolder
+    dtype: str
+    cuda: bool
+    max_context: int
+    threads: int
+    work: Path
+    """A new folder that only this user can read, for a socket and files of the launcher; it vanishes with the server.
+    Its path is short enough for a Unix socket in it."""
+    weights: Path
+    """A new folder for versions of the weights, in shared memory where there is room; it vanishes with the server."""
+
+    @property
+    def folders(self) -> tuple[Path, Path]:
+        """The folders that vanish with the server."""
+        return self.work, self.weights
+
+    def remove_folders(self) -> None:
+        """Remove both folders, which is left to do if the server could not be started, and what a killed server left
+        in shared memory under names with that of `work`."""
+        for path in SHARED_MEMORY.glob(f"*{self.work.name}-*"):
+            path.unlink(missing_ok=True)
+        for folder in self.folders:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def has_gpu() -> bool:
+    """Whether this machine has an NVIDIA GPU; found without torch."""
+    return Path("/dev/nvidiactl").exists()
+
+
+def check_release(release: str, versions: tuple[str, str], name: str) -> None:
+    """Raise `EngineError` if a server's release is not in `versions[0] <= release < versions[1]`."""
+
+    def parse(text: str) -> tuple[int, ...]:
+        return tuple(int(number) for number in re.findall(r"\d+", text)[:3])
+
+    if not parse(versions[0]) <= parse(release) < parse(versions[1]):
+        raise EngineError(
+            f"{name} is release {release or '(unknown)'}, but this plugin was made for {versions[0]} up to, and "
+            f"without, {versions[1]}. Install one of those, or name another environment in engine.python."
+        )
+
+
+def check_request(request: GenerateRequest, room: int, name: str) -> None:
+    """Raise `EngineError` if a request cannot be served; `room` is how many tokens fit after its prompt."""
+    length, max_tokens = len(request.token_ids), request.sampling.max_tokens
+    if length == 0:
+        raise EngineError(f"{name} was given an empty prompt; a prompt has at least one token.")
+    if room < 1:
+        raise EngineError(
+            f"A prompt of {length} tokens cannot be answered in a context of {length + room}. Raise "
+            "engine.max_context (and the model's own limit), or let the agent shorten its context sooner."
+        )
+    if max_tokens < 1:
+        raise EngineError(f"max_tokens must be at least 1, not {max_tokens}.")
+
+
+def make_launch(python: Path, settings: ServerSettings, model: ModelFolder, name: str) -> Launch:
+    """Choose what the settings leave open, and make the folders."""
+    cuda = settings.device == "cuda" or (settings.device == "auto" and has_gpu())
+    return Launch(
+        python=python,
+        model=model,
+        dtype=model.dtype(settings.dtype, cuda),
+        cuda=cuda,
+        max_context=model.max_context(settings.max_context),
+        threads=settings.threads or max(1, len(os.sched_getaffinity(0)) // (2 * settings.replicas)),
+        work=Path(tempfile.mkdtemp(prefix=f"ale-{name}-")),
+        weights=make_weights_folder(2 * model.size),
+    )
+
+
+def make_environment(launch: Launch, settings: ServerSettings, number: int, own: Mapping[str, str]) -> dict[str, str]:
+    """Return the whole environment of replica `number`: ours without what belongs to our Python, then `own` (what the
+    server needs), then the user's settings. Several replicas share the visible GPUs out among them."""
+    environment = {name: value for name, value in os.environ.items() if name not in OWN_PYTHON}
+    environment["OMP_NUM_THREADS"] = str(launch.threads)
+    if not launch.cuda:
+        environment["CUDA_VISIBLE_DEVICES"] = ""
+    elif settings.replicas > 1:
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        first = number * settings.tensor_parallel
+        mine = range(first, first + settings.tensor_parallel)
+        names = visible.split(",") if visible else [str(index) for index in range(mine.stop)]
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(names[index] for index in mine if index < len(names))
+    return {**environment, **own, **settings.environment}
+
+
+def choose_log(context: DriverContext, name: str) -> tuple[Path, bool]:
+    """Return the file for what a server writes, and whether it is a temporary one that the caller removes: without a
+    run's folder there is no other place."""
+    if context.run_dir is not None:
+        return context.run_dir / "engine" / f"{name}.log", False
+    handle, path = tempfile.mkstemp(prefix=f"ale-{name}-", suffix=".log")
+    os.close(handle)
+    return Path(path), True

@@ -1,0 +1,54 @@
+"""The settings that engines which run as servers have in common."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from ale.specs.driver import PluginConfig
+
+DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
+
+
+class ServerSettings(PluginConfig):
+    """Settings of an engine that runs as a server; the model comes from the run."""
+
+    python: Path | None = Field(
+        None,
+        description="The Python of an environment that holds the server; by default the one that `ale engine install` "
+        "made.",
+    )
+    url: str = Field("", description="The address of a server that runs already, instead of one that ALE starts.")
+    replicas: int = Field(1, ge=1, description="Servers to start, each with the whole model.")
+    tensor_parallel: int = Field(1, ge=1, description="GPUs over which each server splits the model.")
+    dtype: DtypeName = Field(
+        "auto",
+        description="Type of weights and cache. auto: float32 on the CPU; on a GPU, the type in which the folder was "
+        "saved.",
+    )
+    max_context: int = Field(
+        2048, gt=1, description="Tokens of one request; the model's own limit applies if it is lower."
+    )
+    max_batch: int = Field(64, gt=0, description="Requests that a server samples at the same time.")
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto takes a GPU if there is one.")
+    gpu_memory: float = Field(
+        0.85, gt=0, le=1, description="Share of the GPU's memory that a server takes (weights, cache and work space)."
+    )
+    threads: int = Field(0, ge=0, description="CPU threads of each server; 0: half of those that there are.")
+    arguments: tuple[str, ...] = Field((), description="Further arguments of the server's command line, as they are.")
+    environment: dict[str, str] = Field({}, description="Further environment variables of the server.")
+    start_timeout_s: float = Field(600.0, gt=0, description="Time in which a server must have loaded its model.")
+    request_timeout_s: float = Field(
+        1800.0, gt=0, description="Time in which a generation, or an update of the weights, must have finished."
+    )
+
+    @model_validator(mode="after")
+    def check_url(self) -> Self:
+        """A server that runs already is neither started from an environment nor one of several."""
+        if self.url and self.python is not None:
+            raise ValueError("give `python` (ALE starts the server) or `url` (it runs already), not both")
+        if self.url and self.replicas > 1:
+            raise ValueError("`url` names one server; leave `replicas` at 1")
+        return self

@@ -1,0 +1,101 @@
+"""The HTTP client tells a server that is gone from one that refuses, each by a sentence."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+
+from ale.errors import EngineError
+from ale_engines.client import ConnectionLost, ServerClient
+from ale_engines.shared_memory import SHARED_MEMORY, make_weights_folder
+from ale_engines.usage import Usage
+
+
+@pytest.fixture
+async def client(tmp_path: Path) -> AsyncIterator[ServerClient]:
+    """A client of a server at a Unix socket, which echoes, refuses, is overloaded, or never answers."""
+
+    async def echo(request: web.Request) -> web.Response:
+        return web.json_response({"got": await request.json()})
+
+    async def refuse(request: web.Request) -> web.Response:
+        return web.json_response({"error": {"message": "the prompt is too long."}}, status=400)
+
+    async def dying(request: web.Request) -> web.Response:
+        return web.Response(text="the engine is dead", status=503)
+
+    async def never(request: web.Request) -> web.Response:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def broken(request: web.Request) -> web.Response:
+        return web.Response(text="<html>")
+
+    app = web.Application()
+    for handler in (echo, refuse, dying, never, broken):
+        app.router.add_post(f"/{handler.__name__}", handler)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.UnixSite(runner, str(tmp_path / "socket")).start()
+    async with ServerClient("server 0", "http://localhost", tmp_path / "socket") as client:
+        yield client
+    await runner.cleanup()
+
+
+async def test_it_sends_and_reads_json(client: ServerClient) -> None:
+    assert await client.post("/echo", {"token_ids": (1, 2)}) == {"got": {"token_ids": [1, 2]}}
+
+
+async def test_many_requests_run_at_once_whatever_the_proxy_of_the_environment(
+    client: ServerClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
+    waiting = [asyncio.ensure_future(client.post("/never")) for _ in range(150)]
+    assert await client.post("/echo", 1) == {"got": 1}
+    for task in waiting:
+        task.cancel()
+    await asyncio.wait(waiting)
+
+
+async def test_a_refusal_has_the_words_of_the_server(client: ServerClient) -> None:
+    with pytest.raises(EngineError, match=r"server 0 refused /refuse \(400\): the prompt is too long\.$") as refusal:
+        await client.post("/refuse")
+    assert not isinstance(refusal.value, ConnectionLost)
+    with pytest.raises(EngineError, match="not JSON"):
+        await client.post("/broken")
+
+
+async def test_a_server_that_dies_or_does_not_answer_is_a_lost_connection(client: ServerClient, tmp_path: Path) -> None:
+    with pytest.raises(ConnectionLost, match="does not serve /dying: the engine is dead"):
+        await client.post("/dying")
+    with pytest.raises(ConnectionLost, match=r"did not answer /never within 0\.05 s"):
+        await client.post("/never", timeout_s=0.05)
+    async with ServerClient("server 1", "http://localhost", tmp_path / "none") as nobody:
+        with pytest.raises(ConnectionLost, match="server 1 cannot be reached"):
+            await nobody.post("/echo")
+    with pytest.raises(ConnectionLost, match="is not connected"):
+        await nobody.post("/echo")
+
+
+def test_weights_go_to_shared_memory_only_if_there_is_room() -> None:
+    small, large = make_weights_folder(1), make_weights_folder(2**60)
+    try:
+        assert (small.parent == SHARED_MEMORY) == SHARED_MEMORY.is_dir()
+        assert large.parent != SHARED_MEMORY
+    finally:
+        small.rmdir()
+        large.rmdir()
+
+
+def test_slot_use_is_the_share_of_slots_while_something_runs() -> None:
+    usage = Usage(slots=4)
+    assert usage.metrics()["slot_use"] == 0
+    with usage.running(), usage.running():
+        pass
+    metrics = usage.metrics()
+    assert metrics["busy_s"] > 0
+    assert 0.25 <= metrics["slot_use"] <= 0.5

@@ -1,0 +1,96 @@
+"""The figures of one evaluation: what its episodes say about the policy, by the names of `docs/metrics.md`.
+
+Summary, store and report hold the same names. `<name>_low` and `<name>_high` bound a figure with 95 % confidence.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+
+from ale.trajectory import CUT_OFF, Trajectory
+from ale_evaluation.estimates import Estimate, estimate_mean, estimate_share, pass_all, pass_at
+
+Figures = dict[str, float]
+
+
+def measure(done: Sequence[Trajectory], runs: int) -> Figures:
+    """Return the figures of the episodes of an evaluation, of which there is one at least; `runs` is how many of each
+    task were planned.
+
+    A task of which a fault took some runs is left out of pass@k and pass^k for greater `k`: it counts as no failure."""
+    by_task: dict[str, list[Trajectory]] = defaultdict(list)
+    for t in done:
+        by_task[t.task_id].append(t)
+    figures: Figures = {"episodes": len(done), "tasks": len(by_task)}
+    figures |= _bounded("success", estimate_share([[t.passed for t in of] for of in by_task.values()]))
+    figures |= _bounded("reward", estimate_mean([[reward_of(t) for t in of] for of in by_task.values()]))
+    for k in tries(runs):
+        counts = [(len(of), sum(t.passed for t in of)) for of in by_task.values() if len(of) >= k]
+        if counts:
+            figures |= _bounded(f"pass@{k}", estimate_share([[pass_at(k, n, c)] for n, c in counts]))
+            figures |= _bounded(f"pass^{k}", estimate_share([[pass_all(k, n, c)] for n, c in counts])) if k > 1 else {}
+    if runs > 1:
+        figures[f"avg@{runs}"] = figures["pass@1"]
+    figures |= _measure_tags(done) | _means_of_parts(done)
+    return figures | {name: sum(map(count, done)) / len(done) for name, count in _MEANS.items()}
+
+
+def tries(runs: int) -> list[int]:
+    """Return the `k` of pass@k that are reported for so many runs of each task: powers of two, and all of them."""
+    return sorted({runs, *(1 << i for i in range(runs.bit_length()) if 1 << i <= runs)})
+
+
+def reward_of(trajectory: Trajectory) -> float:
+    """Return the reward of an episode that has one."""
+    assert trajectory.reward is not None, "an episode without a reward is rejected"
+    return trajectory.reward.value
+
+
+def sum_up(sets: Mapping[str, Figures]) -> Figures:
+    """Return the figures of several evaluation sets together, of which each counts the same."""
+    means = {name: sum(of[name] for of in sets.values()) / len(sets) for name in ("success", "reward")}
+    return means | {name: sum(of[name] for of in sets.values()) for name in ("episodes", "tasks")}
+
+
+def _bounded(name: str, found: Estimate, tag: str = "") -> Figures:
+    bounds = {f"{name}_low{tag}": found.low, f"{name}_high{tag}": found.high}
+    return {f"{name}{tag}": found.value} | {key: bound for key, bound in bounds.items() if bound is not None}
+
+
+def _measure_tags(done: Sequence[Trajectory]) -> Figures:
+    """Return success and reward by tag (`Trajectory.groups_for_success`)."""
+    by_tag: dict[str, dict[str, list[Trajectory]]] = defaultdict(lambda: defaultdict(list))
+    for t in done:
+        for tag in t.groups_for_success:
+            by_tag[tag][t.task_id].append(t)
+    figures: Figures = {}
+    for tag, tasks in by_tag.items():
+        passed = estimate_share([[t.passed for t in of] for of in tasks.values()])
+        rewards = estimate_mean([[reward_of(t) for t in of] for of in tasks.values()])
+        figures |= _bounded("success", passed, f"/{tag}") | {f"reward/{tag}": rewards.value}
+    return figures
+
+
+def _means_of_parts(done: Sequence[Trajectory]) -> Figures:
+    """Return the mean of each named part of the reward, over the episodes that have it."""
+    parts: dict[str, list[float]] = defaultdict(list)
+    for t in done:
+        for name, value in t.reward.parts.items() if t.reward is not None else ():
+            parts[name].append(value)
+    return {
+        f"parts/{name}": sum(values) / len(values) for name, values in parts.items() if all(map(math.isfinite, values))
+    }
+
+
+_MEANS: dict[str, Callable[[Trajectory], float]] = {
+    "chunks": lambda t: len(t.chunks),
+    "turns": lambda t: len(t.turns),
+    "branches": lambda t: max(0, len(t.sequences) - 1),
+    "changed_echoes": lambda t: t.changed_echoes,
+    "sampled_tokens": lambda t: t.sampled_tokens,
+    "budget_ended": lambda t: t.ended_by in CUT_OFF,
+    "episode_s": lambda t: t.seconds,
+}
+"""Means over episodes."""

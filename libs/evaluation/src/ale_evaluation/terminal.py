@@ -1,0 +1,52 @@
+"""Evaluations as lines for a terminal: while a run works, and after its end."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from ale.store.run_store import SUMMARY_NAME
+
+
+def describe_run(folder: Path) -> str:
+    """Return the evaluations in a run's summary as text of several lines."""
+    evaluations = json.loads((folder / SUMMARY_NAME).read_text())["heldout"]
+    lines = [line for label, figures in evaluations.items() for line in describe(label, figures)]
+    return "\n".join(["with 95 % intervals over tasks", *(f"  {line}" for line in lines)]) if lines else "no evaluation"
+
+
+def describe(label: str, figures: Mapping[str, Any]) -> Iterator[str]:
+    """Yield lines about an evaluation: `after sft: 0.250 [0.131, 0.422], 64 episodes of 32 tasks`."""
+    yield f"{in_words(label)}: {_describe_success(figures)}"
+    yield from _describe_rest(figures)
+    for name, of in figures.get("sets", {}).items():
+        yield f"  {name}: {_describe_success(of)}"
+        yield from _describe_rest(of)
+
+
+def in_words(label: str) -> str:
+    """Return a label for people. One with spaces is in words already, and what it names may have underscores."""
+    return label if " " in label else label.replace("_", " ")
+
+
+def _describe_success(figures: Mapping[str, Any]) -> str:
+    reward = f", mean reward {with_interval(figures, 'reward')}" if figures.get("reward") != figures["success"] else ""
+    return f"{with_interval(figures, 'success')}{reward}, {figures['episodes']} episodes of {figures['tasks']} tasks"
+
+
+def _describe_rest(figures: Mapping[str, Any]) -> Iterator[str]:
+    several = [name for name in figures if name.startswith(("pass@", "pass^")) and "_" not in name]
+    if len(several) > 1:
+        yield f"    {', '.join(with_interval(figures, name) for name in several)}"
+    if again := figures.get("resampled"):
+        lost = f", {figures['unfilled']:.0f} given up" if figures.get("unfilled") else ""
+        yield f"    {again:.0f} episodes made again after faults{lost}"
+
+
+def with_interval(figures: Mapping[str, Any], name: str) -> str:
+    """Return a figure for people: `0.750 [0.611, 0.852]`; those of several tries have their names before them."""
+    low, high = figures.get(f"{name}_low"), figures.get(f"{name}_high")
+    value = f"{figures[name]:.3f}" if low is None else f"{figures[name]:.3f} [{low:.3f}, {high:.3f}]"
+    return f"{name} {value}" if name.startswith("pass") else value

@@ -1,0 +1,137 @@
+"""Adds plugins to a package that is there: modules, tests, entry points, manifest entries. No file is overwritten.
+
+Everything is made up before anything is written. Then the new files are created and the two files that grow
+(`pyproject.toml`, `ale-plugin.json`) are replaced whole; what fails in between is taken back.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import tomlkit
+from tomlkit.exceptions import TOMLKitError
+
+from ale.errors import ConfigError
+from ale_testing.package_plan import PackagePlan, write_manifest
+
+
+def merge_into(target: Path, plan: PackagePlan) -> None:
+    """Add what is planned to the package in the folder `target`, and say what was added. Raises `ConfigError`; then
+    nothing was written."""
+    project, manifest = target / "pyproject.toml", target / plan.source / "ale-plugin.json"
+    for needed in (project, manifest):
+        if not needed.is_file():
+            raise ConfigError(
+                f"{target} is there already, and is no package that a plugin can be added to: it has no "
+                f"{needed.relative_to(target)}. Choose another name, or another folder with --into."
+            )
+    there = [path for path in plan.files if (target / path).exists()]
+    if there:
+        raise ConfigError(f"{target} has a file {there[0]} already; move it away, or choose another name.")
+    grown = {project: _add_to_project(project, plan), manifest: _add_to_manifest(manifest, plan)}
+    _write(target, plan.files, grown)
+    print(f"Added to {target}:\n")
+    for path in plan.files:
+        print(f"  {path}")
+    for part in plan.parts:
+        print(f"  entry point ale.{part.kind}: {plan.name} = {plan.module}.{part.module}:{part.class_name}")
+    print(
+        f"\nGrown: {', '.join(str(path.relative_to(target)) for path in grown)}. README.md is yours to write. Next:\n"
+    )
+    print(f"  cd {target}\n  pip install -e '.[test]'\n  pytest")
+
+
+def _add_to_project(file: Path, plan: PackagePlan) -> str:
+    """The text of `pyproject.toml` with the entry points, the dependencies and the kit's options."""
+    document: Any
+    try:
+        document = tomlkit.parse(file.read_text(encoding="utf-8"))
+        project = document["project"]
+        groups = project.setdefault("entry-points", tomlkit.table(is_super_table=True))
+        for part in plan.parts:
+            is_new = f"ale.{part.kind}" not in groups
+            group = groups.setdefault(f"ale.{part.kind}", tomlkit.table())
+            if plan.name in group:
+                raise ConfigError(
+                    f"{file.parent} has a {part.kind} plugin '{plan.name}' already (in {file.name}); choose another "
+                    "name."
+                )
+            group[plan.name] = f"{plan.module}.{part.module}:{part.class_name}"
+            if is_new:
+                group.add(tomlkit.nl())
+        dependencies = project.setdefault("dependencies", tomlkit.array())
+        known = {_package_of(str(one)) for one in dependencies}
+        for one in plan.dependencies:
+            if _package_of(one) not in known:
+                dependencies.append(one)
+        tool = document.setdefault("tool", tomlkit.table(is_super_table=True))
+        options = tool.setdefault("pytest", tomlkit.table(is_super_table=True)).setdefault(
+            "ini_options", tomlkit.table()
+        )
+        before = options.get("addopts", "")
+        if isinstance(before, str):
+            new = [option for option in plan.options if option.split()[0] not in before or "--ale-plugin" in option]
+            options["addopts"] = " ".join([before, *new]).strip()
+        else:
+            before.extend(word for option in plan.options for word in option.split())
+    except (OSError, UnicodeDecodeError, TOMLKitError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"{file} cannot be added to: {type(error).__name__}: {error}.") from None
+    return tomlkit.dumps(document)
+
+
+def _package_of(requirement: str) -> str:
+    """The name of the package in a requirement, in one spelling."""
+    return re.sub(r"[-_.]+", "-", re.split(r"[^\w.-]", requirement.strip(), maxsplit=1)[0]).lower()
+
+
+def _add_to_manifest(file: Path, plan: PackagePlan) -> str:
+    """The text of `ale-plugin.json` with an entry for each plugin."""
+    try:
+        manifest = json.loads(file.read_text(encoding="utf-8"))
+        there = {(entry["kind"], entry["name"]) for entry in manifest["plugins"]}
+        taken = [part.kind for part in plan.parts if (part.kind, plan.name) in there]
+        if taken:
+            raise ConfigError(f"{file} lists a {taken[0]} plugin '{plan.name}' already; choose another name.")
+        manifest["plugins"] += [part.manifest(plan.name) for part in plan.parts]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{file} cannot be added to: {type(error).__name__}: {error}.") from None
+    return write_manifest(manifest)
+
+
+def _write(target: Path, files: dict[str, str], grown: dict[Path, str]) -> None:
+    made: list[Path] = []
+    before = {path: path.read_bytes() for path in grown}
+    try:
+        for path, text in {target / name: text for name, text in files.items()}.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("x", encoding="utf-8") as file:
+                made.append(path)
+                file.write(text)
+        for path, text in grown.items():
+            _replace(path, text.encode())
+    except BaseException as error:
+        for path in made:
+            with suppress(OSError):
+                path.unlink()
+        for path, data in before.items():
+            with suppress(OSError):
+                _replace(path, data)
+        if isinstance(error, OSError):
+            raise ConfigError(f"{target} cannot be written to: {error}. Nothing was added.") from None
+        raise
+
+
+def _replace(path: Path, data: bytes) -> None:
+    """Put a file in another one's place, whole."""
+    aside = path.with_name(f".{path.name}.new")
+    try:
+        aside.write_bytes(data)
+        aside.chmod(path.stat().st_mode)
+        os.replace(aside, path)
+    finally:
+        aside.unlink(missing_ok=True)

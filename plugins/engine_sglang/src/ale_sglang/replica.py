@@ -1,0 +1,200 @@
+"""One server of SGLang, started with the changes of `server/ale_sglang_server.py`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ale.errors import EngineError
+from ale.specs.driver import DriverContext
+from ale.specs.engine import GenerateRequest, Generation
+from ale_engines.client import ConnectionLost, ServerClient
+from ale_engines.environments import find_python
+from ale_engines.replica import Interrupted
+from ale_engines.server_launch import Launch
+from ale_engines.server_replica import ServerReplica
+from ale_engines.server_settings import ServerSettings
+from ale_sglang.launch import SERVER, list_arguments
+
+CHECK_S = 5.0
+METRICS = {
+    "sglang:num_running_reqs": "server_running",
+    "sglang:num_queue_reqs": "server_waiting",
+    "sglang:token_usage": "server_cache_use",
+    "sglang:cache_hit_rate": "server_prefix_hit_rate",
+    "sglang:num_retracted_reqs": "server_preemptions",
+    "sglang:prompt_tokens_total": "server_prompt_tokens",
+    "sglang:generation_tokens_total": "server_sampled_tokens",
+}
+"""The server's metrics that are passed on, and their names here."""
+SAMPLE = re.compile(r"^([\w:]+)(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
+
+
+class SglangReplica(ServerReplica):
+    """See the module."""
+
+    server = "sglang"
+    versions = ("0.5.23", "0.5.24")  # the launcher changes parts of SGLang that are not its interface
+
+    def __init__(self, settings: ServerSettings, context: DriverContext, number: int = 0) -> None:
+        super().__init__(settings, context, number)
+        self._unseeded = 0
+        self._paused = False
+
+    def find_python(self) -> Path | None:
+        """See `ServerReplica.find_python`."""
+        return find_python(self.server)
+
+    def make_argv(self, launch: Launch) -> list[str]:
+        """See `ServerReplica.make_argv`."""
+        return [str(launch.python), str(SERVER), *list_arguments(launch, self.settings)]
+
+    def make_own_environment(self, launch: Launch) -> Mapping[str, str]:
+        """See `ServerReplica.make_own_environment`. SGLang's temporary files, which it leaves, vanish with `work`."""
+        return {
+            "ALE_SOCKET": str(launch.work / "socket"),
+            "ALE_WORK": str(launch.work),
+            "TMPDIR": str(launch.work),
+            "HF_HUB_OFFLINE": "1",
+            # A server that fails ends at once, rather than after a minute of looking into itself.
+            "SGLANG_PYSPY_DUMP_BEFORE_CRASH": "0",
+            "SGLANG_CUDA_COREDUMP_BEFORE_CRASH": "0",
+        }
+
+    def make_client(self, launch: Launch) -> ServerClient:
+        """See `ServerReplica.make_client`."""
+        return ServerClient(self.name, "http://localhost", launch.work / "socket")
+
+    async def ask_release(self) -> str:
+        """See `ServerReplica.ask_release`."""
+        await self.client.get("/ready", CHECK_S)
+        info = await self.client.get("/server_info", CHECK_S)
+        found = re.search(r'"version":"([^"]*)","frontend"', info)
+        if found is None:
+            raise EngineError(f"{self.name} answers, but not as SGLang does.")
+        self._paused = False
+        return found[1]
+
+    async def sample(self, request: GenerateRequest, max_tokens: int, request_id: str) -> Generation:
+        """See `ServerReplica.sample`."""
+        name = whole_name(request_id)
+        body = {
+            "rid": name,
+            "input_ids": request.token_ids,
+            "sampling_params": self._describe_sampling(request, max_tokens),
+            "return_logprob": True,
+            "cache_salt": str(self.version),
+        }
+        try:
+            answer = await self.client.post("/generate", body, self.settings.request_timeout_s)
+        except asyncio.CancelledError:
+            # SGLang looks for closed connections only every few seconds.
+            with contextlib.suppress(EngineError):
+                await self.abort([request_id])
+            raise
+        return self._read_answer(answer)
+
+    async def abort(self, request_ids: list[str]) -> None:
+        """See `ServerReplica.abort`."""
+        for request_id in request_ids:
+            await self.client.post("/abort_request", {"rid": whole_name(request_id)}, CHECK_S)
+
+    async def send_folder(self, folder: Path, version: int) -> None:
+        """See `ServerReplica.send_folder`. Running requests give their cache up; it is computed again with the new
+        weights."""
+        limit_s = self.settings.request_timeout_s
+        await self.client.post("/pause_generation", {"mode": "retract"}, limit_s)
+        try:
+            update = {"model_path": absolute(folder), "weight_version": str(version), "flush_cache": True}
+            await self.client.post("/update_weights_from_disk", update, limit_s)
+        finally:
+            if not self._paused:
+                await self.client.post("/continue_generation", {}, limit_s)
+
+    async def ask_fingerprint(self) -> Mapping[str, int]:
+        """See `ServerReplica.ask_fingerprint`."""
+        try:
+            body = {"action": "ale_fingerprint", "selector": "target"}
+            answer = await self.client.post("/weights_checker", body, self.settings.request_timeout_s)
+        except ConnectionLost:
+            raise
+        except EngineError as error:
+            if "Unsupported action" not in str(error):
+                raise
+            raise EngineError(
+                f"{self.name} was not started with ALE's launcher, so it cannot say which weights it serves. Start it "
+                f"with `PYTHON {SERVER} --model-path FOLDER --skip-tokenizer-init ...`, with the Python of its "
+                "environment and the arguments of `sglang serve`."
+            ) from None
+        sums: dict[str, int] = {}
+        for rank in answer["ranks"]:
+            for name, total in rank["checksums"].items():
+                sums[name] = (sums.get(name, 0) + int(total)) % 2**64
+        return sums
+
+    async def ask_metrics(self) -> dict[str, float]:
+        """See `ServerReplica.ask_metrics`."""
+        sums: dict[str, float] = {}
+        for name, value in SAMPLE.findall(await self.client.get("/metrics", CHECK_S)):
+            if name in METRICS:
+                sums[METRICS[name]] = sums.get(METRICS[name], 0.0) + float(value)
+        return sums
+
+    async def pause(self) -> None:
+        """See `InferenceEngine.pause`."""
+        # Requests that wait in the queue can be aborted while the server is paused; others could not.
+        await self.client.post("/pause_generation", {"mode": "retract"}, self.settings.request_timeout_s)
+        self._paused = True
+
+    async def resume(self) -> None:
+        """See `InferenceEngine.resume`."""
+        self._paused = False
+        await self.client.post("/continue_generation", {}, self.settings.request_timeout_s)
+
+    def _describe_sampling(self, request: GenerateRequest, max_tokens: int) -> dict[str, Any]:
+        wanted, seed = request.sampling, request.sampling.seed
+        if seed is None:
+            # The server samples with seeds alone; a request without one gets one from the run's seed and its number.
+            self._unseeded += 1
+            seed = (self.context.seed * 1_000_003 + self.number) * 1_000_003 + self._unseeded
+        return {
+            "temperature": wanted.temperature,
+            "top_p": wanted.top_p,
+            "top_k": wanted.top_k or -1,
+            "max_new_tokens": max_tokens,
+            "stop_token_ids": list(wanted.stop_token_ids),
+            "sampling_seed": seed % 2**63,
+        }
+
+    def _read_answer(self, answer: Any) -> Generation:
+        meta = answer["meta_info"]
+        token_ids = tuple(answer["output_ids"])
+        logprobs = tuple(entry[0] for entry in meta.get("output_token_logprobs") or ())
+        spans = meta.get("weight_versions") or [{"version": meta["weight_version"], "start": 0, "end": len(token_ids)}]
+        versions = tuple(int(span["version"]) for span in spans for _ in range(span["start"], span["end"]))
+        if not len(token_ids) == len(logprobs) == len(versions):
+            raise EngineError(
+                f"{self.name} answered {len(token_ids)} tokens with {len(logprobs)} log-probabilities and "
+                f"{len(versions)} versions."
+            )
+        self.usage.cached_prompt_tokens += meta.get("cached_tokens", 0)
+        reason = meta["finish_reason"]["type"]
+        if reason not in ("stop", "length"):
+            partial = Generation(token_ids, logprobs, versions, "length")
+            said = meta["finish_reason"].get("message") or reason
+            raise Interrupted(f"{self.name} ended a generation after {len(token_ids)} tokens ({said}).", partial)
+        return Generation(token_ids, logprobs, versions, "stop" if reason == "stop" else "length")
+
+
+def whole_name(request_id: str) -> str:
+    """A name that is no other's beginning: SGLang aborts all requests whose names begin with the one given."""
+    return f"{request_id}."
+
+
+def absolute(folder: Path) -> str:
+    """The path of a folder as a process with another working folder finds it."""
+    return str(folder.absolute())

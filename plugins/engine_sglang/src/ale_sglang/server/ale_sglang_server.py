@@ -1,0 +1,164 @@
+"""Starts SGLang, run by the Python that has it: `python ale_sglang_server.py SGLANG-ARGUMENTS...`.
+
+It imports nothing of ALE.
+
+SGLang's processes each import this file again before they do anything else, so what it changes holds in all of them.
+All that it changes is here (SGLang 0.5.23):
+
+1. Log-probabilities are those at temperature 1 with nothing cut off, whatever a request samples with.
+2. Each request samples with its own seed; in SGLang that comes only with deterministic kernels, which most attention
+   backends lack.
+3. A request ends at its own stop tokens alone, not at those of the model's configuration.
+4. `/weights_checker` knows the action `ale_fingerprint`: for each parameter, the sum modulo 2**64 of the bit patterns
+   of its values.
+5. With `ALE_SOCKET`, the server listens at that Unix socket instead of a port; with `ALE_WORK`, the counters that its
+   processes share lie in that folder instead of `/dev/shm`, where SGLang leaves them for ever.
+6. SIGTERM ends the server at once; SGLang itself takes up to half a minute.
+7. Without a GPU (`--device=cpu`), it stands in for the parts of SGLang that are built for GPUs alone.
+"""
+
+# mypy: disable-error-code="import-not-found, no-untyped-call"
+from __future__ import annotations
+
+import os
+import sys
+import types
+from typing import Any
+
+ON_CPU = "--device=cpu" in sys.argv or os.environ.get("ALE_SGLANG_CPU") == "1"
+"""The processes that SGLang starts have no arguments; they see the variable."""
+os.environ["SGLANG_RETURN_ORIGINAL_LOGPROB"] = "1"
+# Room beyond the model's own limit is for SGLang's reserve; ALE never asks for tokens there.
+os.environ["SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"] = "1"
+if ON_CPU:
+    os.environ["ALE_SGLANG_CPU"] = os.environ["SGLANG_USE_CPU_ENGINE"] = "1"
+    os.environ["TORCH_COMPILE_DISABLE"] = "1"  # compiling needs a compiler and takes longer than it saves here
+
+import torch  # noqa: E402 - the variables come first
+
+
+class AbsentKernels(types.ModuleType):
+    """Stands in for `sgl_kernel`; the modules that SGLang looks for below it do not exist."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+
+        def absent(*_: Any, **__: Any) -> None:
+            raise NotImplementedError(f"SGLang needs {self.__name__}.{name}, which does not exist on this machine.")
+
+        return absent
+
+
+def assign_req_to_token_pool_cpu(requests: Any, table: Any, starts: Any, ends: Any, slots: Any, _row: int) -> None:
+    """Write each request's new cache slots, which follow one another in `slots`, into its row of `table`."""
+    taken = 0
+    for request, start, end in zip(requests.tolist(), starts.tolist(), ends.tolist(), strict=True):
+        table[request, start:end] = slots[taken : taken + end - start].to(table.dtype)
+        taken += end - start
+
+
+def stand_in_for_gpu_parts() -> Any:
+    """See point 7: the kernels, and two operators that torchvision defines where it was built with them."""
+    kernels = sys.modules["sgl_kernel"] = AbsentKernels("sgl_kernel")
+    vars(kernels)["assign_req_to_token_pool_cpu"] = assign_req_to_token_pool_cpu
+    library = torch.library.Library("torchvision", "FRAGMENT")
+    for name in ("nms", "qnms"):
+        if not hasattr(torch.ops.torchvision, name):
+            library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    return library  # the operators go when it goes
+
+
+def sum_bits(tensor: Any) -> int:
+    """The sum modulo 2**64 of the bit patterns of a tensor's values, as signed integers."""
+    bits = tensor.detach().contiguous().view({1: torch.int8, 2: torch.int16, 4: torch.int32}[tensor.element_size()])
+    return int(bits.sum(dtype=torch.int64)) % 2**64
+
+
+def mix(numbers: Any) -> Any:
+    """Scramble 64-bit integers (the finalizer of splitmix64, https://doi.org/10.1145/2660193.2660195)."""
+    numbers = (numbers ^ (numbers >> 30 & 2**34 - 1)) * (0xBF58476D1CE4E5B9 - 2**64)
+    numbers = (numbers ^ (numbers >> 27 & 2**37 - 1)) * (0x94D049BB133111EB - 2**64)
+    return numbers ^ (numbers >> 31 & 2**33 - 1)
+
+
+def sample_with_seeds(logprobs: Any, seeds: Any, positions: Any) -> Any:
+    """Sample an index from each row of `logprobs` [n, m], which need not be normalised, by inverting its cumulative
+    sum; the same seed [n] and position [n] give the same uniform number. Returns [n, 1], int64."""
+    uniform = (mix(mix(seeds) + positions.view(-1).to(torch.int64)) >> 32 & 2**32 - 1).to(torch.float64) / 2**32
+    sums = logprobs.to(torch.float64).exp_().cumsum(-1)
+    # From the right, so that no value of probability 0 is taken.
+    return torch.searchsorted(sums, uniform[:, None] * sums[:, -1:], right=True)
+
+
+def change_sglang() -> None:
+    """See points 2 to 6."""
+    from sglang.srt.configs.model_config import ModelConfig
+    from sglang.srt.layers import sampler
+    from sglang.srt.managers import load_snapshot, tokenizer_manager
+    from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
+    from sglang.srt.utils import weight_checker
+
+    ModelConfig._get_hf_eos_token_id = lambda self: None
+
+    make_info = SamplingBatchInfo.from_schedule_batch.__func__
+
+    def make_seeded_info(cls: Any, batch: Any, vocab_size: int) -> Any:
+        info = make_info(cls, batch, vocab_size)
+        seeds = [request.sampling_params.sampling_seed or 0 for request in batch.reqs]
+        info.sampling_seed = torch.tensor(seeds, dtype=torch.int64).to(batch.device, non_blocking=True)
+        return info
+
+    SamplingBatchInfo.from_schedule_batch = classmethod(make_seeded_info)
+    sampler.multinomial_with_seed = sample_with_seeds  # SGLang's own needs a kernel, and a number for each token
+
+    handle = weight_checker.WeightChecker.handle
+
+    def handle_ours(self: Any, action: str, *arguments: Any, role: str, **options: Any) -> Any:
+        if action != "ale_fingerprint":
+            return handle(self, action, *arguments, role=role, **options)
+        place = self._parallelism_info(role=role)
+        sums = {}
+        for name, parameter in self._get_model().named_parameters():
+            # Parameters without these are whole in each process, and count once.
+            if place.tp_rank == 0 or hasattr(parameter, "output_dim") or hasattr(parameter, "input_dim"):
+                sums[name] = str(sum_bits(parameter))
+        info = weight_checker.ChecksumInfo(checksums=sums, per_gpu_checksum="", parallelism_info=place)
+        return info.model_dump()
+
+    weight_checker.WeightChecker.handle = handle_ours
+
+    # What it started dies with it, or by the hand of its guard.
+    tokenizer_manager.SignalHandler.sigterm_handler = lambda *_: os._exit(0)
+
+    work = os.environ.get("ALE_WORK")
+    if work:
+        load_snapshot.shm_path_for = lambda name: os.path.join(work, "loads")
+
+
+def listen_at_socket() -> None:
+    """See point 5. SGLang's own options are a host and a port."""
+    import uvicorn
+    from sglang.srt.entrypoints import http_server
+
+    path = os.environ.get("ALE_SOCKET")
+
+    class SocketConfig(uvicorn.Config):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **{**options, "uds": path})
+
+    if path:
+        uvicorn.Config = SocketConfig  # type: ignore[misc]
+        # After its start the server asks itself, at its port, to freeze the garbage collector: a request of its own.
+        http_server._freeze_gc_after_server_warmup = lambda arguments: None
+
+
+KEPT = stand_in_for_gpu_parts() if ON_CPU else None
+change_sglang()
+
+if __name__ == "__main__":
+    from sglang.launch_server import run_server
+    from sglang.srt.server_args import prepare_server_args
+
+    listen_at_socket()
+    run_server(prepare_server_args(sys.argv[1:]))

@@ -1,0 +1,91 @@
+"""Nothing of a server outlives its owner, and a server that dies can be started again."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from ale.session.tokenizer import byte_tokenizer
+from ale.specs.driver import DriverContext
+from ale.specs.engine import FolderTicket, PolicyVersion
+from ale_engines.replica import Interrupted
+from ale_engines.server_settings import ServerSettings
+from ale_sglang.replica import SglangReplica
+
+from .conftest import request
+
+pytestmark = pytest.mark.timeout(600)
+OWNER = """
+import asyncio, sys
+from pathlib import Path
+from ale.session.tokenizer import byte_tokenizer
+from ale.specs.driver import DriverContext
+from ale_engines.server_settings import ServerSettings
+from ale_sglang.replica import SglangReplica
+
+async def main():
+    settings = ServerSettings.model_validate_json(sys.argv[1])
+    replica = SglangReplica(settings, DriverContext(seed=1, run_dir=Path(sys.argv[3])))
+    await replica.start()
+    await replica.load_model(Path(sys.argv[2]), byte_tokenizer())
+    print(replica.process.pid, *replica.launch.folders, flush=True)
+    await asyncio.sleep(600)
+
+asyncio.run(main())
+"""
+
+
+async def test_nothing_is_left_of_a_server_whose_owner_is_killed(
+    settings: ServerSettings, folders: dict[int, Path], tmp_path: Path
+) -> None:
+    before = shared_files()
+    owner = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-c",
+        OWNER,
+        settings.model_dump_json(),
+        str(folders[0]),
+        str(tmp_path),
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert owner.stdout is not None
+    pid, *left = (await owner.stdout.readline()).decode().split()
+    server = psutil.Process(int(pid))
+    processes = [*server.children(recursive=True), server]
+    guard = server.parent()
+    assert len(processes) >= 3
+    assert guard is not None
+    assert all(map(os.path.isdir, left))
+    owner.kill()
+    await owner.wait()
+    _, alive = await asyncio.to_thread(psutil.wait_procs, [*processes, guard], 30)
+    assert not alive
+    assert not any(map(os.path.exists, left))
+    assert not shared_files() - before
+
+
+async def test_a_server_that_is_killed_interrupts_and_starts_again(
+    settings: ServerSettings, folders: dict[int, Path]
+) -> None:
+    async with SglangReplica(settings, DriverContext(seed=1)) as replica:
+        await replica.load_model(folders[0], byte_tokenizer())
+        task = asyncio.ensure_future(replica.generate(request([1, 2, 3], max_tokens=120)))
+        assert replica.process is not None
+        assert replica.process.pid is not None
+        os.kill(replica.process.pid, signal.SIGKILL)
+        with pytest.raises(Interrupted, match="signal 9"):
+            await task
+        await replica.restart()
+        await replica.load_weights(PolicyVersion(1, FolderTicket(folders[1])))
+        assert set((await replica.generate(request([1, 2, 3]))).versions) == {1}
+
+
+def shared_files() -> set[str]:
+    """What SGLang may leave in shared memory."""
+    return {path.name for path in Path("/dev/shm").iterdir() if path.name.startswith("sglang")}

@@ -1,0 +1,14 @@
+"""The plugin: servers of vLLM behind one pool."""
+
+from __future__ import annotations
+
+from ale_engines.server_engine import ServerEngine
+from ale_vllm.replica import VllmReplica
+
+
+class VllmEngine(ServerEngine):
+    """The engine `vllm`."""
+
+    def make_replica(self, number: int) -> VllmReplica:
+        """See `ServerEngine.make_replica`."""
+        return VllmReplica(self.config, self.context, number)

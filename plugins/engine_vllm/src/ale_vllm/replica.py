@@ -1,0 +1,189 @@
+"""One server of vLLM, started with the routes of `server/ale_vllm_server.py`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from ale.errors import EngineError
+from ale.specs.engine import GenerateRequest, Generation, Ticket
+from ale_engines import fingerprint
+from ale_engines.client import ServerClient
+from ale_engines.environments import find_python
+from ale_engines.replica import Interrupted
+from ale_engines.server_launch import Launch
+from ale_engines.server_replica import ServerReplica
+from ale_engines.server_settings import ServerSettings
+from ale_vllm.launch import SERVER, list_arguments
+from ale_weight_transfer import receiver
+from ale_weight_transfer.tickets import BroadcastTicket, IpcTicket
+
+CHECK_S = 5.0
+AT_START = "default"
+"""vLLM's label of the weights that it was started with."""
+METRICS = {
+    "vllm:num_requests_running": "server_running",
+    "vllm:num_requests_waiting": "server_waiting",
+    "vllm:kv_cache_usage_perc": "server_cache_use",
+    "vllm:prefix_cache_queries_total": "server_prefix_queries",
+    "vllm:prefix_cache_hits_total": "server_prefix_hits",
+    "vllm:num_preemptions_total": "server_preemptions",
+    "vllm:prompt_tokens_total": "server_prompt_tokens",
+    "vllm:generation_tokens_total": "server_sampled_tokens",
+}
+"""The server's metrics that are passed on, and their names here."""
+SAMPLE = re.compile(r"^([\w:]+)(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
+
+
+class VllmReplica(ServerReplica):
+    """See the module."""
+
+    server = "vllm"
+    versions = ("0.32", "0.33")
+
+    def find_python(self) -> Path | None:
+        """See `ServerReplica.find_python`."""
+        return find_python(self.server)
+
+    def make_argv(self, launch: Launch) -> list[str]:
+        """See `ServerReplica.make_argv`."""
+        self.transports = choose_transports(launch.cuda, self.settings)
+        return [str(launch.python), str(SERVER), *list_arguments(launch, self.settings)]
+
+    def make_own_environment(self, launch: Launch) -> Mapping[str, str]:
+        """See `ServerReplica.make_own_environment`."""
+        own = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1"}
+        own["ALE_SHM_NAME"] = launch.work.name
+        if not launch.cuda:
+            # Binding threads to cores would put all replicas, and the trainer, on the same ones.
+            own |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+        return own
+
+    def make_client(self, launch: Launch) -> ServerClient:
+        """See `ServerReplica.make_client`."""
+        return ServerClient(self.name, "http://localhost", launch.work / "socket")
+
+    async def ask_release(self) -> str:
+        """See `ServerReplica.ask_release`."""
+        try:
+            info = await self.client.post("/ale/info", timeout_s=CHECK_S)
+        except EngineError as error:
+            if "(404)" not in str(error):
+                raise
+            raise EngineError(
+                f"{self.settings.url} is a server without ALE's routes. Start it with `PYTHON {SERVER} --model FOLDER "
+                "...`, with the Python of its environment and the arguments of `vllm serve`."
+            ) from None
+        return str(info["release"])
+
+    async def sample(self, request: GenerateRequest, max_tokens: int, request_id: str) -> Generation:
+        """See `ServerReplica.sample`."""
+        wanted = request.sampling
+        sampling: dict[str, Any] = {
+            "temperature": wanted.temperature,
+            "top_p": wanted.top_p,
+            "top_k": wanted.top_k,
+            "max_tokens": max_tokens,
+            "stop_token_ids": list(wanted.stop_token_ids),
+        }
+        if wanted.seed is not None:
+            sampling["seed"] = wanted.seed % 2**63
+        body = {"id": request_id, "token_ids": request.token_ids, "sampling": sampling}
+        answer = await self.client.post("/ale/generate", body, self.settings.request_timeout_s)
+        labels = [(0 if label == AT_START else int(label), count) for label, count in answer["versions"]]
+        versions = tuple(version for version, count in labels for _ in range(count))
+        token_ids = tuple(answer["token_ids"])
+        if not len(token_ids) == len(answer["logprobs"]) == len(versions):
+            raise EngineError(
+                f"{self.name} answered {len(token_ids)} tokens with {len(answer['logprobs'])} log-probabilities and "
+                f"{len(versions)} versions."
+            )
+        self.usage.cached_prompt_tokens += answer["cached"]
+        reason = answer["finish_reason"]
+        if reason not in ("stop", "length"):
+            partial = Generation(token_ids, tuple(answer["logprobs"]), versions, "length")
+            raise Interrupted(f"{self.name} ended a generation after {len(token_ids)} tokens ({reason}).", partial)
+        return Generation(token_ids, tuple(answer["logprobs"]), versions, cast(Literal["stop", "length"], reason))
+
+    async def abort(self, request_ids: list[str]) -> None:
+        """See `ServerReplica.abort`."""
+        await self.client.post("/ale/abort", {"ids": request_ids}, CHECK_S)
+
+    async def send_folder(self, folder: Path, version: int) -> None:
+        """See `ServerReplica.send_folder`."""
+        body = {"folder": absolute(folder), "version": version}
+        await self.client.post("/ale/load", body, self.settings.request_timeout_s)
+
+    async def send_ticket(self, ticket: Ticket, version: int) -> Mapping[str, int]:
+        """See `ServerReplica.send_ticket`."""
+        assert self.model is not None
+        module, limit_s = receiver_file(), self.settings.request_timeout_s
+        match ticket:
+            case BroadcastTicket():
+                source = f"The tensors of policy version {version}"
+                self.model.check_same({tensor.name: tuple(tensor.shape) for tensor in ticket.tensors}, source)
+                request = ticket.as_request(self.group, self.settings.tensor_parallel)
+                body = {"version": version, "module": module, "request": request}
+                sums = await self.client.post("/ale/receive", body, limit_s)
+            case IpcTicket():
+                body = {"version": version, "module": module, "handles": ticket.handles.hex()}
+                sums = await self.client.post("/ale/open_handles", body, limit_s)
+            case _:
+                return await super().send_ticket(ticket, version)
+        return fingerprint.merge(sums, self.model.tied)
+
+    async def ask_fingerprint(self) -> Mapping[str, int]:
+        """See `ServerReplica.ask_fingerprint`."""
+        return cast(
+            dict[str, int], await self.client.post("/ale/fingerprint", timeout_s=self.settings.request_timeout_s)
+        )
+
+    async def ask_metrics(self) -> dict[str, float]:
+        """See `ServerReplica.ask_metrics`; it also asks whether the engine behind the routes lives."""
+        await self.client.post("/ale/info", timeout_s=CHECK_S)
+        sums: dict[str, float] = {}
+        for name, value in SAMPLE.findall(await self.client.get("/metrics", CHECK_S)):
+            if name in METRICS:
+                sums[METRICS[name]] = sums.get(METRICS[name], 0.0) + float(value)
+        return sums
+
+    async def pause(self) -> None:
+        """See `InferenceEngine.pause`."""
+        await self.client.post("/ale/pause", timeout_s=self.settings.request_timeout_s)
+
+    async def resume(self) -> None:
+        """See `InferenceEngine.resume`."""
+        await self.client.post("/ale/resume", timeout_s=self.settings.request_timeout_s)
+
+    async def sleep(self) -> None:
+        """See `InferenceEngine.sleep`: on a GPU, the weights move to the CPU's memory, the cache is dropped, and what
+        runs is interrupted. A server on the CPU has nothing to free."""
+        if self.launch is None or self.launch.cuda:
+            await self.client.post("/ale/sleep", timeout_s=self.settings.request_timeout_s)
+
+    async def wake(self) -> None:
+        """See `InferenceEngine.wake`."""
+        if self.launch is None or self.launch.cuda:
+            await self.client.post("/ale/wake", timeout_s=self.settings.request_timeout_s)
+
+
+def receiver_file() -> str:
+    """The file of the module that the server's processes import to receive weights."""
+    assert receiver.__file__ is not None
+    return receiver.__file__
+
+
+def choose_transports(cuda: bool, settings: ServerSettings) -> tuple[str, ...]:
+    """Return the transports of a server that ALE starts. On GPUs weights do not pass through the CPU's memory: a single
+    server is on the trainer's GPU, as both take the first one (`ipc`); several GPUs, or another one, need `nccl`."""
+    if not cuda:
+        return ("memory", "folder", "gloo")
+    alone = settings.replicas == settings.tensor_parallel == 1 and "CUDA_VISIBLE_DEVICES" not in settings.environment
+    return ("ipc" if alone else "nccl", "folder")
+
+
+def absolute(folder: Path) -> str:
+    """The path of a folder as a process with another working folder finds it."""
+    return str(folder.absolute())

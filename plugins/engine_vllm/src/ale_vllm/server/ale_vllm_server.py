@@ -1,0 +1,245 @@
+# mypy: disable-error-code="import-not-found"
+"""Starts vLLM's own API server with a few routes more. It is run by the server's Python, which has no ALE:
+`python ale_vllm_server.py --model FOLDER ...`, with the arguments of `vllm serve`.
+
+1. `/ale/generate`: token ids in, token ids out with log-probabilities and versions; no text on the way. A client that
+   goes away ends its request.
+2. `/ale/load`, `/ale/receive`, `/ale/open_handles`: new weights between two steps. Running requests go on with the
+   prefixes that they have. Every request is salted with the number of the update, so none uses a prefix that other
+   weights computed; one that has not sampled yet begins anew with the new salt.
+3. Shared memory and semaphores get names that begin with `ALE_SHM_NAME`, so that none stays behind: vLLM leaves them to
+   a process that may be killed with the server.
+4. `/ale/abort`, `/ale/pause`, `/ale/resume`, `/ale/sleep`, `/ale/wake`, `/ale/fingerprint`, `/ale/info`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import glob
+import json
+import math
+import os
+from collections.abc import Awaitable, Callable
+from multiprocessing import process, shared_memory
+from typing import Any
+
+import msgspec
+import uvloop
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from vllm.entrypoints.launchers.api_server import entry
+from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
+from vllm.inputs import tokens_input
+from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+from vllm.v1.engine.exceptions import EngineDeadError
+from vllm.version import __version__
+
+WORKER = "ale_vllm_worker.AleWorker"
+
+SHM_NAME = os.environ.get("ALE_SHM_NAME", "")
+if SHM_NAME:  # the processes below import this file too, before they make anything
+    shared_memory._SHM_NAME_PREFIX = f"/{SHM_NAME}-"  # type: ignore[attr-defined]
+    shared_memory._SHM_SAFE_NAME_LENGTH = len(SHM_NAME) + 14  # type: ignore[attr-defined]
+    process.current_process()._config["semprefix"] = f"/{SHM_NAME}"  # type: ignore[attr-defined]
+
+
+class AleRoutes:
+    """The routes, over the engine of the app."""
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+        self._update = 0
+        self._paused = False
+        self._again: dict[str, bool] = {}
+        """Requests under way, and whether each begins anew when it is aborted."""
+        self._changing = asyncio.Lock()
+
+    @property
+    def engine(self) -> Any:
+        """vLLM's `AsyncLLM`."""
+        return self._app.state.engine_client
+
+    def list_routes(self) -> list[Route]:
+        """Return all routes."""
+        calls: dict[str, Callable[[dict[str, Any]], Awaitable[Any]]] = {
+            "load": lambda body: self._replace(body, "ale_load_folder", body["folder"]),
+            "receive": lambda body: self._replace(body, "ale_receive", body["module"], json.dumps(body["request"])),
+            "open_handles": lambda body: self._replace(body, "ale_open_handles", body["module"], body["handles"]),
+            "abort": self._abort,
+            "pause": self._pause,
+            "resume": self._resume,
+            "sleep": self._sleep,
+            "wake": self._wake,
+            "fingerprint": self._ask_fingerprint,
+            "info": self._tell_info,
+        }
+        routes = [Route(f"/ale/{name}", _answer(call), methods=["POST"]) for name, call in calls.items()]
+        return [Route("/ale/generate", self.generate, methods=["POST"]), *routes]
+
+    async def generate(self, request: Request) -> Response:
+        """Sample for one request, until its client goes away."""
+        body = msgspec.json.decode(await request.body())
+        sampling = asyncio.ensure_future(self._sample(body))
+        leaving = asyncio.ensure_future(_wait_for_disconnect(request))
+        try:
+            await asyncio.wait([sampling, leaving], return_when=asyncio.FIRST_COMPLETED)
+            if not sampling.done():
+                return Response(status_code=499)  # nobody reads it
+            return _reply(sampling.result())
+        except Exception as error:
+            return _refuse(error)
+        finally:
+            sampling.cancel()
+            leaving.cancel()
+
+    async def _sample(self, body: dict[str, Any]) -> dict[str, Any]:
+        request_id = body["id"]
+        self._again[request_id] = False
+        try:
+            while True:
+                output = await self._sample_once(body, request_id)
+                if output["finish_reason"] != "abort" or output["token_ids"] or not self._again[request_id]:
+                    return output
+                self._again[request_id] = False
+        finally:
+            del self._again[request_id]
+
+    async def _sample_once(self, body: dict[str, Any], request_id: str) -> dict[str, Any]:
+        parameters = SamplingParams(
+            **body["sampling"],
+            ignore_eos=True,  # the stop ids are all given
+            logprobs=0,  # that of the sampled token
+            flat_logprobs=True,
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+            skip_clone=True,
+        )
+        # vLLM registers it without a pause of this task, so an update knows every request with an older salt.
+        prompt = tokens_input(body["token_ids"], cache_salt=str(self._update))
+        output = [output async for output in self.engine.generate(prompt, parameters, request_id)][-1]
+        sampled = output.outputs[0]
+        logprobs = sampled.logprobs.logprobs if sampled.logprobs is not None else []
+        if any(math.isnan(value) for value in logprobs):
+            raise ValueError("the model's logits are NaN: its weights are broken")
+        return {
+            "token_ids": list(sampled.token_ids),
+            "logprobs": logprobs,
+            "versions": [(span.version, span.end - span.start) for span in sampled.weight_versions or ()],
+            "finish_reason": sampled.finish_reason,
+            "cached": output.num_cached_tokens or 0,
+        }
+
+    async def _replace(self, body: dict[str, Any], method: str, *arguments: str) -> Any:
+        """Load weights between two steps. If that fails, the engine stays paused: its weights may be any."""
+        async with self._changing:
+            await self.engine.pause_generation(mode="keep", clear_cache=False)
+            results = await self.engine.collective_rpc(method, args=arguments)
+            await self.engine.update_weight_version(str(body["version"]))
+            self._update += 1
+            await self._begin_anew()
+            if not self._paused:
+                await self.engine.resume_generation()
+            return json.loads(results[0]) if results[0] else None
+
+    async def _begin_anew(self) -> None:
+        """Begin those requests anew that have sampled nothing: they may not use prefixes of older weights."""
+        states = self.engine.output_processor.request_states.values()
+        young = [state.external_req_id for state in states if not state.detokenizer.num_output_tokens()]
+        for request_id in young:
+            self._again[request_id] = True
+        if young:
+            await self.engine.abort(young)
+
+    async def _abort(self, body: dict[str, Any]) -> None:
+        for request_id in body["ids"]:
+            if request_id in self._again:
+                self._again[request_id] = False
+        await self.engine.abort(body["ids"])
+
+    async def _pause(self, body: dict[str, Any]) -> None:
+        async with self._changing:
+            await self.engine.pause_generation(mode="keep", clear_cache=False)
+            self._paused = True
+
+    async def _resume(self, body: dict[str, Any]) -> None:
+        async with self._changing:
+            self._paused = False
+            await self.engine.resume_generation()
+
+    async def _sleep(self, body: dict[str, Any]) -> None:
+        async with self._changing:
+            await self.engine.sleep(level=1, mode="abort")
+
+    async def _wake(self, body: dict[str, Any]) -> None:
+        async with self._changing:
+            await self.engine.wake_up()
+            self._update += 1  # the cache's memory holds nothing now
+
+    async def _ask_fingerprint(self, body: dict[str, Any]) -> dict[str, int]:
+        """Sum up over the ranks; what is the same on all of them is replicated and counts once."""
+        ranks = [json.loads(result) for result in await self.engine.collective_rpc("ale_fingerprint")]
+        return {
+            name: value if all(rank[name] == value for rank in ranks) else sum(rank[name] for rank in ranks) % 2**64
+            for name, value in ranks[0].items()
+        }
+
+    async def _tell_info(self, body: dict[str, Any]) -> dict[str, Any]:
+        await self.engine.check_health()
+        return {"release": __version__, "version": await self.engine.get_weight_version()}
+
+
+def _answer(call: Callable[[dict[str, Any]], Awaitable[Any]]) -> Callable[[Request], Awaitable[Response]]:
+    async def answer(request: Request) -> Response:
+        try:
+            body = msgspec.json.decode(await request.body() or b"{}")
+            # A client that goes away must not leave a change half done.
+            return _reply(await asyncio.shield(asyncio.ensure_future(call(body or {}))))
+        except Exception as error:
+            return _refuse(error)
+
+    return answer
+
+
+def _reply(value: Any) -> Response:
+    return Response(msgspec.json.encode(value), media_type="application/json")
+
+
+def _refuse(error: Exception) -> Response:
+    status = 503 if isinstance(error, EngineDeadError) else 400
+    return Response(msgspec.json.encode({"error": f"{type(error).__name__}: {error}"}), status)
+
+
+async def _wait_for_disconnect(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def add_routes(build_app: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap vLLM's `build_app`, so that the app has the routes too."""
+
+    def build(*arguments: Any, **named: Any) -> Any:
+        app = build_app(*arguments, **named)
+        app.router.routes[:0] = AleRoutes(app).list_routes()
+        return app
+
+    return build
+
+
+def main() -> None:
+    """Start the server with the arguments of the command line."""
+    entry.build_app = add_routes(entry.build_app)
+    parser = make_arg_parser(FlexibleArgumentParser(description="vLLM's API server with ALE's routes."))
+    parser.set_defaults(worker_extension_cls=WORKER)
+    arguments = parser.parse_args()
+    validate_parsed_serve_args(arguments)
+    try:
+        uvloop.run(entry.run_server(arguments))
+    finally:
+        for path in glob.glob(f"/dev/shm/*{SHM_NAME}-*") if SHM_NAME else ():
+            os.unlink(path)
+
+
+if __name__ == "__main__":
+    main()

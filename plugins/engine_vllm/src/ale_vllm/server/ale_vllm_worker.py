@@ -1,0 +1,97 @@
+# mypy: disable-error-code="import-not-found"
+"""What vLLM's workers do for ALE: they load weights in place, and say the fingerprint of what they hold.
+
+This module is imported by the server's Python, which has vLLM and no ALE. On a CPU vLLM keeps prepacked copies of the
+weights, which loading leaves stale (silently, for a tied `lm_head`); so the layers are kept as plain `linear` there."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from vllm.model_executor.layers import utils
+from vllm.platforms import current_platform
+
+
+def keep_plain_linear(layer: torch.nn.Module, remove_weight: bool) -> None:
+    """Stand in for vLLM's choice of a CPU kernel: no copy of the weight is made."""
+    layer.cpu_linear = torch.nn.functional.linear  # type: ignore[assignment]
+
+
+if current_platform.is_cpu():
+    utils.dispatch_cpu_unquantized_gemm = keep_plain_linear
+
+
+def read_folder(folder: str) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the name and the tensor of each weight in a folder."""
+    for file in sorted(os.listdir(folder)):
+        if file.endswith(".safetensors"):
+            with safe_open(os.path.join(folder, file), "pt") as tensors:
+                for name in tensors.keys():  # noqa: SIM118 - it is no dictionary
+                    yield name, tensors.get_tensor(name)
+
+
+def sum_bits(tensor: torch.Tensor) -> int:
+    """The sum of the bit patterns as signed integers, modulo 2**64 (see `ale_engines.fingerprint`)."""
+    whole = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
+    return int(tensor.detach().contiguous().view(whole).sum(dtype=torch.int64)) % 2**64
+
+
+class AleWorker:
+    """Methods that are added to each worker, for `collective_rpc`. Results are JSON texts."""
+
+    def ale_load_folder(self, folder: str) -> None:
+        """Load a whole model's weights."""
+        self._ale_load(read_folder(folder))
+
+    def ale_receive(self, module: str, request: str) -> str:
+        """Receive weights that a trainer broadcasts; returns the bit sums of what came, in the model's dtype. `module`
+        is the file of `ale_weight_transfer.receiver`."""
+        device = next(self.get_model().parameters()).device  # type: ignore[attr-defined]
+        source = _import_file(module).receive(self.rank, device, **json.loads(request))  # type: ignore[attr-defined]
+        return self._ale_load_counted(source)
+
+    def ale_open_handles(self, module: str, handles: str) -> str:
+        """The same of weights in the memory of a GPU that another process shares; `handles` is in hexadecimal."""
+        device = next(self.get_model().parameters()).device  # type: ignore[attr-defined]
+        return self._ale_load_counted(_import_file(module).open_handles(bytes.fromhex(handles), device))
+
+    def ale_fingerprint(self) -> str:
+        """Return the bit sum of each parameter, tied ones once."""
+        model = self.get_model()  # type: ignore[attr-defined]
+        return json.dumps({name: sum_bits(parameter) for name, parameter in model.named_parameters()})
+
+    def _ale_load_counted(self, source: Iterator[tuple[str, torch.Tensor]]) -> str:
+        dtype = next(self.get_model().parameters()).dtype  # type: ignore[attr-defined]
+        sums: dict[str, int] = {}
+
+        def count() -> Iterator[tuple[str, torch.Tensor]]:
+            for name, tensor in source:
+                sums[name] = sum_bits(tensor.to(dtype))
+                yield name, tensor
+
+        self._ale_load(count())
+        return json.dumps(sums)
+
+    def _ale_load(self, source: Iterator[tuple[str, torch.Tensor]]) -> None:
+        with torch.inference_mode():
+            if current_platform.is_cpu():
+                self.get_model().load_weights(source)  # type: ignore[attr-defined]
+            else:
+                # A GPU's layers may have been converted after loading; vLLM loads them as at the start.
+                self.model_runner.reload_weights(weights_iterator=source)  # type: ignore[attr-defined]
+                torch.accelerator.synchronize()
+
+
+def _import_file(path: str) -> Any:
+    spec = importlib.util.spec_from_file_location("ale_weight_receiver", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

@@ -1,0 +1,63 @@
+"""The page of `ale compare`: the tables, and the runs' curves in one chart each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ale_report.chart import Format, LineChart, Point, Series
+from ale_report.compare import ComparedRun, curve, shared_sets, table
+from ale_report.facts import EVAL_STAGE, RL_STAGE
+from ale_report.page import render_page, write_page
+from ale_report.page_json import show_controls
+
+PAGE_NAME = "compare.html"
+_SCRIPTS = ("report_dom.js", "report_charts.js", "compare.js")
+_CHARTS: tuple[tuple[str, str, str, str, Format], ...] = (
+    (EVAL_STAGE, "success", "Held-out success", "tasks solved", "share"),
+    (EVAL_STAGE, "reward", "Held-out reward", "mean", "number"),
+    (RL_STAGE, "success", "Success of the training rollouts", "share of rollouts", "share"),
+    (RL_STAGE, "reward", "Reward of the training rollouts", "mean", "number"),
+    (RL_STAGE, "entropy", "Entropy", "nats per token", "number"),
+    (RL_STAGE, "chunks", "Chunks per rollout", "mean", "number"),
+    (RL_STAGE, "sampled_tokens", "Sampled tokens", "a step", "number"),
+)
+"""Stage, metric, title, unit, format."""
+
+
+@dataclass(frozen=True, slots=True)
+class ComparePage:
+    """The data for the page's script."""
+
+    charts: list[LineChart]
+
+
+def write_comparison(runs: Sequence[ComparedRun], path: Path) -> Path:
+    """Write the page; returns its path."""
+    tables = [(name, table(runs, name)) for name in shared_sets(runs)]
+    return write_page(
+        path, render_page("compare.html", _SCRIPTS, ComparePage(list(charts(runs))), tables=tables, runs=runs)
+    )
+
+
+def charts(runs: Sequence[ComparedRun]) -> Iterator[LineChart]:
+    """Yield a chart for each metric that one of the runs has, with a line for each run."""
+    named = [
+        (f"{EVAL_STAGE}.{name}", "success", f"Held-out success: {name}", "tasks solved", "share")
+        for name in shared_sets(runs)
+        if name
+    ]
+    for stage, name, title, unit, form in (*_CHARTS[:2], *named, *_CHARTS[2:]):
+        series = []
+        for run in runs:
+            points = tuple(Point(float(step), value, low, high) for step, value, low, high in curve(run, stage, name))
+            if points:
+                series.append(Series(show_controls(run.name), points=points))
+        if series:
+            note = "Bands: 95 % intervals over tasks." if stage != RL_STAGE else ""
+            zero = name != "entropy"
+            first = (stage, name) == (EVAL_STAGE, "success")
+            kind: Format = "share" if form == "share" else "number"
+            chart = f"{stage}-{name}".replace(".", "-")
+            yield LineChart(chart, "Curves", title, "RL step", unit, tuple(series), kind, note, zero, wide=first)

@@ -1,0 +1,37 @@
+"""The examples whose policy is sampled by vLLM and by SGLang, a few steps of each with the real server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from ale_command import REPOSITORY, ale, summary_of
+
+from ale.store.run_store import RunStore
+from ale_engines.environments import find_python
+
+SMALL = [
+    "sft.demonstrations.count=48",
+    "sft.steps=8",
+    "rl.steps=2",
+    "rl.prompts_per_step=2",
+    "eval.episodes=8",
+    "eval.every=0",
+]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("server", ["vllm", "sglang"])
+def test_an_example_trains_with_weights_that_reach_its_server(server: str, tmp_path: Path) -> None:
+    if find_python(server) is None:
+        pytest.skip(f"{server}'s environment is not installed: `ale engine install {server} --cpu`")
+    done = ale("run", f"examples/{server}_torch.yaml", *SMALL, "--out", tmp_path / "run", cwd=REPOSITORY)
+    assert summary_of(done)["status"] == "completed"
+    with RunStore.open(tmp_path / "run") as store:
+        rolled = [t for t in store.trajectories() if t.stage == "rl"]
+        mismatch = dict(store.metrics("rl")["mismatch_max"])
+    assert all(t.failure is None for t in rolled)
+    # Weights that did not arrive would be apart by a thousand times as much.
+    assert len(mismatch) == 2
+    assert max(mismatch.values()) < 1e-2

@@ -1,0 +1,101 @@
+"""Runs whose reward, user and tools are functions in files, with a data set and without a sandbox."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from ale_command import REPOSITORY, ale, summary_of
+
+from ale.store.run_store import RunStore
+
+ROWS = [{"prompt": f"{n} + 1 =", "answer": str(n + 1), "level": "easy"} for n in range(6)]
+FUNCTIONS = """
+def score(completion, answer):
+    return float(completion == answer)
+
+def misspelt(completion, anwser):
+    return 1.0
+
+def crashes(completion):
+    return {}[completion]
+
+def opponent(completion, answer):
+    if completion == answer:
+        return None, 1.0
+    return "No.", -0.5
+
+async def look(command: str, sandbox) -> str:
+    return (await sandbox.exec(command)).output
+"""
+RUN = """
+name: own
+tasks: {{use: jsonl, files: {{heldout: {folder}/rows.jsonl}}}}
+scaffold: chat
+sandbox: none
+reward: {{use: python, path: {folder}/mine.py, function: score}}
+engine: {{use: scripted, answers: ["1", "2", "3"]}}
+trainer: null
+eval: {{episodes: 6}}
+rollout: {{max_resamples: 0}}
+"""
+
+
+@pytest.fixture
+def run_file(tmp_path: Path) -> Path:
+    """A run over six questions, whose policy says 1, 2, 3, 3, ..."""
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    (tmp_path / "mine.py").write_text(FUNCTIONS)
+    path = tmp_path / "run.yaml"
+    path.write_text(RUN.format(folder=tmp_path))
+    return path
+
+
+def test_a_file_of_questions_and_a_function_are_a_run(run_file: Path, tmp_path: Path) -> None:
+    summary_of(ale("run", run_file, "--out", tmp_path / "out"))
+    with RunStore.open(tmp_path / "out") as store:
+        played = list(store.trajectories())
+    assert len(played) == 6
+    assert sorted(t.reward.value for t in played if t.reward) == [0.0] * 5 + [1.0]
+
+
+def test_a_user_that_is_a_function_gives_each_turn_its_reward(run_file: Path, tmp_path: Path) -> None:
+    user = f"scaffold={{use: chat, user: '{tmp_path}/mine.py:opponent', max_turns: 3}}"
+    summary_of(ale("run", run_file, user, "reward=steps", "--out", tmp_path / "out"))
+    with RunStore.open(tmp_path / "out") as store:
+        by_answer = {t.sequences[0].messages[0].content: t for t in store.trajectories()}
+    found = by_answer["1 + 1 ="]
+    assert found.reward is not None
+    assert (found.reward.by_chunk, found.reward.value, found.ended_by) == ((-0.5, 1.0), 0.5, "finish")
+    never = by_answer["5 + 1 ="]
+    assert never.reward is not None
+    assert (never.reward.by_chunk, never.ended_by) == ((-0.5,) * 3, "max_turns")
+
+
+@pytest.mark.parametrize(
+    ("setting", "code", "sentence"),
+    [
+        ("reward.function=misspelt", 2, "takes 'anwser', which nothing provides. Did you mean 'answer'?"),
+        ("reward.function=scor", 2, "has no function 'scor'. Did you mean 'score'?"),
+        ("reward.path=gone.py", 2, "there is no file gone.py"),
+        ("reward.function=crashes", 1, "crashes of "),
+        ("scaffold={{use: chat, tools: ['{folder}/mine.py:look']}}", 2, "sandbox: it is none, and the scaffold plugin"),
+        ("scaffold={{use: chat, tools: ['{folder}/mine.py:lok']}}", 2, "has no function 'lok'. Did you mean 'look'?"),
+    ],
+)
+def test_a_wrong_function_is_a_sentence_and_no_traceback(
+    run_file: Path, tmp_path: Path, setting: str, code: int, sentence: str
+) -> None:
+    done = ale("run", run_file, setting.format(folder=tmp_path), "--out", tmp_path / "out")
+    assert done.returncode == code, done.stderr
+    assert sentence in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+def test_the_example_learns_sums_from_a_file_and_a_function(tmp_path: Path) -> None:
+    done = ale("run", "examples/math.yaml", "rl.steps=20", "--out", tmp_path / "out", cwd=REPOSITORY)
+    success = {name: one["success"] for name, one in summary_of(done)["heldout"].items()}
+    assert 0.2 < success["after_sft"] < 0.45
+    assert success["after_rl"] > success["after_sft"] + 0.15
