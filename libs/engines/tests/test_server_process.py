@@ -40,7 +40,8 @@ from pathlib import Path
 from ale_engines.server_process import ServerProcess
 async def main():
     folder = Path(sys.argv[1])
-    process = ServerProcess([sys.executable, "-c", sys.argv[2], "stubborn"], {}, folder / "log", "it", [folder / "shm"])
+    remove = [folder / "shm", folder / "*mine-*"]
+    process = ServerProcess([sys.executable, "-c", sys.argv[2], "stubborn"], {}, folder / "log", "it", remove)
     await process.start()
     await asyncio.sleep(100)
 asyncio.run(main())
@@ -105,10 +106,12 @@ async def test_nothing_is_left_when_the_owner_is_killed(tmp_path: Path) -> None:
     log = tmp_path / "log"
     await until(lambda: log.exists() and "ready" in log.read_text())
     started = family(tmp_path)
+    for name in ("sem.mine-1", "mine-2", "others-mine"):
+        (tmp_path / name).touch()
     owner.kill()
     await owner.wait()
     await until(lambda: not [p for p in started if p.is_running() and p.status() != psutil.STATUS_ZOMBIE])
-    assert not (tmp_path / "shm").exists()
+    await until(lambda: sorted(path.name for path in tmp_path.iterdir()) == ["log", "others-mine"])
 
 
 async def test_the_server_dies_with_its_guard(tmp_path: Path) -> None:

@@ -1,17 +1,19 @@
 """Runs a server as a child and leaves nothing of it behind. It runs as a program of its own and needs the standard
-library alone: `python guard.py GRACE_S FOLDERS -- COMMAND...`, where FOLDERS is a JSON list.
+library alone: `python guard.py GRACE_S REMOVE -- COMMAND...`, where REMOVE is a JSON list of paths; the last part of
+a path may be a pattern.
 
 1. It becomes the reaper of all processes below it, also of those that leave their session or lose their parent.
 2. It starts the command, which dies with it, in a session of its own, and writes its pid to standard output.
 3. When standard input ends (its owner closed it, or was killed), when it gets SIGTERM, or when the command ends by
    itself, it ends what is left below it: SIGTERM for the command, and after GRACE_S seconds SIGKILL for everything.
-4. It removes FOLDERS, writes how the command ended to standard output, and ends.
+4. It removes the files and folders of REMOVE, writes how the command ended to standard output, and ends.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import glob
 import json
 import os
 import select
@@ -28,7 +30,7 @@ POLL_S = 0.05
 
 def main() -> None:
     """Start the command and stay until nothing of it is left."""
-    grace_s, folders = float(sys.argv[1]), json.loads(sys.argv[2])
+    grace_s, patterns = float(sys.argv[1]), json.loads(sys.argv[2])
     command = sys.argv[4:]
     libc = ctypes.CDLL(None)
     libc.prctl(PR_SET_CHILD_SUBREAPER, 1)
@@ -60,10 +62,21 @@ def main() -> None:
         while server.poll() is None and time.monotonic() < until:
             time.sleep(POLL_S)
     kill_descendants(server)
-    for folder in folders:
-        shutil.rmtree(folder, ignore_errors=True)
+    for pattern in patterns:
+        remove(pattern)
     with contextlib.suppress(BrokenPipeError):
         print(f"ended {server.wait()}", flush=True)
+
+
+def remove(pattern: str) -> None:
+    """Remove the files and folders whose names match the last part of a path."""
+    parent, name = os.path.split(pattern)
+    for path in glob.glob(os.path.join(glob.escape(parent), name)):
+        if os.path.isdir(path) and not os.path.islink(path):
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            with contextlib.suppress(OSError):
+                os.unlink(path)
 
 
 def wait(server: subprocess.Popen[bytes], waking: int) -> None:

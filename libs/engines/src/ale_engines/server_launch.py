@@ -43,11 +43,14 @@ class Launch:
         """The folders that vanish with the server."""
         return self.work, self.weights
 
+    @property
+    def leftovers(self) -> tuple[Path, ...]:
+        """What the guard removes: the folders, and what a killed server leaves in shared memory, under names with that
+        of `work`."""
+        return *self.folders, SHARED_MEMORY / f"*{self.work.name}-*"
+
     def remove_folders(self) -> None:
-        """Remove both folders, which is left to do if the server could not be started, and what a killed server left
-        in shared memory under names with that of `work`."""
-        for path in SHARED_MEMORY.glob(f"*{self.work.name}-*"):
-            path.unlink(missing_ok=True)
+        """Remove both folders, which is left to do if the server could not be started."""
         for folder in self.folders:
             shutil.rmtree(folder, ignore_errors=True)
 

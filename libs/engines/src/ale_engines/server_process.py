@@ -29,7 +29,8 @@ class ServerProcess(Lifecycle):
         remove: Sequence[Path] = (),
         grace_s: float = 5.0,
     ) -> None:
-        """`env` is the whole environment; `remove` are folders that vanish with the process, and `grace_s` are the
+        """`env` is the whole environment; `remove` are files and folders that vanish with the process
+        (the last part of a path may be a pattern), and `grace_s` are the
         seconds between SIGTERM and SIGKILL."""
         self._argv = [*argv]
         self._env = dict(env)

@@ -275,7 +275,7 @@ class ServerReplica(Replica):
         launch = self.launch = await asyncio.to_thread(make_launch, python, self.settings, model, self.server)
         argv = [*self.make_argv(launch), *self.settings.arguments]
         environment = make_environment(launch, self.settings, self.number, self.make_own_environment(launch))
-        self.process = ServerProcess(argv, environment, self._log[0], self.name, launch.folders)
+        self.process = ServerProcess(argv, environment, self._log[0], self.name, launch.leftovers)
         self.client, self.group = self.make_client(launch), uuid4().hex
         await self.process.start()
         await self.client.start()
