@@ -56,6 +56,13 @@ class Load:
     tokenizer: ChatTokenizer
     observation: str
 
+    async def both(self, agents: int, round_: int) -> tuple[float, float]:
+        """Play one round, alone and ours; which is first changes from round to round."""
+        if round_ % 2:
+            ours = await self.ours(agents, round_)
+            return await self.alone(agents, round_), ours
+        return await self.alone(agents, round_), await self.ours(agents, round_)
+
     async def alone(self, agents: int, round_: int) -> float:
         """Play with lists of tokens; returns sampled tokens a second."""
         words = self.tokenizer.encode(self.observation)
@@ -110,7 +117,7 @@ async def measure(name: str, model: str, agents: list[int], rounds: int, setting
             load = Load(engine, replicas[0] if len(replicas) == 1 else engine, tokenizer, observation)
             for count in agents:
                 await load.ours(count, -1)
-                rows = [(await load.alone(count, i), await load.ours(count, i)) for i in range(rounds)]
+                rows = [await load.both(count, i) for i in range(rounds)]
                 ratios = sorted(ours / alone for alone, ours in rows)
                 alone, ours = (statistics.median(side) for side in zip(*rows, strict=True))
                 print(

@@ -10,6 +10,7 @@ import pytest
 from aiohttp import web
 
 from ale.errors import EngineError
+from ale_engines import client as client_module
 from ale_engines.client import ConnectionLost, ServerClient
 from ale_engines.shared_memory import SHARED_MEMORY, make_weights_folder
 from ale_engines.usage import Usage
@@ -17,10 +18,16 @@ from ale_engines.usage import Usage
 
 @pytest.fixture
 async def client(tmp_path: Path) -> AsyncIterator[ServerClient]:
-    """A client of a server at a Unix socket, which echoes, refuses, is overloaded, or never answers."""
+    """A client of a server at a Unix socket, which echoes, names the connection, refuses, is overloaded, or never
+    answers."""
 
     async def echo(request: web.Request) -> web.Response:
         return web.json_response({"got": await request.json()})
+
+    async def connection(request: web.Request) -> web.Response:
+        if request.transport not in transports:
+            transports.append(request.transport)
+        return web.json_response(transports.index(request.transport))
 
     async def refuse(request: web.Request) -> web.Response:
         return web.json_response({"error": {"message": "the prompt is too long."}}, status=400)
@@ -35,8 +42,9 @@ async def client(tmp_path: Path) -> AsyncIterator[ServerClient]:
     async def broken(request: web.Request) -> web.Response:
         return web.Response(text="<html>")
 
+    transports: list[object] = []
     app = web.Application()
-    for handler in (echo, refuse, dying, never, broken):
+    for handler in (echo, connection, refuse, dying, never, broken):
         app.router.add_post(f"/{handler.__name__}", handler)
     runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
@@ -59,6 +67,20 @@ async def test_many_requests_run_at_once_whatever_the_proxy_of_the_environment(
     for task in waiting:
         task.cancel()
     await asyncio.wait(waiting)
+
+
+async def test_a_connection_is_used_again_but_not_after_its_idle_time(
+    client: ServerClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert client_module.IDLE_S < 5, "uvicorn closes connections that were idle for 5 s"
+    first = await client.post("/connection")
+    assert await client.post("/connection") == first
+    await client.close()
+    monkeypatch.setattr(client_module, "IDLE_S", 0.05)
+    await client.start()
+    first = await client.post("/connection")
+    await asyncio.sleep(0.2)
+    assert await client.post("/connection") != first
 
 
 async def test_a_refusal_has_the_words_of_the_server(client: ServerClient) -> None:

@@ -17,6 +17,9 @@ from ale.specs.driver import Lifecycle
 
 CONNECT_S = 10.0
 """Seconds in which a connection must be made."""
+IDLE_S = 2.0
+"""Seconds after which an idle connection is not used again. Servers close theirs after 5 s (uvicorn's default), and a
+request that is sent at that very moment is lost."""
 
 
 class ConnectionLost(EngineError):
@@ -37,9 +40,9 @@ class ServerClient(Lifecycle):
         """Open the session; it connects with the first request."""
         connector: aiohttp.BaseConnector
         if self._socket is not None:
-            connector = aiohttp.UnixConnector(str(self._socket), limit=0, keepalive_timeout=60)
+            connector = aiohttp.UnixConnector(str(self._socket), limit=0, keepalive_timeout=IDLE_S)
         else:
-            connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=60)
+            connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_S)
         self._session = aiohttp.ClientSession(
             connector=connector, trust_env=False, cookie_jar=aiohttp.DummyCookieJar(), read_bufsize=2**20
         )
