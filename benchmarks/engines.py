@@ -1,10 +1,10 @@
 """Engines side by side: tokens a second of agents' conversations, alone and through ALE's sessions, and updates.
 
 Each agent plays `TURNS` turns: the context grows by an observation of some `OBSERVED` tokens, and `NEW` tokens are
-sampled, with the whole conversation before them as the prompt. *Alone*, the contexts are lists of tokens that go
-straight to the server's own client, without the pool; *ours* are messages through a `RecordedSession` and the whole
-engine. Both sides alternate, on the same server, and each number of agents has a warm-up round; a ratio is ours divided
-by alone of the same round.
+sampled, with the whole conversation before them as the prompt. *Alone*, the contexts are lists of tokens, as long as
+those of the chat template, that go straight to the server's own client, without the pool; *ours* are messages through a
+`RecordedSession` and the whole engine. Both sides alternate, on the same server, and each number of agents has a
+warm-up round; a ratio is ours divided by alone of the same round.
 
 An update of the weights is compared with its two parts: writing them once into shared memory, and the server's loading
 of that folder with our proof left out.
@@ -65,13 +65,16 @@ class Load:
 
     async def alone(self, agents: int, round_: int) -> float:
         """Play with lists of tokens; returns sampled tokens a second."""
-        words = self.tokenizer.encode(self.observation)
+        played = [Message("user", self.observation), Message("assistant", "done"), Message("user", self.observation)]
+        between = self.tokenizer.encode(self.tokenizer.continuation(played, 2) or "")
 
         async def play(agent: int) -> None:
-            context, name = [*self.tokenizer.encode(f"{round_} {agent} alone "), *words], f"alone-{round_}-{agent}"
+            name = f"{round_} {agent} alone"
+            asked = self.tokenizer.render([Message("user", f"{name} {self.observation}")], prompt=True)
+            context = self.tokenizer.encode(asked)
             for turn in range(TURNS):
                 request = GenerateRequest(tuple(context), self._sampling(), name, turn)
-                context += [*(await self.server.generate(request)).token_ids, *words]
+                context += [*(await self.server.generate(request)).token_ids, *between]
 
         return await self._rate(play, agents)
 

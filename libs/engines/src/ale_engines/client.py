@@ -18,8 +18,11 @@ from ale.specs.driver import Lifecycle
 CONNECT_S = 10.0
 """Seconds in which a connection must be made."""
 IDLE_S = 2.0
-"""Seconds after which an idle connection is not used again. Servers close theirs after 5 s (uvicorn's default), and a
-request that is sent at that very moment is lost."""
+"""Seconds after which an idle connection is not used again. A server at a URL closes it after 5 s (uvicorn's default),
+and a request that is sent at that very moment is lost."""
+KEEP_ALIVE_S = 3600
+"""Seconds after which a server that ALE starts closes an idle connection: on a busy machine seconds may go by between
+the choice of a connection and the moment at which the request is sent."""
 
 
 class ConnectionLost(EngineError):

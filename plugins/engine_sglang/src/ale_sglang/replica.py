@@ -12,7 +12,7 @@ from typing import Any
 from ale.errors import EngineError
 from ale.specs.driver import DriverContext
 from ale.specs.engine import GenerateRequest, Generation
-from ale_engines.client import ConnectionLost, ServerClient
+from ale_engines.client import KEEP_ALIVE_S, ConnectionLost, ServerClient
 from ale_engines.environments import find_python
 from ale_engines.replica import Interrupted
 from ale_engines.server_launch import Launch
@@ -60,6 +60,7 @@ class SglangReplica(ServerReplica):
             "ALE_WORK": str(launch.work),
             "TMPDIR": str(launch.work),
             "HF_HUB_OFFLINE": "1",
+            "SGLANG_TIMEOUT_KEEP_ALIVE": str(KEEP_ALIVE_S),
             # A server that fails ends at once, rather than after a minute of looking into itself.
             "SGLANG_PYSPY_DUMP_BEFORE_CRASH": "0",
             "SGLANG_CUDA_COREDUMP_BEFORE_CRASH": "0",

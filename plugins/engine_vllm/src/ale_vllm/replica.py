@@ -10,7 +10,7 @@ from typing import Any, Literal, cast
 from ale.errors import EngineError
 from ale.specs.engine import GenerateRequest, Generation, Ticket
 from ale_engines import fingerprint
-from ale_engines.client import ServerClient
+from ale_engines.client import KEEP_ALIVE_S, ServerClient
 from ale_engines.environments import find_python
 from ale_engines.replica import Interrupted
 from ale_engines.server_launch import Launch
@@ -55,7 +55,7 @@ class VllmReplica(ServerReplica):
     def make_own_environment(self, launch: Launch) -> Mapping[str, str]:
         """See `ServerReplica.make_own_environment`."""
         own = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1"}
-        own["ALE_SHM_NAME"] = launch.work.name
+        own |= {"ALE_SHM_NAME": launch.work.name, "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": str(KEEP_ALIVE_S)}
         if not launch.cuda:
             # Binding threads to cores would put all replicas, and the trainer, on the same ones.
             own |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}
