@@ -85,6 +85,16 @@ async def test_logprobs_are_those_of_transformers_at_temperature_1(
     assert_from(model_of(True, 0), (3, 4, 5, 6), made)
 
 
+async def test_seeds_give_the_same_tokens_where_prompts_are_computed_in_parts(engine: VllmReplica) -> None:
+    """Eight long prompts at once are more than one step takes: a part's token is thrown away, with what was drawn."""
+    prompts = [tuple((i * i + row) % 80 for i in range(950)) for row in range(8)]
+    wanted = [request(prompt, seed=seed) for seed, prompt in enumerate(prompts)]
+    at_once = await asyncio.gather(*map(engine.generate, wanted))
+    assert engine.model is not None
+    await load(engine, engine.model.folder)  # what was computed is not used again
+    assert [made.token_ids for made in at_once] == [(await engine.generate(one)).token_ids for one in wanted]
+
+
 async def test_a_seed_gives_the_same_tokens_and_a_stop_token_is_the_last(engine: VllmReplica) -> None:
     first, again, other = [await engine.generate(request(seed=seed)) for seed in (1, 1, 2)]
     assert first.token_ids == again.token_ids != other.token_ids

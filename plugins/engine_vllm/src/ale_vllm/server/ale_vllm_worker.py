@@ -1,21 +1,27 @@
 # mypy: disable-error-code="import-not-found"
 """What vLLM's workers do for ALE: they load weights in place, and say the fingerprint of what they hold.
 
-This module is imported by the server's Python, which has vLLM and no ALE. On a CPU vLLM keeps prepacked copies of the
-weights, which loading leaves stale (silently, for a tied `lm_head`); so the layers are kept as plain `linear` there."""
+This module is imported by the server's Python, which has vLLM and no ALE. It mends two faults of vLLM on a CPU:
+
+1. vLLM keeps prepacked copies of the weights, which loading leaves stale (silently, for a tied `lm_head`); so the
+   layers are kept as plain `linear`.
+2. A prompt that is computed in parts samples a token after each part. vLLM throws it away and rewinds the request's
+   random generator; a CPU's cannot be rewound, and the engine dies. So that generator is not used for such a token.
+"""
 
 from __future__ import annotations
 
 import importlib.util
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from safetensors import safe_open
 from vllm.model_executor.layers import utils
 from vllm.platforms import current_platform
+from vllm.v1.worker.gpu_model_runner import GPUModelRunner  # the CPU's is made of it
 
 
 def keep_plain_linear(layer: torch.nn.Module, remove_weight: bool) -> None:
@@ -23,8 +29,24 @@ def keep_plain_linear(layer: torch.nn.Module, remove_weight: bool) -> None:
     layer.cpu_linear = torch.nn.functional.linear  # type: ignore[assignment]
 
 
+def keep_generators(sample_tokens: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap `GPUModelRunner.sample_tokens`: rows whose token will be thrown away draw from the generator of all."""
+
+    def sample(runner: Any, *arguments: Any, **named: Any) -> Any:
+        generators = runner.input_batch.generators
+        thrown_away = runner.discard_request_mask.np[: runner.input_batch.num_reqs].nonzero()[0].tolist()
+        kept = {row: generators.pop(row) for row in thrown_away if row in generators}
+        try:
+            return sample_tokens(runner, *arguments, **named)
+        finally:
+            generators.update(kept)
+
+    return sample
+
+
 if current_platform.is_cpu():
     utils.dispatch_cpu_unquantized_gemm = keep_plain_linear
+    GPUModelRunner.sample_tokens = keep_generators(GPUModelRunner.sample_tokens)
 
 
 def read_folder(folder: str) -> Iterator[tuple[str, torch.Tensor]]:
