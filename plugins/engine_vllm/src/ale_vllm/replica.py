@@ -59,6 +59,8 @@ class VllmReplica(ServerReplica):
         if not launch.cuda:
             # Binding threads to cores would put all replicas, and the trainer, on the same ones.
             own |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+            if self.settings.tensor_parallel == 1:
+                own["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # else `uni` is not taken; see `launch.py`
         return own
 
     def make_client(self, launch: Launch) -> ServerClient:
