@@ -36,6 +36,13 @@ def test_success_reward_and_tries_are_means_over_tasks() -> None:
     assert found["reward/easy"] == pytest.approx(0.7)
     assert found["success_low/hard"] < found["success/hard"] < found["success_high/hard"]
     assert "success_low/easy" not in found, "one task has no interval"
+    assert found["reward/hard"] == pytest.approx(1.2 / 8)
+    assert found["reward_low/hard"] < found["reward/hard"] < found["reward_high/hard"]
+    assert found["pass@2/hard"] == pytest.approx(0.5 / 2)
+    assert found["pass^2/easy"] == pytest.approx(0.5)
+    assert found["avg@4/hard"] == found["success/hard"]
+    assert found["pass@4_low/hard"] < found["pass@4/hard"] < found["pass@4_high/hard"]
+    assert found["avg@4_low"] < found["avg@4"] < found["avg@4_high"]
     assert found["parts/form"] == pytest.approx(0.75)
     assert {"turns", "branches", "changed_echoes", "chunks"} <= set(found)
 
@@ -69,4 +76,5 @@ def test_sets_count_the_same_in_their_sum_and_a_terminal_shows_them() -> None:
     assert lines[0] == "after rl: 0.438, mean reward 0.425, 12 episodes of 3 tasks"
     assert lines[1] == "  easy: 0.750, mean reward 0.700, 4 episodes of 1 tasks"
     assert any(line.startswith("    pass@1 0.750, pass@2 1.000, pass^2 0.500, pass@4 1.000") for line in lines)
+    assert list(describe("", measure(DONE, 4)))[2] == "    by tag: easy 0.750, hard 0.125 [0.001, 0.968]"
     assert "3 episodes made again after faults, 1 given up" in lines[-1]

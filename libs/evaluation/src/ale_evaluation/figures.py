@@ -20,20 +20,14 @@ def measure(done: Sequence[Trajectory], runs: int) -> Figures:
     task were planned.
 
     A task of which a fault took some runs is left out of pass@k and pass^k for greater `k`: it counts as no failure."""
-    by_task: dict[str, list[Trajectory]] = defaultdict(list)
+    figures = _measure_outcomes(done, runs) | _means_of_parts(done)
+    figures |= {"episodes": len(done), "tasks": len({t.task_id for t in done})}
+    by_tag: dict[str, list[Trajectory]] = defaultdict(list)
     for t in done:
-        by_task[t.task_id].append(t)
-    figures: Figures = {"episodes": len(done), "tasks": len(by_task)}
-    figures |= _bounded("success", estimate_share([[t.passed for t in of] for of in by_task.values()]))
-    figures |= _bounded("reward", estimate_mean([[reward_of(t) for t in of] for of in by_task.values()]))
-    for k in tries(runs):
-        counts = [(len(of), sum(t.passed for t in of)) for of in by_task.values() if len(of) >= k]
-        if counts:
-            figures |= _bounded(f"pass@{k}", estimate_share([[pass_at(k, n, c)] for n, c in counts]))
-            figures |= _bounded(f"pass^{k}", estimate_share([[pass_all(k, n, c)] for n, c in counts])) if k > 1 else {}
-    if runs > 1:
-        figures[f"avg@{runs}"] = figures["pass@1"]
-    figures |= _measure_tags(done) | _means_of_parts(done)
+        for tag in t.groups_for_success:
+            by_tag[tag].append(t)
+    for tag, of in by_tag.items():
+        figures |= {f"{name}/{tag}": value for name, value in _measure_outcomes(of, runs).items()}
     return figures | {name: sum(map(count, done)) / len(done) for name, count in _MEANS.items()}
 
 
@@ -54,23 +48,28 @@ def sum_up(sets: Mapping[str, Figures]) -> Figures:
     return means | {name: sum(of[name] for of in sets.values()) for name in ("episodes", "tasks")}
 
 
-def _bounded(name: str, found: Estimate, tag: str = "") -> Figures:
-    bounds = {f"{name}_low{tag}": found.low, f"{name}_high{tag}": found.high}
-    return {f"{name}{tag}": found.value} | {key: bound for key, bound in bounds.items() if bound is not None}
-
-
-def _measure_tags(done: Sequence[Trajectory]) -> Figures:
-    """Return success and reward by tag (`Trajectory.groups_for_success`)."""
-    by_tag: dict[str, dict[str, list[Trajectory]]] = defaultdict(lambda: defaultdict(list))
+def _measure_outcomes(done: Sequence[Trajectory], runs: int) -> Figures:
+    """Return success, reward and, for several runs of each task, pass@k, pass^k and avg@n, with their bounds."""
+    by_task: dict[str, list[Trajectory]] = defaultdict(list)
     for t in done:
-        for tag in t.groups_for_success:
-            by_tag[tag][t.task_id].append(t)
-    figures: Figures = {}
-    for tag, tasks in by_tag.items():
-        passed = estimate_share([[t.passed for t in of] for of in tasks.values()])
-        rewards = estimate_mean([[reward_of(t) for t in of] for of in tasks.values()])
-        figures |= _bounded("success", passed, f"/{tag}") | {f"reward/{tag}": rewards.value}
+        by_task[t.task_id].append(t)
+    figures = _bounded("success", estimate_share([[t.passed for t in of] for of in by_task.values()]))
+    figures |= _bounded("reward", estimate_mean([[reward_of(t) for t in of] for of in by_task.values()]))
+    for k in tries(runs):
+        counts = [(len(of), sum(t.passed for t in of)) for of in by_task.values() if len(of) >= k]
+        if not counts:
+            continue
+        figures |= _bounded(f"pass@{k}", passed := estimate_share([[pass_at(k, n, c)] for n, c in counts]))
+        if k > 1:
+            figures |= _bounded(f"pass^{k}", estimate_share([[pass_all(k, n, c)] for n, c in counts]))
+        elif runs > 1:
+            figures |= _bounded(f"avg@{runs}", passed)
     return figures
+
+
+def _bounded(name: str, found: Estimate) -> Figures:
+    bounds = {f"{name}_low": found.low, f"{name}_high": found.high}
+    return {name: found.value} | {key: bound for key, bound in bounds.items() if bound is not None}
 
 
 def _means_of_parts(done: Sequence[Trajectory]) -> Figures:

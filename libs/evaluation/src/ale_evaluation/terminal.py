@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -37,16 +38,21 @@ def _describe_success(figures: Mapping[str, Any]) -> str:
 
 
 def _describe_rest(figures: Mapping[str, Any]) -> Iterator[str]:
-    several = [name for name in figures if name.startswith(("pass@", "pass^")) and "_" not in name]
+    several = [name for name in figures if re.fullmatch(r"pass[@^]\d+", name)]
     if len(several) > 1:
         yield f"    {', '.join(with_interval(figures, name) for name in several)}"
+    tags = [name.partition("/")[2] for name in figures if name.startswith("success/")]
+    if len(tags) > 1:
+        by_tag = (f"{tag} {with_interval(figures, 'success', tag)}" for tag in tags)
+        yield f"    by tag: {', '.join(by_tag)}"
     if again := figures.get("resampled"):
         lost = f", {figures['unfilled']:.0f} given up" if figures.get("unfilled") else ""
         yield f"    {again:.0f} episodes made again after faults{lost}"
 
 
-def with_interval(figures: Mapping[str, Any], name: str) -> str:
+def with_interval(figures: Mapping[str, Any], name: str, tag: str = "") -> str:
     """Return a figure for people: `0.750 [0.611, 0.852]`; those of several tries have their names before them."""
-    low, high = figures.get(f"{name}_low"), figures.get(f"{name}_high")
-    value = f"{figures[name]:.3f}" if low is None else f"{figures[name]:.3f} [{low:.3f}, {high:.3f}]"
+    of_tag = f"/{tag}" if tag else ""
+    mean, low, high = (figures.get(f"{name}{part}{of_tag}") for part in ("", "_low", "_high"))
+    value = f"{mean:.3f}" if low is None else f"{mean:.3f} [{low:.3f}, {high:.3f}]"
     return f"{name} {value}" if name.startswith("pass") else value

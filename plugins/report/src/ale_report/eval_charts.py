@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -89,7 +90,7 @@ def _sets_chart(metrics: Metrics, places: dict[int, float]) -> LineChart | None:
 def _tries_charts(metrics: Metrics, places: dict[int, float]) -> Iterator[LineChart]:
     """Yield pass@k of each evaluation with several runs of a task."""
     for stage in eval_stages(metrics):
-        names = [name for name in metrics.get(stage, {}) if name.startswith(("pass@", "pass^")) and "_" not in name]
+        names = [name for name in metrics.get(stage, {}) if re.fullmatch(r"pass[@^]\d+", name)]
         names.sort(key=lambda name: (name[4], int(name[5:])))
         if len(names) > 1:
             series = tuple(Series(name, points=points_of(metrics, stage, name, places)) for name in names)

@@ -7,6 +7,7 @@ earlier attempt and is not used.
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -112,7 +113,7 @@ def evaluations(metrics: Metrics, heldout: dict[str, Any]) -> tuple[Evaluation, 
     """Every held-out round by step; names are the summary's where it has them."""
     found = {name: dict(points) for name, points in metrics.get(EVAL_STAGE, {}).items()}
     named = [stage for stage in eval_stages(metrics) if stage != EVAL_STAGE]
-    several = sorted((int(name[5:]), name) for name in found if name.startswith("pass@") and "_" not in name)
+    several = sorted((int(name[5:]), name) for name in found if re.fullmatch(r"pass@\d+", name))
     k = several[-1][0] if several else 1
     names = {int(values["step"]): label for label, values in heldout.items()}
     rounds = []

@@ -1,0 +1,68 @@
+"""A server of SGLang that somebody else has started, named by its URL."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from ale.errors import EngineError
+from ale.session.tokenizer import byte_tokenizer
+from ale.specs.driver import DriverContext
+from ale.specs.engine import FolderTicket, PolicyVersion
+from ale_engines.environments import find_python
+from ale_engines.server_process import ServerProcess
+from ale_engines.server_settings import ServerSettings
+from ale_sglang import SglangEngine
+from ale_sglang.launch import SERVER
+
+from .conftest import CONTEXT, request
+
+pytestmark = pytest.mark.timeout(600)
+
+
+def start_server(folder: Path, port: int, log: Path) -> ServerProcess:
+    """The command that ALE names for a server without its fingerprint, on a small CPU."""
+    arguments = (
+        f"--model-path {folder} --port {port} --weight-version 0 --device=cpu --dtype float32 --max-total-tokens 4096 "
+        f"--context-length {CONTEXT} --sampling-backend pytorch --attention-backend torch_native "
+        "--cuda-graph-backend-decode disabled --cuda-graph-backend-prefill disabled --disable-overlap-schedule "
+        "--skip-tokenizer-init --skip-server-warmup --sleep-on-idle --enable-metrics"
+    )
+    argv = [str(find_python("sglang")), str(SERVER), *arguments.split()]
+    return ServerProcess(argv, {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(log.parent)}, log, "SGLang by hand")
+
+
+async def wait_until_it_serves(engine: SglangEngine, folder: Path, process: ServerProcess) -> None:
+    """Load the model as soon as the server answers; before, it has no answer or 503."""
+    while True:
+        try:
+            return await engine.load_model(folder, byte_tokenizer())
+        except EngineError as error:
+            if not ("cannot be reached" in str(error) or "does not serve" in str(error)) or not process.running:
+                raise AssertionError(process.log_tail()) from error
+            await asyncio.sleep(0.2)
+
+
+async def test_a_server_at_a_url_serves_the_weights_of_each_run_and_outlives_them(
+    settings: ServerSettings, folders: dict[int, Path], tmp_path: Path
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    async with start_server(folders[0], port, tmp_path / "log") as process:
+        config = settings.model_copy(update={"url": f"http://127.0.0.1:{port}"})
+        greedy: dict[int, tuple[int, ...]] = {}
+        for first, then in ((0, 1), (1, 0)):
+            async with SglangEngine(config, DriverContext(seed=1)) as engine:
+                await wait_until_it_serves(engine, folders[first], process)
+                for version, seed in ((0, first), (1, then)):
+                    if version:
+                        await engine.load_weights(PolicyVersion(version, FolderTicket(folders[seed])))
+                    made = await engine.generate(request([1, 2, 3], temperature=0.0))
+                    assert set(made.versions) == {version}
+                    assert greedy.setdefault(seed, made.token_ids) == made.token_ids
+            assert process.running
+        assert greedy[0] != greedy[1]

@@ -1,0 +1,74 @@
+"""A server of vLLM that somebody else has started, named by its URL."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from ale.errors import EngineError
+from ale.session.tokenizer import byte_tokenizer
+from ale.specs.driver import DriverContext
+from ale.specs.engine import FolderTicket, MemoryTicket, PolicyVersion
+from ale_engines.environments import find_python
+from ale_engines.server_process import ServerProcess
+from ale_vllm import VllmEngine
+from ale_vllm.launch import SERVER
+
+from .conftest import ModelOf, logprobs_of, request
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(600),
+    pytest.mark.xdist_group("vllm"),
+    pytest.mark.skipif(
+        find_python("vllm") is None, reason="vLLM's environment is not installed: `ale engine install vllm --cpu`"
+    ),
+]
+PROMPT = (3, 4, 5, 6)
+
+
+def start_server(folder: Path, port: int, log: Path) -> ServerProcess:
+    """The command that ALE names for a server without its routes, on a small CPU."""
+    arguments = f"--model {folder} --port {port} --dtype float32 --max-model-len 256 --kv-cache-memory-bytes 67108864"
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+    argv = [str(find_python("vllm")), str(SERVER), *arguments.split(), "--enforce-eager", "--skip-tokenizer-init"]
+    return ServerProcess(argv, environment, log, "vLLM by hand")
+
+
+async def wait_until_it_serves(engine: VllmEngine, folder: Path, process: ServerProcess) -> None:
+    """Load the model as soon as the server answers."""
+    while True:
+        try:
+            return await engine.load_model(folder, byte_tokenizer())
+        except EngineError as error:
+            if "cannot be reached" not in str(error) or not process.running:
+                raise AssertionError(process.log_tail()) from error
+            await asyncio.sleep(0.2)
+
+
+async def test_a_server_at_a_url_serves_the_weights_of_each_run_and_outlives_them(
+    model_of: ModelOf, tmp_path: Path
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    async with start_server(model_of(True, 0), port, tmp_path / "log") as process:
+        config = VllmEngine.Config(url=f"http://127.0.0.1:{port}", max_context=256, dtype="float32", device="cpu")
+        # The first run finds the model that the server has, the second one another: it loads its own.
+        for first, then in ((0, 1), (2, 0)):
+            async with VllmEngine(config, DriverContext()) as engine:
+                await wait_until_it_serves(engine, model_of(True, first), process)
+                assert engine.transports == ("folder",)
+                for version, seed in ((0, first), (1, then)):
+                    if version:
+                        await engine.load_weights(PolicyVersion(version, FolderTicket(model_of(True, seed))))
+                    made = await engine.generate(request(PROMPT))
+                    assert set(made.versions) == {version}
+                    expected = logprobs_of(model_of(True, seed), PROMPT, made)
+                    assert list(made.logprobs) == pytest.approx(expected, abs=1e-3)
+                with pytest.raises(EngineError, match="weights by folder"):
+                    await engine.load_weights(PolicyVersion(2, MemoryTicket({})))
+            assert process.running
