@@ -39,6 +39,8 @@ async def test_without_an_environment_the_command_that_makes_one_is_named(
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     with pytest.raises(ConfigError, match="ale engine install vllm"):
         await make().load_model(model_of(True, 0), byte_tokenizer())
+    with pytest.raises(ConfigError, match="ale engine install vllm"):  # a run starts its engine before anything is made
+        await VllmEngine(VllmEngine.Config(device="cpu"), DriverContext()).start()
 
 
 async def test_a_server_that_ends_at_once_is_reported_with_its_log_and_leaves_nothing(

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ale.errors import EngineError
+from ale.errors import ConfigError, EngineError
 from ale.specs.driver import DriverContext
 from ale.specs.engine import GenerateRequest
 from ale_engines.model_folder import ModelFolder
@@ -60,6 +60,23 @@ def has_gpu() -> bool:
     return Path("/dev/nvidiactl").exists()
 
 
+def list_gpus() -> list[str]:
+    """Return the numbers of this machine's NVIDIA GPUs."""
+    return sorted((path.name.removeprefix("nvidia") for path in Path("/dev").glob("nvidia[0-9]*")), key=int)
+
+
+def choose_python(python: Path | None, server: str) -> Path:
+    """Return the Python that has the server. Raises `ConfigError` if there is none."""
+    if python is None:
+        raise ConfigError(
+            f"engine: no environment with {server} is installed. Run `ale engine install {server}` (with --cpu on a "
+            "machine without a GPU), or name its Python in engine.python."
+        )
+    if not python.is_file():
+        raise ConfigError(f"engine.python: there is no {python}.")
+    return python
+
+
 def check_release(release: str, versions: tuple[str, str], name: str) -> None:
     """Raise `EngineError` if a server's release is not in `versions[0] <= release < versions[1]`."""
 
@@ -69,7 +86,7 @@ def check_release(release: str, versions: tuple[str, str], name: str) -> None:
     if not parse(versions[0]) <= parse(release) < parse(versions[1]):
         raise EngineError(
             f"{name} is release {release or '(unknown)'}, but this plugin was made for {versions[0]} up to, and "
-            f"without, {versions[1]}. Install one of those, or name another environment in engine.python."
+            f"without, {versions[1]}. Let it be served by one of those (engine.python names an environment)."
         )
 
 
@@ -104,18 +121,28 @@ def make_launch(python: Path, settings: ServerSettings, model: ModelFolder, name
 
 def make_environment(launch: Launch, settings: ServerSettings, number: int, own: Mapping[str, str]) -> dict[str, str]:
     """Return the whole environment of replica `number`: ours without what belongs to our Python, then `own` (what the
-    server needs), then the user's settings. Several replicas share the visible GPUs out among them."""
+    server needs), then the user's settings. Several replicas share the visible GPUs out among them.
+
+    Raises `ConfigError` if there are too few GPUs."""
     environment = {name: value for name, value in os.environ.items() if name not in OWN_PYTHON}
     environment["OMP_NUM_THREADS"] = str(launch.threads)
     if not launch.cuda:
         environment["CUDA_VISIBLE_DEVICES"] = ""
-    elif settings.replicas > 1:
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    environment |= {**own, **settings.environment}
+    if launch.cuda and settings.replicas > 1:
+        visible = environment.get("CUDA_VISIBLE_DEVICES")
+        names = visible.split(",") if visible else list_gpus()
         first = number * settings.tensor_parallel
-        mine = range(first, first + settings.tensor_parallel)
-        names = visible.split(",") if visible else [str(index) for index in range(mine.stop)]
-        environment["CUDA_VISIBLE_DEVICES"] = ",".join(names[index] for index in mine if index < len(names))
-    return {**environment, **own, **settings.environment}
+        mine = names[first : first + settings.tensor_parallel]
+        if len(mine) < settings.tensor_parallel:
+            raise ConfigError(
+                f"engine: {settings.replicas} servers with {settings.tensor_parallel} GPU(s) each need "
+                f"{settings.replicas * settings.tensor_parallel}, and there are {len(names)} ({', '.join(names)}). "
+                "Lower engine.replicas or engine.tensor_parallel, or name more in "
+                "engine.environment.CUDA_VISIBLE_DEVICES."
+            )
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(mine)
+    return environment
 
 
 def choose_log(context: DriverContext, name: str) -> tuple[Path, bool]:

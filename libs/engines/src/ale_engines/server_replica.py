@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import ClassVar
 from uuid import uuid4
 
-from ale.errors import ConfigError, EngineError
+from ale.errors import EngineError
 from ale.specs.driver import DriverContext
 from ale.specs.engine import FolderTicket, GenerateRequest, Generation, MemoryTicket, PolicyVersion, Ticket, Tokenizer
 from ale_engines import fingerprint
@@ -35,6 +35,7 @@ from ale_engines.server_launch import (
     check_release,
     check_request,
     choose_log,
+    choose_python,
     has_gpu,
     make_environment,
     make_launch,
@@ -152,6 +153,11 @@ class ServerReplica(Replica):
         wanted = self.settings.max_context
         return self.model.max_context(wanted) if self.model is not None else wanted
 
+    async def start(self) -> None:
+        """Raise `ConfigError` now, and not after the demonstrations, if there is nothing that could be started."""
+        if not self.settings.url:
+            choose_python(self.settings.python or self.find_python(), self.server)
+
     async def close(self) -> None:
         """End the server and remove its folders."""
         self._fault = f"{self.name} was closed."
@@ -263,14 +269,7 @@ class ServerReplica(Replica):
         self._version, self._fault = 0, ""
 
     async def _start_server(self, model: ModelFolder) -> None:
-        python = self.settings.python or self.find_python()
-        if python is None:
-            raise ConfigError(
-                f"engine: no environment with {self.server} is installed. Run `ale engine install {self.server}` (with "
-                "--cpu on a machine without a GPU), or name its Python in engine.python."
-            )
-        if not python.is_file():
-            raise ConfigError(f"engine.python: there is no {python}.")
+        python = choose_python(self.settings.python or self.find_python(), self.server)
         self._log = self._log or choose_log(self.context, self.name.replace(" ", "-"))
         launch = self.launch = await asyncio.to_thread(make_launch, python, self.settings, model, self.server)
         argv = [*self.make_argv(launch), *self.settings.arguments]

@@ -10,6 +10,8 @@ from pydantic import Field, model_validator
 from ale.specs.driver import PluginConfig
 
 DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
+OF_A_START = {"tensor_parallel", "gpu_memory", "threads", "arguments", "environment"}
+"""Settings that only the start of a server needs."""
 
 
 class ServerSettings(PluginConfig):
@@ -51,4 +53,8 @@ class ServerSettings(PluginConfig):
             raise ValueError("give `python` (ALE starts the server) or `url` (it runs already), not both")
         if self.url and self.replicas > 1:
             raise ValueError("`url` names one server; leave `replicas` at 1")
+        if self.url and not self.url.startswith(("http://", "https://")):
+            raise ValueError(f"`url` is an address such as http://host:8000, not {self.url}")
+        if self.url and (unused := sorted(self.model_fields_set & OF_A_START)):
+            raise ValueError(f"the server at `url` has been started already: {', '.join(unused)} would change nothing")
         return self

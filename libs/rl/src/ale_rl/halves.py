@@ -16,6 +16,7 @@ from ale.store.run_store import RunStore
 from ale.trajectory import Trajectory
 from ale_rl.config import RLConfig
 from ale_rl.loop import load_reference, pack_step, require_rollouts, roll_out, rollout_metrics, train_step
+from ale_rl.resources import resource_metrics
 from ale_rl.saved_policies import before_rl, most_trained
 from ale_rl.task_selection import repeat_tasks
 
@@ -48,7 +49,7 @@ async def roll_out_only(bench: Workbench, config: RLConfig, source: Path | None)
             chosen = [next(tasks) for _ in range(config.prompts_per_step)]
             previous = require_rollouts(bench, await roll_out(bench, config, chosen, step, previous), step)
         metrics = rollout_metrics(previous, bench.engine.version) if previous else {}
-        metrics |= bench.rollouts.metrics(RL_STAGE, step) | bench.pool_metrics()
+        metrics |= bench.rollouts.metrics(RL_STAGE, step) | resource_metrics(bench)
         bench.finish_step(RL_STAGE, step, metrics)
         if previous:
             bench.progress.numbers(success=metrics["success"])

@@ -26,6 +26,7 @@ from ale_packing import split
 from ale_rl.config import RLConfig
 from ale_rl.dynamic_sampling import replace_even_groups
 from ale_rl.mismatch import compare_engine
+from ale_rl.resources import resource_metrics
 from ale_training import mismatch_metrics, publish, retokenize
 
 COLLAPSE_PATIENCE = 5
@@ -58,7 +59,7 @@ async def reinforce(
             previous, groups = await replace_even_groups(previous, tasks, roll, config.resample_even_groups)
         rolled = time.monotonic()
         if not previous:
-            bench.finish_step(RL_STAGE, step, bench.rollouts.metrics(RL_STAGE, step) | bench.pool_metrics())
+            bench.finish_step(RL_STAGE, step, bench.rollouts.metrics(RL_STAGE, step) | resource_metrics(bench))
             await _evaluate_and_save(bench, config, step)
             continue
         metrics = rollout_metrics(previous, bench.engine.version)
@@ -68,7 +69,7 @@ async def reinforce(
                 metrics |= await train_oldest(bench, config, waiting, step)
         metrics |= {"rollout_s": rolled - began, "train_s": time.monotonic() - rolled}
         metrics["tokens_per_s"] = metrics["sampled_tokens"] / max(1e-9, rolled - began)
-        metrics |= groups | bench.rollouts.metrics(RL_STAGE, step) | bench.pool_metrics()
+        metrics |= groups | bench.rollouts.metrics(RL_STAGE, step) | resource_metrics(bench)
         bench.finish_step(RL_STAGE, step, metrics)
         bench.progress.numbers(
             remaining_s=(time.monotonic() - first) / step * (config.steps - step),

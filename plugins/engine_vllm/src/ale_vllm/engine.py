@@ -9,6 +9,8 @@ from ale_vllm.replica import VllmReplica
 class VllmEngine(ServerEngine):
     """The engine `vllm`."""
 
+    transports = ("memory", "folder", "gloo", "nccl", "ipc")  # an object names those of its machine
+
     def make_replica(self, number: int) -> VllmReplica:
         """See `ServerEngine.make_replica`."""
         return VllmReplica(self.config, self.context, number)

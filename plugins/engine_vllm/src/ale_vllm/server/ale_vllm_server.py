@@ -4,9 +4,9 @@
 
 1. `/ale/generate`: token ids in, token ids out with log-probabilities and versions; no text on the way. A client that
    goes away ends its request.
-2. `/ale/load`, `/ale/receive`, `/ale/open_handles`: new weights between two steps. Running requests go on with the
-   prefixes that they have. Every request is salted with the number of the update, so none uses a prefix that other
-   weights computed; one that has not sampled yet begins anew with the new salt.
+2. `/ale/load` and, where ALE started the server, `/ale/receive` and `/ale/open_handles`: new weights between two steps.
+   Running requests go on with the prefixes that they have. Every request is salted with the number of the update, so
+   none uses a prefix that other weights computed; one that has not sampled yet begins anew with the new salt.
 3. Shared memory and semaphores get names that begin with `ALE_SHM_NAME`, so that none stays behind: vLLM leaves them to
    a process that may be killed with the server.
 4. `/ale/abort`, `/ale/pause`, `/ale/resume`, `/ale/sleep`, `/ale/wake`, `/ale/fingerprint`, `/ale/info`.
@@ -65,8 +65,6 @@ class AleRoutes:
         """Return all routes."""
         calls: dict[str, Callable[[dict[str, Any]], Awaitable[Any]]] = {
             "load": lambda body: self._replace(body, "ale_load_folder", body["folder"]),
-            "receive": lambda body: self._replace(body, "ale_receive", body["module"], json.dumps(body["request"])),
-            "open_handles": lambda body: self._replace(body, "ale_open_handles", body["module"], body["handles"]),
             "abort": self._abort,
             "pause": self._pause,
             "resume": self._resume,
@@ -75,6 +73,11 @@ class AleRoutes:
             "fingerprint": self._ask_fingerprint,
             "info": self._tell_info,
         }
+        if SHM_NAME:  # these run code that the caller names: only for ALE, at a socket that only its user can reach
+            calls |= {
+                "receive": lambda body: self._replace(body, "ale_receive", body["module"], json.dumps(body["request"])),
+                "open_handles": lambda body: self._replace(body, "ale_open_handles", body["module"], body["handles"]),
+            }
         routes = [Route(f"/ale/{name}", _answer(call), methods=["POST"]) for name, call in calls.items()]
         return [Route("/ale/generate", self.generate, methods=["POST"]), *routes]
 

@@ -45,6 +45,8 @@ def keep_generators(sample_tokens: Callable[..., Any]) -> Callable[..., Any]:
 
 
 if current_platform.is_cpu():
+    if not hasattr(utils, "dispatch_cpu_unquantized_gemm"):
+        raise RuntimeError("this release of vLLM chooses its CPU kernels elsewhere: new weights would not reach them")
     utils.dispatch_cpu_unquantized_gemm = keep_plain_linear
     GPUModelRunner.sample_tokens = keep_generators(GPUModelRunner.sample_tokens)
 
@@ -63,7 +65,7 @@ def sum_bits(tensor: torch.Tensor) -> int:
     writes all values as 64-bit integers first, so it sums them in parts that stay in the cache: ten times faster."""
     whole = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
     bits = tensor.detach().contiguous().view(whole)
-    parts = bits.view(-1).split(2**18) if bits.device.type == "cpu" else (bits,)
+    parts = torch.split(bits.view(-1), 2**18) if bits.device.type == "cpu" else (bits,)
     return sum(int(part.sum(dtype=torch.int64)) for part in parts) % 2**64
 
 

@@ -1,0 +1,57 @@
+"""What a server is started with: GPUs, the user's variables, and the settings that a server at a URL cannot have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ale.errors import ConfigError
+from ale_engines import server_launch
+from ale_engines.model_folder import ModelFolder
+from ale_engines.server_launch import Launch, make_environment
+from ale_engines.server_settings import ServerSettings
+
+
+def gpus_of(settings: ServerSettings, cuda: bool = True) -> list[str | None]:
+    """The GPUs that each replica sees."""
+    model = ModelFolder(Path("model"), {}, {}, 0)
+    launch = Launch(Path("python"), model, "bfloat16", cuda, 128, 1, Path("work"), Path("weights"))
+    environments = [make_environment(launch, settings, number, {"OWN": "1"}) for number in range(settings.replicas)]
+    assert all(environment["OWN"] == "1" for environment in environments)
+    return [environment.get("CUDA_VISIBLE_DEVICES") for environment in environments]
+
+
+@pytest.fixture(autouse=True)
+def four_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine with four GPUs."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(server_launch, "list_gpus", lambda: ["0", "1", "2", "3"])
+
+
+def test_replicas_share_the_gpus_of_the_machine_or_those_that_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert gpus_of(ServerSettings(replicas=4)) == ["0", "1", "2", "3"]
+    assert gpus_of(ServerSettings(replicas=2, tensor_parallel=2)) == ["0,1", "2,3"]
+    named = {"CUDA_VISIBLE_DEVICES": "1,2,3"}
+    assert gpus_of(ServerSettings(replicas=3, environment=named)) == ["1", "2", "3"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a,GPU-b")
+    assert gpus_of(ServerSettings(replicas=2)) == ["GPU-a", "GPU-b"]
+    assert gpus_of(ServerSettings()) == ["GPU-a,GPU-b"], "one server sees all"
+    assert gpus_of(ServerSettings(replicas=2), cuda=False) == ["", ""]
+
+
+def test_too_few_gpus_are_a_sentence() -> None:
+    with pytest.raises(ConfigError, match=r"3 servers with 2 GPU\(s\) each need 6, and there are 4 \(0, 1, 2, 3\)"):
+        gpus_of(ServerSettings(replicas=3, tensor_parallel=2))
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"url": "localhost:8000"}, "`url` is an address such as http://host:8000, not localhost:8000"),
+        ({"url": "http://a:1", "threads": 2, "arguments": ["--x"]}, "arguments, threads would change nothing"),
+    ],
+)
+def test_a_url_goes_with_nothing_that_only_a_start_needs(settings: dict[str, object], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        ServerSettings.model_validate(settings)
