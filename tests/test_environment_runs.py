@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from ale_command import REPOSITORY, ale, summary_of
 
-from ale.store.run_store import RunStore
+from ale_python_api import evaluate, run
 
 
 @pytest.mark.slow
-def test_a_tiny_policy_gets_better_at_guessing_a_number(tmp_path: Path) -> None:
-    done = ale(
-        "run", "examples/environment.yaml", "rl.steps=16", "eval.every=0", "--out", tmp_path / "run", cwd=REPOSITORY
-    )
-    assert summary_of(done)["status"] == "completed"
-    heldout = json.loads((tmp_path / "run" / "summary.json").read_text())["heldout"]
-    assert heldout["after_rl"]["success"] > heldout["after_sft"]["success"] + 0.05
-    with RunStore.open(tmp_path / "run") as store:
-        rolled = [t for t in store.trajectories() if t.stage == "rl"]
+def test_a_tiny_policy_gets_better_at_guessing_a_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(REPOSITORY)
+    result = run("examples/environment.yaml", "rl.steps=16", "eval.every=0", out=tmp_path / "run", quiet=True)
+    assert result.summary["status"] == "completed"
+    found = result.evaluations
+    assert found["after_rl"]["success"] > found["after_sft"]["success"] + 0.05
+    again = evaluate(result, n=2, episodes=200, out=tmp_path / "again", quiet=True).evaluations["final policy of run"]
+    assert (again["episodes"], again["tasks"]) == (200, 100)
+    assert again["success"] == pytest.approx(found["after_rl"]["success"], abs=0.2), "of the policy that was trained"
+    rolled = result.trajectories("rl")
     assert all(t.failure is None and t.reward is not None and t.sequences[0].messages for t in rolled)
     assert all(sum(t.reward.by_chunk) == t.reward.value for t in rolled if t.reward)
 

@@ -9,6 +9,7 @@ import pytest
 from ale_command import REPOSITORY, ale, summary_of
 
 from ale.store.run_store import RunStore
+from ale_python_api import run
 
 ROWS = [{"prompt": f"{n} + 1 =", "answer": str(n + 1), "level": "easy"} for n in range(6)]
 FUNCTIONS = """
@@ -94,8 +95,9 @@ def test_a_wrong_function_is_a_sentence_and_no_traceback(
 
 
 @pytest.mark.slow
-def test_the_example_learns_sums_from_a_file_and_a_function(tmp_path: Path) -> None:
-    done = ale("run", "examples/math.yaml", "rl.steps=20", "--out", tmp_path / "out", cwd=REPOSITORY)
-    success = {name: one["success"] for name, one in summary_of(done)["heldout"].items()}
+def test_the_example_learns_sums_from_a_file_and_a_function(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(REPOSITORY)
+    result = run("examples/math.yaml", "rl.steps=20", out=tmp_path / "out", quiet=True)
+    success = {name: one["success"] for name, one in result.evaluations.items()}
     assert 0.2 < success["after_sft"] < 0.45
     assert success["after_rl"] > success["after_sft"] + 0.15

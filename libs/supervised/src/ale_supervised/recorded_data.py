@@ -3,7 +3,7 @@
 1. From a run folder it takes every trajectory of the split `train` that was not rejected, whoever made it.
 2. From anything else it takes what a reader returns. A reader is a function in the entry-point group `ale.readers`
    under the name of its format: `recording` of ale-endpoint reads what `ale endpoint serve` writes, `rows` of
-   ale-plugin-data reads JSONL, CSV, Parquet and folders of Hugging Face datasets.
+   ale-plugin-data reads JSONL, CSV, Parquet, folders of Hugging Face datasets and names of the hub (`org/name`).
 3. The first reader that returns a trajectory is the right one: its errors are reported, and no other is asked.
 """
 
@@ -38,7 +38,7 @@ def read_demonstrations(
     names `key`, also if one of them has no demonstration."""
     found: list[Trajectory] = []
     for path in paths:
-        if not path.exists():
+        if not path.exists() and not _may_be_hub_name(path):
             raise ConfigError(f"{key}: there is no run folder, recording or data set {path}.")
         if not (path / DB_NAME).is_file():
             found += _read(path, tokenizer, form, key)
@@ -47,6 +47,11 @@ def read_demonstrations(
         else:
             raise ConfigError(f"{key}: {path} holds no trajectory of the split '{TRAIN}' that could be used.")
     return found
+
+
+def _may_be_hub_name(path: Path) -> bool:
+    """Return whether a path that does not exist may be the name of a data set on the Hugging Face hub."""
+    return not path.is_absolute() and len(path.parts) == 2 and not path.suffix and path.parts[0] not in (".", "..")
 
 
 def _of_run(folder: Path, tokenizer: ChatTokenizer, form: ReplyForm | None) -> Iterator[Trajectory]:
