@@ -1,8 +1,8 @@
 """One engine on one GPU beside the trainer `torch`: what `gpu_check.sh` runs.
 
 The model has the shape of Qwen2.5-0.5B and random weights, in bfloat16. The trainer publishes by each transport that
-both sides have; the engine proves each update (its fingerprint). NCCL refuses two processes on one GPU, so `nccl`
-needs a second one.
+both sides have; the engine proves each update (its fingerprint), and once more after sleep and wake. NCCL refuses two
+processes on one GPU, so `nccl` needs a second one, on which the server runs then.
 """
 
 from __future__ import annotations
@@ -52,10 +52,18 @@ def used_memory() -> str:
     return subprocess.run(asked, capture_output=True, text=True, check=True).stdout.splitlines()[0].strip()
 
 
-async def check(server: str, python: Path, folder: Path) -> None:
-    """Print a figure a line. Raises what the engine or the trainer raises."""
+async def check(server: str, python: Path, folder: Path, gpu: int) -> None:
+    """Print a figure a line of a server on one GPU; the trainer is on the first. Raises what either of them raises."""
     engines, trainers = load_driver_class("engine", server), load_driver_class("trainer", "torch")
-    settings = {"python": python, "device": "cuda", "max_context": 2048, "max_batch": max(AGENTS), "gpu_memory": 0.4}
+    settings: dict[str, Any] = {
+        "python": python,
+        "device": "cuda",
+        "max_context": 2048,
+        "max_batch": max(AGENTS),
+        "gpu_memory": 0.4,
+    }
+    if gpu:
+        settings["environment"] = {"CUDA_VISIBLE_DEVICES": str(gpu)}
     began = time.perf_counter()
     async with (
         engines(engines.Config.model_validate(settings), DriverContext()) as driver,
@@ -80,9 +88,6 @@ async def check(server: str, python: Path, folder: Path) -> None:
         for transport in trainer.transports:
             if transport not in engine.transports:
                 continue
-            if transport == "nccl" and torch.cuda.device_count() < 2:
-                print("nccl: left out, it needs a second GPU")
-                continue
             for _ in range(3):
                 began = time.perf_counter()
                 policy = await trainer.publish(transport, folder.parent / f"published-{transport}")
@@ -93,10 +98,14 @@ async def check(server: str, python: Path, folder: Path) -> None:
                     f"{(time.perf_counter() - published) * 1e3:.0f} ms, version {engine.version}",
                     flush=True,
                 )
+        if server == "sglang":
+            print("sleep and wake: left out, SGLang's plugin frees nothing")
+            return
         for name, act in (("sleep", engine.sleep), ("wake", engine.wake)):
             began = time.perf_counter()
             await act()
             print(f"{name} {time.perf_counter() - began:.2f} s, GPU memory {used_memory()}", flush=True)
+        await engine.load_weights(await trainer.publish("folder", folder.parent / "published-again"))
         again = await engine.generate(GenerateRequest((1, 2, 3), Sampling(max_tokens=8)))
         print(f"after wake: {len(again.token_ids)} tokens of version {again.versions[-1]}")
 
@@ -110,7 +119,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made) / "model"
         write_model(folder)
-        asyncio.run(check(given.server, given.python, folder))
+        asyncio.run(check(given.server, given.python, folder, gpu=0))
+        if given.server == "vllm" and torch.cuda.device_count() > 1:
+            print("the server on the second GPU:")
+            asyncio.run(check(given.server, given.python, folder, gpu=1))
+        elif given.server == "vllm":
+            print("nccl: left out, it needs a second GPU")
 
 
 if __name__ == "__main__":

@@ -5,20 +5,21 @@
 #   scripts/gpu_check.sh WHEELS           they come from a folder of wheels, on a machine without an index
 #   VLLM_PYTHON=... SGLANG_PYTHON=... scripts/gpu_check.sh    they are there already; an empty one is left out
 #
-# To fill WHEELS on a machine with an index (same Python and system):
-#   .venv/bin/pip download --dest WHEELS --no-deps -r libs/engines/src/ale_engines/locks/vllm-cuda.txt
+# To fill WHEELS on a machine with an index (same Python and system), after `make install TORCH=torch` there:
+#   .venv/bin/pip freeze --exclude-editable >installed.txt
+#   for list in installed.txt libs/engines/src/ale_engines/locks/{vllm,sglang}-cuda.txt; do
+#     .venv/bin/pip download --dest WHEELS --no-deps -r "$list" pip; done
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 nvidia-smi --query-gpu=name,memory.total,driver_version --format=csv,noheader 2>/dev/null || {
   echo "There is no GPU here; scripts/gpu_check.sh needs one."; exit 1; }
+if [ $# -gt 0 ]; then export PIP_NO_INDEX=1 PIP_FIND_LINKS="$(realpath "$1")"; fi
 make install
 for server in vllm sglang; do
   variable="${server^^}_PYTHON"
   if [ -z "${!variable+set}" ]; then
-    if [ $# -gt 0 ]; then PIP_NO_INDEX=1 PIP_FIND_LINKS="$(realpath "$1")" .venv/bin/ale engine install "$server"
-    else .venv/bin/ale engine install "$server"
-    fi
+    .venv/bin/ale engine install "$server"
     declare "$variable=$(.venv/bin/python -c "from ale_engines.environments import find_python; print(find_python('$server'))")"
   fi
   if [ -z "${!variable}" ]; then echo "== $server is left out"; continue; fi
