@@ -151,3 +151,10 @@ def test_a_chat_template_that_refuses_a_row_names_it(tmp_path: Path) -> None:
     model.chat_template = "{{ raise_exception('Roles must alternate.') }}"
     with pytest.raises(ConfigError, match=r"a\.jsonl, line 1: The chat template refuses .*: Roles must alternate\."):
         read_demonstrations([write(tmp_path / "a.jsonl", GOOD)], ChatTokenizer(model))
+
+
+def test_a_data_set_of_the_hub_has_demonstrations_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hub itself is out of reach; the library's answer is a real data set."""
+    monkeypatch.setattr("datasets.load_dataset", lambda *_, **__: datasets.Dataset.from_list([GOOD], split="train"))
+    (made,) = read(Path("acme/sums"))
+    assert trained_on(made)

@@ -201,6 +201,22 @@ def test_a_name_of_the_hub_without_a_network_is_a_sentence(monkeypatch: pytest.M
         open_hub_data_set("openai/gsm8k", "main", None)
 
 
+def test_a_name_of_the_hub_is_downloaded_with_its_subset_and_revision(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hub itself is out of reach; the library's answer is a real data set."""
+    asked: list[tuple[object, ...]] = []
+
+    def load_dataset(name: str, subset: str | None, revision: str | None) -> datasets.DatasetDict:
+        asked.append((name, subset, revision))
+        rows = {"question": ["1 + 1?", "2 + 2?"], "answer": ["2", "4"]}
+        return datasets.DatasetDict(train=datasets.Dataset.from_dict(rows), test=datasets.Dataset.from_dict(rows))
+
+    monkeypatch.setattr("datasets.load_dataset", load_dataset)
+    tables = open_path("openai/gsm8k", "main", "v2")
+    assert asked == [("openai/gsm8k", "main", "v2")]
+    assert [*tables] == ["train", "test"]
+    assert [row.values for row in tables["test"].rows()][1] == {"question": "2 + 2?", "answer": "4"}
+
+
 def test_a_subset_belongs_to_the_hub(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"'subset' belongs to a data set of the hub, and .*a\.csv is none"):
         open_path(str(write(tmp_path / "a.csv", ROWS)), subset="main")
