@@ -33,7 +33,9 @@ def start_server(folder: Path, port: int, log: Path) -> ServerProcess:
         "--skip-tokenizer-init --skip-server-warmup --sleep-on-idle --enable-metrics"
     )
     argv = [str(find_python("sglang")), str(SERVER), *arguments.split()]
-    return ServerProcess(argv, {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(log.parent)}, log, "SGLang by hand")
+    # SGLang leaves its counters in shared memory for ever; the launcher puts them into this folder.
+    own = {"OMP_NUM_THREADS": "1", "TMPDIR": str(log.parent), "ALE_WORK": str(log.parent)}
+    return ServerProcess(argv, {**os.environ, **own}, log, "SGLang by hand")
 
 
 async def wait_until_it_serves(engine: SglangEngine, folder: Path, process: ServerProcess) -> None:
