@@ -44,7 +44,7 @@ asyncio.run(main())
 async def test_nothing_is_left_of_a_server_whose_owner_is_killed(
     settings: ServerSettings, folders: dict[int, Path], tmp_path: Path
 ) -> None:
-    before = shared_files()
+    before = shared_files("sglang_")
     owner = await asyncio.create_subprocess_exec(
         sys.executable,
         "-c",
@@ -62,12 +62,15 @@ async def test_nothing_is_left_of_a_server_whose_owner_is_killed(
     assert len(processes) >= 3
     assert guard is not None
     assert all(map(os.path.isdir, left))
+    work = Path(left[0]).name
+    assert shared_files(work), "its semaphores"
     owner.kill()
     await owner.wait()
     _, alive = await asyncio.to_thread(psutil.wait_procs, [*processes, guard], 30)
     assert not alive
     assert not any(map(os.path.exists, left))
-    assert not shared_files() - before
+    assert not shared_files("sglang_") - before
+    assert not shared_files(work)
 
 
 async def test_a_server_that_is_killed_interrupts_and_starts_again(
@@ -86,6 +89,6 @@ async def test_a_server_that_is_killed_interrupts_and_starts_again(
         assert set((await replica.generate(request([1, 2, 3]))).versions) == {1}
 
 
-def shared_files() -> set[str]:
-    """What SGLang may leave in shared memory."""
-    return {path.name for path in Path("/dev/shm").iterdir() if path.name.startswith("sglang")}
+def shared_files(part: str) -> set[str]:
+    """The files in shared memory whose names have this part."""
+    return {path.name for path in Path("/dev/shm").iterdir() if part in path.name}

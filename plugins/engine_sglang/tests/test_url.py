@@ -35,7 +35,8 @@ def start_server(folder: Path, port: int, log: Path) -> ServerProcess:
     argv = [str(find_python("sglang")), str(SERVER), *arguments.split()]
     # SGLang leaves its counters in shared memory for ever; the launcher puts them into this folder.
     own = {"OMP_NUM_THREADS": "1", "TMPDIR": str(log.parent), "ALE_WORK": str(log.parent)}
-    return ServerProcess(argv, {**os.environ, **own}, log, "SGLang by hand")
+    semaphores = Path("/dev/shm") / f"*{log.parent.name}-*"
+    return ServerProcess(argv, {**os.environ, **own}, log, "SGLang by hand", [semaphores])
 
 
 async def wait_until_it_serves(engine: SglangEngine, folder: Path, process: ServerProcess) -> None:

@@ -12,7 +12,8 @@ All that it changes is here (SGLang 0.5.23):
 4. `/weights_checker` knows the action `ale_fingerprint`: for each parameter, the sum modulo 2**64 of the bit patterns
    of its values.
 5. With `ALE_SOCKET`, the server listens at that Unix socket instead of a port; with `ALE_WORK`, the counters that its
-   processes share lie in that folder instead of `/dev/shm`, where SGLang leaves them for ever.
+   processes share lie in that folder instead of `/dev/shm`, where SGLang leaves them for ever, and semaphores have its
+   name, by which they are removed if the processes are killed.
 6. SIGTERM ends the server at once; SGLang itself takes up to half a minute.
 7. Without a GPU (`--device=cpu`), it stands in for the parts of SGLang that are built for GPUs alone.
 """
@@ -23,6 +24,7 @@ from __future__ import annotations
 import os
 import sys
 import types
+from multiprocessing import process
 from typing import Any
 
 ON_CPU = "--device=cpu" in sys.argv or os.environ.get("ALE_SGLANG_CPU") == "1"
@@ -33,6 +35,9 @@ os.environ["SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"] = "1"
 if ON_CPU:
     os.environ["ALE_SGLANG_CPU"] = os.environ["SGLANG_USE_CPU_ENGINE"] = "1"
     os.environ["TORCH_COMPILE_DISABLE"] = "1"  # compiling needs a compiler and takes longer than it saves here
+
+if WORK := os.environ.get("ALE_WORK"):
+    process.current_process()._config["semprefix"] = f"/{os.path.basename(WORK)}"  # type: ignore[attr-defined]
 
 import torch  # noqa: E402 - the variables come first
 
@@ -133,9 +138,8 @@ def change_sglang() -> None:
     # What it started dies with it, or by the hand of its guard.
     tokenizer_manager.SignalHandler.sigterm_handler = lambda *_: os._exit(0)
 
-    work = os.environ.get("ALE_WORK")
-    if work:
-        load_snapshot.shm_path_for = lambda name: os.path.join(work, "loads")
+    if WORK:
+        load_snapshot.shm_path_for = lambda name: os.path.join(WORK, "loads")
 
 
 def listen_at_socket() -> None:
