@@ -3,6 +3,9 @@
 1. Every run of pytest writes its skipped tests into pytest's cache.
 2. `pytest --skipped` runs only these. A test that is skipped again fails, unless it is marked `gpu`. With this, CI
    shows that every test ran, on a machine without container engines or on one with them.
+
+It also lets Hypothesis take its time: its limits for an example (200 ms) and for making data measure how busy the machine
+is, and a test that fails by them says nothing about the code.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 KEY = "ale/skipped"
 SKIPPED = pytest.StashKey[set[str]]()
@@ -20,6 +24,8 @@ SKIPPED = pytest.StashKey[set[str]]()
 SKIPPED_FILES = pytest.StashKey[set[Path]]()
 # Tests run in parallel, and torch threads that wait for each other would only take time from other tests.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
