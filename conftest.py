@@ -4,8 +4,8 @@
 2. `pytest --skipped` runs only these. A test that is skipped again fails, unless it is marked `gpu`. With this, CI
    shows that every test ran, on a machine without container engines or on one with them.
 
-It also lets Hypothesis take its time: its limits for an example (200 ms) and for making data measure how busy the machine
-is, and a test that fails by them says nothing about the code.
+It also lets Hypothesis take its time: its limits for an example (200 ms) and for making data measure how busy the
+machine is, and a test that fails by them says nothing about the code.
 """
 
 from __future__ import annotations
