@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,16 @@ def test_replicas_share_the_gpus_of_the_machine_or_those_that_are_named(monkeypa
     assert gpus_of(ServerSettings(replicas=2)) == ["GPU-a", "GPU-b"]
     assert gpus_of(ServerSettings()) == ["GPU-a,GPU-b"], "one server sees all"
     assert gpus_of(ServerSettings(replicas=2), cuda=False) == ["", ""]
+
+
+def test_what_a_killed_guard_leaves_is_removed_with_the_folders(tmp_path: Path) -> None:
+    model = ModelFolder(Path("model"), {}, {}, 0)
+    work, weights = Path(tempfile.mkdtemp(prefix="ale-test-", dir=tmp_path)), tmp_path / "weights"
+    weights.mkdir()
+    left = server_launch.SHARED_MEMORY / f"sem.{work.name}-1"
+    left.touch()
+    Launch(Path("python"), model, "float32", False, 128, 1, work, weights).remove_folders()
+    assert not any(path.exists() for path in (work, weights, left))
 
 
 def test_too_few_gpus_are_a_sentence() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from pathlib import Path
 from ale.errors import ConfigError, EngineError
 from ale.specs.driver import DriverContext
 from ale.specs.engine import GenerateRequest
+from ale_engines import guard
 from ale_engines.model_folder import ModelFolder
 from ale_engines.server_settings import ServerSettings
 from ale_engines.shared_memory import SHARED_MEMORY, make_weights_folder
@@ -50,9 +50,9 @@ class Launch:
         return *self.folders, SHARED_MEMORY / f"*{self.work.name}-*"
 
     def remove_folders(self) -> None:
-        """Remove both folders, which is left to do if the server could not be started."""
-        for folder in self.folders:
-            shutil.rmtree(folder, ignore_errors=True)
+        """Remove `leftovers`, which is left to do if the server could not be started, or its guard was killed."""
+        for path in self.leftovers:
+            guard.remove(str(path))
 
 
 def has_gpu() -> bool:
