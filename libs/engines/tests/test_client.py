@@ -10,8 +10,11 @@ import pytest
 from aiohttp import web
 
 from ale.errors import EngineError
+from ale.specs.engine import Generation
 from ale_engines import client as client_module
 from ale_engines.client import ConnectionLost, ServerClient
+from ale_engines.sampled import Sampled
+from ale_engines.server_metrics import sum_samples
 from ale_engines.shared_memory import SHARED_MEMORY, make_weights_folder
 from ale_engines.usage import Usage
 
@@ -42,9 +45,22 @@ async def client(tmp_path: Path) -> AsyncIterator[ServerClient]:
     async def broken(request: web.Request) -> web.Response:
         return web.Response(text="<html>")
 
+    async def lines(request: web.Request) -> web.StreamResponse:
+        answer = web.StreamResponse()
+        await answer.prepare(request)
+        for number in range(await request.json()):
+            await answer.write(b"%d\n" % number)
+        return answer
+
+    async def broken_lines(request: web.Request) -> web.StreamResponse:
+        await lines(request)
+        assert request.transport is not None
+        request.transport.close()  # before the end is sent
+        return web.StreamResponse()
+
     transports: list[object] = []
     app = web.Application()
-    for handler in (echo, connection, refuse, dying, never, broken):
+    for handler in (echo, connection, refuse, dying, never, broken, lines, broken_lines):
         app.router.add_post(f"/{handler.__name__}", handler)
     runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
@@ -103,6 +119,36 @@ async def test_a_server_that_dies_or_does_not_answer_is_a_lost_connection(client
         await nobody.post("/echo")
 
 
+async def test_lines_are_read_as_they_come_and_those_before_a_loss_are_kept(client: ServerClient) -> None:
+    assert [line async for line in client.read_lines("/lines", 3, 5)] == [b"0\n", b"1\n", b"2\n"]
+    lines = client.read_lines("/broken_lines", 2, 5)
+    assert [await anext(lines), await anext(lines)] == [b"0\n", b"1\n"]
+    with pytest.raises(ConnectionLost, match="cannot be reached for /broken_lines"):
+        await anext(lines)
+    with pytest.raises(EngineError, match="the prompt is too long"):
+        [line async for line in client.read_lines("/refuse", None, 5)]
+
+
+def test_what_was_sampled_grows_by_parts_of_one_length() -> None:
+    sampled = Sampled("server 0")
+    sampled.add([1], [-0.5], [0])
+    sampled.add([2, 3], [-0.25, -1.0], [0, 1])
+    assert sampled.as_generation("stop") == Generation((1, 2, 3), (-0.5, -0.25, -1.0), (0, 0, 1), "stop")
+    with pytest.raises(EngineError, match="server 0 answered 1 tokens with 2 log-probabilities and 1 versions"):
+        sampled.add([4], [-1.0, -1.0], [1])
+    assert len(sampled) == 3
+
+
+def test_metrics_are_summed_up_over_their_labels() -> None:
+    text = """# HELP a:tokens_total Tokens.
+a:tokens_total{engine="0",model="x"} 3.0
+a:tokens_total{engine="1",model="x"} 4.5
+a:other 7
+a:running 1e2
+"""
+    assert sum_samples(text, {"a:tokens_total": "tokens", "a:running": "running"}) == {"tokens": 7.5, "running": 100}
+
+
 def test_weights_go_to_shared_memory_only_if_there_is_room() -> None:
     small, large = make_weights_folder(1), make_weights_folder(2**60)
     try:
@@ -116,7 +162,7 @@ def test_weights_go_to_shared_memory_only_if_there_is_room() -> None:
 def test_slot_use_is_the_share_of_slots_while_something_runs() -> None:
     usage = Usage(slots=4)
     assert usage.metrics()["slot_use"] == 0
-    with usage.running(), usage.running():
+    with usage.running(3), usage.running(4):
         pass
     metrics = usage.metrics()
     assert metrics["busy_s"] > 0

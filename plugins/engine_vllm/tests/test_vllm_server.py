@@ -22,6 +22,7 @@ from ale.specs.driver import DriverContext
 from ale.specs.engine import FolderTicket, Generation, MemoryTicket, PolicyVersion
 from ale_engines.environments import find_python
 from ale_engines.replica import Interrupted
+from ale_engines.sampled import STREAM_INTERVAL
 from ale_engines.server_settings import ServerSettings
 from ale_vllm.replica import VllmReplica
 from ale_weight_transfer.sender import WeightSender
@@ -247,10 +248,14 @@ async def test_a_killed_server_interrupts_and_the_next_model_is_served(engine: V
     assert engine.process.pid is not None
     folders = engine.launch.folders
     task = asyncio.ensure_future(engine.generate(request(max_tokens=LATE)))
-    await wait_for_tokens(engine)
+    await wait_for_tokens(engine, 2 * STREAM_INTERVAL)
     os.kill(engine.process.pid, signal.SIGKILL)
-    with pytest.raises(Interrupted, match="was ended by signal 9"):
+    with pytest.raises(Interrupted, match="was ended by signal 9") as interruption:
         await task
+    partial = interruption.value.partial
+    assert STREAM_INTERVAL < len(partial.token_ids) < LATE
+    assert set(partial.versions) == {engine.version}
+    assert_from(model_of(True, 0), (3, 4, 5, 6), partial)
     with pytest.raises(EngineError, match="was ended by signal 9"):
         await engine.check()
     await engine.load_model(model_of(False, 0), byte_tokenizer())

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import aiohttp
 
@@ -59,7 +61,8 @@ class ServerClient(Lifecycle):
     async def post(self, path: str, body: Any = None, timeout_s: float | None = None) -> Any:
         """Send `body` as JSON and return the answer's JSON (None if it is empty). Raises `ConnectionLost` if there is
         no answer, and another `EngineError` with the server's own words if it refuses the request."""
-        content = await self._send("POST", path, json.dumps(body, separators=(",", ":")).encode(), timeout_s)
+        async with self._ask("POST", path, encode(body), timeout_s) as answer:
+            content = await answer.read()
         if not content:
             return None
         try:
@@ -67,11 +70,23 @@ class ServerClient(Lifecycle):
         except ValueError:
             raise EngineError(f"{self._name} answered {path} with something that is not JSON.") from None
 
+    async def read_lines(self, path: str, body: Any, timeout_s: float) -> AsyncGenerator[bytes]:
+        """Send `body` as JSON and yield the answer's lines as they come. Raises as `post` does; `ConnectionLost` may
+        come after any line."""
+        async with self._ask("POST", path, encode(body), timeout_s) as answer:
+            async for line in answer.content:
+                yield line
+
     async def get(self, path: str, timeout_s: float | None = None) -> str:
         """Return the text at a path. Raises as `post` does."""
-        return (await self._send("GET", path, None, timeout_s)).decode("utf-8", "replace")
+        async with self._ask("GET", path, None, timeout_s) as answer:
+            return (await answer.read()).decode("utf-8", "replace")
 
-    async def _send(self, method: str, path: str, data: bytes | None, timeout_s: float | None) -> bytes:
+    @asynccontextmanager
+    async def _ask(
+        self, method: str, path: str, data: bytes | None, timeout_s: float | None
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """An answer that the server does not refuse, for as long as it is read."""
         if self._session is None:
             raise ConnectionLost(f"{self._name} is not connected; it has not been started, or was closed.")
         try:
@@ -82,18 +97,25 @@ class ServerClient(Lifecycle):
                 headers={"Content-Type": "application/json"} if data is not None else None,
                 timeout=aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_S),
             ) as answer:
-                content = await answer.read()
+                if answer.status >= 400:
+                    self._refuse(path, answer.status, read_error(await answer.read()) or answer.reason)
+                yield answer
         except TimeoutError:
             raise ConnectionLost(f"{self._name} did not answer {path} within {timeout_s:g} s.") from None
         except (aiohttp.ClientError, OSError, asyncio.IncompleteReadError) as error:
             raise ConnectionLost(
                 f"{self._name} cannot be reached for {path}: {error or type(error).__name__}."
             ) from None
-        if answer.status >= 500 and answer.status in (502, 503, 504):
-            raise ConnectionLost(f"{self._name} does not serve {path}: {read_error(content) or answer.reason}.")
-        if answer.status >= 400:
-            raise EngineError(f"{self._name} refused {path} ({answer.status}): {read_error(content) or answer.reason}.")
-        return content
+
+    def _refuse(self, path: str, status: int, why: str | None) -> NoReturn:
+        if status in (502, 503, 504):
+            raise ConnectionLost(f"{self._name} does not serve {path}: {why}.")
+        raise EngineError(f"{self._name} refused {path} ({status}): {why}.")
+
+
+def encode(body: Any) -> bytes:
+    """Return the shortest JSON of a value."""
+    return json.dumps(body, separators=(",", ":")).encode()
 
 
 def read_error(content: bytes) -> str:

@@ -3,7 +3,7 @@
 1. `load_model` starts the server with the model, waits until it answers, and checks its release. A server at a URL has
    its model already; it loads the folder as new weights.
 2. `generate` holds one of `max_batch` places, so that nothing waits inside the server. A server that goes away, or
-   aborts, ends it with `Interrupted`.
+   aborts, ends it with `Interrupted` and what it has sent until then.
 3. `load_weights` looks at the new weights before it touches the server; afterwards the fingerprint of what the server
    holds must be that of what was sent. A server that may hold something else serves no more (`check` raises) until it
    has been started again, or has loaded another version.
@@ -27,9 +27,11 @@ from ale.specs.driver import DriverContext
 from ale.specs.engine import FolderTicket, GenerateRequest, Generation, MemoryTicket, PolicyVersion, Ticket, Tokenizer
 from ale_engines import fingerprint
 from ale_engines.client import ConnectionLost, ServerClient
+from ale_engines.continuation import NOTHING
 from ale_engines.lora import whole_model
 from ale_engines.model_folder import ModelFolder, read_model_folder, read_shapes
 from ale_engines.replica import Interrupted, Replica
+from ale_engines.sampled import Sampled
 from ale_engines.server_launch import (
     Launch,
     check_release,
@@ -45,7 +47,6 @@ from ale_engines.server_settings import ServerSettings
 from ale_engines.shared_memory import write_tensors
 from ale_engines.usage import Usage
 
-NOTHING = Generation((), (), (), "length")
 POLL_S = 0.1
 """Seconds between two questions whether a server that starts is ready."""
 DYING_S = 1.0
@@ -103,8 +104,9 @@ class ServerReplica(Replica):
         """The server's release, once it serves. Raises `ConnectionLost` while it does not."""
 
     @abstractmethod
-    async def sample(self, request: GenerateRequest, max_tokens: int, request_id: str) -> Generation:
-        """Ask the server for a generation of at most `max_tokens`. Raises `Interrupted` if the server aborted it."""
+    async def sample(self, request: GenerateRequest, max_tokens: int, request_id: str, sampled: Sampled) -> str:
+        """Let the server sample at most `max_tokens`, and add each part to `sampled` as soon as it comes. Returns how
+        the generation ended: `stop`, `length`, or the server's own word for anything else."""
 
     @abstractmethod
     async def abort(self, request_ids: list[str]) -> None:
@@ -117,10 +119,7 @@ class ServerReplica(Replica):
 
     async def send_ticket(self, ticket: Ticket, version: int) -> Mapping[str, int]:
         """Let the server fetch weights by another of `transports`; returns the fingerprint of what was sent."""
-        raise EngineError(
-            f"{self.name} takes weights by {' or '.join(self.transports)}; policy version {version} comes by "
-            f"'{ticket.transport}'."
-        )
+        raise self._refuse_ticket(ticket, version)
 
     @abstractmethod
     async def ask_fingerprint(self) -> Mapping[str, int]:
@@ -183,8 +182,6 @@ class ServerReplica(Replica):
         """See `Replica.check`; it also fetches the server's metrics."""
         if self._fault:
             raise EngineError(self._fault)
-        if self.process is not None and not self.process.running:
-            raise EngineError(self._describe_end())
         try:
             self._server_metrics = await self.ask_metrics()
         except ConnectionLost as error:
@@ -201,17 +198,19 @@ class ServerReplica(Replica):
             self._requests += 1
             request_id = f"{self.number}-{self._requests}"
             self._running.add(request_id)
+            sampled = Sampled(self.name)
             try:
-                with self.usage.running():
-                    result = await self.sample(request, min(request.sampling.max_tokens, room), request_id)
+                with self.usage.running(len(request.token_ids)):
+                    reason = await self.sample(request, min(request.sampling.max_tokens, room), request_id, sampled)
             except ConnectionLost as error:
-                raise Interrupted(await self._describe_loss(error), NOTHING) from None
+                raise Interrupted(await self._describe_loss(error), sampled.as_generation()) from None
             finally:
                 self._running.discard(request_id)
-        self.usage.requests += 1
-        self.usage.prompt_tokens += len(request.token_ids)
-        self.usage.sampled_tokens += len(result.token_ids)
-        return result
+                self.usage.sampled_tokens += len(sampled)
+        if reason not in ("stop", "length"):
+            text = f"{self.name} ended a generation after {len(sampled)} tokens ({reason})."
+            raise Interrupted(text, sampled.as_generation())
+        return sampled.as_generation("stop" if reason == "stop" else "length")
 
     async def interrupt(self) -> None:
         """See `Replica.interrupt`. It returns when all have ended."""
@@ -228,10 +227,7 @@ class ServerReplica(Replica):
             if self.process is None and not self.settings.url:
                 raise EngineError(self._fault or f"{self.name} is not running.")
             if policy.ticket.transport not in self.transports:
-                raise EngineError(
-                    f"{self.name} takes weights by {' or '.join(self.transports)}; policy version {policy.version} "
-                    f"comes by '{policy.ticket.transport}'."
-                )
+                raise self._refuse_ticket(policy.ticket, policy.version)
             match policy.ticket:
                 case MemoryTicket(weights):
                     assert self.launch is not None
@@ -313,11 +309,15 @@ class ServerReplica(Replica):
         if self.process is not None:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self.process.wait_ended(), DYING_S)
-            if self.process is not None and not self.process.running:
-                return self._describe_end()
-        return str(error)
+        return self._describe_end() if self.process is not None and not self.process.running else str(error)
 
     # -- weights -----------------------------------------------------------------------------------------------
+
+    def _refuse_ticket(self, ticket: Ticket, version: int) -> EngineError:
+        ways = " or ".join(self.transports)
+        return EngineError(
+            f"{self.name} takes weights by {ways}; policy version {version} comes by '{ticket.transport}'."
+        )
 
     async def _load_folder(self, given: Path, version: int) -> None:
         assert self.model is not None

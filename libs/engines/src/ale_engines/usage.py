@@ -18,12 +18,14 @@ class Usage:
         self.requests = self.prompt_tokens = self.sampled_tokens = self.cached_prompt_tokens = 0
 
     @contextlib.contextmanager
-    def running(self) -> Iterator[None]:
-        """The time in which a request runs."""
+    def running(self, prompt_tokens: int) -> Iterator[None]:
+        """The time in which a request runs; one that ends well is counted, with its prompt."""
         self._advance()
         self._active += 1
         try:
             yield
+            self.requests += 1
+            self.prompt_tokens += prompt_tokens
         finally:
             self._advance()
             self._active -= 1

@@ -123,10 +123,11 @@ async def _begin(shared: SharedEngine) -> tuple[list[GenerateRequest], list[asyn
 async def _require_partials(
     shared: SharedEngine, requests: list[GenerateRequest], under_way: list[asyncio.Task[Generation]], why: str
 ) -> None:
-    """Each call ends with an error that holds what was sampled until then."""
+    """Each call ends with an error that holds what was sampled until then: half of its time was over."""
     done, waiting = await asyncio.wait(under_way, timeout=patience_s())
     assert not waiting, f"{why}: {len(waiting)} calls still wait after {patience_s():g} s"
     assert any(call.exception() is not None for call in done), f"{why}: no call was ended by it"
+    kept = 0
     for request, call in zip(requests, under_way, strict=True):
         error = call.exception()
         if error is None:
@@ -137,6 +138,8 @@ async def _require_partials(
             f"{why}: a call raises Interrupted with its partial generation, not {type(error).__name__}: {error}"
         )
         assert partial.finish_reason == "length", f"a partial generation's finish_reason is length: {partial}"
+        kept += len(partial.token_ids)
         assert len(partial.token_ids) == len(partial.logprobs) == len(partial.versions) < LONG
         if shared.real:
             check_logprobs(partial, request, weights_of(shared), "of a partial generation, ")
+    assert kept or not shared.real, f"{why}: the partial generations hold none of the tokens that had been sampled"

@@ -16,13 +16,32 @@ from ale_testing.shared_engine import SharedEngine, engine_test
 from ale_testing.tiny_model import TinyShape
 
 needs = pytest.mark.ale_needs
-LLAMA = TinyShape("llama", tied=False)
-QWEN3 = TinyShape("qwen3", tied=False)
+QWEN2_UNTIED = TinyShape("qwen2", tied=False)
+LLAMA, LLAMA_TIED = TinyShape("llama", tied=False), TinyShape("llama")
+QWEN3, QWEN3_TIED = TinyShape("qwen3", tied=False), TinyShape("qwen3")
 
 
 @needs("real_tokens")
 @engine_test()
 async def test_logprobs_of_a_tied_qwen2_are_those_of_transformers(shared: SharedEngine) -> None:
+    await _compare(shared)
+
+
+@needs("real_tokens")
+@engine_test(QWEN2_UNTIED)
+async def test_logprobs_of_an_untied_qwen2_are_those_of_transformers(shared: SharedEngine) -> None:
+    await _compare(shared)
+
+
+@needs("real_tokens")
+@engine_test(LLAMA_TIED)
+async def test_logprobs_of_a_tied_llama_are_those_of_transformers(shared: SharedEngine) -> None:
+    await _compare(shared)
+
+
+@needs("real_tokens")
+@engine_test(QWEN3_TIED)
+async def test_logprobs_of_a_tied_qwen3_are_those_of_transformers(shared: SharedEngine) -> None:
     await _compare(shared)
 
 

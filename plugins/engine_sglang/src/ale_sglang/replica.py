@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,11 +12,12 @@ from typing import Any
 
 from ale.errors import EngineError
 from ale.specs.driver import DriverContext
-from ale.specs.engine import GenerateRequest, Generation
+from ale.specs.engine import GenerateRequest
 from ale_engines.client import KEEP_ALIVE_S, ConnectionLost, ServerClient
 from ale_engines.environments import find_python
-from ale_engines.replica import Interrupted
+from ale_engines.sampled import STREAM_INTERVAL, Sampled
 from ale_engines.server_launch import Launch
+from ale_engines.server_metrics import sum_samples
 from ale_engines.server_replica import ServerReplica
 from ale_engines.server_settings import ServerSettings
 from ale_sglang.launch import SERVER, list_arguments
@@ -31,7 +33,6 @@ METRICS = {
     "sglang:generation_tokens_total": "server_sampled_tokens",
 }
 """The server's metrics that are passed on, and their names here."""
-SAMPLE = re.compile(r"^([\w:]+)(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
 
 
 class SglangReplica(ServerReplica):
@@ -80,7 +81,7 @@ class SglangReplica(ServerReplica):
         self._paused = False
         return found[1]
 
-    async def sample(self, request: GenerateRequest, max_tokens: int, request_id: str) -> Generation:
+    async def sample(self, request: GenerateRequest, max_tokens: int, request_id: str, sampled: Sampled) -> str:
         """See `ServerReplica.sample`."""
         name = whole_name(request_id)
         body = {
@@ -88,16 +89,24 @@ class SglangReplica(ServerReplica):
             "input_ids": request.token_ids,
             "sampling_params": self._describe_sampling(request, max_tokens),
             "return_logprob": True,
+            "stream": True,
             "cache_salt": str(self.version),
         }
+        meta: dict[str, Any] = {}
+        lines = self.client.read_lines("/generate", body, self.settings.request_timeout_s)
         try:
-            answer = await self.client.post("/generate", body, self.settings.request_timeout_s)
+            async with contextlib.aclosing(lines):
+                async for line in lines:
+                    if (data := line.removeprefix(b"data: ").strip()) and data != b"[DONE]":
+                        meta = self._read_part(json.loads(data), sampled)
         except asyncio.CancelledError:
             # SGLang looks for closed connections only every few seconds.
             with contextlib.suppress(EngineError):
                 await self.abort([request_id])
             raise
-        return self._read_answer(answer)
+        self.usage.cached_prompt_tokens += meta.get("cached_tokens", 0)
+        ended = meta.get("finish_reason") or {"type": "its answer broke off"}
+        return str(ended["type"] if ended["type"] in ("stop", "length") else ended.get("message") or ended["type"])
 
     async def abort(self, request_ids: list[str]) -> None:
         """See `ServerReplica.abort`."""
@@ -139,11 +148,7 @@ class SglangReplica(ServerReplica):
 
     async def ask_metrics(self) -> dict[str, float]:
         """See `ServerReplica.ask_metrics`."""
-        sums: dict[str, float] = {}
-        for name, value in SAMPLE.findall(await self.client.get("/metrics", CHECK_S)):
-            if name in METRICS:
-                sums[METRICS[name]] = sums.get(METRICS[name], 0.0) + float(value)
-        return sums
+        return sum_samples(await self.client.get("/metrics", CHECK_S), METRICS)
 
     async def pause(self) -> None:
         """See `InferenceEngine.pause`."""
@@ -169,26 +174,21 @@ class SglangReplica(ServerReplica):
             "max_new_tokens": max_tokens,
             "stop_token_ids": list(wanted.stop_token_ids),
             "sampling_seed": seed % 2**63,
+            "stream_interval": STREAM_INTERVAL,
         }
 
-    def _read_answer(self, answer: Any) -> Generation:
-        meta = answer["meta_info"]
-        token_ids = tuple(answer["output_ids"])
-        logprobs = tuple(entry[0] for entry in meta.get("output_token_logprobs") or ())
-        spans = meta.get("weight_versions") or [{"version": meta["weight_version"], "start": 0, "end": len(token_ids)}]
-        versions = tuple(int(span["version"]) for span in spans for _ in range(span["start"], span["end"]))
-        if not len(token_ids) == len(logprobs) == len(versions):
-            raise EngineError(
-                f"{self.name} answered {len(token_ids)} tokens with {len(logprobs)} log-probabilities and "
-                f"{len(versions)} versions."
-            )
-        self.usage.cached_prompt_tokens += meta.get("cached_tokens", 0)
-        reason = meta["finish_reason"]["type"]
-        if reason not in ("stop", "length"):
-            partial = Generation(token_ids, logprobs, versions, "length")
-            said = meta["finish_reason"].get("message") or reason
-            raise Interrupted(f"{self.name} ended a generation after {len(token_ids)} tokens ({said}).", partial)
-        return Generation(token_ids, logprobs, versions, "stop" if reason == "stop" else "length")
+    def _read_part(self, part: dict[str, Any], sampled: Sampled) -> dict[str, Any]:
+        """Add a part to `sampled`, and return what SGLang says of the generation as a whole."""
+        if "error" in part:
+            raise EngineError(f"{self.name} refused a generation: {part['error']['message']}")
+        meta: dict[str, Any] = part["meta_info"]
+        first, end = len(sampled), meta["completion_tokens"]
+        # A part may repeat tokens of earlier ones: when a request is aborted while it waits for its cache.
+        entries = meta["output_token_logprobs"][first - end :] if end > first else []
+        spans = meta.get("weight_versions") or [{"version": meta["weight_version"], "start": 0, "end": end}]
+        versions = [int(span["version"]) for span in spans for _ in range(max(span["start"], first), span["end"])]
+        sampled.add([token_id for _, token_id, *_ in entries], [logprob for logprob, *_ in entries], versions)
+        return meta
 
 
 def whole_name(request_id: str) -> str:

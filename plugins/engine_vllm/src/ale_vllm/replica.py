@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import re
+import json
 from collections.abc import Mapping
+from contextlib import aclosing
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 from ale.errors import EngineError
-from ale.specs.engine import GenerateRequest, Generation, Ticket
+from ale.specs.engine import GenerateRequest, Ticket
 from ale_engines import fingerprint
 from ale_engines.client import KEEP_ALIVE_S, ServerClient
 from ale_engines.environments import find_python
-from ale_engines.replica import Interrupted
+from ale_engines.sampled import STREAM_INTERVAL, Sampled
 from ale_engines.server_launch import Launch
+from ale_engines.server_metrics import sum_samples
 from ale_engines.server_replica import ServerReplica
 from ale_engines.server_settings import ServerSettings
 from ale_vllm.launch import SERVER, list_arguments
@@ -34,7 +36,6 @@ METRICS = {
     "vllm:generation_tokens_total": "server_sampled_tokens",
 }
 """The server's metrics that are passed on, and their names here."""
-SAMPLE = re.compile(r"^([\w:]+)(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
 
 
 class VllmReplica(ServerReplica):
@@ -80,7 +81,7 @@ class VllmReplica(ServerReplica):
             ) from None
         return str(info["release"])
 
-    async def sample(self, request: GenerateRequest, max_tokens: int, request_id: str) -> Generation:
+    async def sample(self, request: GenerateRequest, max_tokens: int, request_id: str, sampled: Sampled) -> str:
         """See `ServerReplica.sample`."""
         wanted = request.sampling
         sampling: dict[str, Any] = {
@@ -89,25 +90,22 @@ class VllmReplica(ServerReplica):
             "top_k": wanted.top_k,
             "max_tokens": max_tokens,
             "stop_token_ids": list(wanted.stop_token_ids),
+            "stream_interval": STREAM_INTERVAL,
         }
         if wanted.seed is not None:
             sampling["seed"] = wanted.seed % 2**63
         body = {"id": request_id, "token_ids": request.token_ids, "sampling": sampling}
-        answer = await self.client.post("/ale/generate", body, self.settings.request_timeout_s)
-        labels = [(0 if label == AT_START else int(label), count) for label, count in answer["versions"]]
-        versions = tuple(version for version, count in labels for _ in range(count))
-        token_ids = tuple(answer["token_ids"])
-        if not len(token_ids) == len(answer["logprobs"]) == len(versions):
-            raise EngineError(
-                f"{self.name} answered {len(token_ids)} tokens with {len(answer['logprobs'])} log-probabilities and "
-                f"{len(versions)} versions."
-            )
-        self.usage.cached_prompt_tokens += answer["cached"]
-        reason = answer["finish_reason"]
-        if reason not in ("stop", "length"):
-            partial = Generation(token_ids, tuple(answer["logprobs"]), versions, "length")
-            raise Interrupted(f"{self.name} ended a generation after {len(token_ids)} tokens ({reason}).", partial)
-        return Generation(token_ids, tuple(answer["logprobs"]), versions, cast(Literal["stop", "length"], reason))
+        part: dict[str, Any] = {}
+        async with aclosing(self.client.read_lines("/ale/generate", body, self.settings.request_timeout_s)) as lines:
+            async for line in lines:
+                part = json.loads(line)
+                if "error" in part:
+                    raise EngineError(f"{self.name} ended a generation after {len(sampled)} tokens: {part['error']}.")
+                labels = [(0 if label == AT_START else int(label), count) for label, count in part["versions"]]
+                versions = [version for version, count in labels for _ in range(count)]
+                sampled.add(part["token_ids"], part["logprobs"], versions)
+        self.usage.cached_prompt_tokens += part.get("cached", 0)
+        return part.get("finish_reason") or "its answer broke off"
 
     async def abort(self, request_ids: list[str]) -> None:
         """See `ServerReplica.abort`."""
@@ -145,11 +143,7 @@ class VllmReplica(ServerReplica):
     async def ask_metrics(self) -> dict[str, float]:
         """See `ServerReplica.ask_metrics`; it also asks whether the engine behind the routes lives."""
         await self.client.post("/ale/info", timeout_s=CHECK_S)
-        sums: dict[str, float] = {}
-        for name, value in SAMPLE.findall(await self.client.get("/metrics", CHECK_S)):
-            if name in METRICS:
-                sums[METRICS[name]] = sums.get(METRICS[name], 0.0) + float(value)
-        return sums
+        return sum_samples(await self.client.get("/metrics", CHECK_S), METRICS)
 
     async def pause(self) -> None:
         """See `InferenceEngine.pause`."""

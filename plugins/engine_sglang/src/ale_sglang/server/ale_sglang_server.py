@@ -15,7 +15,8 @@ All that it changes is here (SGLang 0.5.23):
    processes share lie in that folder instead of `/dev/shm`, where SGLang leaves them for ever, and semaphores have its
    name, by which they are removed if the processes are killed.
 6. SIGTERM ends the server at once; SGLang itself takes up to half a minute.
-7. Without a GPU (`--device=cpu`), it stands in for the parts of SGLang that are built for GPUs alone.
+7. Each part of a streamed answer holds the tokens since the one before.
+8. Without a GPU (`--device=cpu`), it stands in for the parts of SGLang that are built for GPUs alone.
 """
 
 # mypy: disable-error-code="import-not-found, no-untyped-call"
@@ -64,7 +65,7 @@ def assign_req_to_token_pool_cpu(requests: Any, table: Any, starts: Any, ends: A
 
 
 def stand_in_for_gpu_parts() -> Any:
-    """See point 7: the kernels, and two operators that torchvision defines where it was built with them."""
+    """See point 8: the kernels, and two operators that torchvision defines where it was built with them."""
     kernels = sys.modules["sgl_kernel"] = AbsentKernels("sgl_kernel")
     vars(kernels)["assign_req_to_token_pool_cpu"] = assign_req_to_token_pool_cpu
     library = torch.library.Library("torchvision", "FRAGMENT")
@@ -167,4 +168,4 @@ if __name__ == "__main__":
     from sglang.srt.server_args import prepare_server_args
 
     listen_at_socket()
-    run_server(prepare_server_args(sys.argv[1:]))
+    run_server(prepare_server_args([*sys.argv[1:], "--incremental-streaming-output"]))

@@ -2,8 +2,8 @@
 """Starts vLLM's own API server with a few routes more. It is run by the server's Python, which has no ALE:
 `python ale_vllm_server.py --model FOLDER ...`, with the arguments of `vllm serve`.
 
-1. `/ale/generate`: token ids in, token ids out with log-probabilities and versions; no text on the way. A client that
-   goes away ends its request.
+1. `/ale/generate`: token ids in, token ids out with log-probabilities and versions; no text on the way. Tokens come in
+   parts, a line of JSON each, so that they outlive the server. A client that goes away ends its request.
 2. `/ale/load` and, where ALE started the server, `/ale/receive` and `/ale/open_handles`: new weights between two steps.
    Running requests go on with the prefixes that they have. Every request is salted with the number of the update, so
    none uses a prefix that other weights computed; one that has not sampled yet begins anew with the new salt.
@@ -19,7 +19,7 @@ import glob
 import json
 import math
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from multiprocessing import process, shared_memory
 from typing import Any
 
@@ -28,6 +28,7 @@ import uvloop
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 from vllm.entrypoints.launchers.api_server import entry
 from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
 from vllm.inputs import tokens_input
@@ -83,56 +84,57 @@ class AleRoutes:
 
     async def generate(self, request: Request) -> Response:
         """Sample for one request, until its client goes away."""
-        body = msgspec.json.decode(await request.body())
-        sampling = asyncio.ensure_future(self._sample(body))
-        leaving = asyncio.ensure_future(_wait_for_disconnect(request))
-        try:
-            await asyncio.wait([sampling, leaving], return_when=asyncio.FIRST_COMPLETED)
-            if not sampling.done():
-                return Response(status_code=499)  # nobody reads it
-            return _reply(sampling.result())
-        except Exception as error:
-            return _refuse(error)
-        finally:
-            sampling.cancel()
-            leaving.cancel()
+        return Parts(self._sample(msgspec.json.decode(await request.body())))
 
-    async def _sample(self, body: dict[str, Any]) -> dict[str, Any]:
+    async def _sample(self, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
         request_id = body["id"]
         self._again[request_id] = False
         try:
-            while True:
-                output = await self._sample_once(body, request_id)
-                if output["finish_reason"] != "abort" or output["token_ids"] or not self._again[request_id]:
-                    return output
+            again = True
+            while again:
+                again, total = False, 0
+                async for part in self._sample_once(body, request_id):
+                    total += len(part["token_ids"])
+                    again = part["finish_reason"] == "abort" and not total and self._again[request_id]
+                    if not again:
+                        yield part
                 self._again[request_id] = False
         finally:
             del self._again[request_id]
 
-    async def _sample_once(self, body: dict[str, Any], request_id: str) -> dict[str, Any]:
+    async def _sample_once(self, body: dict[str, Any], request_id: str) -> AsyncIterator[dict[str, Any]]:
         parameters = SamplingParams(
             **body["sampling"],
             ignore_eos=True,  # the stop ids are all given
             logprobs=0,  # that of the sampled token
             flat_logprobs=True,
             detokenize=False,
-            output_kind=RequestOutputKind.FINAL_ONLY,
+            output_kind=RequestOutputKind.DELTA,
             skip_clone=True,
         )
         # vLLM registers it without a pause of this task, so an update knows every request with an older salt.
-        prompt = tokens_input(body["token_ids"], cache_salt=str(self._update))
-        output = [output async for output in self.engine.generate(prompt, parameters, request_id)][-1]
-        sampled = output.outputs[0]
-        logprobs = sampled.logprobs.logprobs if sampled.logprobs is not None else []
-        if any(math.isnan(value) for value in logprobs):
-            raise ValueError("the model's logits are NaN: its weights are broken")
-        return {
-            "token_ids": list(sampled.token_ids),
-            "logprobs": logprobs,
-            "versions": [(span.version, span.end - span.start) for span in sampled.weight_versions or ()],
-            "finish_reason": sampled.finish_reason,
-            "cached": output.num_cached_tokens or 0,
-        }
+        prompt, total = tokens_input(body["token_ids"], cache_salt=str(self._update)), 0
+        async for output in self.engine.generate(prompt, parameters, request_id):
+            sampled = output.outputs[0]
+            logprobs = sampled.logprobs.logprobs if sampled.logprobs is not None else []
+            if any(math.isnan(value) for value in logprobs):
+                raise ValueError("the model's logits are NaN: its weights are broken")
+            first, total = total, total + len(sampled.token_ids)
+            yield {
+                "token_ids": list(sampled.token_ids),
+                "logprobs": logprobs,
+                "versions": count_versions(self._list_version_starts(request_id, sampled), first, total),
+                "finish_reason": sampled.finish_reason,
+                "cached": output.num_cached_tokens or 0,
+            }
+
+    def _list_version_starts(self, request_id: str, sampled: Any) -> list[tuple[str, int]]:
+        """The versions of a request so far, each with its first token. vLLM tells them with the last tokens alone."""
+        if sampled.finish_reason is not None:
+            return [(span.version, span.start) for span in sampled.weight_versions or ()]
+        processor = self.engine.output_processor
+        (name,) = processor.external_req_ids[request_id]
+        return list(processor.request_states[name].weight_version_starts)
 
     async def _replace(self, body: dict[str, Any], method: str, *arguments: str) -> Any:
         """Load weights between two steps. If that fails, the engine stays paused: its weights may be any."""
@@ -211,11 +213,64 @@ def _reply(value: Any) -> Response:
 
 def _refuse(error: Exception) -> Response:
     status = 503 if isinstance(error, EngineDeadError) else 400
-    return Response(msgspec.json.encode({"error": f"{type(error).__name__}: {error}"}), status)
+    return Response(msgspec.json.encode({"error": _describe(error)}), status)
 
 
-async def _wait_for_disconnect(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
+def _describe(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def count_versions(starts: list[tuple[str, int]], first: int, end: int) -> list[tuple[str, int]]:
+    """Return the versions of the tokens from `first` up to `end`, each with the number of its tokens."""
+    ends = [start for _, start in starts[1:]] + [end]
+    spans = zip(starts, ends, strict=False)  # no version starts before the first token
+    counts = [(name, min(stop, end) - max(start, first)) for (name, start), stop in spans]
+    return [(name, count) for name, count in counts if count > 0]
+
+
+class Parts(Response):
+    """An answer in lines of JSON that are sent as they come, until the client goes away.
+
+    An error before the first one is an answer of its own; after it, a last line `{"error": ...}`."""
+
+    def __init__(self, parts: AsyncIterator[dict[str, Any]]) -> None:
+        super().__init__(media_type="application/x-ndjson")
+        del self.headers["content-length"]
+        self._parts = parts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        sending = asyncio.ensure_future(self._send(scope, receive, send))
+        leaving = asyncio.ensure_future(_wait_for_disconnect(receive))
+        try:
+            await asyncio.wait([sending, leaving], return_when=asyncio.FIRST_COMPLETED)
+            if sending.done():
+                sending.result()
+        finally:
+            sending.cancel()
+            leaving.cancel()
+
+    async def _send(self, scope: Scope, receive: Receive, send: Send) -> None:
+        begun = False
+        try:
+            async for part in self._parts:
+                if not begun:
+                    begun = True
+                    await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+                await send({"type": "http.response.body", "body": msgspec.json.encode(part) + b"\n", "more_body": True})
+        except Exception as error:
+            if not begun:
+                await _refuse(error)(scope, receive, send)
+                return
+            if isinstance(error, EngineDeadError):
+                raise  # the connection breaks, as that of a server that died
+            line = msgspec.json.encode({"error": _describe(error)}) + b"\n"
+            await send({"type": "http.response.body", "body": line, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+
+
+async def _wait_for_disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
         pass
 
 
