@@ -79,11 +79,13 @@ async def test_a_server_that_is_killed_interrupts_and_starts_again(
     async with SglangReplica(settings, DriverContext(seed=1)) as replica:
         await replica.load_model(folders[0], byte_tokenizer())
         task = asyncio.ensure_future(replica.generate(request([1, 2, 3], max_tokens=120)))
+        await replica.generate(request([1, 2], max_tokens=40))  # in the same steps
         assert replica.process is not None
         assert replica.process.pid is not None
         os.kill(replica.process.pid, signal.SIGKILL)
-        with pytest.raises(Interrupted, match="signal 9"):
+        with pytest.raises(Interrupted, match="signal 9") as interruption:
             await task
+        assert 0 < len(interruption.value.partial.token_ids) < 120
         await replica.restart()
         await replica.load_weights(PolicyVersion(1, FolderTicket(folders[1])))
         assert set((await replica.generate(request([1, 2, 3]))).versions) == {1}

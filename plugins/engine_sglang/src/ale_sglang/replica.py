@@ -185,7 +185,7 @@ class SglangReplica(ServerReplica):
         first, end = len(sampled), meta["completion_tokens"]
         # A part may repeat tokens of earlier ones: when a request is aborted while it waits for its cache.
         entries = meta["output_token_logprobs"][first - end :] if end > first else []
-        spans = meta.get("weight_versions") or [{"version": meta["weight_version"], "start": 0, "end": end}]
+        spans = meta.get("weight_versions") or ()
         versions = [int(span["version"]) for span in spans for _ in range(max(span["start"], first), span["end"])]
         sampled.add([token_id for _, token_id, *_ in entries], [logprob for logprob, *_ in entries], versions)
         return meta

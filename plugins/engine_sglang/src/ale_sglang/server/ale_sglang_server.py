@@ -15,7 +15,8 @@ All that it changes is here (SGLang 0.5.23):
    processes share lie in that folder instead of `/dev/shm`, where SGLang leaves them for ever, and semaphores have its
    name, by which they are removed if the processes are killed.
 6. SIGTERM ends the server at once; SGLang itself takes up to half a minute.
-7. Each part of a streamed answer holds the tokens since the one before.
+7. Each part of a streamed answer holds the tokens since the one before, with their versions; in SGLang these come with
+   the last part alone.
 8. Without a GPU (`--device=cpu`), it stands in for the parts of SGLang that are built for GPUs alone.
 """
 
@@ -100,12 +101,14 @@ def sample_with_seeds(logprobs: Any, seeds: Any, positions: Any) -> Any:
 
 
 def change_sglang() -> None:
-    """See points 2 to 6."""
+    """See points 2 to 7."""
     from sglang.srt.configs.model_config import ModelConfig
     from sglang.srt.layers import sampler
     from sglang.srt.managers import load_snapshot, tokenizer_manager
+    from sglang.srt.managers.scheduler_components.output_streamer import _GenerationStreamAccumulator as Parts
     from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
     from sglang.srt.utils import weight_checker
+    from sglang.srt.utils.weight_versions import compute_weight_version_spans
 
     ModelConfig._get_hf_eos_token_id = lambda self: None
 
@@ -135,6 +138,20 @@ def change_sglang() -> None:
         return info.model_dump()
 
     weight_checker.WeightChecker.handle = handle_ours
+
+    accept = Parts.accept
+
+    def accept_with_versions(self: Any, *, req: Any) -> None:
+        parts = len(self.weight_versions)
+        accept(self, req=req)
+        if len(self.weight_versions) > parts and self.weight_versions[-1] is None:
+            self.weight_versions[-1] = compute_weight_version_spans(
+                req.weight_version_events,
+                current_version=self.current_weight_version,
+                num_output_tokens=len(req.output_ids_through_stop),
+            )
+
+    Parts.accept = accept_with_versions
 
     # What it started dies with it, or by the hand of its guard.
     tokenizer_manager.SignalHandler.sigterm_handler = lambda *_: os._exit(0)
