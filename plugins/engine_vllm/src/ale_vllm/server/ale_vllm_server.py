@@ -20,7 +20,7 @@ import json
 import math
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
-from multiprocessing import process, shared_memory
+from multiprocessing import get_context, process, shared_memory
 from typing import Any
 
 import msgspec
@@ -32,8 +32,10 @@ from starlette.types import Receive, Scope, Send
 from vllm.entrypoints.launchers.api_server import entry
 from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
 from vllm.inputs import tokens_input
+from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.utils.argparse_utils import FlexibleArgumentParser
+from vllm.v1.engine import utils
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.version import __version__
 
@@ -285,8 +287,16 @@ def add_routes(build_app: Callable[..., Any]) -> Callable[..., Any]:
     return build
 
 
+def fork_engine() -> None:
+    """Let the engine's process be forked, as on GPUs: a CPU's would be spawned, and import all of vLLM again, which is
+    half of a start. A server that binds its threads to cores needs that."""
+    if current_platform.is_cpu() and os.environ.get("VLLM_CPU_OMP_THREADS_BIND") == "nobind":
+        utils.get_mp_context = lambda: get_context("fork")
+
+
 def main() -> None:
     """Start the server with the arguments of the command line."""
+    fork_engine()
     entry.build_app = add_routes(entry.build_app)
     parser = make_arg_parser(FlexibleArgumentParser(description="vLLM's API server with ALE's routes."))
     parser.set_defaults(worker_extension_cls=WORKER)
