@@ -67,7 +67,7 @@ class Skipped:
         skipped, failed = self.config.getoption("--skipped"), self.config.getoption("lf", False)
         if cache is not None and not (skipped or failed):
             cache.set(KEY, sorted(self.found))
-        if cache is not None and skipped and not cache.get(KEY, []):
+        if skipped and session.exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED:
             session.exitstatus = pytest.ExitCode.OK  # nothing was skipped, so nothing is left to run
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from ale_engines.environments import find_python
 from ale_testing.fake_packages import packages_at
 
 OPTIONS = ("-q", "--tb=native", "-p", "no:cacheprovider", "--pyargs", "ale_testing")
@@ -81,3 +82,11 @@ def assert_keeps_contract(
     installed = "which is installed into images" in done.stdout  # tests/test_agents.py runs those
     assert int(counts[1]) >= (13 if installed else 15), "a suite of a kind that was collected has more tests"
     assert "skipped" not in done.stdout
+
+
+def assert_server_keeps_contract(engine: str, folder: Path) -> None:
+    """The engine passes with a server of its own on the CPU, or the test is skipped: its environment is not there."""
+    if find_python(engine) is None:
+        pytest.skip(f"the environment of {engine} is not installed: `ale engine install {engine} --cpu`")
+    settings = "{device: cpu, dtype: float32, threads: 1, max_batch: 32}"
+    assert_keeps_contract(f"engine:{engine}", settings, folder, timeout_s=300)

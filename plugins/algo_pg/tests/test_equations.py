@@ -78,7 +78,22 @@ def configs(draw: st.DrawFn, variant: str) -> dict[str, Any]:
         baseline = config.get("baseline", rule.settings.baseline)
         scales = ["none"] + ["batch_std"] * (baseline != "none") + ["group_std"] * (baseline in GROUPED)
         config["scale"] = draw(st.sampled_from(scales))
-    return config | {"kl_coef": draw(st.sampled_from([0.0, 0.0, 0.5]))}
+    return config | {"kl_coef": draw(st.sampled_from([0.0, 0.0, 0.5])), "correction": draw(st.none() | corrections())}
+
+
+UNITS = st.sampled_from(["token", "chunk", "trajectory", "sequence"])
+
+
+@st.composite
+def corrections(draw: st.DrawFn) -> dict[str, Any]:
+    """Settings of a correction that has something to do."""
+    weight = draw(st.sampled_from(["none", "truncate", "mask"]))
+    made: dict[str, Any] = {"weight": weight}
+    if weight != "none":
+        made |= {"level": draw(UNITS), "cap": draw(st.floats(1.1, 9))}
+    if weight == "none" or draw(st.booleans()):
+        made |= {"reject": (draw(st.floats(0, 0.9)), draw(st.floats(1, 9))), "reject_level": draw(UNITS)}
+    return made
 
 
 @pytest.mark.parametrize("variant", RULES)
@@ -100,7 +115,7 @@ def test_each_updates_loss_is_the_equation_with_the_steps_advantages(
     scored = [r for r in done if r.reward is not None]
     names = list(dict.fromkeys(r.group for r in scored))
     if batch is None:
-        _, slopes = slow(variant, scored, pg.settings, kl_coef, names)
+        _, slopes = slow(variant, scored, pg.settings, kl_coef, names, pg.config.correction)
         assert not any(any(s) for s in slopes)
         return
     trained = batch.chunk_ids >= 0
@@ -127,12 +142,12 @@ def test_each_updates_loss_is_the_equation_with_the_steps_advantages(
         inputs = loss_input(piece, new, old, reference=reference if kl_coef else None)
         loss = pg.loss(inputs).loss
         loss.backward()
-        expected, slopes = slow(variant, scored, pg.settings, kl_coef, groups)
+        expected, slopes = slow(variant, scored, pg.settings, kl_coef, groups, pg.config.correction)
         assert float(loss.detach()) == pytest.approx(expected, rel=1e-5, abs=1e-6)
         want = [slopes[i][t] for i, t in tokens]
         assert inputs.logprobs.grad.tolist() == pytest.approx(want, rel=1e-5, abs=1e-7)
     assert len(seen) == len(set(seen)), "a group is in one update"
-    _, slopes = slow(variant, scored, pg.settings, kl_coef, [g for g in names if g not in seen])
+    _, slopes = slow(variant, scored, pg.settings, kl_coef, [g for g in names if g not in seen], pg.config.correction)
     assert not any(any(s) for s in slopes), "what is in no update has nothing to teach"
 
 
@@ -156,7 +171,7 @@ def signal(r: Rollout, s: Any) -> float:
 
 
 def slow(
-    variant: str, scored: list[Rollout], s: Any, kl_coef: float, groups: list[str]
+    variant: str, scored: list[Rollout], s: Any, kl_coef: float, groups: list[str], correction: Any
 ) -> tuple[float, list[list[float]]]:
     """The loss of an update on these groups, and its slope in the log-probability of each token of each rollout.
 
@@ -165,7 +180,11 @@ def slow(
     packed = packed_rollouts(scored, s, kl_coef)
     here = [i for i, r in enumerate(scored) if r.group in groups and r.new]
     kept = {
-        i: [i not in packed or not masked(variant, scored[i], t, s) for t in range(len(scored[i].new))] for i in here
+        i: [
+            i not in packed or not (masked(variant, scored[i], t, s) or rejected(scored[i], t, correction))
+            for t in range(len(scored[i].new))
+        ]
+        for i in here
     }
     # DAPO's dynamic sampling: a group without spread is not there at all.
     there = [i for i in here if any(kept[i]) and (variant != "dapo" or has_spread(scored, i, s))]
@@ -175,8 +194,8 @@ def slow(
         r = scored[i]
         for t in range(len(r.new)):
             if i in there and kept[i][t]:
-                share = slow_share({k: sum(kept[k]) for k in there}, i, s)
-                value, slope = objective(variant, a[i], r, t, unit_ratio(variant, r, t, s), s)
+                share = slow_share({k: sum(kept[k]) for k in there}, i, s) * slow_weight(r, t, correction)
+                value, slope = objective(variant, a[i], r, t, unit_ratio(variant, r, t, s, kept[i]), s)
                 loss -= share * value
                 slopes[i][t] -= share * slope
             if i in held and kl_coef:
@@ -207,8 +226,38 @@ def masked(variant: str, r: Rollout, t: int, s: Any) -> bool:
     return bool(gap > s.mismatch_threshold)
 
 
-def unit_ratio(variant: str, r: Rollout, t: int, s: Any) -> float:
-    """The geometric mean of the ratios of the token's unit."""
+def engine_ratio(r: Rollout, t: int, level: str) -> float:
+    """`pi_old / mu` of the token's unit."""
+    chunk_of = [k for k, n in enumerate(n for row in r.rows for n in row) for _ in range(n)]
+    whole = range(len(r.new))
+    unit = {"token": [t], "chunk": [u for u in whole if chunk_of[u] == chunk_of[t]]}.get(level, whole)
+    product = math.prod(math.exp(r.old[u]) / math.exp(r.engine[u]) for u in unit)
+    return product if level == "sequence" else product ** (1 / len(unit))
+
+
+def rejected(r: Rollout, t: int, correction: Any) -> bool:
+    """Whether the correction leaves the token out."""
+    if correction is None or correction.reject is None:
+        return False
+    low, high = correction.reject
+    ratio = engine_ratio(r, t, correction.reject_level)
+    assume(all(abs(ratio - bound) > 1e-6 for bound in (low, high)))
+    return not low <= ratio <= high
+
+
+def slow_weight(r: Rollout, t: int, correction: Any) -> float:
+    """What the correction multiplies the token's loss by."""
+    if correction is None or correction.weight == "none":
+        return 1.0
+    ratio = engine_ratio(r, t, correction.level)
+    assume(all(abs(ratio - bound) > 1e-6 for bound in (1 / correction.cap, correction.cap)))
+    if correction.weight == "truncate":
+        return min(ratio, float(correction.cap))
+    return ratio if 1 / correction.cap <= ratio <= correction.cap else 0.0
+
+
+def unit_ratio(variant: str, r: Rollout, t: int, s: Any, kept: list[bool]) -> float:
+    """The geometric mean of the ratios of the token's unit; GSPO's does not see what is left out."""
     chunk_of = [k for k, n in enumerate(n for row in r.rows for n in row) for _ in range(n)]
     level = "trajectory" if variant == "gspo" else s.level
     unit = {
@@ -216,6 +265,7 @@ def unit_ratio(variant: str, r: Rollout, t: int, s: Any) -> float:
         "chunk": [u for u, k in enumerate(chunk_of) if k == chunk_of[t]],
         "token": [t],
     }[level]
+    unit = [u for u in unit if variant != "gspo" or kept[u]]
     return math.exp(sum(r.new[u] - r.old[u] for u in unit) / len(unit))
 
 

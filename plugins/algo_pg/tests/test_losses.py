@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ale_pg.cispo import cispo
-from ale_pg.grpo import dapo, dr_grpo, grpo
 from ale_pg.gspo import gspo
 from ale_pg.ppo import ppo_clip
 from ale_pg.reinforce import reinforce, tis
@@ -35,10 +34,8 @@ def token_mask(old: Tensor, mu: Tensor, threshold: float = 2.0) -> Tensor:
 
 CLIPPED: dict[str, Loss] = {
     "ppo_clip": lambda new, old, mu, a, of: ppo_clip(new, old, a, shares(new)),
-    "grpo": lambda new, old, mu, a, of: grpo(new, old, a, of, Z),
-    "dr_grpo": lambda new, old, mu, a, of: dr_grpo(new, old, a, Z),
-    "dapo": lambda new, old, mu, a, of: dapo(new, old, a, Z),
-    "gspo": lambda new, old, mu, a, of: gspo(new, old, a, of, Z, 0.2, 0.2),
+    "grpo": lambda new, old, mu, a, of: ppo_clip(new, old, a, trajectory_shares(new, of, Z)),
+    "gspo": lambda new, old, mu, a, of: gspo(new, old, a, of, trajectory_shares(new, of, Z), 0.2, 0.2),
 }
 """Those whose ratio carries the gradient."""
 WEIGHTED: dict[str, Loss] = {
@@ -98,7 +95,7 @@ def test_old_logprobs_that_are_the_current_ones_make_another_gradient(name: str)
     assert not torch.allclose(gradient(LOSSES[name], new, old, *rest), gradient(LOSSES[name], new, new, *rest))
 
 
-@pytest.mark.parametrize("name", ["dr_grpo", "dapo", "ppo_clip", "cispo", "tis", "topr"])
+@pytest.mark.parametrize("name", ["ppo_clip", "cispo", "tis", "topr"])
 def test_at_a_ratio_of_one_the_gradient_is_that_of_reinforce(name: str) -> None:
     new, _, *rest = sample(3)
     assert torch.allclose(gradient(LOSSES[name], new, new, *rest), gradient(LOSSES["reinforce"], new, new, *rest))
@@ -119,7 +116,7 @@ def test_at_a_ratio_of_one_a_mean_over_trajectories_is_that_of_reinforce_too(nam
 def test_gspo_of_one_token_sequences_is_the_clipped_surrogate_of_tokens() -> None:
     new, old, mu, a, _ = sample(4)
     each = torch.arange(len(new))
-    one, other = gspo(new, old, a, each, Z, 0.2, 0.3), ppo_clip(new, old, a, shares(new), 0.2, 0.3)
+    one, other = gspo(new, old, a, each, shares(new), 0.2, 0.3), ppo_clip(new, old, a, shares(new), 0.2, 0.3)
     assert float(one.loss) == pytest.approx(float(other.loss))
     of_tokens: Loss = lambda n, o, m, a, t: ppo_clip(n, o, a, shares(n), 0.2, 0.2)  # noqa: E731
     assert torch.allclose(gradient(LOSSES["gspo"], new, old, mu, a, each), gradient(of_tokens, new, old, mu, a, each))

@@ -63,7 +63,6 @@ async def test_nothing_is_left_of_a_server_whose_owner_is_killed(
     assert guard is not None
     assert all(map(os.path.isdir, left))
     work = Path(left[0]).name
-    assert shared_files(work), "its semaphores"
     owner.kill()
     await owner.wait()
     _, alive = await asyncio.to_thread(psutil.wait_procs, [*processes, guard], 30)

@@ -261,7 +261,6 @@ async def test_a_killed_server_interrupts_and_the_next_model_is_served(engine: V
     await engine.load_model(model_of(False, 0), byte_tokenizer())
     assert not any(map(os.path.exists, folders))
     assert not glob.glob(f"/dev/shm/*{folders[0].name}*")
-    assert glob.glob(f"/dev/shm/*{engine.launch.work.name}*")  # the new server's, under its name
     assert engine.version == 0
     made = await engine.generate(request())
     assert set(made.versions) == {0}

@@ -12,6 +12,8 @@ import torch
 
 from ale.specs.trainer import TrainBatch
 from ale_policy_loss import Level
+from ale_policy_loss.correction import accept, unit_ratio
+from ale_policy_loss.correction_settings import Correction
 from ale_policy_loss.ratios import mismatch_mask
 from ale_policy_loss.units import segments_of
 
@@ -43,6 +45,21 @@ def unmasked_tokens(batch: TrainBatch, level: Level, threshold: float, lower: fl
     old, engine = (torch.from_numpy(x[compared]) for x in (batch.old_logprobs, batch.engine_logprobs))
     mask = mismatch_mask(old, engine, segments_of(level, ids, batch.chunks), threshold, lower)
     kept[compared] = mask.numpy() > 0
+    return kept
+
+
+def accepted_tokens(batch: TrainBatch, correction: Correction | None) -> Tokens:
+    """Select the tokens with loss that the correction does not reject; tokens not sampled by the policy never are. [N]
+
+    Without old log-probabilities there is nothing to compare, and no token is rejected."""
+    kept = tokens_with_loss(batch)
+    if batch.old_logprobs is None or correction is None or correction.reject is None:
+        return kept
+    compared = sampled_tokens(batch)
+    ids = torch.from_numpy(batch.chunk_ids[compared])
+    old, engine = (torch.from_numpy(x[compared]) for x in (batch.old_logprobs, batch.engine_logprobs))
+    ratio = unit_ratio(old, engine, correction.reject_level, ids, batch.chunks)
+    kept[compared] = accept(ratio, correction.reject).numpy()
     return kept
 
 

@@ -60,6 +60,14 @@ def common_metrics(totals: Mapping[str, float]) -> dict[str, float]:
         out["ratio"], out["ratio_std"] = mean_and_deviation(total, squares, tokens)
         out["effective_samples"] = total * total / (squares * tokens) if squares > 0 else 0.0
         out["kl_old"] = out.pop("kl_sum") / tokens
+    if "correction_sum" in out:
+        accepted = out.pop("accepted_tokens")
+        count = max(1.0, accepted)
+        out["correction"], out["correction_std"] = mean_and_deviation(
+            out.pop("correction_sum"), out.pop("correction_square_sum"), count
+        )
+        out["corrected"] = out.pop("corrected_tokens") / count
+        out["rejected"] = 1 - accepted / tokens
     if "kl_ref_sum" in out:
         out["kl_ref"] = out.pop("kl_ref_sum") / max(1.0, out.pop("kl_ref_tokens"))
     return out

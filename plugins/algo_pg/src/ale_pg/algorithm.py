@@ -3,8 +3,8 @@
 1. `batch` turns rewards into one advantage per trajectory (`advantages`), and rewards of steps, where the score has
    them, into one more for each chunk. A rollout without a trusted reward is left out before any statistic is computed.
    Even groups have no advantage; they are counted.
-2. `loss` (`objective.py`) calls a pure function for each variant (`reinforce`, `topr`, `ppo`, `grpo`, `gspo`, `cispo`)
-   over all tokens that the policy sampled. The unit is the trajectory, however many sequences it has.
+2. `loss` (`objective.py`) calls a pure function for each variant (`reinforce`, `topr`, `ppo`, `gspo`, `cispo`) over
+   all tokens that the policy sampled. The unit is the trajectory, however many sequences it has.
 3. `variants` says what each `variant` fixes and which settings act on it; other settings are refused.
 
 The settings can be checked without torch, which is imported only when the loss is called.
@@ -27,6 +27,7 @@ from ale_pg.advantages import advantages, step_advantages
 from ale_pg.objective import PolicyGradientLoss
 from ale_pg.variants import GROUP_BASELINES, RULES, Baseline, ReturnSignal, Scale, Settings, Variant, weigh_trajectory
 from ale_policy_loss import Level
+from ale_policy_loss.correction_settings import Correction
 from ale_policy_loss.groups import groups_of, reward_of, sampled_size, select_trusted
 
 
@@ -98,6 +99,13 @@ class PolicyGradient(Driver, Algorithm):
             gt=0,
             description="Dr. GRPO's constant, by which the sum over a trajectory's tokens is divided (default 1024).",
         )
+        correction: Correction | None = Field(
+            None,
+            description=(
+                "How the loss makes up for an engine that differs from the trainer, by pi_old/mu (README). Null: not "
+                "at all."
+            ),
+        )
         old_logprobs: Literal["recompute", "engine"] | None = Field(
             None,
             description=(
@@ -110,7 +118,7 @@ class PolicyGradient(Driver, Algorithm):
         def _refuse_settings_without_effect(self) -> PolicyGradient.Config:
             rule = RULES[self.variant]
             given = {name for name in self.model_fields_set if getattr(self, name) is not None}
-            idle = sorted(given - rule.open - {"variant", "group_size", "kl_coef"})
+            idle = sorted(given - rule.open - {"variant", "group_size", "kl_coef", "correction"})
             if idle:
                 raise ValueError(
                     f"{', '.join(idle)} cannot be set with the variant '{self.variant}', which takes "
@@ -130,6 +138,11 @@ class PolicyGradient(Driver, Algorithm):
                     f"scale 'group_std' needs a baseline of the group ({', '.join(GROUP_BASELINES)}), not "
                     f"'{s.baseline}'"
                 )
+            if self.correction is not None and s.old_logprobs == "engine":
+                raise ValueError(
+                    "correction does nothing with old_logprobs 'engine', where pi_old is the engine's policy; leave "
+                    "one of them out"
+                )
             if s.baseline in GROUP_BASELINES and self.group_size < 2:
                 raise ValueError(f"the baseline '{s.baseline}' needs a group_size of at least 2, not {self.group_size}")
             return self
@@ -138,7 +151,9 @@ class PolicyGradient(Driver, Algorithm):
             """The variant's settings, overridden by those that the run file gives."""
             rule = RULES[self.variant]
             given = {name: getattr(self, name) for name in rule.open}
-            return replace(rule.settings, **{name: value for name, value in given.items() if value is not None})
+            made = replace(rule.settings, **{name: value for name, value in given.items() if value is not None})
+            compares = self.correction is not None and made.old_logprobs == "none"
+            return replace(made, old_logprobs="recompute") if compares else made
 
     config: Config
 
@@ -191,4 +206,4 @@ class PolicyGradient(Driver, Algorithm):
     @property
     def loss(self) -> PolicyGradientLoss:
         """See `Algorithm.loss`."""
-        return PolicyGradientLoss(self.config.variant, self.settings, self.config.kl_coef)
+        return PolicyGradientLoss(self.config.variant, self.settings, self.config.kl_coef, self.config.correction)

@@ -13,6 +13,7 @@ from ale.errors import PluginError
 from ale.specs.algorithm import Loss
 from ale.specs.trainer import LossInput, LossOutput, TrainBatch
 from ale_pg.variants import Settings, Variant, weigh_trajectory
+from ale_policy_loss.correction_settings import Correction
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,12 +28,14 @@ class PolicyGradientLoss(Loss):
     variant: Variant
     settings: Settings
     kl_coef: float
+    correction: Correction | None = None
 
     def __call__(self, inputs: LossInput) -> LossOutput:
         """See `Loss`."""
         import torch
 
         from ale_pg.report import loss_sums
+        from ale_policy_loss.correction import correct
         from ale_policy_loss.reference import reference_normalizer, reference_penalty
         from ale_policy_loss.report import ratio_maxima
         from ale_policy_loss.units import segments_of
@@ -44,28 +47,36 @@ class PolicyGradientLoss(Loss):
         values = inputs.chunks.returns[inputs.chunk_ids].to(kind)
         trajectories = segments_of("trajectory", inputs.chunk_ids, inputs.chunks)
         mask = None if old is None else self._mask(old, inputs.engine_logprobs.to(kind))
-        shares = self._shares(logprobs, trajectories, inputs.normalizer, mask)
+        corrected = correct(self.correction, old, inputs)
+        kept = corrected.accepted.to(kind) if mask is None else mask * corrected.accepted
+        shares = self._shares(logprobs, trajectories, inputs.normalizer, kept) * corrected.weights.to(kind)
         segments = segments_of(self.settings.level, inputs.chunk_ids, inputs.chunks)
-        terms = self._terms(logprobs, old, values, trajectories, segments, shares, mask, inputs.normalizer)
+        terms = self._terms(logprobs, old, values, trajectories, segments, shares, mask, kept)
         of_reference = self._shares(logprobs, trajectories, reference_normalizer(inputs))
         penalty = reference_penalty(inputs, self.kl_coef, of_reference)
-        sums = loss_sums(inputs, logprobs, old, values, trajectories, terms) | penalty.sums
+        sums = loss_sums(inputs, logprobs, old, values, trajectories, terms) | corrected.sums | penalty.sums
         maxima = {} if terms.ratio is None else ratio_maxima(terms.ratio)
         return LossOutput(terms.loss + penalty.loss, sums, maxima)
 
     def normalize(self, batch: TrainBatch) -> TrainBatch:
-        """See `Loss.normalize`: masked tokens count in the mean of the KL penalty only."""
-        from ale_policy_loss.masked import Tokens, count_by_trajectory, tokens_with_loss, unmasked_tokens
+        """See `Loss.normalize`: masked and rejected tokens count in the mean of the KL penalty only."""
+        from ale_policy_loss.masked import (
+            Tokens,
+            accepted_tokens,
+            count_by_trajectory,
+            tokens_with_loss,
+            unmasked_tokens,
+        )
 
         s = self.settings
 
         def count(tokens: Tokens) -> float:
             return sum(weigh_trajectory(s.normalization, s.max_tokens, n) for n in count_by_trajectory(batch, tokens))
 
-        packed = count(tokens_with_loss(batch))
-        masked = 0.0
+        packed, kept = count(tokens_with_loss(batch)), accepted_tokens(batch, self.correction)
         if self.variant == "topr_token_mask":
-            masked = packed - count(unmasked_tokens(batch, "token", s.mismatch_threshold))
+            kept &= unmasked_tokens(batch, "token", s.mismatch_threshold)
+        masked = packed - count(kept)
         return replace(batch, normalizer=batch.normalizer - masked or 1.0, reference_normalizer=packed or 1.0)
 
     def _mask(self, old: Tensor, engine: Tensor) -> Tensor | None:
@@ -80,12 +91,12 @@ class PolicyGradientLoss(Loss):
         return mismatch_mask(old, engine, each, self.settings.mismatch_threshold).to(old.dtype)
 
     def _shares(self, logprobs: Tensor, trajectories: Tensor, z: float, mask: Tensor | None = None) -> Tensor:
-        """Return each token's weight in the mean that the loss is [M]."""
+        """Return each token's weight in the mean that the loss is [M]; masked tokens have none."""
         from ale_pg.terms import even_shares, trajectory_shares
 
         if self.settings.normalization == "trajectory_mean":
             return trajectory_shares(logprobs, trajectories, z, mask)
-        return even_shares(logprobs, z)
+        return even_shares(logprobs, z) if mask is None else mask / z
 
     def _old(self, inputs: LossInput) -> Tensor | None:
         """Return log pi_old of the tokens; None if the variant has no ratio."""
@@ -111,34 +122,27 @@ class PolicyGradientLoss(Loss):
         segments: Tensor,
         shares: Tensor,
         mask: Tensor | None,
-        z: float,
+        kept: Tensor,
     ) -> Terms:
         from ale_pg.cispo import cispo
-        from ale_pg.grpo import dapo, dr_grpo, grpo
         from ale_pg.gspo import gspo
         from ale_pg.ppo import ppo_clip
         from ale_pg.reinforce import reinforce, tis
         from ale_pg.topr import topr
 
         s = self.settings
-        if old is None:
+        if old is None or self.variant in ("reinforce", "rloo"):
             return reinforce(logprobs, values, shares)
         match self.variant:
             case "tis":
                 return tis(logprobs, old, values, segments, shares, s.tis_cap)
             case "topr" | "topr_token_mask":
                 return topr(logprobs, old, values, segments, shares, s.tis_cap, mask)
-            case "grpo" | "gigpo":
-                return grpo(logprobs, old, values, trajectories, z, s.clip_low, s.clip_high)
-            case "dr_grpo":
-                return dr_grpo(logprobs, old, values, z, s.clip_low, s.clip_high)
-            case "dapo":
-                return dapo(logprobs, old, values, z, s.clip_low, s.clip_high)
             case "gspo":
-                return gspo(logprobs, old, values, trajectories, z, s.clip_low, s.clip_high)
+                return gspo(logprobs, old, values, trajectories, shares, s.clip_low, s.clip_high, kept)
             case "cispo":
                 return cispo(logprobs, old, values, shares, s.clip_low, s.clip_high)
-            case _:
+            case _:  # GRPO and its like differ in their advantages and in the mean, which `shares` is
                 return ppo_clip(logprobs, old, values, shares, s.clip_low, s.clip_high)
 
     def metrics(self, totals: Mapping[str, float]) -> dict[str, float]:
@@ -150,7 +154,8 @@ class PolicyGradientLoss(Loss):
         `ratio_max` are of pi/pi_old in its unit before the step; `effective_samples` is (sum of ratios)^2 / (tokens x
         sum of squares), 1 if all ratios are equal; `clipped_low`, `clipped_high` are the shares of tokens whose
         gradient a bound removed or reduced; `kl_old` estimates KL(pi_old, pi); `masked` is the share of tokens above
-        H."""
+        H. With a correction: `correction`, `correction_std` are of the weights of the tokens that are not rejected,
+        `corrected` is the share of these whose weight is not their pi_old/mu, `rejected` that of rejected tokens."""
         from ale_pg.report import loss_metrics
 
         return loss_metrics(totals)

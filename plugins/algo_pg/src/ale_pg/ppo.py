@@ -1,4 +1,11 @@
-"""This is the clipped surrogate of PPO (Schulman et al., 2017, arXiv:1707.06347, Eq. 7), without a critic."""
+"""This is the clipped surrogate of PPO (Schulman et al., 2017, arXiv:1707.06347, Eq. 7), without a critic.
+
+Three variants are this surrogate with advantages of their own and another mean over the tokens, which `shares` is:
+GRPO (Shao et al., 2024, arXiv:2402.03300, Eq. 3) takes the mean over trajectories of their means over tokens, Dr. GRPO
+(Liu et al., 2025, arXiv:2503.20783) that of their sums divided by a constant, DAPO (Yu et al., 2025, arXiv:2503.14476,
+Eq. 8) the mean over the tokens of all trajectories, with an upper bound that is looser than the lower one. (DAPO's
+paper writes the mean for one group; here, as is usual, it is over the batch.)
+"""
 
 from __future__ import annotations
 

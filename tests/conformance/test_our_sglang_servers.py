@@ -1,0 +1,14 @@
+"""The engine `sglang` keeps its contract, with SGLang itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from kit import assert_server_keeps_contract
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_it_keeps_its_contract(tmp_path: Path) -> None:
+    assert_server_keeps_contract("sglang", tmp_path)
