@@ -21,6 +21,7 @@ from ale_ipa import IPA
 from ale_packing import select
 from ale_pg import PolicyGradient
 from ale_pg.variants import RULES
+from ale_policy_loss.correction_settings import Correction
 from ale_testing.loss_samples import random_rollouts
 from ale_trainer_torch.learner import Learner, Optimization
 
@@ -40,7 +41,7 @@ class Found:
 
 def algorithms() -> dict[str, Algorithm]:
     """IPA with every level x signal x normalization and with all levels apart, every policy gradient; some with a KL
-    term."""
+    term, or a correction."""
     ipa: dict[str, dict[str, object]] = {}
     for level, signal, normalization in itertools.product(LEVELS, SIGNALS, NORMALIZATIONS):
         ipa[f"ipa {level} {signal} {normalization}"] = {
@@ -63,10 +64,11 @@ def algorithms() -> dict[str, Algorithm]:
     made: dict[str, Algorithm] = {
         name: IPA(IPA.Config(mismatch_threshold=1.0, **settings), DriverContext()) for name, settings in ipa.items()
     }
+    correction = Correction(weight="truncate", level="chunk", cap=1.1, reject=(0.9, 1.05), reject_level="token")
     for variant in RULES:
-        for kl_coef in (0.0, 0.3):
-            config = PolicyGradient.Config(variant=variant, kl_coef=kl_coef)
-            made[f"pg {variant}{' kl' if kl_coef else ''}"] = PolicyGradient(config, DriverContext())
+        for name, more in (("", {}), (" kl", {"kl_coef": 0.3}), (" corrected", {"correction": correction})):
+            config = PolicyGradient.Config(variant=variant, **more)
+            made[f"pg {variant}{name}"] = PolicyGradient(config, DriverContext())
     return made
 
 
