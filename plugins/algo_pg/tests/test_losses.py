@@ -12,12 +12,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ale_pg.cispo import cispo
-from ale_pg.gspo import gspo
 from ale_pg.ppo import ppo_clip
 from ale_pg.reinforce import reinforce, tis
 from ale_pg.terms import Terms, even_shares, trajectory_shares
 from ale_pg.topr import topr
-from ale_policy_loss.ratios import mismatch_mask
+from ale_policy_loss.ratios import log_ratio, mismatch_mask
 
 Loss = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Terms]
 """(new, old, engine, advantages, trajectories) -> terms."""
@@ -28,14 +27,18 @@ def shares(new: Tensor) -> Tensor:
     return even_shares(new, Z)
 
 
+def each(new: Tensor) -> Tensor:
+    return torch.arange(len(new))
+
+
 def token_mask(old: Tensor, mu: Tensor, threshold: float = 2.0) -> Tensor:
     return mismatch_mask(old, mu, torch.arange(len(old)), threshold)
 
 
 CLIPPED: dict[str, Loss] = {
-    "ppo_clip": lambda new, old, mu, a, of: ppo_clip(new, old, a, shares(new)),
-    "grpo": lambda new, old, mu, a, of: ppo_clip(new, old, a, trajectory_shares(new, of, Z)),
-    "gspo": lambda new, old, mu, a, of: gspo(new, old, a, of, trajectory_shares(new, of, Z), 0.2, 0.2),
+    "ppo_clip": lambda new, old, mu, a, of: ppo_clip(new, old, a, each(new), shares(new)),
+    "dual_clip": lambda new, old, mu, a, of: ppo_clip(new, old, a, each(new), shares(new), dual=1.5),
+    "grpo": lambda new, old, mu, a, of: ppo_clip(new, old, a, each(new), trajectory_shares(new, of, Z)),
 }
 """Those whose ratio carries the gradient."""
 WEIGHTED: dict[str, Loss] = {
@@ -43,10 +46,16 @@ WEIGHTED: dict[str, Loss] = {
     "tis": lambda new, old, mu, a, of: tis(new, old, a, of, shares(new)),
     "topr": lambda new, old, mu, a, of: topr(new, old, a, of, shares(new)),
     "topr_token_mask": lambda new, old, mu, a, of: topr(new, old, a, of, shares(new), mask=token_mask(old, mu)),
-    "cispo": lambda new, old, mu, a, of: cispo(new, old, a, shares(new)),
+    "cispo": lambda new, old, mu, a, of: cispo(new, old, a, each(new), shares(new)),
 }
 """Those whose ratio is a weight."""
-LOSSES = CLIPPED | WEIGHTED
+
+
+def gspo(new: Tensor, old: Tensor, mu: Tensor, a: Tensor, of: Tensor) -> Terms:
+    return ppo_clip(new, old, a, of, trajectory_shares(new, of, Z), 0.2, 0.2)
+
+
+LOSSES = CLIPPED | WEIGHTED | {"gspo": gspo}
 
 
 def tensor(*values: float) -> Tensor:
@@ -115,11 +124,36 @@ def test_at_a_ratio_of_one_a_mean_over_trajectories_is_that_of_reinforce_too(nam
 
 def test_gspo_of_one_token_sequences_is_the_clipped_surrogate_of_tokens() -> None:
     new, old, mu, a, _ = sample(4)
-    each = torch.arange(len(new))
-    one, other = gspo(new, old, a, each, shares(new), 0.2, 0.3), ppo_clip(new, old, a, shares(new), 0.2, 0.3)
-    assert float(one.loss) == pytest.approx(float(other.loss))
-    of_tokens: Loss = lambda n, o, m, a, t: ppo_clip(n, o, a, shares(n), 0.2, 0.2)  # noqa: E731
-    assert torch.allclose(gradient(LOSSES["gspo"], new, old, mu, a, each), gradient(of_tokens, new, old, mu, a, each))
+    one, other = (gradient(LOSSES[name], new, old, mu, a, each(new)) for name in ("gspo", "ppo_clip"))
+    assert torch.allclose(one, other)
+
+
+def test_the_gradient_of_gspo_is_that_of_its_geometric_mean() -> None:
+    """Each token carries its own part (GSPO-token); where all have the same share the two are one."""
+    new, old, mu, a, of = sample(9)
+
+    def mean(new: Tensor, old: Tensor, mu: Tensor, a: Tensor, of: Tensor) -> Terms:
+        ratio = log_ratio(new, old, of).exp()
+        part = torch.minimum(ratio * a, ratio.clamp(0.8, 1.2) * a)
+        return Terms(-(part * trajectory_shares(new, of, Z)).sum())
+
+    assert torch.allclose(gradient(gspo, new, old, mu, a, of), gradient(mean, new, old, mu, a, of))
+
+
+def test_tokens_that_are_not_kept_are_not_in_the_ratio_of_their_unit() -> None:
+    new, old, of = tensor(-1, -1, -1), tensor(-1.1, -1.3, -3), torch.zeros(3, dtype=torch.long)
+    found = ppo_clip(new, old, torch.ones(3), of, shares(new), 0.2, 9, kept=tensor(1, 1, 0)).ratio
+    assert found is not None
+    assert found.tolist() == pytest.approx([math.exp(0.2), math.exp(0.2), 1])
+
+
+def test_dual_clip_bounds_what_one_failed_token_can_do() -> None:
+    new, old = tensor(-1, -1, -1), tensor(-1.1, -4, -4)
+    advantages = tensor(-1, -1, 1)
+    found = ppo_clip(new, old, advantages, each(new), shares(new), 0.2, 0.2, dual=3)
+    assert float(found.loss) == pytest.approx((math.exp(0.1) + 3 - 1.2) / Z)
+    assert found.high is not None
+    assert found.high.tolist() == [False, True, True]
 
 
 def test_a_sequence_outside_the_bounds_loses_all_of_its_gradient() -> None:

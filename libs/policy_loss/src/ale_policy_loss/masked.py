@@ -26,6 +26,14 @@ def tokens_with_loss(batch: TrainBatch) -> Tokens:
     return batch.chunk_ids >= 0
 
 
+def counted_tokens(batch: TrainBatch) -> Tokens:
+    """Select the tokens with loss of the trajectories that the normalizer counts: those with a weight. [N]"""
+    counted = tokens_with_loss(batch)
+    if batch.trajectories is not None:
+        counted[counted] = batch.trajectories.weight[batch.chunks.trajectory[batch.chunk_ids[counted]]] > 0
+    return counted
+
+
 def sampled_tokens(batch: TrainBatch) -> Tokens:
     """Select the tokens with loss that the policy sampled. [N]"""
     sampled = tokens_with_loss(batch)

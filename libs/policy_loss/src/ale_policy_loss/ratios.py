@@ -27,13 +27,18 @@ def gap(new: Tensor, old: Tensor) -> Tensor:
     return difference(new, old).clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO)
 
 
-def log_ratio(new: Tensor, old: Tensor, segments: Tensor) -> Tensor:
-    """Logarithm of the geometric-mean ratio, `mean_t(new_t - old_t)` over each unit.
+def log_ratio(new: Tensor, old: Tensor, segments: Tensor, kept: Tensor | None = None) -> Tensor:
+    """Logarithm of the geometric-mean ratio, `mean_t(new_t - old_t)` over each unit; with `kept`, over those of its
+    tokens where that is not 0, and 0 for the others.
 
     [M]. A token with -inf in both counts as equal; a unit with both +inf and -inf among its tokens has no ratio and
     gets nan.
     """
-    return segment_mean(difference(new, old), segments)
+    each = difference(new, old)
+    if kept is None:
+        return segment_mean(each, segments)
+    chosen = kept > 0
+    return torch.zeros_like(each).masked_scatter(chosen, segment_mean(each[chosen], segments[chosen]))
 
 
 def ratio_of(log: Tensor) -> Tensor:

@@ -3,6 +3,7 @@ chunk where there are rewards of steps."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean, pstdev, stdev
@@ -24,13 +25,20 @@ class Advantages:
 
 
 def advantages(
-    rewards: Sequence[float], groups: Sequence[Sequence[int]], baseline: Baseline, scale: Scale
+    rewards: Sequence[float],
+    groups: Sequence[Sequence[int]],
+    baseline: Baseline,
+    scale: Scale,
+    tokens: Sequence[int] = (),
 ) -> Advantages:
     """Return reward minus baseline, divided by a standard deviation if `scale` names one.
 
-    `groups` holds positions in `rewards`. A group whose rewards are all equal (also a group of one rollout) does not
-    differ from its baseline: its values are 0, and it is counted as even. The deviation of a group is that of a sample
-    (n - 1), as usual in GRPO; the deviation of the batch is over the trajectories that are in no even group.
+    `groups` holds positions in `rewards`; `tokens` are the numbers of sampled tokens, for `token_std`. A group whose
+    rewards are all equal (also a group of one rollout) does not differ from its baseline: its values are 0, and it is
+    counted as even. The deviation of a group is that of a sample (n - 1), as usual in GRPO; the deviation of the batch
+    is over the trajectories that are in no even group. With `token_std` (REINFORCE++, Hu et al., 2025,
+    arXiv:2501.03262) each of these counts as often as it has tokens, the deviation is that of a sample, and the mean
+    over the tokens is subtracted too.
     """
     values = [0.0] * len(rewards)
     even: set[int] = set()
@@ -50,6 +58,14 @@ def advantages(
     if scale == "batch_std" and len(even) < len(values):
         deviation = pstdev([v for i, v in enumerate(values) if i not in even]) + EPSILON
         values = [v / deviation for v in values]
+    if scale == "token_std":
+        counted = [i for i in range(len(values)) if i not in even]
+        total = sum(tokens[i] for i in counted)
+        if total > 1:
+            mean = sum(tokens[i] * values[i] for i in counted) / total
+            variance = sum(tokens[i] * (values[i] - mean) ** 2 for i in counted) / (total - 1)
+            for i in counted:
+                values[i] = (values[i] - mean) / (math.sqrt(variance) + EPSILON)
     return Advantages(values, frozenset(even))
 
 
@@ -69,7 +85,8 @@ def step_advantages(
         together = [[(i, k) for i in members for k in range(len(returns[i]))] for members in groups]
     positions = [[number[place] for place in members if place in number] for members in together]
     values = [returns[i][k] for i, k in places]
-    made = advantages(values, [p for p in positions if p], settings.baseline, settings.scale)
+    tokens = [len(trajectories[i].turns[k]) for i, k in places]
+    made = advantages(values, [p for p in positions if p], settings.baseline, settings.scale, tokens)
     yield from ((i, k, value) for (i, k), value in zip(places, made.values, strict=True))
 
 

@@ -3,8 +3,8 @@
 1. `batch` turns rewards into one advantage per trajectory (`advantages`), and rewards of steps, where the score has
    them, into one more for each chunk. A rollout without a trusted reward is left out before any statistic is computed.
    Even groups have no advantage; they are counted.
-2. `loss` (`objective.py`) calls a pure function for each variant (`reinforce`, `topr`, `ppo`, `gspo`, `cispo`) over
-   all tokens that the policy sampled. The unit is the trajectory, however many sequences it has.
+2. `loss` (`objective.py`) calls a pure function for each variant (`reinforce`, `topr`, `ppo`, `cispo`) over all
+   tokens that the policy sampled. The unit is the trajectory, however many sequences it has.
 3. `variants` says what each `variant` fixes and which settings act on it; other settings are refused.
 
 The settings can be checked without torch, which is imported only when the loss is called.
@@ -59,8 +59,8 @@ class PolicyGradient(Driver, Algorithm):
         scale: Scale | None = Field(
             None,
             description=(
-                "What an advantage is divided by: the standard deviation of its group (group_std) or of the batch "
-                "(batch_std, whitening)."
+                "What an advantage is divided by: the standard deviation of its group (group_std), or of the batch, "
+                "each trajectory once (batch_std) or as often as it has tokens (token_std, REINFORCE++'s whitening)."
             ),
         )
         return_signal: ReturnSignal | None = Field(
@@ -85,8 +85,20 @@ class PolicyGradient(Driver, Algorithm):
         )
         clip_low: float | None = Field(None, gt=0, description="Ratios are clipped below 1 - clip_low.")
         clip_high: float | None = Field(None, gt=0, description="Ratios are clipped above 1 + clip_high.")
+        dual_clip: float | None = Field(
+            None,
+            gt=1,
+            description=(
+                "Dual-clip PPO: the objective of a token with an advantage A below 0 is at least dual_clip A, however "
+                "large its ratio. Null: no such bound."
+            ),
+        )
         level: Level | None = Field(
-            None, description="Granularity of the ratio in tis and topr: trajectory (Eqs. 4 to 6), chunk or token."
+            None,
+            description=(
+                "What shares a ratio: trajectory (default of tis and topr, Eqs. 4 to 6), chunk, or token (default of "
+                "ppo_clip and cispo)."
+            ),
         )
         tis_cap: float | None = Field(
             None, gt=0, description="Upper bound of the weights in truncated importance sampling (1 in Eqs. 4 to 6)."
@@ -129,7 +141,7 @@ class PolicyGradient(Driver, Algorithm):
                 raise ValueError(f"negative_signal does nothing with return_signal '{s.return_signal}'; leave it out")
             if "gamma" in given and s.step_weight == 0:
                 raise ValueError("gamma does nothing with step_weight 0, which uses no rewards of steps; leave it out")
-            if s.scale != "none" and s.baseline == "none":
+            if s.scale in ("group_std", "batch_std") and s.baseline == "none":
                 raise ValueError(
                     f"scale '{s.scale}' divides differences from a baseline; set a baseline, or scale to none"
                 )
@@ -178,14 +190,15 @@ class PolicyGradient(Driver, Algorithm):
         rewards = [reward_of(t) for t in kept]
         if s.return_signal == "signed":
             rewards = [1.0 if t.passed else s.negative_signal for t in kept]
-        made = advantages(rewards, groups_of(kept), s.baseline, s.scale)
+        sizes = [sampled_size(t)[1] for t in kept]
+        made = advantages(rewards, groups_of(kept), s.baseline, s.scale, sizes)
         # Keys are objects, not trajectory ids, because two rollouts may share an id.
         values_of = {id(t): [value] * len(t.turns) for t, value in zip(kept, made.values, strict=True)}
         for i, position, value in step_advantages(kept, groups_of(kept), s):
             values_of[id(kept[i])][position] += s.step_weight * value
         even = {id(kept[i]) for i in made.even if not any(values_of[id(kept[i])])}
         even_groups = sum(all(id(kept[i]) in even for i in members) for members in groups_of(kept))
-        tokens = {id(t): sampled_size(t)[1] for t in kept}
+        tokens = {id(t): size for t, size in zip(kept, sizes, strict=True)}
         if not self.reference and not any(any(values_of[id(t)]) and tokens[id(t)] for t in kept):
             return None
 

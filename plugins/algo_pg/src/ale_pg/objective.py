@@ -51,7 +51,7 @@ class PolicyGradientLoss(Loss):
         kept = corrected.accepted.to(kind) if mask is None else mask * corrected.accepted
         shares = self._shares(logprobs, trajectories, inputs.normalizer, kept) * corrected.weights.to(kind)
         segments = segments_of(self.settings.level, inputs.chunk_ids, inputs.chunks)
-        terms = self._terms(logprobs, old, values, trajectories, segments, shares, mask, kept)
+        terms = self._terms(logprobs, old, values, segments, shares, mask, kept)
         of_reference = self._shares(logprobs, trajectories, reference_normalizer(inputs))
         penalty = reference_penalty(inputs, self.kl_coef, of_reference)
         sums = loss_sums(inputs, logprobs, old, values, trajectories, terms) | corrected.sums | penalty.sums
@@ -64,6 +64,7 @@ class PolicyGradientLoss(Loss):
             Tokens,
             accepted_tokens,
             count_by_trajectory,
+            counted_tokens,
             tokens_with_loss,
             unmasked_tokens,
         )
@@ -73,10 +74,10 @@ class PolicyGradientLoss(Loss):
         def count(tokens: Tokens) -> float:
             return sum(weigh_trajectory(s.normalization, s.max_tokens, n) for n in count_by_trajectory(batch, tokens))
 
-        packed, kept = count(tokens_with_loss(batch)), accepted_tokens(batch, self.correction)
+        counted, kept = counted_tokens(batch), accepted_tokens(batch, self.correction)
         if self.variant == "topr_token_mask":
             kept &= unmasked_tokens(batch, "token", s.mismatch_threshold)
-        masked = packed - count(kept)
+        packed, masked = count(tokens_with_loss(batch)), count(counted) - count(kept & counted)
         return replace(batch, normalizer=batch.normalizer - masked or 1.0, reference_normalizer=packed or 1.0)
 
     def _mask(self, old: Tensor, engine: Tensor) -> Tensor | None:
@@ -118,14 +119,12 @@ class PolicyGradientLoss(Loss):
         logprobs: Tensor,
         old: Tensor | None,
         values: Tensor,
-        trajectories: Tensor,
         segments: Tensor,
         shares: Tensor,
         mask: Tensor | None,
         kept: Tensor,
     ) -> Terms:
         from ale_pg.cispo import cispo
-        from ale_pg.gspo import gspo
         from ale_pg.ppo import ppo_clip
         from ale_pg.reinforce import reinforce, tis
         from ale_pg.topr import topr
@@ -138,12 +137,12 @@ class PolicyGradientLoss(Loss):
                 return tis(logprobs, old, values, segments, shares, s.tis_cap)
             case "topr" | "topr_token_mask":
                 return topr(logprobs, old, values, segments, shares, s.tis_cap, mask)
-            case "gspo":
-                return gspo(logprobs, old, values, trajectories, shares, s.clip_low, s.clip_high, kept)
             case "cispo":
-                return cispo(logprobs, old, values, shares, s.clip_low, s.clip_high)
-            case _:  # GRPO and its like differ in their advantages and in the mean, which `shares` is
-                return ppo_clip(logprobs, old, values, shares, s.clip_low, s.clip_high)
+                return cispo(logprobs, old, values, segments, shares, s.clip_low, s.clip_high, kept)
+            case _:  # GRPO and its like differ in their advantages, in the unit, and in the mean, which `shares` is
+                return ppo_clip(
+                    logprobs, old, values, segments, shares, s.clip_low, s.clip_high, s.dual_clip or None, kept
+                )
 
     def metrics(self, totals: Mapping[str, float]) -> dict[str, float]:
         """Return means over the tokens with loss, unless stated otherwise; `docs/metrics.md` has them in one table.

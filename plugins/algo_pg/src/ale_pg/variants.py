@@ -6,7 +6,7 @@ it a different variant."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from ale_policy_loss import Level
@@ -26,7 +26,7 @@ Variant = Literal[
     "gigpo",
 ]
 Baseline = Literal["none", "batch_mean", "group_mean", "leave_one_out"]
-Scale = Literal["none", "group_std", "batch_std"]
+Scale = Literal["none", "group_std", "batch_std", "token_std"]
 ReturnSignal = Literal["raw", "signed"]
 OldLogprobs = Literal["recompute", "engine", "none"]
 Normalization = Literal["token", "trajectory", "trajectory_mean", "constant"]
@@ -48,8 +48,10 @@ class Settings:
     clip_low: float = 0.2
     clip_high: float = 0.2
     tis_cap: float = 1.0
-    level: Level = "trajectory"
-    """The unit for which `tis` and `topr` compute a ratio."""
+    dual_clip: float = 0.0
+    """The objective of a token with an advantage A < 0 is at least this times A; 0: there is no such bound."""
+    level: Level = "token"
+    """The unit that shares a ratio."""
     mismatch_threshold: float = 2.0
     max_tokens: int = 1024
     old_logprobs: OldLogprobs = "recompute"
@@ -93,27 +95,44 @@ def _rule(settings: Settings, *names: str) -> Rule:
 
 _REWARDS = ("baseline", "scale", "return_signal", "negative_signal", "normalization")
 _CLIP = ("clip_low", "clip_high", "old_logprobs")
+_SURROGATE = (*_CLIP, "dual_clip")
+_TRAJECTORY = Settings(level="trajectory")
 
 RULES: dict[Variant, Rule] = {
     "reinforce": _rule(Settings(old_logprobs="none"), *_REWARDS),
-    "tis": _rule(Settings(), *_REWARDS, "level", "tis_cap", "old_logprobs"),
-    "topr": _rule(Settings(return_signal="signed"), *_REWARDS, "level", "tis_cap", "old_logprobs"),
-    "topr_token_mask": _rule(Settings(return_signal="signed"), *_REWARDS, "level", "tis_cap", "mismatch_threshold"),
-    "grpo": _rule(Settings("group_mean", "group_std", normalization="trajectory_mean"), *_CLIP),
+    "tis": _rule(_TRAJECTORY, *_REWARDS, "level", "tis_cap", "old_logprobs"),
+    "topr": _rule(replace(_TRAJECTORY, return_signal="signed"), *_REWARDS, "level", "tis_cap", "old_logprobs"),
+    "topr_token_mask": _rule(
+        replace(_TRAJECTORY, return_signal="signed"), *_REWARDS, "level", "tis_cap", "mismatch_threshold"
+    ),
+    "grpo": _rule(Settings("group_mean", "group_std", normalization="trajectory_mean"), *_SURROGATE),
     "gigpo": _rule(
         Settings("group_mean", "group_std", normalization="trajectory_mean", gamma=0.95, step_groups="state"),
-        *_CLIP,
+        *_SURROGATE,
         "scale",
     ),
-    "dr_grpo": _rule(Settings("group_mean", normalization="constant"), *_CLIP, "max_tokens"),
-    "dapo": _rule(Settings("group_mean", "group_std", clip_high=0.28, even_groups_count=False), *_CLIP),
+    "dr_grpo": _rule(Settings("group_mean", normalization="constant"), *_SURROGATE, "max_tokens"),
+    "dapo": _rule(Settings("group_mean", "group_std", clip_high=0.28, even_groups_count=False), *_SURROGATE),
     "gspo": _rule(
-        Settings("group_mean", "group_std", normalization="trajectory_mean", clip_low=3e-4, clip_high=4e-4), *_CLIP
+        Settings(
+            "group_mean",
+            "group_std",
+            normalization="trajectory_mean",
+            clip_low=3e-4,
+            clip_high=4e-4,
+            level="trajectory",
+        ),
+        *_SURROGATE,
     ),
     "rloo": _rule(Settings("leave_one_out", old_logprobs="none"), "scale", "normalization"),
-    "ppo_clip": _rule(Settings("group_mean"), "baseline", "scale", "normalization", *_CLIP),
+    "ppo_clip": _rule(Settings("group_mean"), "baseline", "scale", "normalization", "level", *_SURROGATE),
     "cispo": _rule(
-        Settings("group_mean", "group_std", clip_low=1.0, clip_high=0.28), "baseline", "scale", "normalization", *_CLIP
+        Settings("group_mean", "group_std", clip_low=1.0, clip_high=0.28),
+        "baseline",
+        "scale",
+        "normalization",
+        "level",
+        *_CLIP,
     ),
 }
 """The bounds of DAPO and GSPO are those of their papers; CISPO's paper clips only above and gives no number."""
