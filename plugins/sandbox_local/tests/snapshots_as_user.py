@@ -23,6 +23,11 @@ stat -c '%a %n' a closed shut unreadable sparse /tmp; chmod 700 closed shut; chm
 chmod 600 unreadable
 cat a closed/inner/f unreadable ~/.rc /tmp/t; readlink out; [ $(stat -c %b sparse) -lt 100 ] && echo sparse; ls
 """
+STATES = """
+stat -c '%a %n' closed shut unreadable
+while ps -o s= -C sleep | grep -q '[RD]'; do :; done  # one that was just let go on has not fallen asleep yet
+ps -o s= -C sleep | sort
+"""
 
 
 async def main() -> None:
@@ -35,10 +40,10 @@ async def main() -> None:
         print(provider.wrap.mode, *(provider.capabilities & {"fork"}))
         async with await provider.start_sandbox(SandboxSpec(resources=limits)) as box:
             await box.exec(MAKE)
-            before = (await box.exec("stat -c '%a %n' closed shut unreadable; ps -o s= -C sleep | sort")).output
+            before = (await box.exec(STATES)).output
             name = await box.snapshot("mine")
             unnamed = await box.snapshot()
-            assert (await box.exec("stat -c '%a %n' closed shut unreadable; ps -o s= -C sleep | sort")).output == before
+            assert (await box.exec(STATES)).output == before
             print(before.split())
             own = (await box.exec(LOOK)).output
         spec = SandboxSpec(resources=limits, from_snapshot=name, files={"new": b"new"}, workdir="/elsewhere")
