@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 import torch
+from pydantic import ValidationError
 
 from ale.errors import PluginError
 from ale.specs.trainer import LossInput
 from ale.trajectory import Chunk, ChunkError, Failure, Score, Trajectory
 from ale_packing import split
 from ale_pg import PolicyGradient
+from ale_pg.overlong import Overlong, length_penalty
 from ale_pg.variants import RULES
 
 Make = Callable[..., PolicyGradient]
@@ -292,3 +294,35 @@ def test_sums_of_narrow_numbers_are_made_in_float32(make: Make, build: Build, lo
     assert loss.dtype == torch.float32
     assert float(loss.detach()) == pytest.approx(302.34375)
     assert inputs.logprobs.grad.dtype == torch.bfloat16
+
+
+def test_long_rollouts_lose_a_part_of_their_reward(make: Make, build: Build) -> None:
+    overlong = Overlong(max_tokens=10, buffer=4, penalty=0.5)
+    assert [length_penalty(n, overlong) for n in (0, 6, 7, 8, 10, 99)] == [0, 0, -0.125, -0.25, -0.5, -0.5]
+    batch = make("reinforce", overlong=overlong).batch([build("a", 1.0, [[6]]), build("b", 1.0, [[3, 5]])])
+    assert batch is not None
+    assert batch.chunks.returns.tolist() == pytest.approx([1.0, 0.75, 0.75])
+    with pytest.raises(ValidationError, match=r"buffer \(11\) is more than max_tokens"):
+        Overlong(max_tokens=10, buffer=11)
+
+
+@pytest.mark.parametrize("kl_coef", [0.0, 0.1])
+@pytest.mark.parametrize("how", ["response", "episode"])
+def test_a_rollout_that_was_cut_off_has_no_loss_but_counts_in_its_group(
+    make: Make, build: Build, how: str, kl_coef: float
+) -> None:
+    cut = build("b", 0.0, [[2]])
+    if how == "response":
+        cut = replace(cut, chunks=(replace(cut.chunks[0], finish_reason="length"),))
+    else:
+        cut = replace(cut, ended_by="budget")
+    rollouts = [build("a", 1.0, [[2]]), cut, build("c", 0.5, [[2]])]
+    whole, masked = (make("dapo", kl_coef=kl_coef, mask_truncated=m).batch(rollouts) for m in (False, True))
+    assert whole is not None
+    assert masked is not None
+    assert whole.normalizer == 6
+    assert masked.normalizer == 4
+    returns = whole.chunks.returns.tolist()
+    assert returns[1] < 0
+    assert masked.chunks.returns.tolist() == ([returns[0], 0.0, returns[2]] if kl_coef else [returns[0], returns[2]])
+    assert make("grpo", mask_truncated=True).batch([cut, replace(cut, id="d"), replace(cut, id="e")]) is None

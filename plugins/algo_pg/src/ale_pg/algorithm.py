@@ -25,10 +25,14 @@ from ale.trajectory import Chunk, Trajectory
 from ale_packing import Credit, pack
 from ale_pg.advantages import advantages, step_advantages
 from ale_pg.objective import PolicyGradientLoss
+from ale_pg.overlong import Overlong, length_penalty, was_cut_off
 from ale_pg.variants import GROUP_BASELINES, RULES, Baseline, ReturnSignal, Scale, Settings, Variant, weigh_trajectory
 from ale_policy_loss import Level
 from ale_policy_loss.correction_settings import Correction
 from ale_policy_loss.groups import groups_of, reward_of, sampled_size, select_trusted
+
+FOR_ALL = {"variant", "group_size", "kl_coef", "correction", "overlong", "mask_truncated"}
+"""Settings that act with every variant."""
 
 
 class PolicyGradient(Driver, Algorithm):
@@ -111,6 +115,16 @@ class PolicyGradient(Driver, Algorithm):
             gt=0,
             description="Dr. GRPO's constant, by which the sum over a trajectory's tokens is divided (default 1024).",
         )
+        overlong: Overlong | None = Field(
+            None, description="Soft penalty in the reward for long rollouts (DAPO, Eq. 13). Null: none."
+        )
+        mask_truncated: bool = Field(
+            False,
+            description=(
+                "Rollouts that were cut off by a limit have no loss, and do not count in its mean; their rewards still "
+                "count in their groups."
+            ),
+        )
         correction: Correction | None = Field(
             None,
             description=(
@@ -130,7 +144,7 @@ class PolicyGradient(Driver, Algorithm):
         def _refuse_settings_without_effect(self) -> PolicyGradient.Config:
             rule = RULES[self.variant]
             given = {name for name in self.model_fields_set if getattr(self, name) is not None}
-            idle = sorted(given - rule.open - {"variant", "group_size", "kl_coef", "correction"})
+            idle = sorted(given - rule.open - FOR_ALL)
             if idle:
                 raise ValueError(
                     f"{', '.join(idle)} cannot be set with the variant '{self.variant}', which takes "
@@ -191,6 +205,9 @@ class PolicyGradient(Driver, Algorithm):
         if s.return_signal == "signed":
             rewards = [1.0 if t.passed else s.negative_signal for t in kept]
         sizes = [sampled_size(t)[1] for t in kept]
+        if self.config.overlong is not None:
+            rewards = [r + length_penalty(n, self.config.overlong) for r, n in zip(rewards, sizes, strict=True)]
+        masked = {id(t) for t in kept if self.config.mask_truncated and was_cut_off(t)}
         made = advantages(rewards, groups_of(kept), s.baseline, s.scale, sizes)
         # Keys are objects, not trajectory ids, because two rollouts may share an id.
         values_of = {id(t): [value] * len(t.turns) for t, value in zip(kept, made.values, strict=True)}
@@ -199,17 +216,20 @@ class PolicyGradient(Driver, Algorithm):
         even = {id(kept[i]) for i in made.even if not any(values_of[id(kept[i])])}
         even_groups = sum(all(id(kept[i]) in even for i in members) for members in groups_of(kept))
         tokens = {id(t): size for t, size in zip(kept, sizes, strict=True)}
-        if not self.reference and not any(any(values_of[id(t)]) and tokens[id(t)] for t in kept):
+        if not self.reference and not any(
+            any(values_of[id(t)]) and tokens[id(t)] and id(t) not in masked for t in kept
+        ):
             return None
 
         def credit(trajectory: Trajectory, chunk: Chunk, position: int, count: int) -> Credit | None:
-            if not chunk.sampled or (id(trajectory) in even and not self.reference):
+            out = id(trajectory) in even or id(trajectory) in masked
+            if not chunk.sampled or (out and not self.reference):
                 return None
-            value = values_of[id(trajectory)][position]
+            value = 0.0 if id(trajectory) in masked else values_of[id(trajectory)][position]
             return Credit(value, value > 0)
 
         def weight(trajectory: Trajectory, chunks: int, trained: int) -> float:
-            if id(trajectory) in even and not s.even_groups_count:
+            if id(trajectory) in masked or (id(trajectory) in even and not s.even_groups_count):
                 return 0.0
             return weigh_trajectory(s.normalization, s.max_tokens, tokens[id(trajectory)])
 
