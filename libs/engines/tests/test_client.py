@@ -58,9 +58,16 @@ async def client(tmp_path: Path) -> AsyncIterator[ServerClient]:
         request.transport.close()  # before the end is sent
         return web.StreamResponse()
 
+    async def endless(request: web.Request) -> web.StreamResponse:
+        answer = web.StreamResponse()
+        await answer.prepare(request)
+        await answer.write(b"0\n")
+        await asyncio.Event().wait()
+        return answer
+
     transports: list[object] = []
     app = web.Application()
-    for handler in (echo, connection, refuse, dying, never, broken, lines, broken_lines):
+    for handler in (echo, connection, refuse, dying, never, broken, lines, broken_lines, endless):
         app.router.add_post(f"/{handler.__name__}", handler)
     runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
@@ -127,6 +134,16 @@ async def test_lines_are_read_as_they_come_and_those_before_a_loss_are_kept(clie
         await anext(lines)
     with pytest.raises(EngineError, match="the prompt is too long"):
         [line async for line in client.read_lines("/refuse", None, 5)]
+
+
+async def test_closing_ends_an_answer_that_is_being_read(client: ServerClient) -> None:
+    lines = client.read_lines("/endless", None, 60)
+    assert await anext(lines) == b"0\n"
+    reading = asyncio.ensure_future(anext(lines))
+    await asyncio.sleep(0.05)
+    await client.close()
+    with pytest.raises(ConnectionLost, match="cannot be reached for /endless"):
+        await asyncio.wait_for(reading, 5)
 
 
 def test_what_was_sampled_grows_by_parts_of_one_length() -> None:

@@ -40,6 +40,8 @@ class ServerClient(Lifecycle):
         self._url = url.rstrip("/")
         self._socket = socket
         self._session: aiohttp.ClientSession | None = None
+        self._answers: set[aiohttp.ClientResponse] = set()
+        """Those that are being read."""
 
     async def start(self) -> None:
         """Open the session; it connects with the first request."""
@@ -55,6 +57,8 @@ class ServerClient(Lifecycle):
     async def close(self) -> None:
         """Close all connections; requests that run fail with `ConnectionLost`."""
         session, self._session = self._session, None
+        for answer in list(self._answers):
+            answer.close()  # the session closes the connection under it and does not wake its reader
         if session is not None:
             await session.close()
 
@@ -99,7 +103,11 @@ class ServerClient(Lifecycle):
             ) as answer:
                 if answer.status >= 400:
                     self._refuse(path, answer.status, read_error(await answer.read()) or answer.reason)
-                yield answer
+                self._answers.add(answer)
+                try:
+                    yield answer
+                finally:
+                    self._answers.discard(answer)
         except TimeoutError:
             raise ConnectionLost(f"{self._name} did not answer {path} within {timeout_s:g} s.") from None
         except (aiohttp.ClientError, OSError, asyncio.IncompleteReadError) as error:
