@@ -50,7 +50,7 @@ quickstart: install  ## Train a tiny agent end to end (under 5 minutes on 2 core
 	$(BIN)/ale run examples/quickstart.yaml
 
 # More processes than cores, because many tests wait; with more than three, attacks on containers that take all of a
-# user's share of the kernel's memory hinder each other, and servers do not answer in time.
+# user's share of the kernel's memory hinder each other.
 PYTEST = $(BIN)/pytest -q --dist loadfile --no-loadscope-reorder
 
 test: lint typecheck  ## Run ruff, mypy and all tests; what this machine lacks (Docker, Podman) is skipped

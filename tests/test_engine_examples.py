@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 from ale_command import REPOSITORY, ale, summary_of
+from kit import require_server
 
 from ale.store.run_store import RunStore
-from ale_engines.environments import find_python
 
 SMALL = [
     "sft.demonstrations.count=48",
@@ -24,8 +24,7 @@ SMALL = [
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("server", ["vllm", "sglang"])
 def test_an_example_trains_with_weights_that_reach_its_server(server: str, tmp_path: Path) -> None:
-    if find_python(server) is None:
-        pytest.skip(f"{server}'s environment is not installed: `ale engine install {server} --cpu`")
+    require_server(server)
     done = ale("run", f"examples/{server}_torch.yaml", *SMALL, "--out", tmp_path / "run", cwd=REPOSITORY)
     assert summary_of(done)["status"] == "completed"
     with RunStore.open(tmp_path / "run") as store:

@@ -84,9 +84,14 @@ def assert_keeps_contract(
     assert "skipped" not in done.stdout
 
 
-def assert_server_keeps_contract(engine: str, folder: Path) -> None:
-    """The engine passes with a server of its own on the CPU, or the test is skipped: its environment is not there."""
+def require_server(engine: str) -> None:
+    """Skip the test where the server's environment is not installed."""
     if find_python(engine) is None:
         pytest.skip(f"the environment of {engine} is not installed: `ale engine install {engine} --cpu`")
+
+
+def assert_server_keeps_contract(engine: str, folder: Path) -> None:
+    """The engine passes with a server of its own on the CPU."""
+    require_server(engine)
     settings = "{device: cpu, dtype: float32, threads: 1, max_batch: 32}"
     assert_keeps_contract(f"engine:{engine}", settings, folder, timeout_s=300)

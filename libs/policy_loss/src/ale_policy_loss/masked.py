@@ -6,9 +6,12 @@ losses use, over the whole batch of an update: the normalizer is then one number
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from ale.specs.trainer import TrainBatch
 from ale_policy_loss import Level
@@ -45,29 +48,35 @@ def unmasked_tokens(batch: TrainBatch, level: Level, threshold: float, lower: fl
     """Select the tokens with loss that the mismatch mask keeps; tokens not sampled by the policy are never masked. [N]
 
     Without old log-probabilities there is nothing to compare, and no token is masked."""
-    kept = tokens_with_loss(batch)
-    if batch.old_logprobs is None:
-        return kept
-    compared = sampled_tokens(batch)
-    ids = torch.from_numpy(batch.chunk_ids[compared])
-    old, engine = (torch.from_numpy(x[compared]) for x in (batch.old_logprobs, batch.engine_logprobs))
-    mask = mismatch_mask(old, engine, segments_of(level, ids, batch.chunks), threshold, lower)
-    kept[compared] = mask.numpy() > 0
-    return kept
+
+    def keep(old: Tensor, engine: Tensor, ids: Tensor) -> Tensor:
+        return mismatch_mask(old, engine, segments_of(level, ids, batch.chunks), threshold, lower) > 0
+
+    return _compare(batch, keep)
 
 
 def accepted_tokens(batch: TrainBatch, correction: Correction | None) -> Tokens:
     """Select the tokens with loss that the correction does not reject; tokens not sampled by the policy never are. [N]
 
     Without old log-probabilities there is nothing to compare, and no token is rejected."""
+    if correction is None or correction.reject is None:
+        return tokens_with_loss(batch)
+    level, bounds = correction.reject_level, correction.reject
+
+    def keep(old: Tensor, engine: Tensor, ids: Tensor) -> Tensor:
+        return accept(unit_ratio(old, engine, level, ids, batch.chunks), bounds)
+
+    return _compare(batch, keep)
+
+
+def _compare(batch: TrainBatch, keep: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Tokens:
+    """Select the tokens with loss but for those that the policy sampled and `keep` (old and engine's log-probabilities,
+    chunk ids -> bool) leaves out. [N]"""
     kept = tokens_with_loss(batch)
-    if batch.old_logprobs is None or correction is None or correction.reject is None:
-        return kept
-    compared = sampled_tokens(batch)
-    ids = torch.from_numpy(batch.chunk_ids[compared])
-    old, engine = (torch.from_numpy(x[compared]) for x in (batch.old_logprobs, batch.engine_logprobs))
-    ratio = unit_ratio(old, engine, correction.reject_level, ids, batch.chunks)
-    kept[compared] = accept(ratio, correction.reject).numpy()
+    if batch.old_logprobs is not None:
+        compared = sampled_tokens(batch)
+        columns = (batch.old_logprobs, batch.engine_logprobs, batch.chunk_ids)
+        kept[compared] = keep(*(torch.from_numpy(column[compared]) for column in columns)).numpy()
     return kept
 
 
