@@ -1,29 +1,28 @@
-"""This module computes each of our losses on a small model in double precision, also as one rank of a data-parallel
-computation. As a script it is one of several processes: `parallel_losses.py RANK WORLD MEETING MODEL OUT`. Each process
-computes its share of the trajectories of every batch, and `torch.distributed` (gloo) adds gradients and sums over the
-processes; the first process writes the result to OUT."""
+"""This module computes each of our losses on a small model in double precision, also as one rank of several that share
+the model."""
 
 from __future__ import annotations
 
 import itertools
-import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor, distributed
+from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from ale.specs.algorithm import Algorithm
 from ale.specs.driver import DriverContext
 from ale.specs.trainer import TrainBatch
 from ale_ipa import IPA
-from ale_packing import select
 from ale_pg import PolicyGradient
 from ale_pg.variants import RULES
 from ale_policy_loss.correction_settings import Correction
+from ale_ranks import World
 from ale_testing.loss_samples import random_rollouts
-from ale_trainer_torch.learner import Learner, Optimization
+from ale_trainer_torch.learner import Learner
+from ale_trainer_torch.optimizer import Optimization
 
 LEVELS = ("chunk", "token", "trajectory")
 SIGNALS = ("signed", "raw", "group_centered")
@@ -72,7 +71,14 @@ def algorithms() -> dict[str, Algorithm]:
     return made
 
 
-def learner(model: Path, *, packing: bool = True, budget: int = 100_000, logit_chunk: int | None = None) -> Learner:
+def learner(
+    model: Path,
+    *,
+    packing: bool = True,
+    budget: int = 100_000,
+    logit_chunk: int | None = None,
+    world: World | None = None,
+) -> Learner:
     """The model in double precision."""
     how = Optimization(
         lr=1e-3,
@@ -83,9 +89,10 @@ def learner(model: Path, *, packing: bool = True, budget: int = 100_000, logit_c
         micro_batch_tokens=budget,
         logit_chunk=logit_chunk,
         packing=packing,
-        gradient_checkpointing=False,
+        dtype=torch.float64,
+        master_dtype=torch.float64,
     )
-    return Learner(model, torch.device("cpu"), torch.float64, how)
+    return Learner(model, torch.device("cpu"), how, world)
 
 
 def batch_of(algorithm: Algorithm, with_learner: Learner, *, imitated: bool = False) -> TrainBatch:
@@ -110,7 +117,7 @@ def batch_of(algorithm: Algorithm, with_learner: Learner, *, imitated: bool = Fa
 
 
 def total(by: Learner, batches: list[TrainBatch], algorithm: Algorithm) -> Found:
-    """Loss, sums and gradient of several batches together."""
+    """Loss, sums and gradient of several batches together; of a sharded model on all ranks."""
     by.optimizer.zero_grad(set_to_none=True)
     loss, metrics = 0.0, dict[str, float]()
     for batch in batches:
@@ -118,7 +125,8 @@ def total(by: Learner, batches: list[TrainBatch], algorithm: Algorithm) -> Found
         loss += found.loss
         metrics = added(metrics, found.metrics)
     gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in by.model.parameters()]
-    return Found(loss, metrics, torch.cat([g.flatten() for g in gradients]).clone())
+    whole = [g.full_tensor() if isinstance(g, DTensor) else g for g in gradients]
+    return Found(loss, metrics, torch.cat([g.flatten() for g in whole]).clone())
 
 
 def added(one: dict[str, float], other: dict[str, float]) -> dict[str, float]:
@@ -130,29 +138,19 @@ def added(one: dict[str, float], other: dict[str, float]) -> dict[str, float]:
     }
 
 
-def main(rank: int, world: int, meeting: Path, model: Path, out: Path) -> None:
-    """Compute every algorithm's batch as one of `world` processes."""
-    torch.set_num_threads(1)
-    distributed.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=world)
-    by = learner(model, budget=60, logit_chunk=7)
-    came: dict[str, tuple[float, dict[str, float], Tensor]] = {}
-    for name, algorithm in algorithms().items():
-        batch = batch_of(algorithm, by, imitated=name.endswith("imitation"))
-        mine = list(range(rank, int(batch.trajectory[-1]) + 1, world))
-        found = total(by, [select(batch, mine)], algorithm)
-        names = sorted(found.metrics)
-        sums = torch.tensor([found.loss, *(found.metrics[n] for n in names)], dtype=torch.float64)
-        most = sums.clone()
-        distributed.all_reduce(sums, distributed.ReduceOp.SUM)
-        distributed.all_reduce(most, distributed.ReduceOp.MAX)
-        distributed.all_reduce(found.gradient, distributed.ReduceOp.SUM)
-        metrics = {n: float((most if n.endswith("_max") else sums)[i]) for i, n in enumerate(names, start=1)}
-        came[name] = (float(sums[0]), metrics, found.gradient)
-    if rank == 0:
-        torch.save(came, out)
-    distributed.barrier()
-    distributed.destroy_process_group()
+class RankOfLosses:
+    """One rank of several that compute every algorithm's batch together, the model sharded among them."""
 
+    def __init__(self, world: World, model: Path, budget: int) -> None:
+        self._learner = learner(model, budget=budget, logit_chunk=7, world=world)
+        self._world = world
 
-if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), *map(Path, sys.argv[3:]))
+    def compute(self, names: list[str]) -> dict[str, Found]:
+        """What those algorithms came to; empty but on rank 0."""
+        found: dict[str, Found] = {}
+        known = algorithms()
+        for name in names:
+            algorithm = known[name]
+            batch = batch_of(algorithm, self._learner, imitated=name.endswith("imitation"))
+            found[name] = total(self._learner, [batch], algorithm)
+        return found if self._world.rank == 0 else {}

@@ -1,23 +1,21 @@
 """However a batch is split, each of our losses gives the same gradient and metrics, to one part in a million.
 
 The reference is one pass over padded rows with full logits. The others are packed sequences, small micro-batches,
-logits computed in pieces, parts of the batch one after the other, and its shares in two processes.
+trajectories cut into several of them, logits computed in pieces, parts of the batch one after the other, and the model
+sharded over several ranks.
 """
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
+import re
 from pathlib import Path
 
 import numpy as np
-import parallel_losses
 import pytest
-import torch
 from parallel_losses import Found, algorithms, batch_of, learner, total
 
 from ale_packing import select
+from ale_ranks import Ranks
 from ale_testing.loss_samples import write_small_policy
 from ale_trainer_torch.learner import Learner
 
@@ -42,34 +40,24 @@ def others(model: Path) -> dict[str, Learner]:
     return {
         "end to end": learner(model),
         "end to end in small micro-batches, logits in chunks": learner(model, budget=60, logit_chunk=7),
-        "a trajectory at a time, padded, a position's logits at a time": learner(
+        "a sequence at a time, padded, a position's logits at a time": learner(
             model, packing=False, budget=1, logit_chunk=1
         ),
     }
 
 
 @pytest.fixture(scope="module")
-def two_processes(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Found]:
-    """What two processes came to together, by the algorithm's name."""
-    folder = tmp_path_factory.mktemp("ranks")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, parallel_losses.__file__, str(rank), "2", folder / "meeting", model, folder / "out.pt"],
-            env=environment,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        said = [rank.communicate(timeout=200)[1] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
-    assert [rank.returncode for rank in ranks] == [0, 0], said
-    return {name: Found(*came) for name, came in torch.load(folder / "out.pt").items()}
+def over_ranks(model: Path) -> dict[int, dict[str, Found]]:
+    """What 1, 2 and 4 ranks that share the model came to, by the algorithm's name; four compute each loss once."""
+    plain = [n for n in ALGORITHMS if not re.search("kl|corrected|,|imitation", n)]  # four ranks take their time
+    found = {}
+    for size, budget, names in ((1, 60, ALGORITHMS), (2, 60, ALGORITHMS), (4, 1000, plain)):
+        ranks = Ranks("parallel_losses:RankOfLosses", size, (model, budget), threads=1, backend="gloo")
+        try:
+            found[size] = ranks.call("compute", list(names))[0]
+        finally:
+            ranks.close()
+    return found
 
 
 def same(found: Found, expected: Found, name: str, how: str) -> None:
@@ -82,7 +70,7 @@ def same(found: Found, expected: Found, name: str, how: str) -> None:
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_the_gradient_and_the_metrics_are_the_same_whichever_way_the_batch_is_cut(
-    name: str, plain: Learner, others: dict[str, Learner], two_processes: dict[str, Found]
+    name: str, plain: Learner, others: dict[str, Learner], over_ranks: dict[int, dict[str, Found]]
 ) -> None:
     algorithm = ALGORITHMS[name]
     batch = batch_of(algorithm, plain, imitated=name.endswith("imitation"))
@@ -94,7 +82,9 @@ def test_the_gradient_and_the_metrics_are_the_same_whichever_way_the_batch_is_cu
     order = rng.permutation(int(batch.trajectory[-1]) + 1)
     parts = [select(batch, part.tolist()) for part in np.array_split(order, 3)]
     same(total(others["end to end"], parts, algorithm), expected, name, "accumulated over random parts")
-    same(two_processes[name], expected, name, "two processes")
+    for size, came in over_ranks.items():
+        if name in came:
+            same(came[name], expected, name, f"sharded over {size} ranks")
 
 
 @pytest.mark.parametrize("name", [n for n in ALGORITHMS if n.startswith("ipa")])

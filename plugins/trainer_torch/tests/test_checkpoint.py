@@ -16,7 +16,7 @@ from ale.errors import ConfigError, TrainerError
 from ale.specs.engine import FolderTicket, MemoryTicket, PolicyVersion
 from ale.specs.trainer import LossFunction, TrainBatch
 from ale_trainer_torch import TorchTrainer
-from ale_trainer_torch.folder import STATE_FILE
+from ale_trainer_torch.checkpoint import OPTIMIZER_FOLDER, STATE_FILE
 
 ModelFolder = Callable[[str], Path]
 Trainers = Callable[..., AbstractAsyncContextManager[TorchTrainer]]
@@ -130,16 +130,22 @@ async def test_folders_without_a_usable_model_are_sentences(
 
 
 async def test_damaged_or_foreign_states_are_sentences(
-    model_folder: ModelFolder, trainer: Trainers, tmp_path: Path
+    model_folder: ModelFolder,
+    trainer: Trainers,
+    random_batch: Batches,
+    likelihood_loss: LossFunction,
+    tmp_path: Path,
 ) -> None:
     async with trainer(model_folder("qwen2")) as t:
         await t.save(tmp_path / "damaged")
         (tmp_path / "damaged" / STATE_FILE).write_bytes(b"x")
         with pytest.raises(ConfigError, match="damaged"):
             await t.restore(tmp_path / "damaged")
+        await t.update(random_batch(), likelihood_loss)
         await t.save(tmp_path / "qwen2")
     async with trainer(model_folder("gpt2")) as t:
         await t.save(tmp_path / "gpt2")
-        shutil.copy(tmp_path / "qwen2" / STATE_FILE, tmp_path / "gpt2" / STATE_FILE)
+        shutil.rmtree(tmp_path / "gpt2" / OPTIMIZER_FOLDER)
+        shutil.copytree(tmp_path / "qwen2" / OPTIMIZER_FOLDER, tmp_path / "gpt2" / OPTIMIZER_FOLDER)
         with pytest.raises(TrainerError, match="not of this model"):
             await t.restore(tmp_path / "gpt2")

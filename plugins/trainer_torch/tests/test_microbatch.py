@@ -22,14 +22,16 @@ def batch_of(lengths: list[list[int]]) -> TrainBatch:
     return TrainBatch(np.arange(1, n + 1), np.array(flat), np.array(owners), ids, np.zeros(n, np.float32), table, 1.0)
 
 
-SHAPES = st.lists(st.lists(st.integers(1, 30), min_size=1, max_size=3), min_size=1, max_size=12)
+SHAPES = st.lists(st.lists(st.integers(2, 30), min_size=1, max_size=3), min_size=1, max_size=12)
 
 
 @settings(max_examples=100, deadline=None)
-@given(lengths=SHAPES, budget=st.integers(1, 120), end_to_end=st.booleans())
-def test_every_token_is_computed_once_at_its_place(lengths: list[list[int]], budget: int, end_to_end: bool) -> None:
+@given(lengths=SHAPES, budget=st.integers(1, 120), end_to_end=st.booleans(), ranks=st.integers(1, 4))
+def test_every_token_is_computed_once_at_its_place(
+    lengths: list[list[int]], budget: int, end_to_end: bool, ranks: int
+) -> None:
     batch = batch_of(lengths)
-    parts = cut(batch, budget, end_to_end=end_to_end)
+    parts = [p for share in cut(batch, budget, end_to_end=end_to_end, ranks=ranks) for g in share for p in g]
     real = np.concatenate([p.source[p.source >= 0] for p in parts])
     assert sorted(real.tolist()) == list(range(len(batch.token_ids)))
     for p in parts:
@@ -40,23 +42,29 @@ def test_every_token_is_computed_once_at_its_place(lengths: list[list[int]], bud
 
 
 @settings(max_examples=100, deadline=None)
-@given(lengths=SHAPES, budget=st.integers(1, 120), end_to_end=st.booleans())
-def test_trajectories_stay_together_within_the_budget(lengths: list[list[int]], budget: int, end_to_end: bool) -> None:
+@given(lengths=SHAPES, budget=st.integers(1, 120), end_to_end=st.booleans(), ranks=st.integers(1, 4))
+def test_trajectories_stay_together_and_no_micro_batch_of_two_sequences_exceeds_the_budget(
+    lengths: list[list[int]], budget: int, end_to_end: bool, ranks: int
+) -> None:
     batch = batch_of(lengths)
     owner = np.repeat(batch.trajectory, batch.lengths)
     seen: set[int] = set()
-    for p in cut(batch, budget, end_to_end=end_to_end):
-        trajectories = set(owner[p.source[p.source >= 0]].tolist())
+    for group in (g for share in cut(batch, budget, end_to_end=end_to_end, ranks=ranks) for g in share):
+        trajectories = {t for p in group for t in owner[p.source[p.source >= 0]].tolist()}
         assert not trajectories & seen
         seen |= trajectories
-        assert p.tokens.size <= budget or len(trajectories) == 1
+        assert len(group) == 1 or len(trajectories) == 1
+        assert all(p.tokens.size <= budget or len(p.tokens) == 1 for p in group)
+        if end_to_end:
+            assert all(p.tokens.size <= budget or (p.lengths is not None and len(p.lengths) == 1) for p in group)
 
 
 @settings(max_examples=100, deadline=None)
 @given(lengths=SHAPES, budget=st.integers(1, 120))
 def test_end_to_end_nothing_is_padding_and_rows_are_at_least_half_full(lengths: list[list[int]], budget: int) -> None:
     batch = batch_of(lengths)
-    parts = cut(batch, budget, end_to_end=True)
+    [share] = cut(batch, budget, end_to_end=True)
+    parts = [p for group in share for p in group]
     assert padding_waste(parts) == 0.0
     for p in parts:
         assert p.lengths is not None
@@ -65,13 +73,23 @@ def test_end_to_end_nothing_is_padding_and_rows_are_at_least_half_full(lengths: 
         assert not p.wanted[0, starts].any()
         assert p.wanted.sum() == p.tokens.size - len(p.lengths)
         assert (np.diff(p.source[0]) > 0).all()  # the batch's order
-    sizes = sorted(p.tokens.size for p in parts)
+    sizes = sorted(group[0].tokens.size for group in share if len(group) == 1)
     # Else the two least full would have fitted into one.
     assert len(sizes) < 2 or sizes[0] + sizes[1] > budget
 
 
+@settings(max_examples=100, deadline=None)
+@given(lengths=SHAPES, ranks=st.integers(1, 4))
+def test_ranks_get_like_shares(lengths: list[list[int]], ranks: int) -> None:
+    shares = cut(batch_of(lengths), 40, end_to_end=True, ranks=ranks)
+    tokens = [sum(p.tokens.size for group in share for p in group) for share in shares]
+    assert len(shares) == ranks
+    assert max(tokens) - min(tokens) <= max(map(sum, lengths))
+
+
 def test_like_lengths_share_a_padded_micro_batch_so_that_little_is_padding() -> None:
-    parts = cut(batch_of([[100], [10], [95], [9], [10]]), 10_000, end_to_end=False)
+    [share] = cut(batch_of([[100], [10], [95], [9], [10]]), 10_000, end_to_end=False)
+    parts = [p for [p] in share]
     assert [p.tokens.shape for p in parts] == [(3, 10), (2, 100)]
     assert padding_waste(parts) == pytest.approx(6 / 230)
     assert padding_waste([]) == 0.0

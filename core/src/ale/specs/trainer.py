@@ -1,9 +1,9 @@
 """The trainer contract: a trainer is a backend that knows no algorithm.
 
 A `TrainBatch` is *packed*: all sequences are joined in flat arrays of length N, without padding. The backend decides
-how to cut it into micro-batches, with one promise: the sequences of one trajectory stay together, so a loss may look
-across a trajectory. `normalizer` is one number for the whole batch of an update, so the sum of the micro-batch losses
-is the loss, however the batch is cut.
+how to cut it into micro-batches, with one promise: a loss is shown whole trajectories, so it may look across one.
+`normalizer` is one number for the whole batch of an update, so the sum of the losses that are shown a part of it is the
+loss, however the batch is cut.
 """
 
 from __future__ import annotations

@@ -61,8 +61,8 @@ class Subject:
 
     @property
     def transports(self) -> tuple[str, ...]:
-        """By which transports an engine or a trainer hands weights over."""
-        return getattr(self.cls, "transports", ())
+        """By which transports an engine or a trainer hands weights over, with these settings."""
+        return getattr(self.build(), "transports", ()) if hasattr(self.cls, "transports") else ()
 
     @property
     def over_http(self) -> bool:

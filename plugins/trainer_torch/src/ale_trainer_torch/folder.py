@@ -1,9 +1,4 @@
-"""Hugging Face folders: reading a causal LM, and writing checkpoints atomically.
-
-A checkpoint is such a folder with the tokenizer's files and `trainer_state.pt` (optimizer, random state, version)
-beside the weights, so that it serves as `model.path` too; a reference policy is a model folder inside it. It is written
-under another name and renamed at the end.
-"""
+"""Hugging Face folders: reading a causal LM, and writing one with its tokenizer."""
 
 from __future__ import annotations
 
@@ -14,13 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
 from ale.errors import ConfigError
 
-STATE_FILE = "trainer_state.pt"
-REFERENCE_FOLDER = "reference"
 TOKENIZER_FILES = (
     "tokenizer*",
     "special_tokens_map.json",
@@ -61,61 +55,19 @@ def read_model(folder: Path, dtype: torch.dtype) -> Any:
     return model
 
 
-@contextmanager
-def write_atomically(folder: Path) -> Iterator[Path]:
-    """Yield a new folder beside `folder` to write into; it replaces `folder` only at the end."""
-    recover_checkpoint(folder)
-    new, old = _beside(folder)
-    for leftover in (new, old):
-        shutil.rmtree(leftover, ignore_errors=True)
-    new.mkdir(parents=True)
-    yield new
-    if folder.exists():
-        folder.rename(old)
-    new.rename(folder)
-    shutil.rmtree(old, ignore_errors=True)
-
-
-def write_model(folder: Path, model: Any, tokenizer_folder: Path) -> None:
-    """Write the model into `folder`, and the files of the tokenizer that `tokenizer_folder` holds."""
+def write_model(folder: Path, model: Any, weights: dict[str, Tensor], tokenizer_folder: Path) -> None:
+    """Write whole weights, and the files of the tokenizer that `tokenizer_folder` holds."""
     for pattern in TOKENIZER_FILES:
         for file in tokenizer_folder.glob(pattern):
             if file.is_file():
                 shutil.copy2(file, folder / file.name)
+    save_pretrained(folder, model, weights)
+
+
+def save_pretrained(folder: Path, model: Any, weights: dict[str, Tensor]) -> None:
+    """Write whole weights in the model's format."""
     with without_progress_bars():
-        model.save_pretrained(str(folder))
-
-
-def write_state(folder: Path, state: dict[str, Any], reference: Any | None) -> None:
-    """Write the rest of a checkpoint into a model folder: the trainer's state and the reference policy, if any."""
-    if reference is not None:
-        with without_progress_bars():
-            reference.save_pretrained(str(folder / REFERENCE_FOLDER))
-    torch.save(state, folder / STATE_FILE)
-
-
-def recover_checkpoint(folder: Path) -> None:
-    """Restore the old checkpoint if a process died while it was replacing it."""
-    _, old = _beside(folder)
-    if old.exists() and not folder.exists():
-        old.rename(folder)
-
-
-def read_state(folder: Path) -> dict[str, Any]:
-    """The state that `write_state` put beside the weights. Raises `ConfigError`."""
-    file = folder / STATE_FILE
-    if not file.is_file():
-        raise ConfigError(f"{folder} is not a checkpoint of the trainer 'torch': it holds no {STATE_FILE}.")
-    try:
-        state: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
-    except Exception as error:  # a damaged file raises many types
-        raise ConfigError(f"{file} cannot be read; the checkpoint is damaged, use an earlier one.") from error
-    return state
-
-
-def _beside(folder: Path) -> tuple[Path, Path]:
-    """Return the temporary paths of the new and the old checkpoint, in the same file system."""
-    return folder.with_name(f".{folder.name}.new"), folder.with_name(f".{folder.name}.old")
+        model.save_pretrained(str(folder), state_dict=weights)
 
 
 @contextmanager

@@ -1,16 +1,21 @@
-"""The model being trained and its optimizer: the blocking half of the trainer, used from one thread only.
+"""The model being trained and its optimizer: the blocking half of the trainer, used from one thread of each rank.
 
 An update cuts the batch into micro-batches, adds up their gradients (`accumulate`), checks that all are finite, clips,
 and steps once (`step`). The loss is an argument of the call. The reference policy is a frozen copy of the model, whose
 log-probabilities are computed in the same way.
+
+Over several ranks, or where masters are wider than what is computed with, the model is sharded (`sharding.py`). All
+ranks make the same calls with the same batch; each computes its share, and all return the totals. A pass of a sharded
+model needs every rank, so that one with fewer micro-batches makes empty passes.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -19,31 +24,23 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ale.errors import ConfigError, TrainerError
-from ale.specs.trainer import ChunkTensors, LossFunction, LossInput, PolicyRole, TrainBatch
-from ale_trainer_torch.folder import read_model, write_atomically, write_model, write_state
-from ale_trainer_torch.microbatch import MicroBatch, cut, padding_waste
+from ale.errors import TrainerError
+from ale.specs.trainer import LossFunction, PolicyRole, TrainBatch
+from ale_ranks.world import World
+from ale_trainer_torch.folder import read_model
+from ale_trainer_torch.gradients import Gradients, Totals
+from ale_trainer_torch.microbatch import LossGroup, MicroBatch, cut, padding_waste
+from ale_trainer_torch.optimizer import Optimization, make_optimizer
 from ale_trainer_torch.policy import Policy
+from ale_trainer_torch.sharding import gather_weights, shard, whole_number
 
-
-@dataclass(frozen=True, slots=True)
-class Optimization:
-    """The settings of the optimizer."""
-
-    lr: float
-    betas: tuple[float, float]
-    eps: float
-    weight_decay: float
-    max_grad_norm: float
-    micro_batch_tokens: int
-    logit_chunk: int | None
-    packing: bool
-    gradient_checkpointing: bool
+Compute = Callable[..., tuple[Tensor, Tensor | None]]
+"""`Policy.logprobs`, or a sharded model's module that calls it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Accumulated:
-    """The totals over a batch's micro-batches: losses, metrics of the loss function, share of padding."""
+    """The totals over all micro-batches of a batch: losses, metrics of the loss function, share of padding."""
 
     loss: float
     metrics: dict[str, float]
@@ -53,25 +50,26 @@ class Accumulated:
 class Learner:
     """A policy, its AdamW, and a reference policy if one was loaded. The policy was read from `folder`."""
 
-    def __init__(self, folder: Path, device: torch.device, dtype: torch.dtype, how: Optimization) -> None:
+    def __init__(self, folder: Path, device: torch.device, how: Optimization, world: World | None = None) -> None:
         self.folder = folder
-        self.model = read_model(folder, dtype).to(device)
+        self.world = world or World()
+        self.model = read_model(folder, how.master_dtype).to(device)
         self.version = 0
-        self._device = device
-        self._how = how
+        self.device = device
+        self.how = how
         self._policy = Policy.of(self.model, packing=how.packing, chunk_tokens=how.logit_chunk)
-        self._reference: Policy | None = None
+        self._compute = self._prepare(self._policy)
+        self._compute_reference: Compute | None = None
+        self.reference: Any = None
         if how.gradient_checkpointing:
             checkpoint_layers(self.model)
-        self.optimizer = torch.optim.AdamW(
-            parameter_groups(self.model.parameters(), how.weight_decay), lr=how.lr, betas=how.betas, eps=how.eps
-        )
+        self.optimizer = make_optimizer(self.model.parameters(), how)
 
     def read_reference(self, folder: Path) -> None:
         """Read the reference policy from a model folder."""
-        model = read_model(folder, self.model.dtype).to(self._device)
+        model = read_model(folder, self.how.dtype).to(self.device)
         model.requires_grad_(False)
-        self._reference = self._policy.with_model(model)
+        self._compute_reference, self.reference = self._prepare(self._policy.with_model(model)), model
 
     @torch.no_grad()
     def logprobs(self, batch: TrainBatch, role: PolicyRole = "current") -> npt.NDArray[np.float32]:
@@ -79,14 +77,19 @@ class Learner:
 
         The batch is cut as in an update, so that the same weights give bitwise the same numbers in both.
         """
-        policy = self._policy if role == "current" else self._reference
-        if policy is None:
+        compute = self._compute if role == "current" else self._compute_reference
+        if compute is None:
             raise TrainerError(
                 "The trainer 'torch' has no reference policy yet; load one with load(folder, 'reference')."
             )
+        shares = [list(chain.from_iterable(groups)) for groups in self._cut(batch)]
+        mine = shares[self.world.rank]
+        found = [(part.index, self.forward(part, compute=compute)[0].cpu().numpy()) for part in mine]
+        for _ in range(max(map(len, shares)) - len(mine)):
+            self._pass_nothing(compute)
         out = np.zeros(len(batch.token_ids), dtype=np.float32)
-        for part in self._cut(batch):
-            out[part.index] = self._forward(policy, part, entropy=False)[0].cpu().numpy()
+        for index, values in chain.from_iterable(self.world.gather(found)):
+            out[index] = values
         return out
 
     def update(
@@ -94,14 +97,14 @@ class Learner:
     ) -> dict[str, float]:
         """One optimizer step; see `TrainerBackend.update`."""
         began = time.monotonic()
-        lr = self._how.lr if lr is None else lr
+        lr = self.how.lr if lr is None else lr
         self.optimizer.zero_grad(set_to_none=True)
         found = self.accumulate(batch, loss)
         norm = self.step(lr, weight_decay)
         return found.metrics | {
             "loss": found.loss,
             "grad_norm": norm,
-            "grad_clipped": float(norm > self._how.max_grad_norm),
+            "grad_clipped": float(norm > self.how.max_grad_norm),
             "lr": lr,
             "tokens": float(len(batch.token_ids)),
             "padding_waste": found.padding_waste,
@@ -110,98 +113,58 @@ class Learner:
 
     def accumulate(self, batch: TrainBatch, loss: LossFunction) -> Accumulated:
         """Add the gradient of a batch to the accumulated gradients."""
-        parts = self._cut(batch)
-        chunks = self._chunk_tensors(batch)
-        total, metrics = 0.0, dict[str, float]()
-        for part in parts:
-            if not part.wanted.any():
-                continue
-            out = loss(self._loss_input(batch, part, chunks))
-            total += float(out.loss.detach())
-            self._require_finite(total, "loss")
-            if out.loss.requires_grad:
-                out.loss.backward()
-            for name, value in out.sums.items():
-                metrics[name] = metrics.get(name, 0.0) + float(value)
-            for name, value in out.maxima.items():
-                metrics[name] = max(metrics.get(name, -math.inf), float(value))
-        return Accumulated(total, metrics, padding_waste(parts))
+        shares = self._cut(batch)
+        gradients = Gradients(self, batch, loss)
+        # The passes of each rank: first those without gradient, of what is larger than a micro-batch.
+        ahead, passes = ([_count(share, group_size) for share in shares] for group_size in (2, 1))
+        rank = self.world.rank
+        mine = [
+            (part, given) for group in shares[rank] if len(group) > 1 for part, given in gradients.look_ahead(group)
+        ]
+        with torch.no_grad():
+            for _ in range(max(ahead) - ahead[rank]):
+                self._pass_nothing(self._compute)
+        for group in shares[rank]:
+            if len(group) == 1:
+                gradients.add(group[0])
+        for part, given in mine:
+            gradients.add_given(part, given)
+        for _ in range(max(passes) - passes[rank]):
+            torch.autograd.backward([self._pass_nothing(self._compute).sum() * 0])
+        totals = Totals.over(self.world.gather(gradients.totals))
+        self._require_finite(totals.loss, "loss")
+        parts = [part for share in shares for group in share for part in group]
+        return Accumulated(totals.loss, totals.sums | totals.maxima, padding_waste(parts))
 
     def step(self, lr: float, weight_decay: float | None = None) -> float:
         """Step along the accumulated gradient and clear it; return its norm before clipping."""
-        norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._how.max_grad_norm))
+        norm = whole_number(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.how.max_grad_norm))
         self._require_finite(norm, "gradient norm")
         for group in self.optimizer.param_groups:
             group["lr"] = lr
-        self.optimizer.param_groups[0]["weight_decay"] = (
-            self._how.weight_decay if weight_decay is None else weight_decay
-        )
+        decay = self.how.weight_decay if weight_decay is None else weight_decay
+        self.optimizer.param_groups[0]["weight_decay"] = decay
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         return norm
 
     def weights(self) -> dict[str, Tensor]:
-        """Return copies of all weights by their Hugging Face names; tied ones share a copy."""
-        copies: dict[int, Tensor] = {}
-        out: dict[str, Tensor] = {}
-        for name, value in self.model.state_dict().items():
-            key = value.data_ptr()
-            if key not in copies or copies[key].shape != value.shape:
-                copies[key] = value.detach().clone()
-            out[name] = copies[key]
-        return out
+        """Return copies of all weights by their Hugging Face names, on rank 0; tied ones share a copy."""
+        return gather_weights(self.model, self.how.dtype, wanted=self.world.rank == 0)
 
-    def write(self, folder: Path) -> Path:
-        """Write the model and its tokenizer's files atomically; return the folder."""
-        with write_atomically(folder) as new:
-            write_model(new, self.model, self.folder)
-        return folder
-
-    def save(self, folder: Path) -> None:
-        """Write a checkpoint atomically, replacing an existing one."""
-        reference = None if self._reference is None else self._reference.model
-        with write_atomically(folder) as new:
-            write_model(new, self.model, self.folder)
-            write_state(new, self.state(), reference)
-
-    def state(self) -> dict[str, Any]:
-        """Return what a checkpoint holds besides the weights."""
-        cuda = torch.cuda.get_rng_state(self._device) if self._device.type == "cuda" else None
-        return {
-            "optimizer": self.optimizer.state_dict(),
-            "version": self.version,
-            "rng": torch.get_rng_state(),
-            "cuda_rng": cuda,
-        }
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Continue from what `state` returned."""
+    def forward(
+        self, part: MicroBatch, *, compute: Compute | None = None, entropy: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
+        """Compute a micro-batch's log-probabilities and, if asked for, entropies, under the policy or by `compute`."""
+        tokens = torch.from_numpy(part.tokens).to(self.device)
+        wanted = torch.from_numpy(part.wanted).to(self.device)
         try:
-            self.optimizer.load_state_dict(state["optimizer"])
-        except (ValueError, KeyError) as error:
-            raise TrainerError(
-                f"The optimizer state in {self.folder} is not of this model; take the model's own checkpoint, "
-                "or start from its weights alone (model.path)."
-            ) from error
-        self.version = int(state["version"])
-        torch.set_rng_state(state["rng"])
-        if state["cuda_rng"] is not None and self._device.type == "cuda":
-            torch.cuda.set_rng_state(state["cuda_rng"], self._device)
-
-    def _cut(self, batch: TrainBatch) -> list[MicroBatch]:
-        return cut(batch, self._how.micro_batch_tokens, end_to_end=self._policy.packs)
-
-    def _forward(self, policy: Policy, part: MicroBatch, *, entropy: bool) -> tuple[Tensor, Tensor | None]:
-        tokens = torch.from_numpy(part.tokens).to(self._device)
-        wanted = torch.from_numpy(part.wanted).to(self._device)
-        try:
-            return policy.logprobs(tokens, wanted, part.lengths, entropy=entropy)
+            return (compute or self._compute)(tokens, wanted, part.lengths, entropy=entropy)
         except torch.OutOfMemoryError as error:
             raise TrainerError(
                 f"A micro-batch of {tokens.numel()} tokens does not fit into the device's memory; lower "
-                "trainer.micro_batch_tokens or trainer.logit_chunk, or set trainer.gradient_checkpointing. All "
-                "contexts of a trajectory are in one micro-batch: if they alone are that many tokens, lower "
-                "rollout.max_calls or max_sampled_tokens."
+                "trainer.micro_batch_tokens or trainer.logit_chunk, or set trainer.gradient_checkpointing. A sequence "
+                "is in one micro-batch: if it alone is that many tokens, lower rollout.max_context."
             ) from error
         except IndexError as error:
             longest = max(part.lengths or [tokens.shape[1]])
@@ -212,29 +175,19 @@ class Learner:
                 f"{self.model.config.vocab_size}). Lower rollout.max_context, or use the model's own tokenizer."
             ) from error
 
-    def _loss_input(self, batch: TrainBatch, part: MicroBatch, chunks: ChunkTensors) -> LossInput:
-        index = part.index
+    def _prepare(self, policy: Policy) -> Compute:
+        if not torch.distributed.is_initialized():
+            return policy.logprobs
+        return shard(policy, self.how.dtype)
 
-        def pick(values: npt.NDArray[Any] | None) -> Tensor | None:
-            return None if values is None else torch.from_numpy(values[index]).to(self._device)
+    def _pass_nothing(self, compute: Compute) -> Tensor:
+        """Pass two tokens that count for nothing, because the other ranks wait for this one."""
+        tokens = torch.zeros((1, 2), dtype=torch.int64, device=self.device)
+        wanted = torch.tensor([[False, True]], device=self.device)
+        return compute(tokens, wanted, [2] if self._policy.packs else None)[0]
 
-        logprobs, entropy = self._forward(self._policy, part, entropy=True)
-        return LossInput(
-            logprobs,
-            entropy,
-            pick(batch.old_logprobs),
-            pick(batch.engine_logprobs),
-            pick(batch.chunk_ids),
-            chunks,
-            batch.normalizer,
-            batch.reference_normalizer,
-            pick(batch.reference_logprobs),
-        )
-
-    def _chunk_tensors(self, batch: TrainBatch) -> ChunkTensors:
-        c = batch.chunks
-        columns = (c.trajectory, c.position, c.count, c.returns, c.positive, c.sampled)
-        return ChunkTensors(*(torch.from_numpy(np.ascontiguousarray(x)).to(self._device) for x in columns))
+    def _cut(self, batch: TrainBatch) -> list[list[LossGroup]]:
+        return cut(batch, self.how.micro_batch_tokens, end_to_end=self._policy.packs, ranks=self.world.size)
 
     def _require_finite(self, value: float, what: str) -> None:
         if math.isfinite(value):
@@ -244,28 +197,6 @@ class Learner:
             f"The {what} is {value}; the weights were left as they are. "
             "Lower trainer.lr, or look for log-probabilities of -inf in the batch."
         )
-
-
-def pick_device(name: str) -> torch.device:
-    """Return the device of `trainer.device`. Raises `ConfigError` if it does not exist."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    device = torch.device(name)
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ConfigError(
-            f"trainer.device is '{name}', but torch sees {torch.cuda.device_count()} CUDA devices; "
-            "set it to auto or cpu, or install a build of torch with CUDA."
-        )
-    return device
-
-
-def parameter_groups(parameters: Iterable[Tensor], weight_decay: float) -> list[dict[str, Any]]:
-    """Split parameters in two groups: matrices with weight decay, and norms and biases without."""
-    trained = [p for p in parameters if p.requires_grad]
-    return [
-        {"params": [p for p in trained if p.dim() >= 2], "weight_decay": weight_decay},
-        {"params": [p for p in trained if p.dim() < 2], "weight_decay": 0.0},
-    ]
 
 
 def checkpoint_layers(model: Any) -> None:
@@ -280,3 +211,8 @@ def checkpoint_layers(model: Any) -> None:
     for module in model.modules():
         if getattr(module, "gradient_checkpointing", False):
             module.training = True
+
+
+def _count(share: Iterable[LossGroup], least: int) -> int:
+    """Count the micro-batches in groups of at least that size."""
+    return sum(len(group) for group in share if len(group) >= least)

@@ -1,9 +1,13 @@
-"""Cuts a packed batch into micro-batches of at most `max_tokens` positions.
+"""Cuts a packed batch into the passes of each rank: micro-batches of at most `max_tokens` positions.
 
-If the model can take sequences end to end, a micro-batch is one row without padding, and trajectories are put into rows
-first-fit, the longest first. If not, a micro-batch is a padded matrix: trajectories are sorted by their longest
-sequence and added greedily, as long as the shortest is not much shorter than the longest. The sequences of one
-trajectory stay together. The same batch is always cut the same way.
+1. Trajectories are shared among the ranks, the longest first, each to the rank with the fewest tokens.
+2. If the model can take sequences end to end, a micro-batch is one row without padding, and a rank's trajectories are
+   put into rows first-fit, the longest first. If not, a micro-batch is a padded matrix: trajectories are sorted by
+   their longest sequence and added greedily, as long as the shortest is not much shorter than the longest.
+3. The loss sees whole trajectories. One that alone is larger than a micro-batch becomes several of them with one loss:
+   a `LossGroup` of more than one. Only a single sequence is never cut.
+
+The same batch is always cut the same way, so each rank knows the passes of all.
 """
 
 from __future__ import annotations
@@ -40,23 +44,61 @@ class MicroBatch:
         return picked
 
 
-def cut(batch: TrainBatch, max_tokens: int, *, end_to_end: bool) -> list[MicroBatch]:
-    """Cut a batch into micro-batches of at most `max_tokens` positions with padding (a single trajectory may exceed
-    it)."""
+LossGroup = list[MicroBatch]
+"""The micro-batches over which one loss is computed: one, or those of a trajectory that is larger than one."""
+
+
+def cut(batch: TrainBatch, max_tokens: int, *, end_to_end: bool, ranks: int = 1) -> list[list[LossGroup]]:
+    """Cut a batch into micro-batches of at most `max_tokens` positions with padding (a single sequence may exceed it);
+    return the groups of each rank. A micro-batch without a token that carries loss is left out."""
     starts = np.concatenate([[0], np.cumsum(batch.lengths)[:-1]]).astype(np.int64)
     lengths = batch.lengths.tolist()
-    groups: dict[int, list[int]] = {}
+    trajectories: dict[int, list[int]] = {}
     for sequence, trajectory in enumerate(batch.trajectory.tolist()):
-        groups.setdefault(trajectory, []).append(sequence)
-    if end_to_end:
-        return [_line_up(batch, starts, rows) for rows in _first_fit(list(groups.values()), lengths, max_tokens)]
-    return [_pad(batch, starts, rows) for rows in _like_lengths(list(groups.values()), lengths, max_tokens)]
+        trajectories.setdefault(trajectory, []).append(sequence)
+    fill, make = (_first_fit, _line_up) if end_to_end else (_like_lengths, _pad)
+    shared: list[list[LossGroup]] = []
+    for share in _share(list(trajectories.values()), lengths, ranks):
+        fits = [t for t in share if _positions(t, lengths, end_to_end) <= max_tokens]
+        groups = [[rows] for rows in fill(fits, lengths, max_tokens)]
+        groups += [_cut_trajectory(t, lengths, max_tokens, end_to_end) for t in share if t not in fits]
+        made = [[make(batch, starts, rows) for rows in group] for group in groups]
+        shared.append([kept for group in made if (kept := [part for part in group if part.wanted.any()])])
+    return shared
 
 
 def padding_waste(parts: list[MicroBatch]) -> float:
     """Compute the share of padding in all positions of the micro-batches."""
     computed = sum(p.tokens.size for p in parts)
     return sum(int((p.source < 0).sum()) for p in parts) / computed if computed else 0.0
+
+
+def _share(trajectories: list[list[int]], lengths: list[int], ranks: int) -> list[list[list[int]]]:
+    """Share trajectories among ranks so that all have about the same number of tokens, in the batch's order."""
+    shares: list[list[list[int]]] = [[] for _ in range(ranks)]
+    tokens = [0] * ranks
+    for trajectory in sorted(trajectories, key=lambda t: -sum(lengths[s] for s in t)):
+        rank = tokens.index(min(tokens))
+        shares[rank].append(trajectory)
+        tokens[rank] += sum(lengths[s] for s in trajectory)
+    return [sorted(share) for share in shares]
+
+
+def _positions(sequences: list[int], lengths: list[int], end_to_end: bool) -> int:
+    """Count the positions of some sequences in a micro-batch of their own."""
+    sizes = [lengths[s] for s in sequences]
+    return sum(sizes) if end_to_end else len(sizes) * max(sizes)
+
+
+def _cut_trajectory(sequences: list[int], lengths: list[int], max_tokens: int, end_to_end: bool) -> list[list[int]]:
+    """Cut a trajectory between its sequences, which stay in order."""
+    rows: list[list[int]] = []
+    for sequence in sequences:
+        if rows and _positions([*rows[-1], sequence], lengths, end_to_end) <= max_tokens:
+            rows[-1].append(sequence)
+        else:
+            rows.append([sequence])
+    return rows
 
 
 def _first_fit(groups: list[list[int]], lengths: list[int], max_tokens: int) -> list[list[int]]:

@@ -1,19 +1,21 @@
-"""The trainer `torch`: AdamW on a Hugging Face causal LM, in one process and on one device.
+"""The trainer `torch`: AdamW on a Hugging Face causal LM, in one process or over ranks (FSDP2).
 
-All work on the model (`learner.py`) runs in one separate thread, so that the event loop stays free and no two calls use
-the model at once. If a call is cancelled, its work still finishes in that thread, and the next call waits for it.
+1. All work on the model is a `Worker`'s (`worker.py`). One in float32 lives in this process, in a thread of its own, so
+   that the event loop stays free and no two calls use the model at once. Several ranks, or one that computes in
+   bfloat16 from float32 masters, are processes of their own (`ale_ranks`), which need a process group.
+2. If a call is cancelled, its work still finishes in that thread, and the next call waits for it.
 
-torch and transformers come in with `learner.py`, which the constructor imports: settings are checked without them, and
+torch and transformers come in with `worker.py`, which the constructor imports: settings are checked without them, and
 no thread is the first to import them while another one does.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -21,16 +23,8 @@ from pydantic import Field
 
 from ale.errors import TrainerError
 from ale.specs.driver import Driver, DriverContext, PluginConfig
-from ale.specs.engine import FolderTicket, MemoryTicket, PolicyVersion, Ticket
+from ale.specs.engine import PolicyVersion
 from ale.specs.trainer import LossFunction, PolicyRole, TrainBatch, TrainerBackend
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from ale_trainer_torch.learner import Learner
-    from ale_weight_transfer.sender import WeightSender
-
-T = TypeVar("T")
 
 
 class TorchTrainer(Driver, TrainerBackend):
@@ -63,135 +57,95 @@ class TorchTrainer(Driver, TrainerBackend):
         gradient_checkpointing: bool = Field(
             False, description="Recompute activations in the backward pass: less memory, a third more time."
         )
+        ranks: int = Field(
+            1, ge=1, description="Processes over which the model is sharded (FSDP2); on GPUs each takes one."
+        )
         device: str = Field(
             "auto",
             pattern=r"^(auto|cpu|cuda(:\d+)?)$",
             description="auto (a GPU if there is one), cpu, cuda, cuda:1.",
         )
-        dtype: Literal["float32", "bfloat16"] = Field("float32", description="Type of weights and activations.")
-        threads: int = Field(0, ge=0, description="CPU threads that the trainer computes with; 0: torch's own choice.")
+        dtype: Literal["float32", "bfloat16"] = Field(
+            "float32", description="Type that is computed in; weights and moments are kept in float32."
+        )
+        threads: int = Field(
+            0, ge=0, description="CPU threads that each rank computes with; 0: torch's own choice, shared by the ranks."
+        )
 
     config: Config
 
     def __init__(self, config: Any, context: DriverContext) -> None:
-        from ale_trainer_torch.learner import pick_device
+        from ale_trainer_torch.worker import pick_device
 
         super().__init__(config, context)
-        self._learner: Learner | None = None
-        self._worker: ThreadPoolExecutor | None = None
-        self._device = pick_device(config.device)
-        on_gpu = self._device.type == "cuda"
-        self.transports = ("memory", "ipc", "nccl", "folder") if on_gpu else ("memory", "folder", "gloo")
-        self._sender: WeightSender | None = None
-        self._shared: list[dict[str, Tensor]] = []
-        """The newest two versions that were published by `ipc`: another process reads them in this one's memory."""
+        self._device = pick_device(config.device, config.ranks)
+        self._apart = config.ranks > 1 or config.dtype != "float32"
+        here: tuple[str, ...] = () if self._apart else ("memory",)
+        on_gpu = self._device.startswith("cuda")
+        self.transports = (*here, "ipc", "nccl", "folder") if on_gpu else (*here, "folder", "gloo")
+        self._thread: ThreadPoolExecutor | None = None
+        self._workers: _Workers | None = None
 
     async def start(self) -> None:
-        """Start the training thread."""
-        self._worker = ThreadPoolExecutor(1, thread_name_prefix="ale-trainer")
-        if self.config.threads:
-            import torch
-
-            # torch keeps this number per thread, so the engine has its own.
-            await self._run(lambda: torch.set_num_threads(self.config.threads))
+        """Start the training thread, and the ranks."""
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="ale-trainer")
+        self._workers = await asyncio.get_running_loop().run_in_executor(self._thread, self._start_workers)
 
     async def close(self) -> None:
-        """End the training thread after the current work is finished."""
-        worker, self._worker = self._worker, None
-        if worker is not None:
-            await asyncio.to_thread(worker.shutdown)
-        if self._sender is not None:
-            await asyncio.to_thread(self._sender.close)
-        self._sender, self._learner = None, None
-        self._shared.clear()
+        """End the ranks and the training thread, after the current work is finished."""
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            await asyncio.to_thread(thread.shutdown)
+        workers, self._workers = self._workers, None
+        if workers is not None:
+            await asyncio.to_thread(workers.close)
 
     async def load(self, folder: Path, policy: PolicyRole = "current") -> None:
         """See `TrainerBackend.load`; the reference policy is on the trainer's device too."""
-        if policy == "reference":
-            learner = self._ready()
-            await self._run(lambda: learner.read_reference(folder))
-        else:
-            self._learner = await self._run(lambda: self._read(folder))
+        await self._call("load", folder, policy)
 
     async def logprobs(self, batch: TrainBatch, policy: PolicyRole = "current") -> npt.NDArray[np.float32]:
         """See `TrainerBackend.logprobs`."""
-        learner = self._ready()
-        return await self._run(lambda: learner.logprobs(batch, policy))
+        found: npt.NDArray[np.float32] = await self._call("logprobs", batch, policy)
+        return found
 
     async def update(
         self, batch: TrainBatch, loss: LossFunction, *, lr: float | None = None, weight_decay: float | None = None
     ) -> dict[str, float]:
         """See `TrainerBackend.update`."""
-        learner = self._ready()
-        return await self._run(lambda: learner.update(batch, loss, lr, weight_decay))
+        totals: dict[str, float] = await self._call("update", batch, loss, lr, weight_decay)
+        return totals
 
     async def publish(self, transport: str, folder: Path) -> PolicyVersion:
         """See `TrainerBackend.publish`. Weights in memory are copies; a folder has the tokenizer's files too."""
-        learner = self._ready()
         if transport not in self.transports:
             raise TrainerError(
                 f"The trainer 'torch' publishes weights by {' or '.join(self.transports)}, not by '{transport}'."
             )
-
-        def publish() -> PolicyVersion:
-            version = learner.version + 1
-            policy = PolicyVersion(version, self._ticket(learner, transport, version, folder))
-            learner.version = version
-            return policy
-
-        return await self._run(publish)
+        policy: PolicyVersion = await self._call("publish", transport, folder)
+        return policy
 
     async def save(self, folder: Path) -> None:
         """See `TrainerBackend.save`; the tokenizer's files come along, so the folder serves as `model.path` too."""
-        learner = self._ready()
-        await self._run(lambda: learner.save(folder))
+        await self._call("save", folder)
 
     async def restore(self, folder: Path) -> None:
-        """See `TrainerBackend.restore`."""
-        from ale_trainer_torch.folder import REFERENCE_FOLDER, read_state, recover_checkpoint
+        """See `TrainerBackend.restore`; another number of ranks may have saved it."""
+        await self._call("restore", folder)
 
-        def read() -> Learner:
-            recover_checkpoint(folder)
-            state = read_state(folder)
-            learner = self._read(folder)
-            learner.restore(state)
-            if (folder / REFERENCE_FOLDER).exists():
-                learner.read_reference(folder / REFERENCE_FOLDER)
-            return learner
-
-        self._learner = await self._run(read)
-
-    def _ticket(self, learner: Learner, transport: str, version: int, folder: Path) -> Ticket:
-        match transport:
-            case "memory":
-                return MemoryTicket(learner.weights())
-            case "folder":
-                return FolderTicket(learner.write(folder / str(version)))
-            case "ipc":
-                from ale_weight_transfer.sender import share_by_ipc
-
-                self._shared = [*self._shared[-1:], learner.weights()]
-                return share_by_ipc(version, self._shared[-1])
-            case _:
-                from ale_weight_transfer.sender import WeightSender
-
-                self._sender = self._sender or WeightSender(transport)
-                return self._sender.offer(version, learner.weights())
-
-    async def _run(self, work: Callable[[], T]) -> T:
-        if self._worker is None:
+    async def _call(self, method: str, *args: Any) -> Any:
+        """Call a method of all ranks and return rank 0's answer."""
+        if self._thread is None or self._workers is None:
             raise TrainerError("The trainer 'torch' is not running; use it inside 'async with trainer:'.")
-        return await asyncio.get_running_loop().run_in_executor(self._worker, work)
+        answers = await asyncio.get_running_loop().run_in_executor(self._thread, self._workers.call, method, *args)
+        return answers[0]
 
-    def _ready(self) -> Learner:
-        if self._learner is None:
-            raise TrainerError("The trainer 'torch' has no model yet; call load or restore first.")
-        return self._learner
-
-    def _read(self, folder: Path) -> Learner:
+    def _start_workers(self) -> _Workers:
         import torch
 
-        from ale_trainer_torch.learner import Learner, Optimization
+        from ale_ranks import OneRank, Ranks, World
+        from ale_trainer_torch.optimizer import Optimization
+        from ale_trainer_torch.worker import Worker
 
         c = self.config
         how = Optimization(
@@ -204,5 +158,20 @@ class TorchTrainer(Driver, TrainerBackend):
             logit_chunk=c.logit_chunk,
             packing=c.packing,
             gradient_checkpointing=c.gradient_checkpointing,
+            dtype=getattr(torch, c.dtype),
         )
-        return Learner(folder, self._device, getattr(torch, c.dtype), how)
+        if not self._apart:
+            if c.threads:
+                torch.set_num_threads(c.threads)  # torch keeps this number per thread, so the engine has its own
+            return OneRank(Worker(World(), self._device, how))
+        threads = c.threads or max(1, len(os.sched_getaffinity(0)) // c.ranks)
+        backend = "nccl" if self._device.startswith("cuda") else "gloo"
+        return Ranks("ale_trainer_torch.worker:Worker", c.ranks, (self._device, how), threads=threads, backend=backend)
+
+
+class _Workers(Protocol):
+    """All ranks, wherever they are."""
+
+    def call(self, method: str, *args: Any) -> list[Any]: ...
+
+    def close(self) -> None: ...

@@ -1,0 +1,161 @@
+"""The owner's side: `Ranks` starts the processes, calls a method on all of them, and ends them.
+
+1. Ranks compute together, so one that fails can leave the others waiting for it. If all fail in the same call, the
+   first one's error is raised and the ranks go on. If only some fail or one dies, all are ended and every later call
+   raises `TrainerError`: what the others hold is half of a state.
+2. Their standard output and error go to a file without a name, of which an error shows the end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from multiprocessing.connection import Connection, wait
+from typing import IO, Any
+
+import cloudpickle  # type: ignore[import-untyped]
+from torch._C._distributed_c10d import TCPStore
+
+from ale.errors import AleError, TrainerError
+from ale_ranks.launch import COLLECTIVE_TIMEOUT, RankPlan
+
+OTHERS_S = 5.0
+"""How long the others may take to answer after one rank has failed."""
+END_S = 10.0
+SHOWN_CHARACTERS = 2000
+
+
+class Ranks:
+    """Processes that each hold an object made by `target(world, *args)`; `target` is `module:Class`.
+
+    `threads` are the CPU threads of each; `backend` is torch's name of what connects them (gloo, nccl). Calls come one
+    at a time, from any thread.
+    """
+
+    def __init__(self, target: str, size: int, args: tuple[Any, ...] = (), *, threads: int, backend: str) -> None:
+        """Start them. Raises what the constructor of the object raises."""
+        self._failure: str | None = None
+        with socket.socket() as listening:
+            listening.bind(("127.0.0.1", 0))
+            listening.listen()
+            port = listening.getsockname()[1]
+            self._store = TCPStore(
+                "127.0.0.1", port, is_master=True, wait_for_workers=False, timeout=COLLECTIVE_TIMEOUT,
+                master_listen_fd=listening.detach(), use_libuv=False,
+            )  # fmt: skip
+        pairs = [socket.socketpair() for _ in range(size)]
+        fds = [theirs.fileno() for _, theirs in pairs]
+        self._output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  # closed in `_end`
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "ale_ranks.launch", *map(str, fds)],
+            pass_fds=fds,
+            stdin=subprocess.DEVNULL,
+            stdout=self._output,
+            stderr=self._output,
+            start_new_session=True,  # Ctrl-C is for the owner, which ends its ranks in order
+        )
+        for _, theirs in pairs:
+            theirs.close()
+        self._connections = [Connection(ours.detach()) for ours, _ in pairs]
+        try:
+            self._send(pickle.dumps(RankPlan(sys.path, target, size, port, threads, backend)))
+            self.call("__init__", *args)
+        except BaseException:
+            self.close()
+            raise
+
+    def call(self, method: str, *args: Any) -> list[Any]:
+        """Call a method on all ranks and return their answers, by rank.
+
+        Raises what all of them raise, and `TrainerError` if only some fail or one has ended.
+        """
+        if self._failure is not None:
+            raise TrainerError(self._failure)
+        self._send(cloudpickle.dumps((method, args)))
+        answers = self._collect()
+        ended = {rank: value for rank, (what, value) in answers.items() if what == "ended"}
+        errors = {rank: value for rank, (what, value) in answers.items() if what == "error"}
+        if not ended and not errors:
+            return [answers[rank][1] for rank in range(len(self._connections))]
+        first = min(ended or errors)  # the others' errors are that it has ended
+        cause: BaseException = (ended or errors)[first]
+        if len(errors) == len(self._connections):
+            raise cause
+        self._failure = (
+            f"Rank {first} of {len(self._connections)} failed in '{method}', and not all did, so all were ended: "
+            f"{cause if isinstance(cause, AleError) else f'{type(cause).__name__}: {cause}'}{self._last_output()}"
+        )
+        self._end()
+        raise TrainerError(self._failure) from cause
+
+    def close(self) -> None:
+        """End all ranks."""
+        self._failure = self._failure or "The ranks were closed."
+        self._end()
+
+    def _send(self, request: bytes) -> None:
+        for connection in self._connections:
+            with contextlib.suppress(OSError):  # that rank has ended, which `_receive` reports
+                connection.send_bytes(request)
+
+    def _collect(self) -> dict[int, tuple[str, Any]]:
+        """Wait for the answers: for all of them, or for `OTHERS_S` more once one has failed."""
+        answers: dict[int, tuple[str, Any]] = {}
+        waiting = dict(enumerate(self._connections))
+        until: float | None = None
+        while waiting:
+            ready = wait(list(waiting.values()), None if until is None else max(0.0, until - time.monotonic()))
+            if not ready:
+                break
+            for rank in [rank for rank, connection in waiting.items() if connection in ready]:
+                answers[rank] = _receive(waiting.pop(rank))
+                if answers[rank][0] != "value" and until is None:
+                    until = time.monotonic() + OTHERS_S
+        return answers
+
+    def _last_output(self) -> str:
+        size = os.fstat(self._output.fileno()).st_size
+        text = os.pread(self._output.fileno(), SHOWN_CHARACTERS, max(0, size - SHOWN_CHARACTERS))
+        shown = text.decode(errors="replace").strip()
+        return f"\nThe last output of the ranks:\n{shown}" if shown else ""
+
+    def _end(self) -> None:
+        for connection in self._connections:
+            connection.close()  # at which its rank ends
+        try:
+            self._process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+        self._output.close()
+
+
+class OneRank:
+    """A world of one, in this process: the same calls of an object that is already there."""
+
+    def __init__(self, target: Any) -> None:
+        self._target = target
+
+    def call(self, method: str, *args: Any) -> list[Any]:
+        """Call a method and return its answer."""
+        return [getattr(self._target, method)(*args)]
+
+    def close(self) -> None:
+        """Close the object."""
+        self._target.close()
+
+
+def _receive(connection: Connection) -> tuple[str, Any]:
+    """Return a rank's answer; where none will come, an error."""
+    try:
+        answer: tuple[str, Any] = pickle.loads(connection.recv_bytes())
+        return answer
+    except (EOFError, OSError):
+        return "ended", TrainerError("its process has ended.")

@@ -1,0 +1,130 @@
+"""Ranks answer together, fail together, and end with their owner."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from ale.errors import ConfigError, TrainerError
+from ale_ranks import OneRank, Ranks, World
+
+
+class Member:
+    """Does as it is asked."""
+
+    def __init__(self, world: World, word: str = "") -> None:
+        if word == "broken":
+            raise ConfigError("There is no such thing.")
+        self.world = world
+        self.word = word
+
+    def describe(self, number: int) -> tuple[int, int, str, list[Any]]:
+        return self.world.rank, os.getpid(), self.word, self.world.gather(number + self.world.rank)
+
+    def fail(self, *ranks: int) -> None:
+        if self.world.rank in ranks:
+            print("the reason, as its library printed it", flush=True)
+            raise ZeroDivisionError("nothing to divide by")
+        self.world.barrier()
+
+    def apply(self, function: Any) -> Any:
+        return function(self.world.rank)
+
+    def kill(self, rank: int) -> None:
+        if self.world.rank == rank:
+            os.kill(os.getpid(), signal.SIGKILL)
+        self.world.barrier()
+
+    def close(self) -> None:
+        self.word = "closed"
+
+
+@pytest.fixture
+def two() -> Iterator[Ranks]:
+    ranks = Ranks(f"{__name__}:Member", 2, ("hello",), threads=1, backend="gloo")
+    yield ranks
+    ranks.close()
+
+
+def processes_of(ranks: Ranks) -> list[psutil.Process]:
+    launched = psutil.Process(ranks._process.pid)
+    return [launched, *launched.children(recursive=True)]
+
+
+def test_each_rank_answers_and_all_know_of_each_other(two: Ranks) -> None:
+    answers = two.call("describe", 10)
+    assert [(rank, word, gathered) for rank, _, word, gathered in answers] == [(r, "hello", [10, 11]) for r in (0, 1)]
+    assert len({os.getpid(), *(pid for _, pid, _, _ in answers)}) == 3
+    offset = 5
+    assert two.call("apply", lambda rank: rank + offset) == [5, 6], "also functions that no module has"
+
+
+def test_what_all_raise_is_raised_and_they_go_on(two: Ranks) -> None:
+    with pytest.raises(ZeroDivisionError, match="nothing to divide by") as raised:
+        two.call("fail", 0, 1)
+    assert any("in fail" in note for note in raised.value.__notes__)
+    assert [rank for rank, *_ in two.call("describe", 0)] == [0, 1]
+
+
+def test_if_only_some_fail_all_are_ended(two: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ale_ranks.group.OTHERS_S", 0.2)
+    running = processes_of(two)
+    with pytest.raises(TrainerError, match=r"Rank 1 of 2 failed in 'fail'.*ZeroDivisionError: nothing") as raised:
+        two.call("fail", 1)
+    assert "as its library printed it" in str(raised.value)
+    with pytest.raises(TrainerError, match="Rank 1 of 2 failed"):
+        two.call("describe", 0)
+    assert not any(process.is_running() for process in running)
+
+
+def test_a_rank_that_is_killed_is_an_error_and_not_a_wait(two: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ale_ranks.group.OTHERS_S", 0.2)
+    running = processes_of(two)
+    with pytest.raises(TrainerError, match="its process ended by SIGKILL"):
+        two.call("kill", 0)
+    assert not any(process.is_running() for process in running)
+
+
+def test_a_constructor_that_fails_is_raised_and_leaves_nothing() -> None:
+    before = set(psutil.Process().children(recursive=True))
+    for target, error in ((f"{__name__}:Member", ConfigError), ("no_such_module:Member", ModuleNotFoundError)):
+        with pytest.raises(error, match=r"no such thing|no_such_module"):
+            Ranks(target, 2, ("broken",), threads=1, backend="gloo")
+    assert set(psutil.Process().children(recursive=True)) <= before
+
+
+def test_ranks_end_with_an_owner_that_is_killed(tmp_path: Path) -> None:
+    code = (
+        f"import sys, time; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
+        "from ale_ranks import Ranks\n"
+        f"ranks = Ranks('{Path(__file__).stem}:Member', 2, threads=1, backend='gloo')\n"
+        "print(*(answer[1] for answer in ranks.call('describe', 0)), flush=True)\n"
+        "ranks.call('apply', lambda rank: time.sleep(600))"
+    )
+    owner = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert owner.stdout is not None
+    pids = [int(pid) for pid in owner.stdout.readline().split()]
+    assert len(pids) == 2
+    owner.kill()
+    owner.wait()
+    until = time.monotonic() + 60
+    while any(psutil.pid_exists(pid) for pid in pids):
+        assert time.monotonic() < until, "a rank lives on"
+        time.sleep(0.05)
+
+
+def test_a_world_of_one_in_this_process_answers_alike() -> None:
+    member = Member(World(), "here")
+    one = OneRank(member)
+    assert one.call("describe", 3) == [(0, os.getpid(), "here", [3])]
+    one.close()
+    assert member.word == "closed"

@@ -1,0 +1,108 @@
+"""The gradient of one batch on one rank: the loss of each micro-batch, backward, and the totals.
+
+A loss that looks at more than one micro-batch (a trajectory that is larger than one) needs all its log-probabilities at
+once, but not all their graphs. So it is computed from log-probabilities without graph; its gradient with respect to
+each of them is kept, and given to a second pass of each micro-batch. The chain rule makes this exact, for any loss.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from ale.specs.trainer import ChunkTensors, LossFunction, LossInput, TrainBatch
+from ale_trainer_torch.microbatch import LossGroup, MicroBatch
+
+if TYPE_CHECKING:
+    from ale_trainer_torch.learner import Learner
+
+
+@dataclass(slots=True)
+class Totals:
+    """What losses come to together: `LossOutput` with numbers in the place of tensors."""
+
+    loss: float = 0.0
+    sums: dict[str, float] = field(default_factory=dict)
+    maxima: dict[str, float] = field(default_factory=dict)
+
+    def add(self, loss: float, sums: Mapping[str, Any], maxima: Mapping[str, Any]) -> None:
+        """Add one more."""
+        self.loss += loss
+        for name, value in sums.items():
+            self.sums[name] = self.sums.get(name, 0.0) + float(value)
+        for name, value in maxima.items():
+            self.maxima[name] = max(self.maxima.get(name, -math.inf), float(value))
+
+    @classmethod
+    def over(cls, parts: Iterable[Totals]) -> Totals:
+        """Add up those of several ranks."""
+        total = cls()
+        for part in parts:
+            total.add(part.loss, part.sums, part.maxima)
+        return total
+
+
+class Gradients:
+    """Adds to the gradients of a learner's model, and to `totals`."""
+
+    def __init__(self, learner: Learner, batch: TrainBatch, loss: LossFunction) -> None:
+        self.totals = Totals()
+        self._learner = learner
+        self._batch = batch
+        self._loss = loss
+        c = batch.chunks
+        columns = (c.trajectory, c.position, c.count, c.returns, c.positive, c.sampled)
+        self._chunks = ChunkTensors(*(torch.from_numpy(np.ascontiguousarray(x)).to(learner.device) for x in columns))
+
+    def add(self, part: MicroBatch) -> None:
+        """Add the gradient of a micro-batch with a loss of its own."""
+        logprobs, entropy = self._learner.forward(part, entropy=True)
+        self._backward(part.index, logprobs, entropy)
+
+    def look_ahead(self, group: LossGroup) -> Iterator[tuple[MicroBatch, Tensor]]:
+        """Compute the one loss of several micro-batches; return each with the loss's gradient for its
+        log-probabilities."""
+        with torch.no_grad():
+            found = [self._learner.forward(part, entropy=True) for part in group]
+        logprobs = torch.cat([logprobs for logprobs, _ in found]).requires_grad_()
+        entropy = torch.cat([entropy for _, entropy in found if entropy is not None])
+        self._backward(np.concatenate([part.index for part in group]), logprobs, entropy)
+        given = torch.zeros_like(logprobs) if logprobs.grad is None else logprobs.grad
+        sizes = [len(logprobs) for logprobs, _ in found]
+        return zip(group, torch.split(given, sizes), strict=True)
+
+    def add_given(self, part: MicroBatch, given: Tensor) -> None:
+        """Add the gradient of a micro-batch whose loss `look_ahead` computed."""
+        logprobs, _ = self._learner.forward(part)
+        torch.autograd.backward([logprobs], [given])
+
+    def _backward(self, index: npt.NDArray[np.int64], logprobs: Tensor, entropy: Tensor | None) -> None:
+        out = self._loss(self._loss_input(index, logprobs, entropy))
+        self.totals.add(float(out.loss.detach()), out.sums, out.maxima)
+        # A sharded model's other ranks wait for this backward pass, whatever the loss is made of.
+        (out.loss if out.loss.requires_grad else logprobs.sum() * 0).backward()
+
+    def _loss_input(self, index: npt.NDArray[np.int64], logprobs: Tensor, entropy: Tensor | None) -> LossInput:
+        batch = self._batch
+
+        def pick(values: npt.NDArray[Any] | None) -> Tensor | None:
+            return None if values is None else torch.from_numpy(values[index]).to(self._learner.device)
+
+        return LossInput(
+            logprobs,
+            entropy,
+            pick(batch.old_logprobs),
+            pick(batch.engine_logprobs),
+            pick(batch.chunk_ids),
+            self._chunks,
+            batch.normalizer,
+            batch.reference_normalizer,
+            pick(batch.reference_logprobs),
+        )

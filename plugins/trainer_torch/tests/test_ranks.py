@@ -1,0 +1,123 @@
+"""Over several ranks the trainer is the same trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from pydantic import ValidationError
+from safetensors.torch import load_file
+
+from ale.errors import ConfigError, TrainerError
+from ale.specs.driver import DriverContext
+from ale.specs.engine import FolderTicket
+from ale.specs.trainer import LossFunction, TrainBatch
+from ale_trainer_torch import TorchTrainer
+
+ModelFolder = Callable[[str], Path]
+Trainers = Callable[..., AbstractAsyncContextManager[TorchTrainer]]
+Batches = Callable[..., TrainBatch]
+
+
+async def weights_of(trainer: TorchTrainer, folder: Path) -> dict[str, torch.Tensor]:
+    policy = await trainer.publish("folder", folder)
+    assert isinstance(policy.ticket, FolderTicket)
+    return load_file(policy.ticket.folder / "model.safetensors")
+
+
+def apart(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
+    assert one.keys() == other.keys()
+    return max(float((one[name] - other[name]).abs().max()) for name in one)
+
+
+@pytest.mark.parametrize("settings", [{}, {"gradient_checkpointing": True, "packing": False}])
+async def test_two_ranks_train_and_save_as_one_does(
+    settings: dict[str, bool],
+    model_folder: ModelFolder,
+    trainer: Trainers,
+    random_batch: Batches,
+    likelihood_loss: LossFunction,
+    tmp_path: Path,
+) -> None:
+    folder, batches = model_folder("qwen2"), [random_batch(seed) for seed in range(3)]
+    how = {"micro_batch_tokens": 50, **settings}
+    async with trainer(folder, **how) as one, trainer(folder, ranks=2, **how) as two:
+        await two.load(folder, "reference")
+        for batch in batches[:2]:
+            expected = await one.update(batch, likelihood_loss)
+            found = await two.update(batch, likelihood_loss)
+            for name in ("loss", "grad_norm", "n", "entropy", "tokens"):
+                assert found[name] == pytest.approx(expected[name], rel=1e-5), name
+        assert np.abs(await two.logprobs(batches[2]) - await one.logprobs(batches[2])).max() < 1e-5
+        reference = await two.logprobs(batches[2], "reference")
+        assert apart(await weights_of(two, tmp_path / "two"), await weights_of(one, tmp_path / "one")) < 1e-5
+        await one.save(tmp_path / "of one")
+        await two.save(tmp_path / "of two")
+        await one.update(batches[2], likelihood_loss)
+        straight = await weights_of(one, tmp_path / "one")
+        # Each goes on from what the other saved.
+        await two.restore(tmp_path / "of one")
+        await two.update(batches[2], likelihood_loss)
+        await one.restore(tmp_path / "of two")
+        assert np.abs(await one.logprobs(batches[2], "reference") - reference).max() < 1e-5
+        await one.update(batches[2], likelihood_loss)
+        for of in (one, two):
+            assert apart(await weights_of(of, tmp_path / f"again {of is two}"), straight) < 1e-5
+        with pytest.raises(ConfigError, match=r"no config\.json"):
+            await two.load(tmp_path)
+        await two.logprobs(batches[0])
+
+
+async def test_steps_too_small_for_bfloat16_are_not_lost(
+    model_folder: ModelFolder,
+    trainer: Trainers,
+    random_batch: Batches,
+    likelihood_loss: LossFunction,
+    tmp_path: Path,
+) -> None:
+    batch = random_batch()
+    async with trainer(model_folder("qwen2"), dtype="bfloat16", lr=1e-4) as t:
+        first = await weights_of(t, tmp_path / "weights")
+        for _ in range(20):
+            await t.update(batch, likelihood_loss)
+        await t.save(tmp_path / "saved")
+        await t.load(model_folder("qwen2"))
+        await t.restore(tmp_path / "saved")
+        for _ in range(20):
+            await t.update(batch, likelihood_loss)
+        last = await weights_of(t, tmp_path / "weights")
+    norm = "model.layers.0.input_layernorm.weight"  # ones: in bfloat16 a step of 1e-4 leaves them as they are
+    assert first[norm].dtype == torch.bfloat16
+    assert float(torch.tensor(1.0).bfloat16() - 1e-4) == 1.0
+    assert (last[norm] != first[norm]).float().mean() > 0.5
+    assert float((last[norm].float() - 1).abs().max()) == pytest.approx(40 * 1e-4, abs=4e-3)
+
+
+async def test_a_rank_that_dies_is_an_error_and_leaves_no_process(
+    model_folder: ModelFolder, trainer: Trainers, random_batch: Batches, likelihood_loss: LossFunction
+) -> None:
+    before = set(psutil.Process().children(recursive=True))
+    async with trainer(model_folder("qwen2"), ranks=2) as t:
+        started = set(psutil.Process().children(recursive=True)) - before
+        assert len(started) == 3, "two ranks and the process that forked them"
+        max(started, key=lambda process: process.pid).kill()
+        with pytest.raises(TrainerError, match="its process ended by SIGKILL"):
+            await t.update(random_batch(), likelihood_loss)
+        with pytest.raises(TrainerError, match="its process ended by SIGKILL"):
+            await t.logprobs(random_batch())
+    assert not [process for process in started if process.is_running()]
+
+
+def test_ranks_and_devices_that_cannot_be_are_sentences() -> None:
+    with pytest.raises(ValidationError, match="greater than or equal to 1"):
+        TorchTrainer.Config(ranks=0)
+    for device in ("cuda:0", "cuda"):
+        with pytest.raises(ConfigError, match=r"trainer\.(ranks|device) is"):
+            TorchTrainer(TorchTrainer.Config(ranks=torch.cuda.device_count() + 1, device=device), DriverContext())
+    assert TorchTrainer(TorchTrainer.Config(), DriverContext()).transports[0] == "memory"
+    assert "memory" not in TorchTrainer(TorchTrainer.Config(ranks=2, device="cpu"), DriverContext()).transports
