@@ -40,7 +40,7 @@ class Found:
 
 def algorithms() -> dict[str, Algorithm]:
     """IPA with every level x signal x normalization and with all levels apart, every policy gradient; some with a KL
-    term, or a correction."""
+    term and an entropy bonus, or a correction."""
     ipa: dict[str, dict[str, object]] = {}
     for level, signal, normalization in itertools.product(LEVELS, SIGNALS, NORMALIZATIONS):
         ipa[f"ipa {level} {signal} {normalization}"] = {
@@ -55,7 +55,7 @@ def algorithms() -> dict[str, Algorithm]:
                 "ratio_level": of_ratio,
                 "mask_level": of_mask,
             }
-    ipa |= {f"ipa {level} kl": {"level": level, "kl_coef": 0.3} for level in LEVELS}
+    ipa |= {f"ipa {level} kl": {"level": level, "kl_coef": 0.3, "entropy_coef": 0.2} for level in LEVELS}
     ipa |= {
         f"ipa {level} {normalization} imitation": {"level": level, "normalization": normalization, "kl_coef": 0.3}
         for level, normalization in itertools.product(LEVELS, NORMALIZATIONS)
@@ -65,7 +65,11 @@ def algorithms() -> dict[str, Algorithm]:
     }
     correction = Correction(weight="truncate", level="chunk", cap=1.1, reject=(0.9, 1.05), reject_level="token")
     for variant in RULES:
-        for name, more in (("", {}), (" kl", {"kl_coef": 0.3}), (" corrected", {"correction": correction})):
+        for name, more in (
+            ("", {}),
+            (" kl", {"kl_coef": 0.3, "kl_estimator": "k2", "entropy_coef": 0.2}),
+            (" corrected", {"correction": correction}),
+        ):
             config = PolicyGradient.Config(variant=variant, **more)
             made[f"pg {variant}{name}"] = PolicyGradient(config, DriverContext())
     return made

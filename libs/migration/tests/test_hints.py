@@ -56,13 +56,13 @@ def refusal(folder: Path, text: str, *overrides: str) -> list[str]:
         ),
         (
             "entropy_coef=0.1",
-            "entropy_coef: there is no such key, and nothing like it. Entropies come without gradient; rl.min_entropy "
-            "stops a run whose policy collapses.",
+            "entropy_coef: there is no such key. Here it is algorithm.entropy_coef of pg and ipa. rl.min_entropy stops "
+            "a run whose policy collapses.",
         ),
         (
             "algorithm.beta=0.1",
             "algorithm.beta: there is no such key. Here it is algorithm.kl_coef of pg and ipa (TRL: beta). A "
-            "coefficient of 0, the default, keeps no reference policy; the estimator is k3.",
+            "coefficient of 0, the default, keeps no reference policy.",
         ),
         (
             "critic.optim.lr=1",

@@ -1,4 +1,4 @@
-"""The penalty on leaving a reference policy: its value, its slope, what it is an estimate of, extremes."""
+"""The penalty on leaving a reference policy, and the entropy bonus: values, slopes, what they estimate, extremes."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from torch import Tensor
 
 from ale.errors import PluginError
 from ale.specs.trainer import ChunkTensors, LossInput
+from ale_policy_loss.entropy import entropy_bonus
 from ale_policy_loss.ratios import LARGEST_LOG_RATIO
-from ale_policy_loss.reference import LARGEST_LEAD, k3, reference_penalty
+from ale_policy_loss.reference import LARGEST_LEAD, k1, k2, k3, reference_penalty
 
 INF = math.inf
 LOGPROBS = st.floats(-8, 0)
@@ -75,6 +76,37 @@ def test_on_samples_of_the_policy_it_estimates_the_divergence_and_its_slope_is_t
     assert torch.allclose(found, expected)
 
 
+def test_the_other_estimators_are_schulmans_and_the_slope_of_the_second_is_that_of_the_divergence() -> None:
+    torch.manual_seed(2)
+    logits, other = torch.randn(6, dtype=torch.float64, requires_grad=True), torch.randn(6, dtype=torch.float64)
+    pi, ref = torch.log_softmax(logits, -1), torch.log_softmax(other, -1)
+    gaps = [a - b for a, b in zip(pi.tolist(), ref.tolist(), strict=True)]
+    assert k1(pi, ref).tolist() == pytest.approx(gaps)
+    assert k2(pi, ref).tolist() == pytest.approx([gap**2 / 2 for gap in gaps])
+    divergence = (pi.exp() * (pi - ref)).sum()
+    assert float((pi.exp() * k1(pi, ref)).sum().detach()) == pytest.approx(float(divergence.detach()))
+    (expected,) = torch.autograd.grad(divergence, logits, retain_graph=True)
+    weights = pi.detach().exp()  # samples of pi: no gradient through their number
+    (second,) = torch.autograd.grad((weights * k2(pi, ref)).sum(), logits, retain_graph=True)
+    (first,) = torch.autograd.grad((weights * k1(pi, ref)).sum(), logits)
+    assert torch.allclose(second, expected)
+    assert first.abs().max() < 1e-12
+
+
+def test_the_penalty_takes_the_estimator_that_is_asked_for() -> None:
+    new, reference = torch.tensor([-1.0, -2.0]).double(), torch.tensor([-2.0, -2.5]).double()
+    inputs = inputs_of(new, reference, [True, True], z=2.0)
+    found = {name: float(reference_penalty(inputs, 1.0, None, name).loss) for name in ("k1", "k2", "k3")}
+    d = (-1.0, -0.5)
+    assert found == pytest.approx(
+        {
+            "k1": sum(-x for x in d) / 2,
+            "k2": sum(x * x / 2 for x in d) / 2,
+            "k3": sum(math.exp(x) - 1 - x for x in d) / 2,
+        }
+    )
+
+
 @pytest.mark.parametrize("lead", [LARGEST_LEAD - 0.01, LARGEST_LEAD, 5.0, 19.9])
 def test_no_token_pulls_harder_than_at_the_largest_lead_and_none_lets_go(lead: float) -> None:
     new = torch.tensor([-1.0 - lead], dtype=torch.float64, requires_grad=True)
@@ -124,3 +156,32 @@ def test_a_batch_without_the_references_numbers_is_a_sentence_and_no_coefficient
         reference_penalty(inputs_of(new, None, [True]), 0.1)
     found = reference_penalty(inputs_of(new, None, [True]), 0.0)
     assert (float(found.loss), found.sums) == (0.0, {})
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    tokens=st.lists(st.tuples(st.floats(0, 9), st.booleans(), st.floats(0.01, 1)), max_size=8),
+    coef=st.floats(0.001, 10),
+    shared=st.booleans(),
+)
+def test_the_entropy_bonus_and_its_slope_are_those_of_a_loop_over_the_sampled_tokens(
+    tokens: list[tuple[float, bool, float]], coef: float, shared: bool
+) -> None:
+    entropy = torch.tensor([t[0] for t in tokens], dtype=torch.float64, requires_grad=True)
+    new = torch.zeros(len(tokens), dtype=torch.float64, requires_grad=True)
+    inputs = replace(inputs_of(new, None, [t[1] for t in tokens], z=7.0), entropy=entropy, reference_normalizer=3.0)
+    shares = torch.tensor([t[2] for t in tokens], dtype=torch.float64) if shared else None
+    found = entropy_bonus(inputs, coef, shares)
+    weights = [coef * sampled * (share if shared else 1 / 3.0) for _, sampled, share in tokens]
+    expected = -sum(w * t[0] for w, t in zip(weights, tokens, strict=True))
+    assert float(found.detach()) == pytest.approx(expected, rel=1e-9, abs=1e-12)
+    if tokens:
+        (slope,) = torch.autograd.grad(found, entropy)
+        assert slope.tolist() == pytest.approx([-w for w in weights], rel=1e-9, abs=1e-12)
+
+
+def test_an_entropy_without_gradient_is_a_sentence_and_no_coefficient_needs_none() -> None:
+    inputs = inputs_of(torch.tensor([-1.0], requires_grad=True), None, [True])
+    with pytest.raises(PluginError, match=r"entropy_coef is 0\.1, but the trainer's"):
+        entropy_bonus(inputs, 0.1)
+    assert float(entropy_bonus(inputs, 0.0)) == 0.0

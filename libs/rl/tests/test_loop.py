@@ -215,3 +215,29 @@ def test_healthy_entropy_ends_a_row_of_bad_steps_also_where_no_rollout_starts_at
         for _ in range(4):
             guard.check({"success": 0.1, "entropy": 0.01})
         guard.check({"success": 0.9, "entropy": 0.5, "start_chunk": 3.0})
+
+
+async def test_each_epoch_trains_on_all_batches_of_the_step_and_observers_see_each_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    updated: list[str] = []
+    seen: list[str] = []
+
+    async def update(batch: str, loss: object, *, lr: float | None) -> dict[str, float]:
+        updated.append(batch)
+        return {"loss": float(len(updated))}
+
+    async def nothing(bench: object) -> None:
+        pass
+
+    monkeypatch.setattr("ale_rl.loop.publish", nothing)
+    batches = [SimpleNamespace(metrics={}, name=name) for name in "ab"]
+    bench = SimpleNamespace(
+        algorithm=SimpleNamespace(loss=SimpleNamespace(metrics=dict)),
+        backend=SimpleNamespace(update=lambda batch, loss, lr: update(batch.name, loss, lr=lr)),
+        hooks=SimpleNamespace(call=lambda name, step, batch: seen.append(batch.name)),
+    )
+    metrics = await train_step(bench, RLConfig(epochs=3), PackedStep(batches, 0, {}), 1)  # type: ignore[arg-type]
+    assert updated == ["a", "b"] * 3
+    assert seen == ["a", "b"]
+    assert metrics == {"loss": 3.5, "updates": 6.0}

@@ -98,7 +98,7 @@ async def test_a_rewarded_token_becomes_likely_by_trial(
 async def sample(trainer: Any, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
     """64 pairs of tokens behind the contexts (0,) and (0, first, 9), and their log-probabilities."""
     tokens, logprobs = np.zeros((64, 2), np.int64), np.zeros((64, 2))
-    model = trainer._learner.model
+    model = trainer._workers.target.learner.model
     with torch.no_grad():
         for k in range(2):
             context = np.zeros((64, 1 + 2 * k), np.int64)
@@ -194,7 +194,7 @@ async def test_a_path_that_is_never_found_from_the_beginning_is_learnt_along_an_
     rng = np.random.default_rng(0)
     done: list[Trajectory] = []
     async with opened(lr=1e-2) as trainer:
-        model = trainer._learner.model
+        model = trainer._workers.target.learner.model
         for step in range(1, 81):
             requests = ipa.plan([task], RolloutHistory(step, 3, done, demonstrations=[expert]))
             done = []

@@ -11,6 +11,8 @@ import numpy as np
 from hypothesis import assume
 
 GROUPED = ("group_mean", "leave_one_out")
+ENTROPY = 0.5
+"""That of every token of the samples."""
 
 
 def logprobs(seed: int, n: int) -> list[float]:
@@ -52,12 +54,13 @@ def signal(r: Rollout, s: Any) -> float:
 
 
 def slow(
-    variant: str, scored: list[Rollout], s: Any, kl_coef: float, groups: list[str], correction: Any
+    variant: str, scored: list[Rollout], s: Any, config: Any, groups: list[str]
 ) -> tuple[float, list[list[float]]]:
     """The loss of an update on these groups, and its slope in the log-probability of each token of each rollout.
 
     Advantages are those of all rollouts of the step, means are over the update's."""
     a = slow_advantages(scored, s)
+    kl_coef, correction = config.kl_coef, config.correction
     packed = packed_rollouts(scored, s, kl_coef)
     here = [i for i, r in enumerate(scored) if r.group in groups and r.new]
     kept = {
@@ -79,8 +82,10 @@ def slow(
                 value, slope = objective(variant, a[i], r, t, unit_ratio(variant, r, t, s, kept[i]), s)
                 loss -= share * value
                 slopes[i][t] -= share * slope
-            if i in held and kl_coef:
+            if i in held:
                 share = slow_share({k: len(scored[k].new) for k in held}, i, s)
+                loss -= config.entropy_coef * share * ENTROPY
+            if i in held and kl_coef:
                 d = r.reference[t] - r.new[t]
                 curved = min(d, 3.0)
                 loss += kl_coef * share * (math.exp(curved) - 1 - curved + (math.exp(3) - 1) * (d - curved))

@@ -58,7 +58,11 @@ def configs(draw: st.DrawFn, variant: str) -> dict[str, Any]:
         baseline = config.get("baseline", rule.settings.baseline)
         scales = ["none", "token_std"] + ["batch_std"] * (baseline != "none") + ["group_std"] * (baseline in GROUPED)
         config["scale"] = draw(st.sampled_from(scales))
-    return config | {"kl_coef": draw(st.sampled_from([0.0, 0.0, 0.5])), "correction": draw(st.none() | corrections())}
+    return config | {
+        "kl_coef": draw(st.sampled_from([0.0, 0.0, 0.5])),
+        "entropy_coef": draw(st.sampled_from([0.0, 0.3])),
+        "correction": draw(st.none() | corrections()),
+    }
 
 
 UNITS = st.sampled_from(["token", "chunk", "trajectory", "sequence"])
@@ -95,7 +99,7 @@ def test_each_updates_loss_is_the_equation_with_the_steps_advantages(
     scored = [r for r in done if r.reward is not None]
     names = list(dict.fromkeys(r.group for r in scored))
     if batch is None:
-        _, slopes = slow(variant, scored, pg.settings, kl_coef, names, pg.config.correction)
+        _, slopes = slow(variant, scored, pg.settings, pg.config, names)
         assert not any(any(s) for s in slopes)
         return
     trained = batch.chunk_ids >= 0
@@ -122,12 +126,12 @@ def test_each_updates_loss_is_the_equation_with_the_steps_advantages(
         inputs = loss_input(piece, new, old, reference=reference if kl_coef else None)
         loss = pg.loss(inputs).loss
         loss.backward()
-        expected, slopes = slow(variant, scored, pg.settings, kl_coef, groups, pg.config.correction)
+        expected, slopes = slow(variant, scored, pg.settings, pg.config, groups)
         assert float(loss.detach()) == pytest.approx(expected, rel=1e-5, abs=1e-6)
         want = [slopes[i][t] for i, t in tokens]
         assert inputs.logprobs.grad.tolist() == pytest.approx(want, rel=1e-5, abs=1e-7)
     assert len(seen) == len(set(seen)), "a group is in one update"
-    _, slopes = slow(variant, scored, pg.settings, kl_coef, [g for g in names if g not in seen], pg.config.correction)
+    _, slopes = slow(variant, scored, pg.settings, pg.config, [g for g in names if g not in seen])
     assert not any(any(s) for s in slopes), "what is in no update has nothing to teach"
 
 

@@ -53,7 +53,7 @@ def test_extreme_and_impossible_logits_give_what_the_slow_loop_gives(
     assert entropy is not None
     assert logprobs.tolist() == pytest.approx(expected, rel=1e-5, abs=1e-5)
     assert entropy.tolist() == pytest.approx(entropies, rel=1e-4, abs=1e-4)
-    torch.autograd.backward((logprobs * torch.randn(count)).sum())
+    torch.autograd.backward((logprobs * torch.randn(count)).sum() + (entropy * torch.randn(count)).sum())
     assert logits.grad is not None
     assert torch.isfinite(logits.grad).all()
     assert (logits.grad[logits.isneginf() & (torch.arange(vocabulary) != targets[:, None])] == 0).all()
@@ -88,13 +88,13 @@ def test_the_head_in_chunks_gives_the_values_and_gradients_of_the_whole_table(
     logits = scale * torch.nn.functional.linear(*exact)
     logits = logits if cap is None else cap * torch.tanh(logits / cap)
     expected = plain(logits, targets)
-    torch.autograd.backward((expected * slopes).sum())
+    whole = torch.log_softmax(logits, -1)
+    torch.autograd.backward((expected * slopes).sum() - (slopes.flip(0) * (whole.exp() * whole).sum(-1)).sum())
     logprobs, entropy = token_logprobs(
         ours[0], ours[1], targets, ours[2] if biased else None, chunk_tokens=chunk, scale=scale, cap=cap, entropy=True
     )
-    torch.autograd.backward((logprobs * slopes.to(dtype)).sum())
     assert entropy is not None
-    assert not entropy.requires_grad
+    torch.autograd.backward((logprobs * slopes.to(dtype)).sum() + (entropy * slopes.flip(0).to(dtype)).sum())
     assert logprobs.dtype == dtype
     assert torch.allclose(logprobs.double(), expected, atol=1e-5)
     assert entropy.tolist() == pytest.approx(slow(logits, targets)[1], abs=1e-5)
@@ -112,12 +112,12 @@ def test_gradients_pass_the_numerical_check(chunk: int | None, cap: float | None
     targets = torch.randint(7, (6,))
     check: Callable[..., bool] = torch.autograd.gradcheck
     assert check(
-        lambda h, w, b: token_logprobs(h, w, targets, b, chunk_tokens=chunk, scale=0.7, cap=cap)[0],
+        lambda h, w, b: token_logprobs(h, w, targets, b, chunk_tokens=chunk, scale=0.7, cap=cap, entropy=True),
         (hidden, weight, bias),
     )
     logits = torch.randn(8, 7, dtype=torch.float64, requires_grad=True)
     rows = torch.tensor([5, 0, 7, 2, 1, 6])
-    assert check(lambda x: logprobs_from_logits(x, targets, rows, chunk_tokens=chunk)[0], (logits,))
+    assert check(lambda x: logprobs_from_logits(x, targets, rows, chunk_tokens=chunk, entropy=True), (logits,))
 
 
 def test_the_same_numbers_to_a_millionth_whatever_the_chunk() -> None:

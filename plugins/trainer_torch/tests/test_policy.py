@@ -82,7 +82,7 @@ def test_logprobs_and_entropy_are_those_of_the_full_softmax_row_by_row(
     assert logprobs.tolist() == pytest.approx(expected, abs=1e-5)
     assert entropy.tolist() == pytest.approx(entropies, abs=1e-5)
     assert logprobs.requires_grad
-    assert not entropy.requires_grad
+    assert entropy.requires_grad
 
 
 def test_a_model_without_the_usual_parts_falls_back_to_its_logits(model_folder: ModelFolder) -> None:

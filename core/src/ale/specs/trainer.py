@@ -87,9 +87,10 @@ class LossInput:
     """What a loss sees of one micro-batch: the backend's tensors for the M tokens with loss, in the batch's order.
 
     Tokens without loss (`TrainBatch.chunk_ids` -1) are not among them, so every `chunk_ids` is at least 0. `logprobs`
-    [M] carries the gradient; `entropy` [M] (nats) does not. `chunk_ids` [M] index `chunks`, the table of the *whole*
-    batch, as tensors. `old_logprobs` is None if the batch has none: the loss then decides whether to use the engine's.
-    `reference_logprobs` [M] is None if the batch has none. `normalizer` and `reference_normalizer` are the batch's.
+    [M] carries the gradient; `entropy` [M] (nats) does if the loss's attribute `entropy_gradient` is true. `chunk_ids`
+    [M] index `chunks`, the table of the *whole* batch, as tensors. `old_logprobs` is None if the batch has none: the
+    loss then decides whether to use the engine's. `reference_logprobs` [M] is None if the batch has none. `normalizer`
+    and `reference_normalizer` are the batch's.
     """
 
     logprobs: Any

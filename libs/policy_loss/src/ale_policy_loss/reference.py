@@ -1,9 +1,10 @@
 """The penalty that keeps the policy near a reference: `coef * KL(pi || ref)`, estimated on its sampled tokens.
 
-The estimator is Schulman's third (k3), `exp(d) - 1 - d` with `d = log ref - log pi` of the sampled token: never
-negative, unbiased on samples of pi, of low variance. As in GRPO (arXiv:2402.03300, Eq. 4) the gradient is that of the
-estimator itself, `(1 - ref / pi) grad log pi`, without an importance weight. Its expectation is the gradient of KL(ref
-|| pi), which near the reference is that of KL(pi || ref) to first order; both vanish at pi = ref alone.
+The estimator is Schulman's third (k3) unless another is asked for, `exp(d) - 1 - d` with `d = log ref - log pi` of the
+sampled token: never negative, unbiased on samples of pi, of low variance. As in GRPO (arXiv:2402.03300, Eq. 4) the
+gradient is that of the estimator itself, `(1 - ref / pi) grad log pi`, without an importance weight. Its expectation is
+the gradient of KL(ref || pi), which near the reference is that of KL(pi || ref) to first order; both vanish at pi = ref
+alone.
 
 `exp(d)` is unbounded if the reference gives a token a much higher probability: at `d = 20` one token would have
 a gradient of -4.9e8. So from `d = LARGEST_LEAD` on the estimator continues as a straight line with the slope it has
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -26,6 +28,8 @@ from ale.errors import PluginError
 from ale.specs.trainer import LossInput
 from ale_policy_loss.ratios import gap
 
+Estimator = Literal["k1", "k2", "k3"]
+"""Schulman's estimators of KL(pi || ref) on samples of pi."""
 LARGEST_LEAD = 3.0
 """The difference `d` in nats from which the estimator continues as a straight line."""
 
@@ -47,14 +51,26 @@ def k3(logprobs: Tensor, reference: Tensor) -> Tensor:
     return torch.where(d > LARGEST_LEAD, line, torch.expm1(d) - d)
 
 
+def k1(logprobs: Tensor, reference: Tensor) -> Tensor:
+    """Compute `log pi - log ref`: unbiased, of high variance. As a loss its gradient is 0 in expectation. [M]"""
+    return -gap(reference, logprobs)
+
+
+def k2(logprobs: Tensor, reference: Tensor) -> Tensor:
+    """Compute `(log pi - log ref)^2 / 2`: biased, but its gradient is that of KL(pi || ref) in expectation. [M]"""
+    return gap(reference, logprobs).square() / 2
+
+
 def reference_normalizer(inputs: LossInput) -> float:
     """Return the penalty's divisor, which with a mask differs from the loss's, as the penalty acts on masked tokens
     too."""
     return inputs.normalizer if inputs.reference_normalizer is None else inputs.reference_normalizer
 
 
-def reference_penalty(inputs: LossInput, coef: float, shares: Tensor | float | None = None) -> Penalty:
-    """Compute `coef * sum_t s_t k3_t` over the tokens that the policy sampled; nothing if `coef` is 0.
+def reference_penalty(
+    inputs: LossInput, coef: float, shares: Tensor | float | None = None, estimator: Estimator = "k3"
+) -> Penalty:
+    """Compute `coef * sum_t s_t k_t` over the tokens that the policy sampled; nothing if `coef` is 0.
 
     `shares` [M] are the weights `s_t` of the tokens, by default 1 / Z with the batch's `reference_normalizer`. The
     penalty includes tokens that a mask takes out of the policy gradient, but not those of an expert or a demonstrator.
@@ -70,6 +86,7 @@ def reference_penalty(inputs: LossInput, coef: float, shares: Tensor | float | N
         )
     kind = torch.promote_types(logprobs.dtype, torch.float32)
     sampled = inputs.chunks.sampled[inputs.chunk_ids].to(kind)
-    each = k3(logprobs.to(kind), inputs.reference_logprobs.to(kind)) * sampled
+    estimate = {"k1": k1, "k2": k2, "k3": k3}[estimator]
+    each = estimate(logprobs.to(kind), inputs.reference_logprobs.to(kind)) * sampled
     loss = coef * (each * (1 / reference_normalizer(inputs) if shares is None else shares)).sum()
     return Penalty(loss, {"kl_ref_sum": each.detach().double().sum(), "kl_ref_tokens": sampled.sum()})

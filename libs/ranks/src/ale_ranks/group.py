@@ -141,15 +141,15 @@ class OneRank:
     """A world of one, in this process: the same calls of an object that is already there."""
 
     def __init__(self, target: Any) -> None:
-        self._target = target
+        self.target = target
 
     def call(self, method: str, *args: Any) -> list[Any]:
         """Call a method and return its answer."""
-        return [getattr(self._target, method)(*args)]
+        return [getattr(self.target, method)(*args)]
 
     def close(self) -> None:
         """Close the object."""
-        self._target.close()
+        self.target.close()
 
 
 def _receive(connection: Connection) -> tuple[str, Any]:

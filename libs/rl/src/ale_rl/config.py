@@ -32,6 +32,9 @@ class RLConfig(Section):
     updates_per_step: int = Field(
         1, gt=0, description="Optimizer steps per RL step; each uses a part of the step's groups."
     )
+    epochs: int = Field(
+        1, gt=0, description="Passes over the rollouts of a step; old log-probabilities stay those before the first."
+    )
     lr: float | None = Field(
         None,
         gt=0,

@@ -184,8 +184,9 @@ async def train_step(bench: Workbench, config: RLConfig, packed: PackedStep, ste
     updates that have it."""
     batches = packed.batches
     collected: list[dict[str, float]] = []
-    for batch in batches:
-        bench.hooks.call("ale_batch_ready", step=step, batch=batch)
+    for number, batch in enumerate([*batches] * config.epochs):
+        if number < len(batches):
+            bench.hooks.call("ale_batch_ready", step=step, batch=batch)
         totals = await bench.backend.update(batch, bench.algorithm.loss, lr=learning_rate(config, step))
         collected.append({**bench.algorithm.loss.metrics(totals), **batch.metrics})
     await publish(bench)
@@ -194,7 +195,7 @@ async def train_step(bench: Workbench, config: RLConfig, packed: PackedStep, ste
         for name, value in metrics.items():
             found.setdefault(name, []).append(value)
     means = {name: sum(values) / len(values) for name, values in sorted(found.items())}
-    return {**means, **packed.metrics, "updates": float(len(batches))}
+    return {**means, **packed.metrics, "updates": float(len(collected))}
 
 
 def learning_rate(config: RLConfig, step: int) -> float | None:

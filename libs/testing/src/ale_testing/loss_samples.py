@@ -88,7 +88,7 @@ def loss_input(
     part: slice | npt.NDArray[np.bool_] = slice(None),
     dtype: str = "float64",
 ) -> LossInput:
-    """The tokens with loss as one micro-batch, or a part of them; entropy 0.5. `logprobs` carries a gradient.
+    """The tokens with loss as one micro-batch, or a part of them; entropy 0.5. Both carry a gradient.
 
     `new`, `old` and `reference` are of all tokens with loss; the engine's are the batch's.
     """
@@ -107,7 +107,7 @@ def loss_input(
     logprobs = tensor(new).requires_grad_()
     return LossInput(
         logprobs,
-        torch.full_like(logprobs, 0.5).detach(),
+        torch.full_like(logprobs, 0.5).detach().requires_grad_(),
         tensor(old),
         tensor(batch.engine_logprobs[keep]),
         torch.from_numpy(batch.chunk_ids[keep][part]),

@@ -48,7 +48,7 @@ def inputs(batch: TrainBatch, shift: float = 0.0) -> tuple[LossInput, Any]:
     c = batch.chunks
     tensors = ChunkTensors(*(torch.from_numpy(getattr(c, f.name)) for f in fields(ChunkTensors)))
     ids = torch.from_numpy(batch.chunk_ids[trained])
-    entropy = torch.full_like(old, ENTROPY)
+    entropy = torch.full_like(old, ENTROPY).requires_grad_(True)  # as where a loss asks for it
     normalizers = batch.normalizer, batch.reference_normalizer
     return LossInput(logprobs, entropy, old, old, ids, tensors, *normalizers, old - 0.1), logprobs
 

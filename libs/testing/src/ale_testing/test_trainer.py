@@ -151,7 +151,9 @@ async def test_the_loss_receives_whole_trajectories_and_the_batchs_normalizer(su
         assert sorted(times) == sorted(set(times)), "the sequences of one trajectory must stay in one micro-batch"
         found = {part["normalizer"] for part in seen}
         assert found == {given.normalizer}, f"normalizer is the batch's, {given.normalizer}, not {found}"
-        assert not any(part["entropy_has_gradient"] for part in seen), "LossInput.entropy must carry no gradient"
+        assert not any(part["entropy_has_gradient"] for part in seen), (
+            "LossInput.entropy must carry no gradient where the loss asks for none"
+        )
         found = {part["reference_normalizer"] for part in seen}
         assert found == {7.0}, f"reference_normalizer is the batch's, 7.0, not {found}"
 

@@ -1,17 +1,29 @@
-"""These tests check what a trainer does with policies: the reference stays as it was, and weights are published."""
+"""These tests check what a trainer does with policies: the reference stays, entropies can rise, weights go out."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
 
 from ale.errors import AleError, TrainerError
 from ale.specs.engine import FolderTicket
+from ale.specs.trainer import LossInput, LossOutput
 from ale_testing.async_tests import async_test, fails_with
 from ale_testing.plugin_under_test import Subject
 from ale_testing.test_trainer import Looking, batch, likelihood, loaded, weights_in_memory
+
+
+@dataclass(frozen=True)
+class Bonus:
+    """A loss that is lower, the higher the mean entropy."""
+
+    entropy_gradient: bool = True
+
+    def __call__(self, inputs: LossInput) -> LossOutput:
+        good = likelihood(inputs)
+        return LossOutput(-inputs.entropy.sum() / inputs.normalizer, good.sums)
 
 
 @async_test
@@ -129,3 +141,14 @@ async def test_weights_published_in_a_folder_are_a_whole_model(subject: Subject)
         await trainer.load(found)
         apart = np.abs(await trainer.logprobs(given) - expected).max()
         assert apart < 1e-5, f"a published folder must hold the policy as it was published; it is {apart:.2g} apart"
+
+
+@async_test
+async def test_a_loss_that_asks_for_it_can_raise_the_entropy(subject: Subject) -> None:
+    async with loaded(subject) as trainer:
+        given = batch()
+        found = [(await trainer.update(given, Bonus(), lr=1e-2))["entropy"] for _ in range(5)]
+        assert found[-1] > found[0] + 1e-3, (
+            "LossInput.entropy must carry a gradient where the loss's `entropy_gradient` is true: five updates that "
+            f"pull entropies up took them from {found[0]:.4f} to {found[-1]:.4f}"
+        )

@@ -101,6 +101,9 @@ class IPA(Driver, Algorithm):
                 "reference policy is kept."
             ),
         )
+        entropy_coef: float = Field(
+            0.0, ge=0, description="Weight in the loss of minus the policy's entropy (entropy bonus); 0: no such term."
+        )
 
         @model_validator(mode="after")
         def _refuse_settings_without_effect(self) -> IPA.Config:
@@ -263,6 +266,7 @@ class IPA(Driver, Algorithm):
             lambda_il=c.lambda_il,
             kl_coef=c.kl_coef,
             normalization=c.normalization,
+            entropy_coef=c.entropy_coef,
         )
 
     def state(self) -> dict[str, Any]:

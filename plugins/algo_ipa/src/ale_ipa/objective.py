@@ -19,7 +19,7 @@ from ale_policy_loss import Level
 
 @dataclass(frozen=True, slots=True)
 class ChunkLoss(Loss):
-    """Computes Eq. 9 over one micro-batch, or Eq. 10 if it holds imitated chunks, and adds the KL penalty."""
+    """Computes Eq. 9 over one micro-batch, or Eq. 10 if it holds imitated chunks, with KL penalty and entropy bonus."""
 
     ratio_level: Level
     mask_level: Level
@@ -30,14 +30,21 @@ class ChunkLoss(Loss):
     lambda_il: float
     kl_coef: float
     normalization: Level
+    entropy_coef: float = 0.0
+
+    @property
+    def entropy_gradient(self) -> bool:
+        """See `LossInput`."""
+        return self.entropy_coef != 0
 
     def __call__(self, inputs: LossInput) -> LossOutput:
         """See `Loss`."""
+        from ale_policy_loss.entropy import entropy_bonus
         from ale_policy_loss.reference import reference_penalty
 
         sampled = inputs.chunks.sampled[inputs.chunk_ids]
         penalty = reference_penalty(inputs, self.kl_coef)
-        total, sums = penalty.loss, penalty.sums
+        total, sums = penalty.loss + entropy_bonus(inputs, self.entropy_coef), penalty.sums
         maxima: Mapping[str, Any] = {}
         if bool(sampled.any()):
             out = self._policy_loss(inputs if bool(sampled.all()) else select(inputs, sampled))

@@ -31,7 +31,9 @@ from ale_policy_loss import Level
 from ale_policy_loss.correction_settings import Correction
 from ale_policy_loss.groups import groups_of, reward_of, sampled_size, select_trusted
 
-FOR_ALL = {"variant", "group_size", "kl_coef", "correction", "overlong", "mask_truncated"}
+FOR_ALL = {
+    "variant", "group_size", "kl_coef", "kl_estimator", "entropy_coef", "correction", "overlong", "mask_truncated",
+}  # fmt: skip
 """Settings that act with every variant."""
 
 
@@ -52,6 +54,16 @@ class PolicyGradient(Driver, Algorithm):
                 "Weight in the loss of the KL divergence from the policy that RL began with; 0: no such term, and no "
                 "reference policy is kept."
             ),
+        )
+        kl_estimator: Literal["k1", "k2", "k3"] = Field(
+            "k3",
+            description=(
+                "Estimator of that divergence: k3 (low variance), k2 (its gradient is the divergence's), k1 (as a loss "
+                "it has no gradient in expectation)."
+            ),
+        )
+        entropy_coef: float = Field(
+            0.0, ge=0, description="Weight in the loss of minus the policy's entropy (entropy bonus); 0: no such term."
         )
         baseline: Baseline | None = Field(
             None,
@@ -153,6 +165,8 @@ class PolicyGradient(Driver, Algorithm):
             s = self.settings()
             if "negative_signal" in given and s.return_signal != "signed":
                 raise ValueError(f"negative_signal does nothing with return_signal '{s.return_signal}'; leave it out")
+            if "kl_estimator" in given and not self.kl_coef:
+                raise ValueError("kl_estimator does nothing with kl_coef 0; leave it out, or set kl_coef")
             if "gamma" in given and s.step_weight == 0:
                 raise ValueError("gamma does nothing with step_weight 0, which uses no rewards of steps; leave it out")
             if s.scale in ("group_std", "batch_std") and s.baseline == "none":
@@ -239,4 +253,5 @@ class PolicyGradient(Driver, Algorithm):
     @property
     def loss(self) -> PolicyGradientLoss:
         """See `Algorithm.loss`."""
-        return PolicyGradientLoss(self.config.variant, self.settings, self.config.kl_coef, self.config.correction)
+        c = self.config
+        return PolicyGradientLoss(c.variant, self.settings, c.kl_coef, c.correction, c.entropy_coef, c.kl_estimator)

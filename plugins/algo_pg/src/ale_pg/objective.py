@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from ale.errors import PluginError
 from ale.specs.algorithm import Loss
@@ -23,12 +23,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PolicyGradientLoss(Loss):
-    """Computes the variant's loss over one micro-batch, in float32 or better, and adds the KL penalty."""
+    """Computes the variant's loss over one micro-batch, in float32 or better, with KL penalty and entropy bonus."""
 
     variant: Variant
     settings: Settings
     kl_coef: float
     correction: Correction | None = None
+    entropy_coef: float = 0.0
+    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
+
+    @property
+    def entropy_gradient(self) -> bool:
+        """See `LossInput`."""
+        return self.entropy_coef != 0
 
     def __call__(self, inputs: LossInput) -> LossOutput:
         """See `Loss`."""
@@ -36,6 +43,7 @@ class PolicyGradientLoss(Loss):
 
         from ale_pg.report import loss_sums
         from ale_policy_loss.correction import correct
+        from ale_policy_loss.entropy import entropy_bonus
         from ale_policy_loss.reference import reference_normalizer, reference_penalty
         from ale_policy_loss.report import ratio_maxima
         from ale_policy_loss.units import segments_of
@@ -53,10 +61,11 @@ class PolicyGradientLoss(Loss):
         segments = segments_of(self.settings.level, inputs.chunk_ids, inputs.chunks)
         terms = self._terms(logprobs, old, values, segments, shares, mask, kept)
         of_reference = self._shares(logprobs, trajectories, reference_normalizer(inputs))
-        penalty = reference_penalty(inputs, self.kl_coef, of_reference)
+        penalty = reference_penalty(inputs, self.kl_coef, of_reference, self.kl_estimator)
+        bonus = entropy_bonus(inputs, self.entropy_coef, of_reference)
         sums = loss_sums(inputs, logprobs, old, values, trajectories, terms) | corrected.sums | penalty.sums
         maxima = {} if terms.ratio is None else ratio_maxima(terms.ratio)
-        return LossOutput(terms.loss + penalty.loss, sums, maxima)
+        return LossOutput(terms.loss + penalty.loss + bonus, sums, maxima)
 
     def normalize(self, batch: TrainBatch) -> TrainBatch:
         """See `Loss.normalize`: masked and rejected tokens count in the mean of the KL penalty only."""

@@ -2,7 +2,7 @@
 
 The output layer, the softmax and the gather are done for some positions at a time, and the backward pass computes the
 logits of a chunk again instead of keeping them: memory is that of a few [chunk, V] tables, whatever the number of
-positions. Softmax and sums are in float32 at least. Gradients are exact, chunks or not.
+positions. Softmax and sums are in float32 at least. Gradients, also those of entropies, are exact, chunks or not.
 
 Shapes: N positions, H width, V vocabulary. A token whose logit is -inf has the log-probability
 -inf; vocabulary entries at -inf add nothing to the entropy and get no gradient.
@@ -11,11 +11,15 @@ Shapes: N positions, H width, V vocabulary. A token whose logit is -inf has the 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+
+LEAST_LOG = -1e4
+"""Below the logarithm of any number above 0."""
 
 
 def token_logprobs(
@@ -29,7 +33,7 @@ def token_logprobs(
     cap: float | None = None,
     entropy: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """Compute log-probabilities and, if `entropy`, entropies (nats, detached) of `targets` [N] under the logits
+    """Compute log-probabilities and, if `entropy`, entropies (nats) of `targets` [N] under the logits
     `cap * tanh(scale * (hidden @ weight.T + bias) / cap)`, without the tanh where `cap` is None.
 
     hidden [N, H], weight [V, H], bias [V]. `chunk_tokens`: positions whose logits are held at a time, None for all.
@@ -72,16 +76,16 @@ class _FromHidden(torch.autograd.Function):
         logprobs, entropies = desk.measure(
             lambda part: desk.head(hidden[part], weight, bias, scale, cap), targets, entropy
         )
-        ctx.save_for_backward(hidden, weight, bias, targets)
+        ctx.save_for_backward(hidden, weight, bias, targets, entropies)
         ctx.chunk, ctx.scale, ctx.cap = chunk, scale, cap
-        if entropies is not None:
-            ctx.mark_non_differentiable(entropies)
+        ctx.set_materialize_grads(False)  # entropies cost nothing in the backward pass unless a loss uses them
         return logprobs, entropies
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor | None, ...]:
-        hidden, weight, bias, targets = ctx.saved_tensors
+    def backward(ctx: Any, grad: Tensor | None, grad_entropy: Tensor | None) -> tuple[Tensor | None, ...]:
+        hidden, weight, bias, targets, entropies = ctx.saved_tensors
+        slopes = _Slopes(grad, grad_entropy, entropies)
         for_hidden, for_weight, for_bias, *_rest = ctx.needs_input_grad
         # Chunks are summed in float32: in bfloat16 every further chunk would lose more to rounding.
         wide = _wide(weight)
@@ -91,7 +95,7 @@ class _FromHidden(torch.autograd.Function):
         desk = _ChunkBuffers(hidden, len(weight), ctx.chunk, len(targets))
         for part in desk.spans:
             logits = desk.head(hidden[part], weight, bias, ctx.scale, ctx.cap)
-            logits_gradient = desk.logits_gradient(logits, targets[part], grad[part])
+            logits_gradient = desk.logits_gradient(logits, targets[part], slopes.of(part))
             if ctx.cap is not None:
                 logits_gradient.mul_(logits.div_(ctx.cap).square_().neg_().add_(1))
             if ctx.scale != 1:
@@ -120,26 +124,39 @@ class _FromLogits(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor | None]:
         desk = _ChunkBuffers(logits, logits.shape[-1], chunk, len(targets))
         logprobs, entropies = desk.measure(lambda part: logits[part if rows is None else rows[part]], targets, entropy)
-        ctx.save_for_backward(logits, targets, rows)
+        ctx.save_for_backward(logits, targets, rows, entropies)
         ctx.chunk = chunk
-        if entropies is not None:
-            ctx.mark_non_differentiable(entropies)
+        ctx.set_materialize_grads(False)
         return logprobs, entropies
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor | None, ...]:
-        logits, targets, rows = ctx.saved_tensors
+    def backward(ctx: Any, grad: Tensor | None, grad_entropy: Tensor | None) -> tuple[Tensor | None, ...]:
+        logits, targets, rows, entropies = ctx.saved_tensors
+        slopes = _Slopes(grad, grad_entropy, entropies)
         out = torch.zeros_like(logits)
         desk = _ChunkBuffers(logits, logits.shape[-1], ctx.chunk, len(targets))
         for part in desk.spans:
             place = part if rows is None else rows[part]
-            out[place] = desk.logits_gradient(logits[place], targets[part], grad[part]).to(logits.dtype)
+            out[place] = desk.logits_gradient(logits[place], targets[part], slopes.of(part)).to(logits.dtype)
         return out, None, None, None, None
 
 
 def _wide(like: Tensor) -> torch.dtype:
     return torch.promote_types(like.dtype, torch.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class _Slopes:
+    """The gradients of the loss with respect to log-probabilities and entropies [N], and the entropies themselves; None
+    for what it does not depend on."""
+
+    logprobs: Tensor | None
+    entropy: Tensor | None
+    entropies: Tensor | None
+
+    def of(self, part: slice) -> _Slopes:
+        return _Slopes(*(None if x is None else x[part] for x in (self.logprobs, self.entropy, self.entropies)))
 
 
 class _ChunkBuffers:
@@ -179,7 +196,15 @@ class _ChunkBuffers:
                 entropies[part] = -table.exp().mul_(table.clamp_(min=torch.finfo(table.dtype).min)).sum(-1)
         return logprobs, entropies
 
-    def logits_gradient(self, logits: Tensor, targets: Tensor, grad: Tensor) -> Tensor:
-        """Compute the gradient of `sum(grad * logprobs)` with respect to the logits. [n, V]"""
+    def logits_gradient(self, logits: Tensor, targets: Tensor, slopes: _Slopes) -> Tensor:
+        """Compute the gradient of `sum(g * logprobs) + sum(e * entropies)` with respect to the logits [n, V]:
+        `g (1[j = target] - p_j) - e p_j (log p_j + H)`."""
+        g = slopes.logprobs
         table = torch.softmax(logits, dim=-1, dtype=self._table.dtype, out=self._table[: len(logits)])
-        return table.mul_(-grad[:, None]).scatter_add_(-1, targets[:, None], grad[:, None])
+        if slopes.entropy is not None and slopes.entropies is not None:
+            # Where p is 0 any finite logarithm will do: it is multiplied by 0.
+            factor = table.log().clamp_(min=LEAST_LOG).add_(slopes.entropies[:, None]).mul_(slopes.entropy[:, None])
+            table.mul_(factor.neg_() if g is None else factor.neg_().sub_(g[:, None]))
+        else:
+            table.mul_(0.0 if g is None else -g[:, None])
+        return table if g is None else table.scatter_add_(-1, targets[:, None], g[:, None])

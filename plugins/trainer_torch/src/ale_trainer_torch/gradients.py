@@ -57,6 +57,7 @@ class Gradients:
         self._learner = learner
         self._batch = batch
         self._loss = loss
+        self._of_entropy = bool(getattr(loss, "entropy_gradient", False))
         c = batch.chunks
         columns = (c.trajectory, c.position, c.count, c.returns, c.positive, c.sampled)
         self._chunks = ChunkTensors(*(torch.from_numpy(np.ascontiguousarray(x)).to(learner.device) for x in columns))
@@ -64,32 +65,33 @@ class Gradients:
     def add(self, part: MicroBatch) -> None:
         """Add the gradient of a micro-batch with a loss of its own."""
         logprobs, entropy = self._learner.forward(part, entropy=True)
-        self._backward(part.index, logprobs, entropy)
+        assert entropy is not None
+        self._backward(part.index, logprobs, entropy if self._of_entropy else entropy.detach())
 
-    def look_ahead(self, group: LossGroup) -> Iterator[tuple[MicroBatch, Tensor]]:
-        """Compute the one loss of several micro-batches; return each with the loss's gradient for its
-        log-probabilities."""
+    def look_ahead(self, group: LossGroup) -> Iterator[tuple[MicroBatch, tuple[Tensor, ...]]]:
+        """Compute the one loss of several micro-batches; return each with the loss's gradients for its
+        log-probabilities and its entropies."""
         with torch.no_grad():
             found = [self._learner.forward(part, entropy=True) for part in group]
         logprobs = torch.cat([logprobs for logprobs, _ in found]).requires_grad_()
-        entropy = torch.cat([entropy for _, entropy in found if entropy is not None])
+        entropy = torch.cat([entropy for _, entropy in found if entropy is not None]).requires_grad_(self._of_entropy)
         self._backward(np.concatenate([part.index for part in group]), logprobs, entropy)
-        given = torch.zeros_like(logprobs) if logprobs.grad is None else logprobs.grad
+        slopes = [torch.zeros_like(x) if x.grad is None else x.grad for x in (logprobs, entropy)]
         sizes = [len(logprobs) for logprobs, _ in found]
-        return zip(group, torch.split(given, sizes), strict=True)
+        return zip(group, zip(*(torch.split(x, sizes) for x in slopes), strict=True), strict=True)
 
-    def add_given(self, part: MicroBatch, given: Tensor) -> None:
+    def add_given(self, part: MicroBatch, given: tuple[Tensor, ...]) -> None:
         """Add the gradient of a micro-batch whose loss `look_ahead` computed."""
-        logprobs, _ = self._learner.forward(part)
-        torch.autograd.backward([logprobs], [given])
+        logprobs, entropy = self._learner.forward(part, entropy=self._of_entropy)
+        torch.autograd.backward([logprobs] if entropy is None else [logprobs, entropy], given[: 1 + self._of_entropy])
 
-    def _backward(self, index: npt.NDArray[np.int64], logprobs: Tensor, entropy: Tensor | None) -> None:
+    def _backward(self, index: npt.NDArray[np.int64], logprobs: Tensor, entropy: Tensor) -> None:
         out = self._loss(self._loss_input(index, logprobs, entropy))
         self.totals.add(float(out.loss.detach()), out.sums, out.maxima)
         # A sharded model's other ranks wait for this backward pass, whatever the loss is made of.
         (out.loss if out.loss.requires_grad else logprobs.sum() * 0).backward()
 
-    def _loss_input(self, index: npt.NDArray[np.int64], logprobs: Tensor, entropy: Tensor | None) -> LossInput:
+    def _loss_input(self, index: npt.NDArray[np.int64], logprobs: Tensor, entropy: Tensor) -> LossInput:
         batch = self._batch
 
         def pick(values: npt.NDArray[Any] | None) -> Tensor | None:

@@ -74,7 +74,7 @@ class Policy:
     def logprobs(
         self, tokens: Tensor, wanted: Tensor, lengths: list[int] | None = None, *, entropy: bool = False
     ) -> tuple[Tensor, Tensor | None]:
-        """Compute log-probabilities and, if asked for, entropies (nats, detached) of the wanted tokens.
+        """Compute log-probabilities and, if asked for, entropies (nats) of the wanted tokens.
 
         tokens [B, T] int64, rows right-padded, or with `lengths` one row of sequences end to end; wanted [B, T] bool,
         never True for the first token of a sequence. Both results are [wanted.sum()] float32, in row-major order.

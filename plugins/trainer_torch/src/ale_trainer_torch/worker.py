@@ -38,26 +38,33 @@ class Worker:
         self._shared: list[dict[str, Tensor]] = []
         """The newest two versions that were published by `ipc`: another process reads them in this one's memory."""
 
+    @property
+    def learner(self) -> Learner:
+        """The model that is trained. Raises `TrainerError` if none was loaded."""
+        if self._learner is None:
+            raise TrainerError("The trainer 'torch' has no model yet; call load or restore first.")
+        return self._learner
+
     def load(self, folder: Path, policy: PolicyRole) -> None:
         """See `TrainerBackend.load`."""
         if policy == "reference":
-            self._ready().read_reference(folder)
+            self.learner.read_reference(folder)
         else:
             self._learner = Learner(folder, self._device, self._how, self._world)
 
     def logprobs(self, batch: TrainBatch, policy: PolicyRole) -> npt.NDArray[np.float32]:
         """See `TrainerBackend.logprobs`."""
-        return self._ready().logprobs(batch, policy)
+        return self.learner.logprobs(batch, policy)
 
     def update(
         self, batch: TrainBatch, loss: LossFunction, lr: float | None, weight_decay: float | None
     ) -> dict[str, float]:
         """See `TrainerBackend.update`."""
-        return self._ready().update(batch, loss, lr, weight_decay)
+        return self.learner.update(batch, loss, lr, weight_decay)
 
     def publish(self, transport: str, folder: Path) -> PolicyVersion | None:
         """See `TrainerBackend.publish`; only rank 0 returns the version."""
-        learner = self._ready()
+        learner = self.learner
         version = learner.version + 1
         weights = learner.weights()
         ticket = self._ticket(learner, weights, transport, version, folder) if self._world.rank == 0 else None
@@ -66,7 +73,7 @@ class Worker:
 
     def save(self, folder: Path) -> None:
         """See `TrainerBackend.save`."""
-        write_checkpoint(folder, self._ready())
+        write_checkpoint(folder, self.learner)
 
     def restore(self, folder: Path) -> None:
         """See `TrainerBackend.restore`."""
@@ -97,11 +104,6 @@ class Worker:
 
                 self._sender = self._sender or WeightSender(transport)
                 return self._sender.offer(version, weights)
-
-    def _ready(self) -> Learner:
-        if self._learner is None:
-            raise TrainerError("The trainer 'torch' has no model yet; call load or restore first.")
-        return self._learner
 
 
 def pick_device(name: str, ranks: int = 1) -> str:
