@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -17,40 +15,18 @@ import pytest
 from ale.errors import ConfigError, TrainerError
 from ale_ranks import OneRank, Ranks, World
 
+MEMBER = "rank_member:Member"
 
-class Member:
-    """Does as it is asked."""
 
-    def __init__(self, world: World, word: str = "") -> None:
-        if word == "broken":
-            raise ConfigError("There is no such thing.")
-        self.world = world
-        self.word = word
-
-    def describe(self, number: int) -> tuple[int, int, str, list[Any]]:
-        return self.world.rank, os.getpid(), self.word, self.world.gather(number + self.world.rank)
-
-    def fail(self, *ranks: int) -> None:
-        if self.world.rank in ranks:
-            print("the reason, as its library printed it", flush=True)
-            raise ZeroDivisionError("nothing to divide by")
-        self.world.barrier()
-
-    def apply(self, function: Any) -> Any:
-        return function(self.world.rank)
-
-    def kill(self, rank: int) -> None:
-        if self.world.rank == rank:
-            os.kill(os.getpid(), signal.SIGKILL)
-        self.world.barrier()
-
-    def close(self) -> None:
-        self.word = "closed"
+@pytest.fixture(autouse=True)
+def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks can import what their owner can."""
+    monkeypatch.syspath_prepend(Path(__file__).parent)
 
 
 @pytest.fixture
 def two() -> Iterator[Ranks]:
-    ranks = Ranks(f"{__name__}:Member", 2, ("hello",), threads=1, backend="gloo")
+    ranks = Ranks(MEMBER, 2, ("hello",), threads=1, backend="gloo")
     yield ranks
     ranks.close()
 
@@ -96,7 +72,7 @@ def test_a_rank_that_is_killed_is_an_error_and_not_a_wait(two: Ranks, monkeypatc
 
 def test_a_constructor_that_fails_is_raised_and_leaves_nothing() -> None:
     before = set(psutil.Process().children(recursive=True))
-    for target, error in ((f"{__name__}:Member", ConfigError), ("no_such_module:Member", ModuleNotFoundError)):
+    for target, error in ((MEMBER, ConfigError), ("no_such_module:Member", ModuleNotFoundError)):
         with pytest.raises(error, match=r"no such thing|no_such_module"):
             Ranks(target, 2, ("broken",), threads=1, backend="gloo")
     assert set(psutil.Process().children(recursive=True)) <= before
@@ -106,7 +82,7 @@ def test_ranks_end_with_an_owner_that_is_killed(tmp_path: Path) -> None:
     code = (
         f"import sys, time; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
         "from ale_ranks import Ranks\n"
-        f"ranks = Ranks('{Path(__file__).stem}:Member', 2, threads=1, backend='gloo')\n"
+        f"ranks = Ranks({MEMBER!r}, 2, threads=1, backend='gloo')\n"
         "print(*(answer[1] for answer in ranks.call('describe', 0)), flush=True)\n"
         "ranks.call('apply', lambda rank: time.sleep(600))"
     )
@@ -123,6 +99,8 @@ def test_ranks_end_with_an_owner_that_is_killed(tmp_path: Path) -> None:
 
 
 def test_a_world_of_one_in_this_process_answers_alike() -> None:
+    from rank_member import Member
+
     member = Member(World(), "here")
     one = OneRank(member)
     assert one.call("describe", 3) == [(0, os.getpid(), "here", [3])]

@@ -8,9 +8,9 @@ each of them is kept, and given to a second pass of each micro-batch. The chain 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,8 +20,8 @@ from torch import Tensor
 from ale.specs.trainer import ChunkTensors, LossFunction, LossInput, TrainBatch
 from ale_trainer_torch.microbatch import LossGroup, MicroBatch
 
-if TYPE_CHECKING:
-    from ale_trainer_torch.learner import Learner
+Forward = Callable[..., tuple[Tensor, Tensor | None]]
+"""Takes a micro-batch and whether entropies are wanted (`entropy=`); returns these and the log-probabilities."""
 
 
 @dataclass(slots=True)
@@ -50,21 +50,22 @@ class Totals:
 
 
 class Gradients:
-    """Adds to the gradients of a learner's model, and to `totals`."""
+    """Adds to the gradients of the model that `forward` passes through, and to `totals`."""
 
-    def __init__(self, learner: Learner, batch: TrainBatch, loss: LossFunction) -> None:
+    def __init__(self, forward: Forward, device: torch.device, batch: TrainBatch, loss: LossFunction) -> None:
         self.totals = Totals()
-        self._learner = learner
+        self._forward = forward
+        self._device = device
         self._batch = batch
         self._loss = loss
         self._of_entropy = bool(getattr(loss, "entropy_gradient", False))
         c = batch.chunks
         columns = (c.trajectory, c.position, c.count, c.returns, c.positive, c.sampled)
-        self._chunks = ChunkTensors(*(torch.from_numpy(np.ascontiguousarray(x)).to(learner.device) for x in columns))
+        self._chunks = ChunkTensors(*(torch.from_numpy(np.ascontiguousarray(x)).to(device) for x in columns))
 
     def add(self, part: MicroBatch) -> None:
         """Add the gradient of a micro-batch with a loss of its own."""
-        logprobs, entropy = self._learner.forward(part, entropy=True)
+        logprobs, entropy = self._forward(part, entropy=True)
         assert entropy is not None
         self._backward(part.index, logprobs, entropy if self._of_entropy else entropy.detach())
 
@@ -72,7 +73,7 @@ class Gradients:
         """Compute the one loss of several micro-batches; return each with the loss's gradients for its
         log-probabilities and its entropies."""
         with torch.no_grad():
-            found = [self._learner.forward(part, entropy=True) for part in group]
+            found = [self._forward(part, entropy=True) for part in group]
         logprobs = torch.cat([logprobs for logprobs, _ in found]).requires_grad_()
         entropy = torch.cat([entropy for _, entropy in found if entropy is not None]).requires_grad_(self._of_entropy)
         self._backward(np.concatenate([part.index for part in group]), logprobs, entropy)
@@ -82,7 +83,7 @@ class Gradients:
 
     def add_given(self, part: MicroBatch, given: tuple[Tensor, ...]) -> None:
         """Add the gradient of a micro-batch whose loss `look_ahead` computed."""
-        logprobs, entropy = self._learner.forward(part, entropy=self._of_entropy)
+        logprobs, entropy = self._forward(part, entropy=self._of_entropy)
         torch.autograd.backward([logprobs] if entropy is None else [logprobs, entropy], given[: 1 + self._of_entropy])
 
     def _backward(self, index: npt.NDArray[np.int64], logprobs: Tensor, entropy: Tensor) -> None:
@@ -95,7 +96,7 @@ class Gradients:
         batch = self._batch
 
         def pick(values: npt.NDArray[Any] | None) -> Tensor | None:
-            return None if values is None else torch.from_numpy(values[index]).to(self._learner.device)
+            return None if values is None else torch.from_numpy(values[index]).to(self._device)
 
         return LossInput(
             logprobs,

@@ -114,7 +114,7 @@ class Learner:
     def accumulate(self, batch: TrainBatch, loss: LossFunction) -> Accumulated:
         """Add the gradient of a batch to the accumulated gradients."""
         shares = self._cut(batch)
-        gradients = Gradients(self, batch, loss)
+        gradients = Gradients(self.forward, self.device, batch, loss)
         # The passes of each rank: first those without gradient, of what is larger than a micro-batch.
         ahead, passes = ([_count(share, group_size) for share in shares] for group_size in (2, 1))
         rank = self.world.rank
