@@ -167,7 +167,7 @@ def main(rounds: int, steps: int, threads: int) -> None:
         f"AdamW in float32 on {threads} CPU threads, micro-batches of {MICRO_BATCH_TOKENS} positions, {rounds} rounds"
     )
     for name, shape in MODELS.items():
-        trajectories = 64 if name == "0.4 M" else 16
+        trajectories = 64 if name == "0.4 M" else 6
         with tempfile.TemporaryDirectory() as place:
             wide = {"num_key_value_heads": 2, "intermediate_size": 2 * shape["hidden_size"]}
             model: Any = AutoModelForCausalLM.from_config(Qwen2Config(**shape, **wide, tie_word_embeddings=True))

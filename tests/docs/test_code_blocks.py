@@ -106,14 +106,17 @@ def test_commands_run_one_after_the_other(page: Path, tmp_path: Path) -> None:
     run_commands(page, tmp_path)
 
 
-def run_commands(page: Path, tmp_path: Path) -> None:
-    """Run the page's commands in a folder with the page's files."""
+def run_commands(page: Path, tmp_path: Path, shorter: dict[str, str] | None = None) -> None:
+    """Run the page's commands in a folder with the page's files; those in `shorter` with these overrides."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     write_files(page, tmp_path)
     for block in of("bash"):
         if block.page == page:
+            text = block.text
+            for command, overrides in (shorter or {}).items():
+                text = text.replace(command, f"{command} {overrides}")
             done = subprocess.run(
-                ["bash", "-euo", "pipefail", "-c", block.text],
+                ["bash", "-euo", "pipefail", "-c", text],
                 cwd=tmp_path,
                 env={**os.environ, "PATH": path},
                 capture_output=True,
