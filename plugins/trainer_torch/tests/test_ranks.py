@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -111,6 +112,22 @@ async def test_a_rank_that_dies_is_an_error_and_leaves_no_process(
         with pytest.raises(TrainerError, match="its process ended by SIGKILL"):
             await t.logprobs(random_batch())
     assert not [process for process in started if process.is_running()]
+
+
+async def test_a_start_that_is_cancelled_leaves_no_process(trainer: Trainers) -> None:
+    before = set(psutil.Process().children(recursive=True))
+
+    async def start() -> None:
+        async with trainer(ranks=2):
+            await asyncio.Event().wait()
+
+    task = asyncio.create_task(start())
+    while not set(psutil.Process().children(recursive=True)) - before:  # noqa: ASYNC110  # nothing tells of it
+        await asyncio.sleep(0.01)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert set(psutil.Process().children(recursive=True)) <= before
 
 
 def test_ranks_and_devices_that_cannot_be_are_sentences() -> None:

@@ -104,6 +104,8 @@ def _join(world: World, plan: RankPlan) -> None:
     from torch._C._distributed_c10d import TCPStore
 
     torch.set_num_threads(plan.threads)
+    if sys.platform == "linux":  # else gloo asks for the address of the host's name, which not every machine knows
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     store = TCPStore("127.0.0.1", plan.port, world.size, is_master=False, use_libuv=False)
     dist.init_process_group(
         plan.backend, store=store, rank=world.rank, world_size=world.size, timeout=COLLECTIVE_TIMEOUT

@@ -89,7 +89,7 @@ class TorchTrainer(Driver, TrainerBackend):
     async def start(self) -> None:
         """Start the training thread, and the ranks."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ale-trainer")
-        self._workers = await asyncio.get_running_loop().run_in_executor(self._thread, self._start_workers)
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._start_workers)
 
     async def close(self) -> None:
         """End the ranks and the training thread, after the current work is finished."""
@@ -140,7 +140,8 @@ class TorchTrainer(Driver, TrainerBackend):
         answers = await asyncio.get_running_loop().run_in_executor(self._thread, self._workers.call, method, *args)
         return answers[0]
 
-    def _start_workers(self) -> _Workers:
+    def _start_workers(self) -> None:
+        """Set `_workers` in the thread itself, so that `close` finds them also if `start` was cancelled."""
         import torch
 
         from ale_ranks import OneRank, Ranks, World
@@ -163,10 +164,13 @@ class TorchTrainer(Driver, TrainerBackend):
         if not self._apart:
             if c.threads:
                 torch.set_num_threads(c.threads)  # torch keeps this number per thread, so the engine has its own
-            return OneRank(Worker(World(), self._device, how))
+            self._workers = OneRank(Worker(World(), self._device, how))
+            return
         threads = c.threads or max(1, len(os.sched_getaffinity(0)) // c.ranks)
         backend = "nccl" if self._device.startswith("cuda") else "gloo"
-        return Ranks("ale_trainer_torch.worker:Worker", c.ranks, (self._device, how), threads=threads, backend=backend)
+        self._workers = Ranks(
+            "ale_trainer_torch.worker:Worker", c.ranks, (self._device, how), threads=threads, backend=backend
+        )
 
 
 class _Workers(Protocol):
