@@ -11,5 +11,5 @@ from test_code_blocks import ROOT, run_commands
 @pytest.mark.slow
 def test_its_commands_run_one_after_the_other(tmp_path: Path) -> None:
     # Training to the end would take a minute of two cores: what it ends at is not what is tested here.
-    short = {"ale run run.yaml --out runs/first": "sft.steps=4 rl.steps=3 eval.episodes=5"}
+    short = {"ale run run.yaml": "sft.steps=4 rl.steps=3 eval.episodes=5"}
     run_commands(ROOT / "docs" / "data_and_rewards.md", tmp_path, short)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from ale.specs.algorithm import Algorithm
-from ale.specs.trainer import ChunkTensors, LossInput, TrainBatch
+from ale.specs.trainer import ChunkTensors, LossFunction, LossInput, TrainBatch
 from ale_testing.async_tests import async_test
 from ale_testing.plugin_under_test import Subject
 from ale_testing.sample_batches import trajectory, two_groups
@@ -39,7 +39,7 @@ def normalize_batch(algorithm: Algorithm, batch: TrainBatch) -> TrainBatch:
     return made
 
 
-def inputs(batch: TrainBatch, shift: float = 0.0) -> tuple[LossInput, Any]:
+def inputs(batch: TrainBatch, loss: LossFunction, shift: float = 0.0) -> tuple[LossInput, Any]:
     """What a trainer would hand to the loss, as float64 tensors; and the tensor that carries the gradient."""
     torch = pytest.importorskip("torch", reason="a loss needs tensors to work on")
     trained = batch.chunk_ids >= 0
@@ -48,7 +48,7 @@ def inputs(batch: TrainBatch, shift: float = 0.0) -> tuple[LossInput, Any]:
     c = batch.chunks
     tensors = ChunkTensors(*(torch.from_numpy(getattr(c, f.name)) for f in fields(ChunkTensors)))
     ids = torch.from_numpy(batch.chunk_ids[trained])
-    entropy = torch.full_like(old, ENTROPY).requires_grad_(True)  # as where a loss asks for it
+    entropy = torch.full_like(old, ENTROPY).requires_grad_(bool(getattr(loss, "entropy_gradient", False)))
     normalizers = batch.normalizer, batch.reference_normalizer
     return LossInput(logprobs, entropy, old, old, ids, tensors, *normalizers, old - 0.1), logprobs
 
@@ -58,7 +58,7 @@ async def test_the_loss_and_its_gradient_are_finite(subject: Subject) -> None:
     async with opened(subject) as algorithm:
         batch = batch_of(algorithm)
         for shift in (0.0, 0.3, 30.0):
-            given, logprobs = inputs(batch, shift)
+            given, logprobs = inputs(batch, algorithm.loss, shift)
             out = algorithm.loss(given)
             assert out.loss.numel() == 1, "the loss must be a scalar"
             out.loss.backward()
@@ -86,7 +86,7 @@ async def test_the_loss_can_be_pickled_into_another_process(subject: Subject) ->
         batch = batch_of(algorithm)
         gradients = []
         for called in (loss, sent):
-            given, logprobs = inputs(batch, 0.2)
+            given, logprobs = inputs(batch, called, 0.2)
             called(given).loss.backward()
             gradients.append(logprobs.grad)
         assert (gradients[0] == gradients[1]).all(), "a loss that was pickled must give the same gradient"
@@ -99,7 +99,7 @@ async def test_a_batch_without_gradient_is_none(subject: Subject) -> None:
             alike = [trajectory(i, reward=reward) for i in range(4)]
             batch = algorithm.batch(alike)
             if batch is not None:
-                given, logprobs = inputs(normalize_batch(algorithm, batch))
+                given, logprobs = inputs(normalize_batch(algorithm, batch), algorithm.loss)
                 algorithm.loss(given).loss.backward()
                 assert float(logprobs.grad.abs().max()) > 0, (
                     f"where every rollout has the reward {reward:g}, batch() gave one that carries no gradient: it "
@@ -111,7 +111,7 @@ async def test_a_batch_without_gradient_is_none(subject: Subject) -> None:
 async def test_micro_batches_add_up_to_the_batch(subject: Subject) -> None:
     async with opened(subject) as algorithm:
         batch = batch_of(algorithm)
-        given, logprobs = inputs(batch, 0.2)
+        given, logprobs = inputs(batch, algorithm.loss, 0.2)
         whole = algorithm.loss(given)
         whole.loss.backward()
         ends = np.cumsum(np.add.reduceat(batch.chunk_ids >= 0, np.cumsum([0, *batch.lengths[:-1]])))
@@ -123,7 +123,7 @@ async def test_micro_batches_add_up_to_the_batch(subject: Subject) -> None:
                 continue  # the sequences of one trajectory stay together
             if int(end) == begin:
                 continue  # nothing in it carries loss
-            cut, cut_logprobs = inputs(batch, 0.2)
+            cut, cut_logprobs = inputs(batch, algorithm.loss, 0.2)
             piece = replace(
                 cut,
                 **{
@@ -154,7 +154,7 @@ async def test_micro_batches_add_up_to_the_batch(subject: Subject) -> None:
 
 def metrics_of_update(algorithm: Algorithm) -> dict[str, float]:
     """The metrics of an update, by what a trainer would return."""
-    out = algorithm.loss(inputs(batch_of(algorithm))[0])
+    out = algorithm.loss(inputs(batch_of(algorithm), algorithm.loss)[0])
     totals = {name: float(value) for name, value in [*out.sums.items(), *out.maxima.items()]}
     usual = {"grad_norm": 1.0, "lr": 1e-3, "tokens": 1.0, "padding_waste": 0.0, "seconds": 0.1}
     return algorithm.loss.metrics({**totals, "loss": float(out.loss.detach()), **usual})
