@@ -10,7 +10,7 @@ Printed are tokens a second (padding does not count; medians of all steps but th
 ratios to the plain loop), the highest resident memory of one process and of all, the share of padding, and the seconds
 that a checkpoint takes to save and to restore.
 
-    python benchmarks/trainers.py            # about six minutes on two cores
+    python benchmarks/trainers.py            # about fifteen minutes on two cores
 """
 
 from __future__ import annotations
