@@ -69,9 +69,8 @@ async def test_a_rewarded_token_becomes_likely_by_trial(opened: Open, make: Make
     async with opened(lr=2e-2) as trainer:
         for _ in range(14):
             with torch.no_grad():
-                logits = trainer._workers.target.learner.model(input_ids=torch.zeros(1, 1, dtype=torch.long)).logits[
-                    0, -1
-                ]
+                model = trainer._workers.target.learner.model
+                logits = model(input_ids=torch.zeros(1, 1, dtype=torch.long)).logits[0, -1]
             logprobs = torch.log_softmax(logits, -1).double().numpy()
             tokens = rng.choice(TOKENS, 64, p=np.exp(logprobs) / np.exp(logprobs).sum())
             done = [

@@ -4,3 +4,5 @@ from typing import Literal
 
 Level = Literal["chunk", "token", "trajectory"]
 """The unit whose tokens share a return, a ratio or a mask."""
+Estimator = Literal["k1", "k2", "k3"]
+"""Schulman's estimators of KL(pi || ref) on samples of pi."""

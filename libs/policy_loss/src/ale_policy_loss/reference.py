@@ -19,17 +19,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from ale.errors import PluginError
 from ale.specs.trainer import LossInput
+from ale_policy_loss import Estimator
 from ale_policy_loss.ratios import gap
 
-Estimator = Literal["k1", "k2", "k3"]
-"""Schulman's estimators of KL(pi || ref) on samples of pi."""
 LARGEST_LEAD = 3.0
 """The difference `d` in nats from which the estimator continues as a straight line."""
 

@@ -27,7 +27,7 @@ from ale_pg.advantages import advantages, step_advantages
 from ale_pg.objective import PolicyGradientLoss
 from ale_pg.overlong import Overlong, length_penalty, was_cut_off
 from ale_pg.variants import GROUP_BASELINES, RULES, Baseline, ReturnSignal, Scale, Settings, Variant, weigh_trajectory
-from ale_policy_loss import Level
+from ale_policy_loss import Estimator, Level
 from ale_policy_loss.correction_settings import Correction
 from ale_policy_loss.groups import groups_of, reward_of, sampled_size, select_trusted
 
@@ -55,7 +55,7 @@ class PolicyGradient(Driver, Algorithm):
                 "reference policy is kept."
             ),
         )
-        kl_estimator: Literal["k1", "k2", "k3"] = Field(
+        kl_estimator: Estimator = Field(
             "k3",
             description=(
                 "Estimator of that divergence: k3 (low variance), k2 (its gradient is the divergence's), k1 (as a loss "

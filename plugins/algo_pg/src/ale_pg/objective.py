@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from ale.errors import PluginError
 from ale.specs.algorithm import Loss
 from ale.specs.trainer import LossInput, LossOutput, TrainBatch
 from ale_pg.variants import Settings, Variant, weigh_trajectory
+from ale_policy_loss import Estimator
 from ale_policy_loss.correction_settings import Correction
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ class PolicyGradientLoss(Loss):
     kl_coef: float
     correction: Correction | None = None
     entropy_coef: float = 0.0
-    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
+    kl_estimator: Estimator = "k3"
 
     @property
     def entropy_gradient(self) -> bool:

@@ -50,8 +50,7 @@ def write_checkpoint(folder: Path, learner: Learner) -> None:
             weights = gather_weights(learner.reference, how.dtype, wanted=first)
             if first:
                 save_pretrained(new / REFERENCE_FOLDER, learner.reference, weights)
-        masters = how.master_dtype != how.dtype
-        write_shards(new / OPTIMIZER_FOLDER, learner.model, learner.optimizer, masters=masters)
+        write_shards(new / OPTIMIZER_FOLDER, learner.model, learner.optimizer, masters=how.has_masters)
         if first:
             cuda = torch.cuda.get_rng_state(learner.device) if learner.device.type == "cuda" else None
             state = {"version": learner.version, "rng": torch.get_rng_state(), "cuda_rng": cuda}
@@ -67,8 +66,7 @@ def read_checkpoint(folder: Path, device: torch.device, how: Optimization, world
     world.barrier()
     state = read_state(folder)
     learner = Learner(folder, device, how, world)
-    masters = how.master_dtype != how.dtype
-    read_shards(folder / OPTIMIZER_FOLDER, learner.model, learner.optimizer, masters=masters)
+    read_shards(folder / OPTIMIZER_FOLDER, learner.model, learner.optimizer, masters=how.has_masters)
     learner.version = int(state["version"])
     torch.set_rng_state(state["rng"])
     if state["cuda_rng"] is not None and device.type == "cuda":

@@ -54,14 +54,16 @@ def cut(batch: TrainBatch, max_tokens: int, *, end_to_end: bool, ranks: int = 1)
     starts = np.concatenate([[0], np.cumsum(batch.lengths)[:-1]]).astype(np.int64)
     lengths = batch.lengths.tolist()
     trajectories: dict[int, list[int]] = {}
-    for sequence, trajectory in enumerate(batch.trajectory.tolist()):
-        trajectories.setdefault(trajectory, []).append(sequence)
+    for sequence, owner in enumerate(batch.trajectory.tolist()):
+        trajectories.setdefault(owner, []).append(sequence)
     fill, make = (_first_fit, _line_up) if end_to_end else (_like_lengths, _pad)
     shared: list[list[LossGroup]] = []
     for share in _share(list(trajectories.values()), lengths, ranks):
-        fits = [t for t in share if _positions(t, lengths, end_to_end) <= max_tokens]
-        groups = [[rows] for rows in fill(fits, lengths, max_tokens)]
-        groups += [_cut_trajectory(t, lengths, max_tokens, end_to_end) for t in share if t not in fits]
+        fits: dict[bool, list[list[int]]] = {True: [], False: []}
+        for trajectory in share:
+            fits[_positions(trajectory, lengths, end_to_end) <= max_tokens].append(trajectory)
+        groups = [[rows] for rows in fill(fits[True], lengths, max_tokens)]
+        groups += [_cut_trajectory(t, lengths, max_tokens, end_to_end) for t in fits[False]]
         made = [[make(batch, starts, rows) for rows in group] for group in groups]
         shared.append([kept for group in made if (kept := [part for part in group if part.wanted.any()])])
     return shared

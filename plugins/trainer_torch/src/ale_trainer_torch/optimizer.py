@@ -26,6 +26,11 @@ class Optimization:
     dtype: torch.dtype = torch.float32
     master_dtype: torch.dtype = torch.float32
 
+    @property
+    def has_masters(self) -> bool:
+        """Whether parameters are wider than what is computed with and published."""
+        return self.master_dtype != self.dtype
+
 
 def make_optimizer(parameters: Iterable[Tensor], how: Optimization) -> torch.optim.AdamW:
     """Make AdamW with two groups of parameters: matrices with weight decay, and norms and biases without."""
