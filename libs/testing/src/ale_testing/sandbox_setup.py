@@ -12,6 +12,7 @@ import pytest
 
 from ale.config.preflight import NETWORKS
 from ale.specs.sandbox import NetworkMode, Sandbox, SandboxSpec
+from ale_testing.async_tests import patience_s
 from ale_testing.plugin_under_test import Subject
 
 needs = pytest.mark.ale_needs.with_args
@@ -22,6 +23,18 @@ LOOP = "i=0; while :; do i=$((i+1)); echo $i > beat.new; mv beat.new beat; sleep
 """Counts, for whoever looks whether it still runs."""
 WRITES = "until [ -e beat ]; do sleep 0.02; done"
 """Ends when `LOOP` has begun to count."""
+
+
+async def counts_on(box: Sandbox) -> bool:
+    """Whether `LOOP` runs. A busy machine may let it wait, so this waits for its next count."""
+    command = 'now() { cat beat 2>/dev/null; }; was=$(now); until [ "$(now)" != "$was" ]; do sleep 0.05; done'
+    return not (await box.exec(command, timeout_s=patience_s())).timed_out
+
+
+async def counts_no_more(box: Sandbox) -> bool:
+    """Whether `LOOP` has ended, or never began: its count is the same for half a second."""
+    told = (await box.exec("cat beat 2>/dev/null; sleep 0.5; cat beat 2>/dev/null")).stdout.split()
+    return not told or told[0] == told[-1]
 
 
 def spec(subject: Subject, **more: Any) -> SandboxSpec:

@@ -10,20 +10,15 @@ import pytest
 
 from ale.config.preflight import has_now
 from ale.errors import ConfigError, SandboxError
-from ale.specs.sandbox import Resources, Sandbox
+from ale.specs.sandbox import Resources
 from ale.specs.sandbox_protocols import Checkpoints
 from ale_testing.async_tests import async_test, fails_with
 from ale_testing.plugin_under_test import Subject
-from ale_testing.sandbox_setup import LOOP, spec, started
+from ale_testing.sandbox_setup import LOOP, counts_on, spec, started
 from ale_testing.test_sandbox_snapshots import fork
 
 needs = pytest.mark.ale_needs.with_args
 RUN = f"({LOOP}) >/dev/null 2>&1 &"
-
-
-async def count_twice(box: Sandbox) -> list[int]:
-    """What the loop has counted to, twice."""
-    return [int(word) for word in (await box.exec("cat beat; sleep 0.5; cat beat")).stdout.split()]
 
 
 @needs(Checkpoints)
@@ -35,13 +30,13 @@ async def test_processes_continue_and_so_do_their_copies(subject: Subject) -> No
         await box.exec(RUN + " echo 1 > /tmp/file; echo 2 > /dev/shm/file")
         await box.exec('until [ "$(cat beat 2>/dev/null || echo 0)" -gt 5 ]; do sleep 0.1; done')
         name = await box.checkpoint()
-        first, second = await count_twice(box)
-        assert second > first, "what runs must go on in the sandbox that a snapshot with processes is made of"
+        assert await counts_on(box), "what runs must go on in the sandbox that a snapshot with processes is made of"
         await box.kill_agent_processes()
         async with fork(subject, provider, name) as copy:
-            once, again = await count_twice(copy)
-            assert again > once, "what ran must run in a sandbox that starts from a snapshot with processes"
-            assert once > 5, "it must go on from where it was then, not from the beginning"
+            assert int((await copy.exec("cat beat")).stdout) > 5, (
+                "it must go on from where it was then, not from the beginning"
+            )
+            assert await counts_on(copy), "what ran must run in a sandbox that starts from a snapshot with processes"
             await copy.exec("rm /tmp/file; echo 3 > /dev/shm/file; echo new > new")
         # The loop may have been ended before it put its new file in the other's place.
         assert (await box.exec("cat /tmp/file /dev/shm/file; ls | grep -v beat.new")).output == "1\n2\nbeat\n", (
@@ -87,11 +82,9 @@ async def test_many_sandboxes_start_from_one_checkpoint_and_a_named_one_stays(su
         await asyncio.gather(*(one.exec(f"echo {i} > mine") for i, one in enumerate(boxes)))
         for i, one in enumerate(boxes):
             assert (await one.exec("cat mine")).output == f"{i}\n", "those that start from one must be apart"
-            first, second = await count_twice(one)
-            assert second > first, "each must run what ran"
+            assert await counts_on(one), "each must run what ran"
         async with fork(subject, provider, await boxes[0].checkpoint()) as grandchild:
-            first, second = await count_twice(grandchild)
-            assert second > first, "and so must what starts from one of them"
+            assert await counts_on(grandchild), "and so must what starts from one of them"
         await asyncio.gather(*(one.stop() for one in boxes))
     try:
         async with subject.build(run_id="other") as other:
@@ -99,8 +92,7 @@ async def test_many_sandboxes_start_from_one_checkpoint_and_a_named_one_stays(su
             assert name in found, "a snapshot with a name must stay when its provider is closed"
             assert unnamed not in found, "a snapshot without a name must go with its provider"
             async with fork(subject, other, name) as copy:
-                first, second = await count_twice(copy)
-                assert second > first, "another provider must be able to start from it"
+                assert await counts_on(copy), "another provider must be able to start from it"
     finally:
         async with subject.build(run_id="last") as last:
             await last.remove_snapshot(name)

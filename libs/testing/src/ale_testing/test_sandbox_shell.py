@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import pytest
 
-from ale.specs.sandbox import Sandbox
 from ale.specs.sandbox_protocols import Shell, Shells
 from ale_testing.async_tests import async_test, equal_without_diff
 from ale_testing.plugin_under_test import Subject
@@ -29,12 +28,6 @@ async def stdout_of(shell: Shell, command: str) -> str:
     done = await shell.run(command)
     assert done.exit_code == 0, f"{command!r} must not fail; it gave {done.exit_code}: {done.output}"
     return done.stdout.decode().rstrip("\n")
-
-
-async def loop_is_running(box: Sandbox) -> bool:
-    """Whether the counting loop still runs."""
-    counts = (await box.exec("cat beat 2>/dev/null; sleep 0.5; cat beat 2>/dev/null")).stdout.split()
-    return bool(counts) and counts[0] != counts[-1]
 
 
 # -- what stays --------------------------------------------------------------------------------------------------

@@ -12,8 +12,8 @@ from ale.specs.sandbox import TESTS
 from ale.specs.sandbox_protocols import Shells
 from ale_testing.async_tests import async_test, cancelled, fails_with
 from ale_testing.plugin_under_test import Subject
-from ale_testing.sandbox_setup import needs, spec, started
-from ale_testing.test_sandbox_shell import BEAT, loop_is_running, opened, stdout_of
+from ale_testing.sandbox_setup import counts_no_more, counts_on, needs, spec, started
+from ale_testing.test_sandbox_shell import BEAT, opened, stdout_of
 
 needs_shells = pytest.mark.ale_needs.with_args(Shells)
 
@@ -63,7 +63,7 @@ async def test_a_time_out_ends_what_the_command_started_and_nothing_else(subject
         assert (done.stdout, done.stderr) == (b"before\n", b"err\n"), f"output until the time-out must be kept: {done}"
         await box.exec("rm -f own stubborn; sleep 0.5")
         assert (await box.exec("ls own stubborn")).stdout == b"", "a time-out must kill all that the command started"
-        assert await loop_is_running(box), "a time-out must not end a background job of an earlier command"
+        assert await counts_on(box), "a time-out must not end a background job of an earlier command"
         found = await stdout_of(shell, "greet; basename $PWD; echo $x; kill $job")
         assert found in ("hello\nin\n2", "hello\nin\n1"), (
             f"a shell must keep its state through a time-out; it had {found!r}"
@@ -92,7 +92,7 @@ async def test_cancelling_a_command_of_a_shell_ends_it(subject: Subject) -> None
         for after_s in (0.0, 0.05, 0.3):
             assert await cancelled(shell.run(BEAT), after_s), "run must not end before its command does"
             assert await stdout_of(shell, "echo $x") == "1", "a shell must be usable after a cancelled command"
-        assert not await loop_is_running(box), "cancelling run must end what the command started"
+        assert await counts_no_more(box), "cancelling run must end what the command started"
 
 
 # -- several, and the end ----------------------------------------------------------------------------------------
@@ -127,10 +127,10 @@ async def test_closing_a_shell_ends_everything_that_it_started(subject: Subject)
         await shell.run(f"({BEAT}) >/dev/null 2>&1 &")
         await shell.run("exit 3")
         await shell.run("(setsid sh -c 'while :; do date > later; sleep 0.05; done' &) 2>/dev/null")
-        assert await loop_is_running(box), "what a command left in the background lives on after an exit"
+        assert await counts_on(box), "what a command left in the background lives on after an exit"
         await asyncio.gather(shell.close(), shell.close())
         await shell.close()
-        assert not await loop_is_running(box), (
+        assert await counts_no_more(box), (
             "close must end the background jobs of the shell, those from before an exit too"
         )
         await box.exec("rm -f later; sleep 0.3")
@@ -168,7 +168,7 @@ async def test_kill_agent_processes_ends_what_shells_run(subject: Subject) -> No
         await box.kill_agent_processes()
         done = await asyncio.wait_for(running, 20)
         assert done.exit_code == 137, f"a command that was killed gives 137; it gave {done.exit_code}"
-        assert not await loop_is_running(box), "kill_agent_processes must end the jobs of shells"
+        assert await counts_no_more(box), "kill_agent_processes must end the jobs of shells"
         assert await stdout_of(shell, "echo on") == "on", "a shell must run commands after kill_agent_processes"
 
 

@@ -10,11 +10,11 @@ from contextlib import aclosing
 import pytest
 
 from ale.errors import SandboxError
-from ale.specs.sandbox import ExecResult, Sandbox
+from ale.specs.sandbox import ExecResult
 from ale.specs.sandbox_protocols import Output, Streams
 from ale_testing.async_tests import async_test, equal_without_diff, fails_with, patience_s
 from ale_testing.plugin_under_test import Subject
-from ale_testing.sandbox_setup import EVERY_BYTE, LOOP, spec, started
+from ale_testing.sandbox_setup import EVERY_BYTE, LOOP, counts_no_more, spec, started
 
 needs_streams = pytest.mark.ale_needs.with_args(Streams)
 
@@ -43,12 +43,6 @@ async def first(items: Items) -> Output:
     item = await asyncio.wait_for(anext(items), patience_s())
     assert isinstance(item, Output), f"a piece of output must come while the command runs; there came {item!r:.100}"
     return item
-
-
-async def loop_is_running(box: Sandbox) -> bool:
-    """Whether the loop runs on."""
-    told = (await box.exec("cat beat 2>/dev/null; sleep 0.5; cat beat 2>/dev/null")).stdout.split()
-    return bool(told) and told[0] != told[-1]
 
 
 @needs_streams
@@ -130,10 +124,10 @@ async def test_a_reader_that_leaves_ends_the_command(subject: Subject) -> None:
             async for item in items:
                 assert item == Output("stdout", b"\n"), f"there came {item!r}"
                 break
-        assert not await loop_is_running(box), "leaving a stream before its end must end its command"
+        assert await counts_no_more(box), "leaving a stream before its end must end its command"
         async with aclosing(box.exec_stream(f"({LOOP}) & yes")) as items:
             await first(items)  # and then it waits for a reader
-        assert not await loop_is_running(box), "leaving a stream must also end a command that waits for its reader"
+        assert await counts_no_more(box), "leaving a stream must also end a command that waits for its reader"
 
         async def reader() -> None:
             async with aclosing(box.exec_stream(LOOP)) as items:
@@ -145,7 +139,7 @@ async def test_a_reader_that_leaves_ends_the_command(subject: Subject) -> None:
         task.cancel()
         await asyncio.wait([task], timeout=20)
         assert task.cancelled(), "a reader that is cancelled must end as cancelled"
-        assert not await loop_is_running(box), "a reader that is cancelled must end its command"
+        assert await counts_no_more(box), "a reader that is cancelled must end its command"
 
 
 @needs_streams
@@ -159,7 +153,7 @@ async def test_a_stream_that_times_out_ends_with_its_output_and_exit_code_124(su
             f"a time-out must say so and give 124; it gave {result}"
         )
         assert found["stdout"] == b"before\n", f"what was written until then must come; it was {found['stdout']!r}"
-        assert not await loop_is_running(box), "a time-out must kill the whole process tree"
+        assert await counts_no_more(box), "a time-out must kill the whole process tree"
         async with aclosing(box.exec_stream("yes", timeout_s=0.5)) as items:
             await first(items)
             await asyncio.sleep(1.5)
