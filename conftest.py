@@ -4,6 +4,9 @@
 2. `pytest --skipped` runs only these. A test that is skipped again fails, unless it is marked `gpu`. With this, CI
    shows that every test ran, on a machine without container engines or on one with them.
 
+Processes get tests by the file, since tests of a file share what they need; but each run of the conformance kit is a
+part of its own, and so are the tests of a file with Docker and those with Podman, which mostly wait.
+
 It also lets Hypothesis take its time: its limits for an example (200 ms) and for making data measure how busy the
 machine is, and a test that fails by them says nothing about the code.
 """
@@ -86,6 +89,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     here = {item: bool({item.nodeid, item.nodeid.partition("::")[0]} & wanted) for item in items}
     config.hook.pytest_deselected(items=[item for item in items if not here[item]])
     items[:] = [item for item in items if here[item]]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Return what hands tests to processes. pytest-xdist need not be there."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Parts(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file, _, test = nodeid.partition("::")
+            if file.startswith("tests/conformance/test_our_"):
+                return nodeid
+            return " ".join([file, *(engine for engine in ("docker", "podman") if engine in test)])
+
+    return Parts(config, log)
 
 
 @pytest.hookimpl(wrapper=True)
