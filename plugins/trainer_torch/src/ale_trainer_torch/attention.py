@@ -2,10 +2,14 @@
 
 All other parts of a decoder work on single tokens, so packing does not affect them. The function is registered with
 transformers as `PACKED`; the model is called with the lengths as `sequence_lengths`. A sliding window still applies.
+
+On a GPU in half precision all sequences go through one kernel of torch's (FlashAttention's, `varlen_attn`); elsewhere
+that kernel does not run, and they go through `scaled_dot_product_attention` one by one.
 """
 
 from __future__ import annotations
 
+from inspect import signature
 from typing import Any
 
 import torch
@@ -15,6 +19,18 @@ from transformers import AttentionInterface
 PACKED = "ale_packed"
 KNOWN = frozenset({"position_ids", "use_cache", "cache_position", "output_router_logits"})
 """Arguments of the attention that may be ignored."""
+
+
+def _find_kernel() -> Any:
+    """Return torch's attention over sequences end to end; None where this torch has none with windows and groups."""
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError:
+        return None
+    return varlen_attn if {"window_size", "enable_gqa", "scale"} <= signature(varlen_attn).parameters.keys() else None
+
+
+KERNEL = _find_kernel()
 
 
 def packed_attention(
@@ -41,6 +57,8 @@ def packed_attention(
             f"Packed attention is causal, without cache or dropout, and without {', '.join(strange)}."
         )
     groups = query.shape[1] // key.shape[1]
+    if sequence_lengths and has_kernel(query):
+        return _in_one_kernel(query, key, value, sequence_lengths, scaling, sliding_window), None
     lengths = sequence_lengths or [query.shape[2]]
     seen = [
         torch.nn.functional.scaled_dot_product_attention(
@@ -50,6 +68,26 @@ def packed_attention(
         for window in [_window(q.shape[2], sliding_window, q.device)]
     ]
     return torch.cat(seen, dim=2).transpose(1, 2).contiguous(), None
+
+
+def has_kernel(query: Tensor) -> bool:
+    """Whether torch's kernel for sequences end to end runs on the device and in the type of this tensor."""
+    return KERNEL is not None and query.is_cuda and query.dtype in (torch.bfloat16, torch.float16)
+
+
+def _in_one_kernel(
+    query: Tensor, key: Tensor, value: Tensor, lengths: list[int], scale: float | None, window: int | None
+) -> Tensor:
+    """See `packed_attention`; one row. [1, heads, N, D] -> [1, N, heads, D]"""
+    ends = torch.tensor([0, *lengths], device=query.device).cumsum(0, dtype=torch.int32)
+    q, k, v = (x[0].transpose(0, 1).contiguous() for x in (query, key, value))
+    out: Tensor = KERNEL(
+        *(q, k, v, ends, ends, max(lengths), max(lengths)),
+        scale=scale,
+        window_size=(-1 if window is None else window - 1, 0),
+        enable_gqa=q.shape[1] != k.shape[1],
+    )
+    return out[None]
 
 
 def _window(length: int, width: int | None, device: torch.device) -> Tensor | None:

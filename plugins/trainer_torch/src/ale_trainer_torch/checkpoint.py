@@ -1,9 +1,10 @@
 """Checkpoints, and published folders: whole or absent.
 
 A checkpoint is a model folder, tokenizer included, so that it serves as `model.path` too. Beside the weights lie
-`trainer_state.pt` (random state, version), `optimizer/` (see `state.py`), and `reference/`, a model folder, if there is
-a reference policy. It is written under another name and renamed at the end. Over several ranks all make the calls, and
-rank 0 alone touches folders and whole weights.
+`trainer_state.pt` (random state, version), `optimizer/` (see `state.py`), `reference/`, a model folder, if there is a
+reference policy, and `adapter/`, as `peft` writes it, if adapters are trained: the weights have them merged. It is
+written under another name and renamed at the end. Over several ranks all make the calls, and rank 0 alone touches
+folders and whole weights.
 """
 
 from __future__ import annotations
@@ -21,12 +22,14 @@ from ale.errors import ConfigError
 from ale_ranks.world import World
 from ale_trainer_torch.folder import save_pretrained, write_model
 from ale_trainer_torch.learner import Learner
+from ale_trainer_torch.lora import write_adapter
 from ale_trainer_torch.optimizer import Optimization
-from ale_trainer_torch.sharding import gather_weights
+from ale_trainer_torch.sharding import gather_weights, whole_copy
 
 STATE_FILE = "trainer_state.pt"
 OPTIMIZER_FOLDER = "optimizer"
 REFERENCE_FOLDER = "reference"
+ADAPTER_FOLDER = "adapter"
 
 
 def write_weights(folder: Path, learner: Learner, weights: dict[str, Tensor]) -> Path:
@@ -50,6 +53,8 @@ def write_checkpoint(folder: Path, learner: Learner) -> None:
             weights = gather_weights(learner.reference, how.dtype, wanted=first)
             if first:
                 save_pretrained(new / REFERENCE_FOLDER, learner.reference, weights)
+        if how.lora is not None:
+            write_adapter(new / ADAPTER_FOLDER, learner.model, how.lora, whole_copy, first=first)
         write_shards(new / OPTIMIZER_FOLDER, learner.model, learner.optimizer, masters=how.has_masters)
         if first:
             cuda = torch.cuda.get_rng_state(learner.device) if learner.device.type == "cuda" else None

@@ -29,8 +29,9 @@ from ale.specs.trainer import LossFunction, PolicyRole, TrainBatch
 from ale_ranks.world import World
 from ale_trainer_torch.folder import read_model
 from ale_trainer_torch.gradients import Gradients, Totals
+from ale_trainer_torch.lora import add_adapters
 from ale_trainer_torch.microbatch import LossGroup, MicroBatch, cut, padding_waste
-from ale_trainer_torch.optimizer import Optimization, make_optimizer
+from ale_trainer_torch.optimizer import Optimization, make_optimizer, set_rates
 from ale_trainer_torch.policy import Policy
 from ale_trainer_torch.sharding import gather_weights, shard, whole_number
 
@@ -53,7 +54,10 @@ class Learner:
     def __init__(self, folder: Path, device: torch.device, how: Optimization, world: World | None = None) -> None:
         self.folder = folder
         self.world = world or World()
-        self.model = read_model(folder, how.master_dtype).to(device)
+        # What is frozen needs no more precision than the pass.
+        self.model = read_model(folder, how.dtype if how.lora else how.master_dtype).to(device)
+        if how.lora:
+            add_adapters(self.model, how.lora)
         self.version = 0
         self.device = device
         self.how = how
@@ -140,10 +144,7 @@ class Learner:
         """Step along the accumulated gradient and clear it; return its norm before clipping."""
         norm = whole_number(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.how.max_grad_norm))
         self._require_finite(norm, "gradient norm")
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
-        decay = self.how.weight_decay if weight_decay is None else weight_decay
-        self.optimizer.param_groups[0]["weight_decay"] = decay
+        set_rates(self.optimizer, lr, self.how.weight_decay if weight_decay is None else weight_decay)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         return norm
@@ -178,7 +179,7 @@ class Learner:
     def _prepare(self, policy: Policy) -> Compute:
         if not torch.distributed.is_initialized():
             return policy.logprobs
-        return shard(policy, self.how.dtype)
+        return shard(policy, self.how)
 
     def _pass_nothing(self, compute: Compute) -> Tensor:
         """Pass two tokens that count for nothing, because the other ranks wait for this one."""

@@ -1,4 +1,4 @@
-"""AdamW and its settings."""
+"""AdamW, also with moments of 8 bits (`torchao`), and its settings."""
 
 from __future__ import annotations
 
@@ -9,10 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ale.errors import ConfigError
+from ale_trainer_torch.lora import LoraSettings
+
 
 @dataclass(frozen=True, slots=True)
 class Optimization:
-    """How a model is trained. It computes in `dtype`; parameters, gradients and moments have `master_dtype`."""
+    """How a model is trained. It computes in `dtype`; what is trained, and its optimizer, have `master_dtype`."""
 
     lr: float
     betas: tuple[float, float]
@@ -23,20 +26,43 @@ class Optimization:
     logit_chunk: int | None
     packing: bool
     gradient_checkpointing: bool = False
+    lora: LoraSettings | None = None
+    optimizer: str = "adamw"
+    offload: bool = False
     dtype: torch.dtype = torch.float32
     master_dtype: torch.dtype = torch.float32
 
     @property
     def has_masters(self) -> bool:
-        """Whether parameters are wider than what is computed with and published."""
-        return self.master_dtype != self.dtype
+        """Whether published weights do not tell the parameters: these are wider, or adapters beside frozen ones."""
+        return self.master_dtype != self.dtype or self.lora is not None
 
 
-def make_optimizer(parameters: Iterable[Tensor], how: Optimization) -> torch.optim.AdamW:
-    """Make AdamW with two groups of parameters: matrices with weight decay, and norms and biases without."""
+def make_optimizer(parameters: Iterable[Tensor], how: Optimization) -> torch.optim.Optimizer:
+    """Make AdamW with two groups of parameters: matrices with weight decay, and norms and biases without. Raises
+    `ConfigError` where `torchao` is missing."""
     trained = [p for p in parameters if p.requires_grad]
     groups: list[dict[str, Any]] = [
         {"params": [p for p in trained if p.dim() >= 2], "weight_decay": how.weight_decay},
         {"params": [p for p in trained if p.dim() < 2], "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW(groups, lr=how.lr, betas=how.betas, eps=how.eps, fused=True)
+    if how.optimizer == "adamw":
+        return torch.optim.AdamW(groups, lr=how.lr, betas=how.betas, eps=how.eps, fused=True)
+    try:
+        from torchao.optim import AdamW8bit
+    except ImportError as error:
+        raise ConfigError(
+            f"trainer.optimizer is '{how.optimizer}', which needs torchao: pip install 'ale-plugin-trainer-torch[8bit]'"
+        ) from error
+    found: torch.optim.Optimizer = AdamW8bit(groups, lr=how.lr, betas=how.betas, eps=how.eps)
+    return found
+
+
+def set_rates(optimizer: torch.optim.Optimizer, lr: float, weight_decay: float) -> None:
+    """Set the learning rate, and the weight decay of matrices."""
+    for group in optimizer.param_groups:
+        if isinstance(group["lr"], Tensor):  # it is compiled, and a new number would be compiled again
+            group["lr"].fill_(lr)
+        else:
+            group["lr"] = lr
+    optimizer.param_groups[0]["weight_decay"] = weight_decay

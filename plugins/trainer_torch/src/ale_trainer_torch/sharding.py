@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from ale_trainer_torch.lora import find_layers, merge, plain_name
+from ale_trainer_torch.optimizer import Optimization
 from ale_trainer_torch.policy import Policy
 
 
@@ -31,39 +33,51 @@ class PolicyModule(nn.Module):
         return self._policy.logprobs(tokens, wanted, lengths, entropy=entropy)
 
 
-def shard(policy: Policy, dtype: torch.dtype) -> PolicyModule:
-    """Share a model's parameters among the ranks, which compute in `dtype`; parameters and gradients keep their own
-    type (float32: the masters)."""
-    from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard  # which takes a second to import
+def shard(policy: Policy, how: Optimization) -> PolicyModule:
+    """Share a model's parameters among the ranks, which compute in `how.dtype`; parameters keep their own type, and
+    gradients are added up in `how.master_dtype`. With `how.offload` both wait in the CPU's memory, and so does what an
+    optimizer keeps."""
+    from torch.distributed import fsdp  # which takes a second to import
 
     module = PolicyModule(policy)
-    precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=policy.model.dtype)
+    options: dict[str, Any] = {
+        "mp_policy": fsdp.MixedPrecisionPolicy(param_dtype=how.dtype, reduce_dtype=how.master_dtype),
+        "offload_policy": fsdp.CPUOffloadPolicy(pin_memory=torch.cuda.is_available()) if how.offload else None,
+    }
     for layer in _layers(policy.model):
-        fully_shard(layer, mp_policy=precision)
-    fully_shard(module, mp_policy=precision)
+        fsdp.fully_shard(layer, **options)
+    fsdp.fully_shard(module, **options)
     for part in module.modules():
-        if isinstance(part, FSDPModule):
+        if isinstance(part, fsdp.FSDPModule):
             part.set_gradient_divide_factor(1.0)
             part.set_force_sum_reduction_for_comms(True)  # gloo cannot scale while it adds
     return module
 
 
 def gather_weights(model: Any, dtype: torch.dtype, *, wanted: bool) -> dict[str, Tensor]:
-    """Return copies of all weights by their Hugging Face names, in `dtype`; tied ones share a copy.
+    """Return copies of all weights by their Hugging Face names, in `dtype`, adapters merged; tied ones share a copy.
 
     All ranks must call it; where they are not `wanted`, nothing is kept.
     """
+    adapted = find_layers(model)
     copies: dict[int, Tensor] = {}
     out: dict[str, Tensor] = {}
     for name, value in model.state_dict(keep_vars=True).items():
+        plain = plain_name(name)
+        if plain is None:
+            continue
         if id(value) not in copies:
-            kept = value.detach()
-            whole = kept.full_tensor() if isinstance(kept, DTensor) else kept.clone()
-            whole = whole.to(dtype) if whole.is_floating_point() else whole
-            copies[id(value)] = whole if wanted else whole.new_empty(0)
+            copy = merge(adapted, name, whole_copy(value.detach()), whole_copy)
+            copy = copy.to(dtype) if copy.is_floating_point() else copy
+            copies[id(value)] = copy if wanted else copy.new_empty(0)
         if wanted:
-            out[name] = copies[id(value)]
+            out[plain] = copies[id(value)]
     return out
+
+
+def whole_copy(value: Tensor) -> Tensor:
+    """Return a copy of a tensor, gathered from all ranks."""
+    return value.full_tensor() if isinstance(value, DTensor) else value.clone()
 
 
 def whole_number(value: Tensor) -> float:

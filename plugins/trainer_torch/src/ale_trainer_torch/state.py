@@ -1,4 +1,5 @@
-"""The part of a checkpoint that is not the model: the optimizer's moments, and masters that are wider than the model.
+"""The part of a checkpoint that is not the model: the optimizer's moments, and the parameters where the weights do not
+tell them (wider masters, adapters).
 
 It is written by `torch.distributed.checkpoint`: each rank writes its shards, and any number of ranks can read them.
 Entries are named by the parameters (`model.norm.weight/exp_avg`), so that no order has to be the same.
@@ -37,7 +38,9 @@ def read_shards(folder: Path, model: Any, optimizer: torch.optim.Optimizer, *, m
     try:
         stored = FileSystemReader(folder).read_metadata().state_dict_metadata
         if any(name.endswith(MOMENTS) for name in stored):
-            for parameter in _named(model).values():
+            for parameter in model.parameters():
+                if not parameter.requires_grad:
+                    continue
                 optimizer.state[parameter] = {
                     "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
                     "exp_avg": torch.zeros_like(parameter),
@@ -46,8 +49,8 @@ def read_shards(folder: Path, model: Any, optimizer: torch.optim.Optimizer, *, m
         entries = _entries(model, optimizer, masters=masters)
         if {n: tuple(t.shape) for n, t in entries.items()} != {n: _shape(m) for n, m in stored.items()}:
             raise TrainerError(
-                f"The optimizer state in {folder} is not of this model or not of trainer.dtype; take the model's own "
-                "checkpoint, or start from its weights alone (model.path)."
+                f"The optimizer state in {folder} is not of this model, or not of trainer.dtype and trainer.lora; take "
+                "the model's own checkpoint, or start from its weights alone (model.path)."
             )
         with _quiet():
             load(entries, checkpoint_id=folder, no_dist=_alone())
@@ -59,16 +62,12 @@ def read_shards(folder: Path, model: Any, optimizer: torch.optim.Optimizer, *, m
 
 def _entries(model: Any, optimizer: torch.optim.Optimizer, *, masters: bool) -> dict[str, Tensor]:
     entries: dict[str, Tensor] = {}
-    for name, parameter in _named(model).items():
+    for name, parameter in model.named_parameters():
         state = optimizer.state.get(parameter, {})
         entries |= {f"{name}/{moment}": state[moment] for moment in MOMENTS if moment in state}
         if masters:
             entries[f"{name}/{MASTER}"] = parameter.detach()
     return entries
-
-
-def _named(model: Any) -> dict[str, torch.nn.Parameter]:
-    return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
 def _shape(metadata: Any) -> tuple[int, ...]:

@@ -15,16 +15,17 @@ import asyncio
 import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from ale.errors import TrainerError
 from ale.specs.driver import Driver, DriverContext, PluginConfig
 from ale.specs.engine import PolicyVersion
 from ale.specs.trainer import LossFunction, PolicyRole, TrainBatch, TrainerBackend
+from ale_trainer_torch.lora import LoraSettings
 
 
 class TorchTrainer(Driver, TrainerBackend):
@@ -57,6 +58,15 @@ class TorchTrainer(Driver, TrainerBackend):
         gradient_checkpointing: bool = Field(
             False, description="Recompute activations in the backward pass: less memory, a third more time."
         )
+        optimizer: Literal["adamw", "adamw_8bit"] = Field(
+            "adamw", description="adamw_8bit keeps moments in 8 bits (torchao): a quarter of their memory."
+        )
+        offload: bool = Field(
+            False, description="Keep weights, gradients and moments in the CPU's memory, and step there (FSDP2)."
+        )
+        lora: LoraSettings | None = Field(
+            None, description="Train adapters beside frozen weights, with this rank, alpha and target_modules."
+        )
         ranks: int = Field(
             1, ge=1, description="Processes over which the model is sharded (FSDP2); on GPUs each takes one."
         )
@@ -72,6 +82,12 @@ class TorchTrainer(Driver, TrainerBackend):
             0, ge=0, description="CPU threads that each rank computes with; 0: torch's own choice, shared by the ranks."
         )
 
+        @model_validator(mode="after")
+        def _step_in_one_place(self) -> Self:
+            if self.offload and self.optimizer != "adamw":
+                raise ValueError("offload steps on the CPU, with optimizer: adamw only; leave one of the two out.")
+            return self
+
     config: Config
 
     def __init__(self, config: Any, context: DriverContext) -> None:
@@ -79,9 +95,9 @@ class TorchTrainer(Driver, TrainerBackend):
 
         super().__init__(config, context)
         self._device = pick_device(config.device, config.ranks)
-        self._apart = config.ranks > 1 or config.dtype != "float32"
+        self._apart = config.ranks > 1 or config.dtype != "float32" or config.offload
         here: tuple[str, ...] = () if self._apart else ("memory",)
-        on_gpu = self._device.startswith("cuda")
+        on_gpu = self._device.startswith("cuda") and not config.offload  # where weights are published from
         self.transports = (*here, "ipc", "nccl", "folder") if on_gpu else (*here, "folder", "gloo")
         self._thread: ThreadPoolExecutor | None = None
         self._workers: _Workers | None = None
@@ -159,6 +175,9 @@ class TorchTrainer(Driver, TrainerBackend):
             logit_chunk=c.logit_chunk,
             packing=c.packing,
             gradient_checkpointing=c.gradient_checkpointing,
+            lora=c.lora,
+            optimizer=c.optimizer,
+            offload=c.offload,
             dtype=getattr(torch, c.dtype),
         )
         if not self._apart:
@@ -167,7 +186,7 @@ class TorchTrainer(Driver, TrainerBackend):
             self._workers = OneRank(Worker(World(), self._device, how))
             return
         threads = c.threads or max(1, len(os.sched_getaffinity(0)) // c.ranks)
-        backend = "nccl" if self._device.startswith("cuda") else "gloo"
+        backend = "cpu:gloo,cuda:nccl" if self._device.startswith("cuda") else "gloo"
         self._workers = Ranks(
             "ale_trainer_torch.worker:Worker", c.ranks, (self._device, how), threads=threads, backend=backend
         )

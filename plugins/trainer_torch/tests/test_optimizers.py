@@ -1,0 +1,73 @@
+"""Moments of eight bits, and weights and moments that wait in the CPU's memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from pydantic import ValidationError
+
+from ale.specs.trainer import LossFunction, TrainBatch
+from ale_trainer_torch import TorchTrainer
+
+ModelFolder = Callable[[str], Path]
+Trainers = Callable[..., AbstractAsyncContextManager[TorchTrainer]]
+Batches = Callable[..., TrainBatch]
+
+
+@pytest.fixture
+def uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torchao's step without torch.compile, which takes a minute, here and in ranks."""
+    monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")
+    monkeypatch.setattr(torch, "compile", lambda function, **_options: function)
+
+
+@pytest.mark.parametrize(
+    "settings", [{"optimizer": "adamw_8bit"}, {"optimizer": "adamw_8bit", "ranks": 2}, {"offload": True}]
+)
+async def test_other_optimizers_step_much_as_adamw_does_and_go_on_from_their_checkpoints(
+    settings: dict[str, Any],
+    model_folder: ModelFolder,
+    trainer: Trainers,
+    random_batch: Batches,
+    likelihood_loss: LossFunction,
+    uncompiled: None,
+    tmp_path: Path,
+) -> None:
+    folder, batch, how = model_folder("qwen2"), random_batch(), {"lr": 1e-2, "weight_decay": 0.1}
+    async with trainer(folder, **how) as plain, trainer(folder, **how, **settings) as other:
+        for lr in (1e-2, 5e-3, 1e-2, 1e-2):
+            expected, found = [await t.update(batch, likelihood_loss, lr=lr) for t in (plain, other)]
+        assert found["loss"] == pytest.approx(expected["loss"], rel=2e-3)
+        await other.save(tmp_path / "saved")
+        await other.update(batch, likelihood_loss)
+        straight = await other.logprobs(batch)
+        await other.restore(tmp_path / "saved")
+        await other.update(batch, likelihood_loss)
+        again = await other.logprobs(batch)
+    assert np.array_equal(again, straight)
+
+
+def test_moments_of_eight_bits_are_kept_for_large_matrices(model_folder: ModelFolder, uncompiled: None) -> None:
+    from torchao.optim.subclass_8bit import OptimState8bit
+
+    from ale_trainer_torch.optimizer import Optimization, make_optimizer
+
+    how = Optimization(1e-3, (0.9, 0.95), 1e-8, 0.0, 1.0, 1000, None, True, optimizer="adamw_8bit")
+    matrix, small = (torch.nn.Parameter(torch.ones(shape)) for shape in ((64, 128), (8, 8)))
+    optimizer = make_optimizer([matrix, small], how)
+    for parameter in (matrix, small):
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    assert isinstance(optimizer.state[matrix]["exp_avg"], OptimState8bit)
+    assert not isinstance(optimizer.state[small]["exp_avg"], OptimState8bit)
+
+
+def test_an_offloaded_optimizer_of_eight_bits_is_refused() -> None:
+    with pytest.raises(ValidationError, match="leave one of the two out"):
+        TorchTrainer.Config(offload=True, optimizer="adamw_8bit")
