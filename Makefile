@@ -38,7 +38,7 @@ $(STAMP): Makefile $(PACKAGES:=/pyproject.toml)
 	$(PIP_INSTALL) --no-deps --no-build-isolation $(foreach p,$(PACKAGES),--editable ./$(p))
 	$(PIP_INSTALL) 'ale-core[all]' \
 	  anthropic build datasets fastapi gymnasium httpx hypothesis jsonschema mkdocs-material mypy openai psutil pyarrow \
-	  pytest 'pytest-asyncio>=0.24' pytest-timeout pytest-xdist ruff schemathesis tensorboard tomlkit torchao twine types-PyYAML
+	  pytest 'pytest-asyncio>=0.24' pytest-timeout pytest-xdist ruff schemathesis tensorboard tomlkit twine types-PyYAML
 	$(PIP_INSTALL) --no-deps rl-rock==1.11.0
 	@touch $@
 

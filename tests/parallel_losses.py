@@ -19,6 +19,7 @@ from ale_ipa import IPA
 from ale_pg import PolicyGradient
 from ale_pg.variants import RULES
 from ale_policy_loss.correction_settings import Correction
+from ale_ppo import PPO
 from ale_ranks import World
 from ale_testing.loss_samples import random_rollouts
 from ale_trainer_torch.learner import Learner
@@ -72,6 +73,12 @@ def algorithms() -> dict[str, Algorithm]:
         ):
             config = PolicyGradient.Config(variant=variant, **more)
             made[f"pg {variant}{name}"] = PolicyGradient(config, DriverContext())
+    for name, settings in {
+        "ppo": {},
+        "ppo kl": {"reward_kl_coef": 0.1, "kl_coef": 0.3, "entropy_coef": 0.2, "dual_clip": 1.1, "vf_clip": None},
+        "ppo corrected": {"correction": correction, "gamma": 0.9, "whiten": False},
+    }.items():
+        made[name] = PPO(PPO.Config(**settings), DriverContext())
     return made
 
 
@@ -83,7 +90,7 @@ def learner(
     logit_chunk: int | None = None,
     world: World | None = None,
 ) -> Learner:
-    """The model in double precision."""
+    """The model in double precision, its value head with random weights."""
     how = Optimization(
         lr=1e-3,
         betas=(0.9, 0.95),
@@ -95,8 +102,13 @@ def learner(
         packing=packing,
         dtype=torch.float64,
         master_dtype=torch.float64,
+        value_head=True,
     )
-    return Learner(model, torch.device("cpu"), how, world)
+    made = Learner(model, torch.device("cpu"), how, world)
+    with torch.no_grad():
+        for parameter in made.model.value_head.parameters():
+            parameter.fill_(0.05)  # at 0 it would have no gradient for what is below it
+    return made
 
 
 def batch_of(algorithm: Algorithm, with_learner: Learner, *, imitated: bool = False) -> TrainBatch:
@@ -104,7 +116,8 @@ def batch_of(algorithm: Algorithm, with_learner: Learner, *, imitated: bool = Fa
 
     With `imitated`, a trajectory and the beginning of another are an expert's.
     """
-    batch = algorithm.batch(random_rollouts(4))
+    rollouts = random_rollouts(4)
+    batch = algorithm.batch(rollouts)
     assert batch is not None
     if imitated:
         table = batch.chunks
@@ -112,11 +125,11 @@ def batch_of(algorithm: Algorithm, with_learner: Learner, *, imitated: bool = Fa
         batch = replace(batch, chunks=replace(table, sampled=sampled))
     now, trained = with_learner.logprobs(batch), batch.chunk_ids >= 0
     old, reference = (now + trained * 0.3 * wave(batch.token_ids) for wave in (np.sin, np.cos))
-    filled = replace(
-        batch,
-        old_logprobs=old.astype(np.float32),
-        reference_logprobs=reference.astype(np.float32) if algorithm.reference else None,
-    )
+    if algorithm.reference:
+        batch = replace(batch, reference_logprobs=reference.astype(np.float32))
+    if algorithm.critic:
+        batch = replace(batch, columns={"values": (0.2 * trained * np.sin(batch.token_ids)).astype(np.float32)})
+    filled = replace(algorithm.credit(batch, rollouts), old_logprobs=old.astype(np.float32))
     return algorithm.loss.normalize(filled)
 
 

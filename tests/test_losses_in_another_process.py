@@ -39,12 +39,19 @@ def test_every_loss_gives_the_same_gradient_in_another_process(tmp_path: Path) -
 
     cases = {}
     for name, algorithm in {**algorithms(), "sft": SFT(SFT.Config(), DriverContext())}.items():
-        batch = algorithm.batch(random_rollouts(4))
+        rollouts = random_rollouts(4)
+        batch = algorithm.batch(rollouts)
         assert batch is not None
+        if algorithm.critic:
+            batch = replace(batch, columns={"values": np.zeros(len(batch.token_ids), np.float32)})
+        if algorithm.reference:
+            batch = replace(batch, reference_logprobs=batch.engine_logprobs)
+        batch = algorithm.credit(batch, rollouts)
         engine = batch.engine_logprobs[batch.chunk_ids >= 0]
         old, new, reference = (engine + 0.3 * np.sin(i + np.arange(len(engine))) for i in range(3))
         inputs = loss_input(batch, new.tolist(), old.tolist(), reference=reference.tolist())
-        cases[name] = (algorithm.loss, replace(inputs, logprobs=inputs.logprobs.detach()))
+        values = None if inputs.values is None else inputs.values.detach()
+        cases[name] = (algorithm.loss, replace(inputs, logprobs=inputs.logprobs.detach(), values=values))
     assert len(cases) > 80
     (tmp_path / "cases.pkl").write_bytes(pickle.dumps(cases))
     subprocess.run([sys.executable, __file__, tmp_path / "cases.pkl", tmp_path / "out.pt"], check=True, timeout=200)

@@ -31,7 +31,7 @@ SETTINGS = {
     "sandbox:local": ["", "isolation: none"],
     "engine:scripted": ["answers: [hello]", "{random: true, random_tokens: 8}"],
     "engine:torch": ["threads: 1"],
-    "trainer:torch": ["threads: 1"],
+    "trainer:torch": ["{threads: 1, value_head: true}"],
     "algorithm:ipa": [
         "",
         "{level: token, experts: {}}",

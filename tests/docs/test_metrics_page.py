@@ -47,11 +47,11 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, list
 def of_losses(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     """The metrics of every algorithm of ours in all its settings."""
     by = learner(write_small_policy(tmp_path_factory.mktemp("model")))
-    return {
-        name
-        for algorithm in algorithms().values()
-        for name in algorithm.loss.metrics(total(by, [batch_of(algorithm, by, imitated=True)], algorithm).metrics)
-    }
+    names = set[str]()
+    for algorithm in algorithms().values():
+        batch = batch_of(algorithm, by, imitated=True)
+        names |= {*batch.metrics, *algorithm.loss.metrics(total(by, [batch], algorithm).metrics)}
+    return names
 
 
 def row_of(metric: str) -> str | None:

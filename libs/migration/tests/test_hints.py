@@ -66,8 +66,8 @@ def refusal(folder: Path, text: str, *overrides: str) -> list[str]:
         ),
         (
             "critic.optim.lr=1",
-            "critic: there is no such key, and nothing like it (verl, ROLL: critic.*). There is no critic; the "
-            "baselines of the algorithm pg are means of rewards.",
+            "critic: there is no such key. Here it is trainer.value_head of torch (verl, ROLL: critic.*). The critic "
+            "of the algorithm ppo is a value head of the policy, trained with it from the first update on.",
         ),
     ],
 )
@@ -114,7 +114,7 @@ def test_other_unknown_keys_are_not_explained(key: str) -> None:
         ("algorithm=grpo", "GRPO is {use: pg, variant: grpo}."),
         ("algorithm=GRPO", "GRPO is {use: pg, variant: grpo}."),
         ("algorithm=dr-grpo", "Dr. GRPO is {use: pg, variant: dr_grpo}."),
-        ("algorithm=ppo", "PPO's clipped loss is {use: pg, variant: ppo_clip}; there is no critic."),
+        ("algorithm=ppo_clip", "PPO's clipped loss is {use: pg, variant: ppo_clip}; with a critic it is {use: ppo}."),
         ("algorithm=reinforce++", "REINFORCE++ is nearly {use: pg, variant: ppo_clip, baseline: batch_mean, "),
         ("engine=hf", "torch samples from Hugging Face models."),
         ("trainer=fsdp", "torch is the trainer; trainer.ranks shards the model by FSDP2."),

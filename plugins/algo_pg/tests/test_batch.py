@@ -15,8 +15,8 @@ from ale.specs.trainer import LossInput
 from ale.trajectory import Chunk, ChunkError, Failure, Score, Trajectory
 from ale_packing import split
 from ale_pg import PolicyGradient
-from ale_pg.overlong import Overlong, length_penalty
 from ale_pg.variants import RULES
+from ale_policy_loss.overlong import Overlong, length_penalty
 
 Make = Callable[..., PolicyGradient]
 Build = Callable[..., Trajectory]

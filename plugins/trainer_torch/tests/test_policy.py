@@ -77,7 +77,7 @@ def test_logprobs_and_entropy_are_those_of_the_full_softmax_row_by_row(
     policy = Policy.of(model, packing="end to end" in layout, chunk_tokens=chunk)
     if "all logits" in layout:
         policy = Policy(model, None, policy.packs, chunk)
-    logprobs, entropy = policy.logprobs(*(LINE if policy.packs else (TOKENS, WANTED)), entropy=True)
+    logprobs, entropy, _ = policy.logprobs(*(LINE if policy.packs else (TOKENS, WANTED)), entropy=True)
     assert entropy is not None
     assert logprobs.tolist() == pytest.approx(expected, abs=1e-5)
     assert entropy.tolist() == pytest.approx(entropies, abs=1e-5)
@@ -110,7 +110,7 @@ def test_all_ways_give_the_same_gradient(model_folder: ModelFolder, name: str) -
                 policy = Policy.of(model, packing=packing, chunk_tokens=chunk)
                 if whole:
                     policy = Policy(model, None, policy.packs, chunk)
-                logprobs, _ = policy.logprobs(*(LINE if policy.packs else (TOKENS, WANTED)))
+                logprobs, *_ = policy.logprobs(*(LINE if policy.packs else (TOKENS, WANTED)))
                 torch.autograd.backward(logprobs.sum() / 5)
                 grads.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
     for other in grads[1:]:

@@ -116,6 +116,9 @@ class Algorithm(ABC):
     """Whether the loss compares with a reference policy: the run then loads the policy that RL begins with as the
     reference and fills `TrainBatch.reference_logprobs`."""
 
+    critic: bool = False
+    """Whether `credit` uses the trainer's values, which the run then puts into the batch's columns as `values`."""
+
     @classmethod
     def objections(cls, config: Any, run: RunOutline) -> Iterable[str]:
         """Return the reasons why a run that makes rollouts for this algorithm cannot work with these settings, one
@@ -148,6 +151,11 @@ class Algorithm(ABC):
         It gets no rejected trajectory. A trajectory without a `reward` (its sandbox was lost) is not a failed one: an
         algorithm that learns from rewards gives it no loss and does not let it change the others. What the algorithm
         reports of its choice goes into `TrainBatch.metrics`."""
+
+    def credit(self, batch: TrainBatch, trajectories: Sequence[Trajectory]) -> TrainBatch:
+        """Return the step's whole batch, made by `batch` from these trajectories, once it has values and reference
+        log-probabilities: for advantages that depend on them. By default nothing changes."""
+        return batch
 
     @property
     @abstractmethod

@@ -21,20 +21,16 @@ class Tokenizer(Protocol):
     @property
     def stop_token_ids(self) -> tuple[int, ...]:
         """The tokens that end a model response."""
-        ...
 
     @property
     def vocab_size(self) -> int:
         """The number of token ids."""
-        ...
 
     def encode(self, text: str) -> list[int]:
         """Return the token ids of `text`; special tokens in the text are recognised, and none are added."""
-        ...
 
     def decode(self, token_ids: list[int] | tuple[int, ...]) -> str:
         """Return the text of `token_ids`, special tokens included."""
-        ...
 
 
 class Ticket(Protocol):
@@ -181,4 +177,3 @@ class MessageEngine(Protocol):
 
     async def answer(self, call: ModelCall) -> Answer:
         """Answer a call. Raises `AleError`."""
-        ...

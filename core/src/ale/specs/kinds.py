@@ -30,7 +30,7 @@ CAPABILITIES = {
         "network_full": "can give the host's network",
     },
     "engine": {"real_tokens": "a model samples the tokens"},
-    "trainer": {},
+    "trainer": {"values": "has a value head beside the policy"},
     "algorithm": {},
     "scaffold": {},
     "reward": {},

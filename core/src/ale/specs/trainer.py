@@ -78,6 +78,8 @@ class TrainBatch:
     trajectories: TrajectoryTable | None = None
     """It is None for a batch that is not cut into updates."""
     versions: npt.NDArray[np.int64] | None = None
+    columns: Mapping[str, npt.NDArray[np.float32]] = field(default_factory=dict)
+    """More numbers of each token, each [N], by name; a loss finds them in `LossInput.columns`."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """The algorithm's report on how it made the batch (such as what it left out); stored with the step's metrics."""
 
@@ -90,7 +92,8 @@ class LossInput:
     [M] carries the gradient; `entropy` [M] (nats) does if the loss's attribute `entropy_gradient` is true. `chunk_ids`
     [M] index `chunks`, the table of the *whole* batch, as tensors. `old_logprobs` is None if the batch has none: the
     loss then decides whether to use the engine's. `reference_logprobs` [M] is None if the batch has none. `normalizer`
-    and `reference_normalizer` are the batch's.
+    and `reference_normalizer` are the batch's, and so are `columns`, each [M]. `values` [M] are the value head's, with
+    gradient; None without one.
     """
 
     logprobs: Any
@@ -102,6 +105,8 @@ class LossInput:
     normalizer: float
     reference_normalizer: float | None = None
     reference_logprobs: Any = None
+    columns: Mapping[str, Any] = field(default_factory=dict)
+    values: Any = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +139,6 @@ class LossFunction(Protocol):
 
     def __call__(self, inputs: LossInput) -> LossOutput:
         """Compute the loss of one micro-batch."""
-        ...
 
 
 PolicyRole = Literal["current", "reference"]
@@ -163,6 +167,11 @@ class TrainerBackend(ABC):
     async def logprobs(self, batch: TrainBatch, policy: PolicyRole = "current") -> npt.NDArray[np.float32]:
         """Return the log-probability (nats) under that policy of each token that carries loss, given the tokens of its
         sequence before it; shape [N], float32; 0 elsewhere. Raises `TrainerError` if no such policy was loaded."""
+
+    async def values(self, batch: TrainBatch) -> npt.NDArray[np.float32]:
+        """Return what the value head expects of the state before each token with loss; [N], 0 elsewhere. Only a trainer
+        with the capability `values` has it, and trains it beside the policy by `LossInput.values`."""
+        raise NotImplementedError
 
     @abstractmethod
     async def update(

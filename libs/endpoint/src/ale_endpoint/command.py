@@ -83,8 +83,8 @@ def endpoint_serve(
     """
     import asyncio
 
-    from ale.config.environment import read_secret
     from ale.errors import ConfigError
+    from ale_endpoint.secrets import read_secret
 
     if host not in LOOPBACK and require_key is None:
         raise ConfigError(
@@ -103,9 +103,9 @@ def endpoint_serve(
 def routes_of(upstream: str | None, named: Sequence[str], key_env: Sequence[str]) -> list[Route]:
     """The routes of the command line, `--upstream` last. A key goes to the one upstream that it is named for. Raises
     `ConfigError`."""
-    from ale.config.environment import read_secret
     from ale.errors import ConfigError
     from ale.registry.validation import nearest_hint
+    from ale_endpoint.secrets import read_secret
     from ale_endpoint.upstream import Route
 
     urls: dict[str, str] = {}

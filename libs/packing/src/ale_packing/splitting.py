@@ -81,5 +81,6 @@ def select(batch: TrainBatch, trajectories: Sequence[int]) -> TrainBatch:
         old_logprobs=pick(batch.old_logprobs),
         reference_logprobs=pick(batch.reference_logprobs),
         versions=pick(batch.versions),
+        columns={name: column[at] for name, column in batch.columns.items()},
         trajectories=table and TrajectoryTable(table.group[list(trajectories)], table.weight[list(trajectories)]),
     )

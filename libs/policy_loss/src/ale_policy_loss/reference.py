@@ -59,6 +59,11 @@ def k2(logprobs: Tensor, reference: Tensor) -> Tensor:
     return gap(reference, logprobs).square() / 2
 
 
+def estimate(logprobs: Tensor, reference: Tensor, estimator: Estimator) -> Tensor:
+    """Compute the estimate of that name. [M]"""
+    return {"k1": k1, "k2": k2, "k3": k3}[estimator](logprobs, reference)
+
+
 def reference_normalizer(inputs: LossInput) -> float:
     """Return the penalty's divisor, which with a mask differs from the loss's, as the penalty acts on masked tokens
     too."""
@@ -84,7 +89,6 @@ def reference_penalty(
         )
     kind = torch.promote_types(logprobs.dtype, torch.float32)
     sampled = inputs.chunks.sampled[inputs.chunk_ids].to(kind)
-    estimate = {"k1": k1, "k2": k2, "k3": k3}[estimator]
-    each = estimate(logprobs.to(kind), inputs.reference_logprobs.to(kind)) * sampled
+    each = estimate(logprobs.to(kind), inputs.reference_logprobs.to(kind), estimator) * sampled
     loss = coef * (each * (1 / reference_normalizer(inputs) if shares is None else shares)).sum()
     return Penalty(loss, {"kl_ref_sum": each.detach().double().sum(), "kl_ref_tokens": sampled.sum()})

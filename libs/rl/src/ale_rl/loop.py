@@ -155,19 +155,23 @@ async def pack_step(
     log-probabilities are the engine's."""
     algorithm = bench.algorithm
     made = algorithm.batch(trajectories)
+    if made is not None:
+        if algorithm.reference:
+            made = replace(made, reference_logprobs=await bench.backend.logprobs(made, "reference"))
+        if algorithm.critic:
+            made = replace(made, columns={**made.columns, "values": await bench.backend.values(made)})
+        made = algorithm.credit(made, trajectories)
     parts = [] if made is None else split(made, config.updates_per_step, bench.config.seed + step)
     batches = []
     differences = []
     for batch in parts:
-        if not (batch.chunks.returns.any() or algorithm.reference):
+        if not (batch.chunks.returns.any() or algorithm.reference or algorithm.critic):
             continue  # an update without a gradient would only follow the optimizer's momentum
         if algorithm.old_logprobs == "recompute":
             old = batch.engine_logprobs if version is None else await bench.backend.logprobs(batch)
             batch = replace(batch, old_logprobs=old)
         if version is not None:
             differences.append(await compare_engine(bench.backend, batch, version))
-        if algorithm.reference:
-            batch = replace(batch, reference_logprobs=await bench.backend.logprobs(batch, "reference"))
         batches.append(algorithm.loss.normalize(batch))
     return PackedStep(batches, bench.engine.version, mismatch_metrics(differences))
 

@@ -19,7 +19,6 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from ale.cli.run_command import configure_messages, run_until_signal
-from ale.config.environment import read_secret
 from ale.errors import ConfigError
 from ale.pipeline.channel import RunChannel
 from ale.registry.drivers import open_driver
@@ -31,6 +30,7 @@ from ale.session.tokenizer import ChatTokenizer
 from ale.specs.driver import DriverContext
 from ale.specs.engine import Sampling
 from ale_endpoint.command import LOOPBACK
+from ale_endpoint.secrets import read_secret
 from ale_endpoint.server import listener_at, serving
 from ale_endpoint.upstream import without_key
 from ale_serving.app import build_serving_app

@@ -88,7 +88,8 @@ def loss_input(
     part: slice | npt.NDArray[np.bool_] = slice(None),
     dtype: str = "float64",
 ) -> LossInput:
-    """The tokens with loss as one micro-batch, or a part of them; entropy 0.5. Both carry a gradient.
+    """The tokens with loss as one micro-batch, or a part of them; entropy 0.5. Both carry a gradient, and so do values,
+    which are the column `values` where the batch has it.
 
     `new`, `old` and `reference` are of all tokens with loss; the engine's are the batch's.
     """
@@ -105,6 +106,7 @@ def loss_input(
         return None if values is None else torch.from_numpy(np.asarray(values, np.float64)[part]).to(kind)
 
     logprobs = tensor(new).requires_grad_()
+    columns = {name: tensor(column[keep]) for name, column in batch.columns.items()}
     return LossInput(
         logprobs,
         torch.full_like(logprobs, 0.5).detach().requires_grad_(),
@@ -115,6 +117,8 @@ def loss_input(
         batch.normalizer,
         batch.reference_normalizer,
         tensor(reference),
+        columns,
+        columns["values"].clone().requires_grad_() if "values" in columns else None,
     )
 
 

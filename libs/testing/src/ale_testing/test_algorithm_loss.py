@@ -12,6 +12,7 @@ import pytest
 
 from ale.specs.algorithm import Algorithm
 from ale.specs.trainer import ChunkTensors, LossFunction, LossInput, TrainBatch
+from ale.trajectory import Trajectory
 from ale_testing.async_tests import async_test
 from ale_testing.plugin_under_test import Subject
 from ale_testing.sample_batches import trajectory, two_groups
@@ -23,9 +24,28 @@ ENTROPY = 0.5
 
 def batch_of(algorithm: Algorithm) -> TrainBatch:
     """A batch as a run hands it to a trainer, whose policy is the engine's."""
-    batch = algorithm.batch(two_groups())
+    batch = complete(algorithm, two_groups())
     assert batch is not None, "rollouts with successes and failures must give something to train on"
-    return normalize_batch(algorithm, batch)
+    return batch
+
+
+def complete(algorithm: Algorithm, rollouts: list[Trajectory]) -> TrainBatch | None:
+    """The batch with what the trainer adds (log-probabilities, values), what `credit` makes of it, and the normalizers
+    that the loss then gives it."""
+    batch = algorithm.batch(rollouts)
+    if batch is None:
+        return None
+    trained = (batch.chunk_ids >= 0).astype(np.float32)
+    if algorithm.reference:
+        batch = replace(batch, reference_logprobs=batch.engine_logprobs - np.float32(0.1) * trained)
+    if algorithm.critic:
+        batch = replace(batch, columns={**batch.columns, "values": np.float32(0.25) * trained})
+    credited = algorithm.credit(batch, rollouts)
+    assert np.array_equal(credited.chunk_ids, batch.chunk_ids), "Algorithm.credit must keep the tokens with loss"
+    for name, column in credited.columns.items():
+        assert column.shape == batch.token_ids.shape, f"the column '{name}' must have a number for each token"
+        assert np.isfinite(column).all(), f"the column '{name}' must be finite"
+    return normalize_batch(algorithm, credited)
 
 
 def normalize_batch(algorithm: Algorithm, batch: TrainBatch) -> TrainBatch:
@@ -50,7 +70,16 @@ def inputs(batch: TrainBatch, loss: LossFunction, shift: float = 0.0) -> tuple[L
     ids = torch.from_numpy(batch.chunk_ids[trained])
     entropy = torch.full_like(old, ENTROPY).requires_grad_(bool(getattr(loss, "entropy_gradient", False)))
     normalizers = batch.normalizer, batch.reference_normalizer
-    return LossInput(logprobs, entropy, old, old, ids, tensors, *normalizers, old - 0.1), logprobs
+    columns = {name: torch.from_numpy(column[trained]) for name, column in batch.columns.items()}
+    values = columns["values"].double().requires_grad_() if "values" in columns else None
+    return LossInput(logprobs, entropy, old, old, ids, tensors, *normalizers, old - 0.1, columns, values), logprobs
+
+
+def piece_of(given: LossInput, part: slice) -> LossInput:
+    """A micro-batch of some of its tokens."""
+    names = ("logprobs", "entropy", "old_logprobs", "engine_logprobs", "reference_logprobs", "chunk_ids", "values")
+    pieces = {name: value[part] for name in names if (value := getattr(given, name)) is not None}
+    return replace(given, **pieces, columns={name: column[part] for name, column in given.columns.items()})
 
 
 @async_test
@@ -97,9 +126,9 @@ async def test_a_batch_without_gradient_is_none(subject: Subject) -> None:
     async with opened(subject) as algorithm:
         for reward in (0.0, 1.0):
             alike = [trajectory(i, reward=reward) for i in range(4)]
-            batch = algorithm.batch(alike)
+            batch = complete(algorithm, alike)
             if batch is not None:
-                given, logprobs = inputs(normalize_batch(algorithm, batch), algorithm.loss)
+                given, logprobs = inputs(batch, algorithm.loss)
                 algorithm.loss(given).loss.backward()
                 assert float(logprobs.grad.abs().max()) > 0, (
                     f"where every rollout has the reward {reward:g}, batch() gave one that carries no gradient: it "
@@ -124,21 +153,7 @@ async def test_micro_batches_add_up_to_the_batch(subject: Subject) -> None:
             if int(end) == begin:
                 continue  # nothing in it carries loss
             cut, cut_logprobs = inputs(batch, algorithm.loss, 0.2)
-            piece = replace(
-                cut,
-                **{
-                    name: getattr(cut, name)[begin:end]
-                    for name in (
-                        "logprobs",
-                        "entropy",
-                        "old_logprobs",
-                        "engine_logprobs",
-                        "reference_logprobs",
-                        "chunk_ids",
-                    )
-                },
-            )
-            out = algorithm.loss(piece)
+            out = algorithm.loss(piece_of(cut, slice(begin, int(end))))
             out.loss.backward()
             parts.append((float(out.loss.detach()), cut_logprobs.grad))
             begin = int(end)

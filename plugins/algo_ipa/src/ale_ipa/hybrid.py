@@ -23,8 +23,8 @@ from ale_policy_loss.groups import any_passed, select_trusted
 if TYPE_CHECKING:
     from torch import Tensor
 
-OF_THE_BATCH = ("chunks", "normalizer", "reference_normalizer")
-"""These fields of `LossInput` belong to the whole batch; the others have one entry per token."""
+OF_THE_BATCH = ("chunks", "normalizer", "reference_normalizer", "columns")
+"""These fields of `LossInput` belong to the whole batch, or are no tensor; the others have one entry per token."""
 ImitateWhen = Literal["no_positive", "always"]
 
 
@@ -63,7 +63,7 @@ def select(inputs: LossInput, keep: Tensor) -> LossInput:
         for f in fields(inputs)
         if f.name not in OF_THE_BATCH and (value := getattr(inputs, f.name)) is not None
     }
-    return replace(inputs, **per_token)
+    return replace(inputs, **per_token, columns={name: column[keep] for name, column in inputs.columns.items()})
 
 
 def imitation_loss(inputs: LossInput) -> tuple[Tensor, dict[str, Tensor]]:

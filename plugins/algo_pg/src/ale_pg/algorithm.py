@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
+import numpy as np
 from pydantic import Field, model_validator
 
 from ale.specs.algorithm import Algorithm
@@ -25,14 +26,15 @@ from ale.trajectory import Chunk, Trajectory
 from ale_packing import Credit, pack
 from ale_pg.advantages import advantages, step_advantages
 from ale_pg.objective import PolicyGradientLoss
-from ale_pg.overlong import Overlong, length_penalty, was_cut_off
 from ale_pg.variants import GROUP_BASELINES, RULES, Baseline, ReturnSignal, Scale, Settings, Variant, weigh_trajectory
 from ale_policy_loss import Estimator, Level
 from ale_policy_loss.correction_settings import Correction
 from ale_policy_loss.groups import groups_of, reward_of, sampled_size, select_trusted
+from ale_policy_loss.overlong import Overlong, length_penalty, was_cut_off
 
 FOR_ALL = {
-    "variant", "group_size", "kl_coef", "kl_estimator", "entropy_coef", "correction", "overlong", "mask_truncated",
+    "variant", "group_size", "kl_coef", "kl_estimator", "reward_kl_coef", "entropy_coef", "correction", "overlong",
+    "mask_truncated",
 }  # fmt: skip
 """Settings that act with every variant."""
 
@@ -60,6 +62,14 @@ class PolicyGradient(Driver, Algorithm):
             description=(
                 "Estimator of that divergence: k3 (low variance), k2 (its gradient is the divergence's), k1 (as a loss "
                 "it has no gradient in expectation)."
+            ),
+        )
+        reward_kl_coef: float = Field(
+            0.0,
+            ge=0,
+            description=(
+                "What is taken off the reward for each nat of the KL divergence from the policy that RL began with, "
+                "summed over the rollout's tokens; 0: nothing."
             ),
         )
         entropy_coef: float = Field(
@@ -202,7 +212,7 @@ class PolicyGradient(Driver, Algorithm):
         self.settings = config.settings()
         self.group_size = config.group_size
         self.old_logprobs = self.settings.old_logprobs
-        self.reference = config.kl_coef > 0
+        self.reference = config.kl_coef > 0 or config.reward_kl_coef > 0
 
     def batch(self, trajectories: Sequence[Trajectory]) -> TrainBatch | None:
         """See `Algorithm.batch`. Trajectories without a trusted reward are left out.
@@ -213,14 +223,34 @@ class PolicyGradient(Driver, Algorithm):
         are left out. Either way they count in the loss's denominator, except with `dapo`, which expects
         `rl.resample_even_groups` to replace them. The metric `dropped_groups` is their number, if there are any.
         """
-        s = self.settings
+        return self._pack(select_trusted(trajectories))
+
+    def credit(self, batch: TrainBatch, trajectories: Sequence[Trajectory]) -> TrainBatch:
+        """See `Algorithm.credit`. With a KL penalty in the reward the advantages are computed again, for the same
+        tokens: beside a reference, even groups are packed too."""
+        from ale_policy_loss.reward_kl import reward_kl
+
+        c = self.config
+        if not c.reward_kl_coef:
+            return batch
         kept = select_trusted(trajectories)
+        costs = reward_kl(batch, c.reward_kl_coef)
+        owners = np.repeat(batch.trajectory, batch.lengths)
+        made = self._pack(kept, np.bincount(owners, weights=costs, minlength=len(kept)).tolist())
+        assert made is not None
+        metrics = {**made.metrics, "reward_kl": float(costs.sum() / len(kept))}
+        return replace(made, reference_logprobs=batch.reference_logprobs, columns=batch.columns, metrics=metrics)
+
+    def _pack(self, kept: Sequence[Trajectory], costs: Sequence[float] = ()) -> TrainBatch | None:
+        """Pack trusted trajectories; `costs` are taken off their rewards."""
+        s = self.settings
         rewards = [reward_of(t) for t in kept]
         if s.return_signal == "signed":
             rewards = [1.0 if t.passed else s.negative_signal for t in kept]
         sizes = [sampled_size(t)[1] for t in kept]
         if self.config.overlong is not None:
             rewards = [r + length_penalty(n, self.config.overlong) for r, n in zip(rewards, sizes, strict=True)]
+        rewards = [r - cost for r, cost in zip(rewards, costs or [0.0] * len(kept), strict=True)]
         masked = {id(t) for t in kept if self.config.mask_truncated and was_cut_off(t)}
         made = advantages(rewards, groups_of(kept), s.baseline, s.scale, sizes)
         # Keys are objects, not trajectory ids, because two rollouts may share an id.

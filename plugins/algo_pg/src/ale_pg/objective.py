@@ -19,7 +19,7 @@ from ale_policy_loss.correction_settings import Correction
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ale_pg.terms import Terms
+    from ale_policy_loss.terms import Terms
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ class PolicyGradientLoss(Loss):
 
     def _shares(self, logprobs: Tensor, trajectories: Tensor, z: float, mask: Tensor | None = None) -> Tensor:
         """Return each token's weight in the mean that the loss is [M]; masked tokens have none."""
-        from ale_pg.terms import even_shares, trajectory_shares
+        from ale_policy_loss.terms import even_shares, trajectory_shares
 
         if self.settings.normalization == "trajectory_mean":
             return trajectory_shares(logprobs, trajectories, z, mask)
@@ -135,9 +135,9 @@ class PolicyGradientLoss(Loss):
         kept: Tensor,
     ) -> Terms:
         from ale_pg.cispo import cispo
-        from ale_pg.ppo import ppo_clip
         from ale_pg.reinforce import reinforce, tis
         from ale_pg.topr import topr
+        from ale_policy_loss.ppo import ppo_clip
 
         s = self.settings
         if old is None or self.variant in ("reinforce", "rloo"):

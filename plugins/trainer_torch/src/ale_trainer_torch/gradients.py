@@ -19,9 +19,10 @@ from torch import Tensor
 
 from ale.specs.trainer import ChunkTensors, LossFunction, LossInput, TrainBatch
 from ale_trainer_torch.microbatch import LossGroup, MicroBatch
+from ale_trainer_torch.policy import Passed
 
-Forward = Callable[..., tuple[Tensor, Tensor | None]]
-"""Takes a micro-batch and whether entropies are wanted (`entropy=`); returns these and the log-probabilities."""
+Forward = Callable[..., Passed]
+"""Takes a micro-batch and whether entropies are wanted (`entropy=`)."""
 
 
 @dataclass(slots=True)
@@ -65,42 +66,49 @@ class Gradients:
 
     def add(self, part: MicroBatch) -> None:
         """Add the gradient of a micro-batch with a loss of its own."""
-        logprobs, entropy = self._forward(part, entropy=True)
-        assert entropy is not None
-        self._backward(part.index, logprobs, entropy if self._of_entropy else entropy.detach())
+        found = self._forward(part, entropy=True)
+        assert found.entropy is not None
+        self._backward(part.index, found if self._of_entropy else found._replace(entropy=found.entropy.detach()))
 
     def look_ahead(self, group: LossGroup) -> Iterator[tuple[MicroBatch, tuple[Tensor, ...]]]:
-        """Compute the one loss of several micro-batches; return each with the loss's gradients for its
-        log-probabilities and its entropies."""
+        """Compute the one loss of several micro-batches; return each with the loss's gradients for what its pass gives
+        that may have one."""
         with torch.no_grad():
             found = [self._forward(part, entropy=True) for part in group]
-        logprobs = torch.cat([logprobs for logprobs, _ in found]).requires_grad_()
-        entropy = torch.cat([entropy for _, entropy in found if entropy is not None]).requires_grad_(self._of_entropy)
-        self._backward(np.concatenate([part.index for part in group]), logprobs, entropy)
-        slopes = [torch.zeros_like(x) if x.grad is None else x.grad for x in (logprobs, entropy)]
-        sizes = [len(logprobs) for logprobs, _ in found]
+        logprobs, entropy, values = (None if x[0] is None else torch.cat(x) for x in zip(*found, strict=True))
+        assert logprobs is not None
+        whole = Passed(logprobs, entropy, values)
+        for tensor in self._with_gradient(whole):
+            tensor.requires_grad_()
+        self._backward(np.concatenate([part.index for part in group]), whole)
+        slopes = [torch.zeros_like(x) if x.grad is None else x.grad for x in self._with_gradient(whole)]
+        sizes = [len(passed.logprobs) for passed in found]
         return zip(group, zip(*(torch.split(x, sizes) for x in slopes), strict=True), strict=True)
 
     def add_given(self, part: MicroBatch, given: tuple[Tensor, ...]) -> None:
         """Add the gradient of a micro-batch whose loss `look_ahead` computed."""
-        logprobs, entropy = self._forward(part, entropy=self._of_entropy)
-        torch.autograd.backward([logprobs] if entropy is None else [logprobs, entropy], given[: 1 + self._of_entropy])
+        torch.autograd.backward(self._with_gradient(self._forward(part, entropy=self._of_entropy)), given)
 
-    def _backward(self, index: npt.NDArray[np.int64], logprobs: Tensor, entropy: Tensor) -> None:
-        out = self._loss(self._loss_input(index, logprobs, entropy))
+    def _with_gradient(self, passed: Passed) -> list[Tensor]:
+        """Return what a loss may have a gradient for."""
+        parts = (passed.logprobs, passed.entropy if self._of_entropy else None, passed.values)
+        return [x for x in parts if x is not None]
+
+    def _backward(self, index: npt.NDArray[np.int64], passed: Passed) -> None:
+        out = self._loss(self._loss_input(index, passed))
         self.totals.add(float(out.loss.detach()), out.sums, out.maxima)
         # A sharded model's other ranks wait for this backward pass, whatever the loss is made of.
-        (out.loss if out.loss.requires_grad else logprobs.sum() * 0).backward()
+        (out.loss + passed.nothing()).backward()
 
-    def _loss_input(self, index: npt.NDArray[np.int64], logprobs: Tensor, entropy: Tensor) -> LossInput:
+    def _loss_input(self, index: npt.NDArray[np.int64], passed: Passed) -> LossInput:
         batch = self._batch
 
         def pick(values: npt.NDArray[Any] | None) -> Tensor | None:
             return None if values is None else torch.from_numpy(values[index]).to(self._device)
 
         return LossInput(
-            logprobs,
-            entropy,
+            passed.logprobs,
+            passed.entropy,
             pick(batch.old_logprobs),
             pick(batch.engine_logprobs),
             pick(batch.chunk_ids),
@@ -108,4 +116,6 @@ class Gradients:
             batch.normalizer,
             batch.reference_normalizer,
             pick(batch.reference_logprobs),
+            {name: pick(column) for name, column in batch.columns.items()},
+            passed.values,
         )

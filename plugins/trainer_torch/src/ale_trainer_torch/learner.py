@@ -32,10 +32,10 @@ from ale_trainer_torch.gradients import Gradients, Totals
 from ale_trainer_torch.lora import add_adapters
 from ale_trainer_torch.microbatch import LossGroup, MicroBatch, cut, padding_waste
 from ale_trainer_torch.optimizer import Optimization, make_optimizer, set_rates
-from ale_trainer_torch.policy import Policy
+from ale_trainer_torch.policy import Passed, Policy
 from ale_trainer_torch.sharding import gather_weights, shard, whole_number
 
-Compute = Callable[..., tuple[Tensor, Tensor | None]]
+Compute = Callable[..., Passed]
 """`Policy.logprobs`, or a sharded model's module that calls it."""
 
 
@@ -62,6 +62,8 @@ class Learner:
         self.device = device
         self.how = how
         self._policy = Policy.of(self.model, packing=how.packing, chunk_tokens=how.logit_chunk)
+        if how.value_head:
+            self._policy = self._policy.with_value_head(how.master_dtype)
         self._compute = self._prepare(self._policy)
         self._compute_reference: Compute | None = None
         self.reference: Any = None
@@ -86,9 +88,20 @@ class Learner:
             raise TrainerError(
                 "The trainer 'torch' has no reference policy yet; load one with load(folder, 'reference')."
             )
+        return self._of_tokens(batch, compute, "logprobs")
+
+    @torch.no_grad()
+    def values(self, batch: TrainBatch) -> npt.NDArray[np.float32]:
+        """See `TrainerBackend.values`. [N]"""
+        if self._policy.value_head is None:
+            raise TrainerError("The trainer 'torch' has no value head; set trainer.value_head to true.")
+        return self._of_tokens(batch, self._compute, "values")
+
+    def _of_tokens(self, batch: TrainBatch, compute: Compute, name: str) -> npt.NDArray[np.float32]:
+        """Return what passes give under this name of each token with loss, 0 elsewhere. [N]"""
         shares = [list(chain.from_iterable(groups)) for groups in self._cut(batch)]
         mine = shares[self.world.rank]
-        found = [(part.index, self.forward(part, compute=compute)[0].cpu().numpy()) for part in mine]
+        found = [(part.index, getattr(self.forward(part, compute=compute), name).cpu().numpy()) for part in mine]
         for _ in range(max(map(len, shares)) - len(mine)):
             self._pass_nothing(compute)
         out = np.zeros(len(batch.token_ids), dtype=np.float32)
@@ -134,7 +147,7 @@ class Learner:
         for part, given in mine:
             gradients.add_given(part, given)
         for _ in range(max(passes) - passes[rank]):
-            torch.autograd.backward([self._pass_nothing(self._compute).sum() * 0])
+            torch.autograd.backward([self._pass_nothing(self._compute).nothing()])
         totals = Totals.over(self.world.gather(gradients.totals))
         self._require_finite(totals.loss, "loss")
         parts = [part for share in shares for group in share for part in group]
@@ -153,10 +166,8 @@ class Learner:
         """Return copies of all weights by their Hugging Face names, on rank 0; tied ones share a copy."""
         return gather_weights(self.model, self.how.dtype, wanted=self.world.rank == 0)
 
-    def forward(
-        self, part: MicroBatch, *, compute: Compute | None = None, entropy: bool = False
-    ) -> tuple[Tensor, Tensor | None]:
-        """Compute a micro-batch's log-probabilities and, if asked for, entropies, under the policy or by `compute`."""
+    def forward(self, part: MicroBatch, *, compute: Compute | None = None, entropy: bool = False) -> Passed:
+        """Pass a micro-batch through the policy, or `compute`."""
         tokens = torch.from_numpy(part.tokens).to(self.device)
         wanted = torch.from_numpy(part.wanted).to(self.device)
         try:
@@ -181,11 +192,11 @@ class Learner:
             return policy.logprobs
         return shard(policy, self.how)
 
-    def _pass_nothing(self, compute: Compute) -> Tensor:
+    def _pass_nothing(self, compute: Compute) -> Passed:
         """Pass two tokens that count for nothing, because the other ranks wait for this one."""
         tokens = torch.zeros((1, 2), dtype=torch.int64, device=self.device)
         wanted = torch.tensor([[False, True]], device=self.device)
-        return compute(tokens, wanted, [2] if self._policy.packs else None)[0]
+        return compute(tokens, wanted, [2] if self._policy.packs else None)
 
     def _cut(self, batch: TrainBatch) -> list[list[LossGroup]]:
         return cut(batch, self.how.micro_batch_tokens, end_to_end=self._policy.packs, ranks=self.world.size)

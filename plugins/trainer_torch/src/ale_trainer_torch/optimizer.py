@@ -29,13 +29,14 @@ class Optimization:
     lora: LoraSettings | None = None
     optimizer: str = "adamw"
     offload: bool = False
+    value_head: bool = False
     dtype: torch.dtype = torch.float32
     master_dtype: torch.dtype = torch.float32
 
     @property
     def has_masters(self) -> bool:
-        """Whether published weights do not tell the parameters: these are wider, or adapters beside frozen ones."""
-        return self.master_dtype != self.dtype or self.lora is not None
+        """Whether published weights do not tell the parameters: these are wider, or adapters or a value head too."""
+        return self.master_dtype != self.dtype or self.lora is not None or self.value_head
 
 
 def make_optimizer(parameters: Iterable[Tensor], how: Optimization) -> torch.optim.Optimizer:

@@ -14,16 +14,19 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from ale.errors import ConfigError
 from ale_trainer_torch.attention import PACKED
 from ale_trainer_torch.fused import logprobs_from_logits, token_logprobs
 
 log = logging.getLogger("ale.trainer.torch")
 
+VALUE_HEAD = "value_head"
+"""The attribute of a model that its value head is."""
 PROBE = (5, 3)
 """Lengths of the sequences with which a model is tested."""
 LOUD = 200.0
@@ -39,6 +42,19 @@ class Head:
     cap: float | None = None
 
 
+class Passed(NamedTuple):
+    """What a pass gives of each wanted token: [M] each, None where it was not asked for or there is no such head."""
+
+    logprobs: Tensor
+    entropy: Tensor | None
+    values: Tensor | None
+
+    def nothing(self) -> Tensor:
+        """Return a 0 whose backward pass goes through all parameters, as that of a sharded model must on every rank."""
+        zero = self.logprobs.sum() * 0
+        return zero if self.values is None else zero + self.values.sum() * 0
+
+
 @dataclass(frozen=True, slots=True)
 class Policy:
     """A model and how to compute its log-probabilities. `head` is None if all logits must be computed; `packs` says
@@ -48,6 +64,7 @@ class Policy:
     head: Head | None
     packs: bool
     chunk_tokens: int | None = None
+    value_head: nn.Linear | None = None
 
     @classmethod
     def of(cls, model: Any, *, packing: bool = True, chunk_tokens: int | None = None) -> Policy:
@@ -69,25 +86,43 @@ class Policy:
         if self.packs:
             model.set_attn_implementation(PACKED)
         head = self.head and replace(self.head, layer=model.get_output_embeddings())
-        return replace(self, model=model, head=head)
+        return replace(self, model=model, head=head, value_head=None)
+
+    def with_value_head(self, dtype: torch.dtype) -> Policy:
+        """Put a value head into the model: `v = w . hidden + b` of the last hidden states, 0 at first.
+
+        Raises `ConfigError` for a model whose logits are not a plain output layer over these.
+        """
+        if self.head is None:
+            raise ConfigError(
+                f"trainer.value_head is true, but the logits of {type(self.model).__name__} are not those of a plain "
+                "output layer over its last hidden states, which a value head needs; take another model."
+            )
+        layer = nn.Linear(self.head.layer.in_features, 1, dtype=dtype, device=self.head.layer.weight.device)
+        for parameter in layer.parameters():
+            nn.init.zeros_(parameter)
+        setattr(self.model, VALUE_HEAD, layer)
+        return replace(self, value_head=layer)
 
     def logprobs(
         self, tokens: Tensor, wanted: Tensor, lengths: list[int] | None = None, *, entropy: bool = False
-    ) -> tuple[Tensor, Tensor | None]:
-        """Compute log-probabilities and, if asked for, entropies (nats) of the wanted tokens.
+    ) -> Passed:
+        """Compute log-probabilities of the wanted tokens, entropies (nats) if asked for, and values if there is a value
+        head: what it expects of the state before each token.
 
         tokens [B, T] int64, rows right-padded, or with `lengths` one row of sequences end to end; wanted [B, T] bool,
-        never True for the first token of a sequence. Both results are [wanted.sum()] float32, in row-major order.
+        never True for the first token of a sequence. All results are [wanted.sum()] float32, in row-major order.
         """
         rows = (wanted.flatten().nonzero().squeeze(-1)) - 1
         targets = tokens[wanted]
         extra = {} if lengths is None else sequence_arguments(lengths, tokens.device)
         if self.head is None:
             logits = self.model(input_ids=tokens, use_cache=False, **extra).logits.flatten(0, 1)
-            return logprobs_from_logits(logits, targets, rows, chunk_tokens=self.chunk_tokens, entropy=entropy)
+            found = logprobs_from_logits(logits, targets, rows, chunk_tokens=self.chunk_tokens, entropy=entropy)
+            return Passed(*found, None)
         hidden = self.model.get_decoder()(input_ids=tokens, use_cache=False, **extra)[0].flatten(0, 1)[rows]
         layer = self.head.layer
-        return token_logprobs(
+        found = token_logprobs(
             hidden,
             layer.weight,
             targets,
@@ -97,6 +132,8 @@ class Policy:
             cap=self.head.cap,
             entropy=entropy,
         )
+        values = None if self.value_head is None else self.value_head(hidden).sum(-1).to(found[0].dtype)
+        return Passed(*found, values)
 
 
 def sequence_arguments(lengths: list[int], device: torch.device) -> dict[str, Any]:

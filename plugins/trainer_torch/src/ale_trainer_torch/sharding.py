@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 
 from ale_trainer_torch.lora import find_layers, merge, plain_name
 from ale_trainer_torch.optimizer import Optimization
-from ale_trainer_torch.policy import Policy
+from ale_trainer_torch.policy import VALUE_HEAD, Passed, Policy
 
 
 class PolicyModule(nn.Module):
@@ -28,7 +28,7 @@ class PolicyModule(nn.Module):
 
     def forward(
         self, tokens: Tensor, wanted: Tensor, lengths: list[int] | None = None, *, entropy: bool = False
-    ) -> tuple[Tensor, Tensor | None]:
+    ) -> Passed:
         """See `Policy.logprobs`."""
         return self._policy.logprobs(tokens, wanted, lengths, entropy=entropy)
 
@@ -55,7 +55,8 @@ def shard(policy: Policy, how: Optimization) -> PolicyModule:
 
 
 def gather_weights(model: Any, dtype: torch.dtype, *, wanted: bool) -> dict[str, Tensor]:
-    """Return copies of all weights by their Hugging Face names, in `dtype`, adapters merged; tied ones share a copy.
+    """Return copies of all weights by their Hugging Face names, in `dtype`, adapters merged and without a
+    value head; tied ones share a copy.
 
     All ranks must call it; where they are not `wanted`, nothing is kept.
     """
@@ -64,7 +65,7 @@ def gather_weights(model: Any, dtype: torch.dtype, *, wanted: bool) -> dict[str,
     out: dict[str, Tensor] = {}
     for name, value in model.state_dict(keep_vars=True).items():
         plain = plain_name(name)
-        if plain is None:
+        if plain is None or plain.startswith(f"{VALUE_HEAD}."):
             continue
         if id(value) not in copies:
             copy = merge(adapted, name, whole_copy(value.detach()), whole_copy)

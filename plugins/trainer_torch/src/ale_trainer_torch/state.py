@@ -21,6 +21,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from ale.errors import ConfigError, TrainerError
+from ale_trainer_torch.optimizer import set_rates
 
 MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 MASTER = "master"
@@ -37,20 +38,12 @@ def read_shards(folder: Path, model: Any, optimizer: torch.optim.Optimizer, *, m
     for another model's, `ConfigError` for a damaged one."""
     try:
         stored = FileSystemReader(folder).read_metadata().state_dict_metadata
-        if any(name.endswith(MOMENTS) for name in stored):
-            for parameter in model.parameters():
-                if not parameter.requires_grad:
-                    continue
-                optimizer.state[parameter] = {
-                    "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
-                    "exp_avg": torch.zeros_like(parameter),
-                    "exp_avg_sq": torch.zeros_like(parameter),
-                }
+        _begin(optimizer, [p for name, p in model.named_parameters() if f"{name}/{MOMENTS[0]}" in stored])
         entries = _entries(model, optimizer, masters=masters)
         if {n: tuple(t.shape) for n, t in entries.items()} != {n: _shape(m) for n, m in stored.items()}:
             raise TrainerError(
-                f"The optimizer state in {folder} is not of this model, or not of trainer.dtype and trainer.lora; take "
-                "the model's own checkpoint, or start from its weights alone (model.path)."
+                f"The optimizer state in {folder} is not of this model, or not of trainer.dtype, trainer.lora and "
+                "trainer.value_head; take the model's own checkpoint, or start from its weights alone (model.path)."
             )
         with _quiet():
             load(entries, checkpoint_id=folder, no_dist=_alone())
@@ -58,6 +51,16 @@ def read_shards(folder: Path, model: Any, optimizer: torch.optim.Optimizer, *, m
         raise
     except (Exception, CheckpointException) as error:  # a damaged file raises many types
         raise ConfigError(f"{folder} cannot be read; the checkpoint is damaged, use an earlier one.") from error
+
+
+def _begin(optimizer: torch.optim.Optimizer, parameters: list[torch.nn.Parameter]) -> None:
+    """Make the optimizer's own state, of whatever kind, of parameters that had a gradient: a step of length 0."""
+    for parameter in parameters:
+        parameter.grad = torch.zeros_like(parameter)
+    if parameters:
+        set_rates(optimizer, lr=0.0, weight_decay=0.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
 
 
 def _entries(model: Any, optimizer: torch.optim.Optimizer, *, masters: bool) -> dict[str, Tensor]:

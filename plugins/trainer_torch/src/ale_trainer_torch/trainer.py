@@ -32,6 +32,7 @@ class TorchTrainer(Driver, TrainerBackend):
     """The trainer `torch`."""
 
     api_version = ">=1.0,<1.2"
+    capabilities = frozenset({"values"})
     transports: tuple[str, ...] = ("memory", "ipc", "nccl", "folder", "gloo")
 
     class Config(PluginConfig):
@@ -63,6 +64,9 @@ class TorchTrainer(Driver, TrainerBackend):
         )
         offload: bool = Field(
             False, description="Keep weights, gradients and moments in the CPU's memory, and step there (FSDP2)."
+        )
+        value_head: bool = Field(
+            False, description="Train a value head beside the policy, for algorithms with a critic (ppo)."
         )
         lora: LoraSettings | None = Field(
             None, description="Train adapters beside frozen weights, with this rank, alpha and target_modules."
@@ -102,6 +106,11 @@ class TorchTrainer(Driver, TrainerBackend):
         self._thread: ThreadPoolExecutor | None = None
         self._workers: _Workers | None = None
 
+    @classmethod
+    def provides(cls, config: Any) -> frozenset[str]:
+        """See `Driver.provides`."""
+        return cls.capabilities if config.value_head else frozenset()
+
     async def start(self) -> None:
         """Start the training thread, and the ranks."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ale-trainer")
@@ -123,6 +132,11 @@ class TorchTrainer(Driver, TrainerBackend):
     async def logprobs(self, batch: TrainBatch, policy: PolicyRole = "current") -> npt.NDArray[np.float32]:
         """See `TrainerBackend.logprobs`."""
         found: npt.NDArray[np.float32] = await self._call("logprobs", batch, policy)
+        return found
+
+    async def values(self, batch: TrainBatch) -> npt.NDArray[np.float32]:
+        """See `TrainerBackend.values`."""
+        found: npt.NDArray[np.float32] = await self._call("values", batch)
         return found
 
     async def update(
@@ -178,6 +192,7 @@ class TorchTrainer(Driver, TrainerBackend):
             lora=c.lora,
             optimizer=c.optimizer,
             offload=c.offload,
+            value_head=c.value_head,
             dtype=getattr(torch, c.dtype),
         )
         if not self._apart:

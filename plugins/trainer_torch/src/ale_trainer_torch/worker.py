@@ -56,6 +56,10 @@ class Worker:
         """See `TrainerBackend.logprobs`."""
         return self.learner.logprobs(batch, policy)
 
+    def values(self, batch: TrainBatch) -> npt.NDArray[np.float32]:
+        """See `TrainerBackend.values`."""
+        return self.learner.values(batch)
+
     def update(
         self, batch: TrainBatch, loss: LossFunction, lr: float | None, weight_decay: float | None
     ) -> dict[str, float]:

@@ -1,10 +1,10 @@
-"""This is the clipped surrogate of PPO (Schulman et al., 2017, arXiv:1707.06347, Eq. 7), without a critic.
+"""This is the clipped surrogate of PPO (Schulman et al., 2017, arXiv:1707.06347, Eq. 7), for any advantages.
 
-Three variants are this surrogate with advantages of their own and another mean over the tokens, which `shares` is:
-GRPO (Shao et al., 2024, arXiv:2402.03300, Eq. 3) takes the mean over trajectories of their means over tokens, Dr. GRPO
-(Liu et al., 2025, arXiv:2503.20783) that of their sums divided by a constant, DAPO (Yu et al., 2025, arXiv:2503.14476,
-Eq. 8) the mean over the tokens of all trajectories, with an upper bound that is looser than the lower one. (DAPO's
-paper writes the mean for one group; here, as is usual, it is over the batch.)
+Three algorithms without a critic are this surrogate with advantages of their own and another mean over the tokens,
+which `shares` is. GRPO (Shao et al., 2024, arXiv:2402.03300, Eq. 3) takes the mean over trajectories of their means
+over tokens, Dr. GRPO (Liu et al., 2025, arXiv:2503.20783) that of their sums divided by a constant, DAPO (Yu et al.,
+2025, arXiv:2503.14476, Eq. 8) the mean over the tokens of all trajectories, with an upper bound that is looser than
+the lower one. (DAPO's paper writes the mean for one group; here, as is usual, it is over the batch.)
 
 A fourth has one ratio per trajectory: GSPO (Zheng et al., 2025, arXiv:2507.18071, Eqs. 5 to 7).
 """
@@ -14,8 +14,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ale_pg.terms import Terms
 from ale_policy_loss.ratios import LARGEST_LOG_RATIO, difference, log_ratio
+from ale_policy_loss.terms import Terms
 
 
 def ppo_clip(

@@ -1,4 +1,4 @@
-"""The losses of this package share two things: the weights of tokens, and the result of a loss.
+"""Policy-gradient losses share two things: the weights of tokens, and the result of a loss.
 
 There are M tokens with loss, in any order. `shares` [M] are the tokens' weights in the mean that the loss is; they use
 a normalizer of the whole batch, so that micro-batches add up. `trajectories` [M] gives each token's trajectory, which
