@@ -51,7 +51,8 @@ class Passed(NamedTuple):
 
     def nothing(self) -> Tensor:
         """Return a 0 whose backward pass goes through all parameters, as that of a sharded model must on every rank."""
-        zero = self.logprobs.sum() * 0
+        # 0 x -inf, the log-probability of an impossible token, is not 0.
+        zero = self.logprobs.masked_fill(~self.logprobs.isfinite(), 0).sum() * 0
         return zero if self.values is None else zero + self.values.sum() * 0
 
 
