@@ -24,11 +24,12 @@ IF_INSTALLED = {
     # What runs in the servers' own environments imports what these have.
     "ale-plugin-engine-sglang": {"sglang", "torch", "uvicorn"},
     "ale-plugin-engine-vllm": {"msgspec", "safetensors", "starlette", "torch", "uvloop", "vllm"},
+    "ale-plugin-trainer-torch": {"torchao"},  # its extra: `optimizer: adamw_8bit` says so where it is missing
     "ale-weight-transfer": {"torch"},  # the trainer that sends has it, and so has the server that receives
 }
 """What a package uses only where it is installed anyway."""
-IN_OTHER_VENVS = {"ale-plugin-env-loop": {"gem", "openenv", "skyrl_gym"}}
-"""What files of a package's tests import that run in a venv which the tests make."""
+IN_OTHER_VENVS = {"ale-plugin-env-loop": {"gem", "openenv", "skyrl_gym"}, "ale-plugin-trainer-torch": {"torchao"}}
+"""What files of a package's tests import from a venv, or a folder, which the tests make."""
 
 
 @cache
