@@ -14,6 +14,8 @@ import pytest
 import torch
 from pydantic import ValidationError
 
+from ale.errors import ConfigError
+from ale.specs.driver import DriverContext
 from ale.specs.trainer import LossFunction, TrainBatch
 from ale_trainer_torch import TorchTrainer
 
@@ -82,6 +84,12 @@ def test_moments_of_eight_bits_are_kept_for_large_matrices(model_folder: ModelFo
     optimizer.step()
     assert isinstance(optimizer.state[matrix]["exp_avg"], OptimState8bit)
     assert not isinstance(optimizer.state[small]["exp_avg"], OptimState8bit)
+
+
+def test_a_library_that_is_missing_is_said_before_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torchao", None)
+    with pytest.raises(ConfigError, match=r"pip install 'ale-plugin-trainer-torch\[8bit\]'"):
+        TorchTrainer(TorchTrainer.Config(optimizer="adamw_8bit"), DriverContext())
 
 
 def test_an_offloaded_optimizer_of_eight_bits_is_refused() -> None:

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ale.errors import ConfigError
 from ale_trainer_torch.lora import LoraSettings
 
 
@@ -40,8 +39,7 @@ class Optimization:
 
 
 def make_optimizer(parameters: Iterable[Tensor], how: Optimization) -> torch.optim.Optimizer:
-    """Make AdamW with two groups of parameters: matrices with weight decay, and norms and biases without. Raises
-    `ConfigError` where `torchao` is missing."""
+    """Make AdamW with two groups of parameters: matrices with weight decay, and norms and biases without."""
     trained = [p for p in parameters if p.requires_grad]
     groups: list[dict[str, Any]] = [
         {"params": [p for p in trained if p.dim() >= 2], "weight_decay": how.weight_decay},
@@ -49,12 +47,8 @@ def make_optimizer(parameters: Iterable[Tensor], how: Optimization) -> torch.opt
     ]
     if how.optimizer == "adamw":
         return torch.optim.AdamW(groups, lr=how.lr, betas=how.betas, eps=how.eps, fused=True)
-    try:
-        from torchao.optim import AdamW8bit
-    except ImportError as error:
-        raise ConfigError(
-            f"trainer.optimizer is '{how.optimizer}', which needs torchao: pip install 'ale-plugin-trainer-torch[8bit]'"
-        ) from error
+    from torchao.optim import AdamW8bit
+
     found: torch.optim.Optimizer = AdamW8bit(groups, lr=how.lr, betas=how.betas, eps=how.eps)
     return found
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import os
 from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, Protocol, Self
 
@@ -21,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field, model_validator
 
-from ale.errors import TrainerError
+from ale.errors import ConfigError, TrainerError
 from ale.specs.driver import Driver, DriverContext, PluginConfig
 from ale.specs.engine import PolicyVersion
 from ale.specs.trainer import LossFunction, PolicyRole, TrainBatch, TrainerBackend
@@ -98,6 +99,10 @@ class TorchTrainer(Driver, TrainerBackend):
         from ale_trainer_torch.worker import pick_device
 
         super().__init__(config, context)
+        if config.optimizer == "adamw_8bit" and find_spec("torchao") is None:
+            raise ConfigError(
+                "trainer.optimizer is 'adamw_8bit', which needs torchao: pip install 'ale-plugin-trainer-torch[8bit]'"
+            )
         self._device = pick_device(config.device, config.ranks)
         self._apart = config.ranks > 1 or config.dtype != "float32" or config.offload
         here: tuple[str, ...] = () if self._apart else ("memory",)
