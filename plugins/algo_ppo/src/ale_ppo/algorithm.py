@@ -24,7 +24,7 @@ from ale_policy_loss import Estimator
 from ale_policy_loss.correction_settings import Correction
 from ale_policy_loss.groups import reward_of, sampled_size, select_trusted
 from ale_policy_loss.overlong import Overlong, length_penalty, was_cut_off
-from ale_ppo.gae import Numbers, gae, in_order, whiten
+from ale_ppo.gae import Numbers, Places, gae, in_order, whiten
 from ale_ppo.loss import PPOLoss
 
 
@@ -117,10 +117,10 @@ class PPO(Driver, Algorithm):
 
         c = self.config
         costs = reward_kl(batch, c.reward_kl_coef, c.reward_kl_estimator)
-        rewards = self._token_rewards(batch, select_trusted(trajectories)) - costs
+        places = in_order(batch)
+        rewards = self._token_rewards(batch, places, select_trusted(trajectories)) - costs
         values = batch.columns["values"].astype(np.float64)
         advantages = np.zeros(len(rewards))
-        places = in_order(batch)
         for at in places:
             advantages[at] = gae(rewards[at], values[at], c.gamma, c.gae_lambda)
         at = np.concatenate(places)
@@ -155,10 +155,10 @@ class PPO(Driver, Algorithm):
         penalty = 0.0 if overlong is None else length_penalty(sampled_size(trajectory)[1], overlong)
         return reward_of(trajectory) + penalty
 
-    def _token_rewards(self, batch: TrainBatch, kept: Sequence[Trajectory]) -> Numbers:
-        """Return the reward of each token, KL penalty aside; 0 without loss. [N]"""
+    def _token_rewards(self, batch: TrainBatch, places: Sequence[Places], kept: Sequence[Trajectory]) -> Numbers:
+        """Return the reward of each token, KL penalty aside; 0 without loss. [N] `places`: see `in_order`."""
         rewards = np.zeros(len(batch.token_ids))
-        for at in in_order(batch):
+        for at in places:
             rows = batch.chunk_ids[at]
             trajectory = kept[int(batch.chunks.trajectory[rows[0]])]
             assert trajectory.reward is not None

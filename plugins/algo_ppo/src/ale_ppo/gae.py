@@ -14,11 +14,12 @@ import numpy.typing as npt
 from ale.specs.trainer import TrainBatch
 
 Numbers = npt.NDArray[np.float64]
+Places = npt.NDArray[np.int64]
 EPSILON = 1e-8
 """It is added to a variance before dividing by its root."""
 
 
-def in_order(batch: TrainBatch) -> list[npt.NDArray[np.int64]]:
+def in_order(batch: TrainBatch) -> list[Places]:
     """Return for each trajectory with a token with loss the places of these tokens in the batch, in order of time."""
     at = np.flatnonzero(batch.chunk_ids >= 0)
     rows = batch.chunk_ids[at]
