@@ -15,8 +15,8 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from ale.errors import ConfigError, TrainerError
 from ale.specs.engine import FolderTicket, MemoryTicket, PolicyVersion
 from ale.specs.trainer import LossFunction, TrainBatch
+from ale_torch_training.checkpoint_folder import OPTIMIZER_FOLDER, STATE_FILE
 from ale_trainer_torch import TorchTrainer
-from ale_trainer_torch.checkpoint import OPTIMIZER_FOLDER, STATE_FILE
 
 ModelFolder = Callable[[str], Path]
 Trainers = Callable[..., AbstractAsyncContextManager[TorchTrainer]]

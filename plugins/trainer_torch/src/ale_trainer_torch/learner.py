@@ -27,12 +27,13 @@ from torch import Tensor
 from ale.errors import TrainerError
 from ale.specs.trainer import LossFunction, PolicyRole, TrainBatch
 from ale_ranks.world import World
-from ale_trainer_torch.folder import read_model
-from ale_trainer_torch.gradients import Gradients, Totals
+from ale_torch_training.batch_loss import Passed, Totals
+from ale_torch_training.folder import read_model
+from ale_torch_training.microbatch import LossGroup, MicroBatch, cut, padding_waste
+from ale_trainer_torch.gradients import Gradients
 from ale_trainer_torch.lora import add_adapters
-from ale_trainer_torch.microbatch import LossGroup, MicroBatch, cut, padding_waste
 from ale_trainer_torch.optimizer import Optimization, make_optimizer, set_rates
-from ale_trainer_torch.policy import Passed, Policy
+from ale_trainer_torch.policy import Policy
 from ale_trainer_torch.sharding import gather_weights, shard, whole_number
 
 Compute = Callable[..., Passed]

@@ -14,13 +14,14 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ale.errors import ConfigError
-from ale_trainer_torch.attention import PACKED
+from ale_torch_training.attention import PACKED
+from ale_torch_training.batch_loss import Passed
 from ale_trainer_torch.fused import logprobs_from_logits, token_logprobs
 
 log = logging.getLogger("ale.trainer.torch")
@@ -40,20 +41,6 @@ class Head:
     layer: nn.Linear
     scale: float = 1.0
     cap: float | None = None
-
-
-class Passed(NamedTuple):
-    """What a pass gives of each wanted token: [M] each, None where it was not asked for or there is no such head."""
-
-    logprobs: Tensor
-    entropy: Tensor | None
-    values: Tensor | None
-
-    def nothing(self) -> Tensor:
-        """Return a 0 whose backward pass goes through all parameters, as that of a sharded model must on every rank."""
-        # 0 x -inf, the log-probability of an impossible token, is not 0.
-        zero = self.logprobs.masked_fill(~self.logprobs.isfinite(), 0).sum() * 0
-        return zero if self.values is None else zero + self.values.sum() * 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,8 @@
 """The trainer `torch`: AdamW on a Hugging Face causal LM, in one process or over ranks (FSDP2).
 
-1. All work on the model is a `Worker`'s (`worker.py`). One in float32 lives in this process, in a thread of its own, so
-   that the event loop stays free and no two calls use the model at once. Several ranks, or one that computes in
-   bfloat16 from float32 masters, are processes of their own (`ale_ranks`), which need a process group.
-2. If a call is cancelled, its work still finishes in that thread, and the next call waits for it.
+All work on the model is a `Worker`'s (`worker.py`). One in float32 lives in this process, in the training thread.
+Several ranks, or one that computes in bfloat16 from float32 masters, are processes of their own (`ale_ranks`), which
+need a process group.
 
 torch and transformers come in with `worker.py`, which the constructor imports: settings are checked without them, and
 no thread is the first to import them while another one does.
@@ -11,26 +10,24 @@ no thread is the first to import them while another one does.
 
 from __future__ import annotations
 
-import asyncio
-import os
-from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
-from pathlib import Path
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
 from pydantic import Field, model_validator
 
-from ale.errors import ConfigError, TrainerError
-from ale.specs.driver import Driver, DriverContext, PluginConfig
-from ale.specs.engine import PolicyVersion
-from ale.specs.trainer import LossFunction, PolicyRole, TrainBatch, TrainerBackend
+from ale.errors import ConfigError
+from ale.specs.driver import DriverContext, PluginConfig
+from ale.specs.trainer import TrainBatch
+from ale_torch_training.ranked_trainer import RankedTrainer, Workers, start_ranks
 from ale_trainer_torch.lora import LoraSettings
 
 
-class TorchTrainer(Driver, TrainerBackend):
+class TorchTrainer(RankedTrainer):
     """The trainer `torch`."""
+
+    name = "torch"
 
     api_version = ">=1.0,<1.2"
     capabilities = frozenset({"values"})
@@ -96,7 +93,7 @@ class TorchTrainer(Driver, TrainerBackend):
     config: Config
 
     def __init__(self, config: Any, context: DriverContext) -> None:
-        from ale_trainer_torch.worker import pick_device
+        from ale_torch_training.worker import pick_device
 
         super().__init__(config, context)
         if config.optimizer == "adamw_8bit" and find_spec("torchao") is None:
@@ -108,78 +105,22 @@ class TorchTrainer(Driver, TrainerBackend):
         here: tuple[str, ...] = () if self._apart else ("memory",)
         on_gpu = self._device.startswith("cuda") and not config.offload  # where weights are published from
         self.transports = (*here, "ipc", "nccl", "folder") if on_gpu else (*here, "folder", "gloo")
-        self._thread: ThreadPoolExecutor | None = None
-        self._workers: _Workers | None = None
 
     @classmethod
     def provides(cls, config: Any) -> frozenset[str]:
         """See `Driver.provides`."""
         return cls.capabilities if config.value_head else frozenset()
 
-    async def start(self) -> None:
-        """Start the training thread, and the ranks."""
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="ale-trainer")
-        await asyncio.get_running_loop().run_in_executor(self._thread, self._start_workers)
-
-    async def close(self) -> None:
-        """End the ranks and the training thread, after the current work is finished."""
-        thread, self._thread = self._thread, None
-        if thread is not None:
-            await asyncio.to_thread(thread.shutdown)
-        workers, self._workers = self._workers, None
-        if workers is not None:
-            await asyncio.to_thread(workers.close)
-
-    async def load(self, folder: Path, policy: PolicyRole = "current") -> None:
-        """See `TrainerBackend.load`; the reference policy is on the trainer's device too."""
-        await self._call("load", folder, policy)
-
-    async def logprobs(self, batch: TrainBatch, policy: PolicyRole = "current") -> npt.NDArray[np.float32]:
-        """See `TrainerBackend.logprobs`."""
-        found: npt.NDArray[np.float32] = await self._call("logprobs", batch, policy)
-        return found
-
     async def values(self, batch: TrainBatch) -> npt.NDArray[np.float32]:
         """See `TrainerBackend.values`."""
         found: npt.NDArray[np.float32] = await self._call("values", batch)
         return found
 
-    async def update(
-        self, batch: TrainBatch, loss: LossFunction, *, lr: float | None = None, weight_decay: float | None = None
-    ) -> dict[str, float]:
-        """See `TrainerBackend.update`."""
-        totals: dict[str, float] = await self._call("update", batch, loss, lr, weight_decay)
-        return totals
-
-    async def publish(self, transport: str, folder: Path) -> PolicyVersion:
-        """See `TrainerBackend.publish`. Weights in memory are copies; a folder has the tokenizer's files too."""
-        if transport not in self.transports:
-            raise TrainerError(
-                f"The trainer 'torch' publishes weights by {' or '.join(self.transports)}, not by '{transport}'."
-            )
-        policy: PolicyVersion = await self._call("publish", transport, folder)
-        return policy
-
-    async def save(self, folder: Path) -> None:
-        """See `TrainerBackend.save`; the tokenizer's files come along, so the folder serves as `model.path` too."""
-        await self._call("save", folder)
-
-    async def restore(self, folder: Path) -> None:
-        """See `TrainerBackend.restore`; another number of ranks may have saved it."""
-        await self._call("restore", folder)
-
-    async def _call(self, method: str, *args: Any) -> Any:
-        """Call a method of all ranks and return rank 0's answer."""
-        if self._thread is None or self._workers is None:
-            raise TrainerError("The trainer 'torch' is not running; use it inside 'async with trainer:'.")
-        answers = await asyncio.get_running_loop().run_in_executor(self._thread, self._workers.call, method, *args)
-        return answers[0]
-
-    def _start_workers(self) -> None:
-        """Set `_workers` in the thread itself, so that `close` finds them also if `start` was cancelled."""
+    def make_workers(self) -> Workers:
+        """See `RankedTrainer.make_workers`."""
         import torch
 
-        from ale_ranks import OneRank, Ranks, World
+        from ale_ranks import OneRank, World
         from ale_trainer_torch.optimizer import Optimization
         from ale_trainer_torch.worker import Worker
 
@@ -203,18 +144,6 @@ class TorchTrainer(Driver, TrainerBackend):
         if not self._apart:
             if c.threads:
                 torch.set_num_threads(c.threads)  # torch keeps this number per thread, so the engine has its own
-            self._workers = OneRank(Worker(World(), self._device, how))
-            return
-        threads = c.threads or max(1, len(os.sched_getaffinity(0)) // c.ranks)
-        backend = "cpu:gloo,cuda:nccl" if self._device.startswith("cuda") else "gloo"
-        self._workers = Ranks(
-            "ale_trainer_torch.worker:Worker", c.ranks, (self._device, how), threads=threads, backend=backend
-        )
-
-
-class _Workers(Protocol):
-    """All ranks, wherever they are."""
-
-    def call(self, method: str, *args: Any) -> list[Any]: ...
-
-    def close(self) -> None: ...
+            return OneRank(Worker(World(), self._device, how))
+        worker = "ale_trainer_torch.worker:Worker"
+        return start_ranks(worker, c.ranks, (self._device, how), device=self._device, threads=c.threads)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ale.specs.trainer import ChunkTable, TrainBatch
-from ale_trainer_torch.microbatch import cut, padding_waste
+from ale_torch_training.microbatch import cut, padding_waste
 
 
 def batch_of(lengths: list[list[int]]) -> TrainBatch:

@@ -1,0 +1,114 @@
+"""The driver's half of a trainer: it calls its ranks, wherever they are, from a thread of its own.
+
+The event loop stays free, and no two calls use the model at once. If a call is cancelled, its work still finishes in
+that thread, and the next call waits for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from abc import abstractmethod
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from ale.errors import TrainerError
+from ale.specs.driver import Driver
+from ale.specs.engine import PolicyVersion
+from ale.specs.trainer import LossFunction, PolicyRole, TrainBatch, TrainerBackend
+
+
+class Workers(Protocol):
+    """All ranks, wherever they are."""
+
+    def call(self, method: str, *args: Any) -> list[Any]:
+        """Call a method of all ranks and return their answers."""
+        ...
+
+    def close(self) -> None:
+        """End them."""
+        ...
+
+
+class RankedTrainer(Driver, TrainerBackend):
+    """A trainer whose work is done by `RankWorker`s. `name` is what YAML says."""
+
+    name: str
+    transports: tuple[str, ...]
+    _thread: ThreadPoolExecutor | None = None
+    _workers: Workers | None = None
+
+    @abstractmethod
+    def make_workers(self) -> Workers:
+        """Start the ranks; called in the training thread."""
+
+    async def start(self) -> None:
+        """Start the training thread, and the ranks."""
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="ale-trainer")
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._start_workers)
+
+    async def close(self) -> None:
+        """End the ranks and the training thread, after the current work is finished."""
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            await asyncio.to_thread(thread.shutdown)
+        workers, self._workers = self._workers, None
+        if workers is not None:
+            await asyncio.to_thread(workers.close)
+
+    async def load(self, folder: Path, policy: PolicyRole = "current") -> None:
+        """See `TrainerBackend.load`; the reference policy is on the trainer's device too."""
+        await self._call("load", folder, policy)
+
+    async def logprobs(self, batch: TrainBatch, policy: PolicyRole = "current") -> npt.NDArray[np.float32]:
+        """See `TrainerBackend.logprobs`."""
+        found: npt.NDArray[np.float32] = await self._call("logprobs", batch, policy)
+        return found
+
+    async def update(
+        self, batch: TrainBatch, loss: LossFunction, *, lr: float | None = None, weight_decay: float | None = None
+    ) -> dict[str, float]:
+        """See `TrainerBackend.update`."""
+        totals: dict[str, float] = await self._call("update", batch, loss, lr, weight_decay)
+        return totals
+
+    async def publish(self, transport: str, folder: Path) -> PolicyVersion:
+        """See `TrainerBackend.publish`. Weights in memory are copies; a folder has the tokenizer's files too."""
+        if transport not in self.transports:
+            raise TrainerError(
+                f"The trainer '{self.name}' publishes weights by {' or '.join(self.transports)}, not by '{transport}'."
+            )
+        policy: PolicyVersion = await self._call("publish", transport, folder)
+        return policy
+
+    async def save(self, folder: Path) -> None:
+        """See `TrainerBackend.save`; the tokenizer's files come along, so the folder serves as `model.path` too."""
+        await self._call("save", folder)
+
+    async def restore(self, folder: Path) -> None:
+        """See `TrainerBackend.restore`; ranks of another number or layout may have saved it."""
+        await self._call("restore", folder)
+
+    async def _call(self, method: str, *args: Any) -> Any:
+        """Call a method of all ranks and return rank 0's answer."""
+        if self._thread is None or self._workers is None:
+            raise TrainerError(f"The trainer '{self.name}' is not running; use it inside 'async with trainer:'.")
+        answers = await asyncio.get_running_loop().run_in_executor(self._thread, self._workers.call, method, *args)
+        return answers[0]
+
+    def _start_workers(self) -> None:
+        """Set `_workers` in the thread itself, so that `close` finds them also if `start` was cancelled."""
+        self._workers = self.make_workers()
+
+
+def start_ranks(target: str, ranks: int, args: tuple[Any, ...], *, device: str, threads: int) -> Workers:
+    """Start a process a rank. `threads` are the CPU threads of each; 0: its share of the cores."""
+    from ale_ranks import Ranks
+
+    each = threads or max(1, len(os.sched_getaffinity(0)) // ranks)
+    backend = "cpu:gloo,cuda:nccl" if device.startswith("cuda") else "gloo"
+    return Ranks(target, ranks, args, threads=each, backend=backend)

@@ -1,0 +1,169 @@
+"""One rank of a trainer: what `RankedTrainer` calls, in the run's process or in a process of the rank's."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from ale.errors import ConfigError, TrainerError
+from ale.specs.engine import FolderTicket, MemoryTicket, PolicyVersion, Ticket
+from ale.specs.trainer import LossFunction, PolicyRole, TrainBatch
+from ale_ranks.world import World
+from ale_torch_training.checkpoint_folder import write_atomically
+from ale_torch_training.folder import write_model
+
+if TYPE_CHECKING:
+    from ale_weight_transfer.sender import WeightSender
+
+
+class Learner(Protocol):
+    """A model that is trained, and its optimizer."""
+
+    folder: Path
+    """The model folder that it was read from."""
+    model: Any
+    """A model of transformers that writes folders; its own weights are not asked for."""
+    version: int
+
+    def weights(self) -> dict[str, Tensor]:
+        """Return copies of all weights by their Hugging Face names, on rank 0; tied ones share a copy."""
+        ...
+
+    def read_reference(self, folder: Path) -> None:
+        """Read the reference policy from a model folder."""
+        ...
+
+    def logprobs(self, batch: TrainBatch, role: PolicyRole) -> npt.NDArray[np.float32]:
+        """See `TrainerBackend.logprobs`."""
+        ...
+
+    def update(
+        self, batch: TrainBatch, loss: LossFunction, lr: float | None, weight_decay: float | None
+    ) -> dict[str, float]:
+        """See `TrainerBackend.update`."""
+        ...
+
+
+L = TypeVar("L", bound=Learner)
+
+
+class RankWorker(ABC, Generic[L]):
+    """A learner on a device, and the ways by which its weights leave. All ranks make the same calls."""
+
+    def __init__(self, world: World, device: str) -> None:
+        self.world = world
+        self.device = torch.device(device)
+        if self.device.type == "cuda" and world.size > 1:
+            self.device = torch.device("cuda", world.rank)
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
+        self._learner: L | None = None
+        self._sender: WeightSender | None = None
+        self._shared: list[dict[str, Tensor]] = []
+        """The newest two versions that were published by `ipc`: another process reads them in this one's memory."""
+
+    @abstractmethod
+    def make_learner(self, folder: Path) -> L:
+        """Read a model folder. Raises `ConfigError`."""
+
+    @abstractmethod
+    def write_checkpoint(self, folder: Path, learner: L) -> None:
+        """See `TrainerBackend.save`."""
+
+    @abstractmethod
+    def read_checkpoint(self, folder: Path) -> L:
+        """See `TrainerBackend.restore`."""
+
+    @property
+    def learner(self) -> L:
+        """The model that is trained. Raises `TrainerError` if none was loaded."""
+        if self._learner is None:
+            raise TrainerError("The trainer has no model yet; call load or restore first.")
+        return self._learner
+
+    def load(self, folder: Path, policy: PolicyRole) -> None:
+        """See `TrainerBackend.load`."""
+        if policy == "reference":
+            self.learner.read_reference(folder)
+        else:
+            self._learner = self.make_learner(folder)
+
+    def logprobs(self, batch: TrainBatch, policy: PolicyRole) -> npt.NDArray[np.float32]:
+        """See `TrainerBackend.logprobs`."""
+        return self.learner.logprobs(batch, policy)
+
+    def update(
+        self, batch: TrainBatch, loss: LossFunction, lr: float | None, weight_decay: float | None
+    ) -> dict[str, float]:
+        """See `TrainerBackend.update`."""
+        return self.learner.update(batch, loss, lr, weight_decay)
+
+    def publish(self, transport: str, folder: Path) -> PolicyVersion | None:
+        """See `TrainerBackend.publish`; only rank 0 returns the version."""
+        learner = self.learner
+        version = learner.version + 1
+        weights = learner.weights()
+        ticket = self._ticket(learner, weights, transport, version, folder) if self.world.rank == 0 else None
+        learner.version = version
+        return None if ticket is None else PolicyVersion(version, ticket)
+
+    def save(self, folder: Path) -> None:
+        """See `TrainerBackend.save`."""
+        self.write_checkpoint(folder, self.learner)
+
+    def restore(self, folder: Path) -> None:
+        """See `TrainerBackend.restore`."""
+        self._learner = self.read_checkpoint(folder)
+
+    def close(self) -> None:
+        """Stop sending weights, and drop the model."""
+        if self._sender is not None:
+            self._sender.close()
+        self._sender, self._learner = None, None
+        self._shared.clear()
+
+    def _ticket(self, learner: L, weights: dict[str, Tensor], transport: str, version: int, folder: Path) -> Ticket:
+        match transport:
+            case "memory":
+                return MemoryTicket(weights)
+            case "folder":
+                place = folder / str(version)
+                with write_atomically(place, World()) as new:
+                    write_model(new, learner.model, weights, learner.folder)
+                return FolderTicket(place)
+            case "ipc":
+                from ale_weight_transfer.sender import share_by_ipc
+
+                self._shared = [*self._shared[-1:], weights]
+                return share_by_ipc(version, weights)
+            case _:
+                from ale_weight_transfer.sender import WeightSender
+
+                self._sender = self._sender or WeightSender(transport)
+                return self._sender.offer(version, weights)
+
+
+def pick_device(name: str, ranks: int = 1) -> str:
+    """Return the device of `trainer.device`; of several ranks each takes the GPU of its number. Raises `ConfigError` if
+    there are too few."""
+    count = torch.cuda.device_count()
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() and ranks <= count else "cpu"
+    device = torch.device(name)
+    if device.type == "cuda" and (device.index or 0) >= count:
+        raise ConfigError(
+            f"trainer.device is '{name}', but torch sees {count} CUDA devices; "
+            "set it to auto or cpu, or install a build of torch with CUDA."
+        )
+    if device.type == "cuda" and ranks > 1 and (device.index is not None or ranks > count):
+        raise ConfigError(
+            f"trainer.ranks is {ranks} and trainer.device '{name}': each rank takes a GPU of its own, from the first "
+            f"on, and torch sees {count}. Set trainer.device to cuda and trainer.ranks to at most {count}."
+        )
+    return name
