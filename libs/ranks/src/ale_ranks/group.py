@@ -24,7 +24,7 @@ import cloudpickle  # type: ignore[import-untyped]
 from torch._C._distributed_c10d import TCPStore
 
 from ale.errors import AleError, TrainerError
-from ale_ranks.launch import COLLECTIVE_TIMEOUT, RankPlan
+from ale_ranks.plan import COLLECTIVE_TIMEOUT, RankPlan
 
 OTHERS_S = 5.0
 """How long the others may take to answer after one rank has failed."""

@@ -16,29 +16,13 @@ import signal
 import sys
 import threading
 import traceback
-from dataclasses import dataclass
-from datetime import timedelta
 from importlib import import_module
 from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
 from ale.errors import AleError, TrainerError
+from ale_ranks.plan import COLLECTIVE_TIMEOUT, RankPlan
 from ale_ranks.world import World
-
-COLLECTIVE_TIMEOUT = timedelta(hours=6)
-"""How long a rank waits for the others; the owner ends the ranks long before if one of them died."""
-
-
-@dataclass(frozen=True, slots=True)
-class RankPlan:
-    """What each rank shall be. `path` is the owner's `sys.path`: what the owner can import, its ranks can."""
-
-    path: list[str]
-    target: str
-    size: int
-    port: int
-    threads: int
-    backend: str
 
 
 def main() -> None:
