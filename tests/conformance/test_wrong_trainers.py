@@ -170,6 +170,17 @@ WRONG = {
         "test_the_loss_receives_whole_trajectories_and_the_batchs_normalizer",
         "reference_normalizer is the batch's",
     ),
+    "an update at temperature 1": Wrong(
+        "trainer",
+        TRAINER
+        + """
+    async def update(self, batch, loss, **how):
+        return await super().update(replace(batch, temperature=1.0), loss, **how)
+""",
+        "test_logits_are_divided_by_the_batchs_temperature",
+        "the loss of an update must see log-probabilities of logits divided by TrainBatch.temperature too",
+        "threads: 1",
+    ),
     "a reference that learns along": Wrong(
         "trainer",
         TRAINER

@@ -119,6 +119,32 @@ async def test_one_trajectory_in_eight_is_compared_for_an_algorithm_without_the_
     assert (packed.metrics, asked) == ({}, [3]), "the trainer no longer has the weights that sampled"
 
 
+async def test_the_engine_is_compared_at_temperature_1() -> None:
+    rewards = [float(i % 2) for i in range(17)]
+    done = [replace(build_trajectory(f"r{i}"), reward=Score(r, r > 0)) for i, r in enumerate(rewards)]
+    asked: list[tuple[int, float]] = []
+
+    class Hot(Centered):
+        def batch(self, trajectories: Sequence[Trajectory]) -> TrainBatch | None:
+            made = super().batch(trajectories)
+            return None if made is None else replace(made, temperature=0.5)
+
+    async def note(batch: TrainBatch, policy: str = "current") -> npt.NDArray[np.float32]:
+        asked.append((len(batch.lengths), batch.temperature))
+        return await logprobs(batch)
+
+    bench = SimpleNamespace(
+        algorithm=Hot(PluginConfig(), DriverContext()),
+        config=SimpleNamespace(seed=1),
+        backend=SimpleNamespace(logprobs=note),
+        engine=SimpleNamespace(version=3),
+    )
+    packed = await pack_step(bench, RLConfig(), done, 1, 3)  # type: ignore[arg-type]
+    assert asked == [(17, 0.5), (3, 1.0)], "old log-probabilities, and those of one trajectory in eight"
+    assert packed.batches[0].temperature == 0.5
+    assert packed.metrics["mismatch_tokens"] == 3 * 3
+
+
 async def test_an_update_without_a_return_is_not_made() -> None:
     done = [
         replace(build_trajectory(f"{g}{i}", group=g), reward=Score(value, value > 0.5))

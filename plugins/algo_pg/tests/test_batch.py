@@ -268,11 +268,25 @@ def test_the_clipped_shares_tell_above_from_below(make: Make, build: Build, loss
         ({"variant": "cispo", "baseline": "batch_mean"}, "needs a baseline of the group"),
         ({"variant": "gpro"}, "Input should be 'reinforce'"),
         ({"clip_lo": 1}, "Extra inputs"),
+        (
+            {"temperature": 0.7, "variant": "topr_token_mask"},
+            "temperature is 0.7, and the variant 'topr_token_mask' compares with the engine's log-probabilities",
+        ),
+        ({"temperature": 0.7, "old_logprobs": "engine"}, "and old_logprobs 'engine' compares"),
+        ({"temperature": 0.7, "correction": {"weight": "truncate"}}, "and correction compares"),
+        ({"temperature": 0.7, "reward_kl_coef": 0.1}, "and reward_kl_coef compares"),
     ],
 )
 def test_settings_that_would_do_nothing_are_refused(config: dict[str, Any], says: str) -> None:
     with pytest.raises(ValueError, match=says):
         PolicyGradient.Config(**config)
+
+
+def test_the_batch_has_the_temperature_that_logits_are_divided_by(make: Make, build: Build) -> None:
+    for settings, expected in (({}, 1.0), ({"temperature": 0.7}, 0.7)):
+        batch = make("grpo", **settings).batch([build("a", 1.0, [[2]]), build("b", 0.0, [[2]])])
+        assert batch is not None
+        assert batch.temperature == expected
 
 
 def test_a_setting_of_null_is_the_variants_own() -> None:

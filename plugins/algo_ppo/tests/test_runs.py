@@ -82,6 +82,7 @@ def test_a_loss_without_values_or_columns_says_what_is_missing() -> None:
         ({"kl_estimator": "k1"}, "kl_coef 0"),
         ({"reward_kl_estimator": "k3"}, "reward_kl_coef 0"),
         ({"correction": {}, "old_logprobs": "engine"}, "leave one of them out"),
+        ({"correction": {}, "temperature": 0.5}, "temperature is 0.5, and correction compares with the engine's"),
     ],
 )
 def test_settings_without_effect_are_refused(settings: dict[str, Any], why: str) -> None:

@@ -64,6 +64,7 @@ def test_extreme_and_impossible_logits_give_what_the_slow_loop_gives(
     **SHAPES,
     scale=st.sampled_from([1.0, 0.25]),
     cap=st.sampled_from([None, 3.0]),
+    temperature=st.sampled_from([1.0, 0.25, 1.7]),
     biased=st.booleans(),
     dtype=st.sampled_from([torch.float32, torch.float64]),
 )
@@ -74,6 +75,7 @@ def test_the_head_in_chunks_gives_the_values_and_gradients_of_the_whole_table(
     chunk: int | None,
     scale: float,
     cap: float | None,
+    temperature: float,
     biased: bool,
     dtype: torch.dtype,
 ) -> None:
@@ -86,12 +88,13 @@ def test_the_head_in_chunks_gives_the_values_and_gradients_of_the_whole_table(
 
     exact, ours = leaves(torch.float64), leaves(dtype)
     logits = scale * torch.nn.functional.linear(*exact)
-    logits = logits if cap is None else cap * torch.tanh(logits / cap)
+    logits = (logits if cap is None else cap * torch.tanh(logits / cap)) / temperature
     expected = plain(logits, targets)
     whole = torch.log_softmax(logits, -1)
     torch.autograd.backward((expected * slopes).sum() - (slopes.flip(0) * (whole.exp() * whole).sum(-1)).sum())
+    how = {"scale": scale, "cap": cap, "temperature": temperature}
     logprobs, entropy = token_logprobs(
-        ours[0], ours[1], targets, ours[2] if biased else None, chunk_tokens=chunk, scale=scale, cap=cap, entropy=True
+        ours[0], ours[1], targets, ours[2] if biased else None, chunk_tokens=chunk, entropy=True, **how
     )
     assert entropy is not None
     torch.autograd.backward((logprobs * slopes.to(dtype)).sum() + (entropy * slopes.flip(0).to(dtype)).sum())

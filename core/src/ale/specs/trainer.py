@@ -80,6 +80,8 @@ class TrainBatch:
     versions: npt.NDArray[np.int64] | None = None
     columns: Mapping[str, npt.NDArray[np.float32]] = field(default_factory=dict)
     """More numbers of each token, each [N], by name; a loss finds them in `LossInput.columns`."""
+    temperature: float = 1.0
+    """All log-probabilities but the engine's, and entropies, are of logits divided by this."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """The algorithm's report on how it made the batch (such as what it left out); stored with the step's metrics."""
 

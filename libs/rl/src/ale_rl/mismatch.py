@@ -7,6 +7,8 @@ trajectory in eight is compared.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from ale.specs.trainer import TrainBatch, TrainerBackend
@@ -19,8 +21,9 @@ ONE_IN = 8
 
 async def compare_engine(backend: TrainerBackend, batch: TrainBatch, version: int) -> Differences:
     """Compare the engine's log-probabilities in a batch with those of the trainer, whose weights are `version`'s."""
-    old = batch.old_logprobs
+    old = batch.old_logprobs if batch.temperature == 1 else None  # the engine's are at temperature 1
     if old is None:
+        batch = replace(batch, temperature=1.0)
         batch = select(batch, np.unique(batch.trajectory)[::ONE_IN].tolist())
         old = await backend.logprobs(batch)
     return compare_logprobs(batch, old, version)

@@ -53,6 +53,7 @@ class Looking:
     def __call__(self, inputs: LossInput) -> LossOutput:
         reference = inputs.reference_logprobs
         line = {
+            "chunk_ids": inputs.chunk_ids.tolist(),
             "trajectories": sorted({int(t) for t in inputs.chunks.trajectory[inputs.chunk_ids]}),
             "entropy_has_gradient": bool(getattr(inputs.entropy, "requires_grad", False)),
             "normalizer": float(inputs.normalizer),
@@ -64,8 +65,8 @@ class Looking:
         return likelihood(inputs)
 
     def read_inputs(self) -> list[dict[str, Any]]:
-        """What it was shown, call by call."""
-        return [json.loads(line) for line in self.file.read_text().splitlines()]
+        """What it was shown. Ranks that share each layer are each shown the same: that counts once."""
+        return [json.loads(line) for line in dict.fromkeys(self.file.read_text().splitlines())]
 
 
 def broken(inputs: LossInput) -> LossOutput:
@@ -137,6 +138,22 @@ async def test_a_logprob_depends_only_on_earlier_tokens(subject: Subject) -> Non
         assert abs(total - 1) < 1e-3, (
             f"over all tokens that could stand in one place the probabilities must add up to 1, not {total:.4f}: each "
             "is given by the tokens before it alone"
+        )
+
+
+@async_test
+async def test_logits_are_divided_by_the_batchs_temperature(subject: Subject) -> None:
+    async with loaded(subject) as trainer:
+        given = every_next_token(write_tiny_model(subject.folder / "tiny-0").vocab_size)
+        plain = (await trainer.logprobs(given))[given.chunk_ids >= 0].astype(np.float64)
+        halved = (await trainer.logprobs(replace(given, temperature=2.0)))[given.chunk_ids >= 0]
+        expected = plain / 2 - np.log(np.exp(plain / 2).sum())
+        assert np.abs(halved - expected).max() < 1e-4, (
+            "with TrainBatch.temperature 2 the log-probabilities are those of halved logits"
+        )
+        totals = await trainer.update(replace(given, temperature=2.0), likelihood, lr=1e-3)
+        assert abs(totals["loss"] + float(halved.sum()) / given.normalizer) < 1e-3, (
+            "the loss of an update must see log-probabilities of logits divided by TrainBatch.temperature too"
         )
 
 

@@ -35,7 +35,7 @@ async def test_updates_do_not_change_the_reference_policy(subject: Subject) -> N
         await trainer.load(subject.folder / "tiny-0", "reference")
         kept = await trainer.logprobs(given, "reference")
         assert kept.dtype == np.float32, f"float32, not {kept.dtype}"
-        assert np.abs(kept - first).max() < 1e-6, "the same folder must give the same log-probabilities as a reference"
+        assert np.abs(kept - first).max() < 1e-5, "the same folder must give the same log-probabilities as a reference"
         await trainer.update(given, likelihood, lr=1e-2)
         assert np.abs(await trainer.logprobs(given, "reference") - first).max() < 1e-6, (
             "an update must not change the reference"

@@ -48,9 +48,9 @@ class Totals:
         """Add one more."""
         self.loss += loss
         for name, value in sums.items():
-            self.sums[name] = self.sums.get(name, 0.0) + float(value)
+            self.sums[name] = self.sums.get(name, 0.0) + _number(value)
         for name, value in maxima.items():
-            self.maxima[name] = max(self.maxima.get(name, -math.inf), float(value))
+            self.maxima[name] = max(self.maxima.get(name, -math.inf), _number(value))
 
     @classmethod
     def over(cls, parts: Iterable[Totals]) -> Totals:
@@ -59,6 +59,11 @@ class Totals:
         for part in parts:
             total.add(part.loss, part.sums, part.maxima)
         return total
+
+
+def _number(value: Any) -> float:
+    """A metric may be a number, or a tensor that still has its graph."""
+    return float(value.detach() if isinstance(value, Tensor) else value)
 
 
 class BatchLoss:

@@ -31,10 +31,11 @@ from ale_policy_loss import Estimator, Level
 from ale_policy_loss.correction_settings import Correction
 from ale_policy_loss.groups import groups_of, reward_of, sampled_size, select_trusted
 from ale_policy_loss.overlong import Overlong, length_penalty, was_cut_off
+from ale_policy_loss.temperature import TEMPERATURE, require_same_temperature
 
 FOR_ALL = {
     "variant", "group_size", "kl_coef", "kl_estimator", "reward_kl_coef", "entropy_coef", "correction", "overlong",
-    "mask_truncated",
+    "mask_truncated", "temperature",
 }  # fmt: skip
 """Settings that act with every variant."""
 
@@ -154,6 +155,7 @@ class PolicyGradient(Driver, Algorithm):
                 "at all."
             ),
         )
+        temperature: float = Field(1.0, gt=0, description=TEMPERATURE)
         old_logprobs: Literal["recompute", "engine"] | None = Field(
             None,
             description=(
@@ -193,6 +195,15 @@ class PolicyGradient(Driver, Algorithm):
                     "correction does nothing with old_logprobs 'engine', where pi_old is the engine's policy; leave "
                     "one of them out"
                 )
+            require_same_temperature(
+                self.temperature,
+                {
+                    "old_logprobs 'engine'": s.old_logprobs == "engine",
+                    "correction": self.correction is not None,
+                    "reward_kl_coef": self.reward_kl_coef > 0,
+                    f"the variant '{self.variant}'": "mismatch_threshold" in rule.open,
+                },
+            )
             if s.baseline in GROUP_BASELINES and self.group_size < 2:
                 raise ValueError(f"the baseline '{s.baseline}' needs a group_size of at least 2, not {self.group_size}")
             return self
@@ -278,7 +289,8 @@ class PolicyGradient(Driver, Algorithm):
             return weigh_trajectory(s.normalization, s.max_tokens, tokens[id(trajectory)])
 
         dropped = {"dropped_groups": float(even_groups)} if even_groups else {}
-        return pack(kept, credit, weight, dropped)
+        batch = pack(kept, credit, weight, dropped)
+        return None if batch is None else replace(batch, temperature=self.config.temperature)
 
     @property
     def loss(self) -> PolicyGradientLoss:

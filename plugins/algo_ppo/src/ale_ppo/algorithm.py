@@ -24,6 +24,7 @@ from ale_policy_loss import Estimator
 from ale_policy_loss.correction_settings import Correction
 from ale_policy_loss.groups import reward_of, sampled_size, select_trusted
 from ale_policy_loss.overlong import Overlong, length_penalty, was_cut_off
+from ale_policy_loss.temperature import TEMPERATURE, require_same_temperature
 from ale_ppo.gae import Numbers, Places, gae, in_order, whiten
 from ale_ppo.loss import PPOLoss
 
@@ -71,6 +72,7 @@ class PPO(Driver, Algorithm):
         correction: Correction | None = Field(
             None, description="How the loss makes up for an engine that differs from the trainer, by pi_old/mu."
         )
+        temperature: float = Field(1.0, gt=0, description=TEMPERATURE)
         old_logprobs: Literal["recompute", "engine"] = Field(
             "recompute", description="Where pi_old comes from: recomputed by the trainer, or the engine's own logprobs."
         )
@@ -83,6 +85,14 @@ class PPO(Driver, Algorithm):
                     raise ValueError(f"{name} does nothing with {of} 0; leave it out, or set {of}")
             if self.correction is not None and self.old_logprobs == "engine":
                 raise ValueError("correction does nothing with old_logprobs 'engine'; leave one of them out")
+            require_same_temperature(
+                self.temperature,
+                {
+                    "old_logprobs 'engine'": self.old_logprobs == "engine",
+                    "correction": self.correction is not None,
+                    "reward_kl_coef": self.reward_kl_coef > 0,
+                },
+            )
             return self
 
     config: Config
@@ -109,7 +119,8 @@ class PPO(Driver, Algorithm):
                 return None
             return Credit(rewards[id(trajectory)], trajectory.passed)
 
-        return pack(kept, credit)
+        batch = pack(kept, credit)
+        return None if batch is None else replace(batch, temperature=self.config.temperature)
 
     def credit(self, batch: TrainBatch, trajectories: Sequence[Trajectory]) -> TrainBatch:
         """See `Algorithm.credit`: the columns `advantages` and `targets`, and what the step's advantages are like."""

@@ -31,15 +31,17 @@ def token_logprobs(
     chunk_tokens: int | None = None,
     scale: float = 1.0,
     cap: float | None = None,
+    temperature: float = 1.0,
     entropy: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """Compute log-probabilities and, if `entropy`, entropies (nats) of `targets` [N] under the logits
-    `cap * tanh(scale * (hidden @ weight.T + bias) / cap)`, without the tanh where `cap` is None.
+    `cap * tanh(scale * (hidden @ weight.T + bias) / cap) / temperature`, without the tanh where `cap` is None.
 
     hidden [N, H], weight [V, H], bias [V]. `chunk_tokens`: positions whose logits are held at a time, None for all.
     Both results are [N], float32 or the type of `hidden` where that is wider. Gradients reach hidden, weight and bias.
     """
-    logprobs, entropies = _FromHidden.apply(hidden, weight, bias, targets, chunk_tokens, scale, cap, entropy)  # type: ignore[no-untyped-call]
+    of = _LogitScale(scale, cap, temperature)
+    logprobs, entropies = _FromHidden.apply(hidden, weight, bias, targets, chunk_tokens, of, entropy)  # type: ignore[no-untyped-call]
     return logprobs, entropies
 
 
@@ -59,6 +61,32 @@ def logprobs_from_logits(
     return logprobs, entropies
 
 
+@dataclass(frozen=True, slots=True)
+class _LogitScale:
+    """What is done to the outputs of the output layer, and to gradients on their way back."""
+
+    scale: float
+    cap: float | None
+    temperature: float
+
+    def apply(self, logits: Tensor) -> Tensor:
+        if self.cap is None and self.scale == self.temperature:
+            return logits
+        logits = logits.to(_wide(logits)).mul_(self.scale)
+        if self.cap is not None:
+            logits.div_(self.cap).tanh_().mul_(self.cap)
+        return logits.div_(self.temperature)
+
+    def take_back(self, gradient: Tensor, logits: Tensor) -> Tensor:
+        """Turn the gradient with respect to `logits` into that with respect to the layer's outputs, in place; `logits`
+        are used up."""
+        if self.cap is not None:
+            gradient.mul_(logits.mul_(self.temperature / self.cap).square_().neg_().add_(1))
+        if self.scale != self.temperature:
+            gradient.mul_(self.scale / self.temperature)
+        return gradient
+
+
 class _FromHidden(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -68,16 +96,15 @@ class _FromHidden(torch.autograd.Function):
         bias: Tensor | None,
         targets: Tensor,
         chunk: int | None,
-        scale: float,
-        cap: float | None,
+        of: _LogitScale,
         entropy: bool,
     ) -> tuple[Tensor, Tensor | None]:
         desk = _ChunkBuffers(hidden, len(weight), chunk, len(targets))
         logprobs, entropies = desk.measure(
-            lambda part: desk.head(hidden[part], weight, bias, scale, cap), targets, entropy
+            lambda part: of.apply(desk.head(hidden[part], weight, bias)), targets, entropy
         )
         ctx.save_for_backward(hidden, weight, bias, targets, entropies)
-        ctx.chunk, ctx.scale, ctx.cap = chunk, scale, cap
+        ctx.chunk, ctx.of = chunk, of
         ctx.set_materialize_grads(False)  # entropies cost nothing in the backward pass unless a loss uses them
         return logprobs, entropies
 
@@ -94,12 +121,8 @@ class _FromHidden(torch.autograd.Function):
         grad_bias = torch.zeros_like(bias, dtype=wide) if for_bias else None
         desk = _ChunkBuffers(hidden, len(weight), ctx.chunk, len(targets))
         for part in desk.spans:
-            logits = desk.head(hidden[part], weight, bias, ctx.scale, ctx.cap)
-            logits_gradient = desk.logits_gradient(logits, targets[part], slopes.of(part))
-            if ctx.cap is not None:
-                logits_gradient.mul_(logits.div_(ctx.cap).square_().neg_().add_(1))
-            if ctx.scale != 1:
-                logits_gradient.mul_(ctx.scale)
+            logits = ctx.of.apply(desk.head(hidden[part], weight, bias))
+            logits_gradient = ctx.of.take_back(desk.logits_gradient(logits, targets[part], slopes.of(part)), logits)
             if grad_bias is not None:
                 grad_bias += logits_gradient.sum(0)
             logits_gradient = logits_gradient.to(hidden.dtype)
@@ -113,7 +136,7 @@ class _FromHidden(torch.autograd.Function):
             grad_hidden,
             None if grad_weight is None else grad_weight.to(weight.dtype),
             None if grad_bias is None else grad_bias.to(bias.dtype),
-            *(None,) * 5,
+            *(None,) * 4,
         )
 
 
@@ -169,17 +192,14 @@ class _ChunkBuffers:
         self._logits = like.new_empty(0)
         self._table = like.new_empty((step, vocabulary), dtype=_wide(like))
 
-    def head(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, scale: float, cap: float | None) -> Tensor:
-        """Compute the logits [n, V] of some positions."""
+    def head(self, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Compute the output layer's outputs [n, V] of some positions."""
         if not self._logits.numel():
             self._logits = hidden.new_empty(self._table.shape)
         logits = torch.mm(hidden, weight.t(), out=self._logits[: len(hidden)])
         if bias is not None:
             logits += bias
-        if scale == 1 and cap is None:
-            return logits
-        logits = logits.to(_wide(logits)).mul_(scale)
-        return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
+        return logits
 
     def measure(
         self, logits_of: Callable[[slice], Tensor], targets: Tensor, entropy: bool

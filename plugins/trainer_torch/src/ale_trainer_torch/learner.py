@@ -15,6 +15,7 @@ import math
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -102,7 +103,8 @@ class Learner:
         """Return what passes give under this name of each token with loss, 0 elsewhere. [N]"""
         shares = [list(chain.from_iterable(groups)) for groups in self._cut(batch)]
         mine = shares[self.world.rank]
-        found = [(part.index, getattr(self.forward(part, compute=compute), name).cpu().numpy()) for part in mine]
+        passed = ((part, self.forward(part, compute=compute, temperature=batch.temperature)) for part in mine)
+        found = [(part.index, getattr(of, name).cpu().numpy()) for part, of in passed]
         for _ in range(max(map(len, shares)) - len(mine)):
             self._pass_nothing(compute)
         out = np.zeros(len(batch.token_ids), dtype=np.float32)
@@ -132,7 +134,7 @@ class Learner:
     def accumulate(self, batch: TrainBatch, loss: LossFunction) -> Accumulated:
         """Add the gradient of a batch to the accumulated gradients."""
         shares = self._cut(batch)
-        gradients = Gradients(self.forward, self.device, batch, loss)
+        gradients = Gradients(partial(self.forward, temperature=batch.temperature), self.device, batch, loss)
         # The passes of each rank: first those without gradient, of what is larger than a micro-batch.
         ahead, passes = ([_count(share, group_size) for share in shares] for group_size in (2, 1))
         rank = self.world.rank
@@ -167,12 +169,14 @@ class Learner:
         """Return copies of all weights by their Hugging Face names, on rank 0; tied ones share a copy."""
         return gather_weights(self.model, self.how.dtype, wanted=self.world.rank == 0)
 
-    def forward(self, part: MicroBatch, *, compute: Compute | None = None, entropy: bool = False) -> Passed:
+    def forward(
+        self, part: MicroBatch, *, compute: Compute | None = None, temperature: float = 1.0, entropy: bool = False
+    ) -> Passed:
         """Pass a micro-batch through the policy, or `compute`."""
         tokens = torch.from_numpy(part.tokens).to(self.device)
         wanted = torch.from_numpy(part.wanted).to(self.device)
         try:
-            return (compute or self._compute)(tokens, wanted, part.lengths, entropy=entropy)
+            return (compute or self._compute)(tokens, wanted, part.lengths, temperature=temperature, entropy=entropy)
         except torch.OutOfMemoryError as error:
             raise TrainerError(
                 f"A micro-batch of {tokens.numel()} tokens does not fit into the device's memory; lower "

@@ -93,10 +93,16 @@ class Policy:
         return replace(self, value_head=layer)
 
     def logprobs(
-        self, tokens: Tensor, wanted: Tensor, lengths: list[int] | None = None, *, entropy: bool = False
+        self,
+        tokens: Tensor,
+        wanted: Tensor,
+        lengths: list[int] | None = None,
+        *,
+        temperature: float = 1.0,
+        entropy: bool = False,
     ) -> Passed:
         """Compute log-probabilities of the wanted tokens, entropies (nats) if asked for, and values if there is a value
-        head: what it expects of the state before each token.
+        head: what it expects of the state before each token. Logits are divided by `temperature`.
 
         tokens [B, T] int64, rows right-padded, or with `lengths` one row of sequences end to end; wanted [B, T] bool,
         never True for the first token of a sequence. All results are [wanted.sum()] float32, in row-major order.
@@ -106,6 +112,7 @@ class Policy:
         extra = {} if lengths is None else sequence_arguments(lengths, tokens.device)
         if self.head is None:
             logits = self.model(input_ids=tokens, use_cache=False, **extra).logits.flatten(0, 1)
+            logits = logits if temperature == 1 else logits / temperature
             found = logprobs_from_logits(logits, targets, rows, chunk_tokens=self.chunk_tokens, entropy=entropy)
             return Passed(*found, None)
         hidden = self.model.get_decoder()(input_ids=tokens, use_cache=False, **extra)[0].flatten(0, 1)[rows]
@@ -118,6 +125,7 @@ class Policy:
             chunk_tokens=self.chunk_tokens,
             scale=self.head.scale,
             cap=self.head.cap,
+            temperature=temperature,
             entropy=entropy,
         )
         values = None if self.value_head is None else self.value_head(hidden).sum(-1).to(found[0].dtype)

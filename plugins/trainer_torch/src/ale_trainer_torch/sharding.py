@@ -28,10 +28,16 @@ class PolicyModule(nn.Module):
         self._policy = policy
 
     def forward(
-        self, tokens: Tensor, wanted: Tensor, lengths: list[int] | None = None, *, entropy: bool = False
+        self,
+        tokens: Tensor,
+        wanted: Tensor,
+        lengths: list[int] | None = None,
+        *,
+        temperature: float = 1.0,
+        entropy: bool = False,
     ) -> Passed:
         """See `Policy.logprobs`."""
-        return self._policy.logprobs(tokens, wanted, lengths, entropy=entropy)
+        return self._policy.logprobs(tokens, wanted, lengths, temperature=temperature, entropy=entropy)
 
 
 def shard(policy: Policy, how: Optimization) -> PolicyModule:

@@ -18,9 +18,10 @@ import numpy.typing as npt
 from pydantic import Field, model_validator
 
 from ale.errors import ConfigError
-from ale.specs.driver import DriverContext, PluginConfig
+from ale.specs.driver import DriverContext
 from ale.specs.trainer import TrainBatch
 from ale_torch_training.ranked_trainer import RankedTrainer, Workers, start_ranks
+from ale_torch_training.settings import TrainerSettings
 from ale_trainer_torch.lora import LoraSettings
 
 
@@ -33,29 +34,12 @@ class TorchTrainer(RankedTrainer):
     capabilities = frozenset({"values"})
     transports: tuple[str, ...] = ("memory", "ipc", "nccl", "folder", "gloo")
 
-    class Config(PluginConfig):
+    class Config(TrainerSettings):
         """Settings of the trainer `torch`."""
 
-        lr: float = Field(5e-4, gt=0, description="Learning rate of AdamW.")
-        beta1: float = Field(0.9, ge=0, lt=1, description="AdamW's first beta.")
-        beta2: float = Field(0.95, ge=0, lt=1, description="AdamW's second beta.")
-        eps: float = Field(1e-8, gt=0, description="AdamW's epsilon.")
-        weight_decay: float = Field(0.0, ge=0, description="AdamW's weight decay, only for matrices.")
-        max_grad_norm: float = Field(
-            1.0, gt=0, description="Largest norm of the gradients; larger ones are scaled down."
-        )
-        micro_batch_tokens: int = Field(
-            16384, gt=0, description="Positions in one forward and backward pass; fewer need less memory."
-        )
-        logit_chunk: int | None = Field(
-            1024, gt=0, description="Positions whose logits are in memory at the same time; null: all of a pass."
-        )
         packing: bool = Field(
             True,
             description="Pack sequences without padding if the model allows it; false: pad rows of similar lengths.",
-        )
-        gradient_checkpointing: bool = Field(
-            False, description="Recompute activations in the backward pass: less memory, a third more time."
         )
         optimizer: Literal["adamw", "adamw_8bit"] = Field(
             "adamw", description="adamw_8bit keeps moments in 8 bits (torchao): a quarter of their memory."
@@ -71,17 +55,6 @@ class TorchTrainer(RankedTrainer):
         )
         ranks: int = Field(
             1, ge=1, description="Processes over which the model is sharded (FSDP2); on GPUs each takes one."
-        )
-        device: str = Field(
-            "auto",
-            pattern=r"^(auto|cpu|cuda(:\d+)?)$",
-            description="auto (a GPU if there is one), cpu, cuda, cuda:1.",
-        )
-        dtype: Literal["float32", "bfloat16"] = Field(
-            "float32", description="Type that is computed in; weights and moments are kept in float32."
-        )
-        threads: int = Field(
-            0, ge=0, description="CPU threads that each rank computes with; 0: torch's own choice, shared by the ranks."
         )
 
         @model_validator(mode="after")
