@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# On one GPU: the trainer's tests and its speed, then vLLM's and SGLang's: tokens a second, updates by every transport,
+# On one GPU: the trainers' tests and their speed, then vLLM's and SGLang's: tokens a second, updates by every transport,
 # sleep and wake, memory.
 #
 #   scripts/gpu_check.sh                  the environments come from the package index
@@ -17,9 +17,10 @@ nvidia-smi --query-gpu=name,memory.total,driver_version --format=csv,noheader 2>
   echo "There is no GPU here; scripts/gpu_check.sh needs one."; exit 1; }
 if [ $# -gt 0 ]; then export PIP_NO_INDEX=1 PIP_FIND_LINKS="$(realpath "$1")"; fi
 make install
-echo "== trainer"
-.venv/bin/pytest -q tests/test_gpu.py plugins/trainer_torch/tests
+echo "== trainers"
+.venv/bin/pytest -q tests/test_gpu.py plugins/trainer_torch/tests plugins/trainer_megatron/tests
 .venv/bin/python benchmarks/trainers.py
+.venv/bin/python benchmarks/trainer_memory.py
 for server in vllm sglang; do
   variable="${server^^}_PYTHON"
   if [ -z "${!variable+set}" ]; then

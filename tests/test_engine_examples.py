@@ -22,10 +22,10 @@ SMALL = [
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("server", ["vllm", "sglang"])
-def test_an_example_trains_with_weights_that_reach_its_server(server: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("server", "trainer"), [("vllm", "torch"), ("sglang", "torch"), ("vllm", "megatron")])
+def test_an_example_trains_with_weights_that_reach_its_server(server: str, trainer: str, tmp_path: Path) -> None:
     require_server(server)
-    done = ale("run", f"examples/{server}_torch.yaml", *SMALL, "--out", tmp_path / "run", cwd=REPOSITORY)
+    done = ale("run", f"examples/{server}_{trainer}.yaml", *SMALL, "--out", tmp_path / "run", cwd=REPOSITORY)
     assert summary_of(done)["status"] == "completed"
     with RunStore.open(tmp_path / "run") as store:
         rolled = [t for t in store.trajectories() if t.stage == "rl"]

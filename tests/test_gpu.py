@@ -46,9 +46,41 @@ def test_packed_attention_in_one_kernel_is_that_of_each_sequence(window: int | N
         assert (one.grad.float() - other.grad).abs().max() < 0.1
 
 
-@pytest.mark.parametrize("settings", ["dtype: bfloat16", "lora: {rank: 8}, dtype: bfloat16", "offload: true"])
+async def test_megatron_on_a_gpu_computes_what_the_trainer_torch_computes(tmp_path: Path) -> None:
+    from parallel_losses import algorithms, batch_of, learner
+
+    from ale.specs.driver import DriverContext
+    from ale_testing.loss_samples import write_small_policy
+    from ale_trainer_megatron import MegatronTrainer
+    from ale_trainer_torch import TorchTrainer
+
+    model = write_small_policy(tmp_path / "model")
+    one = TorchTrainer(TorchTrainer.Config(device="cuda"), DriverContext())
+    other = MegatronTrainer(MegatronTrainer.Config(device="cuda"), DriverContext())
+    algorithm = algorithms()["pg grpo kl"]
+    batch = batch_of(algorithm, learner(model))
+    async with one, other:
+        await one.load(model)
+        await other.load(model)
+        for _ in range(3):
+            expected = await one.update(batch, algorithm.loss, lr=1e-3)
+            found = await other.update(batch, algorithm.loss, lr=1e-3)
+            for metric in expected.keys() - {"seconds"}:
+                assert found[metric] == pytest.approx(expected[metric], rel=1e-3, abs=1e-5), metric
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        "use: torch, dtype: bfloat16",
+        "use: torch, lora: {rank: 8}, dtype: bfloat16",
+        "use: torch, offload: true",
+        "use: megatron",
+        "use: megatron, dtype: bfloat16, gradient_checkpointing: true",
+    ],
+)
 def test_other_ways_of_training_complete_a_run_on_a_gpu(settings: str, tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     text = TINY.format(runs=tmp_path / "runs")
-    file.write_text(text.replace("trainer: {use: torch,", f"trainer: {{use: torch, device: cuda, {settings},"))
+    file.write_text(text.replace("trainer: {use: torch,", f"trainer: {{device: cuda, {settings},"))
     assert summary_of(ale("run", file, "--out", tmp_path / "run"))["status"] == "completed"

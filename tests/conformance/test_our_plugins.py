@@ -32,6 +32,7 @@ SETTINGS = {
     "engine:scripted": ["answers: [hello]", "{random: true, random_tokens: 8}"],
     "engine:torch": ["threads: 1"],
     "trainer:torch": ["{threads: 1, value_head: true}"],
+    "trainer:megatron": ["{threads: 1, ranks: 2, tensor_parallel: 2}"],
     "algorithm:ipa": [
         "",
         "{level: token, experts: {}}",

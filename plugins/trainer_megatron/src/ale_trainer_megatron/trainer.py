@@ -1,0 +1,63 @@
+"""The trainer `megatron`: megatron-core over tensor, pipeline and data parallel ranks, each a process of its own.
+
+torch and megatron-core come in with `worker.py`, in the ranks: settings are checked without them.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+from pydantic import Field, model_validator
+
+from ale.specs.driver import DriverContext
+from ale_torch_training.ranked_trainer import RankedTrainer, Workers, start_ranks
+from ale_torch_training.settings import TrainerSettings
+
+
+class MegatronTrainer(RankedTrainer):
+    """The trainer `megatron`."""
+
+    name = "megatron"
+    api_version = ">=1.0,<1.2"
+    capabilities = frozenset[str]()
+    transports: tuple[str, ...] = ("ipc", "nccl", "folder", "gloo")
+
+    class Config(TrainerSettings):
+        """Settings of the trainer `megatron`."""
+
+        ranks: int = Field(
+            1, ge=1, description="Processes, of which tensor_parallel x pipeline_parallel hold one copy of the model."
+        )
+        tensor_parallel: int = Field(1, ge=1, description="Ranks that share each layer's matrices.")
+        pipeline_parallel: int = Field(1, ge=1, description="Stages that the layers are spread over.")
+        sequence_parallel: bool = Field(
+            False, description="Share norms and residuals among the tensor-parallel ranks too: less memory."
+        )
+
+        @model_validator(mode="after")
+        def _ranks_fit(self) -> Self:
+            model = self.tensor_parallel * self.pipeline_parallel
+            if self.ranks % model:
+                raise ValueError(
+                    f"ranks is {self.ranks}, but tensor_parallel {self.tensor_parallel} x pipeline_parallel "
+                    f"{self.pipeline_parallel} need a multiple of {model}."
+                )
+            if self.sequence_parallel and self.tensor_parallel == 1:
+                raise ValueError("sequence_parallel needs tensor_parallel of 2 or more.")
+            return self
+
+    config: Config
+
+    def __init__(self, config: Any, context: DriverContext) -> None:
+        from ale_torch_training.worker import pick_device
+
+        super().__init__(config, context)
+        self._device = pick_device(config.device, config.ranks)
+        on_gpu = self._device.startswith("cuda")
+        self.transports = ("ipc", "nccl", "folder") if on_gpu else ("folder", "gloo")
+
+    def make_workers(self) -> Workers:
+        """See `RankedTrainer.make_workers`."""
+        worker = "ale_trainer_megatron.worker:Worker"
+        c = self.config
+        return start_ranks(worker, c.ranks, (self._device, c), device=self._device, threads=c.threads)
