@@ -11,7 +11,7 @@ import pytest
 import torch
 from megatron_setup import SIZES, Surrogate, build_batch, megatron
 from pydantic import ValidationError
-from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig
+from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, Qwen3Config
 
 from ale.errors import ConfigError, TrainerError
 from ale.specs.trainer import LossInput, LossOutput
@@ -39,7 +39,8 @@ def test_a_layout_that_does_not_fit_its_ranks_is_refused(settings: dict[str, Any
     ("config", "layout", "sentence"),
     [
         (GPT2Config(), {}, "this one is of the type 'gpt2'; take the trainer 'torch'"),
-        (LlamaConfig(**SIZES, attention_bias=True), {}, "no Llama with attention_bias"),
+        (LlamaConfig(**SIZES, attention_bias=True), {}, "no llama with attention_bias"),
+        (Qwen3Config(**SIZES, attention_bias=True), {}, "no qwen3 with attention_bias"),
         (LlamaConfig(**SIZES, mlp_bias=True), {}, "without biases in the MLP"),
         (LlamaConfig(**SIZES), {"tensor": 4}, "does not divide the model's 2 KV heads"),
         (LlamaConfig(**SIZES), {"pipeline": 3}, "does not divide the model's 2 layers"),

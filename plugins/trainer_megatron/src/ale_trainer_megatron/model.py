@@ -55,8 +55,10 @@ def check_shape(config: Any, layout: Layout) -> None:
         raise ConfigError(
             "The trainer 'megatron' trains models with SiLU and without biases in the MLP; take the trainer 'torch'."
         )
-    if config.model_type == "llama" and config.attention_bias:
-        raise ConfigError("The trainer 'megatron' trains no Llama with attention_bias; take the trainer 'torch'.")
+    if config.model_type != "qwen2" and config.attention_bias:
+        raise ConfigError(
+            f"The trainer 'megatron' trains no {config.model_type} with attention_bias; take the trainer 'torch'."
+        )
     for what, number in (("attention heads", config.num_attention_heads), ("KV heads", config.num_key_value_heads)):
         if number % layout.tensor:
             raise ConfigError(
