@@ -15,7 +15,14 @@ from ale.errors import ConfigError, TrainerError
 from ale.specs.engine import FolderTicket, MemoryTicket, PolicyVersion, Ticket
 from ale.specs.trainer import LossFunction, PolicyRole, TrainBatch
 from ale_ranks.world import World
-from ale_torch_training.checkpoint_folder import write_atomically
+from ale_torch_training.checkpoint_folder import (
+    REFERENCE_FOLDER,
+    read_state,
+    recover_checkpoint,
+    use_random_state,
+    write_atomically,
+    write_state,
+)
 from ale_torch_training.folder import write_model
 
 if TYPE_CHECKING:
@@ -37,6 +44,18 @@ class Learner(Protocol):
 
     def read_reference(self, folder: Path) -> None:
         """Read the reference policy from a model folder."""
+        ...
+
+    def write_reference(self, folder: Path) -> None:
+        """Write the reference policy as a model folder, if there is one."""
+        ...
+
+    def write_optimizer(self, checkpoint: Path) -> None:
+        """Write what goes on with training and is no model folder, into the folder of a checkpoint."""
+        ...
+
+    def read_optimizer(self, checkpoint: Path) -> None:
+        """Read what `write_optimizer` wrote. Raises `ConfigError` or `TrainerError`."""
         ...
 
     def logprobs(self, batch: TrainBatch, role: PolicyRole) -> npt.NDArray[np.float32]:
@@ -71,14 +90,6 @@ class RankWorker(ABC, Generic[L]):
     @abstractmethod
     def make_learner(self, folder: Path) -> L:
         """Read a model folder. Raises `ConfigError`."""
-
-    @abstractmethod
-    def write_checkpoint(self, folder: Path, learner: L) -> None:
-        """See `TrainerBackend.save`."""
-
-    @abstractmethod
-    def read_checkpoint(self, folder: Path) -> L:
-        """See `TrainerBackend.restore`."""
 
     @property
     def learner(self) -> L:
@@ -115,11 +126,30 @@ class RankWorker(ABC, Generic[L]):
 
     def save(self, folder: Path) -> None:
         """See `TrainerBackend.save`."""
-        self.write_checkpoint(folder, self.learner)
+        learner, first = self.learner, self.world.rank == 0
+        with write_atomically(folder, self.world) as new:
+            weights = learner.weights()
+            if first:
+                write_model(new, learner.model, weights, learner.folder)
+            del weights
+            learner.write_reference(new / REFERENCE_FOLDER)
+            learner.write_optimizer(new)
+            if first:
+                write_state(new, learner.version, self.device)
 
     def restore(self, folder: Path) -> None:
         """See `TrainerBackend.restore`."""
-        self._learner = self.read_checkpoint(folder)
+        if self.world.rank == 0:
+            recover_checkpoint(folder)
+        self.world.barrier()
+        state = read_state(folder)
+        learner = self.make_learner(folder)
+        learner.read_optimizer(folder)
+        learner.version = int(state["version"])
+        use_random_state(state, self.device)
+        if (folder / REFERENCE_FOLDER).exists():
+            learner.read_reference(folder / REFERENCE_FOLDER)
+        self._learner = learner
 
     def close(self) -> None:
         """Stop sending weights, and drop the model."""

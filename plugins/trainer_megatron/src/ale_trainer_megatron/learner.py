@@ -23,7 +23,9 @@ from torch import Tensor
 from ale.errors import TrainerError
 from ale.specs.trainer import LossFunction, PolicyRole, TrainBatch
 from ale_torch_training.batch_loss import BatchLoss, Passed, Totals
-from ale_torch_training.microbatch import LossGroup, MicroBatch, cut, padding_waste
+from ale_torch_training.checkpoint_folder import OPTIMIZER_FOLDER
+from ale_torch_training.folder import save_pretrained
+from ale_torch_training.microbatch import LossGroup, MicroBatch, cut
 from ale_trainer_megatron.layout import Layout
 from ale_trainer_megatron.model import Policy, build_model
 from ale_trainer_megatron.optimizer_state import OptimizerState
@@ -49,7 +51,6 @@ class Learner:
         self._passes = Passes(self.model.config, layout, device, how.logit_chunk)
         policy = self._build()
         self.mapped = Mapped(policy, self.model, layout)
-        self.mapped.fill(weights)
         self.module = DistributedDataParallel(
             policy.config,
             DistributedDataParallelConfig(use_distributed_optimizer=True, grad_reduce_in_fp32=True),
@@ -70,9 +71,8 @@ class Learner:
             ),
             [self.module],
         )
-        self.state = OptimizerState(self.mapped, self.optimizer)
-        if self.has_masters:
-            self.state.fill_masters(weights)
+        self.state = OptimizerState(self.mapped, self.optimizer, masters=self.has_masters)
+        self.mapped.fill(weights, self.state.set_masters)
         self.reference: Mapped | None = None
         self._reference_policy: Policy | None = None
 
@@ -89,6 +89,22 @@ class Learner:
         self.reference = Mapped(policy, model, self.layout)
         self.reference.fill(weights)
         self._reference_policy = policy
+
+    def write_reference(self, folder: Path) -> None:
+        """Write the reference policy as a model folder, if there is one."""
+        if self.reference is None:
+            return
+        weights = self.reference.weights(self.dtype)
+        if self.layout.world.rank == 0:
+            save_pretrained(folder, self.model, weights)
+
+    def write_optimizer(self, checkpoint: Path) -> None:
+        """Write the optimizer's state, whatever the layout."""
+        self.state.write(checkpoint / OPTIMIZER_FOLDER)
+
+    def read_optimizer(self, checkpoint: Path) -> None:
+        """Read the optimizer's state. Raises `ConfigError` or `TrainerError`."""
+        self.state.read(checkpoint / OPTIMIZER_FOLDER)
 
     def weights(self) -> dict[str, Tensor]:
         """Return copies of all weights by their Hugging Face names, on rank 0; tied ones share a copy."""
@@ -121,7 +137,6 @@ class Learner:
         lr = self.how.lr if lr is None else lr
         totals = self.accumulate(batch, loss)
         norm = self.step(lr, self.how.weight_decay if weight_decay is None else weight_decay)
-        parts = [part for share in self._cut(batch) for group in share for part in group]
         return {
             **totals.sums,
             **totals.maxima,
@@ -130,7 +145,7 @@ class Learner:
             "grad_clipped": float(norm > self.how.max_grad_norm),
             "lr": lr,
             "tokens": float(len(batch.token_ids)),
-            "padding_waste": padding_waste(parts),
+            "padding_waste": 0.0,  # sequences lie end to end
             "seconds": time.monotonic() - began,
         }
 

@@ -6,7 +6,6 @@ trainer `torch`, go on from it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,15 +25,16 @@ PARAMETER = "param"
 class OptimizerState:
     """What megatron-core's distributed optimizer keeps of the parameters of a model."""
 
-    def __init__(self, mapped: Mapped, optimizer: Any) -> None:
+    def __init__(self, mapped: Mapped, optimizer: Any, *, masters: bool) -> None:
         self._mapped = mapped
         self._optimizer = optimizer
+        self._masters = masters
 
-    def write(self, folder: Path, *, masters: bool) -> None:
+    def write(self, folder: Path) -> None:
         """Write it into `folder`; all ranks must call it."""
         layout = self._mapped.layout
         step = max(layout.world.gather(self._step()))
-        kinds = _kinds(begun=step > 0, masters=masters)
+        kinds = self._kinds(begun=step > 0)
         entries: dict[str, Tensor] = {}
         for number, part in enumerate(self._mapped.parts):
             if part.is_copy or part.stage != layout.stage:
@@ -47,15 +47,15 @@ class OptimizerState:
                     entries |= {_entry(n, kind): w.cpu().contiguous() for n, w in zip(part.names, whole, strict=True)}
         write_entries(folder, entries)
 
-    def read(self, folder: Path, shapes: Mapping[str, torch.Size], *, masters: bool) -> None:
-        """Read what a trainer of any layout wrote; all ranks must call it. `shapes` are those of all weights. Raises
-        `TrainerError` for another model's, `ConfigError` for a damaged one."""
-        parts, stage = self._mapped.parts, self._mapped.layout.stage
+    def read(self, folder: Path) -> None:
+        """Read what a trainer of any layout wrote; all ranks must call it. Raises `TrainerError` for another model's,
+        `ConfigError` for a damaged one."""
+        parts, shapes, stage = self._mapped.parts, self._mapped.shapes, self._mapped.layout.stage
         expected: set[str] = set()
         found: dict[str, dict[str, Tensor]] = {}
 
         def choose(stored: Shapes) -> dict[str, Tensor]:
-            kinds = _kinds(begun=any(name.endswith(f"/{STEP}") for name in stored), masters=masters)
+            kinds = self._kinds(begun=any(name.endswith(f"/{STEP}") for name in stored))
             expected.update(_entry(name, kind) for part in parts for name in part.names for kind in kinds)
             names = [name for part in parts if part.stage == stage for name in part.names]
             for kind in kinds:
@@ -66,14 +66,18 @@ class OptimizerState:
         if steps := found.pop(STEP, None):
             self._begin(max(map(float, steps.values())))
         for kind, weights in found.items():
-            self._scatter(kind, weights, parts)
+            for part in parts:
+                if part.stage == stage:
+                    self._scatter(kind, part, [weights[name] for name in part.names])
 
-    def fill_masters(self, weights: Mapping[str, Tensor] | None) -> None:
-        """Set the wider weights from whole ones, which rank 0 has; all ranks must call it."""
-        for part in self._mapped.parts:
-            whole = self._mapped.broadcast(part, weights)
-            if part.stage == self._mapped.layout.stage:
-                self._scatter(PARAMETER, dict(zip(part.names, whole, strict=True)), [part])
+    def set_masters(self, part: Part, whole: list[Tensor]) -> None:
+        """Set the wider weights of a part of this rank's stage, if there are any."""
+        if self._masters:
+            self._scatter(PARAMETER, part, whole)
+
+    def _kinds(self, *, begun: bool) -> list[str]:
+        """Return what there is of each weight: steps and averages after the first step, and masters."""
+        return (list(MOMENTS) if begun else []) + ([PARAMETER] if self._masters else [])
 
     def _gather(self, part: Part, kind: str) -> list[Tensor]:
         """Return the whole tensors of a part of this rank's stage, of which each rank has ranges."""
@@ -87,17 +91,13 @@ class OptimizerState:
         return flat.view(parameter.shape)
 
     @torch.no_grad()
-    def _scatter(self, kind: str, weights: Mapping[str, Tensor], parts: list[Part]) -> None:
-        """Put whole tensors of these parts into this rank's ranges."""
-        for part in parts:
-            parameters = self._mapped.mine(part)
-            if not parameters:
-                continue
-            whole = [weights[name] for name in part.names]
-            pieces = part.pieces(whole, self._mapped.layout, [p.shape for p in parameters])
-            for parameter, piece in zip(parameters, pieces, strict=True):
-                for start, end, tensor in self._ranges(parameter, kind):
-                    tensor.copy_(piece.flatten()[start:end].view_as(tensor))
+    def _scatter(self, kind: str, part: Part, whole: list[Tensor]) -> None:
+        """Put the whole tensors of a part of this rank's stage into this rank's ranges."""
+        parameters = self._mapped.mine(part)
+        pieces = part.pieces(whole, self._mapped.layout, [p.shape for p in parameters])
+        for parameter, piece in zip(parameters, pieces, strict=True):
+            for start, end, tensor in self._ranges(parameter, kind):
+                tensor.copy_(piece.flatten()[start:end].view_as(tensor))
 
     def _ranges(self, parameter: nn.Parameter, kind: str) -> list[tuple[int, int, Tensor]]:
         """Return what this rank keeps of a parameter: nothing, or the range from start to end of it, flat."""
@@ -126,11 +126,6 @@ class OptimizerState:
             for group in optimizer.optimizer.param_groups:
                 if "step" in group:
                     group["step"] = int(step)
-
-
-def _kinds(*, begun: bool, masters: bool) -> list[str]:
-    """Return what there is of each weight: steps and averages after the first step, and masters."""
-    return (list(MOMENTS) if begun else []) + ([PARAMETER] if masters else [])
 
 
 def _entry(name: str, kind: str) -> str:

@@ -5,7 +5,7 @@ Rank 0 alone reads a folder and holds whole weights; the others get and give the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ class Mapped:
         self.layout = layout
         self.parts = parts_of(like.config, layout)
         self._tied = bool(like.config.tie_word_embeddings)
-        self._like: dict[str, Tensor] = like.state_dict()
+        self.shapes: dict[str, torch.Size] = {name: weight.shape for name, weight in like.state_dict().items()}
         numbers = [layer.layer_number - 1 for layer in model.decoder.layers]
         self.parameters: dict[str, nn.Parameter] = {}
         for name, parameter in model.named_parameters():
@@ -46,18 +46,23 @@ class Mapped:
         return [self.parameters[name] for name in part.parameters] if part.stage == self.layout.stage else []
 
     @torch.no_grad()
-    def fill(self, weights: Mapping[str, Tensor] | None) -> None:
-        """Put weights, which rank 0 has, into the parameters of all ranks; all must call it."""
+    def fill(
+        self, weights: Mapping[str, Tensor] | None, then: Callable[[Part, list[Tensor]], None] | None = None
+    ) -> None:
+        """Put weights, which rank 0 has, into the parameters of all ranks; all must call it. `then` gets each part of
+        this rank's stage, and its whole weights."""
         for part in self.parts:
-            whole = self.broadcast(part, weights)
+            whole = self._broadcast(part, weights)
             if mine := self.mine(part):
                 pieces = part.pieces(whole, self.layout, [p.shape for p in mine])
                 for parameter, piece in zip(mine, pieces, strict=True):
                     parameter.copy_(piece)
+                if then is not None:
+                    then(part, whole)
 
-    def broadcast(self, part: Part, weights: Mapping[str, Tensor] | None) -> list[Tensor]:
+    def _broadcast(self, part: Part, weights: Mapping[str, Tensor] | None) -> list[Tensor]:
         """Give all ranks the weights of a part, which rank 0 has, in float32; all must call it."""
-        whole = [torch.empty(self._like[n].shape) if weights is None else weights[n].float() for n in part.names]
+        whole = [torch.empty(self.shapes[n]) if weights is None else weights[n].float() for n in part.names]
         for weight in whole:
             dist.broadcast(weight, 0)
         return whole
@@ -100,7 +105,7 @@ class Mapped:
                 dist.send(weight, 0)
         if rank == 0 != owner:
             device = next(iter(self.parameters.values())).device
-            whole = [torch.empty(self._like[name].shape, dtype=dtype, device=device) for name in part.names]
+            whole = [torch.empty(self.shapes[name], dtype=dtype, device=device) for name in part.names]
             for weight in whole:
                 dist.recv(weight, owner)
         return dict(zip(part.names, whole, strict=True)) if rank == 0 else {}

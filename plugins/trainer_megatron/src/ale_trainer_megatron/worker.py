@@ -10,7 +10,6 @@ from ale_trainer_megatron import megatron_imports  # noqa: F401
 # isort: split
 from ale_ranks.world import World
 from ale_torch_training.worker import RankWorker
-from ale_trainer_megatron.checkpoint import read_checkpoint, write_checkpoint
 from ale_trainer_megatron.cpu import run_on_cpu
 from ale_trainer_megatron.layout import Layout
 from ale_trainer_megatron.learner import Learner
@@ -33,11 +32,3 @@ class Worker(RankWorker[Learner]):
     def make_learner(self, folder: Path) -> Learner:
         """See `RankWorker.make_learner`."""
         return Learner(folder, self.device, self._how, self._layout)
-
-    def write_checkpoint(self, folder: Path, learner: Learner) -> None:
-        """See `RankWorker.write_checkpoint`."""
-        write_checkpoint(folder, learner)
-
-    def read_checkpoint(self, folder: Path) -> Learner:
-        """See `RankWorker.read_checkpoint`."""
-        return read_checkpoint(folder, self.device, self._how, self._layout)

@@ -29,13 +29,16 @@ from ale.errors import TrainerError
 from ale.specs.trainer import LossFunction, PolicyRole, TrainBatch
 from ale_ranks.world import World
 from ale_torch_training.batch_loss import Passed, Totals
-from ale_torch_training.folder import read_model
+from ale_torch_training.checkpoint_folder import OPTIMIZER_FOLDER
+from ale_torch_training.folder import read_model, save_pretrained
 from ale_torch_training.microbatch import LossGroup, MicroBatch, cut, padding_waste
 from ale_trainer_torch.gradients import Gradients
-from ale_trainer_torch.lora import add_adapters
+from ale_trainer_torch.lora import add_adapters, write_adapter
 from ale_trainer_torch.optimizer import Optimization, make_optimizer, set_rates
 from ale_trainer_torch.policy import Policy
-from ale_trainer_torch.sharding import gather_weights, shard, whole_number
+from ale_trainer_torch.sharding import gather_weights, shard, whole_copy, whole_number
+
+ADAPTER_FOLDER = "adapter"
 
 Compute = Callable[..., Passed]
 """`Policy.logprobs`, or a sharded model's module that calls it."""
@@ -78,6 +81,31 @@ class Learner:
         model = read_model(folder, self.how.dtype).to(self.device)
         model.requires_grad_(False)
         self._compute_reference, self.reference = self._prepare(self._policy.with_model(model)), model
+
+    def write_reference(self, folder: Path) -> None:
+        """Write the reference policy as a model folder, if there is one."""
+        if self.reference is None:
+            return
+        weights = gather_weights(self.reference, self.how.dtype, wanted=self.world.rank == 0)
+        if self.world.rank == 0:
+            save_pretrained(folder, self.reference, weights)
+
+    def write_optimizer(self, checkpoint: Path) -> None:
+        """Write the optimizer's state, and `adapter/`, as `peft` writes it, if adapters are trained: the weights of a
+        checkpoint have them merged."""
+        from ale_trainer_torch.state import write_shards  # which takes a second to import
+
+        if self.how.lora is not None:
+            write_adapter(
+                checkpoint / ADAPTER_FOLDER, self.model, self.how.lora, whole_copy, first=self.world.rank == 0
+            )
+        write_shards(checkpoint / OPTIMIZER_FOLDER, self.model, self.optimizer, masters=self.how.has_masters)
+
+    def read_optimizer(self, checkpoint: Path) -> None:
+        """Read the optimizer's state. Raises `ConfigError` or `TrainerError`."""
+        from ale_trainer_torch.state import read_shards
+
+        read_shards(checkpoint / OPTIMIZER_FOLDER, self.model, self.optimizer, masters=self.how.has_masters)
 
     @torch.no_grad()
     def logprobs(self, batch: TrainBatch, role: PolicyRole = "current") -> npt.NDArray[np.float32]:

@@ -27,17 +27,9 @@ class PolicyModule(nn.Module):
         self.model = policy.model
         self._policy = policy
 
-    def forward(
-        self,
-        tokens: Tensor,
-        wanted: Tensor,
-        lengths: list[int] | None = None,
-        *,
-        temperature: float = 1.0,
-        entropy: bool = False,
-    ) -> Passed:
+    def forward(self, *args: Any, **how: Any) -> Passed:
         """See `Policy.logprobs`."""
-        return self._policy.logprobs(tokens, wanted, lengths, temperature=temperature, entropy=entropy)
+        return self._policy.logprobs(*args, **how)
 
 
 def shard(policy: Policy, how: Optimization) -> PolicyModule:

@@ -10,7 +10,6 @@ import numpy.typing as npt
 from ale.specs.trainer import TrainBatch
 from ale_ranks.world import World
 from ale_torch_training.worker import RankWorker
-from ale_trainer_torch.checkpoint import read_checkpoint, write_checkpoint
 from ale_trainer_torch.learner import Learner
 from ale_trainer_torch.optimizer import Optimization
 
@@ -25,14 +24,6 @@ class Worker(RankWorker[Learner]):
     def make_learner(self, folder: Path) -> Learner:
         """See `RankWorker.make_learner`."""
         return Learner(folder, self.device, self._how, self.world)
-
-    def write_checkpoint(self, folder: Path, learner: Learner) -> None:
-        """See `RankWorker.write_checkpoint`."""
-        write_checkpoint(folder, learner)
-
-    def read_checkpoint(self, folder: Path) -> Learner:
-        """See `RankWorker.read_checkpoint`."""
-        return read_checkpoint(folder, self.device, self._how, self.world)
 
     def values(self, batch: TrainBatch) -> npt.NDArray[np.float32]:
         """See `TrainerBackend.values`."""
