@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     import torch
+    from torch import Tensor
 
 DtypeName = Literal["auto", "float32", "bfloat16"]
+Quantization = Literal["int8"]
 
 
 def choose_dtype(config: dict[str, Any], device: torch.device, name: DtypeName) -> torch.dtype:
@@ -19,3 +21,10 @@ def choose_dtype(config: dict[str, Any], device: torch.device, name: DtypeName) 
         saved = config.get("dtype") or config.get("torch_dtype")
         name = "bfloat16" if device.type == "cuda" and saved != "float32" else "float32"
     return torch.bfloat16 if name == "bfloat16" else torch.float32
+
+
+def round_to_int8(weight: Tensor) -> Tensor:
+    """Round a weight [out, in] to the values that int8 represents with one scale for each output channel: the largest
+    magnitude of a row is 127. The result has the weight's type and is computed with as such (weight-only int8)."""
+    scale = (weight.float().abs().amax(dim=1, keepdim=True) / 127).clamp(min=1e-12)
+    return ((weight.float() / scale).round() * scale).to(weight.dtype)

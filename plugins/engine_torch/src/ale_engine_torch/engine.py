@@ -34,7 +34,7 @@ from ale.specs.engine import (
     PolicyVersion,
     Tokenizer,
 )
-from ale_engine_torch.dtypes import DtypeName
+from ale_engine_torch.dtypes import DtypeName, Quantization
 
 if TYPE_CHECKING:
     from ale_engine_torch.scheduler import Scheduler
@@ -66,6 +66,21 @@ class TorchEngine(Driver, InferenceEngine):
             "auto",
             description=(
                 "Type of weights and cache. auto: float32 on the CPU; on a GPU, the type in which the folder was saved."
+            ),
+        )
+        quantization: Quantization | None = Field(
+            None,
+            description=(
+                "int8: the weights of the layers' projections are rounded to int8, one scale per output channel. It "
+                "saves no memory here: it makes the engine differ from the trainer as a quantized one does."
+            ),
+        )
+        logit_noise: float = Field(
+            0.0,
+            ge=0,
+            description=(
+                "Standard deviation of the noise added to every logit before sampling. It makes the engine differ from "
+                "the trainer, to try what a loss does about that; 0: none."
             ),
         )
         threads: int = Field(0, ge=0, description="CPU threads that the engine computes with; 0: torch's own choice.")
@@ -138,10 +153,11 @@ class TorchEngine(Driver, InferenceEngine):
             name = self.config.device
             device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
             slots = self.config.max_batch
-            decoder = load_decoder(folder, slots, self.config.max_context, device, self.config.dtype)
+            c = self.config
+            decoder = load_decoder(folder, slots, c.max_context, device, c.dtype, c.quantization)
             if self._scheduler is not None:
                 self._scheduler.fail_all(EngineError("The engine's model was replaced while it generated; try again."))
-            self._scheduler = Scheduler(decoder, slots, self._counters)
+            self._scheduler = Scheduler(decoder, slots, self._counters, c.logit_noise)
             self._max_context, self._version = decoder.max_context, 0
 
         await self._run_in_thread(load)

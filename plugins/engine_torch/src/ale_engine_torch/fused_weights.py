@@ -4,6 +4,7 @@
 2. The rows of each query and key head are reordered so that the two numbers that a rotary embedding rotates are
    adjacent: the decoder then rotates them with one complex multiplication. Dot products stay the same.
 3. `load` checks all names and sizes before it writes anything, so that a wrong set of weights changes nothing.
+4. With `int8` the projections of the layers are rounded to what int8 can represent; embedding and head are not.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ale.errors import EngineError
+from ale_engine_torch.dtypes import Quantization, round_to_int8
 from ale_engine_torch.model_shape import Shape
 
 
@@ -36,9 +38,11 @@ class Layer:
 class Weights:
     """All weights of the model. The decoder reads `embedding`, `head`, `norm` and `layers`."""
 
-    def __init__(self, shape: Shape, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self, shape: Shape, device: torch.device, dtype: torch.dtype, quantization: Quantization | None = None
+    ) -> None:
         s = shape
-        self._shape = s
+        self._shape, self._quantization = s, quantization
 
         def empty(*size: int) -> Tensor:
             return torch.zeros(size, device=device, dtype=dtype)
@@ -78,7 +82,10 @@ class Weights:
                 )
         with torch.no_grad():
             for name, target in targets.items():
-                target.copy_(self._reorder(name, named[name].detach()))
+                weight = self._reorder(name, named[name].detach())
+                if self._quantization == "int8" and name.endswith("_proj.weight"):
+                    weight = round_to_int8(weight)
+                target.copy_(weight)
 
     def _targets(self) -> dict[str, Tensor]:
         """Each Hugging Face name, and the part of a fused tensor that it fills."""

@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ale_engine_torch.dtypes import Quantization
 from ale_engine_torch.fused_weights import Layer, Weights
 from ale_engine_torch.model_shape import Shape, rotary_frequencies
 
@@ -37,10 +38,18 @@ class LlamaDecoder:
 
     prefix_reuse = True
 
-    def __init__(self, shape: Shape, slots: int, max_context: int, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        shape: Shape,
+        slots: int,
+        max_context: int,
+        device: torch.device,
+        dtype: torch.dtype,
+        quantization: Quantization | None = None,
+    ) -> None:
         self.shape, self.slots, self.max_context = shape, slots, max_context
         self._device, self._dtype = device, dtype
-        self.weights = Weights(shape, device, dtype)
+        self.weights = Weights(shape, device, dtype, quantization)
         self._cache = torch.zeros(
             (shape.layers, 2, slots, shape.kv_heads, max_context, shape.head_dim), device=device, dtype=dtype
         )

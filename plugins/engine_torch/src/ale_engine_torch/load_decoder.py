@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from ale.errors import ConfigError, EngineError
-from ale_engine_torch.dtypes import DtypeName, choose_dtype
+from ale_engine_torch.dtypes import DtypeName, Quantization, choose_dtype
 from ale_engine_torch.llama_decoder import LlamaDecoder
 from ale_engine_torch.model_shape import fast_shape
 from ale_engine_torch.transformers_decoder import TransformersDecoder
@@ -45,14 +45,26 @@ class Decoder(Protocol):
         token."""
 
 
-def load_decoder(folder: Path, slots: int, max_context: int, device: torch.device, dtype_name: DtypeName) -> Decoder:
-    """Load the model in a folder. Raises `ConfigError` where the folder holds none."""
+def load_decoder(
+    folder: Path,
+    slots: int,
+    max_context: int,
+    device: torch.device,
+    dtype_name: DtypeName,
+    quantization: Quantization | None = None,
+) -> Decoder:
+    """Load the model in a folder. Raises `ConfigError` where the folder holds none, or one that cannot be quantized."""
     config = _read_config(folder)
     limit = config.get("max_position_embeddings") or config.get("n_positions") or max_context
     context = min(max_context, int(limit))
     dtype = choose_dtype(config, device, dtype_name)
     shape = fast_shape(config)
     if shape is None or not list(folder.glob("*.safetensors")):
+        if quantization is not None:
+            raise ConfigError(
+                f"engine.quantization: the model in {folder} cannot be quantized by the engine 'torch', which does so "
+                "for Llama, Qwen2 and Qwen3 models in safetensors; leave it out."
+            )
         try:
             return TransformersDecoder(folder, slots, context, device, dtype)
         except (OSError, ValueError, KeyError) as error:
@@ -60,7 +72,7 @@ def load_decoder(folder: Path, slots: int, max_context: int, device: torch.devic
             raise ConfigError(
                 f"The folder {folder} holds no causal language model that can be loaded: {reason}"
             ) from error
-    decoder = LlamaDecoder(shape, slots, context, device, dtype)
+    decoder = LlamaDecoder(shape, slots, context, device, dtype, quantization)
     try:
         decoder.load(read_weights(folder))
     except EngineError as error:

@@ -25,6 +25,13 @@ def uniform_stream(seed: int, n: int) -> list[float]:
     return stream
 
 
+def normal_noise(streams: Sequence[tuple[int, int]], vocab: int) -> Tensor:
+    """Standard normal numbers [n, vocab] float32; a row depends on its (seed, number of the token) alone."""
+    keys = [seed % (1 << 64) | (number + 1) << 64 for seed, number in streams]
+    rows = [np.random.Generator(np.random.Philox(key=key)).standard_normal(vocab, dtype=np.float32) for key in keys]
+    return torch.from_numpy(np.stack(rows))
+
+
 def is_plain(sampling: Sampling) -> bool:
     """Return whether the settings sample from the model's own distribution."""
     return sampling.temperature == 1.0 and sampling.top_k == 0 and sampling.top_p >= 1.0

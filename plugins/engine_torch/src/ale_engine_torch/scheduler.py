@@ -24,7 +24,7 @@ from ale.specs.engine import GenerateRequest, Generation
 from ale.trajectory import FinishReason
 from ale_engine_torch.llama_decoder import TAIL_ROWS
 from ale_engine_torch.load_decoder import Decoder
-from ale_engine_torch.sampling import is_plain, sample, uniform_stream
+from ale_engine_torch.sampling import is_plain, normal_noise, sample, uniform_stream
 from ale_engine_torch.slot_table import SHARE_MIN, IntArray, SlotTable
 
 PREFILL_TOKENS = 2048
@@ -77,9 +77,10 @@ class _AdmittedRow:
 class Scheduler:
     """Owns the decoder; used by one thread."""
 
-    def __init__(self, decoder: Decoder, slots: int, counters: Counters) -> None:
+    def __init__(self, decoder: Decoder, slots: int, counters: Counters, logit_noise: float = 0.0) -> None:
         self.decoder = decoder
         self.counters = counters
+        self._logit_noise = logit_noise
         self.version = 0
         self._table = SlotTable(slots, decoder.max_context)
         self._jobs: list[Job] = []  # of the rows 0..active
@@ -205,6 +206,9 @@ class Scheduler:
         jobs = [self._jobs[row] for row in rows]
         uniforms = [job.uniforms[len(job.token_ids)] for job in jobs]
         settings = None if all(job.plain for job in jobs) else [job.request.sampling for job in jobs]
+        if self._logit_noise:
+            noise = normal_noise([(job.seed, len(job.token_ids)) for job in jobs], logits.shape[-1])
+            logits = logits + noise.to(logits.device) * self._logit_noise
         tokens, logprobs = sample(logits, uniforms, settings)
         done = []
         for row, job, token, logprob in zip(rows, jobs, tokens.tolist(), logprobs.tolist(), strict=True):

@@ -178,4 +178,63 @@ STALENESS = Experiment(
     tuned_as=COMPARE,
 )
 
-EXPERIMENTS = {e.name: e for e in (FIG10, FIG12, FIG13, COMPARE, PARTS, STALENESS)}
+NOISE = "engine.logit_noise=1"
+"""With this noise five in a hundred sampled tokens have `pi_old / mu` below 0.7, and one in a hundred above 1.5; with
+bfloat16 or int8 one in a hundred is off by more than 0.03."""
+
+
+def _grpo(name: str, engine: str, correction: str = "") -> Arm:
+    own = (f"algorithm.correction={correction}",) if correction else ()
+    return Arm(name, (*_pg("grpo"), engine, *own), "grpo", 1)
+
+
+def _ipa(name: str, engine: str, *mask: str) -> Arm:
+    return Arm(name, (engine, *mask), "ipa", 1)
+
+
+MISMATCH = Experiment(
+    "mismatch",
+    "An engine that differs from the trainer: no correction, the corrections of GRPO, the mask of IPA",
+    "mix",
+    (
+        Arm("grpo-exact", _pg("grpo"), "grpo"),  # the runs of `compare`
+        Arm("ipa-exact", (), "ipa"),
+        _grpo("grpo", NOISE),
+        _grpo("grpo-tis-token", NOISE, "{weight: truncate, level: token, cap: 2}"),
+        _grpo("grpo-tis-chunk", NOISE, "{weight: truncate, level: chunk, cap: 2}"),
+        _grpo("grpo-tis-sequence", NOISE, "{weight: truncate, level: sequence, cap: 2}"),
+        _grpo("grpo-mask-token", NOISE, "{weight: mask, level: token, cap: 2}"),
+        _grpo("grpo-reject", NOISE, "{weight: none, reject: [0.9, 1.1]}"),
+        _ipa("ipa-no-mask", NOISE, "algorithm.mismatch_threshold=1e6"),
+        _ipa("ipa-mask", NOISE, "algorithm.mismatch_threshold=1.05"),
+        _ipa("ipa-mask-two-sided", NOISE, "algorithm.mismatch_threshold=1.1", "algorithm.mismatch_lower=0.9"),
+        _grpo("grpo-bfloat16", "engine.dtype=bfloat16"),
+        _ipa("ipa-bfloat16", "engine.dtype=bfloat16"),
+        _grpo("grpo-int8", "engine.quantization=int8"),
+        _ipa("ipa-int8", "engine.quantization=int8"),
+    ),
+    (Panel("Gradient norm, not clipped", "rl/grad_norm", "norm", share=False), TRAIN_SUCCESS, HELDOUT),
+    (
+        Column("grad norm, std", "rl/grad_norm", "spread"),
+        Column("grad norm, std / mean", "rl/grad_norm", "variation"),
+        Column("mismatch, mean", "rl/mismatch_mean", "area"),
+        *TRAIN_COLUMNS,
+        *HELDOUT_COLUMNS,
+    ),
+    tuned_as=COMPARE,
+)
+
+FIG10_MISMATCH = Experiment(
+    "fig10-mismatch",
+    "Chunk level against the trajectory-level baseline, where the engine differs from the trainer and data are stale",
+    "long_mix",
+    tuple(
+        Arm(name, (*own, NOISE, "rl.simulated_lag=4", "algorithm.mismatch_threshold=1.1"), "chunk", 1)
+        for name, own in (("baseline", BASELINE), ("chunk", ()))
+    ),
+    FIG10.panels,
+    (*FIG10.columns, Column("masked", "rl/masked", "area"), Column("ratio, std", "rl/ratio_std", "area")),
+    tuned_as=FIG10,
+)
+
+EXPERIMENTS = {e.name: e for e in (FIG10, FIG12, FIG13, COMPARE, PARTS, STALENESS, MISMATCH, FIG10_MISMATCH)}

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from ale.errors import ConfigError
-from ale_lab.catalogue import COMPARE, FIG10, FIG12, FIG13, PARTS, STALENESS
+from ale_lab.catalogue import COMPARE, FIG10, FIG10_MISMATCH, FIG12, FIG13, MISMATCH, PARTS, STALENESS
 from ale_lab.experiment import Experiment
 
 lab_app = typer.Typer(
@@ -103,3 +103,5 @@ _add_command(FIG13)
 _add_command(COMPARE, ", each tuned by the same search")
 _add_command(PARTS, ", on the tasks of `compare` and tuned as there")
 _add_command(STALENESS, "; tuned as in `compare`")
+_add_command(MISMATCH, "; tuned as in `compare`")
+_add_command(FIG10_MISMATCH, "; tuned as in `fig10`")
