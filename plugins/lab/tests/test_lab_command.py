@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from ale_lab.catalogue import EXPERIMENTS
 from ale_testing.command_line import ale
 
 
@@ -76,4 +77,4 @@ def test_a_file_as_out_is_a_sentence(tmp_path: Path) -> None:
 def test_help_lists_the_experiments() -> None:
     done = lab("--help")
     assert done.returncode == 0
-    assert all(name in done.stdout for name in ("fig10", "fig12", "fig13", "compare", "staleness"))
+    assert all(name in done.stdout for name in EXPERIMENTS)
