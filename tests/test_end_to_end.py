@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -169,17 +170,40 @@ def test_a_trained_folder_is_a_starting_point(finished: Path, tmp_path: Path) ->
     assert set(summary["heldout"]) == {"before_rl", "after_rl"}
 
 
-def test_with_a_lag_each_batch_waits_its_turn_and_none_is_lost(run_file: RunFile, tmp_path: Path) -> None:
-    summary = summary_of(
-        ale("run", run_file(TINY), "--out", tmp_path / "run", "rl.simulated_lag=2", "rl.steps=4", "eval.every=0")
-    )
+def test_an_asynchronous_run_keeps_its_bound_and_trains_on_every_group_once(run_file: RunFile, tmp_path: Path) -> None:
+    asynchronous = ("rl.async_ratio=2", "rl.ahead=2", "rl.steps=6", "eval.every=2", "eval.episodes=2")
+    summary = summary_of(ale("run", run_file(TINY), "--out", tmp_path / "run", *asynchronous))
     with RunStore.open(tmp_path / "run") as store:
         metrics = store.metrics("rl")
-        sampled_by = [t.policy_version for t in store.trajectories("stage = 'rl' AND step = 4")]
-    assert metrics["updates"] == [(step, 1) for step in (3, 4, 5, 6)]
-    assert metrics["staleness"][-4:] == [(3, 0), (4, 1), (5, 2), (6, 2)], "updates between sampling and training"
-    assert set(sampled_by) == {2}
-    assert summary["final_policy_version"] == 1 + 4
+        groups = Counter((t.step, t.group) for t in store.trajectories("stage = 'rl' AND rejected IS NULL"))
+        evaluated = [step for step, _ in store.metrics("eval")["success"]]
+    assert [step for step, _ in metrics["staleness_max"]] == [1, 2, 3, 4, 5, 6]
+    assert max(value for _, value in metrics["staleness_max"]) == 2, "sampling was ahead, as far as it may be"
+    assert metrics["rollouts"] == [(step, 4) for step in range(1, 7)]
+    assert list(groups.values()) == [2] * 12
+    assert evaluated == [-1, 0, 2, 4, 6]
+    assert summary["final_policy_version"] == 1 + 6
+
+
+def test_a_loss_that_bounds_nothing_is_refused_in_an_asynchronous_run(run_file: RunFile) -> None:
+    done = ale("run", run_file(TINY), "rl.async_ratio=1", "algorithm={use: pg, variant: rloo}")
+    assert done.returncode == 2
+    assert "rl.async_ratio: the variant 'rloo' neither clips nor truncates" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        (("rl.ahead=1",), "ahead (1) must not be above async_ratio (0)"),
+        (("rl.patience_s=5",), "patience_s does nothing with async_ratio 0"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(
+    run_file: RunFile, settings: tuple[str, ...], sentence: str
+) -> None:
+    done = ale("run", run_file(TINY), *settings)
+    assert done.returncode == 2
+    assert sentence in done.stderr
 
 
 def test_rollouts_of_a_task_with_an_expert_start_on_its_path_which_is_imitated(

@@ -116,7 +116,7 @@ async def test_killed_processes_are_made_anew_and_none_is_a_zero(table: Tables, 
         requests = [RolloutRequest(task, task.id, 1, five_steps) for task in tasks]
         done = await rollouts.run(requests, StageInfo("rl", 1, "train", 1.0))
         await killing
-        counts = rollouts.metrics("rl", 1)
+        counts = rollouts.metrics("rl")
     assert counts["resampled"] >= 1
     assert len(done) == 24
     assert [t.reward.value for t in done if t.reward] == [6.0] * 24

@@ -205,7 +205,7 @@ async def test_servers_killed_in_a_step_are_made_anew_and_none_is_a_zero(
         start = say_in_turn(["sleep 0.4", "sleep 0.4", "end"])
         done = await rollouts.run([RolloutRequest(task, task.id, 1, start) for task in tasks], RL)
         await killing
-        counts = rollouts.metrics("rl", 1)
+        counts = rollouts.metrics("rl")
     assert counts["resampled"] >= 1
     assert [rewards(t) for t in done] == [[1.0, 1.0, 1.0]] * 12
 

@@ -67,7 +67,7 @@ def test_under_staleness_each_line_is_tuned_as_in_the_comparison_whose_runs_are_
     plan = Plan(tmp_path)
     for arm in lagged.arms:
         run, same = plan.arm(lagged, arm, 3), plan.arm(compared, of[arm.line], 3)
-        settings = [text for text in run.overrides if not text.startswith("rl.simulated_lag")]
+        settings = [text for text in run.overrides if not text.startswith(("rl.async_ratio", "rl.ahead"))]
         assert sorted(settings) == sorted(same.overrides)
         assert (run.folder == same.folder) == (arm.setting == 0)
         assert (set(run.overrides) == set(same.overrides)) == (arm.setting == 0), "else the folder would be refused"

@@ -35,7 +35,6 @@ from ale.specs.tasks import MixedSource, TaskSource
 from ale.specs.trainer import TrainerBackend
 from ale.store.run_store import RunStore
 from ale.task import Task
-from ale.trajectory import Trajectory
 
 
 @dataclass
@@ -237,12 +236,7 @@ async def open_workbench(
         tool_format = await start("tool_format", config.session.tool_format, "session.tool_format")
         sessions = Sessions(byte_tokenizer(), engine, hooks, ReplyForm(tool_format, config.session.thoughts))
         episodes = Episodes(provider, scaffold, reward, sessions, hooks, config.rollout, config.needs, context.labels)
-
-        def finished(trajectory: Trajectory) -> None:
-            if trajectory.rejected is None:
-                progress.advance()
-
-        rollouts = Rollouts(episodes, store, finished)
+        rollouts = Rollouts(episodes, store, progress.advance)
         yield Workbench(
             config,
             run_id,

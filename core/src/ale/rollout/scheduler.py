@@ -1,8 +1,8 @@
 """Runs many episodes at once.
 
-`Rollouts.run` keeps `concurrency` episodes running until each request has a trajectory that can be trusted. A rejected
-one is stored with its reason and made again at once, from the same start, with the current policy, up to
-`max_resamples` times; a request that is rejected every time yields nothing and is counted.
+`Rollouts.run` makes episodes until each request has a trajectory that can be trusted; all calls together keep at most
+`concurrency` of them running. A rejected one is stored with its reason and made again at once, from the same start,
+with the current policy, up to `max_resamples` times; a request that is rejected every time yields nothing.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from ale.rollout.episode import Episodes, StageInfo
-from ale.rollout.filters import DIVERGED, Filter, Rejection
+from ale.rollout.filters import Filter, Rejection
 from ale.specs.algorithm import RolloutRequest
 from ale.store.run_store import RunStore
 from ale.trajectory import Trajectory
@@ -49,51 +49,46 @@ class Rollouts:
 
     episodes: Episodes
     store: RunStore
-    finished: Callable[[Trajectory], None] = lambda trajectory: None
+    advance: Callable[[], None] = lambda: None
+    """It is called for each rollout that can be trusted, for the progress display."""
     judge: Callable[[Trajectory], Rejection | None] | None = None
     """It returns why a rollout cannot be trusted, or None; the default is the run's `Filter`."""
     given_up: dict[str, Counter[str]] = field(default_factory=dict)
     """For each group, the requests of which every try was rejected, by the reason of the last rejection. The reader
     clears it."""
-    _counts: dict[tuple[str, int], RejectionCounts] = field(default_factory=dict)
+    _counts: dict[str, RejectionCounts] = field(default_factory=dict)
+    _places: asyncio.Semaphore | None = None
 
     def __post_init__(self) -> None:
+        self._places = self._places or asyncio.Semaphore(self.episodes.config.concurrency)
         if self.judge is None:
             declared = (option.driver.deterministic_tools for option in self.episodes.scaffold.options)
             tools = frozenset[str]().union(*declared)
             self.judge = Filter(self.episodes.config, self.episodes.hooks, tools).rejection
 
-    def metrics(self, stage: str, step: int) -> dict[str, float]:
-        """Return what was rejected in a step since the last call for it (`RejectionCounts.metrics`)."""
-        return self._counts.pop((stage, step), RejectionCounts()).metrics()
-
-    @property
-    def diverged(self) -> bool:
-        """Whether a request was given up because it never reached its start."""
-        return any(kinds[DIVERGED] for kinds in self.given_up.values())
+    def metrics(self, stage: str) -> dict[str, float]:
+        """Return what was rejected in a stage since the last call for it (`RejectionCounts.metrics`)."""
+        return self._counts.pop(stage, RejectionCounts()).metrics()
 
     async def run(self, requests: Sequence[RolloutRequest], stage: StageInfo) -> list[Trajectory]:
         """Run all requests."""
-        results: list[Trajectory | None] = [None] * len(requests)
-        queue = iter(range(len(requests)))
         self.episodes.expect(requests, stage)
-
-        async def worker() -> None:
-            for i in queue:
-                results[i] = await self._until_good(requests[i], stage)
-
         try:
             async with asyncio.TaskGroup() as group:
-                for _ in range(min(self.episodes.config.concurrency, len(requests))):
-                    group.create_task(worker())
+                tasks = [group.create_task(self._in_turn(request, stage)) for request in requests]
         except ExceptionGroup as several:
             # One mistake in the configuration fails every worker in the same way; the user needs its sentence alone.
             raise several.exceptions[0] from several
-        return [t for t in results if t is not None]
+        return [trajectory for task in tasks if (trajectory := task.result()) is not None]
+
+    async def _in_turn(self, request: RolloutRequest, stage: StageInfo) -> Trajectory | None:
+        assert self._places is not None, "set when made"
+        async with self._places:
+            return await self._until_good(request, stage)
 
     async def _until_good(self, request: RolloutRequest, stage: StageInfo) -> Trajectory | None:
         assert self.judge is not None, "set when made"
-        counts = self._counts.setdefault((stage.name, stage.step), RejectionCounts())
+        counts = self._counts.setdefault(stage.name, RejectionCounts())
         given_up = ""
         for attempt in range(self.episodes.config.max_resamples + 1):
             tried = replace(request, seed=request.seed + attempt * RESEED)
@@ -107,8 +102,8 @@ class Rollouts:
                 trajectory = replace(trajectory, rejected=rejection.reason, rejected_because=rejection.detail)
             self.store.add_trajectory(trajectory)
             self.episodes.hooks.call("ale_trajectory_finished", trajectory=trajectory)
-            self.finished(trajectory)
             if rejection is None:
+                self.advance()
                 return trajectory
         counts.unfilled += 1
         self.given_up.setdefault(request.group, Counter())[given_up] += 1

@@ -46,12 +46,13 @@ def _keep(trajectory: Trajectory) -> Trajectory:
 
 @dataclass(frozen=True, slots=True)
 class RolloutHistory:
-    """What the run knows when it plans a step."""
+    """What the run knows when it plans groups of rollouts."""
 
     step: int
+    """The step in which they will be trained on, if all goes in order."""
     seed: int
     trajectories: Sequence[Trajectory] = ()
-    """The trajectories of the previous step."""
+    """Those that finished since the last plan; in a synchronous run, the trajectories of the previous step."""
     rejected: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """For each group, how many of its rollouts were given up since the last plan, by the reason why the last try was
     rejected, such as `sandbox failure`. `replay failure` means that the rollout did not reach its start."""
@@ -63,6 +64,8 @@ class RolloutHistory:
     """`TaskSource.demonstrator` of the run's tasks."""
     retokenize: Callable[[Trajectory], Trajectory] = _keep
     """It converts a trajectory of another policy into this policy's tokens."""
+    place: int = 0
+    """How many tasks were planned for this step before, such as those that these replace."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +76,8 @@ class RunOutline:
     """Whether supervised stages provide demonstrations."""
     resample_even_groups: int = 0
     """The key of the same name in the section `rl`."""
+    async_ratio: int = 0
+    """The key of the same name in the section `rl`: how stale the rollouts may be."""
     agents_inside: bool = False
     """Whether every agent of the run is a process inside its sandbox."""
 
@@ -134,7 +139,7 @@ class Algorithm(ABC):
     def plan(self, tasks: Sequence[Task], history: RolloutHistory) -> list[RolloutRequest]:
         """Return the rollouts to make for these tasks; by default `group_size` from the beginning of each task."""
         requests = []
-        for i, task in enumerate(tasks):
+        for i, task in enumerate(tasks, history.place):
             group = f"{history.step}.{i}.{task.id}"
             for j in range(self.group_size):
                 seed = ((history.seed * 1_000_003 + history.step) * 1_009 + i) * 1_009 + j

@@ -135,6 +135,11 @@ class RunStore:
         )
         self._db.execute(f"INSERT INTO trajectories VALUES ({','.join('?' * len(row))})", row)
 
+    def reject_trajectory(self, id: str, reason: str) -> None:
+        """Mark a stored rollout as rejected."""
+        sql = "UPDATE trajectories SET rejected = ?, data = json_set(data, '$.rejected', ?) WHERE id = ?"
+        self._db.execute(sql, (reason, reason, id))
+
     def add_metrics(self, stage: str, step: int, metrics: Mapping[str, float]) -> None:
         """Store the metrics of one step of a stage."""
         now = time.time()

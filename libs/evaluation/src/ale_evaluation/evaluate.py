@@ -74,7 +74,7 @@ async def _evaluate_set(bench: Workbench, name: str, chosen: EvaluationSet, labe
             f"No held-out episode could be run: {bench.store.reasons(stage, step)}. The trajectories of the run "
             "say more."
         )
-    figures = measure(done, runs) | bench.rollouts.metrics(stage, step)
+    figures = measure(done, runs) | bench.rollouts.metrics(stage)
     bench.finish_step(stage, step, figures)
     return figures
 

@@ -22,6 +22,7 @@ def check_algorithm(run: RunConfig, config: RLConfig, *, demonstrations: bool) -
     outline = RunOutline(
         demonstrations=demonstrations,
         resample_even_groups=config.resample_even_groups,
+        async_ratio=config.async_ratio,
         agents_inside=all(getattr(cls, "over_http", False) for cls in scaffolds),
     )
     objections = list(algorithm.cls.objections(algorithm.config, outline))

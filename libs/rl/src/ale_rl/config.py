@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from ale.specs.choice import Section
 
@@ -43,12 +44,28 @@ class RLConfig(Section):
             "constant."
         ),
     )
-    simulated_lag: int = Field(
+    async_ratio: int = Field(
         0,
         ge=0,
         description=(
-            "Train on rollouts that were sampled this many steps earlier, as an asynchronous run would; 0: on "
-            "those of the same step."
+            "Bound on staleness: a policy is trained on rollouts that began at most this many versions before it. "
+            "Rollouts and training overlap; 0: they take turns, and every rollout is of the newest policy."
+        ),
+    )
+    ahead: int | None = Field(
+        None,
+        ge=0,
+        description=(
+            "How many batches sampling may be ahead of training, at most async_ratio. What async_ratio is above it is "
+            "the time that a slow rollout has. null: 1, or 0 with async_ratio 0."
+        ),
+    )
+    patience_s: float = Field(
+        600.0,
+        gt=0,
+        description=(
+            "Asynchronous runs: how long the trainer waits for single slow groups without which staleness would exceed "
+            "async_ratio. Then they are dropped as late, and their tasks are tried once more."
         ),
     )
     min_entropy: float = Field(
@@ -60,3 +77,14 @@ class RLConfig(Section):
     checkpoint_every: int = Field(
         0, ge=0, description="Number of steps between checkpoints of the trainer's state; 0: only one at the end."
     )
+
+    @model_validator(mode="after")
+    def _sampling_is_not_further_ahead_than_staleness_allows(self) -> Self:
+        if self.ahead is not None and self.ahead > self.async_ratio:
+            raise ValueError(
+                f"ahead ({self.ahead}) must not be above async_ratio ({self.async_ratio}): what is sampled further "
+                "ahead could not be trained on; lower ahead or raise async_ratio"
+            )
+        if not self.async_ratio and "patience_s" in self.model_fields_set:
+            raise ValueError("patience_s does nothing with async_ratio 0, which waits for every rollout; leave it out")
+        return self

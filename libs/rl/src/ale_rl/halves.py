@@ -15,20 +15,28 @@ from ale.rollout.episode import RL_STAGE
 from ale.store.run_store import RunStore
 from ale.trajectory import Trajectory
 from ale_rl.config import RLConfig
-from ale_rl.loop import load_reference, pack_step, require_rollouts, roll_out, rollout_metrics, train_step
+from ale_rl.loop import make_buffer, next_batch, run_together
+from ale_rl.produce import Producer
 from ale_rl.resources import resource_metrics
+from ale_rl.rollout_metrics import rollout_metrics
 from ale_rl.saved_policies import before_rl, most_trained
 from ale_rl.task_selection import repeat_tasks
+from ale_rl.train_step import load_reference, pack_step, train_step
+from ale_training import publish
 
 OF_THE_LOOP = (
     "instances",
     "resample_even_groups",
-    "simulated_lag",
+    "async_ratio",
+    "ahead",
+    "patience_s",
     "min_entropy",
     "prompts_per_step",
     "checkpoint_every",
 )
 """Training on a dump does not read these keys of `rl`."""
+WITH_TRAINING = ("resample_even_groups", "async_ratio", "ahead")
+"""These keys of `rl` act only where rollouts and training take place together."""
 
 
 async def roll_out_only(bench: Workbench, config: RLConfig, source: Path | None) -> None:
@@ -40,19 +48,24 @@ async def roll_out_only(bench: Workbench, config: RLConfig, source: Path | None)
         shutil.copytree(folder, bench.folder / "model" / "initial", dirs_exist_ok=True)
     else:
         await bench.engine.load_model(None, bench.sessions.tokenizer)
-    if config.resample_even_groups:
-        bench.progress.note("rl.resample_even_groups: without effect here; every rollout is kept.")
-    tasks = repeat_tasks(bench, config.instances)
-    previous: list[Trajectory] = []
-    for step in range(1, config.steps + 1):
-        with bench.stopwatch("rollout"):
-            chosen = [next(tasks) for _ in range(config.prompts_per_step)]
-            previous = require_rollouts(bench, await roll_out(bench, config, chosen, step, previous), step)
-        metrics = rollout_metrics(previous, bench.engine.version) if previous else {}
-        metrics |= bench.rollouts.metrics(RL_STAGE, step) | resource_metrics(bench)
-        bench.finish_step(RL_STAGE, step, metrics)
-        if previous:
-            bench.progress.numbers(success=metrics["success"])
+    if idle := [f"rl.{name}" for name in WITH_TRAINING if name in config.model_fields_set]:
+        bench.progress.note(f"{', '.join(idle)}: without effect here; every rollout is kept, and none is stale.")
+    config = config.model_copy(update=dict.fromkeys(WITH_TRAINING, 0))
+    buffer = make_buffer(config)
+    producer = Producer(bench, config, buffer, repeat_tasks(bench, config.instances))
+
+    async def store_steps() -> None:
+        for step in range(1, config.steps + 1):
+            bench.progress.stage(f"RL step {step}/{config.steps}", config.prompts_per_step * bench.algorithm.group_size)
+            with bench.stopwatch("rollout"):
+                rollouts = producer.require_rollouts(await next_batch(buffer, producer, bench.engine.version), step)
+            metrics = rollout_metrics(rollouts, bench.engine.version) if rollouts else {}
+            bench.finish_step(RL_STAGE, step, metrics | bench.rollouts.metrics(RL_STAGE) | resource_metrics(bench))
+            if rollouts:
+                bench.progress.numbers(success=metrics["success"])
+            producer.trained()
+
+    await run_together(producer.run(), store_steps())
 
 
 def choose_steps(
@@ -94,6 +107,7 @@ async def train_only(bench: Workbench, config: RLConfig, source: Path) -> None:
     for done, (step, trajectories) in enumerate(sorted(steps.items())):
         with bench.stopwatch("training"):
             metrics = await train_step(bench, config, packed[done], step)
+            await publish(bench)
         metrics |= rollout_metrics(trajectories, versions[0] + done)
         bench.finish_step(RL_STAGE, step, metrics)
         bench.progress.advance()

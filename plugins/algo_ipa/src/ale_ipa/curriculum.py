@@ -60,8 +60,8 @@ class Curriculum:
         self._pointers: dict[str, Pointer] = {}
         self._lost: dict[str, Counter[int]] = defaultdict(Counter)
         """For each expert, the number of lost replays by the start that they did not reach."""
-        self._counted = -1
-        """The step whose lost replays were counted last."""
+        self._counted = (-1, 0)
+        """Step and place of the plan whose lost replays were counted last."""
         self._reached: dict[str, int] = {}
         """For each expert, the farthest start that a replay has reached."""
         self._farthest: dict[str, int] = {}
@@ -104,7 +104,7 @@ class Curriculum:
             "experts": self.experts.state(table),
             "pointers": {task_id: asdict(pointer) for task_id, pointer in self._pointers.items()},
             "lost": {expert_id: list(lost.items()) for expert_id, lost in self._lost.items()},
-            "counted": self._counted,
+            "counted": list(self._counted),
             "reached": dict(self._reached),
             "farthest": dict(self._farthest),
             "mastered": {expert_id: list(starts.items()) for expert_id, starts in self._mastered.items()},
@@ -125,7 +125,8 @@ class Curriculum:
             for task_id, pointer in state["pointers"].items()
         }
         self._lost = defaultdict(Counter, {expert_id: Counter(dict(lost)) for expert_id, lost in state["lost"].items()})
-        self._counted = state["counted"]
+        step, place = state["counted"]
+        self._counted = (step, place)
         self._reached = dict(state["reached"])
         self._farthest = dict(state["farthest"])
         self._mastered = defaultdict(dict, {expert_id: dict(starts) for expert_id, starts in state["mastered"].items()})
@@ -206,9 +207,9 @@ class Curriculum:
 
     def _count_lost(self, fresh: Sequence[Trajectory], history: RolloutHistory) -> None:
         came = {t.group for t in fresh}
-        given_up = {} if history.step == self._counted else history.rejected
+        given_up = {} if (history.step, history.place) == self._counted else history.rejected
         news = {group: kinds[REPLAY_LOST] for group, kinds in given_up.items() if kinds.get(REPLAY_LOST)}
-        self._counted = history.step
+        self._counted = (history.step, history.place)
         for name in self.placed.keys() & (news.keys() - came):
             asked = self.placed[name]
             if asked.expert.id not in self.experts.dropped:

@@ -12,14 +12,14 @@ The settings can be checked without torch, which is imported only when the loss 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
 from pydantic import Field, model_validator
 
-from ale.specs.algorithm import Algorithm
+from ale.specs.algorithm import Algorithm, RunOutline
 from ale.specs.driver import Driver, DriverContext, PluginConfig
 from ale.specs.trainer import TrainBatch
 from ale.trajectory import Chunk, Trajectory
@@ -224,6 +224,16 @@ class PolicyGradient(Driver, Algorithm):
         self.group_size = config.group_size
         self.old_logprobs = self.settings.old_logprobs
         self.reference = config.kl_coef > 0 or config.reward_kl_coef > 0
+
+    @classmethod
+    def objections(cls, config: Any, run: RunOutline) -> Iterable[str]:
+        """See `Algorithm.objections`: a loss without a ratio cannot make up for rollouts of older policies."""
+        if run.async_ratio and config.settings().old_logprobs == "none":
+            yield (
+                f"rl.async_ratio: the variant '{config.variant}' neither clips nor truncates, so that it must not be "
+                "trained on rollouts of older policies; set algorithm.correction or rl.async_ratio=0, or choose "
+                "another variant."
+            )
 
     def batch(self, trajectories: Sequence[Trajectory]) -> TrainBatch | None:
         """See `Algorithm.batch`. Trajectories without a trusted reward are left out.

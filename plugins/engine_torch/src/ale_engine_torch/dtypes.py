@@ -1,9 +1,13 @@
-"""The data types in which the engine computes. Settings are read without torch, which is imported only to choose a
-type."""
+"""The numbers in which the engine computes, and how they are made to differ from the trainer's. Settings are read
+without torch, which is imported only to choose a type."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import Field
+
+from ale.specs.driver import PluginConfig
 
 if TYPE_CHECKING:
     import torch
@@ -11,6 +15,32 @@ if TYPE_CHECKING:
 
 DtypeName = Literal["auto", "float32", "bfloat16"]
 Quantization = Literal["int8"]
+
+
+class Precision(PluginConfig):
+    """The settings of the engine's arithmetic."""
+
+    dtype: DtypeName = Field(
+        "auto",
+        description=(
+            "Type of weights and cache. auto: float32 on the CPU; on a GPU, the type in which the folder was saved."
+        ),
+    )
+    quantization: Quantization | None = Field(
+        None,
+        description=(
+            "int8: the weights of the layers' projections are rounded to int8, one scale per output channel. It "
+            "saves no memory here: it makes the engine differ from the trainer as a quantized one does."
+        ),
+    )
+    logit_noise: float = Field(
+        0.0,
+        ge=0,
+        description=(
+            "Standard deviation of the noise added to every logit before sampling. It makes the engine differ from "
+            "the trainer, to try what a loss does about that; 0: none."
+        ),
+    )
 
 
 def choose_dtype(config: dict[str, Any], device: torch.device, name: DtypeName) -> torch.dtype:

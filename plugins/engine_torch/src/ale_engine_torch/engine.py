@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field
 
 from ale.errors import ConfigError, EngineError
-from ale.specs.driver import Driver, DriverContext, PluginConfig
+from ale.specs.driver import Driver, DriverContext
 from ale.specs.engine import (
     FolderTicket,
     GenerateRequest,
@@ -34,7 +34,7 @@ from ale.specs.engine import (
     PolicyVersion,
     Tokenizer,
 )
-from ale_engine_torch.dtypes import DtypeName, Quantization
+from ale_engine_torch.dtypes import Precision
 
 if TYPE_CHECKING:
     from ale_engine_torch.scheduler import Scheduler
@@ -50,7 +50,7 @@ class TorchEngine(Driver, InferenceEngine):
     capabilities = frozenset({"real_tokens"})
     transports = ("memory", "folder")
 
-    class Config(PluginConfig):
+    class Config(Precision):
         """Settings of the engine `torch`."""
 
         max_batch: int = Field(
@@ -62,27 +62,6 @@ class TorchEngine(Driver, InferenceEngine):
             2048, gt=1, description="Tokens per slot; the model's own limit applies if it is lower."
         )
         device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto takes a GPU if there is one.")
-        dtype: DtypeName = Field(
-            "auto",
-            description=(
-                "Type of weights and cache. auto: float32 on the CPU; on a GPU, the type in which the folder was saved."
-            ),
-        )
-        quantization: Quantization | None = Field(
-            None,
-            description=(
-                "int8: the weights of the layers' projections are rounded to int8, one scale per output channel. It "
-                "saves no memory here: it makes the engine differ from the trainer as a quantized one does."
-            ),
-        )
-        logit_noise: float = Field(
-            0.0,
-            ge=0,
-            description=(
-                "Standard deviation of the noise added to every logit before sampling. It makes the engine differ from "
-                "the trainer, to try what a loss does about that; 0: none."
-            ),
-        )
         threads: int = Field(0, ge=0, description="CPU threads that the engine computes with; 0: torch's own choice.")
 
     config: Config

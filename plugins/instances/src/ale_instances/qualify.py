@@ -110,7 +110,7 @@ async def check_tasks(bench: Workbench, tasks: Sequence[Task], split: str, repea
     for name, agent, chosen in agents:
         alone: Selection[Scaffold] = Selection("scaffold", [Option(name, agent)])
         episodes = replace(bench.rollouts.episodes, scaffold=alone)
-        rollouts = Rollouts(episodes, bench.store, bench.rollouts.finished, without_score)
+        rollouts = Rollouts(episodes, bench.store, bench.rollouts.advance, without_score)
         requests = [request for t in chosen for request in _scored_requests(bench, name, t, repeats)]
         requests.sort(key=lambda request: request.seed)
         await _run_missing(bench, rollouts, requests, StageInfo(name, 0, split, 0.0))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,12 +14,12 @@ from ale.errors import TrainerError
 from ale.registry.hooks import Hooks
 from ale.specs.algorithm import Algorithm, Loss
 from ale.specs.driver import Driver, DriverContext, PluginConfig
-from ale.specs.engine import FolderTicket, PolicyVersion
 from ale.specs.trainer import LossInput, LossOutput, TrainBatch
 from ale.trajectory import Score, Trajectory
 from ale_packing import Credit, pack
+from ale_rl.collapse_guard import CollapseGuard
 from ale_rl.config import RLConfig
-from ale_rl.loop import CollapseGuard, PackedStep, learning_rate, pack_step, train_step
+from ale_rl.train_step import PackedStep, learning_rate, pack_step, train_step
 from ale_testing.sample_trajectory import build_trajectory
 
 
@@ -81,7 +80,6 @@ async def test_a_steps_advantages_are_worked_out_before_it_is_cut_into_updates(u
         engine=SimpleNamespace(version=3),
     )
     packed = await pack_step(bench, RLConfig(updates_per_step=updates), done, 1, 3)  # type: ignore[arg-type]
-    assert packed.version == 3
     # Of each rollout's four tokens, version 4 sampled the last; the trainer's log-probabilities are 0.
     assert packed.metrics["mismatch_tokens"] == 6 * 3
     assert packed.metrics["mismatch_mean"] == pytest.approx((0.5 + 0.1 + 0.2) / 3)
@@ -167,28 +165,18 @@ async def test_an_update_without_a_return_is_not_made() -> None:
 
 async def test_a_metric_is_the_mean_over_the_updates_that_have_it() -> None:
     told = [{"loss": 1.0, "il_loss": 0.4}, {"loss": 2.0}, {"loss": 3.0}]
-    published: list[int] = []
 
     async def update(batch: SimpleNamespace, loss: object, *, lr: object) -> int:
         return int(batch.number)
 
-    async def publish(transport: str, folder: Path) -> PolicyVersion:
-        return PolicyVersion(1, FolderTicket(folder))
-
-    async def load_weights(policy: PolicyVersion) -> None:
-        published.append(policy.version)
-
     bench = SimpleNamespace(
         hooks=Hooks(),
-        folder=Path("none"),
-        backend=SimpleNamespace(update=update, publish=publish, transports=("memory",)),
-        engine=SimpleNamespace(load_weights=load_weights, transports=("memory",)),
+        backend=SimpleNamespace(update=update),
         algorithm=SimpleNamespace(loss=SimpleNamespace(metrics=lambda totals: told[totals])),
     )
     batches = [SimpleNamespace(number=i, metrics={"dropped_groups": 2.0} if i == 1 else {}) for i in range(3)]
-    metrics = await train_step(bench, RLConfig(), PackedStep(batches, 0, {"mismatch_max": 0.5}), 1)  # type: ignore[arg-type]
+    metrics = await train_step(bench, RLConfig(), PackedStep(batches, {"mismatch_max": 0.5}), 1)  # type: ignore[arg-type]
     assert metrics == {"dropped_groups": 2.0, "loss": 2.0, "il_loss": 0.4, "mismatch_max": 0.5, "updates": 3.0}
-    assert published == [1]
 
 
 def test_a_collapsing_run_is_stopped_with_a_sentence() -> None:
@@ -243,9 +231,7 @@ def test_healthy_entropy_ends_a_row_of_bad_steps_also_where_no_rollout_starts_at
         guard.check({"success": 0.9, "entropy": 0.5, "start_chunk": 3.0})
 
 
-async def test_each_epoch_trains_on_all_batches_of_the_step_and_observers_see_each_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_each_epoch_trains_on_all_batches_of_the_step_and_observers_see_each_once() -> None:
     updated: list[str] = []
     seen: list[str] = []
 
@@ -253,17 +239,13 @@ async def test_each_epoch_trains_on_all_batches_of_the_step_and_observers_see_ea
         updated.append(batch)
         return {"loss": float(len(updated))}
 
-    async def nothing(bench: object) -> None:
-        pass
-
-    monkeypatch.setattr("ale_rl.loop.publish", nothing)
     batches = [SimpleNamespace(metrics={}, name=name) for name in "ab"]
     bench = SimpleNamespace(
         algorithm=SimpleNamespace(loss=SimpleNamespace(metrics=dict)),
         backend=SimpleNamespace(update=lambda batch, loss, lr: update(batch.name, loss, lr=lr)),
         hooks=SimpleNamespace(call=lambda name, step, batch: seen.append(batch.name)),
     )
-    metrics = await train_step(bench, RLConfig(epochs=3), PackedStep(batches, 0, {}), 1)  # type: ignore[arg-type]
+    metrics = await train_step(bench, RLConfig(epochs=3), PackedStep(batches, {}), 1)  # type: ignore[arg-type]
     assert updated == ["a", "b"] * 3
     assert seen == ["a", "b"]
     assert metrics == {"loss": 3.5, "updates": 6.0}
