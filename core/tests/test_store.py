@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import os
 import signal
@@ -35,6 +36,43 @@ def test_a_trajectory_comes_back_equal(tmp_path: Path, trajectory: Make) -> None
         assert store.count("passed = 1") == 1
         assert store.failures() == {"sandbox": 1}
         assert store.sampled_tokens() == 12
+
+
+def test_numbers_come_back_exactly_and_texts_whatever_is_in_them(tmp_path: Path, trajectory: Make) -> None:
+    made = trajectory("a")
+    chunk = replace(made.chunks[0], logprobs=(-math.inf, -0.1), versions=(3, 1 << 30))
+    odd = replace(made, chunks=(chunk, *made.chunks[1:]), rejected_because="half a \ud83d", seconds=math.inf)
+    with RunStore.create(tmp_path) as store:
+        store.add_trajectory(odd)
+        assert list(store.trajectories()) == [odd]
+
+
+def test_what_a_step_has_trained_on_is_stored_with_its_metrics_or_not_at_all(tmp_path: Path) -> None:
+    with RunStore.create(tmp_path) as store:
+        store.add_metrics("rl", 1, {"loss": 1.0}, [("a", 0, 7), ("b", 1, 7)])
+        with pytest.raises(sqlite3.IntegrityError):
+            store.add_metrics("rl", 2, {"loss": 2.0}, [("c", 2, 8), ("a", 0, 8)])  # nothing is trained on twice
+        assert store.rows("SELECT * FROM trained ORDER BY ordinal") == [("a", 0, 7), ("b", 1, 7)]
+        assert store.metrics("rl") == {"loss": [(1, 1.0)]}
+
+
+def test_a_stored_rollout_may_be_rejected_later(tmp_path: Path, trajectory: Make) -> None:
+    with RunStore.create(tmp_path) as store:
+        store.add_trajectory(trajectory("a"))
+        store.reject_trajectory("a", "late")
+        assert list(store.trajectories()) == [replace(trajectory("a"), rejected="late")]
+        assert store.count("rejected = 'late'") == 1
+
+
+async def test_a_rollout_whose_task_is_cancelled_is_stored_all_the_same(tmp_path: Path, trajectory: Make) -> None:
+    with RunStore.create(tmp_path) as store:
+        saving = asyncio.create_task(store.save_trajectory(trajectory("a")))
+        await asyncio.sleep(0)
+        saving.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await saving
+    with RunStore.open(tmp_path) as store:
+        assert store.count() == 1
 
 
 def test_whoever_sees_the_database_can_read_it(tmp_path: Path) -> None:

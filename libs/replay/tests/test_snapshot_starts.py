@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
 from ale.rollout.scheduler import Rollouts
 from ale.specs.events import hookimpl
-from ale.trajectory import Trajectory
+from ale.store.run_store import RunStore
 from ale_testing.fake_sandboxes import MemorySandbox
 
 from .conftest import LIST, RL, WORK, Bench, essence
@@ -58,13 +59,14 @@ async def test_where_nothing_can_be_forked_the_expert_is_replayed(bench: Bench, 
 
 
 @pytest.mark.parametrize("concurrency", [1, 8])
-async def test_all_rollouts_of_a_step_need_each_state_once_and_one_walk(bench: Bench, concurrency: int) -> None:
+async def test_all_rollouts_of_a_step_need_each_state_once_and_one_walk(
+    bench: Bench, concurrency: int, tmp_path: Path
+) -> None:
     expert = await bench.expert()
     requests = [bench.request(expert, start, seed=i) for i, start in enumerate([2, 4, 4, 2, 3, 3, 4, 2])]
     bench.engine.texts = ["mine"] * len(requests)
-    kept: list[Trajectory] = []
-    store = type("Store", (), {"add_trajectory": staticmethod(kept.append)})()
-    done = await Rollouts(bench.episodes(concurrency=concurrency), store).run(requests, RL)
+    with RunStore.create(tmp_path) as store:
+        done = await Rollouts(bench.episodes(concurrency=concurrency), store).run(requests, RL)
     assert [t.failure for t in done] == [None] * 8
     assert bench.provider.made == 3
     assert bench.commands() == WORK[:4], "the expert's commands are run once"

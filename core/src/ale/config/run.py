@@ -128,9 +128,7 @@ class RolloutConfig(Section):
     max_tokens: int = Field(128, gt=0, description="Most tokens in one response.")
     max_context: int = Field(1024, gt=0, description="Most tokens in one context window, prompt and response together.")
     max_sampled_tokens: int | None = Field(
-        None,
-        gt=0,
-        description="Most tokens that the model may sample in all responses of an episode; null: any.",
+        None, gt=0, description="Most tokens that the model may sample in all responses of an episode; null: any."
     )
     timeout_s: float = Field(120.0, gt=0, description="Seconds after which an episode is stopped.")
     side_calls: Literal["no_tools", "none"] = Field(
@@ -141,8 +139,7 @@ class RolloutConfig(Section):
         ),
     )
     ignore_in_answers: Patterns = Field(
-        (),
-        description="Regular expressions of what is ignored (times, ids) in comparing deterministic tools' answers.",
+        (), description="Regular expressions of what is ignored (times, ids) in comparing deterministic tools' answers."
     )
     max_resamples: int = Field(
         2, ge=0, description="How often a rejected episode (such as after a fault of the sandbox) is sampled again."

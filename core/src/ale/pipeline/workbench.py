@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from numbers import Real
@@ -110,8 +110,11 @@ class Workbench:
             for metric, value in pool.metrics().items()
         }
 
-    def finish_step(self, stage: str, step: int, metrics: Mapping[str, float]) -> None:
-        """Store the metrics of a step, with those that observers add, and report them to the observers."""
+    def finish_step(
+        self, stage: str, step: int, metrics: Mapping[str, float], trained: Iterable[tuple[str, int, int]] = ()
+    ) -> None:
+        """Store the metrics of a step, with those that observers add, and what it has trained on (see
+        `RunStore.add_metrics`), and report the metrics to the observers."""
         metrics = dict(metrics)
         if self.hooks.has_implementation("ale_add_metrics"):
             of_the_step = ("stage = ? AND step = ? AND rejected IS NULL", (stage, step))
@@ -123,7 +126,7 @@ class Workbench:
                 trajectories=tuple(self.store.trajectories(*of_the_step)),
                 metrics=MappingProxyType(metrics),
             )
-        self.store.add_metrics(stage, step, metrics)
+        self.store.add_metrics(stage, step, metrics, trained)
         self.hooks.call("ale_step_finished", stage=stage, step=step, metrics=metrics)
 
     async def evaluate(self, label: str, step: int) -> None:

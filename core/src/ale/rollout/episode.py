@@ -21,7 +21,6 @@ from ale.config.run import OBSERVED, RolloutConfig, SandboxNeeds
 from ale.errors import AgentError, AleError, BudgetExceeded, ConfigError, PluginError
 from ale.registry.hooks import Hooks
 from ale.registry.validation import describe_error
-from ale.rollout.graded import Graded
 from ale.rollout.no_sandbox import NoSandbox, NoSandboxes
 from ale.rollout.sandbox_spec import make_spec
 from ale.rollout.selection import Selection
@@ -108,11 +107,7 @@ class Episodes:
             session.close()
 
     def _open_session(
-        self,
-        episode_id: str,
-        request: RolloutRequest,
-        stage: StageInfo,
-        responder: Responder,
+        self, episode_id: str, request: RolloutRequest, stage: StageInfo, responder: Responder
     ) -> RecordedSession:
         sampling = Sampling(stage.temperature, stage.top_p, stage.top_k, self.config.max_tokens, seed=request.seed)
         return self.sessions.open(
@@ -151,10 +146,10 @@ class Episodes:
             opening.check()
             mark = _lap(timings, "act", mark)
             trajectory = replace(self._add_record(trajectory, session), ended_by=ended_by)
-            judged = self._watch_sandbox(sandbox, session.id, task, "reward")
-            graded = Graded(judged, partial(self._open_for_grading, request, session.id))
+            judged: Any = self._watch_sandbox(sandbox, session.id, task, "reward")
+            judged.open_another = partial(self._open_for_grading, request, session.id)  # it is a `GradedSandbox` now
             score = validate_score(
-                await guard_plugin_call("reward", reward.score, task, graded, trajectory), trajectory
+                await guard_plugin_call("reward", reward.score, task, judged, trajectory), trajectory
             )
             mark = _lap(timings, "score", mark)
         _lap(timings, "stop", mark)

@@ -100,7 +100,7 @@ class Rollouts:
                 counts.rejected[rejection.kind] += 1
                 given_up = rejection.kind
                 trajectory = replace(trajectory, rejected=rejection.reason, rejected_because=rejection.detail)
-            self.store.add_trajectory(trajectory)
+            await self.store.save_trajectory(trajectory)
             self.episodes.hooks.call("ale_trajectory_finished", trajectory=trajectory)
             if rejection is None:
                 self.advance()

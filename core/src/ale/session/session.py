@@ -14,15 +14,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ale.errors import (
-    AgentError,
-    AleError,
-    BudgetExceeded,
-    ContextExceeded,
-    EngineError,
-    PluginError,
-    StartDiverged,
-)
+from ale.errors import AgentError, AleError, BudgetExceeded, ContextExceeded, EngineError, PluginError, StartDiverged
 from ale.messages import ChatReply, ChunkErrorKind, FinishWord, ModelCall
 from ale.registry.hooks import Hooks
 from ale.registry.validation import describe_error

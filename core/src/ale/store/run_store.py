@@ -1,35 +1,37 @@
 """The run folder: one SQLite file (WAL) with every trajectory, metric and event, and checkpoints beside it.
 
-    run.db          trajectories, metrics, events, meta
+    run.db          trajectories (see `encoding`), which of them were trained on, metrics, events, meta
     config.yaml     the resolved configuration
     summary.json    written at the end, however the run ended
     model/          the policies: `initial`, `cpt`, `sft`, `final` (Hugging Face folders)
 
 Each trajectory is committed as it finishes, so that `kill -9` loses no finished rollout; readers (`ale report`) may
-open the file while a run writes it. Writers hold the folder's lock, which the kernel releases when a process ends.
+open the file while a run writes it. One thread of the store writes, in the order of the calls. Writers hold the
+folder's lock, which the kernel releases when a process ends.
 """
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import json
 import math
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
-from dataclasses import fields
 from pathlib import Path
 from typing import Any, Self
 
 from ale.config.references import redact_json
 from ale.errors import ConfigError
-from ale.messages import Message, ToolCall, ToolSpec
-from ale.trajectory import Chunk, ChunkError, Failure, Observation, Score, Sequence, Trajectory
+from ale.store.encoding import decode, encode
+from ale.trajectory import Trajectory
 
 DB_NAME, SUMMARY_NAME, CONFIG_NAME = "run.db", "summary.json", "config.yaml"
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 OWN_WORDS = frozenset(
     {"id", "task_id", "group", "stage", "split", "role", "kind", "finish_reason", "ended_by", "status"}
 )
@@ -40,11 +42,12 @@ CREATE TABLE trajectories (
   id TEXT PRIMARY KEY, stage TEXT NOT NULL, step INTEGER NOT NULL, split TEXT NOT NULL, task_id TEXT NOT NULL,
   grp TEXT NOT NULL, policy_version INTEGER NOT NULL, reward REAL, passed INTEGER NOT NULL, rejected TEXT,
   failure TEXT, chunks INTEGER NOT NULL, sampled_tokens INTEGER NOT NULL, seconds REAL NOT NULL,
-  finished_at REAL NOT NULL, data TEXT NOT NULL);
+  finished_at REAL NOT NULL, data TEXT NOT NULL, arrays BLOB NOT NULL);
 CREATE INDEX trajectories_by_stage ON trajectories (stage, step);
 CREATE TABLE metrics (
   stage TEXT NOT NULL, step INTEGER NOT NULL, name TEXT NOT NULL, value REAL, time REAL NOT NULL,
   PRIMARY KEY (stage, step, name));
+CREATE TABLE trained (trajectory TEXT PRIMARY KEY, ordinal INTEGER NOT NULL, version INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE events (time REAL NOT NULL, kind TEXT NOT NULL, data TEXT NOT NULL);
 """
 
@@ -63,6 +66,7 @@ class RunStore:
         self._db = connection
         self._redact = redact
         self._lock = lock
+        self._writer = ThreadPoolExecutor(1, "ale-store")
 
     @classmethod
     def create(cls, folder: Path, redact: Callable[[str], str] = lambda text: text) -> Self:
@@ -100,6 +104,7 @@ class RunStore:
 
     def close(self) -> None:
         """Close the database, and merge it into one file if nobody else has it open. It is idempotent."""
+        self._writer.shutdown()
         with suppress(sqlite3.Error):  # another process reads it, or it is closed or read-only
             self._db.execute("PRAGMA journal_mode=DELETE")
         self._db.close()
@@ -115,57 +120,59 @@ class RunStore:
 
     def add_trajectory(self, t: Trajectory) -> None:
         """Store a finished rollout: once this returns, the rollout survives the end of this process, even a kill."""
-        row = (
-            t.id,
-            t.stage,
-            t.step,
-            t.split,
-            t.task_id,
-            t.group,
-            t.policy_version,
-            None if t.reward is None else t.reward.value,
-            int(t.passed),
-            t.rejected and _encodable(self._redact(t.rejected)),
-            None if t.failure is None else t.failure.kind,
-            len(t.chunks),
-            t.sampled_tokens,
-            t.seconds,
-            time.time(),
-            self._redact_text(_to_json(t)),
-        )
-        self._db.execute(f"INSERT INTO trajectories VALUES ({','.join('?' * len(row))})", row)
+        self._writer.submit(self._insert_trajectory, t).result()
+
+    async def save_trajectory(self, t: Trajectory) -> None:
+        """Do the same without holding up the event loop; a rollout is stored even if its task is cancelled."""
+        await asyncio.shield(asyncio.wrap_future(self._writer.submit(self._insert_trajectory, t)))
 
     def reject_trajectory(self, id: str, reason: str) -> None:
         """Mark a stored rollout as rejected."""
-        sql = "UPDATE trajectories SET rejected = ?, data = json_set(data, '$.rejected', ?) WHERE id = ?"
-        self._db.execute(sql, (reason, reason, id))
+        sql = "UPDATE trajectories SET rejected = ?, data = json_set(data, '$[0].rejected', ?) WHERE id = ?"
+        self._writer.submit(self._db.execute, sql, (reason, reason, id)).result()
 
-    def add_metrics(self, stage: str, step: int, metrics: Mapping[str, float]) -> None:
-        """Store the metrics of one step of a stage."""
+    def add_metrics(
+        self, stage: str, step: int, metrics: Mapping[str, float], trained: Iterable[tuple[str, int, int]] = ()
+    ) -> None:
+        """Store the metrics of one step of a stage and, in the same transaction, what it has trained on: the id of each
+        trajectory, the ordinal of its task, and the policy version that the step has made."""
         now = time.time()
         rows = [(stage, step, name, float(value), now) for name, value in metrics.items()]
-        self._db.execute("BEGIN")
-        try:
-            # SQLite stores a nan as NULL.
-            self._db.executemany("INSERT OR REPLACE INTO metrics VALUES (?, ?, ?, ?, ?)", rows)
-        except BaseException:
-            self._db.execute("ROLLBACK")
-            raise
-        self._db.execute("COMMIT")
+        self._writer.submit(self._insert_metrics, rows, list(trained)).result()
 
     def add_event(self, kind: str, **data: Any) -> None:
         """Store an event."""
         row = (time.time(), kind, self._redact_text(json.dumps(data, default=str)))
-        self._db.execute("INSERT INTO events VALUES (?, ?, ?)", row)
+        self._writer.submit(self._db.execute, "INSERT INTO events VALUES (?, ?, ?)", row).result()
+
+    def _insert_trajectory(self, t: Trajectory) -> None:
+        text, arrays = encode(t)
+        reward = None if t.reward is None else t.reward.value
+        failure = None if t.failure is None else t.failure.kind
+        rejected = t.rejected and _encodable(self._redact(t.rejected))
+        row = [t.id, t.stage, t.step, t.split, t.task_id, t.group, t.policy_version, reward, int(t.passed), rejected]
+        row += [failure, len(t.chunks), t.sampled_tokens, t.seconds, time.time(), self._redact_text(text), arrays]
+        self._db.execute(f"INSERT INTO trajectories VALUES ({','.join('?' * len(row))})", row)
+
+    def _insert_metrics(self, rows: Sequence[tuple[Any, ...]], trained: Sequence[tuple[str, int, int]]) -> None:
+        self._db.execute("BEGIN")
+        try:
+            # SQLite stores a nan as NULL.
+            self._db.executemany("INSERT OR REPLACE INTO metrics VALUES (?, ?, ?, ?, ?)", rows)
+            self._db.executemany("INSERT INTO trained VALUES (?, ?, ?)", trained)
+        except BaseException:
+            self._db.execute("ROLLBACK")
+            raise
+        self._db.execute("COMMIT")
 
     def _redact_text(self, text: str) -> str:
         return redact_json(text, self._redact, OWN_WORDS)
 
     def trajectories(self, where: str = "1", parameters: Iterable[Any] = ()) -> Iterator[Trajectory]:
         """Yield stored rollouts in the order in which they finished; `where` is SQL over the table's columns."""
-        sql = f"SELECT data FROM trajectories WHERE {where} ORDER BY finished_at, rowid"
-        for (data,) in self._db.execute(sql, tuple(parameters)):
-            yield trajectory_from_dict(json.loads(data))
+        sql = f"SELECT data, arrays FROM trajectories WHERE {where} ORDER BY finished_at, rowid"
+        for data, arrays in self._db.execute(sql, tuple(parameters)):
+            yield decode(data, arrays)
 
     def metrics(self, stage: str) -> dict[str, list[tuple[int, float]]]:
         """Return all metrics of a stage: name -> [(step, value), ...] by step."""
@@ -258,61 +265,5 @@ def _open_database(path: Path) -> sqlite3.Connection:
     return db
 
 
-def _to_json(value: Any) -> str:
-    """Return a trajectory as JSON. `dataclasses.asdict` is not used: it copies every token id one by one, which costs a
-    run more than the database does."""
-
-    def fields_of(part: Any) -> dict[str, Any]:
-        return {f.name: getattr(part, f.name) for f in fields(part)}
-
-    text = json.dumps(value, default=fields_of, separators=(",", ":"), ensure_ascii=False)
-    try:
-        text.encode()
-    except UnicodeEncodeError:  # a lone surrogate, which a policy may write into a call's JSON
-        text = json.dumps(value, default=fields_of, separators=(",", ":"))
-    return text
-
-
 def _encodable(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
-
-
-def trajectory_to_dict(trajectory: Trajectory) -> dict[str, Any]:
-    """Return a trajectory as plain JSON values, from which `trajectory_from_dict` makes an equal one."""
-    values: dict[str, Any] = json.loads(_to_json(trajectory))
-    return values
-
-
-def trajectory_from_dict(data: Mapping[str, Any]) -> Trajectory:
-    """Make a trajectory from the result of `dataclasses.asdict` after it went through JSON."""
-    d = dict(data)
-    d["sequences"] = tuple(
-        Sequence(
-            tuple(s["token_ids"]), tuple(_message(m) for m in s["messages"]), tuple(ToolSpec(**t) for t in s["tools"])
-        )
-        for s in d["sequences"]
-    )
-    d["chunks"] = tuple(
-        Chunk(
-            **{
-                **c,
-                "logprobs": tuple(c["logprobs"]),
-                "versions": tuple(c["versions"]),
-                "error": ChunkError(**c["error"]) if c["error"] else None,
-            }
-        )
-        for c in d["chunks"]
-    )
-    d["observations"] = tuple(Observation(**o) for o in d["observations"])
-    score = d["reward"]
-    d["reward"] = Score(**{**score, "by_chunk": tuple(score.get("by_chunk", ()))}) if score else None
-    d["failure"] = Failure(**d["failure"]) if d["failure"] else None
-    d["tags"] = tuple(d["tags"])
-    d["timings"] = tuple((str(k), float(v)) for k, v in d["timings"])
-    d["made_with"] = tuple((str(k), str(v)) for k, v in d.get("made_with", ()))
-    return Trajectory(**d)
-
-
-def _message(data: Mapping[str, Any]) -> Message:
-    calls = tuple(ToolCall(**c) for c in data["tool_calls"])
-    return Message(data["role"], data["content"], calls, data["tool_call_id"], data.get("reasoning", ""))

@@ -89,16 +89,19 @@ class Training:
 
     async def run(self) -> None:
         """Train all steps."""
-        first = time.monotonic()
+        bench, first = self._bench, time.monotonic()
         async with asyncio.TaskGroup() as group:
             for step in range(1, self._config.steps + 1):
-                metrics = await self._step(step)
+                groups, metrics = await self._step(step)
+                version = bench.engine.version
+                trained = [(t.id, group.ordinal, version) for group in groups for t in group.rollouts or ()]
+                bench.finish_step(RL_STAGE, step, metrics, trained)
                 self._report(step, metrics, (time.monotonic() - first) / step)
                 await self._evaluate_and_save(group, step)
                 self._producer.trained()
 
-    async def _step(self, step: int) -> dict[str, float]:
-        """Wait for a batch, train on it and publish; returns the step's metrics."""
+    async def _step(self, step: int) -> tuple[list[OpenGroup[Trajectory]], dict[str, float]]:
+        """Wait for a batch, train on it and publish; returns the batch and the step's metrics."""
         bench, config = self._bench, self._config
         bench.progress.stage(f"RL step {step}/{config.steps}", config.prompts_per_step * bench.algorithm.group_size)
         began, version = time.monotonic(), bench.engine.version
@@ -117,12 +120,12 @@ class Training:
                 await publish(bench)
             metrics |= {"rollout_s": rolled - began, "train_s": time.monotonic() - rolled}
             metrics["tokens_per_s"] = metrics["sampled_tokens"] / max(1e-9, rolled - began)
-        return metrics | self._producer.metrics() | bench.rollouts.metrics(RL_STAGE) | resource_metrics(bench)
+        metrics |= self._producer.metrics() | bench.rollouts.metrics(RL_STAGE) | resource_metrics(bench)
+        return groups, metrics
 
     def _report(self, step: int, metrics: dict[str, float], seconds_a_step: float) -> None:
-        """Store the metrics of a step and show them. Raises `TrainerError` if the policy collapses."""
+        """Show the metrics of a step. Raises `TrainerError` if the policy collapses."""
         bench, config = self._bench, self._config
-        bench.finish_step(RL_STAGE, step, metrics)
         if "success" not in metrics:
             return
         bench.progress.numbers(

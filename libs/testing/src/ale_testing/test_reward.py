@@ -10,6 +10,7 @@ import asyncio
 import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from copy import copy
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +18,6 @@ import pytest
 
 from ale.errors import SandboxError, TaskError
 from ale.rollout.episode import validate_score
-from ale.rollout.graded import Graded
 from ale.rollout.no_sandbox import NoSandbox
 from ale.specs.sandbox import SandboxSpec
 from ale.task import Task, TaskTests
@@ -49,7 +49,9 @@ async def graded(subject: Subject, task: Task, **files: str) -> AsyncIterator[tu
     async with box:
         if isinstance(box, FolderSandbox):
             await box.upload({name: text.encode() for name, text in files.items()})
-        yield box, Graded(box, lambda: FolderSandbox(task))
+        judged: Any = copy(box)
+        judged.open_another = lambda: FolderSandbox(task)
+        yield box, judged
 
 
 async def score(subject: Subject, task: Task, done: Trajectory = DONE, **files: str) -> Score:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
-from ale.store.run_store import trajectory_from_dict, trajectory_to_dict
+from ale.store.encoding import trajectory_from_dict, trajectory_to_dict
 from ale.trajectory import Trajectory
 from ale_policy_loss.groups import select_trusted
 
