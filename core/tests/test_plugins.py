@@ -156,11 +156,6 @@ Fixed.Config = Config
             REWARD + "import pydantic" + lenient("pydantic.BaseModel"),
             "Inner takes keys that it does not know, so that a typo would do nothing",
         ),
-        (
-            REWARD + "import typing_extensions" + lenient("typing_extensions.TypedDict"),
-            "Inner takes keys that it does not know",
-        ),
-        (REWARD + "import dataclasses\n@dataclasses.dataclass" + lenient("object"), "Inner takes keys"),
     ],
 )
 def test_a_class_that_does_not_keep_the_contract_is_refused(install: Install, source: str, reason: str) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +17,7 @@ import pytest
 from ale.errors import AleError, PluginError
 from ale.specs.algorithm import Algorithm, RolloutHistory, RolloutRequest
 from ale.specs.driver import Driver, DriverContext, PluginConfig
+from ale.specs.start import Demonstration
 from ale.specs.trainer import TrainBatch
 from ale.task import Task, TaskTests
 from ale.trajectory import Score, Trajectory
@@ -59,12 +62,15 @@ class Scene:
         self.buffer._clock = lambda: self.clock
         self.running: dict[str, asyncio.Future[tuple[float, ...]]] = {}
         self.rejected: list[tuple[str, str]] = []
+        self.made: dict[str, Trajectory] = {}
+        """What the store holds."""
         self.events: list[dict[str, Any]] = []
         self.algorithm = planner(PluginConfig(), DriverContext())
         self.engine = SimpleNamespace(version=0)
         self.given_up: dict[str, Counter[str]] = {}
         store = SimpleNamespace(
-            reject_trajectory=lambda id, reason: self.rejected.append((id, reason)),
+            change=lambda *changes: self.rejected.extend((id, why) for _, rows in changes for why, _, id in rows),
+            trajectories=lambda where, ids: [self.made[id] for id in json.loads(ids[0])],
             add_event=lambda kind, **data: self.events.append(data),
             reasons=lambda stage, step: "2 x sandbox failure",
         )
@@ -89,13 +95,23 @@ class Scene:
         version = self.engine.version
         self.running[requests[0].task.id] = future = asyncio.get_running_loop().create_future()
         rewards = await future
-        return [
+        made = [
             Trajectory(
                 f"{r.group}.{i}", r.task.id, "train", "rl", stage.step, r.group, i, version, (), (),
                 reward=Score(value, value > 0),
             )
             for i, (r, value) in enumerate(zip(requests, rewards, strict=False))
         ]  # fmt: skip
+        self.made |= {t.id: t for t in made}
+        return made
+
+    @asynccontextmanager
+    async def running_producer(self) -> AsyncIterator[None]:
+        running = asyncio.create_task(self.producer.run())
+        await settle()
+        yield
+        running.cancel()
+        await asyncio.wait([running])
 
     async def finish(self, *names: str, rewards: tuple[float, ...] = (0.0, 1.0)) -> None:
         for name in names:
@@ -108,7 +124,8 @@ class Scene:
             batch = await next_batch(self.buffer, self.producer, self.engine.version)
         names = [t.task_id for t in self.producer.require_rollouts(batch, self.producer.steps_done + 1)]
         self.engine.version += 1
-        self.producer.trained()
+        self.producer.close_step()
+        self.producer.admit_more()
         await settle()
         return list(dict.fromkeys(names))
 
@@ -123,11 +140,8 @@ async def scene(
     tasks: Sequence[int] = range(20), planner: type[Planner] = Planner, **settings: Any
 ) -> AsyncIterator[Scene]:
     made = Scene(settings, tasks, planner)
-    running = asyncio.create_task(made.producer.run())
-    await settle()
-    yield made
-    running.cancel()
-    await asyncio.wait([running])
+    async with made.running_producer():
+        yield made
 
 
 async def test_a_synchronous_step_is_planned_at_once_and_sees_the_step_before() -> None:
@@ -230,6 +244,63 @@ async def test_a_plan_for_a_task_that_was_not_asked_for_is_a_mistake_of_the_algo
     with pytest.raises(ExceptionGroup) as caught:
         await made.producer.run()
     assert caught.group_contains(PluginError, match="'planner' plans a rollout of the task 't77'")
+
+
+async def test_production_goes_on_from_a_checkpoint_as_if_it_had_not_been_interrupted() -> None:
+    settings: dict[str, Any] = {"steps": 4, "async_ratio": 2, "ahead": 2}
+    async with scene(**settings) as s:
+        await s.finish("t1", "t3", "t4")
+        assert await s.train() == ["t1", "t3"]
+        state = json.loads(json.dumps(s.producer.state()))
+    again = Scene(settings, range(20))
+    again.made, again.engine.version = s.made, 1
+    again.producer.restore(state, 1)
+    async with again.running_producer():
+        assert sorted(again.running) == ["t0", "t2", "t5", "t6", "t7"], "t4 is finished"
+        assert again.algorithm.planned == [], "their requests are in the checkpoint"
+        await again.finish("t0")
+        assert await again.train() == ["t0", "t4"]
+        await again.finish("t2", "t5", "t6", "t7")
+        assert await again.train() == ["t2", "t5"]
+        assert await again.train() == ["t6", "t7"]
+
+
+async def test_a_late_task_is_still_to_come_after_a_restart() -> None:
+    settings: dict[str, Any] = {"steps": 5, "prompts_per_step": 1, "async_ratio": 1, "patience_s": 10}
+    async with scene(**settings) as s:
+        await s.finish("t1")
+        assert await s.train() == ["t1"]
+        await s.finish("t2")
+        assert s.buffer.take(1) is None
+        s.clock = 10
+        s.producer.expire(1)
+        state = s.producer.state()
+    again = Scene(settings, range(20))
+    again.made, again.engine.version = s.made, 1
+    again.producer.restore(state, 1)
+    async with again.running_producer():
+        assert await again.train() == ["t2"]
+        assert sorted(again.running) == ["t0", "t3"]
+        assert not again.producer._returned
+
+
+async def test_groups_that_begin_on_an_experts_path_are_planned_again_after_a_restart() -> None:
+    class Led(Planner):
+        def plan(self, tasks: Sequence[Task], history: RolloutHistory) -> list[RolloutRequest]:
+            return [replace(r, start=Demonstration(lambda: None)) for r in super().plan(tasks, history)]
+
+    async with scene(planner=Led, async_ratio=1) as s:
+        state = s.producer.state()
+    again = Scene({"async_ratio": 1}, range(20), Led)
+    again.producer.restore(state, 0)
+    async with again.running_producer():
+        assert sorted(again.running) == ["t0", "t1", "t2", "t3"]
+        assert [(step, place, tasks) for step, place, tasks, *_ in again.algorithm.planned] == [
+            (1, 2, ["t0"]),
+            (1, 3, ["t1"]),
+            (2, 2, ["t2"]),
+            (2, 3, ["t3"]),
+        ]
 
 
 def test_groups_are_even_if_the_rewards_of_each_are_alike() -> None:

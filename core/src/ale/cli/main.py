@@ -52,11 +52,12 @@ def run_(
     only: Half = "all",
     source: FromRun = None,
     out: Annotated[Path | None, typer.Option(help="Run folder to write; default: a new one in run_dir.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="FILE is a run folder: go on where it was.")] = False,
 ) -> None:
     """Execute a run; the last line is the path of its summary.json."""
     from ale.cli.run_command import run
 
-    run(file, overrides or [], only, source, out)
+    run(file, overrides or [], only, source, out, resume)
 
 
 @plugins_app.command("list")

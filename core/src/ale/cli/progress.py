@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import metadata
+from typing import Any
 
 from ale.pipeline.progress import Progress
 
@@ -15,16 +16,12 @@ DISPLAYS = "ale.displays"
 
 
 class Notes:
-    """It prints each note on a line with the time of day."""
+    """It prints each note on a line with the time of day, and nothing else."""
 
-    def stage(self, name: str, total: int) -> None:
+    def _do_nothing(self, *arguments: Any, **figures: Any) -> None:
         """Do nothing."""
 
-    def advance(self, n: int = 1) -> None:
-        """Do nothing."""
-
-    def numbers(self, **values: float) -> None:
-        """Do nothing."""
+    stage = advance = numbers = _do_nothing
 
     def note(self, sentence: str) -> None:
         """Print the sentence."""

@@ -21,9 +21,10 @@ from ale.cli.commands import after_run
 from ale.cli.progress import display
 from ale.config.load import load_run_config
 from ale.config.preflight import which_half
-from ale.errors import AleError
+from ale.errors import AleError, ConfigError
 from ale.pipeline.run import RunResult
 from ale.pipeline.run import run as run_pipeline
+from ale.store.run_store import CONFIG_NAME
 
 T = TypeVar("T")
 
@@ -36,15 +37,19 @@ class Interrupted(AleError):
         self.exit_code = 128 + signal_number  # type: ignore[misc]
 
 
-def run(
-    file: Path, overrides: list[str], only: str = "all", source: Path | None = None, out: Path | None = None
-) -> int:
+def run(file: Path, overrides: list[str], only: str, source: Path | None, out: Path | None, resume: bool) -> int:
     """Run, and print what a newcomer wants to know; the last line is the path of summary.json."""
-    loaded = load_run_config(file, overrides)
     chosen = which_half(only)
+    if resume:
+        if only != "all" or source is not None or out is not None:
+            raise ConfigError("--resume goes on in its run folder; leave out --only, --from and --out.")
+        file, out = file / CONFIG_NAME, file
+    loaded = load_run_config(file, overrides)
     with display() as progress:
         configure_messages(progress.note, loaded.values.redact)
-        result = run_until_signal(lambda: run_pipeline(loaded, progress, only=chosen, source=source, folder=out))
+        result = run_until_signal(
+            lambda: run_pipeline(loaded, progress, only=chosen, source=source, folder=out, resume=resume)
+        )
     print_result(result)
     return 0
 

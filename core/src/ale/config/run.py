@@ -21,6 +21,7 @@ from ale.specs.package_sections import (
     LoopSection,
     NamedModels,
     PoolSection,
+    ResumedRun,
     RolloutFilters,
     ScratchModel,
     StageSection,
@@ -36,6 +37,7 @@ MIXTURE = PackageField("tasks.mix", TaskMixture, "ale-task-mixture")
 """It is no field of a model: if `tasks` is a `Mix`, the run builds one source from it with this."""
 OBSERVED = PackageField("observers.commands", Sandbox, "ale-wrapped-sandboxes")
 """It is no field of a model: it wraps sandboxes for observers that have hooks about commands."""
+RESUME = PackageField("resume", ResumedRun, "ale-training")
 FILTERS = PackageField("rollout.filters", RolloutFilters, "ale-rollout-filters")
 """It is no field of a model: keys of `rollout` ask for it."""
 DEFAULT_TOOL_FORMAT = "hermes"

@@ -21,7 +21,7 @@ from ale.config.environment import allowed_observers
 from ale.config.load import LoadedConfig
 from ale.config.preflight import Only, message_engine, preflight, stages_of
 from ale.config.references import redact_json
-from ale.config.run import MODELS, RunConfig
+from ale.config.run import MODELS, RESUME, RunConfig
 from ale.errors import ConfigError
 from ale.pipeline.channel import RunChannel
 from ale.pipeline.progress import Progress
@@ -56,14 +56,18 @@ async def run(
     only: Only = "all",
     source: Path | None = None,
     folder: Path | None = None,
+    resume: bool = False,
 ) -> RunResult:
-    """Execute a run; an error that stopped it is raised after the summary is written."""
+    """Execute a run; an error that stopped it is raised after the summary is written. With `resume`, the run in
+    `folder` goes on where it was interrupted."""
     config = loaded.run
     preflight(config, only, source)
     run_id, default_folder = new_run_folder(config)
     folder = folder or default_folder
-    if (folder / DB_NAME).exists():
-        raise ConfigError(f"{folder} holds a run already; give another --out, or remove it.")
+    if resume:
+        run_id = RESUME.require()().run_id(folder, loaded.to_yaml())
+    elif (folder / DB_NAME).exists():
+        raise ConfigError(f"{folder} holds a run already; go on with it (--resume), give another --out, or remove it.")
     try:
         async with AsyncExitStack() as stack:
             channel = RunChannel(loaded.values.redact, show=progress.note)
@@ -82,13 +86,16 @@ async def _run_with_observers(
     assert folder is not None
     redact = loaded.values.redact
     store = RunStore.create(folder, redact)
+    store.resumed = store.meta("run_id") is not None
     context = replace(context, channel=RunChannel(redact, hooks, store, progress.note))
     (folder / CONFIG_NAME).write_text(loaded.to_yaml())
     began = time.monotonic()
     status, error, bench = "failed", None, None
     try:
         hooks.call("ale_run_started", run_id=run_id, run_dir=folder, config=loaded.values.public)
-        store.add_event("run_started", run_id=run_id, seed=config.seed, only=only)
+        store.add_event("run_resumed" if store.resumed else "run_started", run_id=run_id, seed=config.seed, only=only)
+        store.set_meta("run_id", run_id)
+        store.set_meta("config", loaded.to_yaml())
         if config.model.path is not None and message_engine(config) is None:
             found = await MODELS.require()().fetch(config.model.path, config.model.revision, context.channel)
             config = config.model_copy(update={"model": config.model.model_copy(update={"path": found})})
@@ -102,7 +109,8 @@ async def _run_with_observers(
         error = redact(str(problem)) or type(problem).__name__
         raise
     finally:
-        summary = summarize(config, run_id, status, error, bench, store, time.monotonic() - began)
+        facts = {"run_id": run_id, "status": status, "error": error, "seed": config.seed}
+        summary = summarize(bench, store, time.monotonic() - began, **facts)
         summary = json.loads(redact_json(json.dumps(summary), redact, OWN_WORDS))
         path = write_summary(folder, summary)
         store.add_event("run_finished", status=status, error=error)
@@ -148,6 +156,9 @@ async def run_stages(bench: Workbench, only: Only, source: Path | None) -> None:
     for stage in every:
         stage.prepare(bench, demonstrations)
     for name, stage in stages.items():
+        if bench.store.resumed and (version := bench.store.meta(f"saved.{name}")):
+            await bench.restore(bench.folder / "model" / name, int(version))
+            continue
         await stage.train(bench)
         await bench.save(name)
     await bench.evaluate("after_sft" if config.sft else "after_cpt" if config.cpt else "before_rl" if loop else "", 0)
@@ -167,24 +178,13 @@ async def write_scratch_model(bench: Workbench, scratch: ScratchModel, demonstra
     return folder
 
 
-def summarize(
-    config: RunConfig,
-    run_id: str,
-    status: str,
-    error: str | None,
-    bench: Workbench | None,
-    store: RunStore,
-    seconds: float,
-) -> dict[str, Any]:
-    """Return the content of summary.json."""
+def summarize(bench: Workbench | None, store: RunStore, seconds: float, **facts: Any) -> dict[str, Any]:
+    """Return the content of summary.json, of which the `facts` come first."""
     stages = dict(bench.seconds) if bench else {}
     sampled = store.sampled_tokens()
     generating = sum(stages.get(s, 0.0) for s in ("evaluation", "rollout"))
     return {
-        "run_id": run_id,
-        "status": status,
-        "error": error,
-        "seed": config.seed,
+        **facts,
         "heldout": dict(bench.evaluations) if bench else {},
         "seconds": {name: round(value, 3) for name, value in stages.items()} | {"total": round(seconds, 3)},
         "rollouts": store.count(),

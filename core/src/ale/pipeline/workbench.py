@@ -29,7 +29,7 @@ from ale.session.tokenizer import ChatTokenizer, byte_tokenizer
 from ale.specs.algorithm import Algorithm
 from ale.specs.choice import Mix, PluginChoice, Select
 from ale.specs.driver import DriverContext
-from ale.specs.engine import InferenceEngine, MessageEngine
+from ale.specs.engine import FolderTicket, InferenceEngine, MessageEngine, PolicyVersion
 from ale.specs.package_sections import PooledProvider
 from ale.specs.tasks import MixedSource, TaskSource
 from ale.specs.trainer import TrainerBackend
@@ -96,10 +96,18 @@ class Workbench:
                 await self.backend.load(folder)
 
     async def save(self, stage: str) -> None:
-        """Save the policy as `model/<stage>` of the run folder."""
+        """Save the policy as `model/<stage>` of the run folder, and note its version in the store."""
         folder = self.folder / "model" / stage
         await self.backend.save(folder)
         self.policy_folder = folder
+        self.store.set_meta(f"saved.{stage}", str(self.engine.version))
+
+    async def restore(self, folder: Path, version: int) -> None:
+        """Go on with the policy that the trainer saved in a folder as this version, in trainer and engine."""
+        with self.stopwatch("model"):
+            await self.backend.restore(folder)
+            await self.use_model(folder, ChatTokenizer.load(folder))
+            await self.engine.load_weights(PolicyVersion(version, FolderTicket(folder)))
 
     def pool_metrics(self) -> dict[str, float]:
         """Return the sandbox pools' metrics, as `pool/<metric>`, or `pool/<plugin>/<metric>` if there are several."""

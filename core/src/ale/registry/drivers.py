@@ -128,15 +128,15 @@ def _load_class(kind: str, name: str) -> type[Driver]:
         unlike = _unlike_contract(getattr(contract, name), getattr(loaded, name))
         if unlike:
             raise PluginError(f"{what}: {info.target}.{name} {unlike}.")
-    open_model = next(lenient_models(loaded.Config), None) if inspect.isclass(loaded.Config) else None
+    if not (inspect.isclass(loaded.Config) and issubclass(loaded.Config, BaseModel)):
+        raise PluginError(
+            f"{what}: {info.target}.Config must be a pydantic model, such as ale.specs.driver.PluginConfig."
+        )
+    open_model = next(lenient_models(loaded.Config), None)
     if open_model is not None:
         raise PluginError(
             f"{what}: {open_model} takes keys that it does not know, so that a typo would do nothing in silence; "
             "make it from ale.specs.driver.PluginConfig, or set extra='forbid'."
-        )
-    if not (inspect.isclass(loaded.Config) and issubclass(loaded.Config, BaseModel)):
-        raise PluginError(
-            f"{what}: {info.target}.Config must be a pydantic model, such as ale.specs.driver.PluginConfig."
         )
     if kind == HOOKS:
         from ale.registry.hooks import Hooks

@@ -5,14 +5,13 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import is_dataclass
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
+from pydantic.errors import PydanticInvalidForJsonSchema
 from pydantic.fields import FieldInfo
 from pydantic_core import InitErrorDetails, PydanticCustomError
-from typing_extensions import is_typeddict  # as pydantic asks: Python 3.11's does not know this TypedDict
 
 from ale.errors import AleError, ConfigError, PluginError
 from ale.registry.hints import ask_hints
@@ -124,29 +123,13 @@ def section_model(field: FieldInfo) -> type[BaseModel] | None:
     return installed_model(field) or model_in(field.annotation)
 
 
-def lenient_models(model: type, seen: frozenset[type] = frozenset()) -> Iterator[str]:
-    """Yield the names of the models in a `Config`, itself included, that do not refuse unknown keys.
-
-    Dataclasses and TypedDicts in it count too: `ale config describe` and the hints of a mistake do not see their keys.
-    """
-    if is_dataclass(model) or is_typeddict(model):
-        yield model.__qualname__
-    if not (isinstance(model, type) and issubclass(model, BaseModel)) or model in seen:
-        return
-    if model.model_config.get("extra") != "forbid":
-        yield model.__qualname__
-    for field in model.model_fields.values():
-        for inner in _models_in(field.annotation):
-            yield from lenient_models(inner, seen | {model})
-
-
-def _models_in(annotation: Any) -> Iterator[type]:
-    if isinstance(annotation, type) and (
-        issubclass(annotation, BaseModel) or is_dataclass(annotation) or is_typeddict(annotation)
-    ):
-        yield annotation
-    for argument in get_args(annotation):
-        yield from _models_in(argument)
+def lenient_models(model: type[BaseModel]) -> Iterator[str]:
+    """Yield the names of the models in a `Config`, itself included, that do not refuse unknown keys."""
+    with suppress(PydanticInvalidForJsonSchema):
+        schema = model.model_json_schema()
+        for name, part in {**schema.get("$defs", {}), model.__qualname__: schema}.items():
+            if "properties" in part and part.get("additionalProperties") is not False:
+                yield name
 
 
 def _mistakes(model: type[BaseModel], error: ValidationError, data: Any, beside: Sequence[str]) -> list[Mistake]:

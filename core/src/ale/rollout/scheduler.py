@@ -57,7 +57,7 @@ class Rollouts:
     """For each group, the requests of which every try was rejected, by the reason of the last rejection. The reader
     clears it."""
     _counts: dict[str, RejectionCounts] = field(default_factory=dict)
-    _places: asyncio.Semaphore | None = None
+    _places: asyncio.Semaphore = None  # type: ignore[assignment]  # set when made
 
     def __post_init__(self) -> None:
         self._places = self._places or asyncio.Semaphore(self.episodes.config.concurrency)
@@ -75,36 +75,38 @@ class Rollouts:
         self.episodes.expect(requests, stage)
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._in_turn(request, stage)) for request in requests]
+                tasks = [group.create_task(self._until_good(request, stage)) for request in requests]
         except ExceptionGroup as several:
             # One mistake in the configuration fails every worker in the same way; the user needs its sentence alone.
             raise several.exceptions[0] from several
         return [trajectory for task in tasks if (trajectory := task.result()) is not None]
 
-    async def _in_turn(self, request: RolloutRequest, stage: StageInfo) -> Trajectory | None:
-        assert self._places is not None, "set when made"
-        async with self._places:
-            return await self._until_good(request, stage)
-
     async def _until_good(self, request: RolloutRequest, stage: StageInfo) -> Trajectory | None:
         assert self.judge is not None, "set when made"
-        counts = self._counts.setdefault(stage.name, RejectionCounts())
-        given_up = ""
-        for attempt in range(self.episodes.config.max_resamples + 1):
-            tried = replace(request, seed=request.seed + attempt * RESEED)
-            trajectory = await self.episodes.run(tried, stage)
-            rejection = self.judge(trajectory)
-            counts.finished += 1
-            counts.resampled += attempt > 0
-            if rejection is not None:
-                counts.rejected[rejection.kind] += 1
-                given_up = rejection.kind
-                trajectory = replace(trajectory, rejected=rejection.reason, rejected_because=rejection.detail)
-            await self.store.save_trajectory(trajectory)
-            self.episodes.hooks.call("ale_trajectory_finished", trajectory=trajectory)
-            if rejection is None:
-                self.advance()
-                return trajectory
-        counts.unfilled += 1
-        self.given_up.setdefault(request.group, Counter())[given_up] += 1
-        return None
+        async with self._places:
+            tries = self.episodes.config.max_resamples + 1
+            if self.store.resumed:
+                seeds = [request.seed + attempt * RESEED for attempt in range(tries)]
+                made = self.store.find_rollout(stage.name, stage.step, request.group, seeds)
+                if made is not None:
+                    return made
+            counts = self._counts.setdefault(stage.name, RejectionCounts())
+            given_up = ""
+            for attempt in range(tries):
+                tried = replace(request, seed=request.seed + attempt * RESEED)
+                trajectory = await self.episodes.run(tried, stage)
+                rejection = self.judge(trajectory)
+                counts.finished += 1
+                counts.resampled += attempt > 0
+                if rejection is not None:
+                    counts.rejected[rejection.kind] += 1
+                    given_up = rejection.kind
+                    trajectory = replace(trajectory, rejected=rejection.reason, rejected_because=rejection.detail)
+                await self.store.save_trajectory(trajectory)
+                self.episodes.hooks.call("ale_trajectory_finished", trajectory=trajectory)
+                if rejection is None:
+                    self.advance()
+                    return trajectory
+            counts.unfilled += 1
+            self.given_up.setdefault(request.group, Counter())[given_up] += 1
+            return None

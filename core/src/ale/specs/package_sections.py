@@ -85,6 +85,14 @@ class PoolSection(PackageSection, ABC):
         """Return a pool for a provider that has started."""
 
 
+class ResumedRun(ABC):
+    """`ale run --resume`: which runs may go on."""
+
+    @abstractmethod
+    def run_id(self, folder: Path, config: str) -> str:
+        """Return the id of the run in a folder. Raises `ConfigError` if it cannot go on with this run file."""
+
+
 class RolloutFilters(ABC):
     """`rollout.filters`: what judges finished rollouts by the section `rollout` (`max_illegal_calls`, ...). It is no
     section: a run that sets such a key makes one."""

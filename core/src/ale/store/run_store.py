@@ -36,6 +36,8 @@ OWN_WORDS = frozenset(
     {"id", "task_id", "group", "stage", "split", "role", "kind", "finish_reason", "ended_by", "status"}
 )
 """Keys whose texts are ALE's own words: one that equals a secret does so by chance, and is not redacted."""
+REJECT = "UPDATE trajectories SET rejected = ?, data = json_set(data, '$[0].rejected', ?) WHERE id = ?"
+"""It marks stored rollouts as rejected: reason, reason, id."""
 _SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE trajectories (
@@ -43,7 +45,7 @@ CREATE TABLE trajectories (
   grp TEXT NOT NULL, policy_version INTEGER NOT NULL, reward REAL, passed INTEGER NOT NULL, rejected TEXT,
   failure TEXT, chunks INTEGER NOT NULL, sampled_tokens INTEGER NOT NULL, seconds REAL NOT NULL,
   finished_at REAL NOT NULL, data TEXT NOT NULL, arrays BLOB NOT NULL);
-CREATE INDEX trajectories_by_stage ON trajectories (stage, step);
+CREATE INDEX trajectories_by_stage ON trajectories (stage, step, grp);
 CREATE TABLE metrics (
   stage TEXT NOT NULL, step INTEGER NOT NULL, name TEXT NOT NULL, value REAL, time REAL NOT NULL,
   PRIMARY KEY (stage, step, name));
@@ -66,6 +68,8 @@ class RunStore:
         self._db = connection
         self._redact = redact
         self._lock = lock
+        self.resumed = False
+        """Whether a run goes on: then a request is answered by the rollout that was made for it before."""
         self._writer = ThreadPoolExecutor(1, "ale-store")
 
     @classmethod
@@ -126,10 +130,9 @@ class RunStore:
         """Do the same without holding up the event loop; a rollout is stored even if its task is cancelled."""
         await asyncio.shield(asyncio.wrap_future(self._writer.submit(self._insert_trajectory, t)))
 
-    def reject_trajectory(self, id: str, reason: str) -> None:
-        """Mark a stored rollout as rejected."""
-        sql = "UPDATE trajectories SET rejected = ?, data = json_set(data, '$[0].rejected', ?) WHERE id = ?"
-        self._writer.submit(self._db.execute, sql, (reason, reason, id)).result()
+    def change(self, *statements: tuple[str, Iterable[Iterable[Any]]]) -> None:
+        """Execute SQL statements, each once for every row of its parameters, all of them or none."""
+        self._writer.submit(self._transact, statements).result()
 
     def add_metrics(
         self, stage: str, step: int, metrics: Mapping[str, float], trained: Iterable[tuple[str, int, int]] = ()
@@ -138,7 +141,9 @@ class RunStore:
         trajectory, the ordinal of its task, and the policy version that the step has made."""
         now = time.time()
         rows = [(stage, step, name, float(value), now) for name, value in metrics.items()]
-        self._writer.submit(self._insert_metrics, rows, list(trained)).result()
+        # SQLite stores a nan as NULL.
+        insert = "INSERT OR REPLACE INTO metrics VALUES (?, ?, ?, ?, ?)"
+        self.change((insert, rows), ("INSERT INTO trained VALUES (?, ?, ?)", trained))
 
     def add_event(self, kind: str, **data: Any) -> None:
         """Store an event."""
@@ -154,16 +159,30 @@ class RunStore:
         row += [failure, len(t.chunks), t.sampled_tokens, t.seconds, time.time(), self._redact_text(text), arrays]
         self._db.execute(f"INSERT INTO trajectories VALUES ({','.join('?' * len(row))})", row)
 
-    def _insert_metrics(self, rows: Sequence[tuple[Any, ...]], trained: Sequence[tuple[str, int, int]]) -> None:
+    def _transact(self, statements: Iterable[tuple[str, Iterable[Iterable[Any]]]]) -> None:
         self._db.execute("BEGIN")
         try:
-            # SQLite stores a nan as NULL.
-            self._db.executemany("INSERT OR REPLACE INTO metrics VALUES (?, ?, ?, ?, ?)", rows)
-            self._db.executemany("INSERT INTO trained VALUES (?, ?, ?)", trained)
+            for sql, rows in statements:
+                self._db.executemany(sql, map(tuple, rows))
         except BaseException:
             self._db.execute("ROLLBACK")
             raise
         self._db.execute("COMMIT")
+
+    def set_meta(self, key: str, value: str) -> None:
+        """Store a fact about the run, such as its id."""
+        self.change(("INSERT OR REPLACE INTO meta VALUES (?, ?)", [(key, value)]))
+
+    def meta(self, key: str) -> str | None:
+        """Return a fact about the run; None if it is not known."""
+        found = self.rows("SELECT value FROM meta WHERE key = ?", (key,))
+        return str(found[0][0]) if found else None
+
+    def find_rollout(self, stage: str, step: int, group: str, seeds: Sequence[int]) -> Trajectory | None:
+        """Return the trusted rollout of a stage that one of these seeds made for a group; None if there is none."""
+        where = f"json_extract(data, '$[0].seed') IN ({','.join('?' * len(seeds))}) AND rejected IS NULL"
+        where += " AND stage = ? AND step = ? AND grp = ?"
+        return next(self.trajectories(where, (*seeds, stage, step, group)), None)
 
     def _redact_text(self, text: str) -> str:
         return redact_json(text, self._redact, OWN_WORDS)

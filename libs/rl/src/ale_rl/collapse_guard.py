@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from ale.errors import TrainerError
 
@@ -20,6 +21,14 @@ class CollapseGuard:
         self._best = 0.0
         self._low = 0
         self._untold = 0
+
+    def state(self) -> dict[str, Any]:
+        """Return what it has seen, for a checkpoint."""
+        return {"best": self._best, "low": self._low, "untold": self._untold}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state` returned."""
+        self._best, self._low, self._untold = state["best"], state["low"], state["untold"]
 
     def blind(self, metrics: Mapping[str, float]) -> bool:
         """Return whether the first `COLLAPSE_PATIENCE` steps with updates reported no entropy; true only once."""

@@ -75,8 +75,14 @@ class RLConfig(Section):
         "from the beginning falls below half of its best; 0: never.",
     )
     checkpoint_every: int = Field(
-        0, ge=0, description="Number of steps between checkpoints of the trainer's state; 0: only one at the end."
+        10,
+        ge=0,
+        description=(
+            "Steps between checkpoints, from which an interrupted run goes on (`ale run --resume`). One more is "
+            "written when the run is stopped or fails; 0: only that one."
+        ),
     )
+    checkpoint_keep: int = Field(2, ge=0, description="How many checkpoints are kept, the newest ones; 0: all.")
 
     @model_validator(mode="after")
     def _sampling_is_not_further_ahead_than_staleness_allows(self) -> Self:

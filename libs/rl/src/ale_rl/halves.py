@@ -63,7 +63,8 @@ async def roll_out_only(bench: Workbench, config: RLConfig, source: Path | None)
             bench.finish_step(RL_STAGE, step, metrics | bench.rollouts.metrics(RL_STAGE) | resource_metrics(bench))
             if rollouts:
                 bench.progress.numbers(success=metrics["success"])
-            producer.trained()
+            producer.close_step()
+            producer.admit_more()
 
     await run_together(producer.run(), store_steps())
 

@@ -6,6 +6,7 @@
    trained on it. `rl.ahead` is how many batches sampling may be ahead of training. With 0, the default, a step
    samples, waits for its last rollout, trains and publishes, and only then does the next step sample.
 3. An evaluation measures one version: new weights are published when it has ended. Training goes on meanwhile.
+4. A step that has begun to train is finished even if the run is stopped; then a checkpoint is left (`checkpoint.py`).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from ale.rollout.episode import RL_STAGE
 from ale.task import Task
 from ale.trajectory import Trajectory
 from ale_rl.buffer import OpenGroup, SampleBuffer
+from ale_rl.checkpoint import Cut, restore_newest, write_checkpoint
 from ale_rl.collapse_guard import CollapseGuard
 from ale_rl.config import RLConfig
 from ale_rl.produce import Producer
@@ -33,10 +35,15 @@ async def reinforce(
     bench: Workbench, config: RLConfig, tasks: Iterator[Task], demonstrations: Sequence[Trajectory] = ()
 ) -> None:
     """Run all RL steps on these tasks, with the evaluations between them."""
-    await load_reference(bench)
     buffer = make_buffer(config)
     producer = Producer(bench, config, buffer, tasks, demonstrations)
-    await run_together(producer.run(), Training(bench, config, buffer, producer).run())
+    training = Training(bench, config, buffer, producer)
+    cut = await restore_newest(bench) if bench.store.resumed else None
+    if cut is None:
+        await load_reference(bench)
+    else:
+        training.restore(cut)
+    await run_together(producer.run(), training.run())
 
 
 async def run_together(*halves: Coroutine[Any, Any, None]) -> None:
@@ -86,42 +93,83 @@ class Training:
         self._bench, self._config, self._buffer, self._producer = bench, config, buffer, producer
         self._guard = CollapseGuard(config.min_entropy, "rl.lr" if config.lr is not None else "trainer.lr")
         self._evaluation: asyncio.Task[None] | None = None
+        self._evaluation_due: tuple[str, int] | None = None
+        self._saved = 0
+        """The step of the newest checkpoint."""
+        self._between_steps = True
+        """Whether trainer and producer are at the same step; while one is trained on they are not."""
+
+    def restore(self, cut: Cut) -> None:
+        """Go on after the step of a checkpoint."""
+        bench = self._bench
+        bench.algorithm.restore(cut.algorithm)
+        self._producer.restore(cut.producer, cut.step)
+        self._guard.restore(cut.guard)
+        self._saved, self._evaluation_due = cut.step, cut.evaluation_due
+        bench.evaluations.update(cut.evaluations)
+        for name, seconds in cut.seconds.items():
+            bench.seconds[name] = bench.seconds.get(name, 0.0) + seconds
 
     async def run(self) -> None:
-        """Train all steps."""
-        bench, first = self._bench, time.monotonic()
-        async with asyncio.TaskGroup() as group:
-            for step in range(1, self._config.steps + 1):
-                groups, metrics = await self._step(step)
-                version = bench.engine.version
-                trained = [(t.id, group.ordinal, version) for group in groups for t in group.rollouts or ()]
-                bench.finish_step(RL_STAGE, step, metrics, trained)
-                self._report(step, metrics, (time.monotonic() - first) / step)
-                await self._evaluate_and_save(group, step)
-                self._producer.trained()
+        """Train all steps, and leave a checkpoint if the run is stopped."""
+        began = time.monotonic()
+        first = self._producer.steps_done
+        try:
+            async with asyncio.TaskGroup() as group:
+                if self._evaluation_due is not None:
+                    self._evaluate(group, *self._evaluation_due)
+                for step in range(first + 1, self._config.steps + 1):
+                    metrics = await self._step(step)
+                    self._report(step, metrics, (time.monotonic() - began) / (step - first))
+                    await self._evaluate_if_due(group, step)
+                    self._producer.admit_more()
+                    if self._config.checkpoint_every and step % self._config.checkpoint_every == 0:
+                        await self._save()
+        except BaseException:
+            if self._between_steps and self._producer.steps_done > self._saved:
+                await self._save()
+            raise
 
-    async def _step(self, step: int) -> tuple[list[OpenGroup[Trajectory]], dict[str, float]]:
-        """Wait for a batch, train on it and publish; returns the batch and the step's metrics."""
+    async def _step(self, step: int) -> dict[str, float]:
+        """Wait for a batch, train on it and publish; returns the step's metrics."""
         bench, config = self._bench, self._config
         bench.progress.stage(f"RL step {step}/{config.steps}", config.prompts_per_step * bench.algorithm.group_size)
         began, version = time.monotonic(), bench.engine.version
         with bench.stopwatch("rollout"):
             groups = await next_batch(self._buffer, self._producer, version)
-        rolled = time.monotonic()
+        waited = time.monotonic() - began
+        training = asyncio.ensure_future(self._train(step, groups, version, waited))
+        try:
+            return await asyncio.shield(training)
+        except asyncio.CancelledError:  # the step is finished all the same, so that the checkpoint has it
+            if self._evaluation is not None:
+                self._evaluation.cancel()
+            await training
+            raise
+
+    async def _train(
+        self, step: int, groups: list[OpenGroup[Trajectory]], version: int, waited: float
+    ) -> dict[str, float]:
+        bench, config, began = self._bench, self._config, time.monotonic()
         rollouts = self._producer.require_rollouts(groups, step)
-        metrics = {}
+        self._between_steps = False
+        metrics: dict[str, float] = {}
         if rollouts:
             metrics = rollout_metrics(rollouts, version)
             with bench.stopwatch("training"):
                 packed = await pack_step(bench, config, rollouts, step, version)
                 metrics |= await train_step(bench, config, packed, step)
                 if self._evaluation is not None:
-                    await self._evaluation
+                    await asyncio.wait([self._evaluation])
                 await publish(bench)
-            metrics |= {"rollout_s": rolled - began, "train_s": time.monotonic() - rolled}
-            metrics["tokens_per_s"] = metrics["sampled_tokens"] / max(1e-9, rolled - began)
+            metrics |= {"rollout_s": waited, "train_s": time.monotonic() - began}
+            metrics["tokens_per_s"] = metrics["sampled_tokens"] / max(1e-9, waited)
         metrics |= self._producer.metrics() | bench.rollouts.metrics(RL_STAGE) | resource_metrics(bench)
-        return groups, metrics
+        trained = [(t.id, group.ordinal, bench.engine.version) for group in groups for t in group.rollouts or ()]
+        bench.finish_step(RL_STAGE, step, metrics, trained)
+        self._producer.close_step()
+        self._between_steps = True
+        return metrics
 
     def _report(self, step: int, metrics: dict[str, float], seconds_a_step: float) -> None:
         """Show the metrics of a step. Raises `TrainerError` if the policy collapses."""
@@ -141,12 +189,35 @@ class Training:
             )
         self._guard.check(metrics)
 
-    async def _evaluate_and_save(self, group: asyncio.TaskGroup, step: int) -> None:
-        bench, config = self._bench, self._config
-        every = bench.config.eval.every if bench.config.eval is not None else 0
-        if every and step % every == 0 and step < config.steps:
-            self._evaluation = group.create_task(bench.evaluate(f"step_{step}", step))
-            if not config.async_ratio:
+    async def _evaluate_if_due(self, group: asyncio.TaskGroup, step: int) -> None:
+        every = self._bench.config.eval.every if self._bench.config.eval is not None else 0
+        if every and step % every == 0 and step < self._config.steps:
+            self._evaluate(group, f"step_{step}", step)
+            if not self._config.async_ratio and self._evaluation is not None:
                 await self._evaluation
-        if config.checkpoint_every and step % config.checkpoint_every == 0:
-            await bench.backend.save(bench.folder / "checkpoints" / f"step_{step}")
+
+    def _evaluate(self, group: asyncio.TaskGroup, label: str, step: int) -> None:
+        """Begin an evaluation."""
+
+        async def evaluate() -> None:
+            await self._bench.evaluate(label, step)
+            self._evaluation_due = None
+
+        self._evaluation_due = label, step
+        self._evaluation = group.create_task(evaluate())
+
+    async def _save(self) -> None:
+        """Write a checkpoint of the state as it is now."""
+        bench, step = self._bench, self._producer.steps_done
+        cut = Cut(
+            step,
+            bench.engine.version,
+            self._producer.state(),
+            bench.algorithm.state(),
+            self._guard.state(),
+            dict(bench.evaluations),
+            dict(bench.seconds),
+            self._evaluation_due,
+        )
+        await write_checkpoint(bench, cut, self._config.checkpoint_keep)
+        self._saved = step

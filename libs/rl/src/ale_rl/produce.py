@@ -11,15 +11,19 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import Any
 
 from ale.errors import AleError, PluginError
 from ale.pipeline.workbench import Workbench
 from ale.rollout.episode import PREPARE_STAGE, RL_STAGE, StageInfo
 from ale.rollout.filters import DIVERGED
 from ale.specs.algorithm import RolloutHistory, RolloutRequest
+from ale.store.run_store import REJECT
 from ale.task import TRAIN, Task
 from ale.trajectory import Trajectory
 from ale_rl.buffer import OpenGroup, SampleBuffer
@@ -29,13 +33,19 @@ from ale_training import retokenize
 LATE = "late"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Admitted:
-    """A task on its way into the buffer, and whether a group of it was dropped before."""
+    """A task in the buffer."""
 
     ordinal: int
+    nth: int
+    """Its number among the tasks that were taken from the source."""
     task: Task
     again: bool
+    """Whether a group of the task was dropped before."""
+    step: int = 0
+    requests: list[RolloutRequest] = field(default_factory=list)
+    """What was planned for it, in that step."""
 
 
 class Producer:
@@ -54,7 +64,8 @@ class Producer:
         """The steps that have been trained, which the trainer counts up."""
         self._bench, self._config, self._buffer = bench, config, buffer
         self._tasks, self._demonstrations = tasks, demonstrations
-        self._returned: deque[Task] = deque()
+        self._taken = 0
+        self._returned: deque[tuple[int, Task]] = deque()
         self._admitted: dict[int, Admitted] = {}
         self._finished: list[tuple[int, Sequence[Trajectory]]] = []
         """By ordinal, the rollouts that no plan has seen."""
@@ -71,26 +82,35 @@ class Producer:
     async def run(self) -> None:
         """Admit groups until the last batch is complete, and make their rollouts."""
         running: set[asyncio.Task[None]] = set()
+
+        def begin(members: Iterable[Admitted]) -> None:
+            for member in members:
+                task = groups.create_task(self._roll_out(member))
+                running.add(task)
+                task.add_done_callback(running.discard)
+
         async with asyncio.TaskGroup() as groups:
+            begin(one for one in await self._restored() if one.requests)
             while self.steps_done < self._config.steps:
                 self._room.clear()
                 admitted = [self._admit() for _ in range(min(self._buffer.room, self._wanted))]
                 for step, members in self._by_step(admitted):
-                    for ordinal, requests in (await self._plan(step, members)).items():
-                        task = groups.create_task(self._roll_out(ordinal, step, requests))
-                        running.add(task)
-                        task.add_done_callback(running.discard)
+                    await self._plan(step, members)
+                    begin(members)
                 await self._room.wait()
             for task in running:  # of groups that were dropped as late
                 task.cancel()
 
-    def trained(self) -> None:
+    def close_step(self) -> None:
         """Count a step, once its weights are published, and close its groups."""
         taken = {group.ordinal for group in self._buffer.groups() if group.taken}
         self._admitted = {ordinal: one for ordinal, one in self._admitted.items() if ordinal not in taken}
         self._diverged -= taken
         self._buffer.trained()
         self.steps_done += 1
+
+    def admit_more(self) -> None:
+        """Let groups take the place of those that a step has closed."""
         self._room.set()
 
     def expire(self, version: int) -> None:
@@ -100,7 +120,7 @@ class Producer:
             self._late += 1
             self._bench.store.add_event("late_group", ordinal=group.ordinal, task=gone.task.id, again=gone.again)
             if not gone.again:
-                self._returned.append(gone.task)
+                self._returned.append((gone.nth, gone.task))
             self._room.set()
 
     def require_rollouts(self, groups: Sequence[OpenGroup[Trajectory]], step: int) -> list[Trajectory]:
@@ -120,6 +140,76 @@ class Producer:
         self._even = self._replaced = self._late = 0
         return {name: float(value) for name, value in found.items()}
 
+    def state(self) -> dict[str, Any]:
+        """Return where production stands, as JSON values: finished rollouts by their ids, running ones as requests. A
+        group that begins on an expert's path is planned again, since its requests cannot be written."""
+        open_groups = {group.ordinal: group for group in self._buffer.groups()}
+        return {
+            "taken": self._taken,
+            "ordinal": self._ordinal,
+            "places": [[step, count] for step, count in self._places.items() if step > self.steps_done],
+            "returned": [nth for nth, _ in self._returned],
+            "open": [
+                {
+                    "ordinal": one.ordinal,
+                    "nth": one.nth,
+                    "again": one.again,
+                    "version": open_groups[one.ordinal].version,
+                    "step": one.step,
+                    "requests": [
+                        [r.group, r.seed] for r in one.requests if all(other.start is None for other in one.requests)
+                    ],
+                    "rollouts": _ids(open_groups[one.ordinal].rollouts),
+                }
+                for one in self._admitted.values()
+            ],
+            "finished": [
+                [ordinal, _ids(rollouts), sorted(self._groups[ordinal])] for ordinal, rollouts in self._finished
+            ],
+            "given_up": {group: dict(kinds) for group, kinds in self._bench.rollouts.given_up.items()},
+            "diverged": sorted(self._diverged),
+            "counts": [self._even, self._replaced, self._late],
+        }
+
+    def restore(self, state: Mapping[str, Any], steps_done: int) -> None:
+        """Go on from what `state` returned, after so many steps, with a buffer that is empty."""
+        self.steps_done, self._taken, self._ordinal = steps_done, state["taken"], state["ordinal"]
+        needed = {*state["returned"], *(one["nth"] for one in state["open"])}
+        tasks = {nth: task for nth, task in enumerate(islice(self._tasks, self._taken)) if nth in needed}
+        self._returned.extend((nth, tasks[nth]) for nth in state["returned"])
+        self._places = Counter({step: count for step, count in state["places"]})
+        ids = {id for one in state["open"] for id in one["rollouts"] or ()}
+        ids |= {id for _, rollouts, _ in state["finished"] for id in rollouts}
+        stored = self._load(ids)
+        for one in state["open"]:
+            task = tasks[one["nth"]]
+            admitted = Admitted(one["ordinal"], one["nth"], task, one["again"], one["step"])
+            admitted.requests = [RolloutRequest(task, group, seed) for group, seed in one["requests"]]
+            self._admitted[admitted.ordinal] = admitted
+            self._buffer.admit(admitted.ordinal, one["version"])
+            if one["rollouts"] is not None:
+                self._buffer.finish(admitted.ordinal, [stored[id] for id in one["rollouts"]], one["version"])
+        for ordinal, rollouts, groups in state["finished"]:
+            self._finished.append((ordinal, [stored[id] for id in rollouts]))
+            self._groups[ordinal] = set(groups)
+        self._bench.rollouts.given_up.update({group: Counter(kinds) for group, kinds in state["given_up"].items()})
+        self._diverged = set(state["diverged"])
+        self._even, self._replaced, self._late = state["counts"]
+
+    def _load(self, ids: set[str]) -> dict[str, Trajectory]:
+        """Return stored rollouts by their ids."""
+        wanted = "id IN (SELECT value FROM json_each(?))"
+        return {t.id: t for t in self._bench.store.trajectories(wanted, (json.dumps(sorted(ids)),))}
+
+    async def _restored(self) -> list[Admitted]:
+        """Return the groups of a checkpoint that were running; those without requests are planned again."""
+        waiting = {group.ordinal for group in self._buffer.groups() if group.running}
+        members = [one for ordinal, one in sorted(self._admitted.items()) if ordinal in waiting]
+        for one in members:
+            if not one.requests:
+                await self._plan(one.step, [one])
+        return members
+
     @property
     def _wanted(self) -> int:
         """The number of groups that the remaining steps need besides the open ones."""
@@ -127,8 +217,9 @@ class Producer:
 
     def _admit(self) -> Admitted:
         again = bool(self._returned)
-        task = self._returned.popleft() if again else next(self._tasks)
-        admitted = Admitted(self._ordinal, task, again)
+        nth, task = self._returned.popleft() if again else (self._taken, next(self._tasks))
+        self._taken += not again
+        admitted = Admitted(self._ordinal, nth, task, again)
         self._admitted[self._ordinal] = admitted
         self._buffer.admit(self._ordinal, self._bench.engine.version)
         self._ordinal += 1
@@ -149,8 +240,8 @@ class Producer:
         if members:
             yield last, members
 
-    async def _plan(self, step: int, members: Sequence[Admitted]) -> dict[int, list[RolloutRequest]]:
-        """Let the algorithm plan groups; returns the requests of each ordinal."""
+    async def _plan(self, step: int, members: Sequence[Admitted]) -> None:
+        """Let the algorithm plan these groups."""
         bench, algorithm = self._bench, self._bench.algorithm
         tasks = [member.task for member in members]
         finished = sorted(self._finished, key=lambda one: one[0])
@@ -171,27 +262,26 @@ class Producer:
         while wanted := algorithm.prepare(tasks, history):
             prepared = await bench.rollouts.run(wanted, StageInfo(PREPARE_STAGE, step, TRAIN, 1.0))
             history = replace(history, prepared=prepared)
-        ordinals = {member.task.id: member.ordinal for member in members}
-        planned: dict[int, list[RolloutRequest]] = {ordinal: [] for ordinal in ordinals.values()}
+        of_task = {member.task.id: member for member in members}
+        for member in members:
+            member.step = step
         for request in algorithm.plan(tasks, history):
-            if request.task.id not in ordinals:
+            if request.task.id not in of_task:
                 raise PluginError(
                     f"algorithm: '{bench.config.algorithm.use}' plans a rollout of the task '{request.task.id}', which "
                     "is not among the tasks that its plan() was called with."
                 )
-            planned[ordinals[request.task.id]].append(request)
-        return planned
+            of_task[request.task.id].requests.append(request)
 
-    async def _roll_out(self, ordinal: int, step: int, requests: Sequence[RolloutRequest]) -> None:
-        bench, c = self._bench, self._bench.config.rollout
-        stage = StageInfo(RL_STAGE, step, TRAIN, c.temperature, c.top_p, c.top_k)
-        rollouts = await bench.rollouts.run(requests, stage)
+    async def _roll_out(self, member: Admitted) -> None:
+        bench, c, ordinal = self._bench, self._bench.config.rollout, member.ordinal
+        stage = StageInfo(RL_STAGE, member.step, TRAIN, c.temperature, c.top_p, c.top_k)
+        rollouts = await bench.rollouts.run(member.requests, stage)
         oldest = min((t.policy_version for t in rollouts), default=None)
         if not self._buffer.finish(ordinal, rollouts, oldest):
-            for trajectory in rollouts:
-                bench.store.reject_trajectory(trajectory.id, LATE)
+            bench.store.change((REJECT, [(LATE, LATE, trajectory.id) for trajectory in rollouts]))
             return
-        self._groups[ordinal] = {request.group for request in requests}
+        self._groups[ordinal] = {request.group for request in member.requests}
         given_up = bench.rollouts.given_up
         if any(given_up[name][DIVERGED] for name in self._groups[ordinal] & given_up.keys()):
             self._diverged.add(ordinal)
@@ -212,6 +302,10 @@ class Producer:
         replaced = self._replaced < self._config.resample_even_groups
         self._replaced += replaced
         return replaced
+
+
+def _ids(rollouts: Sequence[Trajectory] | None) -> list[str] | None:
+    return None if rollouts is None else [trajectory.id for trajectory in rollouts]
 
 
 def is_even(rollouts: Sequence[Trajectory]) -> bool:

@@ -101,6 +101,7 @@ FIG13 = Experiment(
         "rl.prompts_per_step=8",
         "rl.updates_per_step=4",
         "rl.checkpoint_every=20",
+        "rl.checkpoint_keep=0",
     ),
     probe=Probe("heldout", ("eval.split=heldout",)),
 )
