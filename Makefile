@@ -16,7 +16,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # Images of containers often forbid byte code: each of the many processes would compile its modules again.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: help install engines quickstart test test-skipped test-alone lint format typecheck bench docs wheels clean
+.PHONY: help install engines quickstart test test-skipped test-alone lint format typecheck chaos bench docs wheels clean
 .DEFAULT_GOAL := help
 
 help:  ## Show this list
@@ -73,6 +73,9 @@ format: install  ## Let ruff mend what it can
 typecheck: install  ## mypy --strict on the core and the plugins' sources
 	$(BIN)/mypy core/src
 	$(BIN)/mypy $(wildcard libs/*/src plugins/*/src)
+
+chaos: install  ## Kill 200 runs with kill -9, resume them, and write tests/chaos/results.md
+	OMP_NUM_THREADS=1 $(BIN)/python tests/chaos/chaos.py --runs 200 --table tests/chaos/results.md
 
 bench: install  ## Print the benchmark tables
 	@failed=; for f in benchmarks/*.py; do echo "== $$f"; $(BIN)/python $$f || failed="$$failed $$f"; done; \

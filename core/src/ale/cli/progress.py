@@ -18,8 +18,7 @@ DISPLAYS = "ale.displays"
 class Notes:
     """It prints each note on a line with the time of day, and nothing else."""
 
-    def _do_nothing(self, *arguments: Any, **figures: Any) -> None:
-        """Do nothing."""
+    def _do_nothing(self, *arguments: Any, **figures: Any) -> None: ...
 
     stage = advance = numbers = _do_nothing
 

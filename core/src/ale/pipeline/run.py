@@ -30,7 +30,7 @@ from ale.registry.hooks import Hooks
 from ale.registry.observers import open_observers
 from ale.specs.driver import DriverContext
 from ale.specs.package_sections import ScratchModel
-from ale.store.run_store import CONFIG_NAME, DB_NAME, OWN_WORDS, RunStore, write_summary
+from ale.store.run_store import CONFIG_NAME, DB_NAME, OWN_WORDS, RunStore, write_summary, write_whole
 from ale.trajectory import Trajectory
 
 
@@ -66,7 +66,7 @@ async def run(
     folder = folder or default_folder
     if resume:
         run_id = RESUME.require()().run_id(folder, loaded.to_yaml())
-    elif (folder / DB_NAME).exists():
+    elif (folder / CONFIG_NAME).exists() and (folder / DB_NAME).exists():
         raise ConfigError(f"{folder} holds a run already; go on with it (--resume), give another --out, or remove it.")
     try:
         async with AsyncExitStack() as stack:
@@ -88,14 +88,14 @@ async def _run_with_observers(
     store = RunStore.create(folder, redact)
     store.resumed = store.meta("run_id") is not None
     context = replace(context, channel=RunChannel(redact, hooks, store, progress.note))
-    (folder / CONFIG_NAME).write_text(loaded.to_yaml())
+    store.set_meta("run_id", run_id)
+    store.set_meta("config", loaded.to_yaml())
+    write_whole(folder / CONFIG_NAME, loaded.to_yaml())  # a run has begun once it is there
     began = time.monotonic()
     status, error, bench = "failed", None, None
     try:
         hooks.call("ale_run_started", run_id=run_id, run_dir=folder, config=loaded.values.public)
         store.add_event("run_resumed" if store.resumed else "run_started", run_id=run_id, seed=config.seed, only=only)
-        store.set_meta("run_id", run_id)
-        store.set_meta("config", loaded.to_yaml())
         if config.model.path is not None and message_engine(config) is None:
             found = await MODELS.require()().fetch(config.model.path, config.model.revision, context.channel)
             config = config.model_copy(update={"model": config.model.model_copy(update={"path": found})})
@@ -110,7 +110,7 @@ async def _run_with_observers(
         raise
     finally:
         facts = {"run_id": run_id, "status": status, "error": error, "seed": config.seed}
-        summary = summarize(bench, store, time.monotonic() - began, **facts)
+        summary = facts | summarize(bench, store, time.monotonic() - began)
         summary = json.loads(redact_json(json.dumps(summary), redact, OWN_WORDS))
         path = write_summary(folder, summary)
         store.add_event("run_finished", status=status, error=error)
@@ -178,13 +178,12 @@ async def write_scratch_model(bench: Workbench, scratch: ScratchModel, demonstra
     return folder
 
 
-def summarize(bench: Workbench | None, store: RunStore, seconds: float, **facts: Any) -> dict[str, Any]:
-    """Return the content of summary.json, of which the `facts` come first."""
+def summarize(bench: Workbench | None, store: RunStore, seconds: float) -> dict[str, Any]:
+    """Return the figures of summary.json."""
     stages = dict(bench.seconds) if bench else {}
     sampled = store.sampled_tokens()
     generating = sum(stages.get(s, 0.0) for s in ("evaluation", "rollout"))
     return {
-        **facts,
         "heldout": dict(bench.evaluations) if bench else {},
         "seconds": {name: round(value, 3) for name, value in stages.items()} | {"total": round(seconds, 3)},
         "rollouts": store.count(),

@@ -49,8 +49,7 @@ class Rollouts:
 
     episodes: Episodes
     store: RunStore
-    advance: Callable[[], None] = lambda: None
-    """It is called for each rollout that can be trusted, for the progress display."""
+    advance: Callable[[], None] = lambda: None  # for each rollout that can be trusted
     judge: Callable[[Trajectory], Rejection | None] | None = None
     """It returns why a rollout cannot be trusted, or None; the default is the run's `Filter`."""
     given_up: dict[str, Counter[str]] = field(default_factory=dict)

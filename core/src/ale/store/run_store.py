@@ -245,13 +245,16 @@ class RunStore:
         return {str(kind): int(n) for kind, n in self._db.execute(sql)}
 
 
+def write_whole(path: Path, text: str) -> Path:
+    """Write a file completely or not at all."""
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(text)
+    return temporary.replace(path)
+
+
 def write_summary(folder: Path, summary: Mapping[str, Any]) -> Path:
     """Write summary.json completely or not at all."""
-    path = folder / SUMMARY_NAME
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(summary, indent=2) + "\n")
-    temporary.replace(path)
-    return path
+    return write_whole(folder / SUMMARY_NAME, json.dumps(summary, indent=2) + "\n")
 
 
 def lock_folder(folder: Path) -> int:

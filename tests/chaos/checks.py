@@ -1,0 +1,126 @@
+"""What must hold of a run that was killed and resumed until it was complete."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sqlite3
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+PROGRESS_S = 10.0
+TIMES = ("_s", "seconds", "pool/", "engine/")
+"""Parts of the names of metrics that are of time, or of the process that made them."""
+KEPT = ("torchinductor_*", "ale-local-*")
+"""Folders for temporary files that outlive an unbroken run, too; they are empty."""
+Metrics = dict[tuple[str, int, str], float]
+
+
+@dataclass(frozen=True)
+class Unbroken:
+    """A run that nothing has interrupted."""
+
+    seconds: float
+    metrics: Metrics
+    lengths: list[int]
+
+
+@dataclass
+class Found:
+    """What is wrong with a run, in sentences, and the longest time from a start to progress."""
+
+    wrong: list[str] = field(default_factory=list)
+    slowest_start_s: float = 0.0
+
+
+def read_unbroken(folder: Path, seconds: float) -> Unbroken:
+    """Read an unbroken run."""
+    with sqlite3.connect(folder / "run.db") as db:
+        return Unbroken(seconds, _metrics(db), _trained_lengths(db))
+
+
+def check_run(folder: Path, temporary: Path, unbroken: Unbroken, ratio: int, steps: int, prompts: int) -> Found:
+    """Check a complete run of so many steps and prompts a step, with a bound on staleness."""
+    found = Found()
+
+    def demand(holds: object, sentence: str) -> None:
+        if not holds:
+            found.wrong.append(sentence)
+
+    with sqlite3.connect(folder / "run.db") as db:
+        demand(db.execute("PRAGMA integrity_check").fetchall() == [("ok",)], "the database is damaged")
+        trained = db.execute(
+            "SELECT ordinal, version, MIN(policy_version) FROM trained JOIN trajectories ON id = trajectory "
+            "GROUP BY ordinal, version"
+        ).fetchall()
+        ordinals = sorted(ordinal for ordinal, _, _ in trained)
+        demand(ordinals == list(range(steps * prompts)), f"ordinals were trained on with gaps or twice: {ordinals}")
+        sizes = Counter(version for _, version, _ in trained)
+        demand(set(sizes.values()) == {prompts}, f"batches have other sizes than {prompts}: {sizes}")
+        ages = [version - 1 - oldest for _, version, oldest in trained]
+        demand(max(ages) <= ratio, f"the bound on staleness was broken: {max(ages)}")
+        doubled = db.execute(
+            "SELECT COUNT(*) FROM trained JOIN trajectories ON id = trajectory WHERE rejected IS NOT NULL"
+        )
+        demand(doubled.fetchone() == (0,), "a rejected rollout was trained on")
+        metrics = _metrics(db)
+        done = sorted(step for stage, step, name in metrics if (stage, name) == ("rl", "success"))
+        demand(done == list(range(1, steps + 1)), f"metrics are there of the steps {done}")
+        if ratio == 0:
+            differing = sorted(
+                key for key in metrics.keys() | unbroken.metrics.keys() if metrics.get(key) != unbroken.metrics.get(key)
+            )
+            demand(not differing, f"metrics differ from those of an unbroken run: {differing[:4]}")
+            demand(_trained_lengths(db) == unbroken.lengths, "other rollouts were trained on than in an unbroken run")
+        found.slowest_start_s = _slowest_start(db)
+        demand(found.slowest_start_s < PROGRESS_S, f"a start took {found.slowest_start_s:.1f} s to make progress")
+    leftovers = [*(folder / "checkpoints").glob(".*"), *folder.glob("*.tmp")]
+    leftovers += [path for path in temporary.rglob("*") if not any(path.match(kept) for kept in KEPT)]
+    demand(not leftovers, f"left behind: {[str(path) for path in leftovers]}")
+    demand(not _processes_of(temporary), f"processes are left: {_processes_of(temporary)}")
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        demand(False, "the folder is locked")
+    finally:
+        os.close(descriptor)
+    return found
+
+
+def _metrics(db: sqlite3.Connection) -> Metrics:
+    rows = db.execute("SELECT stage, step, name, value FROM metrics")
+    return {(stage, step, name): value for stage, step, name, value in rows if not any(part in name for part in TIMES)}
+
+
+def _trained_lengths(db: sqlite3.Connection) -> list[int]:
+    sql = "SELECT sampled_tokens FROM trained JOIN trajectories ON id = trajectory"
+    rows = db.execute(f"{sql} ORDER BY ordinal, grp, step, sampled_tokens")
+    return [tokens for (tokens,) in rows]
+
+
+def _slowest_start(db: sqlite3.Connection) -> float:
+    """Return the longest time from a start to the next stored rollout or step that follows it."""
+    starts = [when for (when,) in db.execute("SELECT time FROM events WHERE kind IN ('run_started', 'run_resumed')")]
+    done = "SELECT finished_at FROM trajectories UNION SELECT MIN(time) FROM metrics GROUP BY stage, step"
+    progress = sorted(when for (when,) in db.execute(done))
+    waits = []
+    for start, after in zip(starts, [*starts[1:], float("inf")], strict=True):
+        came = next((when for when in progress if start <= when < after), None)
+        if came is not None:
+            waits.append(came - start)
+    return max(waits, default=0.0)
+
+
+def _processes_of(temporary: Path) -> list[str]:
+    """Return the processes whose environment names the run's folder for temporary files."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            environment = (process / "environ").read_bytes()
+        except OSError:
+            continue
+        if os.fsencode(str(temporary)) in environment:
+            found.append((process / "comm").read_text().strip())
+    return found
