@@ -24,6 +24,7 @@ from ale.config.preflight import Only, which_half
 from ale.config.yaml_text import dump_yaml, parse_yaml
 from ale.errors import ConfigError
 from ale.pipeline.run import run as run_pipeline
+from ale.store.run_store import CONFIG_NAME
 from ale_python_api.results import Result
 from ale_rl.eval_command import load_evaluation
 
@@ -37,14 +38,17 @@ def run(
     only: Only = "all",
     source: Path | str | None = None,
     out: Path | str | None = None,
+    resume: bool = False,
     quiet: bool = False,
 ) -> Result:
     """Make a run and return its result, as `ale run` does; `overrides` are settings such as `rl.steps=3`.
 
     `only` and `source` are the options `--only` and `--from`; `out` is the run folder to write, by default a new one.
-    Without `quiet`, progress is shown on stderr. Raises `AleError`, such as a `ConfigError` with the sentences that the
-    command line shows."""
-    return _run_to_its_end(partial(run_async, config, *overrides, only=only, source=source, out=out, quiet=quiet))
+    With `resume`, `config` is the folder of an interrupted run, which goes on. Without `quiet`, progress is shown on
+    stderr. Raises `AleError`, such as a `ConfigError` with the sentences that the command line shows."""
+    return _run_to_its_end(
+        partial(run_async, config, *overrides, only=only, source=source, out=out, resume=resume, quiet=quiet)
+    )
 
 
 async def run_async(
@@ -53,13 +57,18 @@ async def run_async(
     only: Only = "all",
     source: Path | str | None = None,
     out: Path | str | None = None,
+    resume: bool = False,
     quiet: bool = False,
 ) -> Result:
     """Do what `run` does in the running event loop; cancelling it ends the run and cleans up."""
     which_half(only)
+    if resume:
+        if not isinstance(config, Path | str) or only != "all" or source is not None or out is not None:
+            raise ConfigError("resume goes on in the run folder that config names; leave out only, source and out.")
+        config, out = Path(config) / CONFIG_NAME, config
     with _as_file(config) as file:
         loaded = load_run_config(file, _check_overrides(overrides))
-    return await _run(loaded, out, quiet, only=only, source=None if source is None else Path(source))
+    return await _run(loaded, out, quiet, only=only, source=None if source is None else Path(source), resume=resume)
 
 
 def evaluate(

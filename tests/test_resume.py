@@ -1,0 +1,120 @@
+"""`ale run --resume`: a run that was stopped goes on where it was, as a user types it."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import sqlite3
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from ale_command import ALE, TINY, ale, summary_of
+
+from ale.store.run_store import RunStore
+
+pytestmark = [pytest.mark.slow, pytest.mark.bwrap]
+STEPS = 5
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run that SIGTERM has stopped in its loop."""
+    folder = tmp_path_factory.mktemp("stopped")
+    file, run = folder / "run.yaml", folder / "run"
+    file.write_text(TINY.format(runs=folder / "runs"))
+    command = [str(ALE), "run", str(file), f"rl.steps={STEPS}", "rl.checkpoint_every=1", "--out", str(run)]
+    running = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    while not (run / "checkpoints" / "step_2").exists():
+        assert running.poll() is None, running.stderr and running.stderr.read()
+        time.sleep(0.01)
+    running.send_signal(signal.SIGTERM)
+    _, errors = running.communicate()
+    assert running.returncode == 143, errors
+    return run
+
+
+@pytest.fixture
+def run(stopped: Path, tmp_path: Path) -> Path:
+    """A copy of that folder."""
+    return shutil.copytree(stopped, tmp_path / "run")
+
+
+def trained(run: Path) -> list[int]:
+    with RunStore.open(run) as store:
+        return [ordinal for (ordinal,) in store.rows("SELECT DISTINCT ordinal FROM trained ORDER BY ordinal")]
+
+
+def test_a_run_that_is_stopped_leaves_a_checkpoint_from_which_it_goes_on(run: Path) -> None:
+    last = int((run / "checkpoints" / "LATEST").read_text().removeprefix("step_"))
+    assert trained(run) == list(range(2 * last)), "the checkpoint has the last step that was trained"
+    done = ale("run", "--resume", run)
+    assert f"The run goes on after step {last}." in done.stderr
+    assert summary_of(done)["status"] == "completed"
+    assert trained(run) == list(range(2 * STEPS))
+    with RunStore.open(run) as store:
+        assert [step for step, _ in store.metrics("rl")["success"]] == list(range(1, STEPS + 1))
+        assert [kind for _, kind, _ in store.events() if kind.startswith("run_")] == [
+            "run_started",
+            "run_finished",
+            "run_resumed",
+            "run_finished",
+        ]
+    again = ale("run", "--resume", run)
+    assert (again.returncode, again.stderr) == (
+        2,
+        f"error: The run in {run} is complete; there is nothing to go on with.\n",
+    )
+
+
+def test_a_damaged_checkpoint_is_skipped_for_the_one_before(run: Path) -> None:
+    newest = run / "checkpoints" / (run / "checkpoints" / "LATEST").read_text().strip()
+    (newest / "trainer_state.pt").write_bytes(b"half")
+    before = int(newest.name.removeprefix("step_")) - 1
+    done = ale("run", "--resume", run)
+    assert f"{newest} is damaged, so an earlier one is used" in done.stderr
+    assert f"The run goes on after step {before}." in done.stderr
+    assert summary_of(done)["status"] == "completed"
+    assert trained(run) == list(range(2 * STEPS))
+
+
+def test_what_decides_what_is_learned_cannot_change_and_the_rest_can(run: Path) -> None:
+    done = ale("run", "--resume", run, "rl.prompts_per_step=3", "algorithm.group_size=4", "eval.episodes=2")
+    assert done.returncode == 2
+    assert "A resumed run cannot change algorithm.group_size, rl.prompts_per_step:" in done.stderr
+    harmless = ("eval.episodes=2", "rollout.concurrency=4", "rl.checkpoint_every=2")
+    assert summary_of(ale("run", "--resume", run, *harmless))["status"] == "completed"
+
+
+def test_without_a_checkpoint_the_loop_begins_anew_with_the_rollouts_that_are_there(run: Path) -> None:
+    shutil.rmtree(run / "checkpoints")
+    with sqlite3.connect(run / "run.db") as db:
+        of_first = "SELECT id FROM trajectories WHERE stage = 'rl' AND policy_version = 1"
+        first = {id for (id,) in db.execute(of_first)}
+    assert summary_of(ale("run", "--resume", run))["status"] == "completed"
+    assert trained(run) == list(range(2 * STEPS))
+    with sqlite3.connect(run / "run.db") as db:
+        assert {id for (id,) in db.execute(of_first)} == first, "none was made again"
+        lost = db.execute("SELECT COUNT(*) FROM trajectories WHERE rejected = 'lost_version'").fetchone()
+    assert lost[0] > 0
+
+
+@pytest.mark.parametrize("option", ["--out", "--from"])
+def test_a_resumed_run_takes_no_other_folder(run: Path, tmp_path: Path, option: str) -> None:
+    done = ale("run", "--resume", run, option, tmp_path / "other")
+    assert done.returncode == 2
+    assert "--resume goes on in its run folder; leave out --only, --from and --out" in done.stderr
+
+
+def test_a_folder_that_holds_no_run_is_refused(tmp_path: Path) -> None:
+    done = ale("run", "--resume", tmp_path)
+    assert done.returncode == 2
+    assert "error: " in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_folder_that_holds_a_run_says_how_to_go_on_with_it(run: Path) -> None:
+    done = ale("run", run / "config.yaml", "--out", run)
+    assert done.returncode == 2
+    assert f"{run} holds a run already; go on with it (--resume), give another --out, or remove it." in done.stderr
