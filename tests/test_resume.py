@@ -118,3 +118,21 @@ def test_a_folder_that_holds_a_run_says_how_to_go_on_with_it(run: Path) -> None:
     done = ale("run", run / "config.yaml", "--out", run)
     assert done.returncode == 2
     assert f"{run} holds a run already; go on with it (--resume), give another --out, or remove it." in done.stderr
+
+
+def test_a_warm_start_that_was_killed_begins_again_with_its_demonstrations(tmp_path: Path) -> None:
+    file, run = tmp_path / "run.yaml", tmp_path / "run"
+    file.write_text(TINY.format(runs=tmp_path / "runs"))
+    command = [str(ALE), "run", str(file), "sft.steps=300", "rl.steps=1", "eval.episodes=2", "--out", str(run)]
+    running = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    while not (run / "model" / "initial" / "model.safetensors").exists():
+        assert running.poll() is None
+        time.sleep(0.01)
+    running.kill()
+    running.wait()
+    assert not (run / "model" / "sft").exists()
+    assert summary_of(ale("run", "--resume", run))["status"] == "completed"
+    with RunStore.open(run) as store:
+        demonstrations = store.count("stage = 'demonstrations'")
+    assert demonstrations == 12, "none was made twice"
+    assert trained(run) == [0, 1]

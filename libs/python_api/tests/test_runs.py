@@ -178,3 +178,10 @@ def test_interrupting_a_notebook_ends_the_run_as_ctrl_c_does(config: dict[str, A
     )
     assert done.stdout.splitlines() == ["interrupted"]
     assert ale.read_run(tmp_path / "run").summary["status"] == "interrupted"
+
+
+def test_a_run_goes_on_only_in_its_own_folder(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="resume goes on in the run folder that config names"):
+        ale.run(tmp_path, resume=True, out=tmp_path / "other")
+    with pytest.raises(ConfigError, match="resume goes on in the run folder that config names"):
+        ale.run({"tasks": "bash"}, resume=True)
