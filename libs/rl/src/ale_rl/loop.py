@@ -163,7 +163,8 @@ class Training:
                     await asyncio.wait([self._evaluation])
                 await publish(bench)
             metrics |= {"rollout_s": waited, "train_s": time.monotonic() - began}
-            metrics["tokens_per_s"] = metrics["sampled_tokens"] / max(1e-9, waited)
+            sampling_s = waited + (metrics["train_s"] if config.async_ratio else 0.0)
+            metrics["tokens_per_s"] = metrics["sampled_tokens"] / max(1e-9, sampling_s)
         metrics |= self._producer.metrics() | bench.rollouts.metrics(RL_STAGE) | resource_metrics(bench)
         trained = [(t.id, group.ordinal, bench.engine.version) for group in groups for t in group.rollouts or ()]
         bench.finish_step(RL_STAGE, step, metrics, trained)
