@@ -97,6 +97,8 @@ class Chaos:
             self._wait(pid, target)
             if (target / "config.yaml").exists():
                 arguments = ["--resume", str(target)]
+            else:  # it was killed before it began
+                shutil.rmtree(target, ignore_errors=True)
         if not (target / "summary.json").exists() or '"completed"' not in (target / "summary.json").read_text():
             self._end(self._start(target, arguments, ratio), target)
         found = check_run(target, self._temporary(target), self.unbroken[ratio], ratio, STEPS, PROMPTS)

@@ -66,7 +66,7 @@ async def run(
     folder = folder or default_folder
     if resume:
         run_id = RESUME.require()().run_id(folder, loaded.to_yaml())
-    elif (folder / CONFIG_NAME).exists() and (folder / DB_NAME).exists():
+    elif (folder / DB_NAME).exists():
         raise ConfigError(f"{folder} holds a run already; go on with it (--resume), give another --out, or remove it.")
     try:
         async with AsyncExitStack() as stack:

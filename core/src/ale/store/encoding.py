@@ -44,9 +44,9 @@ def encode(trajectory: Trajectory) -> tuple[str, bytes]:
 def decode(text: str, arrays: bytes) -> Trajectory:
     """Return the trajectory that `encode` was given."""
     try:
-        (data,) = from_json(text)
+        data = from_json(text)
     except ValueError:  # a lone surrogate, as below
-        (data,) = json.loads(text)
+        data = json.loads(text)
     sequences, chunks = data["sequences"], data["chunks"]
     count = len(sequences) + 2 * len(chunks)
     lengths = array("i", arrays[: count * 4]).tolist()
@@ -66,7 +66,7 @@ def decode(text: str, arrays: bytes) -> Trajectory:
 
 def trajectory_to_dict(trajectory: Trajectory) -> dict[str, Any]:
     """Return a trajectory as plain JSON values, from which `trajectory_from_dict` makes an equal one."""
-    values: dict[str, Any] = json.loads(_to_json(trajectory))[0]
+    values: dict[str, Any] = json.loads(_to_json(trajectory))
     return values
 
 
@@ -77,6 +77,6 @@ def trajectory_from_dict(data: Mapping[str, Any]) -> Trajectory:
 
 def _to_json(trajectory: Trajectory, exclude: Any = None) -> str:
     try:
-        return _adapter().dump_json((trajectory,), exclude=exclude).decode()
+        return _adapter().dump_json((trajectory,), exclude=exclude).decode()[1:-1]
     except PydanticSerializationError:  # a lone surrogate, which a policy may write into a call's JSON
-        return json.dumps(_adapter().dump_python((trajectory,), exclude=exclude))
+        return json.dumps(_adapter().dump_python((trajectory,), exclude=exclude)[0])

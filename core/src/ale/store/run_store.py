@@ -36,7 +36,7 @@ OWN_WORDS = frozenset(
     {"id", "task_id", "group", "stage", "split", "role", "kind", "finish_reason", "ended_by", "status"}
 )
 """Keys whose texts are ALE's own words: one that equals a secret does so by chance, and is not redacted."""
-REJECT = "UPDATE trajectories SET rejected = ?, data = json_set(data, '$[0].rejected', ?) WHERE id = ?"
+REJECT = "UPDATE trajectories SET rejected = ?, data = json_set(data, '$.rejected', ?) WHERE id = ?"
 """It marks stored rollouts as rejected: reason, reason, id."""
 _SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
@@ -180,7 +180,7 @@ class RunStore:
 
     def find_rollout(self, stage: str, step: int, group: str, seeds: Sequence[int]) -> Trajectory | None:
         """Return the trusted rollout of a stage that one of these seeds made for a group; None if there is none."""
-        where = f"json_extract(data, '$[0].seed') IN ({','.join('?' * len(seeds))}) AND rejected IS NULL"
+        where = f"json_extract(data, '$.seed') IN ({','.join('?' * len(seeds))}) AND rejected IS NULL"
         where += " AND stage = ? AND step = ? AND grp = ?"
         return next(self.trajectories(where, (*seeds, stage, step, group)), None)
 
