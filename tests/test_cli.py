@@ -132,7 +132,7 @@ def test_a_folder_that_holds_a_run_is_not_written_to(run_file: Path, tmp_path: P
     (folder / "run.db").write_bytes(b"another run")
     done = ale("run", str(run_file), "--out", str(folder))
     assert done.returncode == 2
-    assert f"error: {folder} holds a run already; go on with it (--resume), give another --out, or remove it." in done.stderr
+    assert f"error: {folder} holds a run already; go on with it (--resume), give another --out" in done.stderr
     assert [path.name for path in folder.iterdir()] == ["run.db"]
 
 
