@@ -59,7 +59,7 @@ def test_what_a_step_has_trained_on_is_stored_with_its_metrics_or_not_at_all(tmp
 def test_a_stored_rollout_may_be_rejected_later(tmp_path: Path, trajectory: Make) -> None:
     with RunStore.create(tmp_path) as store:
         store.add_trajectory(trajectory("a"))
-        store.change((REJECT, [("late", "late", "a")]))
+        store.change((REJECT, [("late", "a")]))
         assert list(store.trajectories()) == [replace(trajectory("a"), rejected="late")]
         assert store.count("rejected = 'late'") == 1
 

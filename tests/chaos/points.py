@@ -9,14 +9,15 @@ from importlib import import_module
 from typing import Any
 
 Where = tuple[str, str, bool]
-"""Module, function or Class.method, and whether it is killed after the call (else before it)."""
+"""Module in which the function is looked up, function or Class.method, and whether it is killed after the call (else
+before it)."""
 POINTS: dict[str, Where] = {
     "a rollout is stored": ("ale.store.run_store", "RunStore._insert_trajectory", True),
     "an update is made": ("ale_torch_training.worker", "RankWorker.update", True),
     "weights are published": ("ale_torch_training.worker", "RankWorker.publish", True),
     "the engine loads weights": ("ale_engine_torch.engine", "TorchEngine.load_weights", False),
     "a step is committed": ("ale.store.run_store", "RunStore.add_metrics", True),
-    "the trainer's state is written": ("ale_torch_training.checkpoint_folder", "write_state", False),
+    "the trainer's state is written": ("ale_torch_training.worker", "write_state", False),
     "a checkpoint is put in place": ("ale_rl.checkpoint", "_put_in_place", False),
     "a checkpoint was put in place": ("ale_rl.checkpoint", "_put_in_place", True),
     "an evaluation begins": ("ale_evaluation.evaluate", "evaluate", False),
@@ -48,7 +49,3 @@ def arm(name: str, nth: int) -> None:
         return result
 
     setattr(owner, attribute, counted)
-    for module in ("ale_torch_training.worker", "ale_evaluation.section"):  # they have imported the function by name
-        other = import_module(module)
-        if getattr(other, attribute, None) is original:
-            setattr(other, attribute, counted)

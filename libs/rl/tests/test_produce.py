@@ -7,7 +7,7 @@ import itertools
 import json
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -23,7 +23,7 @@ from ale.task import Task, TaskTests
 from ale.trajectory import Score, Trajectory
 from ale_rl.buffer import SampleBuffer
 from ale_rl.config import RLConfig
-from ale_rl.loop import make_buffer, next_batch
+from ale_rl.loop import make_buffer
 from ale_rl.produce import Producer, is_even
 
 
@@ -69,7 +69,7 @@ class Scene:
         self.engine = SimpleNamespace(version=0)
         self.given_up: dict[str, Counter[str]] = {}
         store = SimpleNamespace(
-            change=lambda *changes: self.rejected.extend((id, why) for _, rows in changes for why, _, id in rows),
+            change=lambda *changes: self.rejected.extend((id, why) for _, rows in changes for why, id in rows),
             trajectories=lambda where, ids: [self.made[id] for id in json.loads(ids[0])],
             add_event=lambda kind, **data: self.events.append(data),
             reasons=lambda stage, step: "2 x sandbox failure",
@@ -86,6 +86,8 @@ class Scene:
             ),
             tasks=SimpleNamespace(demonstrator=lambda task, seed: None),
             sessions=SimpleNamespace(),
+            progress=SimpleNamespace(stage=lambda name, total: None),
+            stopwatch=lambda stage: nullcontext(),
         )
         self.producer = Producer(
             bench, self.config, self.buffer, map(task, itertools.chain(tasks, itertools.count(90)))
@@ -121,7 +123,7 @@ class Scene:
     async def train(self) -> list[str]:
         """Take a batch, which must be there, and train on it."""
         async with asyncio.timeout(1):
-            batch = await next_batch(self.buffer, self.producer, self.engine.version)
+            batch = await self.producer.next_batch(self.producer.steps_done + 1)
         names = [t.task_id for t in self.producer.require_rollouts(batch, self.producer.steps_done + 1)]
         self.engine.version += 1
         self.producer.close_step()
@@ -273,7 +275,7 @@ async def test_a_late_task_is_still_to_come_after_a_restart() -> None:
         await s.finish("t2")
         assert s.buffer.take(1) is None
         s.clock = 10
-        s.producer.expire(1)
+        s.producer._expire()
         state = s.producer.state()
     again = Scene(settings, range(20))
     again.made, again.engine.version = s.made, 1

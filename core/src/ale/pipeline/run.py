@@ -88,9 +88,9 @@ async def _run_with_observers(
     store = RunStore.create(folder, redact)
     store.resumed = store.meta("run_id") is not None
     context = replace(context, channel=RunChannel(redact, hooks, store, progress.note))
-    store.set_meta("run_id", run_id)
-    store.set_meta("config", loaded.to_yaml())
-    write_whole(folder / CONFIG_NAME, loaded.to_yaml())  # a run has begun once it is there
+    text = loaded.to_yaml()
+    store.set_meta({"run_id": run_id, "config": text})
+    write_whole(folder / CONFIG_NAME, text)  # a run has begun once it is there
     began = time.monotonic()
     status, error, bench = "failed", None, None
     try:

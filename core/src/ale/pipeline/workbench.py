@@ -100,7 +100,7 @@ class Workbench:
         folder = self.folder / "model" / stage
         await self.backend.save(folder)
         self.policy_folder = folder
-        self.store.set_meta(f"saved.{stage}", str(self.engine.version))
+        self.store.set_meta({f"saved.{stage}": str(self.engine.version)})
 
     async def restore(self, folder: Path, version: int) -> None:
         """Go on with the policy that the trainer saved in a folder as this version, in trainer and engine."""

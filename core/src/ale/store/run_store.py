@@ -36,8 +36,8 @@ OWN_WORDS = frozenset(
     {"id", "task_id", "group", "stage", "split", "role", "kind", "finish_reason", "ended_by", "status"}
 )
 """Keys whose texts are ALE's own words: one that equals a secret does so by chance, and is not redacted."""
-REJECT = "UPDATE trajectories SET rejected = ?, data = json_set(data, '$.rejected', ?) WHERE id = ?"
-"""It marks stored rollouts as rejected: reason, reason, id."""
+REJECT = "UPDATE trajectories SET rejected = ?1, data = json_set(data, '$.rejected', ?1) WHERE id = ?2"
+"""It marks stored rollouts as rejected: reason, id."""
 _SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE trajectories (
@@ -169,9 +169,9 @@ class RunStore:
             raise
         self._db.execute("COMMIT")
 
-    def set_meta(self, key: str, value: str) -> None:
-        """Store a fact about the run, such as its id."""
-        self.change(("INSERT OR REPLACE INTO meta VALUES (?, ?)", [(key, value)]))
+    def set_meta(self, facts: Mapping[str, str]) -> None:
+        """Store facts about the run, such as its id."""
+        self.change(("INSERT OR REPLACE INTO meta VALUES (?, ?)", facts.items()))
 
     def meta(self, key: str) -> str | None:
         """Return a fact about the run; None if it is not known."""

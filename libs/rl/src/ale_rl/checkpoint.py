@@ -20,7 +20,7 @@ import logging
 import os
 import re
 import shutil
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +51,7 @@ class Cut:
 
 async def write_checkpoint(bench: Workbench, cut: Cut, keep: int) -> None:
     """Write a checkpoint, and remove all but the newest `keep`; 0: none is removed."""
-    text = json.dumps(asdict(cut))
+    text = json.dumps(vars(cut))
     folder = bench.folder / CHECKPOINTS
     making, target = folder / f".making_{cut.step}", folder / f"step_{cut.step}"
     await bench.backend.save(making)
@@ -83,7 +83,8 @@ async def restore_newest(bench: Workbench) -> Cut | None:
 
 def undo_after(store: RunStore, version: int, step: int) -> None:
     """Undo in the store what happened after this version and step."""
-    lost = [id for (id,) in store.rows("SELECT id FROM trajectories WHERE policy_version > ?", (version,))]
+    began_after = "SELECT id FROM trajectories WHERE rejected IS NULL AND policy_version > ?"
+    lost = [id for (id,) in store.rows(began_after, (version,))]
     untrained = "id NOT IN (SELECT trajectory FROM trained WHERE version <= ?)"
     began_before = f"stage = ? AND rejected IS NULL AND policy_version <= ? AND {untrained}"
     for t in store.trajectories(began_before, (RL_STAGE, version, version)):
@@ -93,7 +94,7 @@ def undo_after(store: RunStore, version: int, step: int) -> None:
         ("DELETE FROM trained WHERE version > ?", [(version,)]),
         ("DELETE FROM metrics WHERE stage = ? AND step > ?", [(RL_STAGE, step)]),
         ("DELETE FROM metrics WHERE (stage = 'eval' OR stage LIKE 'eval.%') AND step > ?", [(step,)]),
-        (REJECT, [(LOST_VERSION, LOST_VERSION, id) for id in lost]),
+        (REJECT, [(LOST_VERSION, id) for id in lost]),
     )
 
 

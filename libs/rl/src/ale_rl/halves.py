@@ -15,7 +15,7 @@ from ale.rollout.episode import RL_STAGE
 from ale.store.run_store import RunStore
 from ale.trajectory import Trajectory
 from ale_rl.config import RLConfig
-from ale_rl.loop import make_buffer, next_batch, run_together
+from ale_rl.loop import make_buffer, run_together
 from ale_rl.produce import Producer
 from ale_rl.resources import resource_metrics
 from ale_rl.rollout_metrics import rollout_metrics
@@ -51,14 +51,11 @@ async def roll_out_only(bench: Workbench, config: RLConfig, source: Path | None)
     if idle := [f"rl.{name}" for name in WITH_TRAINING if name in config.model_fields_set]:
         bench.progress.note(f"{', '.join(idle)}: without effect here; every rollout is kept, and none is stale.")
     config = config.model_copy(update=dict.fromkeys(WITH_TRAINING, 0))
-    buffer = make_buffer(config)
-    producer = Producer(bench, config, buffer, repeat_tasks(bench, config.instances))
+    producer = Producer(bench, config, make_buffer(config), repeat_tasks(bench, config.instances))
 
     async def store_steps() -> None:
         for step in range(1, config.steps + 1):
-            bench.progress.stage(f"RL step {step}/{config.steps}", config.prompts_per_step * bench.algorithm.group_size)
-            with bench.stopwatch("rollout"):
-                rollouts = producer.require_rollouts(await next_batch(buffer, producer, bench.engine.version), step)
+            rollouts = producer.require_rollouts(await producer.next_batch(step), step)
             metrics = rollout_metrics(rollouts, bench.engine.version) if rollouts else {}
             bench.finish_step(RL_STAGE, step, metrics | bench.rollouts.metrics(RL_STAGE) | resource_metrics(bench))
             if rollouts:

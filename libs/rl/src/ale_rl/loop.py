@@ -35,9 +35,8 @@ async def reinforce(
     bench: Workbench, config: RLConfig, tasks: Iterator[Task], demonstrations: Sequence[Trajectory] = ()
 ) -> None:
     """Run all RL steps on these tasks, with the evaluations between them."""
-    buffer = make_buffer(config)
-    producer = Producer(bench, config, buffer, tasks, demonstrations)
-    training = Training(bench, config, buffer, producer)
+    producer = Producer(bench, config, make_buffer(config), tasks, demonstrations)
+    training = Training(bench, config, producer)
     cut = await restore_newest(bench) if bench.store.resumed else None
     if cut is None:
         await load_reference(bench)
@@ -70,27 +69,11 @@ def first_of(several: BaseExceptionGroup) -> BaseException:
     return first
 
 
-async def next_batch(buffer: SampleBuffer[Trajectory], producer: Producer, version: int) -> list[OpenGroup[Trajectory]]:
-    """Wait until the buffer has a batch for the trainer, whose weights are `version`."""
-    while True:
-        producer.changed.clear()
-        batch = buffer.take(version)
-        if batch is not None:
-            return batch
-        try:
-            async with asyncio.timeout(buffer.patience_left_s):
-                await producer.changed.wait()
-        except TimeoutError:
-            producer.expire(version)
-
-
 class Training:
     """The half of the loop that trains; see the module's docstring."""
 
-    def __init__(
-        self, bench: Workbench, config: RLConfig, buffer: SampleBuffer[Trajectory], producer: Producer
-    ) -> None:
-        self._bench, self._config, self._buffer, self._producer = bench, config, buffer, producer
+    def __init__(self, bench: Workbench, config: RLConfig, producer: Producer) -> None:
+        self._bench, self._config, self._producer = bench, config, producer
         self._guard = CollapseGuard(config.min_entropy, "rl.lr" if config.lr is not None else "trainer.lr")
         self._evaluation: asyncio.Task[None] | None = None
         self._evaluation_due: tuple[str, int] | None = None
@@ -132,11 +115,8 @@ class Training:
 
     async def _step(self, step: int) -> dict[str, float]:
         """Wait for a batch, train on it and publish; returns the step's metrics."""
-        bench, config = self._bench, self._config
-        bench.progress.stage(f"RL step {step}/{config.steps}", config.prompts_per_step * bench.algorithm.group_size)
-        began, version = time.monotonic(), bench.engine.version
-        with bench.stopwatch("rollout"):
-            groups = await next_batch(self._buffer, self._producer, version)
+        began, version = time.monotonic(), self._bench.engine.version
+        groups = await self._producer.next_batch(step)
         waited = time.monotonic() - began
         training = asyncio.ensure_future(self._train(step, groups, version, waited))
         try:

@@ -47,9 +47,31 @@ class Admitted:
     requests: list[RolloutRequest] = field(default_factory=list)
     """What was planned for it, in that step."""
 
+    def state(self, group: OpenGroup[Trajectory]) -> dict[str, Any]:
+        """Return the task and its group as JSON values. Requests with a start cannot be written."""
+        plain = all(request.start is None for request in self.requests)
+        return {
+            "ordinal": self.ordinal,
+            "nth": self.nth,
+            "again": self.again,
+            "version": group.version,
+            "step": self.step,
+            "requests": [[request.group, request.seed] for request in self.requests if plain],
+            "rollouts": None if group.rollouts is None else [trajectory.id for trajectory in group.rollouts],
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The rollouts of an ordinal that no plan has seen, and the names of its groups."""
+
+    ordinal: int
+    rollouts: Sequence[Trajectory]
+    groups: frozenset[str]
+
 
 class Producer:
-    """See the module's docstring. `changed` is set whenever the buffer has changed."""
+    """See the module's docstring. `changed` is set whenever the buffer has got rollouts."""
 
     def __init__(
         self,
@@ -67,10 +89,7 @@ class Producer:
         self._taken = 0
         self._returned: deque[tuple[int, Task]] = deque()
         self._admitted: dict[int, Admitted] = {}
-        self._finished: list[tuple[int, Sequence[Trajectory]]] = []
-        """By ordinal, the rollouts that no plan has seen."""
-        self._groups: dict[int, set[str]] = {}
-        """For each ordinal whose rollouts no plan has seen, the names of its groups."""
+        self._finished: list[Finished] = []
         self._places: Counter[int] = Counter()
         """For each step, how many groups were planned for it."""
         self._ordinal = 0
@@ -101,6 +120,22 @@ class Producer:
             for task in running:  # of groups that were dropped as late
                 task.cancel()
 
+    async def next_batch(self, step: int) -> list[OpenGroup[Trajectory]]:
+        """Wait until the buffer has the batch of a step for the trainer, whose weights are those of the engine."""
+        bench, config = self._bench, self._config
+        bench.progress.stage(f"RL step {step}/{config.steps}", config.prompts_per_step * bench.algorithm.group_size)
+        with bench.stopwatch("rollout"):
+            while True:
+                self.changed.clear()
+                batch = self._buffer.take(bench.engine.version)
+                if batch is not None:
+                    return batch
+                try:
+                    async with asyncio.timeout(self._buffer.patience_left_s):
+                        await self.changed.wait()
+                except TimeoutError:
+                    self._expire()
+
     def close_step(self) -> None:
         """Count a step, once its weights are published, and close its groups."""
         taken = {group.ordinal for group in self._buffer.groups() if group.taken}
@@ -113,9 +148,9 @@ class Producer:
         """Let groups take the place of those that a step has closed."""
         self._room.set()
 
-    def expire(self, version: int) -> None:
+    def _expire(self) -> None:
         """Drop the groups for which alone the trainer has waited too long; each task comes back once."""
-        for group in self._buffer.expire(version):
+        for group in self._buffer.expire(self._bench.engine.version):
             gone = self._admitted.pop(group.ordinal)
             self._late += 1
             self._bench.store.add_event("late_group", ordinal=group.ordinal, task=gone.task.id, again=gone.again)
@@ -149,23 +184,8 @@ class Producer:
             "ordinal": self._ordinal,
             "places": [[step, count] for step, count in self._places.items() if step > self.steps_done],
             "returned": [nth for nth, _ in self._returned],
-            "open": [
-                {
-                    "ordinal": one.ordinal,
-                    "nth": one.nth,
-                    "again": one.again,
-                    "version": open_groups[one.ordinal].version,
-                    "step": one.step,
-                    "requests": [
-                        [r.group, r.seed] for r in one.requests if all(other.start is None for other in one.requests)
-                    ],
-                    "rollouts": _ids(open_groups[one.ordinal].rollouts),
-                }
-                for one in self._admitted.values()
-            ],
-            "finished": [
-                [ordinal, _ids(rollouts), sorted(self._groups[ordinal])] for ordinal, rollouts in self._finished
-            ],
+            "open": [one.state(open_groups[one.ordinal]) for one in self._admitted.values()],
+            "finished": [[f.ordinal, [t.id for t in f.rollouts], sorted(f.groups)] for f in self._finished],
             "given_up": {group: dict(kinds) for group, kinds in self._bench.rollouts.given_up.items()},
             "diverged": sorted(self._diverged),
             "counts": [self._even, self._replaced, self._late],
@@ -190,8 +210,7 @@ class Producer:
             if one["rollouts"] is not None:
                 self._buffer.finish(admitted.ordinal, [stored[id] for id in one["rollouts"]], one["version"])
         for ordinal, rollouts, groups in state["finished"]:
-            self._finished.append((ordinal, [stored[id] for id in rollouts]))
-            self._groups[ordinal] = set(groups)
+            self._finished.append(Finished(ordinal, [stored[id] for id in rollouts], frozenset(groups)))
         self._bench.rollouts.given_up.update({group: Counter(kinds) for group, kinds in state["given_up"].items()})
         self._diverged = set(state["diverged"])
         self._even, self._replaced, self._late = state["counts"]
@@ -244,13 +263,13 @@ class Producer:
         """Let the algorithm plan these groups."""
         bench, algorithm = self._bench, self._bench.algorithm
         tasks = [member.task for member in members]
-        finished = sorted(self._finished, key=lambda one: one[0])
-        known = {name for ordinal, _ in finished for name in self._groups.pop(ordinal)}
+        finished = sorted(self._finished, key=lambda one: one.ordinal)
+        known = frozenset[str]().union(*(one.groups for one in finished))
         given_up = bench.rollouts.given_up
         history = RolloutHistory(
             step,
             bench.config.seed,
-            [t for _, rollouts in finished for t in rollouts],
+            [t for one in finished for t in one.rollouts],
             rejected={name: given_up.pop(name) for name in known & given_up.keys()},
             demonstrations=self._demonstrations,
             demonstrator=bench.tasks.demonstrator,
@@ -279,11 +298,11 @@ class Producer:
         rollouts = await bench.rollouts.run(member.requests, stage)
         oldest = min((t.policy_version for t in rollouts), default=None)
         if not self._buffer.finish(ordinal, rollouts, oldest):
-            bench.store.change((REJECT, [(LATE, LATE, trajectory.id) for trajectory in rollouts]))
+            bench.store.change((REJECT, [(LATE, trajectory.id) for trajectory in rollouts]))
             return
-        self._groups[ordinal] = {request.group for request in member.requests}
+        groups = frozenset(request.group for request in member.requests)
         given_up = bench.rollouts.given_up
-        if any(given_up[name][DIVERGED] for name in self._groups[ordinal] & given_up.keys()):
+        if any(given_up[name][DIVERGED] for name in groups & given_up.keys()):
             self._diverged.add(ordinal)
         if self._is_replaced(rollouts):
             self._buffer.drop(ordinal)
@@ -291,7 +310,7 @@ class Producer:
             self._diverged.discard(ordinal)
             rollouts = []
             self._room.set()
-        self._finished.append((ordinal, rollouts))
+        self._finished.append(Finished(ordinal, rollouts, groups))
         self.changed.set()
 
     def _is_replaced(self, rollouts: Sequence[Trajectory]) -> bool:
@@ -302,10 +321,6 @@ class Producer:
         replaced = self._replaced < self._config.resample_even_groups
         self._replaced += replaced
         return replaced
-
-
-def _ids(rollouts: Sequence[Trajectory] | None) -> list[str] | None:
-    return None if rollouts is None else [trajectory.id for trajectory in rollouts]
 
 
 def is_even(rollouts: Sequence[Trajectory]) -> bool:

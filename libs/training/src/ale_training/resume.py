@@ -14,7 +14,7 @@ from ale.specs.package_sections import ResumedRun
 from ale.store.run_store import CONFIG_NAME, SUMMARY_NAME, RunStore
 
 HARMLESS = (
-    "name", "run_dir", "observers", "eval", "pool", "rollout.concurrency", "rl.patience_s", "rl.stall_s",
+    "name", "run_dir", "observers", "eval", "pool", "rollout.concurrency", "rl.patience_s",
     "rl.checkpoint_every", "rl.checkpoint_keep", "engine", "trainer.threads", "trainer.ranks", "trainer.device",
 )  # fmt: skip
 """Keys, or sections of keys, that a resumed run may change: they do not decide what it learns."""
@@ -24,28 +24,22 @@ class Resume(ResumedRun):
     """See `ResumedRun`."""
 
     def run_id(self, folder: Path, config: str) -> str:
-        """See `ResumedRun.run_id`."""
-        return check_resumable(folder, config)
-
-
-def check_resumable(folder: Path, config: str) -> str:
-    """Return the id of an interrupted run. Raises `ConfigError` if it cannot go on, or not with this configuration, the
-    text of a run file."""
-    with RunStore.open(folder) as store:
-        run_id, before = store.meta("run_id"), store.meta("config")
-    if run_id is None or before is None:
-        raise ConfigError(f"{folder} holds no run that could go on; start it anew with another --out.")
-    summary = folder / SUMMARY_NAME
-    if summary.exists() and json.loads(summary.read_text())["status"] == "completed":
-        raise ConfigError(f"The run in {folder} is complete; there is nothing to go on with.")
-    changed = _differences(yaml.safe_load(before), yaml.safe_load(config), "")
-    keys = [key for key in changed if not any(f"{key}.".startswith(f"{one}.") for one in HARMLESS)]
-    if keys:
-        raise ConfigError(
-            f"A resumed run cannot change {', '.join(keys)}: what it has learned so far was learned otherwise. Leave "
-            f"{folder / CONFIG_NAME} as it was, or start a new run from a policy of this one (model.path)."
-        )
-    return run_id
+        """See `ResumedRun.run_id`; `config` is the text of a run file."""
+        with RunStore.open(folder) as store:
+            run_id, before = store.meta("run_id"), store.meta("config")
+        if run_id is None or before is None:
+            raise ConfigError(f"{folder} holds no run that could go on; start it anew with another --out.")
+        summary = folder / SUMMARY_NAME
+        if summary.exists() and json.loads(summary.read_text())["status"] == "completed":
+            raise ConfigError(f"The run in {folder} is complete; there is nothing to go on with.")
+        changed = _differences(yaml.safe_load(before), yaml.safe_load(config), "")
+        keys = [key for key in changed if not any(f"{key}.".startswith(f"{one}.") for one in HARMLESS)]
+        if keys:
+            raise ConfigError(
+                f"A resumed run cannot change {', '.join(keys)}: what it has learned so far was learned otherwise. "
+                f"Leave {folder / CONFIG_NAME} as it was, or start a new run from a policy of this one (model.path)."
+            )
+        return run_id
 
 
 def _differences(before: Any, now: Any, path: str) -> Iterator[str]:
