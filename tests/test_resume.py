@@ -79,6 +79,14 @@ def test_a_damaged_checkpoint_is_skipped_for_the_one_before(run: Path) -> None:
     assert trained(run) == list(range(2 * STEPS))
 
 
+def test_the_checkpoint_that_a_run_goes_on_from_stays_while_it_is_in_use(run: Path) -> None:
+    first = int((run / "checkpoints" / "LATEST").read_text().removeprefix("step_"))
+    assert summary_of(ale("run", "--resume", run, "rl.checkpoint_keep=1"))["status"] == "completed"
+    assert sorted(path.name for path in (run / "checkpoints").glob("step_*")) == [f"step_{first}", f"step_{STEPS}"]
+    for folder in (run / "model" / "final", run / "checkpoints" / f"step_{STEPS}"):
+        assert (folder / "tokenizer.json").is_file(), "the trainer copies it from the folder that it was restored from"
+
+
 def test_what_decides_what_is_learned_cannot_change_and_the_rest_can(run: Path) -> None:
     done = ale("run", "--resume", run, "rl.prompts_per_step=3", "algorithm.group_size=4", "eval.episodes=2")
     assert done.returncode == 2

@@ -105,8 +105,9 @@ class Workbench:
     async def restore(self, folder: Path, version: int) -> None:
         """Go on with the policy that the trainer saved in a folder as this version, in trainer and engine."""
         with self.stopwatch("model"):
+            tokenizer = ChatTokenizer.load(folder)  # first, so that a folder without one changes nothing
             await self.backend.restore(folder)
-            await self.use_model(folder, ChatTokenizer.load(folder))
+            await self.use_model(folder, tokenizer)
             await self.engine.load_weights(PolicyVersion(version, FolderTicket(folder)))
 
     def pool_metrics(self) -> dict[str, float]:

@@ -18,8 +18,7 @@ from pydantic_core import PydanticSerializationError, from_json
 
 from ale.trajectory import Trajectory
 
-_EACH = "__all__"
-_ARRAYS: Any = {_EACH: {"sequences": {_EACH: {"token_ids"}}, "chunks": {_EACH: {"logprobs", "versions"}}}}
+_ARRAYS: Any = {"__all__": {"sequences": {"__all__": {"token_ids"}}, "chunks": {"__all__": {"logprobs", "versions"}}}}
 
 
 @cache

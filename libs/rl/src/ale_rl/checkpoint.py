@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ale.errors import AleError
+from ale.errors import ConfigError, TrainerError
 from ale.pipeline.workbench import Workbench
 from ale.rollout.episode import RL_STAGE
 from ale.store.run_store import REJECT, RunStore
@@ -50,7 +50,8 @@ class Cut:
 
 
 async def write_checkpoint(bench: Workbench, cut: Cut, keep: int) -> None:
-    """Write a checkpoint, and remove all but the newest `keep`; 0: none is removed."""
+    """Write a checkpoint, and remove all but the newest `keep` and the one that the run goes on from, whose files
+    trainer and engine may read again; 0: none is removed."""
     text = json.dumps(vars(cut))
     folder = bench.folder / CHECKPOINTS
     making, target = folder / f".making_{cut.step}", folder / f"step_{cut.step}"
@@ -58,7 +59,8 @@ async def write_checkpoint(bench: Workbench, cut: Cut, keep: int) -> None:
     (making / LOOP_FILE).write_text(text)
     await asyncio.to_thread(_put_in_place, making, target)
     for _, old in _complete(folder)[keep:] if keep else ():
-        await asyncio.to_thread(shutil.rmtree, old, ignore_errors=True)
+        if old != bench.policy_folder:
+            await asyncio.to_thread(_remove, old)
 
 
 async def restore_newest(bench: Workbench) -> Cut | None:
@@ -71,7 +73,7 @@ async def restore_newest(bench: Workbench) -> Cut | None:
         try:
             cut = Cut(**json.loads((path / LOOP_FILE).read_text()))
             await bench.restore(path, cut.version)
-        except (AleError, OSError, ValueError, TypeError) as error:
+        except (ConfigError, TrainerError, OSError, ValueError, TypeError) as error:
             log.warning("the checkpoint %s is damaged, so an earlier one is used: %s", path, error)
             continue
         undo_after(bench.store, cut.version, cut.step)
@@ -109,7 +111,7 @@ def _put_in_place(making: Path, target: Path) -> None:
         for name in files:
             _flush(Path(parent) / name)
         _flush(Path(parent))
-    shutil.rmtree(target, ignore_errors=True)  # it was damaged, or undone
+    _remove(target)  # it was damaged, or undone
     making.rename(target)
     _flush(target.parent)
     latest = target.parent / LATEST
@@ -117,6 +119,15 @@ def _put_in_place(making: Path, target: Path) -> None:
     new.write_text(f"{target.name}\n")
     _flush(new)
     new.replace(latest)
+
+
+def _remove(path: Path) -> None:
+    """Remove a checkpoint that may be there: none that is half removed has its name."""
+    hidden = path.with_name(f".{path.name}")
+    shutil.rmtree(hidden, ignore_errors=True)
+    if path.exists():
+        path.rename(hidden)
+        shutil.rmtree(hidden, ignore_errors=True)
 
 
 def _flush(path: Path) -> None:

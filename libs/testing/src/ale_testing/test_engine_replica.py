@@ -112,9 +112,11 @@ async def _begin(shared: SharedEngine) -> tuple[list[GenerateRequest], list[asyn
     """Eight calls that are under way, half of their time over."""
     loop, engine = asyncio.get_running_loop(), shared.engine
     requests = [ask(shared.tokenizer, "x" * (1 + i), session=f"cut{i}", seed=i, max_tokens=LONG) for i in range(8)]
-    began = loop.time()
-    await asyncio.gather(*map(engine.generate, requests))
-    took_s = loop.time() - began
+    took_s = float("inf")
+    for _ in range(2):  # the shorter time counts: a machine that was busy meanwhile makes one too long
+        began = loop.time()
+        await asyncio.gather(*map(engine.generate, requests))
+        took_s = min(took_s, loop.time() - began)
     under_way = [asyncio.ensure_future(engine.generate(request)) for request in requests]
     await asyncio.sleep(took_s / 2)
     return requests, under_way
