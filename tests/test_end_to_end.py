@@ -183,6 +183,14 @@ def test_an_asynchronous_run_keeps_its_bound_and_trains_on_every_group_once(run_
     assert list(groups.values()) == [2] * 12
     assert evaluated == [-1, 0, 2, 4, 6]
     assert summary["final_policy_version"] == 1 + 6
+    assert [value for _, value in metrics["tokens/lost"]] == [0.0] * 6
+    assert metrics["tokens/open"][0][1] > 0
+    assert metrics["tokens/open"][-1][1] == 0
+    ends = {name: metrics[f"tokens/{name}"][-1][1] for name in ("sampled", "trained", "rejected")}
+    assert ends["sampled"] == ends["trained"] + ends["rejected"] > 0
+    trainer = sum(value for name in metrics if name.startswith("trainer/") for _, value in metrics[name])
+    engine = sum(value for name in metrics if name.startswith("engine_state/") for _, value in metrics[name])
+    assert trainer == pytest.approx(engine, abs=0.1), "both filled the same time with their states"
 
 
 def test_a_loss_that_bounds_nothing_is_refused_in_an_asynchronous_run(run_file: RunFile) -> None:

@@ -72,6 +72,9 @@ def test_even_groups_are_replaced_while_training(run_file: Callable[[str], Path]
     # A policy of one step fails alike in every group.
     assert (metrics["even_groups"], metrics["replaced_groups"], len(groups)) == (5, 3, 5)
     assert metrics["rollouts"] == 4
+    assert metrics["tokens/replaced"] > 0
+    assert metrics["tokens/lost"] == 0
+    assert metrics["tokens/sampled"] == metrics["tokens/replaced"] + metrics["tokens/trained"]
     assert set(dict(evaluated["rejected"]).values()) == {0.0}
     refused = ale(
         "run",

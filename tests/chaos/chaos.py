@@ -161,11 +161,12 @@ class Chaos:
 
 
 def choose_kills(rng: random.Random, number: int, seconds: float) -> list[Kill]:
-    """Return when a run is killed: every second one at a named point, each of them in turn."""
+    """Return when a run is killed: every second one at a named point, each of them in turn and in both loops."""
     names = list(points.POINTS)
     kills = []
     if number % 2:
-        name = names[number // 2 % len(names)]
+        nth = number // 2
+        name = names[(nth + nth // len(names)) % len(names)]  # the loops alternate, so that each turn is one further
         if name in points.IN_A_RESUME:
             kills.append(Kill(seconds=rng.uniform(0.5, seconds)))
         kills.append(Kill(point=name, nth=1 if name in points.IN_A_RESUME else rng.randint(1, STEPS - 1)))

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 PROGRESS_S = 10.0
-TIMES = ("_s", "seconds", "pool/", "engine/")
-"""Parts of the names of metrics that are of time, or of the process that made them."""
+TIMES = ("_s", "seconds", "pool/", "engine/", "bubble/", "tokens/sampled", "tokens/lost")
+"""Parts of the names of metrics that are of time, or of the process that made them, or of what a kill undid."""
 KEPT = ("torchinductor_*", "ale-local-*")
 """Folders for temporary files that outlive an unbroken run, too; they are empty."""
 Metrics = dict[tuple[str, int, str], float]
@@ -73,6 +73,9 @@ def check_run(folder: Path, temporary: Path, unbroken: Unbroken, ratio: int, ste
             )
             demand(not differing, f"metrics differ from those of an unbroken run: {differing[:4]}")
             demand(_trained_lengths(db) == unbroken.lengths, "other rollouts were trained on than in an unbroken run")
+        tokens = db.execute("SELECT step, name, value FROM metrics WHERE name LIKE 'tokens/%'").fetchall()
+        demand(all(value >= 0 for _, _, value in tokens), f"the token ledger does not close: {tokens}")
+        demand((steps, "tokens/trained", sum(_trained_lengths(db))) in tokens, f"not what was trained on: {tokens}")
         found.slowest_start_s = _slowest_start(db)
         demand(found.slowest_start_s < PROGRESS_S, f"a start took {found.slowest_start_s:.1f} s to make progress")
     leftovers = [*(folder / "checkpoints").glob(".*"), *folder.glob("*.tmp")]

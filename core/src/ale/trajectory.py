@@ -55,6 +55,9 @@ class Chunk:
     asked: Mapping[str, Any] = field(default_factory=dict)
     """Fields of the agent's request beside messages and tools: sampling parameters (the run's are used) and unknown
     fields."""
+    called_at: float = field(default=0.0, compare=False)
+    """When its call came (Unix time), and how long the model took to answer; two equal chunks may differ in both."""
+    seconds: float = field(default=0.0, compare=False)
 
     def __len__(self) -> int:
         return self.end - self.start

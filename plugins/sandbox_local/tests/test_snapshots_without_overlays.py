@@ -19,7 +19,7 @@ from .conftest import as_root, layers, provider_for
 
 async def test_without_overlays_a_snapshot_is_sent_into_the_new_sandbox(request: pytest.FixtureRequest) -> None:
     patch = pytest.MonkeyPatch()
-    patch.setattr(launcher.Launcher, "can_fork", lambda _: False)
+    patch.setattr(launcher.Launcher, "can_fork", lambda *_: False)
     request.addfinalizer(patch.undo)
     async with provider_for("bubblewrap") as provider:
         assert issubclass(provider.sandbox_type, Snapshots)
@@ -66,7 +66,7 @@ async def test_a_layer_that_cannot_be_stood_on_is_refused(monkeypatch: pytest.Mo
         with pytest.raises(ConfigError, match=r"made with uid_base: 1900000000, and here it is 1800000000"):
             await provider.start_sandbox(SandboxSpec(from_snapshot="layer"))
         assert await provider.list() == []
-    monkeypatch.setattr(launcher.Launcher, "can_fork", lambda _: False)
+    monkeypatch.setattr(launcher.Launcher, "can_fork", lambda *_: False)
     async with provider_for("bubblewrap") as provider:
         with pytest.raises(ConfigError, match="can mount overlays, which this one cannot"):
             await provider.start_sandbox(SandboxSpec(from_snapshot="layer"))

@@ -249,19 +249,6 @@ async def open_workbench(
         sessions = Sessions(byte_tokenizer(), engine, hooks, ReplyForm(tool_format, config.session.thoughts))
         episodes = Episodes(provider, scaffold, reward, sessions, hooks, config.rollout, config.needs, context.labels)
         rollouts = Rollouts(episodes, store, progress.advance)
-        yield Workbench(
-            config,
-            run_id,
-            folder,
-            store,
-            hooks,
-            progress,
-            tasks,
-            engine,
-            trainer,
-            algorithm,
-            stage_algorithms,
-            sessions,
-            rollouts,
-            pools,
-        )
+        of_the_run = config, run_id, folder, store, hooks, progress
+        drivers = tasks, engine, trainer, algorithm, stage_algorithms
+        yield Workbench(*of_the_run, *drivers, sessions, rollouts, pools)

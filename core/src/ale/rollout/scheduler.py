@@ -8,6 +8,7 @@ with the current policy, up to `max_resamples` times; a request that is rejected
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -82,6 +83,7 @@ class Rollouts:
 
     async def _until_good(self, request: RolloutRequest, stage: StageInfo) -> Trajectory | None:
         assert self.judge is not None, "set when made"
+        asked_at = time.monotonic()
         async with self._places:
             tries = self.episodes.config.max_resamples + 1
             if self.store.resumed:
@@ -93,7 +95,10 @@ class Rollouts:
             given_up = ""
             for attempt in range(tries):
                 tried = replace(request, seed=request.seed + attempt * RESEED)
+                queued = time.monotonic() - asked_at
                 trajectory = await self.episodes.run(tried, stage)
+                trajectory = replace(trajectory, timings=(("queue", round(queued, 6)), *trajectory.timings))
+                asked_at = time.monotonic()
                 rejection = self.judge(trajectory)
                 counts.finished += 1
                 counts.resampled += attempt > 0

@@ -161,17 +161,8 @@ class Recorder:
         """Record the tokens that the engine sampled for `prompt`, together with `reply`, the message read from them."""
         stop = self._tokenizer.stop_token_ids
         stopped = bool(generation.token_ids) and generation.token_ids[-1] in stop
-        return self._add(
-            prompt,
-            generation.token_ids,
-            reply,
-            stopped,
-            generation.finish_reason,
-            generation.logprobs,
-            generation.versions,
-            error,
-            sampled=True,
-        )
+        made = generation.finish_reason, generation.logprobs, generation.versions
+        return self._add(prompt, generation.token_ids, reply, stopped, *made, error, sampled=True)
 
     def add_unsampled(
         self,
@@ -222,15 +213,14 @@ class Recorder:
         self._chunks.append(chunk)
         return chunk
 
-    def note(self, chunk: int, asked: Mapping[str, Any]) -> None:
-        """Store the fields of this chunk's request beside messages and tools; of a large value only the length is
-        stored."""
-        if asked:
-            kept = {
-                key: value if len(text := json.dumps(value)) <= NOTED_CHARS else f"({len(text)} characters)"
-                for key, value in asked.items()
-            }
-            self._chunks[chunk] = replace(self._chunks[chunk], asked=kept)
+    def note(self, chunk: int, asked: Mapping[str, Any], called_at: float, seconds: float) -> None:
+        """Store when this chunk's call came and how long it took, and the fields of its request beside messages and
+        tools; of a large value only the length is stored."""
+        kept = {
+            key: value if len(text := json.dumps(value)) <= NOTED_CHARS else f"({len(text)} characters)"
+            for key, value in asked.items()
+        }
+        self._chunks[chunk] = replace(self._chunks[chunk], asked=kept, called_at=called_at, seconds=seconds)
 
     def _line_for(self, prompt: Prompt) -> int:
         """Return the index of the line for `prompt`: the old line if the prompt extends its end, else a new one."""

@@ -10,7 +10,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -80,6 +82,7 @@ class RecordedSession(ModelSession):
         task = asyncio.current_task()
         assert task is not None
         self._answering.add(task)
+        called_at, began = time.time(), time.monotonic()
         try:
             replies = await self._replies(request)
         except asyncio.CancelledError:
@@ -97,7 +100,7 @@ class RecordedSession(ModelSession):
             self._answering.discard(task)
         self.fault, self.spent = None, self._used_up
         for reply in replies:
-            self.recorder.note(reply.chunk, request.ignored)
+            self.recorder.note(reply.chunk, request.ignored, called_at, time.monotonic() - began)
         return replies
 
     async def _replies(self, request: ModelCall) -> list[ChatReply]:
@@ -211,7 +214,8 @@ class RecordedSession(ModelSession):
         reserved, used = request.sampling.max_tokens, 0
         self._left = None if self._left is None else self._left - reserved
         try:
-            answer: object = await self._sessions.engine.generate(request)
+            with self._sessions.sampling():
+                answer: object = await self._sessions.engine.generate(request)
             generation = check_generation(answer, request, self._sessions.tokenizer.vocab_size)
             used = len(generation.token_ids)
         except AleError:
@@ -268,6 +272,8 @@ class Sessions:
         self.engine = engine
         self.form = form or ReplyForm()
         self.hooks = hooks
+        self.sampling: Callable[[], AbstractContextManager[object]] = nullcontext
+        """It is entered for as long as a request is at the engine, by whoever wants to know how busy that is."""
 
     def open(
         self,

@@ -84,6 +84,11 @@ class RLConfig(Section):
     )
     checkpoint_keep: int = Field(2, ge=0, description="How many checkpoints are kept, the newest ones; 0: all.")
 
+    @property
+    def batches_ahead(self) -> int:
+        """`ahead`, or its default."""
+        return min(1, self.async_ratio) if self.ahead is None else self.ahead
+
     @model_validator(mode="after")
     def _sampling_is_not_further_ahead_than_staleness_allows(self) -> Self:
         if self.ahead is not None and self.ahead > self.async_ratio:

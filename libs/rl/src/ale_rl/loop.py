@@ -24,6 +24,7 @@ from ale_rl.buffer import OpenGroup, SampleBuffer
 from ale_rl.checkpoint import Cut, restore_newest, write_checkpoint
 from ale_rl.collapse_guard import CollapseGuard
 from ale_rl.config import RLConfig
+from ale_rl.loop_watch import LoopWatch
 from ale_rl.produce import Producer
 from ale_rl.resources import resource_metrics
 from ale_rl.rollout_metrics import rollout_metrics
@@ -57,8 +58,9 @@ async def run_together(*halves: Coroutine[Any, Any, None]) -> None:
 
 def make_buffer(config: RLConfig) -> SampleBuffer[Trajectory]:
     """Return the empty buffer of a run."""
-    ahead = min(1, config.async_ratio) if config.ahead is None else config.ahead
-    return SampleBuffer(config.prompts_per_step, config.async_ratio, ahead, config.patience_s, time.monotonic)
+    return SampleBuffer(
+        config.prompts_per_step, config.async_ratio, config.batches_ahead, config.patience_s, time.monotonic
+    )
 
 
 def first_of(several: BaseExceptionGroup) -> BaseException:
@@ -81,6 +83,7 @@ class Training:
         """The step of the newest checkpoint."""
         self._between_steps = True
         """Whether trainer and producer are at the same step; while one is trained on they are not."""
+        self._watch = LoopWatch(bench, config)
 
     def restore(self, cut: Cut) -> None:
         """Go on after the step of a checkpoint."""
@@ -98,7 +101,7 @@ class Training:
         began = time.monotonic()
         first = self._producer.steps_done
         try:
-            async with asyncio.TaskGroup() as group:
+            async with self._watch, asyncio.TaskGroup() as group:
                 if self._evaluation_due is not None:
                     self._evaluate(group, *self._evaluation_due)
                 for step in range(first + 1, self._config.steps + 1):
@@ -116,6 +119,7 @@ class Training:
     async def _step(self, step: int) -> dict[str, float]:
         """Wait for a batch, train on it and publish; returns the step's metrics."""
         began, version = time.monotonic(), self._bench.engine.version
+        self._watch.trainer.enter("wait_data")
         groups = await self._producer.next_batch(step)
         waited = time.monotonic() - began
         training = asyncio.ensure_future(self._train(step, groups, version, waited))
@@ -130,7 +134,8 @@ class Training:
     async def _train(
         self, step: int, groups: list[OpenGroup[Trajectory]], version: int, waited: float
     ) -> dict[str, float]:
-        bench, config, began = self._bench, self._config, time.monotonic()
+        bench, config, watch, began = self._bench, self._config, self._watch, time.monotonic()
+        watch.trainer.enter("logprobs")
         rollouts = self._producer.require_rollouts(groups, step)
         self._between_steps = False
         metrics: dict[str, float] = {}
@@ -138,14 +143,19 @@ class Training:
             metrics = rollout_metrics(rollouts, version)
             with bench.stopwatch("training"):
                 packed = await pack_step(bench, config, rollouts, step, version)
+                watch.trainer.enter("update")
                 metrics |= await train_step(bench, config, packed, step)
                 if self._evaluation is not None:
+                    watch.trainer.enter("wait_evaluation")
                     await asyncio.wait([self._evaluation])
-                await publish(bench)
+                with watch.publishing():
+                    await publish(bench)
             metrics |= {"rollout_s": waited, "train_s": time.monotonic() - began}
             sampling_s = waited + (metrics["train_s"] if config.async_ratio else 0.0)
             metrics["tokens_per_s"] = metrics["sampled_tokens"] / max(1e-9, sampling_s)
+        watch.trainer.enter("save")
         metrics |= self._producer.metrics() | bench.rollouts.metrics(RL_STAGE) | resource_metrics(bench)
+        metrics |= watch.step_metrics(step, rollouts, self._producer)
         trained = [(t.id, group.ordinal, bench.engine.version) for group in groups for t in group.rollouts or ()]
         bench.finish_step(RL_STAGE, step, metrics, trained)
         self._producer.close_step()
@@ -175,6 +185,7 @@ class Training:
         if every and step % every == 0 and step < self._config.steps:
             self._evaluate(group, f"step_{step}", step)
             if not self._config.async_ratio and self._evaluation is not None:
+                self._watch.trainer.enter("wait_evaluation")
                 await self._evaluation
 
     def _evaluate(self, group: asyncio.TaskGroup, label: str, step: int) -> None:
@@ -190,6 +201,7 @@ class Training:
     async def _save(self) -> None:
         """Write a checkpoint of the state as it is now."""
         bench, step = self._bench, self._producer.steps_done
+        self._watch.trainer.enter("save")
         cut = Cut(
             step,
             bench.engine.version,

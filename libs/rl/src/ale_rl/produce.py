@@ -95,6 +95,10 @@ class Producer:
         self._ordinal = 0
         self._room = asyncio.Event()
         self._even = self._replaced = self._late = 0
+        self.replaced_tokens = 0
+        """The tokens that were sampled for even groups that gave way to others."""
+        self._leaving: dict[int, Admitted] = {}
+        """The groups that were dropped as late, and still run."""
         self._diverged: set[int] = set()
         """The open groups of which a rollout was given up because it never reached its start."""
 
@@ -151,7 +155,7 @@ class Producer:
     def _expire(self) -> None:
         """Drop the groups for which alone the trainer has waited too long; each task comes back once."""
         for group in self._buffer.expire(self._bench.engine.version):
-            gone = self._admitted.pop(group.ordinal)
+            gone = self._leaving[group.ordinal] = self._admitted.pop(group.ordinal)
             self._late += 1
             self._bench.store.add_event("late_group", ordinal=group.ordinal, task=gone.task.id, again=gone.again)
             if not gone.again:
@@ -168,6 +172,18 @@ class Producer:
                 f"No rollout of step {step} can be trusted: {reasons}. The trajectories of the run say more."
             )
         return rollouts
+
+    def buffer_metrics(self) -> dict[str, float]:
+        """Return how many groups are open, without the batch in training, and how many of them are ready for it."""
+        open_now = [group for group in self._buffer.groups() if not group.taken]
+        return {"buffer/open": float(len(open_now)), "buffer/ready": float(self._buffer.ready)}
+
+    @property
+    def open_groups(self) -> set[tuple[int, str]]:
+        """The step and name of each group that is open, but for the batch in training, or late and still running."""
+        taken = {group.ordinal for group in self._buffer.groups() if group.taken}
+        running = [one for ordinal, one in (self._admitted | self._leaving).items() if ordinal not in taken]
+        return {(one.step, request.group) for one in running for request in one.requests}
 
     def metrics(self) -> dict[str, float]:
         """Return what happened to groups since the last call: how many were even, replaced, or dropped as late."""
@@ -188,7 +204,7 @@ class Producer:
             "finished": [[f.ordinal, [t.id for t in f.rollouts], sorted(f.groups)] for f in self._finished],
             "given_up": {group: dict(kinds) for group, kinds in self._bench.rollouts.given_up.items()},
             "diverged": sorted(self._diverged),
-            "counts": [self._even, self._replaced, self._late],
+            "counts": [self._even, self._replaced, self._late, self.replaced_tokens],
         }
 
     def restore(self, state: Mapping[str, Any], steps_done: int) -> None:
@@ -213,7 +229,7 @@ class Producer:
             self._finished.append(Finished(ordinal, [stored[id] for id in rollouts], frozenset(groups)))
         self._bench.rollouts.given_up.update({group: Counter(kinds) for group, kinds in state["given_up"].items()})
         self._diverged = set(state["diverged"])
-        self._even, self._replaced, self._late = state["counts"]
+        self._even, self._replaced, self._late, self.replaced_tokens = state["counts"]
 
     def _load(self, ids: set[str]) -> dict[str, Trajectory]:
         """Return stored rollouts by their ids."""
@@ -299,6 +315,7 @@ class Producer:
         oldest = min((t.policy_version for t in rollouts), default=None)
         if not self._buffer.finish(ordinal, rollouts, oldest):
             bench.store.change((REJECT, [(LATE, trajectory.id) for trajectory in rollouts]))
+            del self._leaving[ordinal]
             return
         groups = frozenset(request.group for request in member.requests)
         given_up = bench.rollouts.given_up
@@ -308,6 +325,7 @@ class Producer:
             self._buffer.drop(ordinal)
             del self._admitted[ordinal]
             self._diverged.discard(ordinal)
+            self.replaced_tokens += sum(trajectory.sampled_tokens for trajectory in rollouts)
             rollouts = []
             self._room.set()
         self._finished.append(Finished(ordinal, rollouts, groups))

@@ -23,6 +23,7 @@ def rollout_metrics(trajectories: Sequence[Trajectory], version: int) -> dict[st
     whole = [t.passed for t in trajectories if not t.start_chunk]
     if 0 < len(whole) < n:
         selected["success_from_beginning"] = whole
+    histogram = {f"staleness/{age}": count / n for age, count in sorted(Counter(ages).items())}
     return {name: sum(passed) / len(passed) for name, passed in selected.items()} | {
         "success": sum(t.passed for t in trajectories) / n,
         "reward": sum(t.reward.value for t in trajectories if t.reward is not None) / n,
@@ -41,4 +42,5 @@ def rollout_metrics(trajectories: Sequence[Trajectory], version: int) -> dict[st
         "staleness_p95": float(ages[math.ceil(0.95 * n) - 1]),
         "staleness_max": float(ages[-1]),
         "episode_s": sum(t.seconds for t in trajectories) / n,
+        **histogram,
     }

@@ -124,6 +124,22 @@ _STAGE_CHARTS: tuple[tuple[str, str, str, Format, bool, tuple[tuple[str, str], .
         True,
         (("pool/wait_s_p50", "median"), ("pool/wait_s_p95", "95th percentile")),
     ),
+    (
+        RL_STAGE,
+        "Bubbles",
+        "share of the step without work",
+        "share",
+        True,
+        (("bubble/trainer", "trainer"), ("bubble/engine", "engine")),
+    ),
+    (
+        RL_STAGE,
+        "Staleness",
+        "versions between sampling and training",
+        "number",
+        True,
+        (("staleness", "mean"), ("staleness_p95", "95th percentile"), ("staleness_max", "largest")),
+    ),
     (RL_STAGE, "Time per step", "", "seconds", True, (("rollout_s", "rollouts"), ("train_s", "training"))),
 )
 

@@ -30,11 +30,11 @@ class EventTable:
 
 
 def event_tables(store: RunStore) -> list[EventTable]:
-    """The tables in the order in which their kinds came first."""
+    """The tables in the order in which their kinds came first; `roles` are in the timeline."""
     found: dict[str, list[tuple[float, dict[str, Any]]]] = {}
     for when, kind, data in newest_events(store, MAX_EVENTS_PER_KIND):
         found.setdefault(kind, []).append((when, data))
-    counts = store.rows("SELECT kind, COUNT(*) FROM events GROUP BY kind ORDER BY MIN(rowid)")
+    counts = store.rows("SELECT kind, COUNT(*) FROM events WHERE kind <> 'roles' GROUP BY kind ORDER BY MIN(rowid)")
     return [_table(kind, count, found.get(kind, [])) for kind, count in counts]
 
 

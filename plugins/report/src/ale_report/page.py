@@ -27,10 +27,19 @@ from ale_report.charts import MetricTable, charts, metric_tables
 from ale_report.events import MAX_EVENTS_PER_KIND, EventTable, event_tables
 from ale_report.facts import RunFacts, headline, read_facts, read_metrics
 from ale_report.page_json import script_json, show_controls
+from ale_report.timeline import Timeline, read_timeline
 from ale_report.trajectories import TrajectoryView, choose_trajectories
 
 REPORT_NAME = "report.html"
-_SCRIPTS = ("report_dom.js", "report_charts.js", "report_bars.js", "report_turns.js", "report_browser.js", "report.js")
+_SCRIPTS = (
+    "report_dom.js",
+    "report_charts.js",
+    "report_bars.js",
+    "report_timeline.js",
+    "report_turns.js",
+    "report_browser.js",
+    "report.js",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +53,7 @@ class Page:
     trajectories: list[TrajectoryView]
     counts: dict[str, int]
     rounds: dict[int, str]
+    timeline: Timeline | None = None
 
 
 def write_report(folder: Path, output: Path | None = None) -> Path:
@@ -53,9 +63,10 @@ def write_report(folder: Path, output: Path | None = None) -> Path:
         facts = read_facts(store, metrics)
         events = event_tables(store)
         chosen = choose_trajectories(store)
+        timeline = read_timeline(store)
         counts = {view.stage: store.count("stage = ?", (view.stage,)) for view in chosen}
     rounds = {e.step: e.label for e in facts.evaluations}
-    page = Page(charts(facts, metrics), metric_tables(metrics), events, chosen, counts, rounds)
+    page = Page(charts(facts, metrics), metric_tables(metrics), events, chosen, counts, rounds, timeline)
     return write_page(output or folder / REPORT_NAME, render(facts, page))
 
 

@@ -33,6 +33,7 @@ function chartSections() {
 
 const place = document.getElementById("charts");
 place.append(...chartSections());
+if (data.timeline) place.append(timeline(data.timeline));
 const box = metricBox();
 if (box) place.append(box);
 else place.append(el("p", { class: "notice" }, "This run has no metrics yet."));

@@ -82,11 +82,11 @@ class Launcher:
         finally:
             system_call("setns", self.namespaces.mount, CLONE_NEWNS)
 
-    def can_fork(self) -> bool:
-        """Return whether overlays can be mounted on this machine, by trying it."""
+    def can_fork(self, base: Path) -> bool:
+        """Return whether overlays can be mounted on this machine, by trying it in the provider's folder."""
         if self.namespaces is None:
             return False
-        with tempfile.TemporaryDirectory() as layer:
+        with tempfile.TemporaryDirectory(dir=base) as layer:
             Path(layer, "0").mkdir()
             try:
                 self.run(lambda: self._start(lambda: subprocess.Popen(["true"]), Fork(Path(layer), 1, 1))).wait()

@@ -126,7 +126,7 @@ class LocalSandboxProvider(Driver, SandboxProvider):
                 "leave sandbox.isolation out" if self.config.isolation == "none" else mend,
             )
         self.sandbox_type = LocalSandbox if self.wrap is None else IsolatedSandbox  # type: ignore[misc]
-        self.capabilities = self.provided_here(self.launcher.can_fork())  # type: ignore[misc]
+        self.capabilities = self.provided_here(self.launcher.can_fork(self.base))  # type: ignore[misc]
 
     def provided_here(self, can_fork: bool) -> frozenset[str]:
         """Return the capabilities on this machine, which may be fewer than the class's."""

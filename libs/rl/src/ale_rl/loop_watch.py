@@ -1,0 +1,61 @@
+"""Watches a loop at work: which role is in which state, what became of the tokens, and what to change.
+
+After each step the metrics have the seconds of each state and the token ledger, and an event `roles` has the trainer's
+spans (for `ale report` and `ale trace`) with one sentence about who waits for whom.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+
+from ale.pipeline.workbench import Workbench
+from ale.trajectory import Trajectory
+from ale_rl.config import RLConfig
+from ale_rl.produce import Producer
+from ale_rl.roles import TRAINER_STATES, EngineRole, Role, advice, role_metrics
+from ale_rl.token_ledger import TokenLedger
+
+LAPS = 4
+"""The sentence is about so many steps at most, since sampling ahead comes in bursts."""
+
+
+class LoopWatch:
+    """Use it as a context manager around the steps; see the module's docstring."""
+
+    def __init__(self, bench: Workbench, config: RLConfig) -> None:
+        self._bench, self._config = bench, config
+        self.trainer = Role(TRAINER_STATES)
+        self._engine = EngineRole()
+        self._laps: deque[tuple[dict[str, float], dict[str, float]]] = deque(maxlen=LAPS)
+
+    async def __aenter__(self) -> None:
+        self._ledger = TokenLedger(self._bench.store)  # a resumed run has undone by now what came after its checkpoint
+        self._bench.sessions.sampling = self._engine.sampling
+        self.trainer.lap()
+        self._engine.lap()
+
+    async def __aexit__(self, *exc: object) -> None:
+        self._bench.sessions.sampling = nullcontext
+
+    @contextmanager
+    def publishing(self) -> Iterator[None]:
+        """New weights go from the trainer to the engine."""
+        self.trainer.enter("publish")
+        with self._engine.loading():
+            yield
+
+    def step_metrics(self, step: int, trained: Sequence[Trajectory], producer: Producer) -> dict[str, float]:
+        """Return the metrics of the step that ends now, and note its spans and advice."""
+        offset = time.time() - time.monotonic()
+        spans = self.trainer.spans
+        engine = self._engine.lap()
+        kept = [[state, round(began + offset, 4), round(ended + offset, 4)] for state, began, ended in spans]
+        trainer = self.trainer.lap()
+        found = role_metrics(trainer, engine) | producer.buffer_metrics()
+        self._laps.append((trainer, engine))
+        said = advice(self._laps, self._config.async_ratio, self._config.batches_ahead)
+        self._bench.store.add_event("roles", step=step, advice=said, trainer=kept)
+        return found | self._ledger.close(trained, producer.open_groups, producer.replaced_tokens)

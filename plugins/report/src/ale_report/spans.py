@@ -1,0 +1,117 @@
+"""Who was in which state when: the trainer's spans from the events of the loop, a rollout's from its trajectory.
+
+    rollout   queue (no place is free), start (its sandbox), model, tool (anything else of the agent), score, stop
+    trainer   see `ale_rl.roles`
+    engine    loading while the trainer publishes, busy while a rollout is at the model, else starved
+
+The states of a rollout fill its time without a gap or an overlap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from ale.store.run_store import RunStore
+from ale.trajectory import Trajectory
+
+Span = tuple[str, float, float]
+"""State, beginning, end (Unix time)."""
+STARTS = ("build", "prepare", "state", "start")
+"""The timings of a trajectory before the agent acts."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepRoles:
+    """What the loop noted at the end of a step."""
+
+    step: int
+    advice: str
+    trainer: tuple[Span, ...]
+
+
+def step_roles(store: RunStore) -> list[StepRoles]:
+    """Return what the loop noted; of a step that an interruption undid, what the later attempt noted."""
+    found: dict[int, StepRoles] = {}
+    for _, kind, data in store.events():
+        if kind == "roles":
+            spans = tuple((str(state), float(began), float(ended)) for state, began, ended in data["trainer"])
+            found[data["step"]] = StepRoles(data["step"], data["advice"], spans)
+    return [found[step] for step in sorted(found)]
+
+
+def rollout_spans(t: Trajectory) -> list[Span]:
+    """Return the states of a rollout in order."""
+    took = dict(t.timings)
+    began, end = t.started_at, t.started_at + t.seconds
+    started = min(end, began + sum(took.get(name, 0.0) for name in STARTS)) if "start" in took else end
+    acted = min(end, started + took["act"]) if "act" in took else end
+    scored = min(end, acted + took["score"]) if "score" in took else end
+    spans = [("queue", began - took.get("queue", 0.0), began), ("start", began, started)]
+    at = started
+    for called, answered in merge((c.called_at, c.called_at + c.seconds) for c in t.chunks if c.called_at):
+        called, answered = max(at, called), min(acted, answered)
+        if called < answered:
+            spans += [("tool", at, called), ("model", called, answered)]
+            at = answered
+    spans += [("tool", at, acted), ("score", acted, scored), ("stop", scored, end)]
+    return [span for span in spans if span[1] < span[2]]
+
+
+def engine_spans(rollouts: Iterable[Sequence[Span]], trainer: Sequence[Span]) -> list[Span]:
+    """Return the engine's states from the first span of the trainer to its last; all rollouts share one engine."""
+    if not trainer:
+        return []
+    loading = merge((began, ended) for state, began, ended in trainer if state == "publish")
+    busy = merge((began, ended) for spans in rollouts for state, began, ended in spans if state == "model")
+    at, last = trainer[0][1], trainer[-1][2]
+    events = sorted({at, last, *(x for pair in (*loading, *busy) for x in pair if at < x < last)})
+    spans: list[Span] = []
+    in_loading, in_busy = _Inside(loading), _Inside(busy)
+    for began, ended in pairwise(events):
+        middle = (began + ended) / 2
+        state = "loading" if in_loading(middle) else "busy" if in_busy(middle) else "starved"
+        if spans and spans[-1][0] == state:
+            spans[-1] = (state, spans[-1][1], ended)
+        else:
+            spans.append((state, began, ended))
+    return spans
+
+
+def merge(intervals: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Return the union of intervals, in order."""
+    out: list[tuple[float, float]] = []
+    for began, ended in sorted(intervals):
+        if out and began <= out[-1][1]:
+            out[-1] = (out[-1][0], max(out[-1][1], ended))
+        else:
+            out.append((began, ended))
+    return out
+
+
+def lanes(rollouts: Sequence[Sequence[Span]]) -> list[int]:
+    """Return a lane for each rollout, by its beginning, so that those of a lane do not overlap; few lanes are used."""
+    free: list[float] = []
+    out = [0] * len(rollouts)
+    for i in sorted(range(len(rollouts)), key=lambda i: rollouts[i][0][1] if rollouts[i] else 0.0):
+        if not rollouts[i]:
+            continue
+        lane = next((n for n, until in enumerate(free) if until <= rollouts[i][0][1]), len(free))
+        if lane == len(free):
+            free.append(0.0)
+        free[lane] = rollouts[i][-1][2]
+        out[i] = lane
+    return out
+
+
+class _Inside:
+    """It says whether a time is in one of several intervals; the times must not fall."""
+
+    def __init__(self, intervals: Sequence[tuple[float, float]]) -> None:
+        self._left = list(reversed(intervals))
+
+    def __call__(self, time: float) -> bool:
+        while self._left and self._left[-1][1] <= time:
+            self._left.pop()
+        return bool(self._left) and self._left[-1][0] <= time

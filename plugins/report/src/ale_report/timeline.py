@@ -1,0 +1,59 @@
+"""The timeline of the report: the newest steps, a row for the trainer, one for the engine, and rows of rollouts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ale.store.run_store import RunStore
+from ale_report.facts import RL_STAGE
+from ale_report.page_json import show_controls
+from ale_report.spans import Span, engine_spans, lanes, rollout_spans, step_roles
+
+MAX_ROLLOUTS = 240
+MAX_STEPS = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A line of the timeline; the times of its spans are in seconds since the timeline's beginning."""
+
+    name: str
+    spans: tuple[Span, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """`steps` has the number and the end of each step, `advice` what was said after each step of the whole run."""
+
+    seconds: float
+    rows: tuple[Row, ...]
+    steps: tuple[tuple[int, float], ...]
+    advice: tuple[tuple[int, str], ...]
+
+
+def read_timeline(store: RunStore) -> Timeline | None:
+    """Return the timeline of a run's newest steps; None if it has no step of reinforcement learning."""
+    steps = step_roles(store)
+    if not steps:
+        return None
+    advice = tuple((one.step, show_controls(one.advice)) for one in steps)
+    shown = steps[-MAX_STEPS:]
+    since = "stage = ? AND finished_at >= ?"
+    while len(shown) > 1 and store.count(since, (RL_STAGE, shown[0].trainer[0][1])) > MAX_ROLLOUTS:
+        shown = shown[1:]
+    began, ended = shown[0].trainer[0][1], shown[-1].trainer[-1][2]
+    newest = f"id IN (SELECT id FROM trajectories WHERE {since} ORDER BY rowid DESC LIMIT ?)"
+    rollouts = [rollout_spans(t) for t in store.trajectories(newest, (RL_STAGE, began, MAX_ROLLOUTS))]
+    trainer = [span for one in shown for span in one.trainer]
+
+    def row(name: str, spans: list[Span]) -> Row:
+        inside = [(state, max(began, a) - began, min(ended, b) - began) for state, a, b in spans]
+        return Row(name, tuple((state, round(a, 4), round(b, 4)) for state, a, b in inside if a < b))
+
+    rows = [row("trainer", trainer), row("engine", engine_spans(rollouts, trainer))]
+    in_lane: dict[int, list[Span]] = {}
+    for lane, spans in zip(lanes(rollouts), rollouts, strict=True):
+        in_lane.setdefault(lane, []).extend(spans)
+    rows += [row("rollouts" if lane == 0 else "", in_lane[lane]) for lane in sorted(in_lane)]
+    ends = tuple((one.step, round(one.trainer[-1][2] - began, 4)) for one in shown)
+    return Timeline(round(ended - began, 4), tuple(rows), ends, advice)

@@ -1,0 +1,92 @@
+"""`ale trace`: a run's reinforcement learning as a Chrome trace, which Perfetto and chrome://tracing open.
+
+Processes are roles, threads their instances; trainer, engine and rollouts have a slice for each state. Arrows lead from
+a rollout to the step that trained on it, and counters show how many rollouts were under way and how many sampled. The
+format: "Trace Event Format", phases X (slice), M (name), C (counter), s and f (arrow); times are in microseconds.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ale.store.run_store import RunStore
+from ale.trajectory import Trajectory
+from ale_report.facts import RL_STAGE
+from ale_report.spans import Span, StepRoles, engine_spans, lanes, rollout_spans, step_roles
+
+TRACE_NAME = "trace.json"
+TRAINER, ENGINE, ROLLOUTS = 1, 2, 3
+
+
+def trace(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The run folder.")],
+    output: Annotated[Path | None, typer.Option(help="Where to write; default: trace.json in the run folder.")] = None,
+) -> None:
+    """Write who was in which state when, as a Chrome trace (open it in Perfetto)."""
+    print(write_trace(run, output))
+
+
+def write_trace(folder: Path, output: Path | None = None) -> Path:
+    """Write the trace of a run; returns its path. Raises `ConfigError` where `folder` holds no run."""
+    with RunStore.open(folder) as store:
+        steps = step_roles(store)
+        trajectories = list(store.trajectories("stage = ?", (RL_STAGE,)))
+        trained = dict(store.rows("SELECT trajectory, version FROM trained"))
+    text = json.dumps({"traceEvents": list(trace_events(steps, trajectories, trained)), "displayTimeUnit": "ms"})
+    path = output or folder / TRACE_NAME
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(text)
+    return temporary.replace(path)
+
+
+def trace_events(
+    steps: Sequence[StepRoles], trajectories: Sequence[Trajectory], trained: dict[str, int]
+) -> Iterator[dict[str, Any]]:
+    """Yield the events; `trained` has the version that each trajectory's step has made."""
+    rollouts = [rollout_spans(t) for t in trajectories]
+    trainer = [span for one in steps for span in one.trainer]
+    began = min((spans[0][1] for spans in (trainer, *rollouts) if spans), default=0.0)
+    for pid, name in ((TRAINER, "trainer"), (ENGINE, "engine"), (ROLLOUTS, "rollouts")):
+        yield {"ph": "M", "pid": pid, "name": "process_name", "args": {"name": name}}
+        yield {"ph": "M", "pid": pid, "name": "process_sort_index", "args": {"sort_index": pid}}
+
+    def slices(pid: int, tid: int, spans: Sequence[Span], args: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        for state, start, end in spans:
+            at, lasting = _us(start - began), _us(end - start)
+            yield {"ph": "X", "pid": pid, "tid": tid, "name": state, "ts": at, "dur": lasting, "args": args}
+
+    updates: dict[int, float] = {}
+    for version, one in enumerate(steps, 1):
+        yield from slices(TRAINER, 0, one.trainer, {"step": one.step, "advice": one.advice})
+        updates[version] = next((start for state, start, _ in one.trainer if state == "logprobs"), one.trainer[-1][1])
+    yield from slices(ENGINE, 0, engine_spans(rollouts, trainer), {})
+    first = min(trained.values(), default=1)
+    for t, spans, lane in zip(trajectories, rollouts, lanes(rollouts), strict=True):
+        facts = {"id": t.id, "task": t.task_id, "step": t.step, "version": t.policy_version, "tokens": t.sampled_tokens}
+        yield from slices(ROLLOUTS, lane, spans, facts | ({"rejected": t.rejected} if t.rejected else {}))
+        used = updates.get(trained[t.id] - first + 1) if t.id in trained else None
+        if used is not None and spans:
+            arrow = {"name": "trained on", "cat": "batch", "id": t.id}
+            yield {"ph": "s", "pid": ROLLOUTS, "tid": lane, "ts": _us(spans[-1][1] - began), **arrow}
+            yield {"ph": "f", "bp": "e", "pid": TRAINER, "tid": 0, "ts": _us(used - began), **arrow}
+    for name, state in (("rollouts under way", None), ("rollouts at the model", "model")):
+        change = [
+            (at, delta)
+            for spans in rollouts
+            for s, start, end in (spans if state else [("", spans[0][1], spans[-1][2])] if spans else [])
+            if state in (None, s)
+            for at, delta in ((start, 1), (end, -1))
+        ]
+        number = 0
+        for at, delta in sorted(change):
+            number += delta
+            yield {"ph": "C", "pid": ROLLOUTS, "name": name, "ts": _us(at - began), "args": {"number": number}}
+
+
+def _us(seconds: float) -> float:
+    return round(seconds * 1e6, 1)
