@@ -45,7 +45,8 @@ CREATE TABLE trajectories (
   grp TEXT NOT NULL, policy_version INTEGER NOT NULL, reward REAL, passed INTEGER NOT NULL, rejected TEXT,
   failure TEXT, chunks INTEGER NOT NULL, sampled_tokens INTEGER NOT NULL, seconds REAL NOT NULL,
   finished_at REAL NOT NULL, data TEXT NOT NULL, arrays BLOB NOT NULL);
-CREATE INDEX trajectories_by_stage ON trajectories (stage, step, grp, rejected, sampled_tokens);
+CREATE INDEX trajectories_by_stage ON trajectories (
+  stage, step, grp, rejected, failure, passed, sampled_tokens, finished_at);
 CREATE TABLE metrics (
   stage TEXT NOT NULL, step INTEGER NOT NULL, name TEXT NOT NULL, value REAL, time REAL NOT NULL,
   PRIMARY KEY (stage, step, name));

@@ -64,7 +64,8 @@ def write_report(folder: Path, output: Path | None = None) -> Path:
         events = event_tables(store)
         chosen = choose_trajectories(store)
         timeline = read_timeline(store)
-        counts = {view.stage: store.count("stage = ?", (view.stage,)) for view in chosen}
+        stages = dict.fromkeys(view.stage for view in chosen)
+        counts = {stage: store.count("stage = ?", (stage,)) for stage in stages}
     rounds = {e.step: e.label for e in facts.evaluations}
     page = Page(charts(facts, metrics), metric_tables(metrics), events, chosen, counts, rounds, timeline)
     return write_page(output or folder / REPORT_NAME, render(facts, page))

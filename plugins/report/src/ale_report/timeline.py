@@ -37,18 +37,18 @@ def read_timeline(store: RunStore) -> Timeline | None:
     if not steps:
         return None
     advice = tuple((one.step, show_controls(one.advice)) for one in steps)
-    shown = steps[-MAX_STEPS:]
-    since = "stage = ? AND finished_at >= ?"
-    while len(shown) > 1 and store.count(since, (RL_STAGE, shown[0].trainer[0][1])) > MAX_ROLLOUTS:
-        shown = shown[1:]
+    newest = "SELECT rowid, finished_at FROM trajectories WHERE stage = ? ORDER BY rowid DESC LIMIT ?"
+    times = [when for _, when in store.rows(newest, (RL_STAGE, MAX_ROLLOUTS))]
+    full = len(times) == MAX_ROLLOUTS
+    shown = [one for one in steps[-MAX_STEPS:] if not full or one.trainer[0][1] >= times[-1]] or steps[-1:]
     began, ended = shown[0].trainer[0][1], shown[-1].trainer[-1][2]
-    newest = f"id IN (SELECT id FROM trajectories WHERE {since} ORDER BY rowid DESC LIMIT ?)"
-    rollouts = [rollout_spans(t) for t in store.trajectories(newest, (RL_STAGE, began, MAX_ROLLOUTS))]
+    inside = f"rowid IN (SELECT rowid FROM ({newest}) WHERE finished_at >= ?)"
+    rollouts = [rollout_spans(t) for t in store.trajectories(inside, (RL_STAGE, MAX_ROLLOUTS, began))]
     trainer = [span for one in shown for span in one.trainer]
 
     def row(name: str, spans: list[Span]) -> Row:
-        inside = [(state, max(began, a) - began, min(ended, b) - began) for state, a, b in spans]
-        return Row(name, tuple((state, round(a, 4), round(b, 4)) for state, a, b in inside if a < b))
+        cut = [(state, max(began, a) - began, min(ended, b) - began) for state, a, b in spans]
+        return Row(name, tuple((state, round(a, 4), round(b, 4)) for state, a, b in cut if a < b))
 
     rows = [row("trainer", trainer), row("engine", engine_spans(rollouts, trainer))]
     in_lane: dict[int, list[Span]] = {}

@@ -13,26 +13,29 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from ale.messages import Message, ToolCall
 from ale.store.run_store import RunStore
 from ale.trajectory import Chunk, Observation, Trajectory
 from ale_report.facts import EVAL_STAGE
-from ale_report.page_json import encode, show_controls
+from ale_report.page_json import encode, plain_fields, show_controls
 
-MAX_SAMPLE, MAX_FAULTS = 400, 50
+MAX_SAMPLE, MAX_FAULTS = 320, 50
 SAMPLE_BYTES, EVAL_BYTES, FAULT_BYTES = 2_800_000, 2_800_000, 800_000
 HEAD_CHARS, TAIL_CHARS = 6000, 2000
 MAX_BARS = 120
 
 _WRONG = "(rejected IS NOT NULL OR failure IS NOT NULL)"
 _EVALUATED = f"(stage = '{EVAL_STAGE}' OR stage LIKE '{EVAL_STAGE}.%')"
-_LAST_ROUND = f"{_EVALUATED} AND step = (SELECT MAX(step) FROM trajectories WHERE {_EVALUATED})"
-_FAULTS = f"id IN (SELECT id FROM trajectories WHERE {_WRONG} ORDER BY finished_at DESC LIMIT ?)"
+# Inner queries read the index alone; the rows themselves are large.
+_LAST_ROUND = f"""rowid IN (SELECT rowid FROM trajectories
+  WHERE {_EVALUATED} AND step = (SELECT MAX(step) FROM trajectories WHERE {_EVALUATED}))"""
+_FAULTS = f"rowid IN (SELECT rowid FROM trajectories WHERE {_WRONG} ORDER BY finished_at DESC LIMIT ?)"
 # One of each (stage, step, outcome), then a second one, and so on; the product spreads what the limit lets through.
-_SAMPLE = f"""id IN (SELECT id FROM (
-  SELECT id, step, ROW_NUMBER() OVER (PARTITION BY stage, step, passed ORDER BY rowid) AS nth
+_SAMPLE = f"""rowid IN (SELECT place FROM (
+  SELECT rowid AS place, step, ROW_NUMBER() OVER (PARTITION BY stage, step, passed ORDER BY rowid) AS nth
   FROM trajectories WHERE NOT {_WRONG}) ORDER BY nth, (step * 7919) % 1009 LIMIT ?)"""
 
 
@@ -88,7 +91,7 @@ class ContextView:
     shared_with: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class TrajectoryView:
     """A rollout as the page shows it."""
 
@@ -117,6 +120,11 @@ class TrajectoryView:
     replayed: int = 0
     """How many chunks an expert's replay made."""
     changed_echoes: int = 0
+
+    @cached_property
+    def plain(self) -> dict[str, Any]:
+        """Itself for the page: made once, though it is measured first and shown later."""
+        return plain_fields(self)
 
 
 def choose_trajectories(store: RunStore) -> list[TrajectoryView]:
