@@ -24,7 +24,8 @@ from ale.trajectory import Score, Trajectory
 from ale_rl.buffer import SampleBuffer
 from ale_rl.config import RLConfig
 from ale_rl.loop import make_buffer
-from ale_rl.produce import Producer, is_even
+from ale_rl.produce import Producer
+from ale_rl.rollout_metrics import is_even
 
 
 def task(number: int) -> Task:

@@ -13,7 +13,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -67,6 +67,8 @@ class Episodes:
     config: RolloutConfig
     needs: SandboxNeeds
     labels: Mapping[str, str]
+    ended: dict[asyncio.Task[object], AleError] = field(default_factory=dict)
+    """Tasks that are cancelled because their episode hangs, each with the failure that its trajectory gets."""
 
     def expect(self, requests: Sequence[RolloutRequest], stage: StageInfo) -> None:
         """Announce the rollouts that will be made: a start may prepare several of them at once."""
@@ -103,6 +105,12 @@ class Episodes:
             raise
         except AleError as error:
             return self._failed_trajectory(trajectory, session, error, timings, began)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task not in self.ended:
+                raise
+            task.uncancel()
+            return self._failed_trajectory(trajectory, session, self.ended.pop(task), timings, began)
         finally:
             session.close()
 

@@ -11,6 +11,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 
 from ale.rollout.episode import Episodes, StageInfo
@@ -56,6 +57,8 @@ class Rollouts:
     given_up: dict[str, Counter[str]] = field(default_factory=dict)
     """For each group, the requests of which every try was rejected, by the reason of the last rejection. The reader
     clears it."""
+    running: dict[asyncio.Task[object], RolloutRequest] = field(default_factory=dict)
+    """What holds a place, the oldest first."""
     _counts: dict[str, RejectionCounts] = field(default_factory=dict)
     _places: asyncio.Semaphore = None  # type: ignore[assignment]  # set when made
 
@@ -83,8 +86,11 @@ class Rollouts:
 
     async def _until_good(self, request: RolloutRequest, stage: StageInfo) -> Trajectory | None:
         assert self.judge is not None, "set when made"
-        asked_at = time.monotonic()
-        async with self._places:
+        asked_at, task = time.monotonic(), asyncio.current_task()
+        async with self._places, AsyncExitStack() as stack:
+            if task is not None:
+                self.running[task] = request
+                stack.callback(self.running.pop, task)
             tries = self.episodes.config.max_resamples + 1
             if self.store.resumed:
                 seeds = [request.seed + attempt * RESEED for attempt in range(tries)]

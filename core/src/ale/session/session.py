@@ -144,25 +144,16 @@ class RecordedSession(ModelSession):
         generation, text, stop = cut_at_stop(self._sessions.tokenizer, generation, request.stop)
         sampled = generation.token_ids
         stopped = bool(sampled) and sampled[-1] in self._sessions.tokenizer.stop_token_ids
-        parsed = self._sessions.form.read(
-            text,
-            f"call_{call}",
-            request.tools,
-            calls=request.tool_choice != "none",
-            within=self.recorder.begins_within(prompt),
-        )
+        calls, within = request.tool_choice != "none", self.recorder.begins_within(prompt)
+        parsed = self._sessions.form.read(text, f"call_{call}", request.tools, calls=calls, within=within)
         illegal = parsed.illegal or unknown_tool(parsed.message, request.tools)
         ended = stopped or stop is not None
         error = turn_error(illegal, cut=not ended)
         chunk = self.recorder.add_sampled(prompt, generation, parsed.message, error)
         self._sessions.hooks.call("ale_model_called", session_id=self.id, chunk=chunk, message=parsed.message)
         finish: FinishWord = "tool_calls" if parsed.message.tool_calls else "stop" if ended else "length"
-        decode = self._sessions.tokenizer.decode
-        tokens = (
-            tuple((decode([t]), p) for t, p in zip(sampled, generation.logprobs, strict=False))
-            if request.logprobs
-            else ()
-        )
+        decode, pairs = self._sessions.tokenizer.decode, zip(sampled, generation.logprobs, strict=False)
+        tokens = tuple((decode([t]), p) for t, p in pairs) if request.logprobs else ()
         return ChatReply(
             parsed.message, finish, chunk.index, len(prompt.token_ids), len(sampled), parsed.illegal, stop, tokens
         )

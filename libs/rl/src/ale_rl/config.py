@@ -68,6 +68,15 @@ class RLConfig(Section):
             "async_ratio. Then they are dropped as late, and their tasks are tried once more."
         ),
     )
+    stall_s: float = Field(
+        1800.0,
+        ge=0,
+        description=(
+            "Seconds without any progress (a token, a rollout, an update) after which the run says what hangs and "
+            "mends it once; after as many again it fails. It must be more than the longest tool call and update "
+            "take; 0: never."
+        ),
+    )
     min_entropy: float = Field(
         0.02,
         ge=0,

@@ -29,6 +29,7 @@ from ale_rl.produce import Producer
 from ale_rl.resources import resource_metrics
 from ale_rl.rollout_metrics import rollout_metrics
 from ale_rl.train_step import load_reference, pack_step, train_step
+from ale_rl.watchdog import Watchdog
 from ale_training import publish
 
 
@@ -84,6 +85,9 @@ class Training:
         self._between_steps = True
         """Whether trainer and producer are at the same step; while one is trained on they are not."""
         self._watch = LoopWatch(bench, config)
+        self._watchdog = Watchdog(
+            bench, config.stall_s, self._watch.moves, self._watch.achieved, producer.is_open, self._watch.states
+        )
 
     def restore(self, cut: Cut) -> None:
         """Go on after the step of a checkpoint."""
@@ -102,6 +106,7 @@ class Training:
         first = self._producer.steps_done
         try:
             async with self._watch, asyncio.TaskGroup() as group:
+                watching = group.create_task(self._watchdog.run())
                 if self._evaluation_due is not None:
                     self._evaluate(group, *self._evaluation_due)
                 for step in range(first + 1, self._config.steps + 1):
@@ -111,8 +116,11 @@ class Training:
                     self._producer.admit_more()
                     if self._config.checkpoint_every and step % self._config.checkpoint_every == 0:
                         await self._save()
+                if not self._watchdog.failed:
+                    watching.cancel()
         except BaseException:
-            if self._between_steps and self._producer.steps_done > self._saved:
+            stalled = self._watchdog.failed  # then it may hang again
+            if self._between_steps and self._producer.steps_done > self._saved and not stalled:
                 await self._save()
             raise
 
@@ -128,6 +136,8 @@ class Training:
         except asyncio.CancelledError:  # the step is finished all the same, so that the checkpoint has it
             if self._evaluation is not None:
                 self._evaluation.cancel()
+            if self._watchdog.failed:
+                training.cancel()
             await training
             raise
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from typing import Any
 
 from ale.pipeline.workbench import Workbench
 from ale.trajectory import Trajectory
@@ -29,16 +30,24 @@ class LoopWatch:
         self._bench, self._config = bench, config
         self.trainer = Role(TRAINER_STATES)
         self._engine = EngineRole()
+        self._good = 0
+        """How many rollouts could be trusted."""
         self._laps: deque[tuple[dict[str, float], dict[str, float]]] = deque(maxlen=LAPS)
 
     async def __aenter__(self) -> None:
         self._ledger = TokenLedger(self._bench.store)  # a resumed run has undone by now what came after its checkpoint
         self._bench.sessions.sampling = self._engine.sampling
+        self._advance, self._bench.rollouts.advance = self._bench.rollouts.advance, self._count
         self.trainer.lap()
         self._engine.lap()
 
     async def __aexit__(self, *exc: object) -> None:
         self._bench.sessions.sampling = nullcontext
+        self._bench.rollouts.advance = self._advance
+
+    def _count(self) -> None:
+        self._good += 1
+        self._advance()
 
     @contextmanager
     def publishing(self) -> Iterator[None]:
@@ -46,6 +55,24 @@ class LoopWatch:
         self.trainer.enter("publish")
         with self._engine.loading():
             yield
+
+    def moves(self) -> Hashable:
+        """Return a value that is another one whenever something has moved (see `Watchdog`)."""
+        running = frozenset(map(id, self._bench.rollouts.running))
+        tokens = self._bench.engine.metrics().get("sampled_tokens")
+        return self._engine.answered, tokens, running, self.achieved()
+
+    def achieved(self) -> Hashable:
+        """Return a value that is another one whenever a rollout is good or the trainer has gone on."""
+        return self._good, self.trainer.changes
+
+    def states(self) -> dict[str, Any]:
+        """Return the state of each role now."""
+        return {
+            "trainer": self.trainer.state,
+            "engine": self._engine.state,
+            "engine_metrics": self._bench.engine.metrics(),
+        }
 
     def step_metrics(self, step: int, trained: Sequence[Trajectory], producer: Producer) -> dict[str, float]:
         """Return the metrics of the step that ends now, and note its spans and advice."""

@@ -28,6 +28,7 @@ from ale.task import TRAIN, Task
 from ale.trajectory import Trajectory
 from ale_rl.buffer import OpenGroup, SampleBuffer
 from ale_rl.config import RLConfig
+from ale_rl.rollout_metrics import is_even
 from ale_training import retokenize
 
 LATE = "late"
@@ -172,6 +173,10 @@ class Producer:
                 f"No rollout of step {step} can be trusted: {reasons}. The trajectories of the run say more."
             )
         return rollouts
+
+    def is_open(self) -> bool:
+        """Return whether a group is open: then something has to move."""
+        return self._buffer.open > 0
 
     def buffer_metrics(self) -> dict[str, float]:
         """Return how many groups are open, without the batch in training, and how many of them are ready for it."""
@@ -339,12 +344,3 @@ class Producer:
         replaced = self._replaced < self._config.resample_even_groups
         self._replaced += replaced
         return replaced
-
-
-def is_even(rollouts: Sequence[Trajectory]) -> bool:
-    """Return whether the rollouts of each group have equal rewards, those of steps too."""
-    rewards: dict[str, set[tuple[float, ...]]] = {}
-    for t in rollouts:
-        if t.reward is not None:
-            rewards.setdefault(t.group, set()).add((t.reward.value, *t.reward.by_chunk))
-    return all(len(values) == 1 for values in rewards.values()) and bool(rewards)

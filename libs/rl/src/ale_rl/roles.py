@@ -27,7 +27,9 @@ class Role:
         self.spans: list[tuple[str, float, float]] = []
         """What ended since the last `lap`: state, beginning and end by the clock."""
         self._states, self._clock = states, clock
-        self._since = self._lap_began = clock()
+        self._since = clock()
+        self.changes = 0
+        """How often its state has changed."""
         self._seconds = dict.fromkeys(states, 0.0)
 
     def enter(self, state: str) -> None:
@@ -36,7 +38,7 @@ class Role:
             raise ValueError(f"'{state}' is none of {', '.join(self._states)}")
         if state != self.state:
             self._close(self._clock())
-            self.state = state
+            self.state, self.changes = state, self.changes + 1
 
     def lap(self) -> dict[str, float]:
         """Return the seconds in each state since the last lap; their sum is the time that has passed."""
@@ -57,6 +59,8 @@ class EngineRole(Role):
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(("starved", "busy", "loading"), clock)
         self._requests = 0
+        self.answered = 0
+        """How many requests have ended."""
         self._loading = False
 
     @contextmanager
@@ -67,7 +71,7 @@ class EngineRole(Role):
         try:
             yield
         finally:
-            self._requests -= 1
+            self._requests, self.answered = self._requests - 1, self.answered + 1
             self._update()
 
     @contextmanager

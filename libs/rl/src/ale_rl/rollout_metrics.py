@@ -44,3 +44,12 @@ def rollout_metrics(trajectories: Sequence[Trajectory], version: int) -> dict[st
         "episode_s": sum(t.seconds for t in trajectories) / n,
         **histogram,
     }
+
+
+def is_even(rollouts: Sequence[Trajectory]) -> bool:
+    """Return whether the rollouts of each group have equal rewards, those of steps too."""
+    rewards: dict[str, set[tuple[float, ...]]] = {}
+    for t in rollouts:
+        if t.reward is not None:
+            rewards.setdefault(t.group, set()).add((t.reward.value, *t.reward.by_chunk))
+    return all(len(values) == 1 for values in rewards.values()) and bool(rewards)

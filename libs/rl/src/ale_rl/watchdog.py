@@ -1,0 +1,204 @@
+"""The watchdog: it notices that nothing moves, says which part hangs, mends that once, and then ends the run.
+
+1. *Progress* is a model call that was answered, a token, a rollout that began or ended, or a new state of the trainer.
+   If there is none for `rl.stall_s` seconds while a group is open, the loop is stalled.
+2. A thread looks, so that it also sees what blocks the event loop itself (an observer's hook, the store).
+3. First an event `stalled` is stored with the oldest rollouts, the roles' states and the stacks, and it mends: what
+   blocks the event loop is interrupted with an error; rollouts that hang are ended as failures of the part that hangs,
+   and made again; an engine that hangs is told to resume. A store that hangs is only waited for.
+4. If it is stalled again before a rollout is good or the trainer goes on, the run fails with a sentence.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import suppress
+from types import FrameType
+from typing import Any
+
+from ale.errors import AgentError, AleError, EngineError, PluginError, SandboxError
+from ale.pipeline.workbench import Workbench
+
+log = logging.getLogger("ale.rl")
+LOOKS = 10
+"""It looks so many times within `stall_s`, and at least once a second."""
+ANSWER_S = 1.0
+"""An event loop that does not answer for this long is blocked."""
+OLDEST, MAX_STACKS = 5, 40
+STORE, ENGINE, REWARD, COMMAND, AGENT = "the store", "the engine", "the reward", "a command in a sandbox", "the agent"
+ERRORS: dict[str, type[AleError]] = {ENGINE: EngineError, COMMAND: SandboxError, AGENT: AgentError}
+
+
+class Watchdog:
+    """`moves` is a value that is another one whenever something has moved, `achieved` one that is another one whenever
+    that was of use, `is_open` whether work is left, and `facts` what the event shows besides."""
+
+    def __init__(
+        self,
+        bench: Workbench,
+        stall_s: float,
+        moves: Callable[[], Hashable],
+        achieved: Callable[[], Hashable],
+        is_open: Callable[[], bool],
+        facts: Callable[[], dict[str, Any]],
+    ) -> None:
+        self._bench, self._stall_s = bench, stall_s
+        self._moves, self._achieved, self._is_open, self._facts = moves, achieved, is_open, facts
+        self._over = threading.Event()
+        self._thrown: AleError | None = None
+        """What the main thread raises when it gets the signal."""
+        self.failed = False
+
+    async def run(self) -> None:
+        """Watch until it is cancelled. Raises `AleError` if the run is stalled and could not be mended."""
+        if not self._stall_s:
+            return
+        self._loop, self._failure = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
+        in_main = threading.current_thread() is threading.main_thread()
+        before = signal.signal(signal.SIGUSR1, self._throw) if in_main else None
+        thread = threading.Thread(target=self._watch, name="ale-watchdog", daemon=True)
+        thread.start()
+        try:
+            await self._failure
+        finally:
+            self._over.set()
+            if in_main:
+                signal.signal(signal.SIGUSR1, before)
+
+    def _watch(self) -> None:
+        last, since, mended_at = self._moves(), time.monotonic(), None
+        while not self._over.wait(min(1.0, self._stall_s / LOOKS)):
+            moves = self._moves()
+            if moves != last or not self._is_open():
+                last, since = moves, time.monotonic()
+            elif time.monotonic() - since >= self._stall_s:
+                since = time.monotonic()
+                blocked = not self._answers()
+                part, stacks = self._blocking() if blocked else self._ask(self._hanging())
+                sentence = f"Nothing has moved for {self._stall_s:g} s: {part} hangs."
+                self._tell(part, stacks, sentence)
+                if mended_at == self._achieved():
+                    return self._fail(blocked, part, sentence)
+                mended_at = self._achieved()
+                self._mend(blocked, part, sentence)
+
+    def _answers(self) -> bool:
+        """Return whether the event loop runs."""
+        answered = threading.Event()
+        self._loop.call_soon_threadsafe(answered.set)
+        return answered.wait(ANSWER_S)
+
+    def _ask(self, question: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(question, self._loop).result(self._stall_s)
+
+    def _blocking(self) -> tuple[str, list[str]]:
+        """Return the part that blocks the main thread, and where."""
+        frame = sys._current_frames().get(threading.main_thread().ident or 0)
+        frames: list[FrameType] = []
+        while frame is not None:
+            frames.insert(0, frame)
+            frame = frame.f_back
+        return part_of(frames) or "something that blocks the event loop", [_stack(frames)]
+
+    async def _hanging(self) -> tuple[str, list[str]]:
+        """Return the part in which the oldest rollout, else the trainer, hangs, and where all tasks are."""
+        chains = [list(await_chain(task)) for task in self._bench.rollouts.running]
+        parts = [part for chain in chains if (part := part_of(chain)) is not None]
+        stacks = [_stack(list(await_chain(task))) for task in asyncio.all_tasks()]
+        trainer = self._facts()["trainer"]
+        working = not trainer.startswith("wait_") and f"the trainer ({trainer})"
+        return working or (parts[0] if parts else "the loop"), sorted(set(stacks))[:MAX_STACKS]
+
+    def _tell(self, part: str, stacks: list[str], sentence: str) -> None:
+        log.error("%s\n%s", sentence, "\n".join(stacks))
+        if part != STORE:
+            oldest = [
+                {"task": request.task.id, "group": request.group, "seed": request.seed}
+                for request in list(self._bench.rollouts.running.values())[:OLDEST]
+            ]
+            self._bench.store.add_event("stalled", part=part, oldest=oldest, stacks=stacks, **self._facts())
+
+    def _mend(self, blocked: bool, part: str, sentence: str) -> None:
+        if part == STORE:
+            return
+        if blocked:
+            self._interrupt(PluginError(sentence))
+        else:
+            with suppress(TimeoutError):
+                self._ask(self._end_hanging(part, sentence))
+
+    async def _end_hanging(self, part: str, sentence: str) -> None:
+        """End the rollouts that hang in a part as its failures, which makes them again."""
+        if part == ENGINE:
+            async with asyncio.timeout(self._stall_s / 2):
+                await self._bench.engine.resume()
+        for task in self._bench.rollouts.running:
+            if part_of(list(await_chain(task))) == part:
+                self._bench.rollouts.episodes.ended[task] = ERRORS.get(part, PluginError)(sentence)
+                task.cancel()
+
+    def _fail(self, blocked: bool, part: str, sentence: str) -> None:
+        """End the run: by an error in the event loop, and in what blocks it; a store that hangs cannot be closed."""
+        self.failed = True
+        error = AleError(f"{sentence} Ending what hung did not help; 'ale run --resume' goes on with this run.")
+        if part == STORE:
+            print(f"error: {error}", file=sys.stderr, flush=True)
+            os._exit(AleError.exit_code)
+
+        def set_failure() -> None:
+            if not self._failure.done():
+                self._failure.set_exception(error)
+
+        self._loop.call_soon_threadsafe(set_failure)
+        if blocked:
+            self._interrupt(error)
+
+    def _interrupt(self, error: AleError) -> None:
+        self._thrown = error
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+
+    def _throw(self, number: int, frame: FrameType | None) -> None:
+        thrown, self._thrown = self._thrown, None
+        if thrown is not None:
+            raise thrown
+
+
+def await_chain(task: asyncio.Task[Any]) -> Iterator[FrameType]:
+    """Yield the frames of the coroutines of a task, from its own to the innermost one that waits."""
+    at: Any = task.get_coro()
+    while at is not None:
+        frame = getattr(at, "cr_frame", None) or getattr(at, "gi_frame", None) or getattr(at, "ag_frame", None)
+        if frame is not None:
+            yield frame
+        at = getattr(at, "cr_await", None) or getattr(at, "gi_yieldfrom", None) or getattr(at, "ag_await", None)
+
+
+def part_of(frames: list[FrameType]) -> str | None:
+    """Return the part of a run that these frames, outermost first, are in."""
+    part: str | None = None
+    for frame in frames:
+        code, values = frame.f_code, frame.f_locals
+        if code.co_filename.endswith("ale/registry/hooks.py") and {"implementation", "name"} <= values.keys():
+            return f"the hook {values['name']} of the observer '{values['implementation'].plugin_name}'"
+        if "/ale/store/" in code.co_filename:
+            return STORE
+        if code.co_name == "_sample" and code.co_filename.endswith("ale/session/session.py"):
+            return ENGINE
+        if code.co_name == "guard_plugin_call":
+            part = {"reward": REWARD, "scaffold": AGENT}.get(values["kind"], "the sandbox plugin")
+        elif code.co_name == "_act" and part is None:
+            part = AGENT
+        elif code.co_name == "exec" and part in (AGENT, REWARD):
+            part = COMMAND
+    return part
+
+
+def _stack(frames: list[FrameType]) -> str:
+    return " > ".join(f"{f.f_code.co_filename.rpartition('/')[2]}:{f.f_lineno} {f.f_code.co_name}" for f in frames[-8:])

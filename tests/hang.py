@@ -1,0 +1,73 @@
+"""Run `ale` with one part that hangs from RL step 2 on: `hang.py PART once|always ale's arguments`."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from importlib import import_module
+from typing import Any
+
+PARTS = {
+    "exec": ("ale_resident.sandboxes.sandbox", "ResidentSandbox", "exec"),
+    "engine": ("ale_engine_torch.engine", "TorchEngine", "generate"),
+    "reward": ("ale_tests.reward", "TestsReward", "score"),
+    "hook": ("ale_print", "PrintTracker", "ale_step_finished"),
+    "store": ("ale.store.run_store", "RunStore", "_insert_trajectory"),
+    "update": ("ale_torch_training.ranked_trainer", "RankedTrainer", "update"),
+}
+FOREVER_S = 10_000
+
+
+def main() -> None:
+    """Patch the part, and a step to arm it; then be the command."""
+    part, how, *arguments = sys.argv[1:]
+    module, owner, name = PARTS[part]
+    left = 0
+
+    def hangs() -> bool:
+        nonlocal left
+        left -= 1
+        return left >= 0
+
+    from ale_rl.loop import Training
+
+    step = Training._step
+
+    async def armed(self: Any, number: int) -> Any:
+        nonlocal left
+        if number == 2:
+            left = 1 if how == "once" else FOREVER_S
+        return await step(self, number)
+
+    Training._step = armed  # type: ignore[method-assign]
+    kind = getattr(import_module(module), owner)
+    original = getattr(kind, name)
+    if asyncio.iscoroutinefunction(original):
+
+        async def patched(*values: Any, **options: Any) -> Any:
+            if hangs():
+                await asyncio.sleep(FOREVER_S)
+            return await original(*values, **options)
+
+    else:
+
+        def patched(*values: Any, **options: Any) -> Any:  # type: ignore[misc]
+            if hangs():
+                time.sleep(FOREVER_S)
+            return original(*values, **options)
+
+    patched.__dict__.update(vars(original))  # what pluggy has put on a hook
+    patched.__name__ = name
+    patched.__code__ = patched.__code__.replace(co_name=name)
+    if not asyncio.iscoroutinefunction(original):
+        patched.__wrapped__ = original  # type: ignore[attr-defined]  # pluggy reads the arguments from here
+    setattr(kind, name, patched)
+    from ale.cli.main import main as command
+
+    sys.argv = ["ale", *arguments]
+    command()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,71 @@
+"""A part that hangs is named in time; a run in which it hangs once goes on, else it fails with a sentence."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from ale_command import TINY
+
+from ale.store.run_store import RunStore
+
+pytestmark = [pytest.mark.slow, pytest.mark.bwrap]
+STALL_S = 3
+NAMES = {
+    "exec": "a command in a sandbox",
+    "engine": "the engine",
+    "reward": "the reward",
+    "hook": "the hook ale_step_finished of the observer 'print'",
+    "store": "the store",
+    "update": "the trainer (update)",
+}
+
+
+def run(folder: Path, part: str, how: str, *more: str) -> subprocess.CompletedProcess[str]:
+    file = folder / "run.yaml"
+    file.write_text(TINY.format(runs=folder / "runs"))
+    settings = [f"rl.stall_s={STALL_S}", "rl.steps=3", "eval.every=0", "eval.episodes=1", "observers=[print]"]
+    command = [sys.executable, str(Path(__file__).with_name("hang.py")), part, how, "run", str(file), *settings]
+    return subprocess.run([*command, *more, "--out", str(folder / "run")], capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.parametrize("part", ["exec", "engine", "reward", "store", "update"])
+def test_a_part_that_hangs_for_ever_is_named_and_ends_the_run(part: str, tmp_path: Path) -> None:
+    began = time.monotonic()
+    done = run(tmp_path, part, "always")
+    assert done.returncode == 1, done.stderr
+    assert f"error: Nothing has moved for {STALL_S} s: {NAMES[part]} hangs." in done.stderr
+    assert time.monotonic() - began < 60
+    with RunStore.open(tmp_path / "run") as store:
+        stalls = [data for _, kind, data in store.events() if kind == "stalled"]
+        assert store.count() > 0, "what was stored is there"
+    if part != "store":
+        assert [data["part"] for data in stalls] == [NAMES[part]] * 2
+        assert stalls[0]["stacks"]
+        assert "trainer" in stalls[0]
+
+
+def test_an_observer_that_hangs_for_ever_is_interrupted_until_it_is_called_no_more(tmp_path: Path) -> None:
+    done = run(tmp_path, "hook", "always", "rl.steps=5")
+    assert done.returncode == 0, done.stderr
+    assert "the observer 'print' failed in ale_step_finished" in done.stderr
+    assert "Only its veto hooks are called from now on." in done.stderr
+    with RunStore.open(tmp_path / "run") as store:
+        assert [data["part"] for _, kind, data in store.events() if kind == "stalled"] == [NAMES["hook"]] * 3
+
+
+@pytest.mark.parametrize("part", ["exec", "engine", "reward", "hook"])
+def test_a_run_in_which_a_part_hangs_once_goes_on(part: str, tmp_path: Path) -> None:
+    done = run(tmp_path, part, "once")
+    assert done.returncode == 0, done.stderr
+    with RunStore.open(tmp_path / "run") as store:
+        assert [data["part"] for _, kind, data in store.events() if kind == "stalled"] == [NAMES[part]]
+        assert [step for step, _ in store.metrics("rl")["success"]] == [1, 2, 3]
+        ended = list(store.trajectories("failure IS NOT NULL"))
+    if part != "hook":
+        (t,) = ended
+        assert t.failure is not None
+        assert f"Nothing has moved for {STALL_S} s: {NAMES[part]} hangs." in t.failure.message
