@@ -2,7 +2,7 @@
 
     python benchmarks/async.py [--seeds 1-5] [--parts tail quickstart] [--out runs/async] [--steps 15]
 
-    tail         the quickstart's tasks with tools that wait: log-normal, mean 0.5 s, coefficient of variation 1 and 2
+    tail         the quickstart's tasks with tools that wait: log-normal, mean 0.2 s, coefficient of variation 1 and 2
     quickstart   the quickstart as it is
 
 Both sides of a seed start from the same warm start and run one after the other, the one first that was second for the
@@ -35,7 +35,7 @@ PARTS = {
     "tail": {
         f"tools wait, cv {cv}": (
             "scaffold.use=waiting",
-            "scaffold.mean_s=0.5",
+            "scaffold.mean_s=0.2",
             f"scaffold.cv={cv}",
             "rl.prompts_per_step=4",
         )
