@@ -2,7 +2,7 @@
 
     python benchmarks/async.py [--seeds 1-5] [--parts tail quickstart] [--out runs/async] [--steps 15]
 
-    tail         the quickstart's tasks with tools that wait: log-normal, mean 0.2 s, coefficient of variation 1 and 2
+    tail         the quickstart's tasks with tools that wait: log-normal, mean 1 s, coefficient of variation 1 and 2
     quickstart   the quickstart as it is
 
 Both sides of a seed start from the same warm start and run one after the other, the one first that was second for the
@@ -29,15 +29,15 @@ from ale.store.run_store import RunStore
 ALE = Path(sys.executable).with_name("ale")
 EXAMPLE = "examples/quickstart.yaml"
 WARM = ("rl=null", "eval.every=0", "eval.episodes=16", "sft.steps=200")
-LOOP = ("sft=null", "model.scratch=null", "eval.every=0", "rl.updates_per_step=2")
+LOOP = ("sft=null", "model.scratch=null", "eval.every=0", "rl.updates_per_step=4")
 SIDES = {"synchronous": ("rl.async_ratio=0",), "asynchronous": ("rl.async_ratio=2", "rl.ahead=1")}
 PARTS = {
     "tail": {
         f"tools wait, cv {cv}": (
             "scaffold.use=waiting",
-            "scaffold.mean_s=0.2",
+            "scaffold.mean_s=1",
             f"scaffold.cv={cv}",
-            "rl.prompts_per_step=4",
+            "rl.prompts_per_step=8",
         )
         for cv in (1, 2)
     },

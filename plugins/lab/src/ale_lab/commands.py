@@ -10,6 +10,7 @@ import typer
 from ale.errors import ConfigError
 from ale_lab.catalogue import COMPARE, FIG10, FIG10_MISMATCH, FIG12, FIG13, MISMATCH, PARTS, STALENESS
 from ale_lab.experiment import Experiment
+from ale_lab.simulate_command import simulate
 
 lab_app = typer.Typer(
     name="lab",
@@ -105,3 +106,4 @@ _add_command(PARTS, ", on the tasks of `compare` and tuned as there")
 _add_command(STALENESS, "; tuned as in `compare`")
 _add_command(MISMATCH, "; tuned as in `compare`")
 _add_command(FIG10_MISMATCH, "; tuned as in `fig10`")
+lab_app.command("simulate")(simulate)

@@ -1,0 +1,146 @@
+"""A simulated engine: the more sequences it samples at once, and the longer they are, the slower each token is.
+
+With b sequences under way that hold k tokens of KV together, each gets a token every `c0 + c1 b + c2 k` seconds. The
+rate is the same for all, so one *token clock* counts the tokens that each has got since the engine began; a sequence is
+done when this clock has gone as far as it is long. Events happen only when a sequence comes or goes.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ale_lab.simulation.events import Events
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSpeed:
+    """Seconds a token: `c0` fixed, `c1` for each sequence, `c2` for each token of KV; prompts are computed at
+    `prefill_tokens_s`. At most `kv_tokens` fit, and at most `most` sequences are sampled at once."""
+
+    c0: float = 0.008
+    c1: float = 5e-5
+    c2: float = 2e-9
+    prefill_tokens_s: float = 20_000.0
+    kv_tokens: float = 400_000.0
+    most: int = 256
+
+
+@dataclass(slots=True)
+class Turn:
+    """One model call: `context` tokens of prompt, of which `new` have to be computed, and `tokens` to sample."""
+
+    context: float
+    new: float
+    tokens: float
+    done: Callable[[], None]
+
+
+class SimulatedEngine:
+    """See the module's docstring. `busy_s` is the time in which it has sampled."""
+
+    def __init__(self, events: Events, speed: EngineSpeed) -> None:
+        self.busy_s = self.tokens = 0.0
+        self._events, self._speed = events, speed
+        self._running: list[tuple[float, int, Turn]] = []
+        self._waiting: deque[Turn] = deque()
+        self._clock = self._since = 0.0
+        self._kv = self._reserved = 0.0
+        """The tokens of KV that there are, and that there will be when what is sampled is done."""
+        self._made = self._planned = 0
+        self.paused = False
+        self.serving = True
+        """Whether turns may come."""
+
+    @property
+    def load(self) -> int:
+        """The number of turns that it has, sampled or waiting."""
+        return len(self._running) + len(self._waiting)
+
+    def add(self, turn: Turn) -> None:
+        """A model call comes."""
+        self._pass_time()
+        self._waiting.append(turn)
+        self._admit()
+
+    def pause(self) -> None:
+        """Sample nothing until `resume`."""
+        self._pass_time()
+        self.paused = True
+        self._planned += 1
+
+    def resume(self) -> None:
+        """Go on."""
+        self._pass_time()
+        self.paused = False
+        self._admit()
+
+    def evict(self) -> list[Turn]:
+        """Give up all turns: each comes back with what is left of it, and its context has to be computed again."""
+        self._pass_time()
+        given_up = []
+        for end, _, turn in self._running:
+            left = end - self._clock
+            context = turn.context + turn.tokens - left
+            given_up.append(Turn(context, context, left, turn.done))
+        given_up += self._waiting
+        self._running = []
+        self._kv = self._reserved = 0.0
+        self._waiting.clear()
+        self._planned += 1
+        return given_up
+
+    @property
+    def _seconds_a_token(self) -> float:
+        return self._speed.c0 + self._speed.c1 * len(self._running) + self._speed.c2 * self._kv
+
+    def _pass_time(self) -> None:
+        passed, self._since = self._events.now - self._since, self._events.now
+        if self._running and not self.paused and passed > 0:
+            tokens = passed / self._seconds_a_token
+            self._clock += tokens
+            self._kv += tokens * len(self._running)
+            self.tokens += tokens * len(self._running)
+            self.busy_s += passed
+
+    def _admit(self) -> None:
+        if self.paused:
+            return
+        while self._waiting and len(self._running) < self._speed.most:
+            turn = self._waiting[0]
+            if self._running and self._reserved + turn.context + turn.tokens > self._speed.kv_tokens:
+                break
+            self._waiting.popleft()
+            self._made += 1
+            # A prompt is computed while others sample: it costs its own turn the time, as so many tokens.
+            prefill = turn.new / self._speed.prefill_tokens_s / max(1e-9, self._seconds_a_token)
+            heapq.heappush(self._running, (self._clock + prefill + turn.tokens, self._made, turn))
+            self._kv += turn.context
+            self._reserved += turn.context + turn.tokens
+        self._plan()
+
+    def _plan(self) -> None:
+        """Have an event when the next sequence is done, unless something changes before."""
+        self._planned += 1
+        plan = self._planned
+        if self._running:
+            wait = max(0.0, self._running[0][0] - self._clock) * self._seconds_a_token
+            self._events.after(wait, lambda: self._finish(plan))
+
+    def _finish(self, plan: int) -> None:
+        if plan != self._planned:
+            return
+        self._pass_time()
+        done = []
+        while self._running and self._running[0][0] <= self._clock + 1e-6:
+            _, _, turn = heapq.heappop(self._running)
+            self._kv -= turn.context + turn.tokens
+            self._reserved -= turn.context + turn.tokens
+            done.append(turn)
+        if not self._running:
+            self._kv = self._reserved = 0.0
+        self._admit()
+        for turn in done:
+            turn.done()

@@ -1,0 +1,268 @@
+"""The simulated loop: episodes on simulated engines, the real sample buffer, a trainer that takes time.
+
+Three ways to use the machines:
+
+    synchronous    engines and trainer take turns on all of them (`async_ratio` 0)
+    asynchronous   some only sample, some only train
+    multiplexed    asynchronous, and engines on the trainer's machines sample while it waits
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from ale_lab.simulation.engine import EngineSpeed, SimulatedEngine, Turn
+from ale_lab.simulation.events import Events
+from ale_lab.simulation.workload import Episode, Episodes
+from ale_rl.buffer import OpenGroup, SampleBuffer
+from ale_rl.multiplexing import Multiplexing
+
+LOAD_BOUND, CHOICES = 1.25, 8
+"""A turn goes to the engine that has its prefix, unless that has so many times the turns of the mean engine."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerSpeed:
+    """An update of so many tokens takes `fixed_s + seconds_a_token * tokens`; `logprobs` is the share of that which the
+    log-probabilities take beforehand (0: there is no such pass)."""
+
+    fixed_s: float
+    seconds_a_token: float
+    logprobs: float = 1 / 3
+
+    def seconds(self, tokens: float) -> tuple[float, float]:
+        """Return the seconds of log-probabilities and of the update."""
+        update = self.fixed_s + self.seconds_a_token * tokens
+        return self.logprobs * update, update
+
+
+@dataclass(frozen=True, slots=True)
+class Machines:
+    """`engines` sample, `lent` more are on the trainer's machines; `switch_s` for these to change sides; `publish_s` to
+    load new weights."""
+
+    engines: int
+    lent: int = 0
+    speed: EngineSpeed = field(default=EngineSpeed())
+    publish_s: float = 1.0
+    switch_s: float = 5.0
+    concurrency: float = math.inf
+    """How many episodes may run at once."""
+
+
+@dataclass(slots=True)
+class Step:
+    """When a step ended and what it took, in seconds."""
+
+    end: float
+    wait_s: float
+    logprobs_s: float
+    update_s: float
+    tokens: float
+    ages: list[int]
+
+
+@dataclass(slots=True)
+class Group:
+    """A simulated group: its episodes that have not ended, the sampled tokens, the version at its first episode."""
+
+    left: int
+    version: int
+    tokens: float = 0.0
+
+
+@dataclass
+class Simulation:
+    """Run it with `run`; then `steps`, `spans` (trainer's states) and `loads` (turns at the engines) tell about it."""
+
+    workload: Episodes
+    machines: Machines
+    trainer: TrainerSpeed
+    steps_wanted: int
+    async_ratio: int = 0
+    ahead: int | None = None
+    multiplexed: bool = False
+    partial: bool = True
+    """Whether turns go on under new weights; else they are sampled again from their beginning."""
+    seed: int = 0
+    steps: list[Step] = field(default_factory=list)
+    spans: list[tuple[str, float, float]] = field(default_factory=list)
+    loads: list[tuple[float, int]] = field(default_factory=list)
+
+    def run(self) -> list[Step]:
+        """Simulate all steps."""
+        w, m = self.workload, self.machines
+        self._random = random.Random(self.seed)
+        self._events = Events()
+        ahead = min(1, self.async_ratio) if self.ahead is None else self.ahead
+        self._buffer: SampleBuffer[Group] = SampleBuffer(
+            w.prompts, self.async_ratio, ahead, float("inf"), lambda: self._events.now
+        )
+        lent = m.lent if self.multiplexed or not self.async_ratio else 0
+        self._own = [SimulatedEngine(self._events, m.speed) for _ in range(m.engines)]
+        self._lent = [SimulatedEngine(self._events, m.speed) for _ in range(lent)]
+        self._serve(self.engines)
+        self._policy = Multiplexing(w.prompts)
+        self._groups: dict[int, Group] = {}
+        self._version = self._ordinal = self._running = self._turns = 0
+        self._queue: deque[int] = deque()
+        self._training = False
+        self._waiting_since = 0.0
+        self._admit()
+        self._events.run(lambda: len(self.steps) >= self.steps_wanted)
+        return self.steps
+
+    @property
+    def engines(self) -> list[SimulatedEngine]:
+        """All engines, lent ones too."""
+        return [*self._own, *self._lent]
+
+    # --- producing
+
+    def _admit(self) -> None:
+        last = self.steps_wanted * self.workload.prompts
+        while self._buffer.room > 0 and self._ordinal < last:
+            ordinal, self._ordinal = self._ordinal, self._ordinal + 1
+            self._buffer.admit(ordinal, self._version)
+            self._groups[ordinal] = Group(self.workload.group_size, self._version)
+            self._queue.extend([ordinal] * self.workload.group_size)
+        self._begin_episodes()
+
+    def _begin_episodes(self) -> None:
+        """Begin as many episodes as may run at once."""
+        while self._queue and self._running < self.machines.concurrency:
+            ordinal = self._queue.popleft()
+            self._running += 1
+            episode = self.workload.draw(self._random)
+            self._events.after(episode.start_s, self._play(ordinal, episode))
+
+    def _play(self, ordinal: int, episode: Episode) -> Callable[[], None]:
+        """Return the function that begins the first turn of an episode."""
+        group = self._groups[ordinal]
+        context, computed = episode.prompt_tokens, 0.0
+        home: SimulatedEngine | None = None
+
+        def ask(turn: int) -> None:
+            nonlocal home, computed
+            mean = self._turns / len(self._serving)
+            if home is None or not home.serving or home.load > LOAD_BOUND * (mean + 1):
+                home, computed = self._least_loaded(self._serving), 0.0
+            tokens = episode.turns[turn][0]
+            home.add(Turn(context, context - computed, tokens, lambda: answered(turn, tokens)))
+            self._note_turns(1)
+
+        def answered(turn: int, tokens: float) -> None:
+            nonlocal context, computed
+            self._note_turns(-1)
+            group.tokens += tokens
+            context += tokens
+            computed = context
+            context += episode.answer_tokens
+            if turn + 1 < len(episode.turns):
+                self._events.after(episode.turns[turn][1], lambda: ask(turn + 1))
+            else:
+                self._events.after(episode.turns[turn][1] + episode.reward_s, lambda: self._ended(ordinal))
+
+        return lambda: ask(0)
+
+    def _ended(self, ordinal: int) -> None:
+        self._running -= 1
+        self._begin_episodes()
+        group = self._groups[ordinal]
+        group.left -= 1
+        if group.left == 0:
+            self._buffer.finish(ordinal, [group], group.version)
+            self._train()
+
+    def _least_loaded(self, engines: Sequence[SimulatedEngine]) -> SimulatedEngine:
+        """Return the engine with the fewest turns; of many engines, of a few that chance chooses."""
+        some = engines if len(engines) <= CHOICES else self._random.sample(engines, CHOICES)
+        return min(some, key=lambda engine: engine.load)
+
+    def _note_turns(self, more: int) -> None:
+        self._turns += more
+        self.loads.append((self._events.now, self._turns))
+
+    # --- training
+
+    def _train(self) -> None:
+        """Begin a step if its batch is there."""
+        batch = None if self._training else self._buffer.take(self._version)
+        if batch is None:
+            return
+        self._training = True
+        now = self._events.now
+        self._span("wait_data", self._waiting_since, now)
+        switch = self._take_back() if self._lent and self._lent[0].serving else 0.0
+        tokens = sum(group.rollouts[0].tokens for group in batch if group.rollouts)
+        logprobs, update = self.trainer.seconds(tokens)
+        self._span("switch", now, now + switch)
+        self._span("logprobs", now + switch, now + switch + logprobs)
+        self._span("update", now + switch + logprobs, now + switch + logprobs + update)
+        ages = [self._version - group.version for group in batch]
+        step = Step(0.0, now - self._waiting_since, logprobs, update, tokens, ages)
+        self._events.after(switch + logprobs + update, lambda: self._publish(batch, step))
+
+    def _take_back(self) -> float:
+        """Let the lent engines leave: what they sample goes on elsewhere; returns the seconds that this takes."""
+        if not self.async_ratio:
+            return self.machines.switch_s  # no turn is under way
+        self._serve(self._own)
+        for engine in self._lent:
+            for turn in engine.evict():
+                self._least_loaded(self._own).add(turn)
+        return self.machines.switch_s
+
+    def _publish(self, batch: list[OpenGroup[Group]], step: Step) -> None:
+        for engine in self._serving:
+            engine.pause()
+            if not self.partial:
+                self._begin_again(engine)
+        seconds = self.machines.publish_s
+        self._span("publish", self._events.now, self._events.now + seconds)
+        self._events.after(seconds, lambda: self._published(batch, step))
+
+    def _begin_again(self, engine: SimulatedEngine) -> None:
+        for turn in engine.evict():
+            engine.add(Turn(turn.context, turn.context, turn.tokens, turn.done))
+
+    def _published(self, batch: list[OpenGroup[Group]], step: Step) -> None:
+        self._version += 1
+        self._buffer.trained()
+        for group in batch:
+            del self._groups[group.ordinal]
+        for engine in self._serving:
+            engine.resume()
+        step.end = self._events.now
+        self.steps.append(step)
+        self._training, self._waiting_since = False, self._events.now
+        self._admit()
+        self._train()
+        if self._lent and not self._training and not self._lent[0].serving and self._worth_lending():
+            self._events.after(self.machines.switch_s, self._lend)
+
+    def _worth_lending(self) -> bool:
+        expected = self.steps[-1].wait_s
+        return not self.async_ratio or self._policy.expand(self._buffer.ready, expected, 2 * self.machines.switch_s)
+
+    def _serve(self, engines: list[SimulatedEngine]) -> None:
+        """From now on these engines get turns."""
+        self._serving = engines
+        for engine in self.engines:
+            engine.serving = False
+        for engine in engines:
+            engine.serving = True
+
+    def _lend(self) -> None:
+        if not self._training:
+            self._serve(self.engines)
+            for engine in self._serving:
+                engine.resume()
+
+    def _span(self, state: str, began: float, ended: float) -> None:
+        if began < ended:
+            self.spans.append((state, began, ended))

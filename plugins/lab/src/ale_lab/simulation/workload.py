@@ -1,0 +1,97 @@
+"""What a simulated episode does: turns of tokens, with tools between them.
+
+A `Workload` draws lengths that are log-normal, cut at a limit; `Measured` draws whole episodes of a real run.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class Episode:
+    """`start_s`, then turns of (sampled tokens, seconds of the tool after it), then `reward_s`. The first prompt has
+    `prompt_tokens`, and each tool's answer `answer_tokens`."""
+
+    start_s: float
+    turns: Sequence[tuple[float, float]]
+    reward_s: float
+    prompt_tokens: float
+    answer_tokens: float
+
+
+class Episodes(Protocol):
+    """Groups of `group_size` episodes, `prompts` groups a step."""
+
+    @property
+    def prompts(self) -> int:
+        """Groups a step."""
+
+    @property
+    def group_size(self) -> int:
+        """Episodes a group."""
+
+    def draw(self, random: random.Random) -> Episode:
+        """Return an episode."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogNormal:
+    """A log-normal number with this mean and coefficient of variation (before the cut), at most `most`."""
+
+    mean: float
+    cv: float = 0.0
+    most: float = math.inf
+
+    def draw(self, random: random.Random) -> float:
+        """Return a number."""
+        if not self.cv or not self.mean:
+            return min(self.mean, self.most)
+        variance = math.log(1 + self.cv**2)
+        return min(self.most, random.lognormvariate(math.log(self.mean) - variance / 2, math.sqrt(variance)))
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Episodes with drawn lengths; tokens and seconds."""
+
+    prompts: int = 32
+    group_size: int = 8
+    prompt_tokens: float = 1500.0
+    turns: LogNormal = field(default=LogNormal(6.0, 0.5, 20.0))
+    tokens: LogNormal = field(default=LogNormal(400.0, 1.0, 4000.0))
+    """Sampled in a turn."""
+    tool_s: LogNormal = field(default=LogNormal(5.0, 2.0, 300.0))
+    answer_tokens: float = 200.0
+    start_s: float = 2.0
+    reward_s: float = 5.0
+    fault_rate: float = 0.0
+    """The share of episodes of which one tool hangs, for `fault_s`."""
+    fault_s: float = 600.0
+
+    def draw(self, random: random.Random) -> Episode:
+        """Return an episode."""
+        count = max(1, round(self.turns.draw(random)))
+        fault_at = random.randrange(count) if random.random() < self.fault_rate else -1
+        turns = [
+            (max(1.0, self.tokens.draw(random)), self.fault_s if i == fault_at else self.tool_s.draw(random))
+            for i in range(count)
+        ]
+        return Episode(self.start_s, turns, self.reward_s, self.prompt_tokens, self.answer_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Episodes of a real run, each drawn as often as any other."""
+
+    prompts: int
+    group_size: int
+    episodes: Sequence[Episode]
+
+    def draw(self, random: random.Random) -> Episode:
+        """Return an episode."""
+        return random.choice(self.episodes)

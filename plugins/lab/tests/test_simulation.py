@@ -1,0 +1,154 @@
+"""The simulator: its engine against sums by hand, its loop against the bounds of the real buffer."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ale.errors import ConfigError
+from ale.store.run_store import RunStore
+from ale.trajectory import Chunk, Trajectory
+from ale_lab.simulate_command import simulate
+from ale_lab.simulation.calibrate import engine_speed, episode, predict
+from ale_lab.simulation.engine import EngineSpeed, SimulatedEngine, Turn
+from ale_lab.simulation.events import Events
+from ale_lab.simulation.loop import Machines, Simulation, TrainerSpeed
+from ale_lab.simulation.workload import LogNormal, Workload
+from ale_rl.multiplexing import Multiplexing
+
+NO_PREFILL = float("inf")
+
+
+def ends(speed: EngineSpeed, *turns: tuple[float, float]) -> list[float]:
+    """When turns end that come at a time and have so many tokens."""
+    events, found = Events(), [0.0] * len(turns)
+    engine = SimulatedEngine(events, speed)
+    for i, (at, tokens) in enumerate(turns):
+
+        def done(i: int = i) -> None:
+            found[i] = events.now
+
+        events.after(at, lambda tokens=tokens, done=done: engine.add(Turn(0, 0, tokens, done)))  # type: ignore[misc]
+    events.run(lambda: all(found))
+    return found
+
+
+def test_a_turn_alone_takes_its_tokens_and_two_at_once_slow_each_other() -> None:
+    speed = EngineSpeed(1.0, 0.5, 0.0, NO_PREFILL)
+    assert ends(speed, (0, 10)) == [pytest.approx(15)]
+    assert ends(speed, (0, 10), (0, 10)) == [pytest.approx(20), pytest.approx(20)]
+    # 6 s alone are 4 tokens; 6 more with the other take 12 s; the other has 4 left, alone.
+    assert ends(speed, (0, 10), (6, 10)) == [pytest.approx(18), pytest.approx(24)]
+
+
+def test_what_does_not_fit_the_memory_waits_for_its_turn() -> None:
+    speed = EngineSpeed(1.0, 0.0, 0.0, NO_PREFILL, kv_tokens=15)
+    assert ends(speed, (0, 10), (0, 10)) == [pytest.approx(10), pytest.approx(20)]
+
+
+def test_a_turn_that_is_given_up_goes_on_elsewhere_where_it_was() -> None:
+    events, found = Events(), []
+    one, other = (SimulatedEngine(events, EngineSpeed(1.0, 0.0, 0.0, 100.0)) for _ in range(2))
+    one.add(Turn(50, 0, 10, lambda: found.append(events.now)))
+
+    def move() -> None:
+        (turn,) = one.evict()
+        assert (turn.context, turn.new, turn.tokens) == (54, 54, 6)
+        other.add(turn)
+
+    events.after(4, move)
+    events.run(lambda: bool(found))
+    assert found == [pytest.approx(4 + 54 / 100 + 6)]
+    assert one.tokens + other.tokens == pytest.approx(10 + 0.54)
+
+
+def test_a_synchronous_step_is_the_longest_episode_then_the_trainer() -> None:
+    workload = Workload(2, 2, 0.0, LogNormal(2), LogNormal(10), LogNormal(3), 0.0, 1.0, 4.0)
+    machines = Machines(4, 0, EngineSpeed(1.0, 0.0, 0.0, NO_PREFILL), 2.0, 5.0)
+    steps = Simulation(workload, machines, TrainerSpeed(6.0, 0.1, 0.5), 3).run()
+    # start 1, two turns of 10 with a tool of 3 after each, reward 4; 80 tokens cost 6 + 8, and half of that before
+    assert [step.wait_s for step in steps] == [pytest.approx(1 + 26 + 4)] * 3
+    assert [step.end for step in steps] == pytest.approx([(31 + 21 + 2) * n for n in (1, 2, 3)])
+
+
+@given(
+    st.integers(0, 4), st.integers(0, 4), st.booleans(), st.booleans(), st.integers(0, 99), st.floats(0.1, 3),
+    st.sampled_from([4.0, 40.0, float("inf")]),
+)  # fmt: skip
+@settings(deadline=None, max_examples=60)
+def test_the_bound_holds_and_every_group_is_trained_on_once(
+    ratio: int, ahead: int, multiplexed: bool, partial: bool, seed: int, cv: float, concurrency: float
+) -> None:
+    workload = Workload(3, 2, 20.0, LogNormal(3, cv), LogNormal(30, cv, 300), LogNormal(2, cv), fault_rate=0.1)
+    machines = Machines(2, 1, EngineSpeed(kv_tokens=3000), 0.5, 1.0, concurrency)
+    simulation = Simulation(
+        workload, machines, TrainerSpeed(1.0, 1e-3), 6, ratio, min(ahead, ratio), multiplexed, partial, seed
+    )
+    steps = simulation.run()
+    assert [len(step.ages) for step in steps] == [3] * 6
+    assert all(0 <= age <= ratio for step in steps for age in step.ages)
+    assert steps[-1].end == max(step.end for step in steps)
+    spans = sorted(simulation.spans, key=lambda span: span[1:])
+    assert all(before[2] <= after[1] + 1e-6 for before, after in pairwise(spans))
+    assert sum(ended - began for _, began, ended in spans) == pytest.approx(steps[-1].end), "a trainer without gaps"
+
+
+def test_overlap_helps_and_staleness_is_as_little_says() -> None:
+    workload = Workload(8, 4, tokens=LogNormal(300, 1, 2000), tool_s=LogNormal(5, 2, 200))
+    trainer = TrainerSpeed(30.0, 1e-4)
+    both = [Simulation(workload, Machines(4), trainer, 20, ratio).run() for ratio in (0, 2)]
+    assert both[1][-1].end < 0.75 * both[0][-1].end
+    ages = [age for step in both[1][5:] for age in step.ages]
+    assert sum(ages) / len(ages) == pytest.approx(1, abs=0.1), "open / B - 1"
+
+
+def test_machines_are_lent_where_waiting_costs_more_and_taken_back_once_the_batch_is_there() -> None:
+    policy = Multiplexing(8)
+    assert not policy.expand(0, waited_s=15, cost_s=10), "the estimate is 7.5 s so far"
+    assert policy.expand(0, waited_s=15, cost_s=10)
+    assert not policy.expand(8, waited_s=100, cost_s=10), "the next batch is there already"
+    assert policy.shrink(ready=6, soon=2, kv_in_flight=10, kv_of_rest=20)
+    assert not policy.shrink(ready=6, soon=1, kv_in_flight=10, kv_of_rest=20)
+    assert not policy.shrink(ready=8, soon=0, kv_in_flight=30, kv_of_rest=20)
+
+
+def test_the_speed_of_an_engine_is_found_again() -> None:
+    # Three calls that overlap: 10 tokens each, with 1, 2 and 3 sampled at once on average.
+    chunks = []
+    for start, at_once in ((0.0, 1), (100.0, 2), (200.0, 3)):
+        seconds = 10 * (0.02 + 0.01 * at_once)
+        chunks += [Chunk(0, 0, 0, 10, (), (), "stop", called_at=start, seconds=seconds)] * at_once
+    speed = engine_speed([trajectory(tuple(chunks))])
+    assert (speed.c0, speed.c1) == (pytest.approx(0.02, rel=0.02), pytest.approx(0.01, rel=0.02))
+
+
+def trajectory(chunks: tuple[Chunk, ...]) -> Trajectory:
+    timings = (("start", 1.0), ("act", 8.0), ("score", 2.0))
+    return Trajectory("t", "t", "train", "rl", 1, "g", 1, 0, (), chunks, started_at=10.0, seconds=12.0, timings=timings)
+
+
+def test_an_episode_is_taken_as_it_was() -> None:
+    chunks = tuple(
+        Chunk(0, 0, 5, 5 + n, (), (), "stop", called_at=at, seconds=took) for n, at, took in ((4, 12, 1), (6, 15, 2))
+    )
+    found = episode(trajectory(chunks))
+    assert (found.start_s, found.turns, found.reward_s) == (2.0, [(4.0, 2.0), (6.0, 2.0)], 3.0)
+
+
+def test_a_run_with_too_few_steps_is_refused(tmp_path: Path) -> None:
+    RunStore.create(tmp_path / "run").close()
+    with pytest.raises(ConfigError, match="8 are needed"):
+        predict(tmp_path / "run")
+
+
+def test_the_command_draws_and_writes_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    simulate(None, tmp_path)
+    said = capsys.readouterr().out
+    assert (tmp_path / "figure.png").stat().st_size > 10_000
+    assert (tmp_path / "table.md").read_text() in said
+    speeds = {line.split("|")[1].strip(): float(line.split("|")[3]) for line in said.splitlines() if " s |" in line}
+    assert speeds["synchronous"] == 1.0 < speeds["asynchronous"] < speeds["multiplexed"]
