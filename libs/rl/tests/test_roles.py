@@ -25,14 +25,16 @@ def test_the_seconds_of_the_states_add_up_to_the_time_that_has_passed(moves: lis
     role = Role(TRAINER_STATES, clock)
     expected = dict.fromkeys(TRAINER_STATES, 0.0)
     laps = dict.fromkeys(TRAINER_STATES, 0.0)
+    before = 0.0
     for state, seconds, lap in moves:
         role.enter(state)
         clock.now += seconds
         expected[state] += seconds
         if lap:
-            spans = [*role.spans]
-            assert all(a[2] == b[1] for a, b in pairwise(spans)), "without gap or overlap"
             laps = {name: laps[name] + value for name, value in role.lap().items()}
+            assert all(a[2] == b[1] for a, b in pairwise(role.spans)), "without gap or overlap"
+            assert sum(b - a for _, a, b in role.spans) == pytest.approx(sum(laps.values()) - before)
+            before = sum(laps.values())
     laps = {name: laps[name] + value for name, value in role.lap().items()}
     assert laps == pytest.approx(expected)
     assert sum(laps.values()) == pytest.approx(clock.now - 100.0)

@@ -58,7 +58,7 @@ class LoopWatch:
 
     def moves(self) -> Hashable:
         """Return a value that is another one whenever something has moved (see `Watchdog`)."""
-        running = frozenset(map(id, self._bench.rollouts.running))
+        running = frozenset(map(id, list(self._bench.rollouts.running)))  # a list, as another thread calls this
         tokens = self._bench.engine.metrics().get("sampled_tokens")
         return self._engine.answered, tokens, running, self.achieved()
 
@@ -77,12 +77,10 @@ class LoopWatch:
     def step_metrics(self, step: int, trained: Sequence[Trajectory], producer: Producer) -> dict[str, float]:
         """Return the metrics of the step that ends now, and note its spans and advice."""
         offset = time.time() - time.monotonic()
-        spans = self.trainer.spans
-        engine = self._engine.lap()
-        kept = [[state, round(began + offset, 4), round(ended + offset, 4)] for state, began, ended in spans]
-        trainer = self.trainer.lap()
+        trainer, engine = self.trainer.lap(), self._engine.lap()
+        spans = [[state, round(a + offset, 4), round(b + offset, 4)] for state, a, b in self.trainer.spans]
         found = role_metrics(trainer, engine) | producer.buffer_metrics()
         self._laps.append((trainer, engine))
         said = advice(self._laps, self._config.async_ratio, self._config.batches_ahead)
-        self._bench.store.add_event("roles", step=step, advice=said, trainer=kept)
+        self._bench.store.add_event("roles", step=step, advice=said, trainer=spans)
         return found | self._ledger.close(trained, producer.open_groups, producer.replaced_tokens)

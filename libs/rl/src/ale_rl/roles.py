@@ -25,7 +25,8 @@ class Role:
     def __init__(self, states: tuple[str, ...], clock: Callable[[], float] = time.monotonic) -> None:
         self.state = states[0]
         self.spans: list[tuple[str, float, float]] = []
-        """What ended since the last `lap`: state, beginning and end by the clock."""
+        """Those of the last lap: state, beginning and end by the clock."""
+        self._ended: list[tuple[str, float, float]] = []
         self._states, self._clock = states, clock
         self._since = clock()
         self.changes = 0
@@ -41,15 +42,16 @@ class Role:
             self.state, self.changes = state, self.changes + 1
 
     def lap(self) -> dict[str, float]:
-        """Return the seconds in each state since the last lap; their sum is the time that has passed."""
+        """End a lap; return its seconds in each state, whose sum is the time that has passed."""
         self._close(self._clock())
         seconds, self._seconds = self._seconds, dict.fromkeys(self._states, 0.0)
-        self.spans.clear()
+        self.spans, self._ended = self._ended, []
         return seconds
 
     def _close(self, now: float) -> None:
         self._seconds[self.state] += now - self._since
-        self.spans.append((self.state, self._since, now))
+        if self._since < now:
+            self._ended.append((self.state, self._since, now))
         self._since = now
 
 

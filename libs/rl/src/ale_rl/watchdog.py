@@ -53,7 +53,7 @@ class Watchdog:
         self._moves, self._achieved, self._is_open, self._facts = moves, achieved, is_open, facts
         self._over = threading.Event()
         self._thrown: AleError | None = None
-        """What the main thread raises when it gets the signal."""
+        """What the loop's thread raises when it gets the signal."""
         self.failed = False
 
     async def run(self) -> None:
@@ -61,8 +61,9 @@ class Watchdog:
         if not self._stall_s:
             return
         self._loop, self._failure = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
-        in_main = threading.current_thread() is threading.main_thread()
+        self._loop_thread, in_main = threading.get_ident(), threading.current_thread() is threading.main_thread()
         before = signal.signal(signal.SIGUSR1, self._throw) if in_main else None
+        self._can_interrupt = in_main  # only a main thread can get a signal
         thread = threading.Thread(target=self._watch, name="ale-watchdog", daemon=True)
         thread.start()
         try:
@@ -73,9 +74,14 @@ class Watchdog:
                 signal.signal(signal.SIGUSR1, before)
 
     def _watch(self) -> None:
-        last, since, mended_at = self._moves(), time.monotonic(), None
+        last: Hashable = None
+        mended_at: Hashable = None
+        since = time.monotonic()
         while not self._over.wait(min(1.0, self._stall_s / LOOKS)):
-            moves = self._moves()
+            try:
+                moves = self._moves()
+            except RuntimeError:  # what it reads has changed meanwhile
+                moves = object()
             if moves != last or not self._is_open():
                 last, since = moves, time.monotonic()
             elif time.monotonic() - since >= self._stall_s:
@@ -99,8 +105,8 @@ class Watchdog:
         return asyncio.run_coroutine_threadsafe(question, self._loop).result(self._stall_s)
 
     def _blocking(self) -> tuple[str, list[str]]:
-        """Return the part that blocks the main thread, and where."""
-        frame = sys._current_frames().get(threading.main_thread().ident or 0)
+        """Return the part that blocks the event loop, and where."""
+        frame = sys._current_frames().get(self._loop_thread)
         frames: list[FrameType] = []
         while frame is not None:
             frames.insert(0, frame)
@@ -161,8 +167,9 @@ class Watchdog:
             self._interrupt(error)
 
     def _interrupt(self, error: AleError) -> None:
-        self._thrown = error
-        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+        if self._can_interrupt:
+            self._thrown = error
+            signal.pthread_kill(self._loop_thread, signal.SIGUSR1)
 
     def _throw(self, number: int, frame: FrameType | None) -> None:
         thrown, self._thrown = self._thrown, None
