@@ -20,6 +20,7 @@ FIRST = (
     "tests/conformance/test_our_",
     "tests/test_agents.py",
     "tests/test_sandbox_command.py",
+    "tests/test_stalls.py",
     "tests/packaging/",
     "tests/conformance/",
 )
