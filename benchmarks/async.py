@@ -15,19 +15,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 from statistics import fmean, median
 
 import numpy as np
-from bench_plugins import install
+from bench_plugins import install, run_example
 
 from ale.store.run_store import RunStore
 
-ALE = Path(sys.executable).with_name("ale")
-EXAMPLE = "examples/quickstart.yaml"
 WARM = ("rl=null", "eval.every=0", "eval.episodes=16", "sft.steps=200")
 LOOP = ("sft=null", "model.scratch=null", "eval.every=0", "rl.updates_per_step=4")
 SIDES = {"synchronous": ("rl.async_ratio=0",), "asynchronous": ("rl.async_ratio=2", "rl.ahead=1")}
@@ -45,12 +41,10 @@ PARTS = {
 }
 
 
-def ale_run(folder: Path, overrides: list[str], path: str) -> None:
+def run_once(folder: Path, overrides: list[str], path: str) -> None:
     """Make a run, unless it is there."""
-    if json.loads((folder / "summary.json").read_text())["status"] == "completed" if folder.exists() else False:
-        return
-    command = [str(ALE), "run", EXAMPLE, "--out", str(folder), *overrides]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env={**os.environ, "PYTHONPATH": path})
+    if not folder.exists() or json.loads((folder / "summary.json").read_text())["status"] != "completed":
+        run_example(folder, overrides, path)
 
 
 def read(folder: Path) -> dict[str, float]:
@@ -85,12 +79,12 @@ def main() -> None:
     found: dict[str, dict[str, list[dict[str, float]]]] = {}
     for seed in seeds:
         warm = options.out / f"seed-{seed}" / "warm"
-        ale_run(warm, [f"seed={seed}", *WARM], path)
+        run_once(warm, [f"seed={seed}", *WARM], path)
         for name, overrides in ((n, o) for part in options.parts for n, o in PARTS[part].items()):
             for side, own in list(SIDES.items())[:: 1 if seed % 2 else -1]:
                 folder = options.out / f"seed-{seed}" / f"{name.replace(' ', '-')}-{side}"
                 policy = f"model.path={warm / 'model' / 'sft'}"
-                ale_run(folder, [f"seed={seed}", *LOOP, policy, f"rl.steps={options.steps}", *overrides, *own], path)
+                run_once(folder, [f"seed={seed}", *LOOP, policy, f"rl.steps={options.steps}", *overrides, *own], path)
                 found.setdefault(name, {}).setdefault(side, []).append(read(folder))
                 print(f"seed {seed}, {name}, {side}: {found[name][side][-1]}", file=sys.stderr, flush=True)
     print(

@@ -9,7 +9,9 @@ import asyncio
 import itertools
 import json
 import math
+import os
 import random
+import subprocess
 import sys
 import threading
 from collections import Counter
@@ -29,6 +31,7 @@ from ale.task import Task
 from ale_iflow import IFlow
 
 NUMBERS = itertools.count()
+ALE = Path(sys.executable).with_name("ale")
 METADATA = "Metadata-Version: 2.1\nName: ale-bench-plugins\nVersion: 0\n"
 ENTRY_POINTS = """[ale.scaffold]
 waiting = bench_plugins:WaitingAgent
@@ -162,6 +165,12 @@ class Sampler(Observer):
                 return "loop" if inner.startswith(LOOP) else f"other: {inner}"
             frame = frame.f_back
         return "other: asyncio"
+
+
+def run_example(folder: Path, arguments: list[str], path: str) -> None:
+    """Run the quickstart's file into a folder, with these arguments and this `PYTHONPATH`."""
+    command = [str(ALE), "run", "examples/quickstart.yaml", "--out", str(folder), *arguments]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env={**os.environ, "PYTHONPATH": path})
 
 
 def install(folder: Path) -> str:

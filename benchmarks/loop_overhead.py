@@ -13,20 +13,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 from statistics import median
 
-from bench_plugins import install
+from bench_plugins import install, run_example
 
 from ale.store.run_store import RunStore
 
-ALE = Path(sys.executable).with_name("ale")
-EXAMPLE = "examples/quickstart.yaml"
 CALLS = [
     '<tool_call>\n{"name": "shell", "arguments": {"command": "true"}}\n</tool_call>',
     '<tool_call>\n{"name": "finish", "arguments": {}}\n</tool_call>',
@@ -44,11 +39,10 @@ NOTHING = [
 CONTROLLER = ["sft.steps=100", "sft.demonstrations.count=300", "rl.steps=10", "eval.every=0", "eval.episodes=8"]
 
 
-def ale_run(folder: Path, arguments: list[str], path: str) -> None:
+def run_anew(folder: Path, arguments: list[str], path: str) -> None:
     """Make a run in a new folder."""
     shutil.rmtree(folder, ignore_errors=True)
-    command = [str(ALE), "run", EXAMPLE, "--out", str(folder), *arguments]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env={**os.environ, "PYTHONPATH": path})
+    run_example(folder, arguments, path)
 
 
 def episodes_a_second(folder: Path) -> float:
@@ -70,12 +64,12 @@ def main() -> None:
     speeds = []
     for number in range(options.repeat):
         folder = options.out / f"episodes-{number}"
-        ale_run(folder, ["--only", "rollout", *NOTHING], path)
+        run_anew(folder, ["--only", "rollout", *NOTHING], path)
         speeds.append(episodes_a_second(folder))
     print(f"| episodes a second | {median(speeds):.0f} ({min(speeds):.0f}-{max(speeds):.0f}) |", flush=True)
     for name, ratio in (("synchronous", 0), ("asynchronous", 2)):
         folder = options.out / name
-        ale_run(folder, [*CONTROLLER, f"rl.async_ratio={ratio}", "observers=[sampler]"], path)
+        run_anew(folder, [*CONTROLLER, f"rl.async_ratio={ratio}", "observers=[sampler]"], path)
         counts = Counter(json.loads((folder / "samples.json").read_text()))
         idle, loop = counts["idle"] / counts.total(), counts["loop"] / counts.total()
         print(f"| {name}: the loop's own code | {loop:.1%} of {counts.total()} samples |")

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 
 WAITS = ("wait_data", "wait_evaluation")
 TRAINER_STATES = (*WAITS, "logprobs", "update", "publish", "save")
-ENGINE_STATES = ("busy", "starved", "loading")
+ENGINE_STATES = ("starved", "busy", "loading")
 MUCH = 0.2
 """A bubble of this share of a step is worth a sentence."""
 
@@ -59,7 +59,7 @@ class EngineRole(Role):
     """The engine's role: `sampling` is entered for each request, `loading` while weights are published."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        super().__init__(("starved", "busy", "loading"), clock)
+        super().__init__(ENGINE_STATES, clock)
         self._requests = 0
         self.answered = 0
         """How many requests have ended."""

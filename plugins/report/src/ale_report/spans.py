@@ -9,6 +9,7 @@ The states of a rollout fill its time without a gap or an overlap.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -34,10 +35,10 @@ class StepRoles:
 def step_roles(store: RunStore) -> list[StepRoles]:
     """Return what the loop noted; of a step that an interruption undid, what the later attempt noted."""
     found: dict[int, StepRoles] = {}
-    for _, kind, data in store.events():
-        if kind == "roles":
-            spans = tuple((str(state), float(began), float(ended)) for state, began, ended in data["trainer"])
-            found[data["step"]] = StepRoles(data["step"], data["advice"], spans)
+    for (text,) in store.rows("SELECT data FROM events WHERE kind = 'roles' ORDER BY rowid"):
+        data = json.loads(text)
+        spans = tuple((str(state), float(began), float(ended)) for state, began, ended in data["trainer"])
+        found[data["step"]] = StepRoles(data["step"], data["advice"], spans)
     return [found[step] for step in sorted(found)]
 
 

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ale.store.run_store import RunStore
+from ale.store.run_store import RunStore, write_whole
 from ale.trajectory import Trajectory
 from ale_report.facts import RL_STAGE
 from ale_report.spans import Span, StepRoles, engine_spans, lanes, rollout_spans, step_roles
@@ -38,10 +38,7 @@ def write_trace(folder: Path, output: Path | None = None) -> Path:
         trajectories = list(store.trajectories("stage = ?", (RL_STAGE,)))
         trained = dict(store.rows("SELECT trajectory, version FROM trained"))
     text = json.dumps({"traceEvents": list(trace_events(steps, trajectories, trained)), "displayTimeUnit": "ms"})
-    path = output or folder / TRACE_NAME
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(text)
-    return temporary.replace(path)
+    return write_whole(output or folder / TRACE_NAME, text)
 
 
 def trace_events(

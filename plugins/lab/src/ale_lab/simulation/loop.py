@@ -19,6 +19,7 @@ from ale_lab.simulation.engine import EngineSpeed, SimulatedEngine, Turn
 from ale_lab.simulation.events import Events
 from ale_lab.simulation.workload import Episode, Episodes
 from ale_rl.buffer import OpenGroup, SampleBuffer
+from ale_rl.config import RLConfig
 from ale_rl.multiplexing import Multiplexing
 
 LOAD_BOUND, CHOICES = 1.25, 8
@@ -56,13 +57,10 @@ class Machines:
 
 @dataclass(slots=True)
 class Step:
-    """When a step ended and what it took, in seconds."""
+    """When a step ended, how long the trainer waited for it, and how old its groups were in versions."""
 
     end: float
     wait_s: float
-    logprobs_s: float
-    update_s: float
-    tokens: float
     ages: list[int]
 
 
@@ -98,7 +96,7 @@ class Simulation:
         w, m = self.workload, self.machines
         self._random = random.Random(self.seed)
         self._events = Events()
-        ahead = min(1, self.async_ratio) if self.ahead is None else self.ahead
+        ahead = RLConfig(async_ratio=self.async_ratio, ahead=self.ahead).batches_ahead
         self._buffer: SampleBuffer[Group] = SampleBuffer(
             w.prompts, self.async_ratio, ahead, float("inf"), lambda: self._events.now
         )
@@ -204,7 +202,7 @@ class Simulation:
         self._span("logprobs", now + switch, now + switch + logprobs)
         self._span("update", now + switch + logprobs, now + switch + logprobs + update)
         ages = [self._version - group.version for group in batch]
-        step = Step(0.0, now - self._waiting_since, logprobs, update, tokens, ages)
+        step = Step(0.0, now - self._waiting_since, ages)
         self._events.after(switch + logprobs + update, lambda: self._publish(batch, step))
 
     def _take_back(self) -> float:
@@ -246,8 +244,7 @@ class Simulation:
             self._events.after(self.machines.switch_s, self._lend)
 
     def _worth_lending(self) -> bool:
-        expected = self.steps[-1].wait_s
-        return not self.async_ratio or self._policy.expand(self._buffer.ready, expected, 2 * self.machines.switch_s)
+        return self._policy.expand(self._buffer.ready, self.steps[-1].wait_s, 2 * self.machines.switch_s)
 
     def _serve(self, engines: list[SimulatedEngine]) -> None:
         """From now on these engines get turns."""
