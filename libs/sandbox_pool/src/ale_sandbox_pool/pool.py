@@ -257,6 +257,9 @@ class SandboxPool(PooledProvider):
     async def _stop(self, slot: Slot) -> None:
         try:
             await slot.box.stop()
+        except SandboxError as error:
+            log.warning("the sandbox %s was not removed: %s", slot.box.id, error)
+            raise
         finally:
             self.slots.remove_slot(slot)
 

@@ -15,6 +15,7 @@ import aiohttp
 from ale.errors import ConfigError, SandboxError
 from ale.specs.sandbox_protocols import SandboxStats
 from ale_resident.containers.engine import (
+    ANSWER_S,
     LABEL,
     REMOVE_S,
     BuildFailed,
@@ -28,6 +29,7 @@ from ale_resident.containers.engine import (
 
 BAD_REQUEST, GONE, CONFLICT = 400, 404, 409
 PIDS_MAX, MIB = 4096, 1 << 20
+REMOVE_TRY_S = 10.0
 
 
 class DockerEngine(Engine):
@@ -115,17 +117,22 @@ class DockerEngine(Engine):
         until = time.monotonic() + REMOVE_S
         while True:
             try:
-                await container.delete(force=True)
+                async with asyncio.timeout(REMOVE_TRY_S):
+                    await container.delete(force=True)
                 return
             except aiodocker.DockerError as error:
                 if error.status == GONE:
                     return
                 # The container has ended: it is being removed already, or it ended just before Docker's kill.
                 ending = error.status == CONFLICT or "is not running" in str(error.message)
-                if not ending or time.monotonic() > until:
-                    raise SandboxError(f"Docker could not remove the container {name}: {error.message}") from error
+                problem: Exception = error
+            except TimeoutError as error:
+                # The container may be gone all the same: asked again, Docker says so, or that it is still at it.
+                ending, problem = True, error
             except aiohttp.ClientError as error:
-                raise SandboxError(f"Docker could not remove the container {name}: {error}") from error
+                ending, problem = False, error
+            if not ending or time.monotonic() > until:
+                raise SandboxError(f"Docker could not remove the container {name}: {explain(problem)}") from problem
             await asyncio.sleep(0.01)
 
     async def containers(self) -> list[Found]:
@@ -165,6 +172,7 @@ class DockerEngine(Engine):
                 params={"fromSrc": "-", "repo": name, "tag": tag or "latest"},
                 data=tar,
                 headers={"Content-Type": "application/x-tar"},
+                timeout=None,
             ) as response,
         ):
             await response.read()
@@ -236,9 +244,16 @@ class DockerEngine(Engine):
 def connect(url: str | None) -> aiodocker.Docker:
     """Make a client for the engine at the URL, or the one of DOCKER_HOST, Docker's context or the usual socket."""
     try:
-        return aiodocker.Docker(url=url)
+        return aiodocker.Docker(url=url, timeout=aiohttp.ClientTimeout(total=ANSWER_S))
     except AssertionError as error:  # aiodocker asserts that it has found a socket
         raise ValueError("there is no socket at Docker's usual path, and DOCKER_HOST names none") from error
+
+
+def explain(error: Exception) -> str:
+    """Say in words what failed."""
+    if isinstance(error, TimeoutError):
+        return "it does not answer; look into its log, and restart it if it hangs"
+    return str(getattr(error, "message", "") or error) or type(error).__name__
 
 
 @asynccontextmanager
@@ -246,7 +261,5 @@ async def docker_errors(what: str) -> AsyncIterator[None]:
     """Turn Docker's errors into `SandboxError`."""
     try:
         yield
-    except aiodocker.DockerError as error:
-        raise SandboxError(f"Docker could not {what}: {error.message}") from error
-    except (aiohttp.ClientError, OSError) as error:
-        raise SandboxError(f"Docker could not {what}: {str(error) or type(error).__name__}") from error
+    except (aiodocker.DockerError, aiohttp.ClientError, OSError) as error:
+        raise SandboxError(f"Docker could not {what}: {explain(error)}") from error

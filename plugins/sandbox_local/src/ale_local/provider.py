@@ -140,7 +140,7 @@ class LocalSandboxProvider(Driver, SandboxProvider):
         return self.provides(self.config) - {word for word, lacks in lacking.items() if lacks}
 
     async def close(self) -> None:
-        await asyncio.gather(*(sandbox.stop() for sandbox in list(self.sandboxes.values())))
+        await self.sandboxes.stop_all()
         attach_server, self.attach_server = self.attach_server, None
         if attach_server is not None:
             await attach_server.close()

@@ -24,6 +24,7 @@ from ale.specs.sandbox_protocols import SandboxStats
 from ale_podman import checkpoint
 from ale_podman.leftover_cgroups import remove_groups
 from ale_resident.containers.engine import (
+    ANSWER_S,
     LABEL,
     REMOVE_S,
     BuildFailed,
@@ -186,7 +187,8 @@ class PodmanEngine(Engine):
 
     async def remove(self, name: str) -> None:
         def work(client: Any) -> list[str]:
-            response = client.api.delete(f"/containers/{name}", params={"force": True, "timeout": 0, "v": True})
+            params = {"force": True, "timeout": 0, "v": True}
+            response = client.api.delete(f"/containers/{name}", params=params, timeout=ANSWER_S)
             if response.status_code == 404:
                 return []
             response.raise_for_status()

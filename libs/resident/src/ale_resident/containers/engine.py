@@ -15,6 +15,8 @@ from ale.specs.sandbox_protocols import SandboxStats
 
 LABEL = "ale.sandbox"
 """Label of every container, and of every image made from one; its value is the sandbox's name."""
+ANSWER_S = 120.0
+"""How long an engine may take to answer, except where it moves or builds images."""
 REMOVE_S = 30.0
 """How long an engine tries to remove a container, which it refuses while the container ends by itself."""
 
@@ -78,7 +80,7 @@ def read_build_line(line: bytes, output: list[str]) -> None:
 
 
 class Engine(ABC):
-    """The calls of a container engine. All raise `SandboxError` if the engine fails."""
+    """The calls of a container engine. All raise `SandboxError` if the engine fails or does not answer."""
 
     name: ClassVar[str]
 
@@ -101,7 +103,7 @@ class Engine(ABC):
     @abstractmethod
     async def remove(self, name: str) -> None:
         """Kill and remove a container. Idempotent; returns when it is gone. Raises `SandboxError`, also if the engine
-        refuses for `REMOVE_S`."""
+        refuses, or does not answer, for `REMOVE_S`."""
 
     @abstractmethod
     async def containers(self) -> list[Found]:

@@ -135,7 +135,7 @@ class ContainerProvider(Driver, SandboxProvider):
     async def close(self) -> None:
         """Stop all sandboxes and remove the unnamed snapshots."""
         try:
-            await asyncio.gather(*(sandbox.stop() for sandbox in list(self.sandboxes.values())))
+            await self.sandboxes.stop_all()
             for image in self.unnamed:
                 await self.engine.remove_image(image)
         finally:

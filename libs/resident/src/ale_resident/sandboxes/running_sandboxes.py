@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 from weakref import WeakValueDictionary
@@ -12,6 +13,8 @@ from ale.specs.sandbox import SandboxSpec
 from ale_resident.sandboxes.sandbox import ResidentSandbox
 
 S = TypeVar("S", bound=ResidentSandbox)
+
+log = logging.getLogger("ale.sandbox")
 
 
 class Running(dict[str, S]):
@@ -38,3 +41,12 @@ class Running(dict[str, S]):
                     f"A sandbox named {spec.id!r} runs already with another spec; stop it, or use another id."
                 )
             return existing
+
+    async def stop_all(self) -> None:
+        """Stop every sandbox. What one could not remove is warned of; the next start of a provider removes it."""
+        boxes = list(self.values())
+        for box, problem in zip(
+            boxes, await asyncio.gather(*(box.stop() for box in boxes), return_exceptions=True), strict=True
+        ):
+            if problem is not None:
+                log.warning("the sandbox %s was not removed: %s", box.id, problem)
