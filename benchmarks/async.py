@@ -3,7 +3,7 @@
     python benchmarks/async.py [--seeds 1-5] [--parts tail quickstart] [--out runs/async] [--steps 15]
 
     tail         the quickstart's tasks with tools that wait: log-normal, mean 1 s, coefficient of variation 1 and 2
-    quickstart   the quickstart as it is
+    quickstart   the quickstart as it is, with all of its steps
 
 Both sides of a seed start from the same warm start and run one after the other, the one first that was second for the
 seed before. Steps an hour are those of the loop alone, from its beginning to the end of its last step; finished runs
@@ -25,7 +25,7 @@ from bench_plugins import install, run_example
 from ale.store.run_store import RunStore
 
 WARM = ("rl=null", "eval.every=0", "eval.episodes=16", "sft.steps=200")
-LOOP = ("sft=null", "model.scratch=null", "eval.every=0", "rl.updates_per_step=4")
+LOOP = ("sft=null", "model.scratch=null", "eval.every=0")
 SIDES = {"synchronous": ("rl.async_ratio=0",), "asynchronous": ("rl.async_ratio=2", "rl.ahead=1")}
 PARTS = {
     "tail": {
@@ -34,6 +34,8 @@ PARTS = {
             "scaffold.mean_s=1",
             f"scaffold.cv={cv}",
             "rl.prompts_per_step=8",
+            "rollout.concurrency=128",
+            "rl.steps={steps}",
         )
         for cv in (1, 2)
     },
@@ -81,10 +83,11 @@ def main() -> None:
         warm = options.out / f"seed-{seed}" / "warm"
         run_once(warm, [f"seed={seed}", *WARM], path)
         for name, overrides in ((n, o) for part in options.parts for n, o in PARTS[part].items()):
+            overrides = tuple(override.replace("{steps}", str(options.steps)) for override in overrides)
             for side, own in list(SIDES.items())[:: 1 if seed % 2 else -1]:
                 folder = options.out / f"seed-{seed}" / f"{name.replace(' ', '-')}-{side}"
                 policy = f"model.path={warm / 'model' / 'sft'}"
-                run_once(folder, [f"seed={seed}", *LOOP, policy, f"rl.steps={options.steps}", *overrides, *own], path)
+                run_once(folder, [f"seed={seed}", *LOOP, policy, *overrides, *own], path)
                 found.setdefault(name, {}).setdefault(side, []).append(read(folder))
                 print(f"seed {seed}, {name}, {side}: {found[name][side][-1]}", file=sys.stderr, flush=True)
     print(

@@ -40,7 +40,7 @@ CRASHES = {
     "a scaffold that says nothing": (
         "scaffold",
         SCAFFOLD + "return None",
-        "run() must return why the agent ended, in a word; it returned None.",
+        "run() must return why the agent ended, in a word, not None.",
     ),
     "a source that raises": (
         "tasks",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ from ale_command import REPOSITORY, ale, summary_of
 
 from ale.store.run_store import RunStore
 from ale_python_api import run
+from ale_rl.spares import SPARE_SEED
 
 ROWS = [{"prompt": f"{n} + 1 =", "answer": str(n + 1), "level": "easy"} for n in range(6)]
 FUNCTIONS = """
@@ -26,6 +29,22 @@ def opponent(completion, answer):
     if completion == answer:
         return None, 1.0
     return "No.", -0.5
+
+async def slow(completion):
+    import asyncio, pathlib
+    with pathlib.Path(__file__).with_name("rewards").open("a") as file:
+        print("begins", file=file, flush=True)
+        await asyncio.sleep(0.2)
+        print("ends", file=file, flush=True)
+    return 1.0
+
+async def hangs_once(completion):
+    import asyncio, pathlib
+    try:
+        pathlib.Path(__file__).with_name("hung").touch(exist_ok=False)
+    except FileExistsError:
+        return "Go on."
+    await asyncio.sleep(60)
 
 async def look(command: str, sandbox) -> str:
     return (await sandbox.exec(command)).output
@@ -72,6 +91,41 @@ def test_a_user_that_is_a_function_gives_each_turn_its_reward(run_file: Path, tm
     never = by_answer["5 + 1 ="]
     assert never.reward is not None
     assert (never.reward.by_chunk, never.ended_by) == ((-0.5,) * 3, "max_turns")
+
+
+@pytest.mark.parametrize("most", [1, 3])
+def test_rewards_have_their_own_limit_and_hold_no_place_of_a_rollout(run_file: Path, tmp_path: Path, most: int) -> None:
+    loop = ("eval=null", "algorithm={use: pg, group_size: 2}", "rl={steps: 1, prompts_per_step: 3}")
+    limits = ("rollout.concurrency=1", f"rl.scoring_concurrency={most}")
+    rows = f"tasks.files={{train: {tmp_path}/rows.jsonl}}"
+    done = ale(
+        "run", run_file, "--only", "rollout", *loop, *limits, rows, "reward.function=slow", "--out", tmp_path / "r"
+    )
+    summary_of(done)
+    at_once = [0]
+    for line in (tmp_path / "rewards").read_text().splitlines():
+        at_once.append(at_once[-1] + (1 if line == "begins" else -1))
+    assert len(at_once) == 13
+    assert max(at_once) == most
+
+
+def test_a_rollout_whose_tools_hang_is_outrun_by_its_spare(run_file: Path, tmp_path: Path) -> None:
+    loop = ("eval=null", "algorithm={use: pg, group_size: 4}", "rl={steps: 1, prompts_per_step: 2}", "rollout.spare=1")
+    rows = f"tasks.files={{train: {tmp_path}/rows.jsonl}}"
+    user = f"scaffold={{use: chat, user: '{tmp_path}/mine.py:hangs_once', max_turns: 2}}"
+    began = time.monotonic()
+    summary_of(ale("run", run_file, "--only", "rollout", *loop, rows, user, "--out", tmp_path / "r"))
+    assert time.monotonic() - began < 45, "nobody waited for it"
+    with RunStore.open(tmp_path / "r") as store:
+        made = list(store.trajectories())
+        metrics = store.metrics("rl")
+    (lost,) = [t for t in made if t.rejected]
+    assert (lost.rejected, lost.reward, len(lost.chunks)) == ("spare", None, 1), "what it had sampled is stored"
+    assert sorted(Counter(t.group for t in made if t.rejected is None).values()) == [4, 4]
+    spare = [t for t in made if t.group == lost.group and t.seed == lost.seed + SPARE_SEED]
+    assert len(spare) == 1
+    assert metrics["rejected/spare"] == [(1, 1 / 9)]
+    assert metrics["rollouts"] == [(1, 8.0)]
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,17 @@ from ale_testing.loss_samples import write_small_policy
 
 ROOT = Path(__file__).parents[2]
 ROWS = set(re.findall(r"^\| `([^`]+)` \|", (ROOT / "docs" / "metrics.md").read_text(), flags=re.MULTILINE))
-SELDOM = {"dropped_groups", "parts/*", "pool/resets_failed/*", "rejected/*", "reward_*", "success_from_beginning"}
-"""Of a run in which something goes wrong, a group has no spread, or some tasks have an expert and others have none."""
+SELDOM = {
+    "dropped_groups",
+    "parts/*",
+    "pool/resets_failed/*",
+    "rejected/*",
+    "reward_*",
+    "spare_length_ratio",
+    "spares",
+    "success_from_beginning",
+}
+"""Of a run in which something goes wrong or that has spares, a group has no spread, or some tasks have an expert and others have none."""
 FAMILIES = [row for row in ROWS if row.endswith("*")]
 
 

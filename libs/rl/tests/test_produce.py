@@ -83,7 +83,7 @@ class Scene:
             config=SimpleNamespace(
                 seed=1,
                 algorithm=SimpleNamespace(use="planner"),
-                rollout=SimpleNamespace(temperature=1.0, top_p=1.0, top_k=0),
+                rollout=SimpleNamespace(temperature=1.0, top_p=1.0, top_k=0, spare=0),
             ),
             tasks=SimpleNamespace(demonstrator=lambda task, seed: None),
             sessions=SimpleNamespace(),

@@ -144,19 +144,15 @@ def check_capabilities(run: RunConfig, *, train: bool) -> None:
     lacking += _without_transport(parts) if train else []
     lacking += _agents_without_a_model(run, parts)
     if run.sandbox is None:
-        lacking += [f"sandbox: it is none, and {part} needs one; name one, such as local." for part in users_of(parts)]
+        lacking += [f"sandbox: it is none, and {p} needs one; name one, such as local." for p in sandbox_users(run)]
     if lacking:
         raise PluginError("\n".join(dict.fromkeys(lacking)))
 
 
-def users_of(parts: Sequence[Part]) -> list[Part]:
-    """Return the scaffolds and rewards that use a sandbox."""
+def sandbox_users(run: RunConfig) -> list[Part]:
+    """Return the scaffolds and rewards that use a sandbox; without any, no episode of the run starts one."""
+    parts = [_part(*section) for section in run.plugins()]
     return [part for part in parts if issubclass(part.cls, Scaffold | Reward) and part.cls.uses_sandbox(part.config)]
-
-
-def starts_sandboxes(run: RunConfig) -> bool:
-    """Return whether the run's episodes have sandboxes: a scaffold or a reward uses them."""
-    return bool(users_of([_part(*section) for section in run.plugins()]))
 
 
 def message_engine(run: RunConfig) -> str | None:
@@ -264,9 +260,10 @@ def _without_transport(parts: list[Part]) -> Iterator[str]:
             assert issubclass(engine.cls, InferenceEngine)
             offered, accepted = trainer.cls.transports, engine.cls.transports
             if agree_on_transport(offered, accepted) is None:
+                takes, gives = _or(accepted) or "no transport", _or(offered) or "no transport"
                 yield (
-                    f"{engine.path}: '{engine.use}' takes new weights by {_join(accepted)}, and {trainer} publishes "
-                    f"them by {_join(offered)}; use an engine and a trainer that have a transport in common."
+                    f"{engine.path}: '{engine.use}' takes new weights by {takes}, and {trainer} publishes them by "
+                    f"{gives}; use an engine and a trainer that have a transport in common."
                 )
 
 
@@ -291,10 +288,6 @@ def _sentence(need: Need, part: Part) -> str:
         mend += f"; or set needs.network to what it gives: {', '.join(modes) or 'nothing'}"
     how = "with these settings cannot" if capable else "cannot"
     return f"{part.path}: {need.who} needs {_describe_need(need)}, which '{part.use}' {how}; {mend}."
-
-
-def _join(transports: Sequence[str]) -> str:
-    return " or ".join(f"'{name}'" for name in transports) or "no transport"
 
 
 def _of_its_class(cls: type[Driver], capability: str | type) -> bool:
@@ -322,5 +315,5 @@ def _having(need: Need) -> list[str]:
     return sorted(names)
 
 
-def _or(names: list[str]) -> str:
+def _or(names: Sequence[str]) -> str:
     return " or ".join(f"'{name}'" for name in names)

@@ -146,6 +146,9 @@ class RolloutConfig(Section):
     max_resamples: int = Field(
         2, ge=0, description="How often a rejected episode (such as after a fault of the sandbox) is sampled again."
     )
+    spare: int = Field(
+        0, ge=0, description="Most spare rollouts of a group in RL, for one that failed or whose tools take long."
+    )
     max_illegal_calls: int = Field(
         0, ge=0, description="Reject an RL rollout with this many illegal tool calls of the policy in a row; 0: never."
     )

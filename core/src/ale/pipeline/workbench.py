@@ -12,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from ale.config.preflight import check_started, starts_sandboxes
+from ale.config.preflight import check_started, sandbox_users
 from ale.config.run import MIXTURE, RunConfig
 from ale.errors import ConfigError, PluginError
 from ale.pipeline.progress import Progress
@@ -237,7 +237,7 @@ async def open_workbench(
         reward = await select("reward", config.reward)
         scaffold = await select("scaffold", config.scaffold)
         provider: Selection[Any] = Selection("sandbox", [Option("none", NoSandboxes())])
-        if config.sandbox is not None and starts_sandboxes(config):
+        if config.sandbox is not None and sandbox_users(config):
             provider = await select("sandbox", config.sandbox)
         algorithm = await start("algorithm", config.algorithm)
         of_stages = {path: choice for section in config.stages.values() for path, choice in section.algorithms()}

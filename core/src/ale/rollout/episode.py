@@ -12,7 +12,7 @@ import math
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
@@ -69,6 +69,8 @@ class Episodes:
     labels: Mapping[str, str]
     ended: dict[asyncio.Task[object], AleError] = field(default_factory=dict)
     """Tasks that are cancelled because their episode hangs, each with the failure that its trajectory gets."""
+    scoring: Callable[[], AbstractAsyncContextManager[object]] = nullcontext
+    """Held while a reward is computed: it may give back the episode's place, as its agent has ended."""
 
     def expect(self, requests: Sequence[RolloutRequest], stage: StageInfo) -> None:
         """Announce the rollouts that will be made: a start may prepare several of them at once."""
@@ -156,11 +158,11 @@ class Episodes:
             trajectory = replace(self._add_record(trajectory, session), ended_by=ended_by)
             judged: Any = self._watch_sandbox(sandbox, session.id, task, "reward")
             judged.open_another = partial(self._open_for_grading, request, session.id)  # it is a `GradedSandbox` now
-            score = validate_score(
-                await guard_plugin_call("reward", reward.score, task, judged, trajectory), trajectory
-            )
+            async with self.scoring():
+                score: object = await guard_plugin_call("reward", reward.score, task, judged, trajectory)
             mark = _lap(timings, "score", mark)
         _lap(timings, "stop", mark)
+        score = validate_score(score, trajectory)
         return replace(trajectory, reward=score, seconds=time.monotonic() - began, timings=tuple(timings.items()))
 
     async def _start_sandbox(
@@ -276,9 +278,7 @@ class Episodes:
             log.exception("the scaffold crashed in episode %s", session.id)
             raise AgentError(f"The scaffold crashed: {describe_error(error)}") from error
         if not (isinstance(ended_by, str) and ended_by):
-            raise AgentError(
-                f"The scaffold's run() must return why the agent ended, in a word; it returned {ended_by!r}."
-            )
+            raise AgentError(f"The scaffold's run() must return why the agent ended, in a word, not {ended_by!r}.")
         if session.fault is not None:
             raise session.fault
         return "budget" if session.spent else ended_by

@@ -28,6 +28,8 @@ class Rejection:
     kind: str
     reason: str
     detail: str = ""
+    final: bool = False
+    """Whether the request is given up without another try."""
 
 
 class Filter:

@@ -11,7 +11,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass, field, replace
 
 from ale.rollout.episode import Episodes, StageInfo
@@ -58,12 +58,13 @@ class Rollouts:
     """For each group, the requests of which every try was rejected, by the reason of the last rejection. The reader
     clears it."""
     running: dict[asyncio.Task[object], RolloutRequest] = field(default_factory=dict)
-    """What holds a place, the oldest first."""
+    """What runs, the oldest first."""
+    places: AbstractAsyncContextManager[object] = None  # type: ignore[assignment]  # set when made
+    """Each rollout holds a place while it runs; the default has `concurrency` of them."""
     _counts: dict[str, RejectionCounts] = field(default_factory=dict)
-    _places: asyncio.Semaphore = None  # type: ignore[assignment]  # set when made
 
     def __post_init__(self) -> None:
-        self._places = self._places or asyncio.Semaphore(self.episodes.config.concurrency)
+        self.places = self.places or asyncio.Semaphore(self.episodes.config.concurrency)
         if self.judge is None:
             declared = (option.driver.deterministic_tools for option in self.episodes.scaffold.options)
             tools = frozenset[str]().union(*declared)
@@ -85,21 +86,20 @@ class Rollouts:
         return [trajectory for task in tasks if (trajectory := task.result()) is not None]
 
     async def _until_good(self, request: RolloutRequest, stage: StageInfo) -> Trajectory | None:
-        assert self.judge is not None, "set when made"
         asked_at, task = time.monotonic(), asyncio.current_task()
-        async with self._places, AsyncExitStack() as stack:
-            if task is not None:
+        assert self.judge is not None, "set when made"
+        assert task is not None, "`run` makes one"
+        tries = self.episodes.config.max_resamples + 1
+        if self.store.resumed:
+            seeds = [request.seed + attempt * RESEED for attempt in range(tries)]
+            if (made := self.store.find_rollout(stage.name, stage.step, request.group, seeds)) is not None:
+                return made
+        counts = self._counts.setdefault(stage.name, RejectionCounts())
+        given_up = ""
+        for attempt in range(tries):
+            async with self.places, AsyncExitStack() as stack:
                 self.running[task] = request
                 stack.callback(self.running.pop, task)
-            tries = self.episodes.config.max_resamples + 1
-            if self.store.resumed:
-                seeds = [request.seed + attempt * RESEED for attempt in range(tries)]
-                made = self.store.find_rollout(stage.name, stage.step, request.group, seeds)
-                if made is not None:
-                    return made
-            counts = self._counts.setdefault(stage.name, RejectionCounts())
-            given_up = ""
-            for attempt in range(tries):
                 tried = replace(request, seed=request.seed + attempt * RESEED)
                 queued = time.monotonic() - asked_at
                 trajectory = await self.episodes.run(tried, stage)
@@ -117,6 +117,8 @@ class Rollouts:
                 if rejection is None:
                     self.advance()
                     return trajectory
-            counts.unfilled += 1
-            self.given_up.setdefault(request.group, Counter())[given_up] += 1
-            return None
+                if rejection.final:
+                    return None
+        counts.unfilled += 1
+        self.given_up.setdefault(request.group, Counter())[given_up] += 1
+        return None

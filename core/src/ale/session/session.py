@@ -48,6 +48,8 @@ class RecordedSession(ModelSession):
         responder: Responder | None,
     ) -> None:
         self.id = session_id
+        self.opened_by = asyncio.current_task()
+        """The task of its episode; an agent over HTTP makes its calls in others."""
         self.recorder = Recorder(sessions.tokenizer, sessions.form)
         self.observations: list[Observation] = []
         self.calls = 0
@@ -205,7 +207,7 @@ class RecordedSession(ModelSession):
         reserved, used = request.sampling.max_tokens, 0
         self._left = None if self._left is None else self._left - reserved
         try:
-            with self._sessions.sampling():
+            with self._sessions.sampling(self):
                 answer: object = await self._sessions.engine.generate(request)
             generation = check_generation(answer, request, self._sessions.tokenizer.vocab_size)
             used = len(generation.token_ids)
@@ -263,8 +265,8 @@ class Sessions:
         self.engine = engine
         self.form = form or ReplyForm()
         self.hooks = hooks
-        self.sampling: Callable[[], AbstractContextManager[object]] = nullcontext
-        """It is entered for as long as a request is at the engine, by whoever wants to know how busy that is."""
+        self.sampling: Callable[[RecordedSession], AbstractContextManager[object]] = nullcontext
+        """It is entered for as long as a session's request is at the engine, by whoever wants to know that."""
 
     def open(
         self,

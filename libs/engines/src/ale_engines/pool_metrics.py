@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ale_engines.members import Members
 
-MEANS = ("slot_use",)
+MEANS = ("slot_use", "server_cache_use", "server_prefix_hit_rate")
 """Metrics that are shares: the pool's is the mean by slots. All others are added up."""
 
 

@@ -137,6 +137,7 @@ class FakeReplica(Replica):
             "sampled_tokens": float(self.sampled),
             "busy_s": 1.0,
             "slot_use": 1.0 if self.sampled else 0.0,
+            "server_cache_use": 0.8 if self.sampled else 0.0,
         }
 
 

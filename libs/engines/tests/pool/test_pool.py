@@ -120,6 +120,7 @@ async def test_metrics_are_by_replica_and_in_sum() -> None:
         metrics = pool.metrics()
         assert (metrics["sampled_tokens"], metrics["a/sampled_tokens"], metrics["b/sampled_tokens"]) == (6, 6, 0)
         assert metrics["slot_use"] == 0.25, "one of four slots"
+        assert metrics["server_cache_use"] == pytest.approx(0.2), "a share is no sum"
         assert (metrics["replicas"], metrics["replicas_serving"], metrics["restarts"]) == (2, 2, 0)
 
 

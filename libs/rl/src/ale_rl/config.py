@@ -60,6 +60,14 @@ class RLConfig(Section):
             "the time that a slow rollout has. null: 1, or 0 with async_ratio 0."
         ),
     )
+    scoring_concurrency: int | None = Field(
+        None,
+        gt=0,
+        description=(
+            "Most rewards that are computed at the same time. An episode whose agent has ended holds no place of "
+            "rollout.concurrency. null: as many as rollout.concurrency."
+        ),
+    )
     patience_s: float = Field(
         600.0,
         gt=0,

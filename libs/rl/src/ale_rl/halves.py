@@ -15,6 +15,7 @@ from ale.rollout.episode import RL_STAGE
 from ale.store.run_store import RunStore
 from ale.trajectory import Trajectory
 from ale_rl.config import RLConfig
+from ale_rl.in_flight import limited_places
 from ale_rl.loop import make_buffer, run_together
 from ale_rl.produce import Producer
 from ale_rl.resources import resource_metrics
@@ -63,7 +64,9 @@ async def roll_out_only(bench: Workbench, config: RLConfig, source: Path | None)
             producer.close_step()
             producer.admit_more()
 
-    await run_together(producer.run(), store_steps())
+    bench.sessions.sampling = producer.spares.sampling
+    async with limited_places(bench, config):
+        await run_together(producer.run(), store_steps())
 
 
 def choose_steps(

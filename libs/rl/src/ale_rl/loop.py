@@ -24,7 +24,9 @@ from ale_rl.buffer import OpenGroup, SampleBuffer
 from ale_rl.checkpoint import Cut, restore_newest, write_checkpoint
 from ale_rl.collapse_guard import CollapseGuard
 from ale_rl.config import RLConfig
+from ale_rl.in_flight import limited_places
 from ale_rl.loop_watch import LoopWatch
+from ale_rl.places import Places
 from ale_rl.produce import Producer
 from ale_rl.resources import resource_metrics
 from ale_rl.rollout_metrics import rollout_metrics
@@ -38,13 +40,14 @@ async def reinforce(
 ) -> None:
     """Run all RL steps on these tasks, with the evaluations between them."""
     producer = Producer(bench, config, make_buffer(config), tasks, demonstrations)
-    training = Training(bench, config, producer)
-    cut = await restore_newest(bench) if bench.store.resumed else None
-    if cut is None:
-        await load_reference(bench)
-    else:
-        training.restore(cut)
-    await run_together(producer.run(), training.run())
+    async with limited_places(bench, config) as places:
+        training = Training(bench, config, producer, places)
+        cut = await restore_newest(bench) if bench.store.resumed else None
+        if cut is None:
+            await load_reference(bench)
+        else:
+            training.restore(cut)
+        await run_together(producer.run(), training.run())
 
 
 async def run_together(*halves: Coroutine[Any, Any, None]) -> None:
@@ -75,7 +78,7 @@ def first_of(several: BaseExceptionGroup) -> BaseException:
 class Training:
     """The half of the loop that trains; see the module's docstring."""
 
-    def __init__(self, bench: Workbench, config: RLConfig, producer: Producer) -> None:
+    def __init__(self, bench: Workbench, config: RLConfig, producer: Producer, places: Places) -> None:
         self._bench, self._config, self._producer = bench, config, producer
         self._guard = CollapseGuard(config.min_entropy, "rl.lr" if config.lr is not None else "trainer.lr")
         self._evaluation: asyncio.Task[None] | None = None
@@ -84,7 +87,7 @@ class Training:
         """The step of the newest checkpoint."""
         self._between_steps = True
         """Whether trainer and producer are at the same step; while one is trained on they are not."""
-        self._watch = LoopWatch(bench, config)
+        self._watch = LoopWatch(bench, config, places, producer)
         self._watchdog = Watchdog(
             bench, config.stall_s, self._watch.moves, self._watch.achieved, producer.is_open, self._watch.states
         )
@@ -165,7 +168,7 @@ class Training:
             metrics["tokens_per_s"] = metrics["sampled_tokens"] / max(1e-9, sampling_s)
         watch.trainer.enter("save")
         metrics |= self._producer.metrics() | bench.rollouts.metrics(RL_STAGE) | resource_metrics(bench)
-        metrics |= watch.step_metrics(step, rollouts, self._producer)
+        metrics |= watch.step_metrics(step, rollouts)
         trained = [(t.id, group.ordinal, bench.engine.version) for group in groups for t in group.rollouts or ()]
         bench.finish_step(RL_STAGE, step, metrics, trained)
         self._producer.close_step()

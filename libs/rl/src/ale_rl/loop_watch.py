@@ -13,8 +13,10 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from ale.pipeline.workbench import Workbench
+from ale.session.session import RecordedSession
 from ale.trajectory import Trajectory
 from ale_rl.config import RLConfig
+from ale_rl.places import Places
 from ale_rl.produce import Producer
 from ale_rl.roles import TRAINER_STATES, EngineRole, Role, advice, role_metrics
 from ale_rl.token_ledger import TokenLedger
@@ -26,8 +28,8 @@ LAPS = 4
 class LoopWatch:
     """Use it as a context manager around the steps; see the module's docstring."""
 
-    def __init__(self, bench: Workbench, config: RLConfig) -> None:
-        self._bench, self._config = bench, config
+    def __init__(self, bench: Workbench, config: RLConfig, places: Places, producer: Producer) -> None:
+        self._bench, self._config, self._places, self._producer = bench, config, places, producer
         self.trainer = Role(TRAINER_STATES)
         self._engine = EngineRole()
         self._good = 0
@@ -36,7 +38,7 @@ class LoopWatch:
 
     async def __aenter__(self) -> None:
         self._ledger = TokenLedger(self._bench.store)  # a resumed run has undone by now what came after its checkpoint
-        self._bench.sessions.sampling = self._engine.sampling
+        self._bench.sessions.sampling = self._sampling
         self._advance, self._bench.rollouts.advance = self._bench.rollouts.advance, self._count
         self.trainer.lap()
         self._engine.lap()
@@ -44,6 +46,11 @@ class LoopWatch:
     async def __aexit__(self, *exc: object) -> None:
         self._bench.sessions.sampling = nullcontext
         self._bench.rollouts.advance = self._advance
+
+    @contextmanager
+    def _sampling(self, session: RecordedSession) -> Iterator[None]:
+        with self._engine.sampling(), self._producer.spares.sampling(session):
+            yield
 
     def _count(self) -> None:
         self._good += 1
@@ -74,13 +81,14 @@ class LoopWatch:
             "engine_metrics": self._bench.engine.metrics(),
         }
 
-    def step_metrics(self, step: int, trained: Sequence[Trajectory], producer: Producer) -> dict[str, float]:
+    def step_metrics(self, step: int, trained: Sequence[Trajectory]) -> dict[str, float]:
         """Return the metrics of the step that ends now, and note its spans and advice."""
         offset = time.time() - time.monotonic()
         trainer, engine = self.trainer.lap(), self._engine.lap()
         spans = [[state, round(a + offset, 4), round(b + offset, 4)] for state, a, b in self.trainer.spans]
-        found = role_metrics(trainer, engine) | producer.buffer_metrics()
+        found = role_metrics(trainer, engine) | self._producer.buffer_metrics()
+        found["in_flight/limit"] = float(self._places.limit)
         self._laps.append((trainer, engine))
         said = advice(self._laps, self._config.async_ratio, self._config.batches_ahead)
         self._bench.store.add_event("roles", step=step, advice=said, trainer=spans)
-        return found | self._ledger.close(trained, producer.open_groups, producer.replaced_tokens)
+        return found | self._ledger.close(trained, self._producer.open_groups, self._producer.replaced_tokens)

@@ -29,6 +29,7 @@ from ale.trajectory import Trajectory
 from ale_rl.buffer import OpenGroup, SampleBuffer
 from ale_rl.config import RLConfig
 from ale_rl.rollout_metrics import is_even
+from ale_rl.spares import Spares
 from ale_training import retokenize
 
 LATE = "late"
@@ -87,6 +88,7 @@ class Producer:
         """The steps that have been trained, which the trainer counts up."""
         self._bench, self._config, self._buffer = bench, config, buffer
         self._tasks, self._demonstrations = tasks, demonstrations
+        self.spares = Spares(bench.rollouts, bench.config.rollout.spare)
         self._taken = 0
         self._returned: deque[tuple[int, Task]] = deque()
         self._admitted: dict[int, Admitted] = {}
@@ -194,7 +196,7 @@ class Producer:
         """Return what happened to groups since the last call: how many were even, replaced, or dropped as late."""
         found = {"even_groups": self._even, "replaced_groups": self._replaced, "late_groups": self._late}
         self._even = self._replaced = self._late = 0
-        return {name: float(value) for name, value in found.items()}
+        return {name: float(value) for name, value in found.items()} | self.spares.metrics()
 
     def state(self) -> dict[str, Any]:
         """Return where production stands, as JSON values: finished rollouts by their ids, running ones as requests. A
@@ -316,7 +318,7 @@ class Producer:
     async def _roll_out(self, member: Admitted) -> None:
         bench, c, ordinal = self._bench, self._bench.config.rollout, member.ordinal
         stage = StageInfo(RL_STAGE, member.step, TRAIN, c.temperature, c.top_p, c.top_k)
-        rollouts = await bench.rollouts.run(member.requests, stage)
+        rollouts = await self.spares.run(member.requests, stage)
         oldest = min((t.policy_version for t in rollouts), default=None)
         if not self._buffer.finish(ordinal, rollouts, oldest):
             bench.store.change((REJECT, [(LATE, trajectory.id) for trajectory in rollouts]))

@@ -1,6 +1,6 @@
 """The token ledger: what became of every token that was sampled for training.
 
-    sampled = trained + late + rejected + replaced + lost + open
+    sampled = trained + late + rejected + spare + replaced + lost + open
 
 `sampled` is what the rollouts of the stage have sampled that are stored; the parts are counted elsewhere, each at its
 own source, so that a token that is missing or counted twice shows in `lost`. In a run that was never interrupted `lost`
@@ -17,6 +17,7 @@ from ale.store.run_store import RunStore
 from ale.trajectory import Trajectory
 from ale_rl.checkpoint import LOST_VERSION
 from ale_rl.produce import LATE
+from ale_rl.spares import SPARE
 
 _OF_GROUPS = """SELECT COALESCE(SUM(sampled_tokens), 0) FROM trajectories WHERE stage = ? AND rejected IS NULL
   AND (step, grp) IN (SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]') FROM json_each(?))"""
@@ -39,13 +40,14 @@ class TokenLedger:
         sql = "SELECT rejected, SUM(sampled_tokens) FROM trajectories WHERE stage = ? GROUP BY rejected"
         by_reason = {reason: int(tokens) for reason, tokens in self._store.rows(sql, (RL_STAGE,))}
         sampled = sum(by_reason.values())
-        kept, undone, late = (by_reason.pop(reason, 0) for reason in (None, LOST_VERSION, LATE))
+        kept, undone, late, spare = (by_reason.pop(why, 0) for why in (None, LOST_VERSION, LATE, SPARE))
         waiting = int(self._store.rows(_OF_GROUPS, (RL_STAGE, json.dumps(sorted(open_groups))))[0][0])
         counts = {
             "sampled": sampled,
             "trained": self._trained,
             "late": late,
             "rejected": sum(by_reason.values()),
+            "spare": spare,
             "replaced": replaced,
             "open": waiting,
             "lost": undone + kept - self._trained - replaced - waiting,
