@@ -51,7 +51,7 @@ quickstart: install  ## Train a tiny agent end to end (under 5 minutes on 2 core
 
 # More processes than cores, because many tests wait; with more than three, attacks on containers that take all of a
 # user's share of the kernel's memory hinder each other. Which tests go together is in conftest.py.
-PYTEST = $(BIN)/pytest -q --dist loadscope --no-loadscope-reorder
+PYTEST = $(BIN)/pytest -q --dist loadscope --no-loadscope-reorder --durations 30 --durations-min 5
 
 test: lint typecheck  ## Run ruff, mypy and all tests; what this machine lacks (Docker, Podman) is skipped
 	$(PYTEST) -n 4

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -17,7 +20,8 @@ from ale_lab.simulation.calibrate import engine_speed, episode, predict
 from ale_lab.simulation.engine import EngineSpeed, SimulatedEngine, Turn
 from ale_lab.simulation.events import Events
 from ale_lab.simulation.loop import Machines, Simulation, TrainerSpeed
-from ale_lab.simulation.workload import LogNormal, Workload
+from ale_lab.simulation.published import MARIN, fitted, ladder
+from ale_lab.simulation.workload import Episode, LogNormal, Measured, Workload
 from ale_rl.multiplexing import Multiplexing
 
 NO_PREFILL = float("inf")
@@ -76,17 +80,18 @@ def test_a_synchronous_step_is_the_longest_episode_then_the_trainer() -> None:
 
 
 @given(
-    st.integers(0, 4), st.integers(0, 4), st.booleans(), st.booleans(), st.integers(0, 99), st.floats(0.1, 3),
+    st.integers(0, 4), st.integers(0, 4), st.booleans(),
+    st.sampled_from(["go_on", "again", "drain"]), st.integers(0, 99), st.floats(0.1, 3),
     st.sampled_from([4.0, 40.0, float("inf")]),
 )  # fmt: skip
 @settings(deadline=None, max_examples=60)
 def test_the_bound_holds_and_every_group_is_trained_on_once(
-    ratio: int, ahead: int, multiplexed: bool, partial: bool, seed: int, cv: float, concurrency: float
+    ratio: int, ahead: int, multiplexed: bool, under_way: Any, seed: int, cv: float, concurrency: float
 ) -> None:
     workload = Workload(3, 2, 20.0, LogNormal(3, cv), LogNormal(30, cv, 300), LogNormal(2, cv), fault_rate=0.1)
     machines = Machines(2, 1, EngineSpeed(kv_tokens=3000), 0.5, 1.0, concurrency)
     simulation = Simulation(
-        workload, machines, TrainerSpeed(1.0, 1e-3), 6, ratio, min(ahead, ratio), multiplexed, partial, seed
+        workload, machines, TrainerSpeed(1.0, 1e-3), 6, ratio, min(ahead, ratio), multiplexed, under_way, seed
     )
     steps = simulation.run()
     assert [len(step.ages) for step in steps] == [3] * 6
@@ -137,6 +142,50 @@ def test_an_episode_is_taken_as_it_was() -> None:
     )
     found = episode(trajectory(chunks))
     assert (found.start_s, found.turns, found.reward_s) == (2.0, [(4.0, 2.0), (6.0, 2.0)], 3.0)
+
+
+def test_a_step_draws_the_episodes_of_the_steps_beside_it() -> None:
+    made = {step: [Episode(float(step), (), 0.0, 0.0, 0.0)] for step in (1, 3, 5)}
+    drawn = {step: {Measured(2, 2, made).draw(Random(n), step).start_s for n in range(40)} for step in range(7)}
+    assert drawn == {0: {1.0}, 1: {1.0}, 2: {1.0, 3.0}, 3: {3.0}, 4: {3.0, 5.0}, 5: {5.0}, 6: {5.0}}
+
+
+def test_weights_that_wait_for_what_is_sampled_make_a_step_longer_by_that() -> None:
+    # One engine, groups of one turn of 10 tokens at 1 s each; the trainer takes 4 s and publishing 1 s.
+    workload = Workload(1, 1, 0.0, LogNormal(1), LogNormal(10), LogNormal(0), 0.0, 0.0, 0.0)
+    machines = Machines(1, 0, EngineSpeed(1.0, 0.0, 0.0, NO_PREFILL), 1.0, 0.0)
+    ends = {
+        way: [s.end for s in Simulation(workload, machines, TrainerSpeed(4.0, 0.0, 0.0), 3, 1, 1, False, way).run()]
+        for way in ("go_on", "drain", "again")
+    }
+    assert ends["go_on"] == pytest.approx([15, 26, 37]), (
+        "the next turn has 4 s of its 10 behind it, and is paused for 1 s"
+    )
+    assert ends["drain"] == pytest.approx([21, 32, 43]), "it ends at 20 s, and only then come the weights"
+    assert ends["again"] == pytest.approx([15, 30, 45])
+
+
+def test_machines_are_taken_back_before_the_batch_is_there_if_the_rest_will_finish_it_meanwhile() -> None:
+    """With a switch of 0.1 s nothing can be finished meanwhile; with one of 20 s much can."""
+    workload = Workload(16, 4, tokens=LogNormal(800, 1, 4000), tool_s=LogNormal(2, 1, 20))
+    waits = {}
+    for switch_s in (0.1, 20.0):
+        machines = Machines(2, 2, switch_s=switch_s)
+        simulation = Simulation(workload, machines, TrainerSpeed(10.0, 0.0), 12, 2, 1, True)
+        simulation.run()
+        switches = [ended - began for state, began, ended in simulation.spans if state == "switch"]
+        waits[switch_s] = switches
+    assert waits[20.0], "lending took place"
+    assert min(waits[20.0]) < 19.9, "part of the switch was over when the batch was there"
+
+
+def test_published_runs_are_fitted_to_their_synchronous_step_and_gain_by_each_change() -> None:
+    small = replace(MARIN, workload=replace(MARIN.workload, prompts=16), sampling=8)
+    found = fitted(small)
+    steps = ladder(found)
+    assert steps["synchronous"] == pytest.approx(small.synchronous_s, rel=0.02)
+    assert steps["synchronous"] > steps["overlap"] >= steps["partial rollout"] >= steps["no log-prob pass"] - 1e-6
+    assert steps["age"] >= small.update_s
 
 
 def test_a_run_with_too_few_steps_is_refused(tmp_path: Path) -> None:

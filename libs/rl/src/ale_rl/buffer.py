@@ -43,7 +43,7 @@ class SampleBuffer(Generic[T]):
     """See the module's docstring."""
 
     def __init__(
-        self, batch_size: int, async_ratio: int, ahead: int, patience_s: float, clock: Callable[[], float]
+        self, batch_size: int, async_ratio: int, ahead: float, patience_s: float, clock: Callable[[], float]
     ) -> None:
         if ahead > async_ratio:
             raise ValueError(f"ahead ({ahead}) must not be above async_ratio ({async_ratio})")
@@ -66,7 +66,7 @@ class SampleBuffer(Generic[T]):
     @property
     def room(self) -> int:
         """The number of groups that may be admitted now."""
-        return (self._ahead + 1) * self._batch_size - self.open
+        return round((self._ahead + 1) * self._batch_size) - self.open
 
     def groups(self) -> list[OpenGroup[T]]:
         """Return the open groups by ordinal."""

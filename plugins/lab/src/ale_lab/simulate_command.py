@@ -14,6 +14,9 @@ def simulate(
         typer.Argument(metavar="[RUN]", help="A run folder: calibrate on every second step of it, predict the others."),
     ] = None,
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="Where figure and table go.")] = Path("runs/simulate"),
+    published: Annotated[
+        bool, typer.Option("--published", help="Simulate published runs: which part of their gain comes from what.")
+    ] = False,
 ) -> None:
     """Simulate the loop on many machines, with the real sample buffer: timelines, the curve over rl.async_ratio."""
     if run is not None:
@@ -26,6 +29,12 @@ def simulate(
         )
         return
     from ale.store.run_store import write_whole
+
+    if published:
+        from ale_lab.simulation.published import tables
+
+        print(tables(), end="")
+        return
     from ale_lab.simulation.scenes import RATIOS, curve, draw, summarize, table, ways
 
     found_ways = ways()

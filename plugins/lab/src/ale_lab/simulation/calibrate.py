@@ -2,8 +2,8 @@
 
 Steps alternate because a policy that learns makes other episodes at the end than at the beginning.
 
-1. An episode is taken as it was: its start, the tokens of each turn, the seconds of each tool, its reward. They are
-   drawn again and again.
+1. An episode is taken as it was: its start, the tokens of each turn, the seconds of each tool, its reward. A step that
+   is predicted draws those of the steps beside it.
 2. A turn took `tokens * (c0 + c1 b)` seconds, where b is how many turns were sampled meanwhile, on average; c0 and c1
    are fitted by least squares, none below 0.
 3. So are the fixed and the proportional seconds of log-probabilities and update.
@@ -64,8 +64,9 @@ def predict(folder: Path, repeats: int = 8) -> Prediction:
     share = logprobs / fmean(metrics["trainer/update_s"][step] for step in half)
     publish = fmean(metrics["trainer/publish_s"][step] + metrics["trainer/save_s"][step] for step in half)
     groups = {(t.step, t.group) for t in first}
+    by_step = {step - 1: [episode(t) for t in first if t.step == step] for step in half}
     setting = (
-        Measured(rl["prompts_per_step"], round(len(first) / len(groups)), [episode(t) for t in first]),
+        Measured(rl["prompts_per_step"], round(len(first) / len(groups)), by_step),
         Machines(1, 0, engine_speed(first), publish, 0.0, config["rollout"]["concurrency"]),
         TrainerSpeed(*update, share),
         len(steps),
@@ -73,7 +74,8 @@ def predict(folder: Path, repeats: int = 8) -> Prediction:
         rl.get("ahead"),
     )
     runs = [Simulation(*setting, seed=seed).run() for seed in range(repeats)]
-    simulated = fmean((run[-1].end - run[0].end) / (len(run) - 1) for run in runs)
+    ends = [[0.0, *(step.end for step in run)] for run in runs]
+    simulated = fmean(end[step] - end[step - 1] for end in ends for step in rest)
     return Prediction(simulated, measured, len(rest))
 
 

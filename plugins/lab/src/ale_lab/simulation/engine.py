@@ -51,6 +51,9 @@ class SimulatedEngine:
         """The tokens of KV that there are, and that there will be when what is sampled is done."""
         self._made = self._planned = 0
         self.paused = False
+        self._draining = False
+        self._drained: Callable[[], None] | None = None
+        """Is called once nothing is sampled any more."""
         self.serving = True
         """Whether turns may come."""
 
@@ -58,6 +61,11 @@ class SimulatedEngine:
     def load(self) -> int:
         """The number of turns that it has, sampled or waiting."""
         return len(self._running) + len(self._waiting)
+
+    @property
+    def kv_tokens(self) -> float:
+        """The tokens of KV that it needs for all of its turns, when they are done."""
+        return self._reserved + sum(turn.context + turn.tokens for turn in self._waiting)
 
     def add(self, turn: Turn) -> None:
         """A model call comes."""
@@ -71,10 +79,18 @@ class SimulatedEngine:
         self.paused = True
         self._planned += 1
 
+    def drain(self, drained: Callable[[], None]) -> None:
+        """Begin no turn until `resume`, and call a function when those under way are done."""
+        if self._running:
+            self._drained = drained
+        self._draining = True
+        if not self._running:
+            drained()
+
     def resume(self) -> None:
         """Go on."""
         self._pass_time()
-        self.paused = False
+        self.paused = self._draining = False
         self._admit()
 
     def evict(self) -> list[Turn]:
@@ -108,7 +124,7 @@ class SimulatedEngine:
     def _admit(self) -> None:
         if self.paused:
             return
-        while self._waiting and len(self._running) < self._speed.most:
+        while not self._draining and self._waiting and len(self._running) < self._speed.most:
             turn = self._waiting[0]
             if self._running and self._reserved + turn.context + turn.tokens > self._speed.kv_tokens:
                 break
@@ -144,3 +160,6 @@ class SimulatedEngine:
         self._admit()
         for turn in done:
             turn.done()
+        if self._drained is not None and not self._running:
+            drained, self._drained = self._drained, None
+            drained()

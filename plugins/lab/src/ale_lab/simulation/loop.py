@@ -14,6 +14,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from ale_lab.simulation.engine import EngineSpeed, SimulatedEngine, Turn
 from ale_lab.simulation.events import Events
@@ -82,10 +83,12 @@ class Simulation:
     trainer: TrainerSpeed
     steps_wanted: int
     async_ratio: int = 0
-    ahead: int | None = None
+    ahead: float | None = None
+    """As in a run file; here it may be a part of a batch."""
     multiplexed: bool = False
-    partial: bool = True
-    """Whether turns go on under new weights; else they are sampled again from their beginning."""
+    under_way: Literal["go_on", "again", "drain"] = "go_on"
+    """What becomes of a turn that is sampled when new weights come: it goes on under them, it is sampled again from its
+    beginning, or the weights wait until it is done."""
     seed: int = 0
     steps: list[Step] = field(default_factory=list)
     spans: list[tuple[str, float, float]] = field(default_factory=list)
@@ -96,7 +99,7 @@ class Simulation:
         w, m = self.workload, self.machines
         self._random = random.Random(self.seed)
         self._events = Events()
-        ahead = RLConfig(async_ratio=self.async_ratio, ahead=self.ahead).batches_ahead
+        ahead = RLConfig(async_ratio=self.async_ratio).batches_ahead if self.ahead is None else self.ahead
         self._buffer: SampleBuffer[Group] = SampleBuffer(
             w.prompts, self.async_ratio, ahead, float("inf"), lambda: self._events.now
         )
@@ -109,7 +112,8 @@ class Simulation:
         self._version = self._ordinal = self._running = self._turns = 0
         self._queue: deque[int] = deque()
         self._training = False
-        self._waiting_since = 0.0
+        self._waiting_since = self._back_at = 0.0
+        self._finished = 0
         self._admit()
         self._events.run(lambda: len(self.steps) >= self.steps_wanted)
         return self.steps
@@ -135,7 +139,7 @@ class Simulation:
         while self._queue and self._running < self.machines.concurrency:
             ordinal = self._queue.popleft()
             self._running += 1
-            episode = self.workload.draw(self._random)
+            episode = self.workload.draw(self._random, ordinal // self.workload.prompts)
             self._events.after(episode.start_s, self._play(ordinal, episode))
 
     def _play(self, ordinal: int, episode: Episode) -> Callable[[], None]:
@@ -174,7 +178,10 @@ class Simulation:
         group.left -= 1
         if group.left == 0:
             self._buffer.finish(ordinal, [group], group.version)
+            self._finished += 1
             self._train()
+            if self._is_lending and not self._training and self._worth_taking_back():
+                self._take_back()
 
     def _least_loaded(self, engines: Sequence[SimulatedEngine]) -> SimulatedEngine:
         """Return the engine with the fewest turns; of many engines, of a few that chance chooses."""
@@ -195,7 +202,9 @@ class Simulation:
         self._training = True
         now = self._events.now
         self._span("wait_data", self._waiting_since, now)
-        switch = self._take_back() if self._lent and self._lent[0].serving else 0.0
+        if self._is_lending:
+            self._take_back()
+        switch = max(0.0, self._back_at - now)
         tokens = sum(group.rollouts[0].tokens for group in batch if group.rollouts)
         logprobs, update = self.trainer.seconds(tokens)
         self._span("switch", now, now + switch)
@@ -203,22 +212,47 @@ class Simulation:
         self._span("update", now + switch + logprobs, now + switch + logprobs + update)
         ages = [self._version - group.version for group in batch]
         step = Step(0.0, now - self._waiting_since, ages)
-        self._events.after(switch + logprobs + update, lambda: self._publish(batch, step))
+        publish = self._drain if self.under_way == "drain" else self._publish
+        self._events.after(switch + logprobs + update, lambda: publish(batch, step))
 
-    def _take_back(self) -> float:
-        """Let the lent engines leave: what they sample goes on elsewhere; returns the seconds that this takes."""
+    @property
+    def _is_lending(self) -> bool:
+        return bool(self._lent) and self._lent[0].serving
+
+    def _take_back(self) -> None:
+        """Let the lent engines leave: what they sample goes on elsewhere."""
+        self._back_at = self._events.now + self.machines.switch_s
         if not self.async_ratio:
-            return self.machines.switch_s  # no turn is under way
+            return  # no turn is under way
         self._serve(self._own)
         for engine in self._lent:
             for turn in engine.evict():
                 self._least_loaded(self._own).add(turn)
-        return self.machines.switch_s
+
+    def _worth_taking_back(self) -> bool:
+        waited = self._events.now - self._waiting_since
+        soon = int(self._finished / max(1e-9, waited) * self.machines.switch_s)
+        there = sum(engine.kv_tokens for engine in self.engines)
+        return self._policy.shrink(self._buffer.ready, soon, there, len(self._own) * self.machines.speed.kv_tokens)
+
+    def _drain(self, batch: list[OpenGroup[Group]], step: Step) -> None:
+        """Let no turn begin, and publish when those under way are done."""
+        began, left = self._events.now, len(self._serving)
+
+        def drained() -> None:
+            nonlocal left
+            left -= 1
+            if not left:
+                self._span("drain", began, self._events.now)
+                self._publish(batch, step)
+
+        for engine in self._serving:
+            engine.drain(drained)
 
     def _publish(self, batch: list[OpenGroup[Group]], step: Step) -> None:
         for engine in self._serving:
             engine.pause()
-            if not self.partial:
+            if self.under_way == "again":
                 self._begin_again(engine)
         seconds = self.machines.publish_s
         self._span("publish", self._events.now, self._events.now + seconds)
@@ -237,10 +271,10 @@ class Simulation:
             engine.resume()
         step.end = self._events.now
         self.steps.append(step)
-        self._training, self._waiting_since = False, self._events.now
+        self._training, self._waiting_since, self._finished = False, self._events.now, 0
         self._admit()
         self._train()
-        if self._lent and not self._training and not self._lent[0].serving and self._worth_lending():
+        if self._lent and not self._training and not self._is_lending and self._worth_lending():
             self._events.after(self.machines.switch_s, self._lend)
 
     def _worth_lending(self) -> bool:

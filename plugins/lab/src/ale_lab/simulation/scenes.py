@@ -22,7 +22,14 @@ TRAINER = TrainerSpeed(5.0, 1e-5)
 WORKLOAD = Workload(tokens=LogNormal(1200.0, 1.0, 8000.0), tool_s=LogNormal(5.0, 1.5, 120.0))
 RATIOS = (0, 1, 2, 3, 4, 6, 8)
 SHOWN_S = 600.0
-COLORS = {"wait_data": "#e5e7eb", "logprobs": "#d97706", "update": "#2563eb", "publish": "#dc2626", "switch": "#7c3aed"}
+COLORS = {
+    "wait_data": "#e5e7eb",
+    "logprobs": "#d97706",
+    "update": "#2563eb",
+    "publish": "#dc2626",
+    "switch": "#7c3aed",
+    "drain": "#f9a8d4",
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -35,8 +35,8 @@ class Episodes(Protocol):
     def group_size(self) -> int:
         """Episodes a group."""
 
-    def draw(self, random: random.Random) -> Episode:
-        """Return an episode."""
+    def draw(self, random: random.Random, step: int) -> Episode:
+        """Return an episode of a step, from 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +73,8 @@ class Workload:
     """The share of episodes of which one tool hangs, for `fault_s`."""
     fault_s: float = 600.0
 
-    def draw(self, random: random.Random) -> Episode:
-        """Return an episode."""
+    def draw(self, random: random.Random, step: int) -> Episode:
+        """Return an episode; steps are alike."""
         count = max(1, round(self.turns.draw(random)))
         fault_at = random.randrange(count) if random.random() < self.fault_rate else -1
         turns = [
@@ -86,12 +86,15 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Episodes of a real run, each drawn as often as any other."""
+    """Episodes of a real run by step, from 0. For a step without any, those of the nearest steps are drawn: a policy
+    that learns makes others at the end than at the beginning."""
 
     prompts: int
     group_size: int
-    episodes: Sequence[Episode]
+    episodes: Mapping[int, Sequence[Episode]]
 
-    def draw(self, random: random.Random) -> Episode:
-        """Return an episode."""
-        return random.choice(self.episodes)
+    def draw(self, random: random.Random, step: int) -> Episode:
+        """Return an episode, each of its step as likely as any other."""
+        nearest = min(abs(step - there) for there in self.episodes)
+        there = sorted({step - nearest, step + nearest} & self.episodes.keys())
+        return random.choice([episode for one in there for episode in self.episodes[one]])
