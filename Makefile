@@ -16,7 +16,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # Images of containers often forbid byte code: each of the many processes would compile its modules again.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: help install engines quickstart test test-skipped test-alone lint format typecheck chaos bench docs wheels clean
+.PHONY: help install engines quickstart test tests test-skipped test-alone lint format typecheck chaos bench docs wheels clean
 .DEFAULT_GOAL := help
 
 help:  ## Show this list
@@ -53,7 +53,10 @@ quickstart: install  ## Train a tiny agent end to end (under 5 minutes on 2 core
 # user's share of the kernel's memory hinder each other. Which tests go together is in conftest.py.
 PYTEST = $(BIN)/pytest -q --dist loadscope --no-loadscope-reorder --durations 30 --durations-min 5
 
-test: lint typecheck  ## Run ruff, mypy and all tests; what this machine lacks (Docker, Podman) is skipped
+test: lint  ## Run ruff, mypy and all tests; what this machine lacks (Docker, Podman) is skipped
+	@$(MAKE) --no-print-directory --jobs 2 tests typecheck  # mypy needs one core for a minute, beside tests that wait
+
+tests: install
 	$(PYTEST) -n 4
 
 test-skipped: install  ## Run what `make test` skipped, once it can run; what is skipped again fails

@@ -34,3 +34,17 @@ def test_an_example_trains_with_weights_that_reach_its_server(server: str, train
     # Weights that did not arrive would be apart by a thousand times as much.
     assert len(mismatch) == 2
     assert max(mismatch.values()) < 1e-2
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_fewer_rollouts_run_while_the_cache_of_their_server_is_short_of_room(tmp_path: Path) -> None:
+    """1,536 tokens of cache are some four conversations."""
+    require_server("vllm")
+    small = "engine.arguments=['--block-size', '16', '--num-gpu-blocks-override', '96']"
+    steps = [*SMALL, "rl.steps=5", "rl.prompts_per_step=6", "rollout.concurrency=48"]
+    done = ale("run", "examples/vllm_torch.yaml", *steps, small, "--out", tmp_path / "run", cwd=REPOSITORY)
+    assert summary_of(done)["status"] == "completed"
+    with RunStore.open(tmp_path / "run") as store:
+        limits = [value for _, value in store.metrics("rl")["in_flight/limit"]]
+    assert 1 <= min(limits) < 48

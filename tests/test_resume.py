@@ -87,6 +87,57 @@ def test_the_checkpoint_that_a_run_goes_on_from_stays_while_it_is_in_use(run: Pa
         assert (folder / "tokenizer.json").is_file(), "the trainer copies it from the folder that it was restored from"
 
 
+SUPERVISED = {
+    "sft": ("sft.steps=300", "sft.checkpoint_every=40"),
+    "cpt": (
+        "cpt={{stages: [{{data: [{text}], steps: 100, batch_tokens: 256, sequence_tokens: 64}}, {{data: [{text}], "
+        "steps: 200, batch_tokens: 512, sequence_tokens: 128}}], heldout: [{text}], checkpoint_every: 40}}",
+    ),
+}
+
+
+def begin(folder: Path, name: str, stage: str) -> tuple[list[str], Path]:
+    """The command of a run with a long supervised stage and no loop, and its folder."""
+    file, text, run = folder / "run.yaml", folder / "text.txt", folder / name
+    file.write_text(TINY.format(runs=folder / "runs"))
+    text.write_text("".join(f"line {n} of {n * n} words\n" for n in range(4000)))
+    settings = [setting.format(text=text) if stage == "cpt" else setting for setting in SUPERVISED[stage]]
+    return [str(ALE), "run", str(file), "rl=null", "eval=null", *settings, "--out", str(run)], run
+
+
+def metrics_of(run: Path, stage: str) -> dict[str, list[tuple[int, float]]]:
+    with RunStore.open(run) as store:
+        return {name: points for name, points in store.metrics(stage).items() if name != "tokens_per_s"}
+
+
+@pytest.fixture(scope="module", params=["sft", "cpt"])
+def unbroken(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    """A supervised stage and the folder of a run of it that nothing interrupted."""
+    command, run = begin(tmp_path_factory.mktemp(request.param), "unbroken", request.param)
+    subprocess.run(command, check=True, capture_output=True)
+    return request.param, run
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_a_supervised_stage_goes_on_where_it_was(unbroken: tuple[str, Path], how: signal.Signals) -> None:
+    stage, whole = unbroken
+    command, run = begin(whole.parent, how.name, stage)
+    running = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    while not (run / "checkpoints" / f"{stage}_120").exists():
+        assert running.poll() is None
+        time.sleep(0.005)
+    running.send_signal(how)
+    running.wait()
+    done = int((run / "checkpoints" / "LATEST").read_text().removeprefix(f"{stage}_"))
+    assert 120 <= done < 300
+    assert (done % 40 == 0) or how is signal.SIGTERM, "SIGTERM leaves one more"
+    resumed = ale("run", "--resume", run)
+    assert summary_of(resumed)["status"] == "completed"
+    assert f"The stage {stage} goes on after step {done}." in resumed.stderr
+    assert len(metrics_of(run, stage)["loss"]) == 300
+    assert metrics_of(run, stage) == metrics_of(whole, stage), "every step once, as without the interruption"
+
+
 def test_what_decides_what_is_learned_cannot_change_and_the_rest_can(run: Path) -> None:
     done = ale("run", "--resume", run, "rl.prompts_per_step=3", "algorithm.group_size=4", "eval.episodes=2")
     assert done.returncode == 2

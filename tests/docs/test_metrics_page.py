@@ -24,7 +24,8 @@ SELDOM = {
     "spares",
     "success_from_beginning",
 }
-"""Of a run in which something goes wrong or that has spares, a group has no spread, or some tasks have an expert and others have none."""
+"""Of a run in which something goes wrong or that has spares, a group has no spread, or some tasks have an expert and
+others have none."""
 FAMILIES = [row for row in ROWS if row.endswith("*")]
 
 

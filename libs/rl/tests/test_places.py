@@ -138,12 +138,14 @@ def test_the_limit_is_cut_and_grows_by_the_rule() -> None:
     limit = InFlightLimit(100)
     assert limit.look({"sampled_tokens": 7.0}, 100, 0) == 100, "an engine that reports no cache"
     assert limit.look({"engine-1/server_cache_use": 0.84, "server_cache_use": 0.5}, 60, 0) == 50, "60 x 0.7 / 0.84"
+    assert limit.look({"engine-1/server_cache_use": 0.84, "server_cache_use": 0.5}, 49, 0) == 50, "an old report"
     assert limit.look({"server_cache_use": 0.9}, 60, 0) == 50, "more run than are allowed: the cut has not acted yet"
     assert limit.look({"server_cache_use": 0.5}, 40, 49) == 50, "no turnover yet"
-    assert limit.look({"server_cache_use": 0.5}, 40, 50) == 63
+    assert limit.look({"server_cache_use": 0.49}, 40, 50) == 63
     assert limit.look({"server_cache_use": 0.7, "server_preemptions": 1.0}, 63, 51) == 50
-    for _ in range(5):
-        assert limit.look({"server_cache_use": 0.7, "server_running": 8, "server_waiting": 5}, 50, 51) == 50
-    assert limit.look({"server_cache_use": 0.7, "server_running": 8, "server_waiting": 5}, 50, 51) == 45
+    queue = {"server_cache_use": 0.7, "server_running": 8.0}
+    for waiting in (5.0, 6.0, 5.0, 5.0, 6.0, 5.0):
+        assert limit.look({**queue, "server_waiting": waiting}, 50, 51) == 50, "five reports, one of them twice"
+    assert limit.look({**queue, "server_waiting": 6.0}, 50, 51) == 45
     limit.look({"server_cache_use": 1.0}, 1, 51)
     assert limit.limit == 1

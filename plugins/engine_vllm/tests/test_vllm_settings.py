@@ -100,8 +100,18 @@ async def test_another_server_at_a_url_is_refused(model_of: ModelOf, release: st
 def test_a_url_and_a_python_exclude_each_other() -> None:
     with pytest.raises(ValueError, match="not both"):
         VllmEngine.Config(python=Path("python"), url="http://localhost")
-    with pytest.raises(ValueError, match="`url` names one server"):
+    with pytest.raises(ValueError, match="leave `replicas` at 1"):
         VllmEngine.Config(url="http://localhost", replicas=2)
+    with pytest.raises(ValueError, match="not other:8000"):
+        VllmEngine.Config(url=["http://localhost", "other:8000"])
+    with pytest.raises(ValueError, match="names a server twice"):
+        VllmEngine.Config(url=["http://localhost", "http://localhost"])
+
+
+def test_several_addresses_are_several_replicas() -> None:
+    engine = VllmEngine(VllmEngine.Config(url=["http://a:8000", "http://b:8000"]), DriverContext())
+    assert [replica.url for replica in engine.replicas] == ["http://a:8000", "http://b:8000"]
+    assert engine.transports == ("folder",)
 
 
 def test_the_plugin_makes_as_many_replicas_as_the_settings_say() -> None:

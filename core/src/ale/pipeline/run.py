@@ -110,7 +110,9 @@ async def _run_with_observers(
         raise
     finally:
         facts = {"run_id": run_id, "status": status, "error": error, "seed": config.seed}
-        summary = facts | summarize(bench, store, time.monotonic() - began)
+        seconds = time.monotonic() - began + float(store.meta("seconds") or 0)  # those before an interruption, too
+        store.set_meta({"seconds": str(seconds)})
+        summary = facts | summarize(bench, store, seconds)
         summary = json.loads(redact_json(json.dumps(summary), redact, OWN_WORDS))
         path = write_summary(folder, summary)
         store.add_event("run_finished", status=status, error=error)
@@ -180,16 +182,14 @@ async def write_scratch_model(bench: Workbench, scratch: ScratchModel, demonstra
 
 def summarize(bench: Workbench | None, store: RunStore, seconds: float) -> dict[str, Any]:
     """Return the figures of summary.json."""
-    stages = dict(bench.seconds) if bench else {}
-    sampled = store.sampled_tokens()
-    generating = sum(stages.get(s, 0.0) for s in ("evaluation", "rollout"))
+    stages, sampled = bench.seconds if bench else {}, store.sampled_tokens()
     return {
         "heldout": dict(bench.evaluations) if bench else {},
         "seconds": {name: round(value, 3) for name, value in stages.items()} | {"total": round(seconds, 3)},
         "rollouts": store.count(),
         "sandboxes": {name: round(value, 4) for name, value in bench.pool_metrics().items()} if bench else {},
         "sampled_tokens": sampled,
-        "tokens_per_s": round(sampled / generating, 1) if generating else 0.0,
+        "tokens_per_s": round(sampled / max(1e-9, seconds), 1),
         "peak_memory_mib": round(peak_memory_mib(), 1),
         "final_policy_version": bench.engine.version if bench else 0,
         "failures": store.failures(),

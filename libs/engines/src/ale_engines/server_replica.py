@@ -64,7 +64,8 @@ class ServerReplica(Replica):
         self.settings = settings
         self.context = context
         self.number = number
-        self.client = ServerClient(self.name, settings.url or "http://localhost")
+        self.url = settings.urls[number] if settings.urls else ""
+        self.client = ServerClient(self.name, self.url or "http://localhost")
         self.launch: Launch | None = None
         self.model: ModelFolder | None = None
         self.process: ServerProcess | None = None
@@ -79,7 +80,7 @@ class ServerReplica(Replica):
         self.usage = Usage(settings.max_batch)
         self._server_metrics: dict[str, float] = {}
         self.group = uuid4().hex  # the server's name at a trainer that broadcasts; new for each process
-        self.transports = ("folder",) if settings.url else ("memory", "folder")
+        self.transports = ("folder",) if self.url else ("memory", "folder")
 
     # -- what a subclass says ----------------------------------------------------------------------------------
 
@@ -154,7 +155,7 @@ class ServerReplica(Replica):
 
     async def start(self) -> None:
         """Raise `ConfigError` now, and not after the demonstrations, if there is nothing that could be started."""
-        if not self.settings.url:
+        if not self.url:
             choose_python(self.settings.python or self.find_python(), self.server)
 
     async def close(self) -> None:
@@ -224,7 +225,7 @@ class ServerReplica(Replica):
     async def load_weights(self, policy: PolicyVersion) -> None:
         """See `InferenceEngine.load_weights`. A folder may be a LoRA adapter for the model of `load_model`."""
         async with self._updating:
-            if self.process is None and not self.settings.url:
+            if self.process is None and not self.url:
                 raise EngineError(self._fault or f"{self.name} is not running.")
             if policy.ticket.transport not in self.transports:
                 raise self._refuse_ticket(policy.ticket, policy.version)
@@ -253,7 +254,7 @@ class ServerReplica(Replica):
         await self._end_server()
         self._fault = f"{self.name} has not been started."
         try:
-            if self.settings.url:
+            if self.url:
                 await self.client.start()
                 check_release(await self.ask_release(), self.versions, self.name)
                 await self._load_folder(model.folder, 0)

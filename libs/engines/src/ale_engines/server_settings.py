@@ -22,7 +22,9 @@ class ServerSettings(PluginConfig):
         description="The Python of an environment that holds the server; by default the one that `ale engine install` "
         "made.",
     )
-    url: str = Field("", description="The address of a server that runs already, instead of one that ALE starts.")
+    url: str | tuple[str, ...] = Field(
+        "", description="The address of a server that runs already, or of several, instead of those that ALE starts."
+    )
     replicas: int = Field(1, ge=1, description="Servers to start, each with the whole model.")
     tensor_parallel: int = Field(1, ge=1, description="GPUs over which each server splits the model.")
     dtype: DtypeName = Field(
@@ -48,13 +50,21 @@ class ServerSettings(PluginConfig):
 
     @model_validator(mode="after")
     def check_url(self) -> Self:
-        """A server that runs already is neither started from an environment nor one of several."""
+        """Servers that run already are not started from an environment, and are as many as their addresses."""
         if self.url and self.python is not None:
             raise ValueError("give `python` (ALE starts the server) or `url` (it runs already), not both")
         if self.url and self.replicas > 1:
-            raise ValueError("`url` names one server; leave `replicas` at 1")
-        if self.url and not self.url.startswith(("http://", "https://")):
-            raise ValueError(f"`url` is an address such as http://host:8000, not {self.url}")
+            raise ValueError("`url` names as many servers as it has addresses; leave `replicas` at 1")
+        for url in self.urls:
+            if not url.startswith(("http://", "https://")):
+                raise ValueError(f"`url` is an address such as http://host:8000, not {url}")
+        if len(set(self.urls)) < len(self.urls):
+            raise ValueError("`url` names a server twice")
         if self.url and (unused := sorted(self.model_fields_set & OF_A_START)):
             raise ValueError(f"the server at `url` has been started already: {', '.join(unused)} would change nothing")
         return self
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """The addresses of servers that run already; none if ALE starts them."""
+        return tuple(url for url in ((self.url,) if isinstance(self.url, str) else self.url) if url)

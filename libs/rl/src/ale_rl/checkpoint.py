@@ -17,20 +17,18 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import os
-import re
 import shutil
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from ale.errors import ConfigError, TrainerError
 from ale.pipeline.workbench import Workbench
 from ale.rollout.episode import RL_STAGE
 from ale.store.run_store import REJECT, RunStore
+from ale_training.checkpoint_folders import CHECKPOINTS, complete, put_in_place, remove
 
 log = logging.getLogger("ale.rl")
-CHECKPOINTS, LOOP_FILE, LATEST = "checkpoints", "loop.json", "LATEST"
+LOOP_FILE, STEP = "loop.json", "step"
 LOST_VERSION = "lost_version"
 
 
@@ -54,13 +52,13 @@ async def write_checkpoint(bench: Workbench, cut: Cut, keep: int) -> None:
     trainer and engine may read again; 0: none is removed."""
     text = json.dumps(vars(cut))
     folder = bench.folder / CHECKPOINTS
-    making, target = folder / f".making_{cut.step}", folder / f"step_{cut.step}"
+    making, target = folder / f".making_{cut.step}", folder / f"{STEP}_{cut.step}"
     await bench.backend.save(making)
     (making / LOOP_FILE).write_text(text)
-    await asyncio.to_thread(_put_in_place, making, target)
-    for _, old in _complete(folder)[keep:] if keep else ():
+    await asyncio.to_thread(put_in_place, making, target)
+    for _, old in complete(folder, STEP)[keep:] if keep else ():
         if old != bench.policy_folder:
-            await asyncio.to_thread(_remove, old)
+            await asyncio.to_thread(remove, old)
 
 
 async def restore_newest(bench: Workbench) -> Cut | None:
@@ -69,7 +67,7 @@ async def restore_newest(bench: Workbench) -> Cut | None:
     folder = bench.folder / CHECKPOINTS
     for leftover in folder.glob(".*"):
         await asyncio.to_thread(shutil.rmtree, leftover, ignore_errors=True)
-    for _, path in _complete(folder):
+    for _, path in complete(folder, STEP):
         try:
             cut = Cut(**json.loads((path / LOOP_FILE).read_text()))
             await bench.restore(path, cut.version)
@@ -98,42 +96,3 @@ def undo_after(store: RunStore, version: int, step: int) -> None:
         ("DELETE FROM metrics WHERE (stage = 'eval' OR stage LIKE 'eval.%') AND step > ?", [(step,)]),
         (REJECT, [(LOST_VERSION, id) for id in lost]),
     )
-
-
-def _complete(folder: Path) -> list[tuple[int, Path]]:
-    """Return the checkpoints of a run with their steps, the newest first."""
-    found = [(int(name[1]), path) for path in folder.glob("step_*") if (name := re.fullmatch(r"step_(\d+)", path.name))]
-    return sorted(found, reverse=True)
-
-
-def _put_in_place(making: Path, target: Path) -> None:
-    for parent, _, files in os.walk(making):
-        for name in files:
-            _flush(Path(parent) / name)
-        _flush(Path(parent))
-    _remove(target)  # it was damaged, or undone
-    making.rename(target)
-    _flush(target.parent)
-    latest = target.parent / LATEST
-    new = latest.with_suffix(".new")
-    new.write_text(f"{target.name}\n")
-    _flush(new)
-    new.replace(latest)
-
-
-def _remove(path: Path) -> None:
-    """Remove a checkpoint that may be there: none that is half removed has its name."""
-    hidden = path.with_name(f".{path.name}")
-    shutil.rmtree(hidden, ignore_errors=True)
-    if path.exists():
-        path.rename(hidden)
-        shutil.rmtree(hidden, ignore_errors=True)
-
-
-def _flush(path: Path) -> None:
-    """Wait until a file or folder is on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

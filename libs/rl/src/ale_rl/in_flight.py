@@ -30,6 +30,8 @@ class InFlightLimit:
         self.ceiling = self.limit = ceiling
         self._left = 0
         """How many rollouts had left at the last change."""
+        self._reading: tuple[float, ...] = ()
+        """What was reported last; servers are asked less often than this looks."""
         self._preemptions: float | None = None
         self._queued = 0
         """For how many looks the server's queue has been long."""
@@ -40,11 +42,13 @@ class InFlightLimit:
         It is cut to the part that uses 0.7 of the fullest cache if that is above 0.8; to 0.8 of it after a preemption;
         to 0.9 if more than half as many requests wait as run for six looks. It grows by a quarter if the cache is used
         below 0.6 and as many rollouts as the limit have left since the last change. While more run than the limit
-        allows, it waits for the effect of the last cut.
+        allows, it waits for the effect of the last cut; the same report is acted on once.
         """
         uses = [value for name, value in engine.items() if name.rpartition("/")[2] == USE]
-        if not uses:
+        reading = (*uses, *(engine.get(name, 0.0) for name in (PREEMPTIONS, AT_WORK, QUEUED)))
+        if not uses or reading == self._reading:
             return self.limit
+        self._reading = reading
         before, self._preemptions = self._preemptions, engine.get(PREEMPTIONS, 0.0)
         preempted = before is not None and self._preemptions > before
         long = engine.get(QUEUED, 0.0) > engine.get(AT_WORK, 0.0) / 2

@@ -12,6 +12,14 @@ from ale.config.plugin_field import PluginField
 from ale.registry.validation import Mistake, Mistakes
 from ale.specs.choice import PluginChoice, Section
 
+EVERY = Field(
+    100,
+    ge=0,
+    description=(
+        "Optimizer steps between checkpoints, from which an interrupted stage goes on (`ale run --resume`); the newest "
+        "is kept. One more is written when the run is stopped; 0: only that one."
+    ),
+)
 TEXT_SUFFIXES = (".txt", ".md", ".jsonl")
 
 
@@ -43,6 +51,11 @@ class CPTStage(Section):
             raise ValueError("weight_decay must not be below 0")
         return self
 
+    @property
+    def sequences(self) -> int:
+        """Sequences per step."""
+        return self.batch_tokens // self.sequence_tokens
+
     def weight_decay_at(self, step: int) -> float | None:
         """Return the weight decay of a step (counted from 0); it changes linearly from the first step to the last."""
         if not isinstance(self.weight_decay, tuple):
@@ -66,6 +79,7 @@ class CPTConfig(Section):
     heldout: tuple[Path, ...] = Field(
         (), description="Files as in 'data', whose perplexity is measured before the first stage and after each stage."
     )
+    checkpoint_every: int = EVERY
 
 
 class DemonstrationsConfig(Section):
@@ -157,6 +171,7 @@ class SFTConfig(SFTSteps):
         (),
         description="Several stages, one after another, in place of steps, batch_size, lr and warmup_steps.",
     )
+    checkpoint_every: int = EVERY
     _algorithms: tuple[tuple[str, PluginChoice], ...] = PrivateAttr(())
 
     @model_validator(mode="after")

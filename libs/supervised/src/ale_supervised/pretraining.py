@@ -27,7 +27,7 @@ from ale.task import TRAIN
 from ale.trajectory import Chunk, Sequence, Trajectory
 from ale_supervised.config import CPTConfig, CPTStage
 from ale_supervised.text_sequences import TextSequence, Tokens, sequences_once, stream_sequences, text_files
-from ale_training import publish
+from ale_training import StageCheckpoints, publish
 
 CPT_STAGE = "cpt"
 T = TypeVar("T")
@@ -49,30 +49,46 @@ def check_texts(config: CPTConfig, model: ModelConfig) -> None:
 async def pretrain(bench: Workbench, config: CPTConfig) -> None:
     """Run the stages, then publish the weights to the engine. Metrics have the stage `cpt`, and their steps count from
     1; step 0 is the policy before the first stage."""
-    step = 0
+    first = 0
+    checkpoints = StageCheckpoints(bench, CPT_STAGE, config.checkpoint_every, first=1)
+    done = await checkpoints.resume()
     with bench.stopwatch("pretraining"):
-        if config.heldout:
+        if config.heldout and not done:
             bench.finish_step(CPT_STAGE, 0, await _measure_heldout(bench, config, "before"))
         for number, stage in enumerate(config.stages):
             bench.progress.stage(f"pre-training stage {number + 1}/{len(config.stages)}", stage.steps)
             files = text_files(stage.data, f"cpt.stages.{number}.data")
             seed = bench.config.seed + number
             with closing(stream_sequences(files, bench.sessions.tokenizer, stage.sequence_tokens, seed)) as texts:
-                for at in range(stage.steps):
-                    step += 1
-                    metrics = await _train_step(bench, stage, at, texts) | {"stage": number + 1.0}
-                    if at == stage.steps - 1 and config.heldout:
-                        metrics |= await _measure_heldout(bench, config, f"after stage {number + 1}")
-                    bench.finish_step(CPT_STAGE, step, metrics)
+                skip = min(stage.steps, max(0, done - first))
+                await _take(texts, skip * stage.sequences)
+                for at in range(skip, stage.steps):
+                    await checkpoints.step(_step(bench, config, number, first + at + 1, at, texts))
                     bench.progress.advance()
+            first += stage.steps
         await publish(bench)
+
+
+async def _step(
+    bench: Workbench, config: CPTConfig, number: int, step: int, at: int, texts: Iterator[TextSequence]
+) -> None:
+    """Make a step and store its metrics; `at` is its place in the stage."""
+    stage = config.stages[number]
+    metrics = await _train_step(bench, stage, at, texts) | {"stage": number + 1.0}
+    if at == stage.steps - 1 and config.heldout:
+        metrics |= await _measure_heldout(bench, config, f"after stage {number + 1}")
+    bench.finish_step(CPT_STAGE, step, metrics)
+
+
+async def _take(texts: Iterator[T], count: int) -> list[T]:
+    return await run_in_thread(lambda: list(itertools.islice(texts, count)))
 
 
 async def _train_step(bench: Workbench, stage: CPTStage, at: int, texts: Iterator[TextSequence]) -> dict[str, float]:
     """Make one optimizer step on the next sequences."""
     algorithm = _algorithm(bench)
     began = time.monotonic()
-    taken = await run_in_thread(lambda: list(itertools.islice(texts, stage.batch_tokens // stage.sequence_tokens)))
+    taken = await _take(texts, stage.sequences)
     batch = text_batch(algorithm, [p.token_ids for p in taken])
     decay = stage.weight_decay_at(at)
     # A trainer that was written before this argument existed is called without it.
@@ -90,9 +106,7 @@ async def _measure_heldout(bench: Workbench, config: CPTConfig, when: str) -> di
     first, total, count = config.stages[0], 0.0, 0
     files = text_files(config.heldout, "cpt.heldout")
     with closing(sequences_once(files, bench.sessions.tokenizer, first.sequence_tokens)) as texts:
-        while taken := await run_in_thread(
-            lambda: list(itertools.islice(texts, first.batch_tokens // first.sequence_tokens))
-        ):
+        while taken := await _take(texts, first.sequences):
             batch = text_batch(_algorithm(bench), taken)
             trained = batch.chunk_ids >= 0
             total -= float((await bench.backend.logprobs(batch))[trained].sum(dtype=np.float64))

@@ -15,12 +15,13 @@ from collections.abc import Sequence
 from ale.errors import AleError
 from ale.pipeline.workbench import Workbench
 from ale.specs.algorithm import Algorithm
+from ale.specs.trainer import TrainBatch
 from ale.trajectory import Trajectory
 from ale_supervised.config import SFTConfig, SFTStage, SFTSteps
 from ale_supervised.curation import curate
 from ale_supervised.demonstrations import run_demonstrations
 from ale_supervised.recorded_data import read_demonstrations
-from ale_training import publish, retokenize
+from ale_training import StageCheckpoints, publish, retokenize
 
 SFT_STAGE = "sft"
 
@@ -76,42 +77,52 @@ def select_data(bench: Workbench, config: SFTConfig, stages: Sequence[list[Traje
 async def fine_tune(bench: Workbench, config: SFTConfig, stages: Sequence[list[Trajectory]]) -> None:
     """Train on the data that was selected for each stage, then publish the weights to the engine."""
     first = 0
+    checkpoints = StageCheckpoints(bench, SFT_STAGE, config.checkpoint_every, first=0)
+    done = await checkpoints.resume()
     with bench.stopwatch("supervised"):
         algorithms = [bench.stage_algorithms[path] for path, _ in config.algorithms()]
         for number, (stage, algorithm, data) in enumerate(zip(config.plan, algorithms, stages, strict=True)):
             of_several = f" stage {number + 1}/{len(stages)}" if len(stages) > 1 else ""
             bench.progress.stage(f"supervised{of_several}", stage.steps)
             where = f"sft.stages.{number}" if config.stages else "sft"
-            await _train(bench, stage, algorithm, data, number, first, where)
+            skip = min(stage.steps, max(0, done - first))
+            await _train(bench, checkpoints, stage, algorithm, data, number, first, skip, where)
             first += stage.steps
         await publish(bench)
 
 
 async def _train(
     bench: Workbench,
+    checkpoints: StageCheckpoints,
     stage: SFTStage,
     algorithm: Algorithm,
     data: Sequence[Trajectory],
     number: int,
     first: int,
+    skip: int,
     where: str,
 ) -> None:
-    """Run the steps of one stage. Its metrics count steps from `first`; `where` is its place in the run file."""
+    """Run the steps of one stage, of which the first `skip` are done. Its metrics count steps from `first`; `where` is
+    its place in the run file."""
     rng = random.Random(bench.config.seed + number)
     order: list[Trajectory] = []
-    trained = not stage.steps
-    for step in range(stage.steps):
-        while len(order) < stage.batch_size:
-            order.extend(rng.sample(data, len(data)))
-        picked, order = order[: stage.batch_size], order[stage.batch_size :]
-        batch = algorithm.batch(picked)
+    trained = skip == stage.steps
+
+    async def train_step(step: int, batch: TrainBatch | None) -> bool:
         if batch is None:
-            continue
-        trained = True
+            return False
         totals = await bench.backend.update(batch, algorithm.loss, lr=learning_rate(stage, step))
         metrics = {**algorithm.loss.metrics(totals), **batch.metrics, "stage": number + 1.0}
         bench.finish_step(SFT_STAGE, first + step, metrics)
         bench.progress.numbers(loss=totals["loss"])
+        return True
+
+    for step in range(stage.steps):
+        while len(order) < stage.batch_size:
+            order.extend(rng.sample(data, len(data)))
+        picked, order = order[: stage.batch_size], order[stage.batch_size :]
+        if step >= skip:
+            trained |= await checkpoints.step(train_step(step, algorithm.batch(picked)))
         bench.progress.advance()
     if not trained:
         raise AleError(

@@ -16,7 +16,8 @@ from ale.store.run_store import CONFIG_NAME, SUMMARY_NAME, RunStore
 HARMLESS = (
     "name", "run_dir", "observers", "eval", "pool", "rollout.concurrency", "rollout.spare",
     "rl.scoring_concurrency", "rl.patience_s", "rl.stall_s", "rl.checkpoint_every",
-    "rl.checkpoint_keep", "engine", "trainer.threads", "trainer.ranks", "trainer.device",
+    "rl.checkpoint_keep", "sft.checkpoint_every",
+    "cpt.checkpoint_every", "engine", "trainer.threads", "trainer.ranks", "trainer.device",
 )  # fmt: skip
 """Keys, or sections of keys, that a resumed run may change: they do not decide what it learns."""
 

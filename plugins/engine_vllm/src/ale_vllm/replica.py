@@ -76,7 +76,7 @@ class VllmReplica(ServerReplica):
             if "(404)" not in str(error):
                 raise
             raise EngineError(
-                f"{self.settings.url} is a server without ALE's routes. Start it with `PYTHON {SERVER} --model FOLDER "
+                f"{self.url} is a server without ALE's routes. Start it with `PYTHON {SERVER} --model FOLDER "
                 "...`, with the Python of its environment and the arguments of `vllm serve`."
             ) from None
         return str(info["release"])

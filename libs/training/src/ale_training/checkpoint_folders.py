@@ -1,0 +1,51 @@
+"""Folders of checkpoints: `checkpoints/<name>_N`, each whole or absent; `checkpoints/LATEST` names the newest."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from pathlib import Path
+
+CHECKPOINTS, LATEST = "checkpoints", "LATEST"
+
+
+def complete(folder: Path, name: str) -> list[tuple[int, Path]]:
+    """Return the checkpoints of a name with their steps, the newest first."""
+    pattern = re.compile(rf"{re.escape(name)}_(\d+)")
+    found = [(int(match[1]), path) for path in folder.glob(f"{name}_*") if (match := pattern.fullmatch(path.name))]
+    return sorted(found, reverse=True)
+
+
+def put_in_place(making: Path, target: Path) -> None:
+    """Give a folder that was written beside its name, once all of it is on the disk."""
+    for parent, _, files in os.walk(making):
+        for name in files:
+            _flush(Path(parent) / name)
+        _flush(Path(parent))
+    remove(target)  # it was damaged, or undone
+    making.rename(target)
+    _flush(target.parent)
+    latest = target.parent / LATEST
+    new = latest.with_suffix(".new")
+    new.write_text(f"{target.name}\n")
+    _flush(new)
+    new.replace(latest)
+
+
+def remove(path: Path) -> None:
+    """Remove a checkpoint that may be there: none that is half removed has its name."""
+    hidden = path.with_name(f".{path.name}")
+    shutil.rmtree(hidden, ignore_errors=True)
+    if path.exists():
+        path.rename(hidden)
+        shutil.rmtree(hidden, ignore_errors=True)
+
+
+def _flush(path: Path) -> None:
+    """Wait until a file or folder is on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

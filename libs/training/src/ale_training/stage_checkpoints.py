@@ -1,0 +1,74 @@
+"""Checkpoints within a supervised stage, so that an interrupted one goes on where it was.
+
+`checkpoints/<stage>_N` holds what the trainer saved after N optimizer steps of the stage; the newest one is kept. The
+order of the data follows from the seed, so that nothing else has to be stored.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ale.errors import ConfigError, TrainerError
+from ale.pipeline.workbench import Workbench
+from ale_training.checkpoint_folders import CHECKPOINTS, complete, put_in_place, remove
+
+log = logging.getLogger("ale.training")
+T = TypeVar("T")
+
+
+class StageCheckpoints:
+    """One each `every` steps (0: only when the run is stopped). Metrics of the stage count steps from `first`."""
+
+    def __init__(self, bench: Workbench, stage: str, every: int, first: int) -> None:
+        self._bench, self._stage, self._every, self._first = bench, stage, every, first
+        self.done = 0
+        """How many steps are done."""
+        self._from: Path | None = None
+        """What was restored, whose files the trainer may read again."""
+
+    async def resume(self) -> int:
+        """Restore the newest checkpoint of a resumed run, and forget the metrics of what came after it; returns how
+        many steps are done."""
+        if not self._bench.store.resumed:
+            return 0
+        for done, path in complete(self._bench.folder / CHECKPOINTS, self._stage):
+            try:
+                await self._bench.backend.restore(path)
+            except (ConfigError, TrainerError, OSError, ValueError) as error:
+                log.warning("the checkpoint %s is damaged, so an earlier one is used: %s", path, error)
+                continue
+            self.done, self._from = done, path
+            self._bench.progress.note(f"The stage {self._stage} goes on after step {done}.")
+            break
+        after = (self._stage, self._first + self.done if self.done else 0)
+        self._bench.store.change(("DELETE FROM metrics WHERE stage = ? AND step >= ?", [after]))
+        return self.done
+
+    async def step(self, work: Coroutine[Any, Any, T]) -> T:
+        """Make the next step. If the run is stopped meanwhile, the step is finished and a checkpoint left."""
+        step = asyncio.ensure_future(work)
+        try:
+            made = await asyncio.shield(step)
+        except asyncio.CancelledError:
+            await step
+            self.done += 1
+            await self._save()
+            raise
+        self.done += 1
+        if self._every and self.done % self._every == 0:
+            await self._save()
+        return made
+
+    async def _save(self) -> None:
+        folder = self._bench.folder / CHECKPOINTS
+        making = folder / f".making_{self._stage}"
+        await asyncio.to_thread(remove, making)
+        await self._bench.backend.save(making)
+        await asyncio.to_thread(put_in_place, making, folder / f"{self._stage}_{self.done}")
+        for _, old in complete(folder, self._stage)[1:]:
+            if old != self._from:
+                await asyncio.to_thread(remove, old)
