@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -35,6 +36,7 @@ def steps_of(folder: Path) -> int:
 
 def kill_at(folder: Path, seed: int, step: int) -> None:
     """Begin a run, kill it once a step is stored, and resume it to its end."""
+    shutil.rmtree(folder, ignore_errors=True)
     begin = [*RUN, "examples/quickstart.yaml", "--out", str(folder), f"seed={seed}"]
     process = subprocess.Popen(begin, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
     while steps_of(folder) < step:
@@ -71,6 +73,7 @@ def main() -> None:
         unbroken, killed = (options.out / f"seed-{seed}" / name for name in ("unbroken", "killed"))
         summary = unbroken / "summary.json"
         if not summary.exists() or json.loads(summary.read_text())["status"] != "completed":
+            shutil.rmtree(unbroken, ignore_errors=True)
             begin = [*RUN, "examples/quickstart.yaml", "--out", str(unbroken), f"seed={seed}"]
             subprocess.run(begin, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         kill_at(killed, seed, options.step)

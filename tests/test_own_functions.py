@@ -125,6 +125,8 @@ def test_a_rollout_whose_tools_hang_is_outrun_by_its_spare(run_file: Path, tmp_p
     spare = [t for t in made if t.group == lost.group and t.seed == lost.seed + SPARE_SEED]
     assert len(spare) == 1
     assert metrics["rejected/spare"] == [(1, 1 / 9)]
+    assert lost.failure is not None
+    assert lost.failure.kind == "spare"
     assert metrics["rollouts"] == [(1, 8.0)]
 
 

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-ErrorKind = Literal["config", "plugin", "sandbox", "engine", "api", "agent", "task", "trainer", "replay", "run"]
+ErrorKind = Literal[
+    "config", "plugin", "sandbox", "engine", "api", "agent", "task", "trainer", "replay", "spare", "run"
+]
 
 
 class AleError(Exception):

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ale_rl.in_flight import InFlightLimit
-from ale_rl.places import Places
+from ale_rl.places import IN_FRONT, Places
 
 
 @given(
@@ -76,6 +76,19 @@ async def test_what_is_made_again_comes_before_what_is_younger() -> None:
 
     await asyncio.gather(one("a", 2), one("b", 1), one("c", 1), one("d", 1))
     assert order == ["a0", "b0", "a1", "c0", "d0"]
+
+
+async def test_what_is_in_front_comes_before_all_that_wait() -> None:
+    places, order = Places(1, 1), []
+
+    async def one(name: str) -> None:
+        IN_FRONT.set(name == "spare")
+        async with places:
+            order.append(name)
+            await asyncio.sleep(0.01)
+
+    await asyncio.gather(*map(one, ("a", "b", "c", "spare")))
+    assert order == ["a", "spare", "b", "c"]
 
 
 async def test_a_rollout_that_is_scored_holds_no_place() -> None:

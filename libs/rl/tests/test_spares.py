@@ -110,13 +110,31 @@ async def test_a_rollout_that_samples_long_gets_none() -> None:
     assert scene.rollouts.running == {}, "a group that is cancelled leaves none behind"
 
 
+async def test_a_first_answer_that_takes_long_is_no_slow_tool() -> None:
+    """Its request may be at the engine before the group is looked at for the first time, and others need no tools."""
+    scene = Scene(most=2, size=2)
+    made = asyncio.create_task(scene.spares.run(scene.requests, STAGE))
+    while len(scene.rollouts.running) < 2:
+        await asyncio.sleep(0)
+    (slow,) = (task for task, request in scene.rollouts.running.items() if request.seed == 1)
+    session: Any = SimpleNamespace(opened_by=slow)
+    with scene.spares.sampling(session):
+        scene.now = 1000.0
+        await scene.end(0, 0.0)
+    scene.now = 1004.0
+    await asyncio.sleep(0.03)
+    assert not scene.spare_of(1), "four seconds are not slow, whatever the others took"
+    await scene.end(1, 1004.0)
+    assert len(await made) == 2
+
+
 async def test_a_rollout_that_was_given_up_gets_spares_as_long_as_there_are_some() -> None:
     scene = Scene(most=2, size=2)
     made = asyncio.create_task(scene.spares.run(scene.requests, STAGE))
     await asyncio.sleep(0.03)
     await scene.end(0, None)
     await scene.end(SPARE_SEED, None)
-    await scene.end(SPARE_SEED, None)
+    await scene.end(2 * SPARE_SEED, None)
     await scene.end(1, None)
     async with asyncio.timeout(1):
         assert await made == [], "the fourth failure is final"

@@ -158,11 +158,10 @@ def test_weights_that_wait_for_what_is_sampled_make_a_step_longer_by_that() -> N
         way: [s.end for s in Simulation(workload, machines, TrainerSpeed(4.0, 0.0, 0.0), 3, 1, 1, False, way).run()]
         for way in ("go_on", "drain", "again")
     }
-    assert ends["go_on"] == pytest.approx([15, 26, 37]), (
-        "the next turn has 4 s of its 10 behind it, and is paused for 1 s"
-    )
-    assert ends["drain"] == pytest.approx([21, 32, 43]), "it ends at 20 s, and only then come the weights"
-    assert ends["again"] == pytest.approx([15, 30, 45])
+    # Two turns end at 10 s. The third one begins at 15 s; 4 s later the second step's weights come.
+    assert ends["go_on"] == pytest.approx([15, 20, 31]), "it is paused for 1 s"
+    assert ends["drain"] == pytest.approx([15, 26, 31]), "it ends at 25 s, and only then come the weights"
+    assert ends["again"] == pytest.approx([15, 20, 35])
 
 
 def test_machines_are_taken_back_before_the_batch_is_there_if_the_rest_will_finish_it_meanwhile() -> None:

@@ -58,7 +58,7 @@ async def losing_answers(path: Path, count: int) -> AsyncIterator[list[str]]:
 async def test_a_removal_that_is_not_answered_holds_nothing_up(
     count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(engine, "REMOVE_TRY_S", 0.5)
+    monkeypatch.setattr(engine, "TRY_S", 0.5)
     monkeypatch.setattr(engine, "REMOVE_S", 1.5)
     socket = tmp_path / "docker.sock"
     caplog.set_level(logging.WARNING, "ale.sandbox")

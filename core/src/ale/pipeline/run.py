@@ -110,11 +110,11 @@ async def _run_with_observers(
         raise
     finally:
         facts = {"run_id": run_id, "status": status, "error": error, "seed": config.seed}
-        seconds = time.monotonic() - began + float(store.meta("seconds") or 0)  # those before an interruption, too
-        store.set_meta({"seconds": str(seconds)})
+        seconds = time.monotonic() - began + float(store.meta("seconds") or 0)  # of earlier parts, too
         summary = facts | summarize(bench, store, seconds)
         summary = json.loads(redact_json(json.dumps(summary), redact, OWN_WORDS))
         path = write_summary(folder, summary)
+        store.set_meta({"seconds": str(seconds)})
         store.add_event("run_finished", status=status, error=error)
         hooks.call("ale_run_finished", run_id=run_id, summary=summary)
         store.close()

@@ -68,7 +68,7 @@ class Episodes:
     needs: SandboxNeeds
     labels: Mapping[str, str]
     ended: dict[asyncio.Task[object], AleError] = field(default_factory=dict)
-    """Tasks that are cancelled because their episode hangs, each with the failure that its trajectory gets."""
+    """Tasks cancelled because their episode hangs or is not needed, and the failure that its trajectory gets."""
     scoring: Callable[[], AbstractAsyncContextManager[object]] = nullcontext
     """Held while a reward is computed: it may give back the episode's place, as its agent has ended."""
 

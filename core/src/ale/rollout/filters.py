@@ -23,13 +23,12 @@ DIVERGED = f"{StartDiverged.kind} failure"
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """Why a rollout is rejected: `kind` is counted, `reason` is stored, and `detail` explains it to a person."""
+    """Why a rollout is rejected: `kind` is counted, `reason` is stored, `detail` explains it; `final`: no other try."""
 
     kind: str
     reason: str
     detail: str = ""
     final: bool = False
-    """Whether the request is given up without another try."""
 
 
 class Filter:

@@ -1,8 +1,8 @@
 """Runs many episodes at once.
 
 `Rollouts.run` makes episodes until each request has a trajectory that can be trusted; all calls together keep at most
-`concurrency` of them running. A rejected one is stored with its reason and made again at once, from the same start,
-with the current policy, up to `max_resamples` times; a request that is rejected every time yields nothing.
+`concurrency` of them running. A rejected one is stored with its reason and made again, from the same start, with the
+current policy, up to `max_resamples` times; a request that is rejected every time yields nothing.
 """
 
 from __future__ import annotations
@@ -55,10 +55,9 @@ class Rollouts:
     judge: Callable[[Trajectory], Rejection | None] | None = None
     """It returns why a rollout cannot be trusted, or None; the default is the run's `Filter`."""
     given_up: dict[str, Counter[str]] = field(default_factory=dict)
-    """For each group, the requests of which every try was rejected, by the reason of the last rejection. The reader
-    clears it."""
+    """By group, the requests of which every try was rejected, by the last reason. The reader clears it."""
     running: dict[asyncio.Task[object], RolloutRequest] = field(default_factory=dict)
-    """What runs, the oldest first."""
+    """What runs; what began first is first."""
     places: AbstractAsyncContextManager[object] = None  # type: ignore[assignment]  # set when made
     """Each rollout holds a place while it runs; the default has `concurrency` of them."""
     _counts: dict[str, RejectionCounts] = field(default_factory=dict)
@@ -94,7 +93,6 @@ class Rollouts:
             seeds = [request.seed + attempt * RESEED for attempt in range(tries)]
             if (made := self.store.find_rollout(stage.name, stage.step, request.group, seeds)) is not None:
                 return made
-        counts = self._counts.setdefault(stage.name, RejectionCounts())
         given_up = ""
         for attempt in range(tries):
             async with self.places, AsyncExitStack() as stack:
@@ -106,6 +104,7 @@ class Rollouts:
                 trajectory = replace(trajectory, timings=(("queue", round(queued, 6)), *trajectory.timings))
                 asked_at = time.monotonic()
                 rejection = self.judge(trajectory)
+                counts = self._counts.setdefault(stage.name, RejectionCounts())
                 counts.finished += 1
                 counts.resampled += attempt > 0
                 if rejection is not None:
@@ -119,6 +118,6 @@ class Rollouts:
                     return trajectory
                 if rejection.final:
                     return None
-        counts.unfilled += 1
+        self._counts.setdefault(stage.name, RejectionCounts()).unfilled += 1
         self.given_up.setdefault(request.group, Counter())[given_up] += 1
         return None

@@ -57,7 +57,7 @@ async def write_checkpoint(bench: Workbench, cut: Cut, keep: int) -> None:
     (making / LOOP_FILE).write_text(text)
     await asyncio.to_thread(put_in_place, making, target)
     for _, old in complete(folder, STEP)[keep:] if keep else ():
-        if old != bench.policy_folder:
+        if old not in (target, bench.policy_folder):
             await asyncio.to_thread(remove, old)
 
 

@@ -64,8 +64,9 @@ class RLConfig(Section):
         None,
         gt=0,
         description=(
-            "Most rewards that are computed at the same time. An episode whose agent has ended holds no place of "
-            "rollout.concurrency. null: as many as rollout.concurrency."
+            "Most rewards that are computed at the same time. An episode that is scored holds no place of "
+            "rollout.concurrency, only its sandbox. null: as many as rollout.concurrency, fewer if pool.max_sandboxes "
+            "leaves room for fewer."
         ),
     )
     patience_s: float = Field(

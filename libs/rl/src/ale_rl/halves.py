@@ -34,6 +34,7 @@ OF_THE_LOOP = (
     "min_entropy",
     "prompts_per_step",
     "checkpoint_every",
+    "scoring_concurrency",
 )
 """Training on a dump does not read these keys of `rl`."""
 WITH_TRAINING = ("resample_even_groups", "async_ratio", "ahead")

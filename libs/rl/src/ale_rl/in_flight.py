@@ -8,14 +8,17 @@ limit at its ceiling.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
+from ale.config.run import RunConfig
 from ale.pipeline.workbench import Workbench
 from ale_rl.config import RLConfig
 from ale_rl.places import Places
 
+log = logging.getLogger("ale.rl")
 LOOK_S = 1.0
 LOW, TARGET, HIGH = 0.6, 0.7, 0.8
 GROWTH, AFTER_PREEMPTION, AFTER_QUEUE = 1.25, 0.8, 0.9
@@ -34,53 +37,70 @@ class InFlightLimit:
         """What was reported last; servers are asked less often than this looks."""
         self._preemptions: float | None = None
         self._queued = 0
-        """For how many looks the server's queue has been long."""
+        """In how many reports on end the server's queue was long."""
 
     def look(self, engine: Mapping[str, float], running: int, left: int) -> int:
         """Return the new limit from an engine's metrics, the rollouts that run, and how many have left so far.
 
         It is cut to the part that uses 0.7 of the fullest cache if that is above 0.8; to 0.8 of it after a preemption;
-        to 0.9 if more than half as many requests wait as run for six looks. It grows by a quarter if the cache is used
+        to 0.9 if more than half as many requests wait as run in six reports. It grows by a quarter if the cache is used
         below 0.6 and as many rollouts as the limit have left since the last change. While more run than the limit
-        allows, it waits for the effect of the last cut; the same report is acted on once.
+        allows, it waits for the effect of the last cut, and the same report cuts once.
         """
         uses = [value for name, value in engine.items() if name.rpartition("/")[2] == USE]
-        reading = (*uses, *(engine.get(name, 0.0) for name in (PREEMPTIONS, AT_WORK, QUEUED)))
-        if not uses or reading == self._reading:
+        if not uses:
             return self.limit
-        self._reading = reading
-        before, self._preemptions = self._preemptions, engine.get(PREEMPTIONS, 0.0)
-        preempted = before is not None and self._preemptions > before
-        long = engine.get(QUEUED, 0.0) > engine.get(AT_WORK, 0.0) / 2
-        self._queued = self._queued + 1 if long else 0
+        reading = (*uses, *(engine.get(name, 0.0) for name in (PREEMPTIONS, AT_WORK, QUEUED)))
+        is_new, self._reading = reading != self._reading, reading
+        if is_new:
+            preempted = self._note(engine)
         if running > self.limit:
             return self.limit
-        if max(uses) > HIGH:
+        if is_new and max(uses) > HIGH:
             self._change(running * TARGET / max(uses), left)
-        elif preempted:
+        elif is_new and preempted:
             self._change(self.limit * AFTER_PREEMPTION, left)
-        elif self._queued >= QUEUE_LOOKS:
+        elif is_new and self._queued >= QUEUE_LOOKS:
             self._change(self.limit * AFTER_QUEUE, left)
         elif max(uses) < LOW and left - self._left >= self.limit:
             self._change(self.limit * GROWTH + 1, left)
         return self.limit
+
+    def _note(self, engine: Mapping[str, float]) -> bool:
+        """Note a new report; returns whether requests were preempted since the one before."""
+        long = engine.get(QUEUED, 0.0) > engine.get(AT_WORK, 0.0) / 2
+        self._queued = self._queued + 1 if long else 0
+        before, self._preemptions = self._preemptions, engine.get(PREEMPTIONS, 0.0)
+        return before is not None and self._preemptions > before
 
     def _change(self, limit: float, left: int) -> None:
         self.limit = min(self.ceiling, max(1, int(limit)))
         self._left, self._queued = left, 0
 
 
+def scoring_places(run: RunConfig, config: RLConfig) -> int:
+    """Return how many rewards may be computed at once. If sandboxes are limited, those that are scored must leave room
+    for the rest, and for the second one that a reward may open."""
+    ceiling, most = run.rollout.concurrency, getattr(run.pool, "max_sandboxes", None)
+    if config.scoring_concurrency is not None or most is None:
+        return config.scoring_concurrency or ceiling
+    return max(1, min(ceiling, (int(most) - ceiling) // 2))
+
+
 @asynccontextmanager
 async def limited_places(bench: Workbench, config: RLConfig) -> AsyncIterator[Places]:
     """Give the rollouts of a loop their places, whose limit follows the engine's cache."""
     rollouts, ceiling = bench.rollouts, bench.config.rollout.concurrency
-    places, limit = Places(ceiling, config.scoring_concurrency or ceiling), InFlightLimit(ceiling)
+    places, limit = Places(ceiling, scoring_places(bench.config, config)), InFlightLimit(ceiling)
     before = rollouts.places, rollouts.episodes
 
     async def adapt() -> None:
         while True:
             await asyncio.sleep(LOOK_S)
-            places.limit = limit.look(bench.engine.metrics(), places.running, places.left)
+            try:
+                places.limit = limit.look(bench.engine.metrics(), places.running, places.left)
+            except Exception:  # a plugin's metrics must not end the run, nor this
+                log.exception("the limit of running rollouts stays at %d: the engine's metrics failed", places.limit)
 
     adapting = asyncio.create_task(adapt())
     rollouts.places, rollouts.episodes = places, replace(rollouts.episodes, scoring=places.scoring)

@@ -1,7 +1,7 @@
 """Which rollouts run: each holds a place until its agent has ended, and then one of the places for scoring.
 
 Places are given in the order in which rollouts first asked for one, so that a rollout that is made again comes before
-younger ones. The limit may change at any time; what runs then goes on.
+younger ones; those that set `IN_FRONT` come before all. The limit may change at any time; what runs then goes on.
 """
 
 from __future__ import annotations
@@ -10,11 +10,13 @@ import asyncio
 import heapq
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from itertools import count
 from typing import Any
 from weakref import WeakKeyDictionary
 
 Task = asyncio.Task[Any]
+IN_FRONT: ContextVar[bool] = ContextVar("in_front", default=False)
 
 
 class Places:
@@ -24,11 +26,11 @@ class Places:
     def __init__(self, limit: int, scoring: int) -> None:
         self._limit = limit
         self._scorers = asyncio.Semaphore(scoring)
-        self._numbers: WeakKeyDictionary[Task, int] = WeakKeyDictionary()
+        self._ranks: WeakKeyDictionary[Task, int] = WeakKeyDictionary()
         self._next = count()
         self._held: set[Task] = set()
         self._waiting: list[tuple[int, int, Task, asyncio.Future[None]]] = []
-        """Number of the task, number of the request."""
+        """Rank of the task, number of the request."""
         self.left = 0
         """How many places have been given back."""
 
@@ -56,7 +58,8 @@ class Places:
         task = _current()
         given = asyncio.get_running_loop().create_future()
         number = next(self._next)
-        heapq.heappush(self._waiting, (self._numbers.setdefault(task, number), number, task, given))
+        rank = self._ranks.setdefault(task, -1 if IN_FRONT.get() else number)
+        heapq.heappush(self._waiting, (rank, number, task, given))
         self._serve()
         try:
             await given
@@ -70,9 +73,10 @@ class Places:
 
     @asynccontextmanager
     async def scoring(self) -> AsyncIterator[None]:
-        """Give the place of this task back, and hold one for scoring."""
-        self._leave(_current())
+        """Hold a place for scoring, and give that of this task back once there is one: so the sandboxes are at most as
+        many as both kinds of places."""
         async with self._scorers:
+            self._leave(_current())
             yield
 
     def _leave(self, task: Task) -> None:

@@ -61,12 +61,14 @@ async def pretrain(bench: Workbench, config: CPTConfig) -> None:
             seed = bench.config.seed + number
             with closing(stream_sequences(files, bench.sessions.tokenizer, stage.sequence_tokens, seed)) as texts:
                 skip = min(stage.steps, max(0, done - first))
-                await _take(texts, skip * stage.sequences)
+                for _ in range(skip):
+                    await _take(texts, stage.sequences)
+                    bench.progress.advance()
                 for at in range(skip, stage.steps):
                     await checkpoints.step(_step(bench, config, number, first + at + 1, at, texts))
                     bench.progress.advance()
             first += stage.steps
-        await publish(bench)
+        await checkpoints.last(publish(bench))
 
 
 async def _step(

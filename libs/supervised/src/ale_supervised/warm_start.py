@@ -88,7 +88,7 @@ async def fine_tune(bench: Workbench, config: SFTConfig, stages: Sequence[list[T
             skip = min(stage.steps, max(0, done - first))
             await _train(bench, checkpoints, stage, algorithm, data, number, first, skip, where)
             first += stage.steps
-        await publish(bench)
+        await checkpoints.last(publish(bench))
 
 
 async def _train(
@@ -106,7 +106,7 @@ async def _train(
     its place in the run file."""
     rng = random.Random(bench.config.seed + number)
     order: list[Trajectory] = []
-    trained = skip == stage.steps
+    trained = skip > 0 or not stage.steps
 
     async def train_step(step: int, batch: TrainBatch | None) -> bool:
         if batch is None:

@@ -14,7 +14,7 @@ from ale.specs.package_sections import ResumedRun
 from ale.store.run_store import CONFIG_NAME, SUMMARY_NAME, RunStore
 
 HARMLESS = (
-    "name", "run_dir", "observers", "eval", "pool", "rollout.concurrency", "rollout.spare",
+    "name", "run_dir", "observers", "eval", "pool", "rollout.concurrency",
     "rl.scoring_concurrency", "rl.patience_s", "rl.stall_s", "rl.checkpoint_every",
     "rl.checkpoint_keep", "sft.checkpoint_every",
     "cpt.checkpoint_every", "engine", "trainer.threads", "trainer.ranks", "trainer.device",

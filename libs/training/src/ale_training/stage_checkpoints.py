@@ -1,7 +1,7 @@
 """Checkpoints within a supervised stage, so that an interrupted one goes on where it was.
 
-`checkpoints/<stage>_N` holds what the trainer saved after N optimizer steps of the stage; the newest one is kept. The
-order of the data follows from the seed, so that nothing else has to be stored.
+`checkpoints/<stage>_N` holds what the trainer saved after N optimizer steps. The newest one is kept, and the one that
+the run went on from. The order of the data follows from the seed and the data, so nothing else is stored.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ class StageCheckpoints:
         self._bench, self._stage, self._every, self._first = bench, stage, every, first
         self.done = 0
         """How many steps are done."""
+        self._saved = 0
+        """The steps of the newest checkpoint."""
         self._from: Path | None = None
         """What was restored, whose files the trainer may read again."""
 
@@ -41,7 +43,7 @@ class StageCheckpoints:
             except (ConfigError, TrainerError, OSError, ValueError) as error:
                 log.warning("the checkpoint %s is damaged, so an earlier one is used: %s", path, error)
                 continue
-            self.done, self._from = done, path
+            self.done, self._saved, self._from = done, done, path
             self._bench.progress.note(f"The stage {self._stage} goes on after step {done}.")
             break
         after = (self._stage, self._first + self.done if self.done else 0)
@@ -49,26 +51,40 @@ class StageCheckpoints:
         return self.done
 
     async def step(self, work: Coroutine[Any, Any, T]) -> T:
-        """Make the next step. If the run is stopped meanwhile, the step is finished and a checkpoint left."""
-        step = asyncio.ensure_future(work)
+        """Make the next step, and the checkpoint that is due. If the run is stopped meanwhile, both are finished, and a
+        checkpoint is left."""
+        step = asyncio.ensure_future(self._step(work))
         try:
-            made = await asyncio.shield(step)
+            return await asyncio.shield(step)
         except asyncio.CancelledError:
             await step
-            self.done += 1
             await self._save()
             raise
+
+    async def last(self, work: Coroutine[Any, Any, Any]) -> None:
+        """Do what comes after the last step. If the run is stopped meanwhile, a checkpoint is left."""
+        try:
+            await work
+        except asyncio.CancelledError:
+            await self._save()
+            raise
+
+    async def _step(self, work: Coroutine[Any, Any, T]) -> T:
+        made = await work
         self.done += 1
         if self._every and self.done % self._every == 0:
             await self._save()
         return made
 
     async def _save(self) -> None:
+        if self._saved == self.done:
+            return
         folder = self._bench.folder / CHECKPOINTS
-        making = folder / f".making_{self._stage}"
+        making, target = folder / f".making_{self._stage}", folder / f"{self._stage}_{self.done}"
         await asyncio.to_thread(remove, making)
         await self._bench.backend.save(making)
-        await asyncio.to_thread(put_in_place, making, folder / f"{self._stage}_{self.done}")
-        for _, old in complete(folder, self._stage)[1:]:
-            if old != self._from:
+        await asyncio.to_thread(put_in_place, making, target)
+        self._saved = self.done
+        for _, old in complete(folder, self._stage):
+            if old not in (target, self._from):
                 await asyncio.to_thread(remove, old)

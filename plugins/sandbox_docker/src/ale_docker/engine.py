@@ -29,7 +29,7 @@ from ale_resident.containers.engine import (
 
 BAD_REQUEST, GONE, CONFLICT = 400, 404, 409
 PIDS_MAX, MIB = 4096, 1 << 20
-REMOVE_TRY_S = 10.0
+TRY_S = 10.0
 
 
 class DockerEngine(Engine):
@@ -117,7 +117,7 @@ class DockerEngine(Engine):
         until = time.monotonic() + REMOVE_S
         while True:
             try:
-                async with asyncio.timeout(REMOVE_TRY_S):
+                async with asyncio.timeout(TRY_S):
                     await container.delete(force=True)
                 return
             except aiodocker.DockerError as error:
@@ -147,11 +147,12 @@ class DockerEngine(Engine):
 
     async def find_image(self, image: str) -> str | None:
         try:
-            return str((await self.client.images.inspect(image))["Id"])
-        except aiodocker.DockerError as error:
-            if error.status == GONE:
+            async with docker_errors(f"look for the image {image}"):
+                return str((await self.client.images.inspect(image))["Id"])
+        except SandboxError as error:
+            if status_of(error) == GONE:
                 return None
-            raise SandboxError(f"Docker could not look for the image {image}: {error.message}") from error
+            raise
 
     async def image_env(self, image: str) -> dict[str, str]:
         async with docker_errors(f"look into the image {image}"):
@@ -191,8 +192,8 @@ class DockerEngine(Engine):
                 async for line in lines.content:
                     read_build_line(line, output)
         except SandboxError as error:
-            if isinstance(error.__cause__, aiodocker.DockerError) and error.__cause__.status == BAD_REQUEST:
-                raise BuildFailed(str(error.__cause__.message)) from error
+            if status_of(error) == BAD_REQUEST:
+                raise BuildFailed(explain(error.__cause__)) from error
             raise
 
     async def commit(self, name: str, image: str) -> None:
@@ -215,18 +216,18 @@ class DockerEngine(Engine):
 
     async def remove_image(self, image: str) -> bool:
         try:
-            await self.client.images.delete(image)  # not forced: containers that run from it would lose its files
-        except aiodocker.DockerError as error:
-            if error.status not in (GONE, CONFLICT):
-                raise SandboxError(f"Docker could not remove the image {image}: {error.message}") from error
-            return bool(error.status == GONE)
-        except aiohttp.ClientError as error:
-            raise SandboxError(f"Docker could not remove the image {image}: {error}") from error
+            async with docker_errors(f"remove the image {image}"):
+                await self.client.images.delete(image)  # not forced: containers that run from it would lose its files
+        except SandboxError as error:
+            if status_of(error) not in (GONE, CONFLICT):
+                raise
+            return status_of(error) == GONE
         return True
 
     async def logs(self, name: str) -> str:
-        with suppress(aiodocker.DockerError, aiohttp.ClientError):
-            return "".join(await self.client.containers.container(name).log(stdout=True, stderr=True, tail=50))
+        with suppress(aiodocker.DockerError, aiohttp.ClientError, TimeoutError):
+            async with asyncio.timeout(TRY_S):
+                return "".join(await self.client.containers.container(name).log(stdout=True, stderr=True, tail=50))
         return ""
 
     async def stats(self, name: str) -> SandboxStats:
@@ -249,7 +250,12 @@ def connect(url: str | None) -> aiodocker.Docker:
         raise ValueError("there is no socket at Docker's usual path, and DOCKER_HOST names none") from error
 
 
-def explain(error: Exception) -> str:
+def status_of(error: SandboxError) -> int | None:
+    """Return the HTTP status of Docker's answer that is the cause of an error; None if there was no answer."""
+    return getattr(error.__cause__, "status", None)
+
+
+def explain(error: BaseException | None) -> str:
     """Say in words what failed."""
     if isinstance(error, TimeoutError):
         return "it does not answer; look into its log, and restart it if it hangs"

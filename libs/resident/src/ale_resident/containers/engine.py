@@ -16,7 +16,7 @@ from ale.specs.sandbox_protocols import SandboxStats
 LABEL = "ale.sandbox"
 """Label of every container, and of every image made from one; its value is the sandbox's name."""
 ANSWER_S = 120.0
-"""How long an engine may take to answer, except where it moves or builds images."""
+"""How long an engine may take to answer, where it neither moves nor builds images."""
 REMOVE_S = 30.0
 """How long an engine tries to remove a container, which it refuses while the container ends by itself."""
 
@@ -103,7 +103,7 @@ class Engine(ABC):
     @abstractmethod
     async def remove(self, name: str) -> None:
         """Kill and remove a container. Idempotent; returns when it is gone. Raises `SandboxError`, also if the engine
-        refuses, or does not answer, for `REMOVE_S`."""
+        refuses for `REMOVE_S`, or does not answer in time."""
 
     @abstractmethod
     async def containers(self) -> list[Found]:

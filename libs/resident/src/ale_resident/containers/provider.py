@@ -137,7 +137,8 @@ class ContainerProvider(Driver, SandboxProvider):
         try:
             await self.sandboxes.stop_all()
             for image in self.unnamed:
-                await self.engine.remove_image(image)
+                with suppress(SandboxError):  # the next start removes it
+                    await self.engine.remove_image(image)
         finally:
             self.unnamed.clear()
             self.checkpoints.close()

@@ -93,12 +93,13 @@ class SimulatedEngine:
         self.paused = self._draining = False
         self._admit()
 
-    def evict(self) -> list[Turn]:
-        """Give up all turns: each comes back with what is left of it, and its context has to be computed again."""
+    def evict(self, whole: bool = False) -> list[Turn]:
+        """Give up all turns: each comes back with what is left of it (or `whole`), and its context has to be computed
+        again."""
         self._pass_time()
         given_up = []
         for end, _, turn in self._running:
-            left = end - self._clock
+            left = turn.tokens if whole else end - self._clock
             context = turn.context + turn.tokens - left
             given_up.append(Turn(context, context, left, turn.done))
         given_up += self._waiting

@@ -259,8 +259,8 @@ class Simulation:
         self._events.after(seconds, lambda: self._published(batch, step))
 
     def _begin_again(self, engine: SimulatedEngine) -> None:
-        for turn in engine.evict():
-            engine.add(Turn(turn.context, turn.context, turn.tokens, turn.done))
+        for turn in engine.evict(whole=True):
+            engine.add(turn)
 
     def _published(self, batch: list[OpenGroup[Group]], step: Step) -> None:
         self._version += 1
