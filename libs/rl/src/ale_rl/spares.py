@@ -3,8 +3,8 @@
 1. A spare begins where a rollout of the group was given up, or where one has spent three times as long as the median
    of those that have finished, half of the group at least, *outside the engine*: on its tools, its sandbox and its
    reward, five seconds at least. One that samples long gets none, since the spares that win would be the short ones.
-2. A spare does not queue. The first of the two that can be trusted is the group's. The other one is ended, and stored as
-   rejected (`spare`).
+2. A spare does not queue. The first of the two that can be trusted is the group's. The other one is ended and stored,
+   rejected as `spare`.
 3. A group that begins on an expert's path has no spares: its rollouts are prepared together.
 """
 
