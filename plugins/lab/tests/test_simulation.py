@@ -122,13 +122,15 @@ def test_machines_are_lent_where_waiting_costs_more_and_taken_back_once_the_batc
 
 
 def test_the_speed_of_an_engine_is_found_again() -> None:
-    # Three calls that overlap: 10 tokens each, with 1, 2 and 3 sampled at once on average.
+    # Forty calls of 10 tokens, one at a time; as many in pairs, and in fours.
     chunks = []
-    for start, at_once in ((0.0, 1), (100.0, 2), (200.0, 3)):
+    for start, at_once in ((0.0, 1), (1000.0, 2), (2000.0, 4)):
         seconds = 10 * (0.02 + 0.01 * at_once)
-        chunks += [Chunk(0, 0, 0, 10, (), (), "stop", called_at=start, seconds=seconds)] * at_once
+        for n in range(40 // at_once):
+            chunks += [Chunk(0, 0, 0, 10, (), (), "stop", called_at=start + n, seconds=seconds)] * at_once
     speed = engine_speed([trajectory(tuple(chunks))])
-    assert (speed.c0, speed.c1) == (pytest.approx(0.02, rel=0.02), pytest.approx(0.01, rel=0.02))
+    found = [speed.seconds_a_token(n, 0.0) for n in (1, 2, 3, 4, 9)]
+    assert found == pytest.approx([0.03, 0.04, 0.05, 0.06, 0.06], rel=0.02), "a line between points, level outside"
 
 
 def trajectory(chunks: tuple[Chunk, ...]) -> Trajectory:
@@ -146,8 +148,10 @@ def test_an_episode_is_taken_as_it_was() -> None:
 
 def test_a_step_draws_the_episodes_of_the_steps_beside_it() -> None:
     made = {step: [Episode(float(step), (), 0.0, 0.0, 0.0)] for step in (1, 3, 5)}
-    drawn = {step: {Measured(2, 2, made).draw(Random(n), step).start_s for n in range(40)} for step in range(7)}
+    drawn = {step: {Measured(2, 2, made).draw(Random(n), step, 0.5).start_s for n in range(40)} for step in range(7)}
     assert drawn == {0: {1.0}, 1: {1.0}, 2: {1.0, 3.0}, 3: {3.0}, 4: {3.0, 5.0}, 5: {5.0}, 6: {5.0}}
+    queue = Measured(2, 5, {0: [Episode(float(nth), (), 0.0, 0.0, 0.0) for nth in range(10)]})
+    assert {queue.draw(Random(n), 0, 0.45).start_s for n in range(40)} == {3.0, 4.0, 5.0}, "of about the same place"
 
 
 def test_weights_that_wait_for_what_is_sampled_make_a_step_longer_by_that() -> None:
@@ -179,7 +183,7 @@ def test_machines_are_taken_back_before_the_batch_is_there_if_the_rest_will_fini
 
 
 def test_published_runs_are_fitted_to_their_synchronous_step_and_gain_by_each_change() -> None:
-    small = replace(MARIN, workload=replace(MARIN.workload, prompts=16), sampling=8)
+    small = replace(MARIN, workload=replace(MARIN.workload, prompts=64), sampling=8)
     found = fitted(small)
     steps = ladder(found)
     assert steps["synchronous"] == pytest.approx(small.synchronous_s, rel=0.02)

@@ -3,14 +3,16 @@
 Steps alternate because a policy that learns makes other episodes at the end than at the beginning.
 
 1. An episode is taken as it was: its start, the tokens of each turn, the seconds of each tool, its reward. A step that
-   is predicted draws those of the steps beside it.
-2. A turn took `tokens * (c0 + c1 b)` seconds, where b is how many turns were sampled meanwhile, on average; c0 and c1
-   are fitted by least squares, none below 0.
-3. So are the fixed and the proportional seconds of log-probabilities and update.
+   is predicted draws those of the steps beside it, of about the same place in their step.
+2. The seconds a token of the engine are a curve over b, how many turns were sampled meanwhile on average: turns are
+   sorted by b and put into twelve parts of equal size, each of which gives a point. A line would be too slow where few
+   turns are left, the long ones, for which a synchronous step waits.
+3. The fixed and the proportional seconds of the update are fitted by least squares, none below 0.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +30,7 @@ from ale_lab.simulation.workload import Episode, Measured
 
 STARTS = ("build", "prepare", "state", "start")
 LEAST_STEPS = 8
+POINTS, LEAST_CALLS = 12, 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +67,7 @@ def predict(folder: Path, repeats: int = 8) -> Prediction:
     share = logprobs / fmean(metrics["trainer/update_s"][step] for step in half)
     publish = fmean(metrics["trainer/publish_s"][step] + metrics["trainer/save_s"][step] for step in half)
     groups = {(t.step, t.group) for t in first}
+    first.sort(key=lambda t: t.started_at)
     by_step = {step - 1: [episode(t) for t in first if t.step == step] for step in half}
     setting = (
         Measured(rl["prompts_per_step"], round(len(first) / len(groups)), by_step),
@@ -95,7 +99,7 @@ def episode(t: Trajectory) -> Episode:
 
 
 def engine_speed(trajectories: Sequence[Trajectory]) -> EngineSpeed:
-    """Fit the engine's speed to the turns of rollouts; prompts and KV are part of it."""
+    """Return the engine's speed from the turns of rollouts; prompts and KV are part of it."""
     calls = [(c.called_at, c.called_at + c.seconds, len(c)) for t in trajectories for c in t.chunks if len(c)]
     times = np.array(sorted([(began, 1) for began, _, _ in calls] + [(ended, -1) for _, ended, _ in calls]))
     at, count = times[:, 0], np.cumsum(times[:, 1])
@@ -103,9 +107,12 @@ def engine_speed(trajectories: Sequence[Trajectory]) -> EngineSpeed:
     area = np.concatenate([[0.0], np.cumsum(count[:-1] * np.diff(at))])
     began, ended, tokens = (np.array(column, dtype=float) for column in zip(*calls, strict=True))
     meanwhile = (np.interp(ended, at, area) - np.interp(began, at, area)) / np.maximum(1e-9, ended - began)
-    weights = np.sqrt(tokens)
-    c0, c1 = _non_negative(np.stack([weights, weights * meanwhile], 1), weights * (ended - began) / tokens)
-    return EngineSpeed(c0, c1, 0.0, float("inf"), float("inf"), 1 << 30)
+    order = np.argsort(meanwhile, kind="stable")
+    points = [
+        (float(meanwhile[some].mean()), float((ended - began)[some].sum() / tokens[some].sum()))
+        for some in np.array_split(order, max(1, min(POINTS, len(order) // LEAST_CALLS)))
+    ]
+    return EngineSpeed(0.0, 0.0, 0.0, math.inf, math.inf, 1 << 30, tuple(points))
 
 
 def _line(x: Sequence[float], y: Sequence[float]) -> tuple[float, float]:

@@ -8,6 +8,8 @@ done when this clock has gone as far as it is long. Events happen only when a se
 from __future__ import annotations
 
 import heapq
+import math
+from bisect import bisect
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,6 +28,16 @@ class EngineSpeed:
     prefill_tokens_s: float = 20_000.0
     kv_tokens: float = 400_000.0
     most: int = 256
+    curve: tuple[tuple[float, float], ...] = ()
+    """(sequences, seconds a token) as measured, in rising order, in place of `c0`, `c1` and `c2`."""
+
+    def seconds_a_token(self, sequences: int, kv: float) -> float:
+        """Return the seconds in which each of so many sequences gets a token; between measured points it is a line."""
+        if not self.curve:
+            return self.c0 + self.c1 * sequences + self.c2 * kv
+        at = bisect(self.curve, (sequences, math.inf))
+        (b0, s0), (b1, s1) = self.curve[max(0, at - 1)], self.curve[min(at, len(self.curve) - 1)]
+        return s0 if b1 <= b0 else s0 + (s1 - s0) * (sequences - b0) / (b1 - b0)
 
 
 @dataclass(slots=True)
@@ -111,7 +123,7 @@ class SimulatedEngine:
 
     @property
     def _seconds_a_token(self) -> float:
-        return self._speed.c0 + self._speed.c1 * len(self._running) + self._speed.c2 * self._kv
+        return self._speed.seconds_a_token(len(self._running), self._kv)
 
     def _pass_time(self) -> None:
         passed, self._since = self._events.now - self._since, self._events.now

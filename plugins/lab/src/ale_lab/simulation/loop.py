@@ -72,6 +72,7 @@ class Group:
     left: int
     version: int
     tokens: float = 0.0
+    begun: int = 0
 
 
 @dataclass
@@ -139,7 +140,11 @@ class Simulation:
         while self._queue and self._running < self.machines.concurrency:
             ordinal = self._queue.popleft()
             self._running += 1
-            episode = self.workload.draw(self._random, ordinal // self.workload.prompts)
+            step, nth = divmod(ordinal, self.workload.prompts)
+            group = self._groups[ordinal]
+            place = (nth * self.workload.group_size + group.begun) / (self.workload.prompts * self.workload.group_size)
+            group.begun += 1
+            episode = self.workload.draw(self._random, step, place)
             self._events.after(episode.start_s, self._play(ordinal, episode))
 
     def _play(self, ordinal: int, episode: Episode) -> Callable[[], None]:

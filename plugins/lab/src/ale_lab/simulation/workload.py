@@ -11,6 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+BESIDE = 0.1
+"""How far from its place in a step an episode may be drawn, as a share of the step."""
+
 
 @dataclass(frozen=True, slots=True)
 class Episode:
@@ -35,8 +38,8 @@ class Episodes(Protocol):
     def group_size(self) -> int:
         """Episodes a group."""
 
-    def draw(self, random: random.Random, step: int) -> Episode:
-        """Return an episode of a step, from 0."""
+    def draw(self, random: random.Random, step: int, place: float) -> Episode:
+        """Return an episode of a step, from 0; `place` in the order in which those of the step begin, from 0 to 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +76,8 @@ class Workload:
     """The share of episodes of which one tool hangs, for `fault_s`."""
     fault_s: float = 600.0
 
-    def draw(self, random: random.Random, step: int) -> Episode:
-        """Return an episode; steps are alike."""
+    def draw(self, random: random.Random, step: int, place: float) -> Episode:
+        """Return an episode; steps and places are alike."""
         count = max(1, round(self.turns.draw(random)))
         fault_at = random.randrange(count) if random.random() < self.fault_rate else -1
         turns = [
@@ -86,15 +89,18 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Episodes of a real run by step, from 0. For a step without any, those of the nearest steps are drawn: a policy
-    that learns makes others at the end than at the beginning."""
+    """Episodes of a real run by step, from 0, in the order in which they began.
+
+    For a step without any, those of the nearest steps are drawn, since a policy that learns makes others at the end; and
+    those of about the same place in the step, since what begins together shares the machine."""
 
     prompts: int
     group_size: int
     episodes: Mapping[int, Sequence[Episode]]
 
-    def draw(self, random: random.Random, step: int) -> Episode:
-        """Return an episode, each of its step as likely as any other."""
+    def draw(self, random: random.Random, step: int, place: float) -> Episode:
+        """Return an episode of about this place."""
         nearest = min(abs(step - there) for there in self.episodes)
-        there = sorted({step - nearest, step + nearest} & self.episodes.keys())
-        return random.choice([episode for one in there for episode in self.episodes[one]])
+        there = self.episodes[random.choice(sorted({step - nearest, step + nearest} & self.episodes.keys()))]
+        at = place + random.uniform(-BESIDE, BESIDE)
+        return there[min(len(there) - 1, max(0, int(at * len(there))))]
