@@ -83,6 +83,7 @@ class Episodes:
         episode_id = uuid.uuid4().hex[:16]
         opening = Opening() if request.start is None else request.start.open(self._start_context(request, stage))
         session = self._open_session(episode_id, request, stage, opening.respond)
+        session.opened_by = asyncio.current_task()
         trajectory = Trajectory(
             id=episode_id,
             task_id=request.task.id,

@@ -48,8 +48,7 @@ class RecordedSession(ModelSession):
         responder: Responder | None,
     ) -> None:
         self.id = session_id
-        self.opened_by = asyncio.current_task()
-        """The task of its episode; an agent over HTTP makes its calls in others."""
+        self.opened_by: asyncio.Task[Any] | None = None  # its episode's; an agent over HTTP makes its calls in others
         self.recorder = Recorder(sessions.tokenizer, sessions.form)
         self.observations: list[Observation] = []
         self.calls = 0
