@@ -107,7 +107,7 @@ def begin(folder: Path, name: str, stage: str) -> tuple[list[str], Path]:
 
 def metrics_of(run: Path, stage: str) -> dict[str, list[tuple[int, float]]]:
     with RunStore.open(run) as store:
-        return {name: points for name, points in store.metrics(stage).items() if name != "tokens_per_s"}
+        return {name: points for name, points in store.metrics(stage).items() if name not in ("seconds", "tokens_per_s")}
 
 
 @pytest.fixture(scope="module", params=["sft", "cpt"])

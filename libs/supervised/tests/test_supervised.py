@@ -219,6 +219,7 @@ def bench_for(algorithm: Algorithm, shown: list[float]) -> Any:
         stage_algorithms={"sft.algorithm": algorithm, "cpt.algorithm": algorithm},
         progress=progress,
         folder=Path("none"),
+        store=SimpleNamespace(resumed=False),
         backend=SimpleNamespace(update=update, publish=publish, transports=("memory",)),
         engine=SimpleNamespace(load_weights=load_weights, transports=("memory",)),
         sessions=SimpleNamespace(tokenizer=byte_tokenizer()),
