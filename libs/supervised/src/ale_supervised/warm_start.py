@@ -78,15 +78,17 @@ async def fine_tune(bench: Workbench, config: SFTConfig, stages: Sequence[list[T
     """Train on the data that was selected for each stage, then publish the weights to the engine."""
     first = 0
     checkpoints = StageCheckpoints(bench, SFT_STAGE, config.checkpoint_every, first=0)
-    done = await checkpoints.resume()
+    await checkpoints.resume()
     with bench.stopwatch("supervised"):
         algorithms = [bench.stage_algorithms[path] for path, _ in config.algorithms()]
         for number, (stage, algorithm, data) in enumerate(zip(config.plan, algorithms, stages, strict=True)):
             of_several = f" stage {number + 1}/{len(stages)}" if len(stages) > 1 else ""
             bench.progress.stage(f"supervised{of_several}", stage.steps)
-            where = f"sft.stages.{number}" if config.stages else "sft"
-            skip = min(stage.steps, max(0, done - first))
-            await _train(bench, checkpoints, stage, algorithm, data, number, first, skip, where)
+            if not await _train(bench, checkpoints, stage, algorithm, data, number, first):
+                where = f"sft.stages.{number}" if config.stages else "sft"
+                raise AleError(
+                    f"{where}: no turn of its demonstrations carries loss; the masks of sft.algorithm take it off all."
+                )
             first += stage.steps
         await checkpoints.last(publish(bench))
 
@@ -99,11 +101,10 @@ async def _train(
     data: Sequence[Trajectory],
     number: int,
     first: int,
-    skip: int,
-    where: str,
-) -> None:
-    """Run the steps of one stage, of which the first `skip` are done. Its metrics count steps from `first`; `where` is
-    its place in the run file."""
+) -> bool:
+    """Run the steps of a stage that are not done yet; its metrics count them from `first`. Returns false if nothing
+    carries loss."""
+    skip = min(stage.steps, max(0, checkpoints.done - first))
     rng = random.Random(bench.config.seed + number)
     order: list[Trajectory] = []
     trained = skip > 0 or not stage.steps
@@ -124,10 +125,7 @@ async def _train(
         if step >= skip:
             trained |= await checkpoints.step(train_step(step, algorithm.batch(picked)))
         bench.progress.advance()
-    if not trained:
-        raise AleError(
-            f"{where}: no turn of its demonstrations carries loss; the masks of sft.algorithm take it off all."
-        )
+    return trained
 
 
 def learning_rate(config: SFTSteps, step: int) -> float:
