@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from types import SimpleNamespace
+from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ale_rl.in_flight import InFlightLimit
+from ale_rl.config import RLConfig
+from ale_rl.in_flight import InFlightLimit, scoring_places
 from ale_rl.places import IN_FRONT, Places
 
 
@@ -162,3 +166,15 @@ def test_the_limit_is_cut_and_grows_by_the_rule() -> None:
     assert limit.look({**queue, "server_waiting": 6.0}, 50, 51) == 45
     limit.look({"server_cache_use": 1.0}, 1, 51)
     assert limit.limit == 1
+
+
+@pytest.mark.parametrize(
+    ("chosen", "most", "places"),
+    [(None, None, 8), (3, None, 3), (None, 16, 4), (None, 100, 8), (None, 8, 1), (5, 16, 5)],
+)
+def test_rewards_leave_room_for_the_sandboxes_that_there_may_be(
+    chosen: int | None, most: int | None, places: int
+) -> None:
+    """With room for 16, eight agents leave eight: four that are scored, each of which may open a second one."""
+    run: Any = SimpleNamespace(rollout=SimpleNamespace(concurrency=8), pool=SimpleNamespace(max_sandboxes=most))
+    assert scoring_places(run, RLConfig(scoring_concurrency=chosen)) == places
