@@ -196,17 +196,19 @@ def ladder(p: Published) -> dict[str, float]:
 
 
 def tables() -> str:
-    """Return two Markdown tables: what each change brings, and the curves over `ahead`."""
+    """Return two Markdown tables: what each change brings (gains: simulated, published), and the curves over `ahead`."""
     found = [fitted(p) for p in ALL]
     steps = {p.name: ladder(p) for p in found}
     names = list(next(iter(steps.values())))
-    lines = [f"| | published | {' | '.join(names)} | simulated / published gain |", "| --- " * (len(names) + 3) + "|"]
+    lines = [
+        f"| seconds a step | published | gain | simulated: {' | '.join(names)} |",
+        "| --- " * (len(names) + 3) + "|",
+    ]
     for p in found:
         times = steps[p.name]
-        cells = [f"{seconds:.0f} s" for seconds in times.values()]
         gain, theirs = p.synchronous_s / times["age"], p.synchronous_s / p.asynchronous_s
-        published = f"{p.synchronous_s:.0f} -> {p.asynchronous_s:.0f} s"
-        lines.append(f"| {p.name} | {published} | {' | '.join(cells)} | {gain:.2f} / {theirs:.2f} |")
+        cells = [p.name, f"{p.synchronous_s:.0f} -> {p.asynchronous_s:.0f}", f"{gain:.2f} ({theirs:.2f})"]
+        lines.append(f"| {' | '.join([*cells, *(f'{seconds:.0f}' for seconds in times.values())])} |")
     lines += ["", "| batches ahead | published | simulated | difference |", "| --- | --- | --- | --- |"]
     errors = []
     for p in found:
