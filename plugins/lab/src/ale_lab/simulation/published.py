@@ -196,7 +196,7 @@ def ladder(p: Published) -> dict[str, float]:
 
 
 def tables() -> str:
-    """Return two Markdown tables: what each change brings (gains: simulated, published), and the curves over `ahead`."""
+    """Return two Markdown tables: what each change brings (gain: simulated, published), and the curves over `ahead`."""
     found = [fitted(p) for p in ALL]
     steps = {p.name: ladder(p) for p in found}
     names = list(next(iter(steps.values())))

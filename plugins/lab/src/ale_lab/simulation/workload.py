@@ -91,7 +91,7 @@ class Workload:
 class Measured:
     """Episodes of a real run by step, from 0, in the order in which they began.
 
-    For a step without any, those of the nearest steps are drawn, since a policy that learns makes others at the end; and
+    For a step without any, those of the nearest steps are drawn, since a policy that learns makes others later; and
     those of about the same place in the step, since what begins together shares the machine."""
 
     prompts: int
