@@ -41,7 +41,7 @@ def test_an_example_trains_with_weights_that_reach_its_server(server: str, train
 def test_fewer_rollouts_run_while_the_cache_of_their_server_is_short_of_room(tmp_path: Path) -> None:
     """1,536 tokens of cache are some four conversations."""
     require_server("vllm")
-    small = "engine.arguments=['--block-size', '16', '--num-gpu-blocks-override', '96']"
+    small = "engine.arguments=['--block-size', '32', '--num-gpu-blocks-override', '48']"
     steps = [*SMALL, "rl.steps=5", "rl.prompts_per_step=6", "rollout.concurrency=48"]
     done = ale("run", "examples/vllm_torch.yaml", *steps, small, "--out", tmp_path / "run", cwd=REPOSITORY)
     assert summary_of(done)["status"] == "completed"
