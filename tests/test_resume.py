@@ -87,6 +87,7 @@ def test_the_checkpoint_that_a_run_goes_on_from_stays_while_it_is_in_use(run: Pa
         assert (folder / "tokenizer.json").is_file(), "the trainer copies it from the folder that it was restored from"
 
 
+TIMES = ("seconds", "tokens_per_s")
 SUPERVISED = {
     "sft": ("sft.steps=300", "sft.checkpoint_every=40"),
     "cpt": (
@@ -107,7 +108,7 @@ def begin(folder: Path, name: str, stage: str) -> tuple[list[str], Path]:
 
 def metrics_of(run: Path, stage: str) -> dict[str, list[tuple[int, float]]]:
     with RunStore.open(run) as store:
-        return {name: points for name, points in store.metrics(stage).items() if name not in ("seconds", "tokens_per_s")}
+        return {name: points for name, points in store.metrics(stage).items() if name not in TIMES}
 
 
 @pytest.fixture(scope="module", params=["sft", "cpt"])
