@@ -37,8 +37,7 @@ from ale_resident.containers.engine import (
 )
 
 T = TypeVar("T")
-MIB, PIDS_MAX, PERIOD_US = 1 << 20, 4096, 100_000
-THREADS = 8
+MIB, PIDS_MAX, PERIOD_US, THREADS = 1 << 20, 4096, 100_000, 8
 GONE, CONFLICT, FAILED = 404, 409, 500
 
 
