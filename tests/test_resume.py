@@ -106,6 +106,12 @@ def begin(folder: Path, name: str, stage: str) -> tuple[list[str], Path]:
     return [str(ALE), "run", str(file), "rl=null", "eval=null", *settings, "--out", str(run)], run
 
 
+def newest(run: Path, stage: str) -> int:
+    """The step of the newest checkpoint; 0 if there is none yet."""
+    latest = run / "checkpoints" / "LATEST"
+    return int(latest.read_text().removeprefix(f"{stage}_")) if latest.exists() else 0
+
+
 def metrics_of(run: Path, stage: str) -> dict[str, list[tuple[int, float]]]:
     with RunStore.open(run) as store:
         return {name: points for name, points in store.metrics(stage).items() if name not in TIMES}
@@ -124,12 +130,12 @@ def test_a_supervised_stage_goes_on_where_it_was(unbroken: tuple[str, Path], how
     stage, whole = unbroken
     command, run = begin(whole.parent, how.name, stage)
     running = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    while not (run / "checkpoints" / f"{stage}_120").exists():
+    while newest(run, stage) < 120:
         assert running.poll() is None
         time.sleep(0.005)
     running.send_signal(how)
     running.wait()
-    done = int((run / "checkpoints" / "LATEST").read_text().removeprefix(f"{stage}_"))
+    done = newest(run, stage)
     assert 120 <= done < 300
     assert (done % 40 == 0) or how is signal.SIGTERM, "SIGTERM leaves one more"
     resumed = ale("run", "--resume", run)

@@ -14,6 +14,7 @@ import pytest
 from ale.specs.driver import DriverContext
 from ale.specs.sandbox import SandboxSpec
 from ale_docker import DockerConfig, DockerProvider, engine
+from ale_testing.sandbox_providers import must_answer
 
 pytestmark = pytest.mark.docker
 
@@ -58,6 +59,7 @@ async def losing_answers(path: Path, count: int) -> AsyncIterator[list[str]]:
 async def test_a_removal_that_is_not_answered_holds_nothing_up(
     count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    must_answer("docker")
     monkeypatch.setattr(engine, "TRY_S", 0.5)
     monkeypatch.setattr(engine, "REMOVE_S", 1.5)
     socket = tmp_path / "docker.sock"
