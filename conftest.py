@@ -14,7 +14,7 @@ machine is, and a test that fails by them says nothing about the code.
 from __future__ import annotations
 
 import os
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,18 @@ def pytest_configure(config: pytest.Config) -> None:
         config.stash[SKIPPED_FILES] = {config.rootpath / name.partition("::")[0] for name in skipped}
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(Skipped(config), "ale-skipped")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _launchers() -> Iterator[None]:
+    """Groups of ranks are forked from a process that has imported what they need, once for all tests."""
+    try:
+        from ale_ranks import keep_launchers
+    except ImportError:  # tests of a package that needs no ranks, where it is installed alone
+        yield
+        return
+    with keep_launchers():
+        yield
 
 
 class Skipped:
@@ -102,7 +114,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             if file.startswith("tests/conformance/test_our_"):
                 return nodeid
             if file.startswith("tests/security/"):
-                return file  # a world of its own for each: two of one kind on a host would be in each other's way
+                return "tests/security"  # attacks take all of a user's share of a host: two at once hinder each other
             return " ".join([file, *(engine for engine in ("docker", "podman") if engine in test)])
 
     return Parts(config, log)

@@ -162,7 +162,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 async def cell(folder):
     threading.Thread(target=press_ctrl_c, args=[folder]).start()
-    ale.run(json.loads(sys.argv[2]), "eval.episodes=100000", out=folder, quiet=True)
+    ale.run(json.loads(sys.argv[2]), "eval.episodes=3000", out=folder, quiet=True)
 
 try:
     asyncio.new_event_loop().run_until_complete(cell(Path(sys.argv[1])))

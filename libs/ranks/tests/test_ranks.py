@@ -7,13 +7,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import psutil
 import pytest
 
 from ale.errors import ConfigError, TrainerError
-from ale_ranks import OneRank, Ranks, World
+from ale_ranks import OneRank, Ranks, World, keep_launchers
 
 MEMBER = "rank_member:Member"
 
@@ -24,11 +25,13 @@ def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(Path(__file__).parent)
 
 
-@pytest.fixture
-def two() -> Iterator[Ranks]:
-    ranks = Ranks(MEMBER, 2, ("hello",), threads=1, backend="gloo")
-    yield ranks
-    ranks.close()
+@pytest.fixture(params=["a launcher each", "a launcher that is kept"])
+def two(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ranks]:
+    monkeypatch.setattr("ale_ranks.launcher._kept", None)  # whatever other tests have kept
+    with keep_launchers() if "kept" in request.param else nullcontext():
+        ranks = Ranks(MEMBER, 2, ("hello",), threads=1, backend="gloo")
+        yield ranks
+        ranks.close()
 
 
 def processes_of(ranks: Ranks) -> list[psutil.Process]:
@@ -75,6 +78,26 @@ def test_a_constructor_that_fails_is_raised_and_leaves_nothing() -> None:
     for target, error in ((MEMBER, ConfigError), ("no_such_module:Member", ModuleNotFoundError)):
         with pytest.raises(error, match=r"no such thing|no_such_module"):
             Ranks(target, 2, ("broken",), threads=1, backend="gloo")
+    assert set(psutil.Process().children(recursive=True)) <= before
+
+
+def test_a_launcher_that_is_kept_starts_groups_as_their_owner_is_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ale_ranks.launcher._kept", None)
+    before = set(psutil.Process().children(recursive=True))
+    with keep_launchers():
+        for word in ("first", "second"):
+            monkeypatch.setenv("ALE_WORD", word)
+            ranks = Ranks(MEMBER, 2, (word,), threads=1, backend="gloo")
+            assert ranks.call("apply", lambda rank: os.environ["ALE_WORD"]) == [word, word]
+            ranks.close()
+        (kept,) = set(psutil.Process().children(recursive=True)) - before
+        kept.kill()
+        kept.wait()
+        with pytest.raises(ModuleNotFoundError, match="no_such_module"):
+            Ranks("no_such_module:Member", 2, threads=1, backend="gloo")
+        ranks = Ranks(MEMBER, 1, threads=1, backend="gloo")
+        assert ranks.call("describe", 4)[0][3] == [4], "another takes the place of one that was killed"
+        ranks.close()
     assert set(psutil.Process().children(recursive=True)) <= before
 
 

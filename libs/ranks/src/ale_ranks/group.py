@@ -21,9 +21,9 @@ from multiprocessing.connection import Connection, wait
 from typing import IO, Any
 
 import cloudpickle  # type: ignore[import-untyped]
-from torch._C._distributed_c10d import TCPStore
 
 from ale.errors import AleError, TrainerError
+from ale_ranks.launcher import launch
 from ale_ranks.plan import COLLECTIVE_TIMEOUT, RankPlan
 
 OTHERS_S = 5.0
@@ -41,6 +41,8 @@ class Ranks:
 
     def __init__(self, target: str, size: int, args: tuple[Any, ...] = (), *, threads: int, backend: str) -> None:
         """Start them. Raises what the constructor of the object raises."""
+        from torch._C._distributed_c10d import TCPStore  # here, so that importing this package takes no second
+
         self._failure: str | None = None
         with socket.socket() as listening:
             listening.bind(("127.0.0.1", 0))
@@ -53,14 +55,7 @@ class Ranks:
         pairs = [socket.socketpair() for _ in range(size)]
         fds = [theirs.fileno() for _, theirs in pairs]
         self._output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  # closed in `_end`
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "ale_ranks.launch", *map(str, fds)],
-            pass_fds=fds,
-            stdin=subprocess.DEVNULL,
-            stdout=self._output,
-            stderr=self._output,
-            start_new_session=True,  # Ctrl-C is for the owner, which ends its ranks in order
-        )
+        self._process = launch(target, fds, self._output)
         for _, theirs in pairs:
             theirs.close()
         self._connections = [Connection(ours.detach()) for ours, _ in pairs]

@@ -1,4 +1,5 @@
 """The program of the ranks: `python -m ale_ranks.launch FD FD ...`, a connection to the owner for each rank.
+With `--keep FD` it stays, and starts a group of ranks for each request at that socket (`launcher.py`).
 
 1. It imports what the ranks need once, and forks them: each would take seconds to import it again.
 2. A rank makes its object and answers calls of its methods. A thread of it reads the calls; when the connection ends,
@@ -13,9 +14,11 @@ import os
 import pickle
 import queue
 import signal
+import socket
 import sys
 import threading
 import traceback
+from collections.abc import Sequence
 from importlib import import_module
 from multiprocessing.connection import Connection
 from typing import Any, NoReturn
@@ -25,16 +28,15 @@ from ale_ranks.plan import COLLECTIVE_TIMEOUT, RankPlan
 from ale_ranks.world import World
 
 
-def main() -> None:
+def main(fds: Sequence[int]) -> None:
     """Fork the ranks and wait for them."""
-    connections = [Connection(int(fd)) for fd in sys.argv[1:]]
+    connections = [Connection(fd) for fd in fds]
     plans: list[RankPlan] = [pickle.loads(connection.recv_bytes()) for connection in connections]
     plan = plans[0]
     sys.path[:] = plan.path
     failure: Exception | None = None
     try:
-        module, _, name = plan.target.partition(":")
-        target = getattr(import_module(module), name)
+        target = _import(plan.target)
     except Exception as error:
         failure = error
     if failure is not None:
@@ -59,6 +61,42 @@ def main() -> None:
             with contextlib.suppress(OSError):
                 connection.send_bytes(_pickle(("ended", TrainerError(f"its process ended {how}."))))
         connection.close()
+
+
+def keep(fd: int) -> NoReturn:
+    """Fork a process for each group of ranks, with everything imported, until the owner closes the socket."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those that have ended
+    owner, requests = socket.socket(fileno=fd), Connection(os.dup(fd))
+    while True:
+        try:
+            target, path, environment, folder = requests.recv()
+        except EOFError:
+            os._exit(0)
+        _, (output, *fds), _, _ = socket.recv_fds(owner, 3, 1024)
+        sys.path[:] = path
+        with contextlib.suppress(Exception):  # the group says what is wrong with it
+            _import(target)
+        pid = os.fork()
+        if pid == 0:
+            os.setsid()
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            owner.close()
+            requests.close()
+            for standard in (1, 2):
+                os.dup2(output, standard)
+            os.environ.clear()
+            os.environ.update(environment)
+            os.chdir(folder)
+            main(fds)
+            os._exit(0)
+        for each in (output, *fds):
+            os.close(each)
+        requests.send(pid)
+
+
+def _import(target: str) -> Any:
+    module, _, name = target.partition(":")
+    return getattr(import_module(module), name)
 
 
 def _run(connection: Connection, world: World, plan: RankPlan, target: Any) -> NoReturn:
@@ -114,5 +152,7 @@ def _pickle(answer: tuple[str, Any]) -> bytes:
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1] == "--keep":
+        keep(int(sys.argv[2]))
+    main([int(fd) for fd in sys.argv[1:]])
     os._exit(0)  # taking all modules down would take a second
