@@ -8,13 +8,12 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from importlib import metadata
+from importlib import import_module, metadata
 from typing import Any
 
 from pydantic import BaseModel
@@ -22,7 +21,7 @@ from pydantic import BaseModel
 from ale.errors import ConfigError, PluginError
 from ale.registry.hints import ask_hints
 from ale.registry.installed import PluginInfo, list_plugins
-from ale.registry.validation import add_place, as_plugin_error, describe_error, lenient_models, nearest_hint, validate
+from ale.registry.validation import add_place, as_plugin_error, describe_error, lenient_model, nearest_hint, validate
 from ale.registry.versions import describe_mismatch
 from ale.specs.choice import PluginChoice
 from ale.specs.driver import Driver, DriverContext
@@ -110,9 +109,7 @@ def _load_class(kind: str, name: str) -> type[Driver]:
     loaded = _import_target(info, what)
     if kind == HOOKS and not (isinstance(loaded, type) and issubclass(loaded, Driver)):
         loaded = type("Found", (FoundObserver,), {"found": staticmethod(loaded) if callable(loaded) else loaded})
-    contract: type = Driver
-    if kind in CONTRACTS:
-        contract = getattr(importlib.import_module(f"ale.specs.{kind}"), CONTRACTS[kind])
+    contract: type = getattr(import_module(f"ale.specs.{kind}"), CONTRACTS[kind]) if kind in CONTRACTS else Driver
     if not (isinstance(loaded, type) and issubclass(loaded, contract) and issubclass(loaded, Driver)):
         raise PluginError(
             f"{what} is no {kind} driver: {info.target} must be a class made from ale.specs.{kind}.{contract.__name__} "
@@ -132,8 +129,7 @@ def _load_class(kind: str, name: str) -> type[Driver]:
         raise PluginError(
             f"{what}: {info.target}.Config must be a pydantic model, such as ale.specs.driver.PluginConfig."
         )
-    open_model = next(lenient_models(loaded.Config), None)
-    if open_model is not None:
+    if open_model := lenient_model(loaded.Config):
         raise PluginError(
             f"{what}: {open_model} takes keys that it does not know, so that a typo would do nothing in silence; "
             "make it from ale.specs.driver.PluginConfig, or set extra='forbid'."
@@ -205,19 +201,18 @@ def _load(info: PluginInfo) -> Any:
     """Load one driver through stevedore, from exactly the package that was found."""
     from stevedore import DriverManager
 
-    entry = metadata.EntryPoint(info.name, info.target, f"ale.{info.kind}")
+    group = f"ale.{info.kind}"
 
     class OneDriver(DriverManager):  # type: ignore[type-arg]
         """It sees only this entry point: stevedore's own list is cached in three places and forgets the package."""
 
         def list_entry_points(self) -> list[metadata.EntryPoint]:
-            return [entry]
+            return [metadata.EntryPoint(info.name, info.target, group)]
 
     def fail(manager: Any, entry: Any, error: BaseException) -> None:
         raise error
 
-    importlib.invalidate_caches()
-    manager: Any = OneDriver(entry.group, entry.name, on_load_failure_callback=fail)
+    manager: Any = OneDriver(group, info.name, on_load_failure_callback=fail)
     # `manager.driver` would return the class only if the (missing) instance is falsy.
     return manager.extensions[0].plugin
 

@@ -6,6 +6,7 @@ import difflib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import cache
 from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
@@ -123,13 +124,15 @@ def section_model(field: FieldInfo) -> type[BaseModel] | None:
     return installed_model(field) or model_in(field.annotation)
 
 
-def lenient_models(model: type[BaseModel]) -> Iterator[str]:
-    """Yield the names of the models in a `Config`, itself included, that do not refuse unknown keys."""
+@cache
+def lenient_model(model: type[BaseModel]) -> str | None:
+    """Return the name of a model in a `Config`, itself included, that does not refuse unknown keys."""
     with suppress(PydanticInvalidForJsonSchema):
         schema = model.model_json_schema()
         for name, part in {**schema.get("$defs", {}), model.__qualname__: schema}.items():
             if "properties" in part and part.get("additionalProperties") is not False:
-                yield name
+                return str(name)
+    return None
 
 
 def _mistakes(model: type[BaseModel], error: ValidationError, data: Any, beside: Sequence[str]) -> list[Mistake]:

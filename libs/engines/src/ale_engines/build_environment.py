@@ -47,7 +47,8 @@ def build(request: BuildRequest) -> None:
     listed.write_text("\n".join(request.requirements) + "\n")
     index = ["--extra-index-url", request.torch_index] if request.torch_index else []
     pip: list[str | Path] = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", python, "install"]
-    run([*pip, "--progress-bar=off", "--no-deps", *index, "-r", listed])
+    # What the server never imports need not be compiled, and what it does is when it first starts.
+    run([*pip, "--progress-bar=off", "--no-deps", "--no-compile", *index, "-r", listed])
     check = subprocess.run([python, "-c", CHECK, request.package], capture_output=True, text=True)
     if (found := check.stdout.strip()) != request.version:
         reason = f"{request.package} is {found}" if found else (check.stderr.strip().splitlines() or ["no output"])[-1]
