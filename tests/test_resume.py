@@ -5,12 +5,12 @@ from __future__ import annotations
 import shutil
 import signal
 import sqlite3
-import subprocess
 import time
 from pathlib import Path
 
 import pytest
-from ale_command import ALE, TINY, ale, summary_of
+from ale_command import TINY, ale, summary_of
+from forked_ale import ForkedAle
 
 from ale.store.run_store import RunStore
 
@@ -24,14 +24,14 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("stopped")
     file, run = folder / "run.yaml", folder / "run"
     file.write_text(TINY.format(runs=folder / "runs"))
-    command = [str(ALE), "run", str(file), f"rl.steps={STEPS}", "rl.checkpoint_every=1", "--out", str(run)]
-    running = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    arguments = ["run", file, f"rl.steps={STEPS}", "rl.checkpoint_every=1", "--out", run]
+    running = ForkedAle(arguments, folder / "log")
     while not (run / "checkpoints" / "step_2").exists():
-        assert running.poll() is None, running.stderr and running.stderr.read()
+        assert running.poll() is None, running.log.read_text()
         time.sleep(0.01)
     running.send_signal(signal.SIGTERM)
-    _, errors = running.communicate()
-    assert running.returncode == 143, errors
+    printed = running.wait(60)
+    assert running.returncode == 143, printed
     return run
 
 
@@ -89,21 +89,21 @@ def test_the_checkpoint_that_a_run_goes_on_from_stays_while_it_is_in_use(run: Pa
 
 TIMES = ("seconds", "tokens_per_s")
 SUPERVISED = {
-    "sft": ("sft.steps=300", "sft.checkpoint_every=40"),
+    "sft": ("sft.steps=150", "sft.checkpoint_every=20"),
     "cpt": (
-        "cpt={{stages: [{{data: [{text}], steps: 100, batch_tokens: 256, sequence_tokens: 64}}, {{data: [{text}], "
-        "steps: 200, batch_tokens: 512, sequence_tokens: 128}}], heldout: [{text}], checkpoint_every: 40}}",
+        "cpt={{stages: [{{data: [{text}], steps: 50, batch_tokens: 256, sequence_tokens: 64}}, {{data: [{text}], "
+        "steps: 100, batch_tokens: 512, sequence_tokens: 128}}], heldout: [{text}], checkpoint_every: 20}}",
     ),
 }
 
 
-def begin(folder: Path, name: str, stage: str) -> tuple[list[str], Path]:
-    """The command of a run with a long supervised stage and no loop, and its folder."""
+def begin(folder: Path, name: str, stage: str) -> tuple[ForkedAle, Path]:
+    """A run with a long supervised stage and no loop, and its folder."""
     file, text, run = folder / "run.yaml", folder / "text.txt", folder / name
     file.write_text(TINY.format(runs=folder / "runs"))
     text.write_text("".join(f"line {n} of {n * n} words\n" for n in range(4000)))
     settings = [setting.format(text=text) if stage == "cpt" else setting for setting in SUPERVISED[stage]]
-    return [str(ALE), "run", str(file), "rl=null", "eval=null", *settings, "--out", str(run)], run
+    return ForkedAle(["run", file, "rl=null", "eval=null", *settings, "--out", run], folder / f"{name}.log"), run
 
 
 def newest(run: Path, stage: str) -> int:
@@ -120,28 +120,28 @@ def metrics_of(run: Path, stage: str) -> dict[str, list[tuple[int, float]]]:
 @pytest.fixture(scope="module", params=["sft", "cpt"])
 def unbroken(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     """A supervised stage and the folder of a run of it that nothing interrupted."""
-    command, run = begin(tmp_path_factory.mktemp(request.param), "unbroken", request.param)
-    subprocess.run(command, check=True, capture_output=True)
+    running, run = begin(tmp_path_factory.mktemp(request.param), "unbroken", request.param)
+    printed = running.wait(120)
+    assert running.returncode == 0, printed
     return request.param, run
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
 def test_a_supervised_stage_goes_on_where_it_was(unbroken: tuple[str, Path], how: signal.Signals) -> None:
     stage, whole = unbroken
-    command, run = begin(whole.parent, how.name, stage)
-    running = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    while newest(run, stage) < 120:
+    running, run = begin(whole.parent, how.name, stage)
+    while newest(run, stage) < 60:
         assert running.poll() is None
         time.sleep(0.005)
     running.send_signal(how)
-    running.wait()
+    running.wait(60)
     done = newest(run, stage)
-    assert 120 <= done < 300
-    assert (done % 40 == 0) or how is signal.SIGTERM, "SIGTERM leaves one more"
+    assert 60 <= done < 150
+    assert (done % 20 == 0) or how is signal.SIGTERM, "SIGTERM leaves one more"
     resumed = ale("run", "--resume", run)
     assert summary_of(resumed)["status"] == "completed"
     assert f"The stage {stage} goes on after step {done}." in resumed.stderr
-    assert len(metrics_of(run, stage)["loss"]) == 300
+    assert len(metrics_of(run, stage)["loss"]) == 150
     assert metrics_of(run, stage) == metrics_of(whole, stage), "every step once, as without the interruption"
 
 
@@ -189,13 +189,12 @@ def test_a_folder_that_holds_a_run_says_how_to_go_on_with_it(run: Path) -> None:
 def test_a_warm_start_that_was_killed_begins_again_with_its_demonstrations(tmp_path: Path) -> None:
     file, run = tmp_path / "run.yaml", tmp_path / "run"
     file.write_text(TINY.format(runs=tmp_path / "runs"))
-    command = [str(ALE), "run", str(file), "sft.steps=300", "rl.steps=1", "eval.episodes=2", "--out", str(run)]
-    running = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    running = ForkedAle(["run", file, "sft.steps=300", "rl.steps=1", "eval.episodes=2", "--out", run], tmp_path / "log")
     while not (run / "model" / "initial" / "model.safetensors").exists():
         assert running.poll() is None
         time.sleep(0.01)
-    running.kill()
-    running.wait()
+    running.send_signal(signal.SIGKILL)
+    running.wait(60)
     assert not (run / "model" / "sft").exists()
     assert summary_of(ale("run", "--resume", run))["status"] == "completed"
     with RunStore.open(run) as store:

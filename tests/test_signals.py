@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import tempfile
 import time
 from contextlib import suppress
@@ -13,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ale_command import ALE, TINY, ale
+from ale_command import TINY, ale
+from forked_ale import ForkedAle
 
 from ale.errors import ConfigError
 from ale.store.run_store import RunStore
@@ -22,13 +22,11 @@ from ale_resident.host.owner import start_time
 STATE = Path(tempfile.gettempdir()) / f"ale-local-{os.geteuid()}"
 
 
-def start(folder: Path) -> subprocess.Popen[str]:
+def start(folder: Path) -> ForkedAle:
     file = folder / "run.yaml"
     file.write_text(TINY.format(runs=folder / "runs"))
-    command = [str(ALE), "run", str(file), "--out", str(folder / "run"), "rl.steps=500", "sft.demonstrations.count=60"]
-    return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
-    )
+    arguments = ["run", file, "--out", folder / "run", "rl.steps=500", "sft.demonstrations.count=60"]
+    return ForkedAle(arguments, folder / "log")
 
 
 def records(owner: int) -> list[dict[str, Any]]:
@@ -73,7 +71,7 @@ def test_a_signal_ends_a_run_cleanly(tmp_path: Path, number: signal.Signals, sta
     wait_for_trajectories(tmp_path / "run", stage, stored)
     mine = residents(run.pid)
     run.send_signal(number)
-    output, _ = run.communicate(timeout=60)
+    output = run.wait(60)
     assert run.returncode == 128 + number, output
     assert "Traceback" not in output
     assert f"interrupted by {number.name}" in output
@@ -92,7 +90,7 @@ def test_kill_9_loses_no_finished_rollout_and_the_next_start_cleans_up(tmp_path:
     mine = residents(run.pid)
     assert mine
     os.kill(run.pid, signal.SIGKILL)
-    run.wait(timeout=30)
+    run.wait(30)
     with RunStore.open(tmp_path / "run") as store:
         kept = list(store.trajectories())
     assert len(kept) >= 10

@@ -22,11 +22,14 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(1, str(Path(__file__).parents[1]))
 import points
 from checks import Unbroken, check_run, read_unbroken
+from forked_ale import IMPORTS
 
 ALONE = ("rollout.concurrency=1", "engine.max_batch=1")
 """A synchronous run with these, and without shared prefixes, is the same to the last digit however often it is
@@ -182,16 +185,10 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--table", type=Path)
     options = parser.parse_args()
+    for name in IMPORTS:
+        import_module(name)
     import torch
-    import transformers
 
-    import ale_bash
-    import ale_ipa.objective
-    import ale_rl.stages
-    import ale_torch_training
-    import ale_trainer_torch
-
-    del ale_bash, ale_ipa, ale_rl, ale_torch_training, ale_trainer_torch, transformers
     torch.set_num_threads(1)
     rng = random.Random(options.seed)
     counts: Counter[str] = Counter()
