@@ -49,8 +49,7 @@ engines: install  ## Install vLLM and SGLang for CPUs, each into an environment 
 quickstart: install  ## Train a tiny agent end to end (under 5 minutes on 2 cores)
 	$(BIN)/ale run examples/quickstart.yaml
 
-# More processes than cores, because many tests wait; with more than three, attacks on containers that take all of a
-# user's share of the kernel's memory hinder each other. Which tests go together is in conftest.py.
+# More processes than cores, because many tests wait. Which tests go together is in conftest.py.
 PYTEST = $(BIN)/pytest -q --dist loadscope --no-loadscope-reorder --durations 30 --durations-min 5
 
 test: lint  ## Run ruff, mypy and all tests; what this machine lacks (Docker, Podman) is skipped
@@ -60,7 +59,7 @@ tests: install
 	$(PYTEST) -n 4
 
 test-skipped: install  ## Run what `make test` skipped, once it can run; what is skipped again fails
-	$(PYTEST) -n 3 --skipped
+	$(PYTEST) -n 4 --skipped
 
 test-alone: install  ## Run each package's tests from its wheel, where only what it declares is installed
 	$(BIN)/python tests/run_alone.py

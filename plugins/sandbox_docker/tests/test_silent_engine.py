@@ -19,6 +19,11 @@ from ale_testing.sandbox_providers import must_answer
 pytestmark = pytest.mark.docker
 
 
+@pytest.fixture(autouse=True)
+def _docker() -> None:
+    must_answer("docker")
+
+
 @asynccontextmanager
 async def losing_answers(path: Path, count: int) -> AsyncIterator[list[str]]:
     """A socket before Docker's that loses the first `count` answers to removals; yields the removals."""
@@ -59,7 +64,6 @@ async def losing_answers(path: Path, count: int) -> AsyncIterator[list[str]]:
 async def test_a_removal_that_is_not_answered_holds_nothing_up(
     count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    must_answer("docker")
     monkeypatch.setattr(engine, "TRY_S", 0.5)
     monkeypatch.setattr(engine, "REMOVE_S", 1.5)
     socket = tmp_path / "docker.sock"
