@@ -21,13 +21,13 @@ MEMBER = "rank_member:Member"
 
 @pytest.fixture(autouse=True)
 def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ranks can import what their owner can."""
+    """Ranks can import what their owner can; launchers that other tests have kept are not taken."""
     monkeypatch.syspath_prepend(Path(__file__).parent)
+    monkeypatch.setattr("ale_ranks.launcher._kept", None)
 
 
 @pytest.fixture(params=["a launcher each", "a launcher that is kept"])
-def two(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ranks]:
-    monkeypatch.setattr("ale_ranks.launcher._kept", None)  # whatever other tests have kept
+def two(request: pytest.FixtureRequest) -> Iterator[Ranks]:
     with keep_launchers() if "kept" in request.param else nullcontext():
         ranks = Ranks(MEMBER, 2, ("hello",), threads=1, backend="gloo")
         yield ranks
@@ -82,7 +82,6 @@ def test_a_constructor_that_fails_is_raised_and_leaves_nothing() -> None:
 
 
 def test_a_launcher_that_is_kept_starts_groups_as_their_owner_is_then(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ale_ranks.launcher._kept", None)
     before = set(psutil.Process().children(recursive=True))
     with keep_launchers():
         for word in ("first", "second"):
