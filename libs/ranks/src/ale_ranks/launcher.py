@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from typing import IO
 
 PROGRAM = (sys.executable, "-m", "ale_ranks.launch")
@@ -69,7 +68,7 @@ class ForkedProcess:
         """Wait for its end. Raises `subprocess.TimeoutExpired`."""
         if self._end is None:
             return
-        if not select.select([self._end], [], [], timeout)[0]:
+        if not wait([self._end], timeout):
             raise subprocess.TimeoutExpired(PROGRAM, timeout or 0.0)
         os.close(self._end)
         self._end = None
