@@ -7,6 +7,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -38,25 +39,22 @@ CONTEXT.set_forkserver_preload(list(IMPORTS))
 
 
 class ForkedAle:
-    """A process that is `ale` with these arguments, or `main` of another module; used like `subprocess.Popen`.
+    """A process that is `ale` with these arguments, or `main` of another module; it leads a session of its own.
 
-    It leads a session of its own, and what it prints goes to the file `log`.
+    What it prints goes to the files `out` and `err` of `folder`.
     """
 
-    def __init__(self, arguments: Sequence[str | Path], log: Path, module: str = "ale.cli.main") -> None:
-        self.log = log
-        self._process = CONTEXT.Process(target=_be, args=(module, [*map(str, arguments)], str(log)))
+    def __init__(self, arguments: Sequence[str | Path], folder: Path, module: str = "ale.cli.main") -> None:
+        self._arguments = [*map(str, arguments)]
+        self._printed = folder / "out", folder / "err"
+        names = [str(path) for path in self._printed]
+        self._process = CONTEXT.Process(target=_be, args=(module, self._arguments, names))
         self._process.start()
         assert self._process.pid is not None
         self.pid = self._process.pid
 
-    @property
-    def returncode(self) -> int | None:
-        """The exit code once it has ended; a signal's number, negative, if that ended it."""
-        return self._process.exitcode
-
     def poll(self) -> int | None:
-        """`returncode`, or None while it runs."""
+        """The exit code, a signal's number, negative, if that ended it, or None while it runs."""
         return self._process.exitcode
 
     def send_signal(self, number: int) -> None:
@@ -64,19 +62,20 @@ class ForkedAle:
         if self.poll() is None:
             os.kill(self.pid, number)
 
-    def wait(self, timeout: float) -> str:
-        """Wait for its end and return what it has printed; one that goes on is killed and fails the test."""
+    def wait(self, timeout: float) -> subprocess.CompletedProcess[str]:
+        """Wait for its end; one that goes on is killed and fails the test."""
         self._process.join(timeout)
-        if self.poll() is None:
+        code = self.poll()
+        out, err = (path.read_text() if path.exists() else "" for path in self._printed)
+        if code is None:
             self.send_signal(signal.SIGKILL)
-            raise TimeoutError(f"It still ran after {timeout:.0f} s: {self.log.read_text()[-2000:]}")
-        return self.log.read_text()
+            raise subprocess.TimeoutExpired(self._arguments, timeout, out, err)
+        return subprocess.CompletedProcess(self._arguments, code, out, err)
 
 
-def _be(module: str, arguments: list[str], log: str) -> None:
+def _be(module: str, arguments: list[str], printed: list[str]) -> None:
     os.setsid()
-    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    for standard in (1, 2):
-        os.dup2(output, standard)
+    for standard, name in enumerate(printed, 1):
+        os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), standard)
     sys.argv = ["ale", *arguments]
     import_module(module).main()

@@ -25,13 +25,13 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     file, run = folder / "run.yaml", folder / "run"
     file.write_text(TINY.format(runs=folder / "runs"))
     arguments = ["run", file, f"rl.steps={STEPS}", "rl.checkpoint_every=1", "--out", run]
-    running = ForkedAle(arguments, folder / "log")
+    running = ForkedAle(arguments, folder)
     while not (run / "checkpoints" / "step_2").exists():
-        assert running.poll() is None, running.log.read_text()
+        assert running.poll() is None, running.wait(0).stderr
         time.sleep(0.01)
     running.send_signal(signal.SIGTERM)
-    printed = running.wait(60)
-    assert running.returncode == 143, printed
+    done = running.wait(60)
+    assert done.returncode == 143, done.stderr
     return run
 
 
@@ -41,13 +41,19 @@ def run(stopped: Path, tmp_path: Path) -> Path:
     return shutil.copytree(stopped, tmp_path / "run")
 
 
+def newest(run: Path, stage: str = "step") -> int:
+    """The step of the newest checkpoint; 0 if there is none yet."""
+    latest = run / "checkpoints" / "LATEST"
+    return int(latest.read_text().removeprefix(f"{stage}_")) if latest.exists() else 0
+
+
 def trained(run: Path) -> list[int]:
     with RunStore.open(run) as store:
         return [ordinal for (ordinal,) in store.rows("SELECT DISTINCT ordinal FROM trained ORDER BY ordinal")]
 
 
 def test_a_run_that_is_stopped_leaves_a_checkpoint_from_which_it_goes_on(run: Path) -> None:
-    last = int((run / "checkpoints" / "LATEST").read_text().removeprefix("step_"))
+    last = newest(run)
     assert trained(run) == list(range(2 * last)), "the checkpoint has the last step that was trained"
     done = ale("run", "--resume", run)
     assert f"The run goes on after step {last}." in done.stderr
@@ -69,18 +75,18 @@ def test_a_run_that_is_stopped_leaves_a_checkpoint_from_which_it_goes_on(run: Pa
 
 
 def test_a_damaged_checkpoint_is_skipped_for_the_one_before(run: Path) -> None:
-    newest = run / "checkpoints" / (run / "checkpoints" / "LATEST").read_text().strip()
-    (newest / "trainer_state.pt").write_bytes(b"half")
-    before = int(newest.name.removeprefix("step_")) - 1
+    damaged = run / "checkpoints" / f"step_{newest(run)}"
+    (damaged / "trainer_state.pt").write_bytes(b"half")
+    before = newest(run) - 1
     done = ale("run", "--resume", run)
-    assert f"{newest} is damaged, so an earlier one is used" in done.stderr
+    assert f"{damaged} is damaged, so an earlier one is used" in done.stderr
     assert f"The run goes on after step {before}." in done.stderr
     assert summary_of(done)["status"] == "completed"
     assert trained(run) == list(range(2 * STEPS))
 
 
 def test_the_checkpoint_that_a_run_goes_on_from_stays_while_it_is_in_use(run: Path) -> None:
-    first = int((run / "checkpoints" / "LATEST").read_text().removeprefix("step_"))
+    first = newest(run)
     assert summary_of(ale("run", "--resume", run, "rl.checkpoint_keep=1"))["status"] == "completed"
     assert sorted(path.name for path in (run / "checkpoints").glob("step_*")) == [f"step_{first}", f"step_{STEPS}"]
     for folder in (run / "model" / "final", run / "checkpoints" / f"step_{STEPS}"):
@@ -103,13 +109,7 @@ def begin(folder: Path, name: str, stage: str) -> tuple[ForkedAle, Path]:
     file.write_text(TINY.format(runs=folder / "runs"))
     text.write_text("".join(f"line {n} of {n * n} words\n" for n in range(4000)))
     settings = [setting.format(text=text) if stage == "cpt" else setting for setting in SUPERVISED[stage]]
-    return ForkedAle(["run", file, "rl=null", "eval=null", *settings, "--out", run], folder / f"{name}.log"), run
-
-
-def newest(run: Path, stage: str) -> int:
-    """The step of the newest checkpoint; 0 if there is none yet."""
-    latest = run / "checkpoints" / "LATEST"
-    return int(latest.read_text().removeprefix(f"{stage}_")) if latest.exists() else 0
+    return ForkedAle(["run", file, "rl=null", "eval=null", *settings, "--out", run], folder), run
 
 
 def metrics_of(run: Path, stage: str) -> dict[str, list[tuple[int, float]]]:
@@ -121,8 +121,8 @@ def metrics_of(run: Path, stage: str) -> dict[str, list[tuple[int, float]]]:
 def unbroken(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     """A supervised stage and the folder of a run of it that nothing interrupted."""
     running, run = begin(tmp_path_factory.mktemp(request.param), "unbroken", request.param)
-    printed = running.wait(120)
-    assert running.returncode == 0, printed
+    done = running.wait(120)
+    assert done.returncode == 0, done.stderr
     return request.param, run
 
 
@@ -189,7 +189,7 @@ def test_a_folder_that_holds_a_run_says_how_to_go_on_with_it(run: Path) -> None:
 def test_a_warm_start_that_was_killed_begins_again_with_its_demonstrations(tmp_path: Path) -> None:
     file, run = tmp_path / "run.yaml", tmp_path / "run"
     file.write_text(TINY.format(runs=tmp_path / "runs"))
-    running = ForkedAle(["run", file, "sft.steps=300", "rl.steps=1", "eval.episodes=2", "--out", run], tmp_path / "log")
+    running = ForkedAle(["run", file, "sft.steps=300", "rl.steps=1", "eval.episodes=2", "--out", run], tmp_path)
     while not (run / "model" / "initial" / "model.safetensors").exists():
         assert running.poll() is None
         time.sleep(0.01)

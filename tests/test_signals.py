@@ -26,7 +26,7 @@ def start(folder: Path) -> ForkedAle:
     file = folder / "run.yaml"
     file.write_text(TINY.format(runs=folder / "runs"))
     arguments = ["run", file, "--out", folder / "run", "rl.steps=500", "sft.demonstrations.count=60"]
-    return ForkedAle(arguments, folder / "log")
+    return ForkedAle(arguments, folder)
 
 
 def records(owner: int) -> list[dict[str, Any]]:
@@ -71,8 +71,9 @@ def test_a_signal_ends_a_run_cleanly(tmp_path: Path, number: signal.Signals, sta
     wait_for_trajectories(tmp_path / "run", stage, stored)
     mine = residents(run.pid)
     run.send_signal(number)
-    output = run.wait(60)
-    assert run.returncode == 128 + number, output
+    done = run.wait(60)
+    output = done.stdout + done.stderr
+    assert done.returncode == 128 + number, output
     assert "Traceback" not in output
     assert f"interrupted by {number.name}" in output
     assert not alive(mine)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -22,22 +24,21 @@ NAMES = {
 }
 
 
-def run(folder: Path, part: str, how: str, *more: str) -> tuple[int | None, str]:
-    """Run `ale` with a part that hangs; its exit code, and what it printed."""
+def run(folder: Path, part: str, how: str, *more: str) -> subprocess.CompletedProcess[str]:
     file = folder / "run.yaml"
     file.write_text(TINY.format(runs=folder / "runs"))
     settings = [f"rl.stall_s={STALL_S}", "rl.steps=3", "eval.every=0", "eval.episodes=1", "observers=[print]"]
-    command = [part, how, "run", file, *settings, *more, "--out", folder / "run"]
-    process = ForkedAle(command, folder / "log", "hang")
-    printed = process.wait(60)
-    return process.returncode, printed
+    arguments = [part, how, "run", file, *settings, *more, "--out", folder / "run"]
+    return ForkedAle(arguments, folder, "hang").wait(60)
 
 
 @pytest.mark.parametrize("part", ["exec", "engine", "reward", "store", "update"])
 def test_a_part_that_hangs_for_ever_is_named_and_ends_the_run(part: str, tmp_path: Path) -> None:
-    code, printed = run(tmp_path, part, "always")
-    assert code == 1, printed
-    assert f"error: Nothing has moved for {STALL_S} s: {NAMES[part]} hangs." in printed
+    began = time.monotonic()
+    done = run(tmp_path, part, "always")
+    assert done.returncode == 1, done.stderr
+    assert f"error: Nothing has moved for {STALL_S} s: {NAMES[part]} hangs." in done.stderr
+    assert time.monotonic() - began < 60
     with RunStore.open(tmp_path / "run") as store:
         stalls = [data for _, kind, data in store.events() if kind == "stalled"]
         assert store.count() > 0, "what was stored is there"
@@ -48,18 +49,18 @@ def test_a_part_that_hangs_for_ever_is_named_and_ends_the_run(part: str, tmp_pat
 
 
 def test_an_observer_that_hangs_for_ever_is_interrupted_until_it_is_called_no_more(tmp_path: Path) -> None:
-    code, printed = run(tmp_path, "hook", "always", "rl.steps=5")
-    assert code == 0, printed
-    assert "the observer 'print' failed in ale_step_finished" in printed
-    assert "Only its veto hooks are called from now on." in printed
+    done = run(tmp_path, "hook", "always", "rl.steps=5")
+    assert done.returncode == 0, done.stderr
+    assert "the observer 'print' failed in ale_step_finished" in done.stderr
+    assert "Only its veto hooks are called from now on." in done.stderr
     with RunStore.open(tmp_path / "run") as store:
         assert [data["part"] for _, kind, data in store.events() if kind == "stalled"] == [NAMES["hook"]] * 3
 
 
 @pytest.mark.parametrize("part", ["exec", "engine", "reward", "hook"])
 def test_a_run_in_which_a_part_hangs_once_goes_on(part: str, tmp_path: Path) -> None:
-    code, printed = run(tmp_path, part, "once")
-    assert code == 0, printed
+    done = run(tmp_path, part, "once")
+    assert done.returncode == 0, done.stderr
     with RunStore.open(tmp_path / "run") as store:
         assert [data["part"] for _, kind, data in store.events() if kind == "stalled"] == [NAMES[part]]
         assert [step for step, _ in store.metrics("rl")["success"]] == [1, 2, 3]

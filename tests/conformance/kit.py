@@ -26,9 +26,6 @@ OPTIONS = ("-q", "--tb=native", "-p", "no:cacheprovider", "--pyargs", "ale_testi
 mismatch") where another traceback is formatted meanwhile, such as that of a task which nobody awaited."""
 ALONE = [word for name in ("xdist", "timeout", "asyncio", "unraisableexception") for word in ("-p", f"no:{name}")]
 
-WHOEVER_RUNS_IT = "shell_jobs or stream or lifetime or builds or checkpoint"
-"""The suites of sandboxes that do the same for each user: root's container need not show it again."""
-
 
 def run_kit(
     where: Path, plugin: str, *options: str | Path, path: Path | None = None
@@ -71,13 +68,11 @@ def run_kit_here(where: Path, plugin: str, *options: str | Path, path: Path | No
 
 
 def assert_keeps_contract(
-    plugin: str, settings: str, folder: Path, tasks: str | None = None, timeout_s: float = 120, left_out: str = ""
+    plugin: str, settings: str, folder: Path, tasks: str | None = None, timeout_s: float = 120
 ) -> None:
-    """The plugin passes every test of the kit with these settings (YAML), and these tasks; none is skipped, but the
-    suites that match `left_out` are not run."""
+    """The plugin passes every test of the kit with these settings (YAML), and these tasks; none is skipped."""
     (folder / "settings.yaml").write_text(settings)
     more = [] if tasks is None else ["--ale-tasks", tasks]
-    more += ["-k", f"not ({left_out})"] if left_out else []
     done = run_kit_here(
         folder, plugin, "--ale-config", folder / "settings.yaml", *more, "--ale-timeout", str(timeout_s), "-rs"
     )

@@ -42,7 +42,9 @@ def launch(target: str, fds: Sequence[int], output: IO[bytes]) -> subprocess.Pop
     """Start the process that forks the ranks, one for each connection, and leads their session."""
     if _kept is not None:
         key = (target, *sys.path)
-        if key not in _kept or not _kept[key].runs:
+        if key in _kept and not _kept[key].runs:
+            _kept.pop(key).close()
+        if key not in _kept:
             _kept[key] = _Kept()
         return _kept[key].fork(target, fds, output)
     return subprocess.Popen(
