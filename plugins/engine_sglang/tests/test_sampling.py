@@ -103,6 +103,21 @@ async def test_requests_can_be_interrupted_while_the_server_is_paused(replica: S
         await task
 
 
+async def test_a_request_that_comes_while_the_server_is_paused_can_be_interrupted(replica: SglangReplica) -> None:
+    """SGLang holds it back, where no abort found it, and takes one abort of a request."""
+    await replica.pause()
+    try:
+        task = asyncio.ensure_future(replica.generate(request(PROMPT, max_tokens=120)))
+        await asyncio.sleep(0.5)  # until it is there; should it come later, it is aborted then
+        async with asyncio.timeout(20):
+            await replica.interrupt()
+        with pytest.raises(Interrupted):
+            await task
+    finally:
+        await replica.resume()
+    assert len((await replica.generate(request(PROMPT, max_tokens=3))).token_ids) == 3
+
+
 async def test_a_cancelled_request_ends_and_no_other_with_it(
     replica: SglangReplica, monkeypatch: pytest.MonkeyPatch
 ) -> None:

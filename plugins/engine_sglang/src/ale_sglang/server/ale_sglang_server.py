@@ -17,13 +17,16 @@ them. All that it changes is here (SGLang 0.5.23):
 6. SIGTERM ends the server at once; SGLang itself takes up to half a minute.
 7. Each part of a streamed answer holds the tokens since the one before, with their versions; in SGLang these come with
    the last part alone.
-8. Without a GPU (`--device=cpu`), it stands in for the parts of SGLang that are built for GPUs alone, and SGLang's
+8. A request can be aborted until it has ended. SGLang drops all aborts but the first, which is lost if it overtakes its
+   request; and while it is paused it holds new requests back where no abort finds them. Now they wait in its queue.
+9. Without a GPU (`--device=cpu`), it stands in for the parts of SGLang that are built for GPUs alone, and SGLang's
    processes are forked: spawned ones would import all of it again, which is two thirds of a start.
 """
 
 # mypy: disable-error-code="import-not-found, no-untyped-call"
 from __future__ import annotations
 
+import asyncio
 import multiprocessing
 import os
 import sys
@@ -67,7 +70,7 @@ def assign_req_to_token_pool_cpu(requests: Any, table: Any, starts: Any, ends: A
 
 
 def stand_in_for_gpu_parts() -> Any:
-    """See point 8: the kernels, and two operators that torchvision defines where it was built with them."""
+    """See point 9: the kernels, and two operators that torchvision defines where it was built with them."""
     kernels = sys.modules["sgl_kernel"] = AbsentKernels("sgl_kernel")
     vars(kernels)["assign_req_to_token_pool_cpu"] = assign_req_to_token_pool_cpu
     library = torch.library.Library("torchvision", "FRAGMENT")
@@ -102,7 +105,7 @@ def sample_with_seeds(logprobs: Any, seeds: Any, positions: Any) -> Any:
 
 
 def change_sglang() -> None:
-    """See points 2 to 7."""
+    """See points 2 to 8."""
     from sglang.srt.configs.model_config import ModelConfig
     from sglang.srt.layers import sampler
     from sglang.srt.managers import load_snapshot, tokenizer_manager
@@ -157,6 +160,20 @@ def change_sglang() -> None:
     # What it started dies with it, or by the hand of its guard.
     tokenizer_manager.SignalHandler.sigterm_handler = lambda *_: os._exit(0)
 
+    manager = tokenizer_manager.TokenizerManager
+    abort, begin = manager.abort_request, manager.__init__
+
+    def abort_again(self: Any, rid: str = "", abort_all: bool = False) -> None:
+        if (state := self.rid_to_state.get(rid)) is not None:
+            state.abort_sent = False
+        abort(self, rid, abort_all)
+
+    def begin_without_holding_back(self: Any, *arguments: Any, **options: Any) -> None:
+        begin(self, *arguments, **options)
+        self.is_pause_cond.wait_for = lambda is_over: asyncio.sleep(0)
+
+    manager.abort_request, manager.__init__ = abort_again, begin_without_holding_back
+
     if WORK:
         load_snapshot.shm_path_for = lambda name: os.path.join(WORK, "loads")
 
@@ -179,7 +196,7 @@ def listen_at_socket() -> None:
 
 
 def fork_processes() -> None:
-    """See point 8."""
+    """See point 9."""
     set_start_method = multiprocessing.set_start_method
     multiprocessing.set_start_method = lambda method, force=False: set_start_method("fork", force)
 
