@@ -79,10 +79,21 @@ def test_a_damaged_checkpoint_is_skipped_for_the_one_before(run: Path) -> None:
     (damaged / "trainer_state.pt").write_bytes(b"half")
     before = newest(run) - 1
     done = ale("run", "--resume", run)
-    assert f"{damaged} is damaged, so an earlier one is used" in done.stderr
+    assert f"{damaged} cannot be read, so an earlier one is used" in done.stderr
     assert f"The run goes on after step {before}." in done.stderr
     assert summary_of(done)["status"] == "completed"
     assert trained(run) == list(range(2 * STEPS))
+
+
+def test_a_run_of_whose_checkpoints_none_can_be_read_is_refused_and_nothing_is_undone(run: Path) -> None:
+    before = trained(run)
+    for checkpoint in (run / "checkpoints").glob("step_*"):
+        (checkpoint / "trainer_state.pt").write_bytes(b"half")
+    done = ale("run", "--resume", run)
+    assert done.returncode == 2, done.stderr
+    assert f"error: No checkpoint in {run / 'checkpoints'} can be read (the newest one: " in done.stderr
+    assert "resume again once that is mended, or remove that folder" in done.stderr
+    assert trained(run) == before
 
 
 def test_the_checkpoint_that_a_run_goes_on_from_stays_while_it_is_in_use(run: Path) -> None:

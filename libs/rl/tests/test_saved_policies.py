@@ -26,6 +26,15 @@ def test_the_most_trained_policy_of_an_interrupted_run_is_its_newest_checkpoint(
     assert most_trained(tmp_path) == tmp_path / "model/final"
 
 
+def test_a_run_interrupted_in_a_supervised_stage_has_the_newest_checkpoint_of_that_stage(tmp_path: Path) -> None:
+    saved(tmp_path, "model/initial", "checkpoints/cpt_8")
+    assert most_trained(tmp_path) == tmp_path / "checkpoints/cpt_8"
+    saved(tmp_path, "model/cpt", "checkpoints/sft_5", "checkpoints/sft_10")
+    assert most_trained(tmp_path) == tmp_path / "checkpoints/sft_10"
+    saved(tmp_path, "model/sft")
+    assert most_trained(tmp_path) == tmp_path / "model/sft"
+
+
 def test_a_checkpoint_that_was_being_written_is_not_taken(tmp_path: Path) -> None:
     saved(tmp_path, "checkpoints/step_4", "checkpoints/.step_8.new", "checkpoints/.step_8.old", "checkpoints/step_x")
     (tmp_path / "checkpoints/step_6").mkdir()

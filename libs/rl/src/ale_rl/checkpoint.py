@@ -9,7 +9,8 @@
 2. On resume, what happened after the cut is undone in the store, in one transaction: what was trained on may be trained
    on again, and rollouts with tokens of later versions are rejected, since the weights of that number will be others.
    Rollouts of earlier versions alone are found again when they are asked for (`RunStore.find_rollout`).
-3. A checkpoint that is damaged is skipped, with a warning, for the one before.
+3. A checkpoint that is damaged is skipped, with a warning, for the one before. If there are some and none can be read,
+   the run is refused and nothing is undone: the fault may be the machine's.
 """
 
 from __future__ import annotations
@@ -63,20 +64,28 @@ async def write_checkpoint(bench: Workbench, cut: Cut, keep: int) -> None:
 
 async def restore_newest(bench: Workbench) -> Cut | None:
     """Restore trainer and engine from the newest checkpoint that is whole, and undo in the store what came after it;
-    returns the rest of its state. None if there is no checkpoint: then everything after the stages before is undone."""
+    returns the rest of its state. None if there is no checkpoint: then everything after the stages before is undone.
+    Raises `ConfigError` if there are some and none can be read."""
     folder = bench.folder / CHECKPOINTS
     for leftover in folder.glob(".*"):
         await asyncio.to_thread(shutil.rmtree, leftover, ignore_errors=True)
-    for _, path in complete(folder, STEP):
+    found, fault = complete(folder, STEP), ""
+    for _, path in found:
         try:
             cut = Cut(**json.loads((path / LOOP_FILE).read_text()))
             await bench.restore(path, cut.version)
         except (ConfigError, TrainerError, OSError, ValueError, TypeError) as error:
-            log.warning("the checkpoint %s is damaged, so an earlier one is used: %s", path, error)
+            log.warning("the checkpoint %s cannot be read, so an earlier one is used: %s", path, error)
+            fault = fault or str(error)
             continue
         undo_after(bench.store, cut.version, cut.step)
         bench.progress.note(f"The run goes on after step {cut.step}.")
         return cut
+    if found:
+        raise ConfigError(
+            f"No checkpoint in {folder} can be read (the newest one: {fault}) Nothing was changed: resume again once "
+            "that is mended, or remove that folder to let reinforcement learning begin again."
+        )
     undo_after(bench.store, bench.engine.version, 0)
     return None
 

@@ -59,6 +59,7 @@ async def roll_out_only(bench: Workbench, config: RLConfig, source: Path | None)
         for step in range(1, config.steps + 1):
             rollouts = producer.require_rollouts(await producer.next_batch(step), step)
             metrics = rollout_metrics(rollouts, bench.engine.version) if rollouts else {}
+            metrics |= producer.spares.metrics() | {"in_flight/limit": float(places.limit)}
             bench.finish_step(RL_STAGE, step, metrics | bench.rollouts.metrics(RL_STAGE) | resource_metrics(bench))
             if rollouts:
                 bench.progress.numbers(success=metrics["success"])
@@ -66,7 +67,7 @@ async def roll_out_only(bench: Workbench, config: RLConfig, source: Path | None)
             producer.admit_more()
 
     bench.sessions.sampling = producer.spares.sampling
-    async with limited_places(bench, config):
+    async with limited_places(bench, config) as places:
         await run_together(producer.run(), store_steps())
 
 

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
 from ale.errors import ConfigError
+from ale_training.checkpoint_folders import CHECKPOINTS, complete
 
 POLICIES = ("final", "sft", "cpt", "initial")
 """The model folders of a run, the most trained policy first."""
 
 
 def most_trained(run: Path) -> Path:
-    """Return the most trained policy of a run: the final one; if there is none, the newest checkpoint of RL; if there
-    is none, the policy that RL began with. Raises `ConfigError` if the run has no policy."""
-    final, *earlier = POLICIES
-    return _first(run, [f"model/{final}", *_checkpoints(run), *(f"model/{name}" for name in earlier)])
+    """Return the most trained policy of a run: of each stage, the last one first, what it ended with, else its newest
+    checkpoint; else the policy that the run began with. Raises `ConfigError` if the run has no policy."""
+    names = zip(POLICIES, ("step", "sft", "cpt", ""), strict=True)
+    return _first(run, [place for name, of in names for place in (f"model/{name}", *_checkpoints(run, of))])
 
 
 def before_rl(run: Path) -> Path:
@@ -44,8 +44,6 @@ def _first(run: Path, places: Sequence[str]) -> Path:
     )
 
 
-def _checkpoints(run: Path) -> list[str]:
-    """Return the folders that `rl.checkpoint_every` made, the newest first. All of them are complete: a folder that a
-    trainer was writing when it was killed has another name."""
-    steps = [re.fullmatch(r"step_(\d+)", folder.name) for folder in (run / "checkpoints").glob("step_*")]
-    return [f"checkpoints/step_{step}" for step in sorted((int(found[1]) for found in steps if found), reverse=True)]
+def _checkpoints(run: Path, stage: str) -> list[str]:
+    """Return the checkpoints of a stage, the newest first."""
+    return [str(path.relative_to(run)) for _, path in complete(run / CHECKPOINTS, stage)]

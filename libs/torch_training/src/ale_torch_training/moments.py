@@ -39,7 +39,7 @@ def read_entries(folder: Path, choose: Callable[[Shapes], dict[str, Tensor]], ex
     """Read into the tensors that `choose` returns when told the shapes of all entries; all ranks must call it.
 
     Raises `TrainerError` if the entries are not `expected` (by default those chosen) or of another shape,
-    `ConfigError` if they cannot be read.
+    `ConfigError` if they cannot be read. What runs out of memory is raised as it is.
     """
     try:
         stored = FileSystemReader(folder).read_metadata().state_dict_metadata
@@ -52,7 +52,7 @@ def read_entries(folder: Path, choose: Callable[[Shapes], dict[str, Tensor]], ex
             )
         with _quiet():
             load(entries, checkpoint_id=folder, no_dist=_alone())
-    except TrainerError:
+    except (TrainerError, MemoryError, torch.OutOfMemoryError):
         raise
     except (Exception, CheckpointException) as error:  # a damaged file raises many types
         raise ConfigError(f"{folder} cannot be read; the checkpoint is damaged, use an earlier one.") from error

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
@@ -83,6 +85,8 @@ class RankWorker(ABC, Generic[L]):
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
         self._learner: L | None = None
+        self._read: Callable[[], L] | None = None
+        """Reads `_learner` again, while it is as it was read."""
         self._sender: WeightSender | None = None
         self._shared: list[dict[str, Tensor]] = []
         """The newest two versions that were published by `ipc`: another process reads them in this one's memory."""
@@ -102,8 +106,9 @@ class RankWorker(ABC, Generic[L]):
         """See `TrainerBackend.load`."""
         if policy == "reference":
             self.learner.read_reference(folder)
+            self._read = None
         else:
-            self._learner = self.make_learner(folder)
+            self._learner, self._read = self.make_learner(folder), None
 
     def logprobs(self, batch: TrainBatch, policy: PolicyRole) -> npt.NDArray[np.float32]:
         """See `TrainerBackend.logprobs`."""
@@ -113,11 +118,12 @@ class RankWorker(ABC, Generic[L]):
         self, batch: TrainBatch, loss: LossFunction, lr: float | None, weight_decay: float | None
     ) -> dict[str, float]:
         """See `TrainerBackend.update`."""
+        self._read = None
         return self.learner.update(batch, loss, lr, weight_decay)
 
     def publish(self, transport: str, folder: Path) -> PolicyVersion | None:
         """See `TrainerBackend.publish`; only rank 0 returns the version."""
-        learner = self.learner
+        self._read, learner = None, self.learner
         version = learner.version + 1
         weights = learner.weights()
         ticket = self._ticket(learner, weights, transport, version, folder) if self.world.rank == 0 else None
@@ -138,24 +144,37 @@ class RankWorker(ABC, Generic[L]):
                 write_state(new, learner.version, self.device)
 
     def restore(self, folder: Path) -> None:
-        """See `TrainerBackend.restore`."""
+        """See `TrainerBackend.restore`. A run that goes on restores one checkpoint after another: what has not changed
+        since it was restored is dropped first, so that there need not be room for two."""
         if self.world.rank == 0:
             recover_checkpoint(folder)
         self.world.barrier()
+        before = self._read
+        if before is not None:
+            self._learner = None
+        try:
+            learner = self._restored(folder)
+        except BaseException:
+            if before is not None:
+                self._learner = before()
+            raise
+        self._learner, self._read = learner, partial(self._restored, folder)
+
+    def _restored(self, folder: Path) -> L:
         state = read_state(folder)
         learner = self.make_learner(folder)
         learner.read_optimizer(folder)
         learner.version = int(state["version"])
-        use_random_state(state, self.device)
         if (folder / REFERENCE_FOLDER).exists():
             learner.read_reference(folder / REFERENCE_FOLDER)
-        self._learner = learner
+        use_random_state(state, self.device)
+        return learner
 
     def close(self) -> None:
         """Stop sending weights, and drop the model."""
         if self._sender is not None:
             self._sender.close()
-        self._sender, self._learner = None, None
+        self._sender = self._learner = self._read = None
         self._shared.clear()
 
     def _ticket(self, learner: L, weights: dict[str, Tensor], transport: str, version: int, folder: Path) -> Ticket:

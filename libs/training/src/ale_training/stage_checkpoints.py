@@ -34,18 +34,25 @@ class StageCheckpoints:
 
     async def resume(self) -> int:
         """Restore the newest checkpoint of a resumed run, and forget the metrics of what came after it; returns how
-        many steps are done."""
+        many steps are done. Raises `ConfigError` if there are checkpoints and none can be read."""
         if not self._bench.store.resumed:
             return 0
-        for done, path in complete(self._bench.folder / CHECKPOINTS, self._stage):
+        found, fault = complete(self._bench.folder / CHECKPOINTS, self._stage), ""
+        for done, path in found:
             try:
                 await self._bench.backend.restore(path)
             except (ConfigError, TrainerError, OSError, ValueError) as error:
-                log.warning("the checkpoint %s is damaged, so an earlier one is used: %s", path, error)
+                log.warning("the checkpoint %s cannot be read, so an earlier one is used: %s", path, error)
+                fault = fault or str(error)
                 continue
             self.done, self._saved, self._from = done, done, path
             self._bench.progress.note(f"The stage {self._stage} goes on after step {done}.")
             break
+        if found and not self.done:
+            raise ConfigError(
+                f"No checkpoint of the stage {self._stage} can be read (the newest one: {fault}) Resume again once "
+                f"that is mended, or remove {found[0][1].parent} to let the stage begin again."
+            )
         after = (self._stage, self._first + self.done if self.done else 0)
         self._bench.store.change(("DELETE FROM metrics WHERE stage = ? AND step >= ?", [after]))
         return self.done

@@ -21,17 +21,21 @@ them. All that it changes is here (SGLang 0.5.23):
    request; and while it is paused it holds new requests back where no abort finds them. Now they wait in its queue.
 9. Without a GPU (`--device=cpu`), it stands in for the parts of SGLang that are built for GPUs alone, and SGLang's
    processes are forked: spawned ones would import all of it again, which is two thirds of a start.
+10. Of SGLang's models it imports the one that is served: the others are two hundred modules.
 """
 
 # mypy: disable-error-code="import-not-found, no-untyped-call"
 from __future__ import annotations
 
 import asyncio
+import importlib
+import json
 import multiprocessing
 import os
 import sys
 import types
 from multiprocessing import process
+from pathlib import Path
 from typing import Any
 
 ON_CPU = "--device=cpu" in sys.argv
@@ -201,6 +205,19 @@ def fork_processes() -> None:
     multiprocessing.set_start_method = lambda method, force=False: set_start_method("fork", force)
 
 
+def find_other_models(folder: str) -> list[str]:
+    """The modules of SGLang's models that define no architecture of the model in a folder. None if no module defines
+    it: SGLang then has a module for all that transformers knows."""
+    config = Path(folder) / "config.json"
+    if not config.is_file():  # SGLang finds it by its name, or says that there is none
+        return []
+    names = json.loads(config.read_text()).get("architectures") or ()
+    (package,) = importlib.import_module("sglang.srt").__path__
+    texts = {path.stem: path.read_text() for path in (Path(package) / "models").glob("*.py")}
+    others = [module for module, text in texts.items() if not any(f"class {name}(" in text for name in names)]
+    return others if len(others) < len(texts) else []
+
+
 STAND_INS = stand_in_for_gpu_parts() if ON_CPU else None
 change_sglang()
 
@@ -211,4 +228,6 @@ if __name__ == "__main__":
     listen_at_socket()
     if ON_CPU:
         fork_processes()
-    run_server(prepare_server_args([*sys.argv[1:], "--incremental-streaming-output"]))
+    arguments = prepare_server_args([*sys.argv[1:], "--incremental-streaming-output"])
+    os.environ.setdefault("SGLANG_DISABLED_MODEL_ARCHS", ",".join(find_other_models(arguments.model_path)))
+    run_server(arguments)
