@@ -104,6 +104,35 @@ def test_the_checkpoint_that_a_run_goes_on_from_stays_while_it_is_in_use(run: Pa
         assert (folder / "tokenizer.json").is_file(), "the trainer copies it from the folder that it was restored from"
 
 
+def test_a_run_that_is_stopped_in_its_last_evaluation_keeps_its_steps(tmp_path: Path) -> None:
+    file, run = tmp_path / "run.yaml", tmp_path / "run"
+    file.write_text(TINY.format(runs=tmp_path / "runs"))
+    settings = ["rl.checkpoint_every=0", "eval.every=0", "eval.episodes=100"]
+    running = ForkedAle(["run", file, *settings, "--out", run], tmp_path)
+    while not steps_of(run, "trained"):
+        assert running.poll() is None, running.wait(0).stderr
+        time.sleep(0.01)
+    while not steps_of(run, "trajectories WHERE stage = 'eval' AND step = 2"):
+        assert running.poll() is None, running.wait(0).stderr
+        time.sleep(0.01)
+    running.send_signal(signal.SIGTERM)
+    done = running.wait(60)
+    assert done.returncode == 143, done.stderr
+    assert newest(run) == 2
+    resumed = summary_of(ale("run", "--resume", run))
+    assert resumed["heldout"]["after_rl"]["episodes"] == 100
+    assert resumed["seconds"]["total"] > sum(resumed["seconds"][name] for name in ("supervised", "training"))
+    assert trained(run) == [0, 1, 2, 3]
+
+
+def steps_of(run: Path, table: str) -> int:
+    """How many rows a running run has in a table."""
+    if not (run / "run.db").exists():
+        return 0
+    with sqlite3.connect(run / "run.db") as db:
+        return int(db.execute(f"SELECT COUNT(*) FROM {table}").fetchone()[0])
+
+
 TIMES = ("seconds", "tokens_per_s")
 SUPERVISED = {
     "sft": ("sft.steps=150", "sft.checkpoint_every=20"),
@@ -160,8 +189,11 @@ def test_what_decides_what_is_learned_cannot_change_and_the_rest_can(run: Path) 
     done = ale("run", "--resume", run, "rl.prompts_per_step=3", "algorithm.group_size=4", "eval.episodes=2")
     assert done.returncode == 2
     assert "A resumed run cannot change algorithm.group_size, rl.prompts_per_step:" in done.stderr
-    harmless = ("eval.episodes=2", "rollout.concurrency=4", "rl.checkpoint_every=2")
-    assert summary_of(ale("run", "--resume", run, *harmless))["status"] == "completed"
+    asked = ale("run", "--resume", run, "eval.temperature=0.5")
+    assert "A resumed run cannot change eval.temperature:" in asked.stderr, "what was sampled before would be mixed in"
+    harmless = ("eval.episodes=2", "rollout.concurrency=4", "rl.checkpoint_every=2", "rl.min_entropy=0")
+    assert summary_of(ale("run", "--resume", run, f"rl.steps={STEPS + 1}", *harmless))["status"] == "completed"
+    assert trained(run) == list(range(2 * STEPS + 2))
 
 
 def test_without_a_checkpoint_the_loop_begins_anew_with_the_rollouts_that_are_there(run: Path) -> None:

@@ -268,6 +268,46 @@ async def test_production_goes_on_from_a_checkpoint_as_if_it_had_not_been_interr
         assert await again.train() == ["t6", "t7"]
 
 
+async def test_groups_of_which_no_rollout_could_be_trusted_are_made_again_after_a_restart() -> None:
+    """Whatever was at fault may be over; else the step that failed would fail at once, for ever."""
+    async with scene(steps=1) as s:
+        await s.finish("t0", "t1", rewards=())
+        with pytest.raises(AleError, match="No rollout of step 1 can be trusted"):
+            await s.train()
+        state = json.loads(json.dumps(s.producer.state()))
+    again = Scene({"steps": 1}, range(20))
+    again.producer.restore(state, 0)
+    async with again.running_producer():
+        assert sorted(again.running) == ["t0", "t1"]
+        await again.finish("t0", "t1")
+        assert await again.train() == ["t0", "t1"]
+
+
+async def test_a_checkpoint_while_groups_are_prepared_plans_them_again_from_the_same_history() -> None:
+    class Prepares(Planner):
+        def prepare(self, tasks: Sequence[Task], history: RolloutHistory) -> list[RolloutRequest]:
+            return [] if history.prepared or history.step == 1 else [RolloutRequest(task(70), "prepared", 0)]
+
+    async with scene(planner=Prepares, steps=2) as s:
+        s.given_up["1.0.t0"] = Counter({"sandbox failure": 1})
+        await s.finish("t0", "t1")
+        assert await s.train() == ["t0", "t1"]
+        assert list(s.running) == ["t70"]
+        state = json.loads(json.dumps(s.producer.state()))
+        assert [one["step"] for one in state["open"]] == [2, 2]
+        await s.finish("t70")
+        whole = s.algorithm.planned[1]
+    again = Scene({"steps": 2}, range(20), Prepares)
+    again.made, again.engine.version = s.made, 1
+    again.producer.restore(state, 1)
+    async with again.running_producer():
+        await again.finish("t70")
+        step, place, _, seen, rejected = again.algorithm.planned[0]
+        assert (step, place, seen, rejected) == (whole[0], whole[1], whole[3], whole[4])
+        assert seen == ["t0", "t1"]
+        assert rejected == ["1.0.t0"]
+
+
 async def test_a_late_task_is_still_to_come_after_a_restart() -> None:
     settings: dict[str, Any] = {"steps": 5, "prompts_per_step": 1, "async_ratio": 1, "patience_s": 10}
     async with scene(**settings) as s:

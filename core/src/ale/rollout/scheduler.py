@@ -91,7 +91,8 @@ class Rollouts:
         tries = self.episodes.config.max_resamples + 1
         if self.store.resumed:
             seeds = [request.seed + attempt * RESEED for attempt in range(tries)]
-            if (made := self.store.find_rollout(stage.name, stage.step, request.group, seeds)) is not None:
+            place = stage.name, stage.step, request.group, request.task.id
+            if (made := self.store.find_rollout(*place, seeds)) is not None:
                 return made
         given_up = ""
         for attempt in range(tries):

@@ -170,6 +170,10 @@ class RunStore:
             raise
         self._db.execute("COMMIT")
 
+    def sync(self) -> None:
+        """Write what is stored to the disk itself, where it survives a power cut too."""
+        self._writer.submit(self._db.execute, "PRAGMA wal_checkpoint(FULL)").result()
+
     def set_meta(self, facts: Mapping[str, str]) -> None:
         """Store facts about the run, such as its id."""
         self.change(("INSERT OR REPLACE INTO meta VALUES (?, ?)", facts.items()))
@@ -179,11 +183,11 @@ class RunStore:
         found = self.rows("SELECT value FROM meta WHERE key = ?", (key,))
         return str(found[0][0]) if found else None
 
-    def find_rollout(self, stage: str, step: int, group: str, seeds: Sequence[int]) -> Trajectory | None:
-        """Return the trusted rollout of a stage that one of these seeds made for a group; None if there is none."""
+    def find_rollout(self, stage: str, step: int, group: str, task: str, seeds: Sequence[int]) -> Trajectory | None:
+        """Return the trusted rollout of a group's task that one of these seeds made; None if there is none."""
         where = f"json_extract(data, '$.seed') IN ({','.join('?' * len(seeds))}) AND rejected IS NULL"
-        where += " AND stage = ? AND step = ? AND grp = ?"
-        return next(self.trajectories(where, (*seeds, stage, step, group)), None)
+        where += " AND stage = ? AND step = ? AND grp = ? AND task_id = ?"
+        return next(self.trajectories(where, (*seeds, stage, step, group, task)), None)
 
     def _redact_text(self, text: str) -> str:
         return redact_json(text, self._redact, OWN_WORDS)
@@ -217,8 +221,7 @@ class RunStore:
 
     def count(self, sql_condition: str = "1", parameters: Iterable[Any] = ()) -> int:
         """Return the number of stored rollouts that meet the condition."""
-        sql = f"SELECT COUNT(*) FROM trajectories WHERE {sql_condition}"
-        return int(self._db.execute(sql, tuple(parameters)).fetchone()[0])
+        return int(self.rows(f"SELECT COUNT(*) FROM trajectories WHERE {sql_condition}", parameters)[0][0])
 
     def sampled_tokens(self) -> int:
         """Return the number of tokens that the policy sampled in all rollouts, rejected ones included."""
@@ -226,10 +229,8 @@ class RunStore:
 
     def rejections(self, most: int, sql_condition: str = "1", parameters: Iterable[Any] = ()) -> dict[str, int]:
         """Count rollouts that meet the condition by reason of rejection; the most frequent reasons come first."""
-        sql = (
-            f"SELECT rejected, COUNT(*) FROM trajectories WHERE rejected IS NOT NULL AND ({sql_condition}) "
-            "GROUP BY 1 ORDER BY 2 DESC LIMIT ?"
-        )
+        sql = f"SELECT rejected, COUNT(*) FROM trajectories WHERE rejected IS NOT NULL AND ({sql_condition})"
+        sql += " GROUP BY 1 ORDER BY 2 DESC LIMIT ?"
         return {str(reason): int(count) for reason, count in self._db.execute(sql, (*parameters, most))}
 
     def reasons(self, stage: str, step: int) -> str:
@@ -239,10 +240,8 @@ class RunStore:
 
     def failures(self) -> dict[str, int]:
         """Count rollouts by class of failure or reason of rejection."""
-        sql = (
-            "SELECT COALESCE(failure, 'rejected'), COUNT(*) FROM trajectories WHERE rejected IS NOT NULL OR failure "
-            "IS NOT NULL GROUP BY 1"
-        )
+        sql = "SELECT COALESCE(failure, 'rejected'), COUNT(*) FROM trajectories"
+        sql += " WHERE COALESCE(failure, rejected) IS NOT NULL GROUP BY 1"
         return {str(kind): int(n) for kind, n in self._db.execute(sql)}
 
 

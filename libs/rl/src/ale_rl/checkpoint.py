@@ -19,6 +19,7 @@ import asyncio
 import json
 import logging
 import shutil
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,6 +47,8 @@ class Cut:
     seconds: dict[str, float]
     evaluation_due: tuple[str, int] | None = None
     """Label and step of an evaluation that had begun and not ended."""
+    total_s: float = 0.0
+    """The seconds of the run until then, with those of its earlier parts."""
 
 
 async def write_checkpoint(bench: Workbench, cut: Cut, keep: int) -> None:
@@ -56,6 +59,7 @@ async def write_checkpoint(bench: Workbench, cut: Cut, keep: int) -> None:
     making, target = folder / f".making_{cut.step}", folder / f"{STEP}_{cut.step}"
     await bench.backend.save(making)
     (making / LOOP_FILE).write_text(text)
+    await asyncio.to_thread(bench.store.sync)  # the rollouts that it names, and what was trained on
     await asyncio.to_thread(put_in_place, making, target)
     for _, old in complete(folder, STEP)[keep:] if keep else ():
         if old not in (target, bench.policy_folder):
@@ -73,12 +77,15 @@ async def restore_newest(bench: Workbench) -> Cut | None:
     for _, path in found:
         try:
             cut = Cut(**json.loads((path / LOOP_FILE).read_text()))
+            _check_rollouts(bench.store, cut)
             await bench.restore(path, cut.version)
         except (ConfigError, TrainerError, OSError, ValueError, TypeError) as error:
             log.warning("the checkpoint %s cannot be read, so an earlier one is used: %s", path, error)
             fault = fault or str(error)
             continue
         undo_after(bench.store, cut.version, cut.step)
+        if cut.total_s > float(bench.store.meta("seconds") or 0):  # it was killed, so that nothing counted them
+            bench.store.set_meta({"seconds": str(cut.total_s)})
         bench.progress.note(f"The run goes on after step {cut.step}.")
         return cut
     if found:
@@ -88,6 +95,21 @@ async def restore_newest(bench: Workbench) -> Cut | None:
         )
     undo_after(bench.store, bench.engine.version, 0)
     return None
+
+
+def seconds_so_far(store: RunStore) -> float:
+    """Return the seconds of the run until now, with those of its earlier parts."""
+    began = "SELECT MAX(time) FROM events WHERE kind IN ('run_started', 'run_resumed')"
+    return time.time() - float(store.rows(began)[0][0]) + float(store.meta("seconds") or 0)
+
+
+def _check_rollouts(store: RunStore, cut: Cut) -> None:
+    """Raise `ConfigError` if the store lacks a rollout of a checkpoint, as after a power cut."""
+    lists = [one["rollouts"] or () for one in cut.producer["open"]] + [ids for _, ids, _ in cut.producer["finished"]]
+    ids = {id for each in lists for id in each}
+    lost = len(ids) - store.count("id IN (SELECT value FROM json_each(?))", (json.dumps(sorted(ids)),))
+    if lost:
+        raise ConfigError(f"{lost} of its rollouts are not in the run's database.")
 
 
 def undo_after(store: RunStore, version: int, step: int) -> None:

@@ -6,7 +6,8 @@
    trained on it. `rl.ahead` is how many batches sampling may be ahead of training. With 0, the default, a step
    samples, waits for its last rollout, trains and publishes, and only then does the next step sample.
 3. An evaluation measures one version: new weights are published when it has ended. Training goes on meanwhile.
-4. A step that has begun to train is finished even if the run is stopped; then a checkpoint is left (`checkpoint.py`).
+4. A step that has begun to train is finished even if the run is stopped; then a checkpoint is left (`checkpoint.py`),
+   also where it is stopped or fails in the evaluation after the last step.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from ale.rollout.episode import RL_STAGE
 from ale.task import Task
 from ale.trajectory import Trajectory
 from ale_rl.buffer import OpenGroup, SampleBuffer
-from ale_rl.checkpoint import Cut, restore_newest, write_checkpoint
+from ale_rl.checkpoint import Cut, restore_newest, seconds_so_far, write_checkpoint
 from ale_rl.collapse_guard import CollapseGuard
 from ale_rl.config import RLConfig
 from ale_rl.in_flight import limited_places
@@ -38,7 +39,7 @@ from ale_training import publish
 async def reinforce(
     bench: Workbench, config: RLConfig, tasks: Iterator[Task], demonstrations: Sequence[Trajectory] = ()
 ) -> None:
-    """Run all RL steps on these tasks, with the evaluations between them."""
+    """Run all RL steps on these tasks, with the evaluations between and after them."""
     producer = Producer(bench, config, make_buffer(config), tasks, demonstrations)
     async with limited_places(bench, config) as places:
         training = Training(bench, config, producer, places)
@@ -121,6 +122,7 @@ class Training:
                         await self._save()
                 if not self._watchdog.failed:
                     watching.cancel()
+            await self._bench.evaluate("after_rl", self._config.steps)
         except BaseException:
             stalled = self._watchdog.failed  # then it may hang again
             if self._between_steps and self._producer.steps_done > self._saved and not stalled:
@@ -212,9 +214,12 @@ class Training:
         self._evaluation = group.create_task(evaluate())
 
     async def _save(self) -> None:
-        """Write a checkpoint of the state as it is now."""
-        bench, step = self._bench, self._producer.steps_done
+        """Write a checkpoint of the state as it is now; it is finished even if the run is stopped meanwhile."""
+        bench, step, due = self._bench, self._producer.steps_done, self._evaluation_due
         self._watch.trainer.enter("save")
+        if due is not None and due[1] != step:  # an evaluation measures one version, and that one is no more
+            bench.progress.note(f"The evaluation {due[0]} was broken off; it is not made again if the run goes on.")
+            due = None
         cut = Cut(
             step,
             bench.engine.version,
@@ -223,7 +228,12 @@ class Training:
             self._guard.state(),
             dict(bench.evaluations),
             dict(bench.seconds),
-            self._evaluation_due,
+            due,
+            seconds_so_far(bench.store),
         )
-        await write_checkpoint(bench, cut, self._config.checkpoint_keep)
-        self._saved = step
+        saving = asyncio.ensure_future(write_checkpoint(bench, cut, self._config.checkpoint_keep))
+        try:
+            await asyncio.shield(saving)
+        finally:
+            await saving
+            self._saved = step

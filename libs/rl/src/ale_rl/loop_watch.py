@@ -66,7 +66,7 @@ class LoopWatch:
     def moves(self) -> Hashable:
         """Return a value that is another one whenever something has moved (see `Watchdog`)."""
         running = frozenset(map(id, list(self._bench.rollouts.running)))  # a list, as another thread calls this
-        tokens = self._bench.engine.metrics().get("sampled_tokens")
+        tokens = self._engine_metrics().get("sampled_tokens")
         return self._engine.answered, tokens, running, self.achieved()
 
     def achieved(self) -> Hashable:
@@ -78,8 +78,15 @@ class LoopWatch:
         return {
             "trainer": self.trainer.state,
             "engine": self._engine.state,
-            "engine_metrics": self._bench.engine.metrics(),
+            "engine_metrics": self._engine_metrics(),
         }
+
+    def _engine_metrics(self) -> dict[str, float]:
+        """Return the engine's metrics; none where it cannot say them, since the rest shows whether anything moves."""
+        try:
+            return self._bench.engine.metrics()
+        except Exception:
+            return {}
 
     def step_metrics(self, step: int, trained: Sequence[Trajectory]) -> dict[str, float]:
         """Return the metrics of the step that ends now, and note its spans and advice."""

@@ -14,7 +14,7 @@ import asyncio
 import json
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -26,6 +26,7 @@ from ale.specs.algorithm import RolloutHistory, RolloutRequest
 from ale.store.run_store import REJECT
 from ale.task import TRAIN, Task
 from ale.trajectory import Trajectory
+from ale_rl.admitted import Admitted, Finished
 from ale_rl.buffer import OpenGroup, SampleBuffer
 from ale_rl.config import RLConfig
 from ale_rl.rollout_metrics import is_even
@@ -33,43 +34,6 @@ from ale_rl.spares import Spares
 from ale_training import retokenize
 
 LATE = "late"
-
-
-@dataclass(slots=True)
-class Admitted:
-    """A task in the buffer."""
-
-    ordinal: int
-    nth: int
-    """Its number among the tasks that were taken from the source."""
-    task: Task
-    again: bool
-    """Whether a group of the task was dropped before."""
-    step: int = 0
-    requests: list[RolloutRequest] = field(default_factory=list)
-    """What was planned for it, in that step."""
-
-    def state(self, group: OpenGroup[Trajectory]) -> dict[str, Any]:
-        """Return the task and its group as JSON values. Requests with a start cannot be written."""
-        plain = all(request.start is None for request in self.requests)
-        return {
-            "ordinal": self.ordinal,
-            "nth": self.nth,
-            "again": self.again,
-            "version": group.version,
-            "step": self.step,
-            "requests": [[request.group, request.seed] for request in self.requests if plain],
-            "rollouts": None if group.rollouts is None else [trajectory.id for trajectory in group.rollouts],
-        }
-
-
-@dataclass(frozen=True, slots=True)
-class Finished:
-    """The rollouts of an ordinal that no plan has seen, and the names of its groups."""
-
-    ordinal: int
-    rollouts: Sequence[Trajectory]
-    groups: frozenset[str]
 
 
 class Producer:
@@ -116,7 +80,7 @@ class Producer:
                 task.add_done_callback(running.discard)
 
         async with asyncio.TaskGroup() as groups:
-            begin(one for one in await self._restored() if one.requests)
+            begin(await self._restored())
             while self.steps_done < self._config.steps:
                 self._room.clear()
                 admitted = [self._admit() for _ in range(min(self._buffer.room, self._wanted))]
@@ -207,7 +171,7 @@ class Producer:
             "ordinal": self._ordinal,
             "places": [[step, count] for step, count in self._places.items() if step > self.steps_done],
             "returned": [nth for nth, _ in self._returned],
-            "open": [one.state(open_groups[one.ordinal]) for one in self._admitted.values()],
+            "open": [one.state(open_groups[n], n in self._diverged) for n, one in self._admitted.items()],
             "finished": [[f.ordinal, [t.id for t in f.rollouts], sorted(f.groups)] for f in self._finished],
             "given_up": {group: dict(kinds) for group, kinds in self._bench.rollouts.given_up.items()},
             "diverged": sorted(self._diverged),
@@ -287,27 +251,32 @@ class Producer:
         bench, algorithm = self._bench, self._bench.algorithm
         tasks = [member.task for member in members]
         finished = sorted(self._finished, key=lambda one: one.ordinal)
+        seen = {one.ordinal for one in finished}
         known = frozenset[str]().union(*(one.groups for one in finished))
         given_up = bench.rollouts.given_up
+        for member in members:
+            member.step = step
         history = RolloutHistory(
             step,
             bench.config.seed,
             [t for one in finished for t in one.rollouts],
-            rejected={name: given_up.pop(name) for name in known & given_up.keys()},
+            rejected={name: given_up[name] for name in known & given_up.keys()},
             demonstrations=self._demonstrations,
             demonstrator=bench.tasks.demonstrator,
             retokenize=lambda t: retokenize(t, bench.sessions.tokenizer, bench.sessions.form),
             place=self._places[step],
         )
-        self._finished.clear()
-        self._places[step] += len(tasks)
         while wanted := algorithm.prepare(tasks, history):
             prepared = await bench.rollouts.run(wanted, StageInfo(PREPARE_STAGE, step, TRAIN, 1.0))
             history = replace(history, prepared=prepared)
         of_task = {member.task.id: member for member in members}
-        for member in members:
-            member.step = step
-        for request in algorithm.plan(tasks, history):
+        planned = algorithm.plan(tasks, history)
+        # Only now: a checkpoint that was written meanwhile plans these groups again, from the same history.
+        self._finished = [one for one in self._finished if one.ordinal not in seen]
+        self._places[step] += len(tasks)
+        for name in history.rejected:
+            given_up.pop(name, None)
+        for request in planned:
             if request.task.id not in of_task:
                 raise PluginError(
                     f"algorithm: '{bench.config.algorithm.use}' plans a rollout of the task '{request.task.id}', which "

@@ -151,7 +151,7 @@ class Spares:
     def _find(self, request: RolloutRequest, stage: StageInfo) -> Trajectory | None:
         """Return the good rollout of a request that is stored, if there is one."""
         seeds = [request.seed + i * RESEED for i in range(self._rollouts.episodes.config.max_resamples + 1)]
-        return self._rollouts.store.find_rollout(stage.name, stage.step, request.group, seeds)
+        return self._rollouts.store.find_rollout(stage.name, stage.step, request.group, request.task.id, seeds)
 
     def _running(self, request: RolloutRequest) -> Task | None:
         return next((task for task, its in self._rollouts.running.items() if its is request), None)

@@ -46,7 +46,6 @@ class Reinforcement(TrainingStage):
     async def train(self, bench: Workbench) -> None:
         """See `TrainingStage.train`."""
         await reinforce(bench, self._config, self._tasks, self._demonstrations)
-        await bench.evaluate("after_rl", self._config.steps)
 
 
 class RolloutHalf(TrainingStage):

@@ -5,7 +5,8 @@
 2. A thread looks, so that it also sees what blocks the event loop itself (an observer's hook, the store).
 3. First an event `stalled` is stored with the oldest rollouts, the roles' states and the stacks, and it mends: what
    blocks the event loop is interrupted with an error; rollouts that hang are ended as failures of the part that hangs,
-   and made again; an engine that hangs is told to resume. A store that hangs is only waited for.
+   and made again; an engine that hangs is told to resume. A store that hangs is only waited for. If requests are at
+   the engine, it is the engine that hangs: what waits for it may be an agent that calls over HTTP.
 4. If it is stalled again before a rollout is good or the trainer goes on, the run fails with a sentence.
 """
 
@@ -74,6 +75,12 @@ class Watchdog:
                 signal.signal(signal.SIGUSR1, before)
 
     def _watch(self) -> None:
+        try:
+            self._look()
+        except Exception:  # a mistake here must not pass for a run that is watched
+            log.exception("the watchdog has failed: from now on nothing notices if the run hangs")
+
+    def _look(self) -> None:
         last: Hashable = None
         mended_at: Hashable = None
         since = time.monotonic()
@@ -87,7 +94,10 @@ class Watchdog:
             elif time.monotonic() - since >= self._stall_s:
                 since = time.monotonic()
                 blocked = not self._answers()
-                part, stacks = self._blocking() if blocked else self._ask(self._hanging())
+                try:
+                    part, stacks = self._blocking() if blocked else self._ask(self._hanging())
+                except TimeoutError:  # it has been blocked just now
+                    blocked, (part, stacks) = True, self._blocking()
                 sentence = f"Nothing has moved for {self._stall_s:g} s: {part} hangs."
                 self._tell(part, stacks, sentence)
                 if mended_at == self._achieved():
@@ -118,8 +128,10 @@ class Watchdog:
         chains = [list(await_chain(task)) for task in self._bench.rollouts.running]
         parts = [part for chain in chains if (part := part_of(chain)) is not None]
         stacks = [_stack(list(await_chain(task))) for task in asyncio.all_tasks()]
-        trainer = self._facts()["trainer"]
-        working = not trainer.startswith("wait_") and f"the trainer ({trainer})"
+        facts = self._facts()
+        working = not facts["trainer"].startswith("wait_") and f"the trainer ({facts['trainer']})"
+        if facts["engine"] == "busy":
+            parts.insert(0, ENGINE)
         return working or (parts[0] if parts else "the loop"), sorted(set(stacks))[:MAX_STACKS]
 
     def _tell(self, part: str, stacks: list[str], sentence: str) -> None:
@@ -142,13 +154,18 @@ class Watchdog:
 
     async def _end_hanging(self, part: str, sentence: str) -> None:
         """End the rollouts that hang in a part as its failures, which makes them again."""
-        if part == ENGINE:
-            async with asyncio.timeout(self._stall_s / 2):
-                await self._bench.engine.resume()
-        for task in self._bench.rollouts.running:
-            if part_of(list(await_chain(task))) == part:
+        running = {task: part_of(list(await_chain(task))) for task in self._bench.rollouts.running}
+        parts = {part}
+        if part == ENGINE and ENGINE not in running.values():
+            parts = {AGENT, COMMAND}  # agents that call over HTTP
+        for task, of in running.items():
+            if of in parts:
                 self._bench.rollouts.episodes.ended[task] = ERRORS.get(part, PluginError)(sentence)
                 task.cancel()
+        if part == ENGINE:
+            with suppress(Exception):  # a plugin may raise anything; if that was of no use, the run fails next
+                async with asyncio.timeout(self._stall_s / 2):
+                    await self._bench.engine.resume()
 
     def _fail(self, blocked: bool, part: str, sentence: str) -> None:
         """End the run: by an error in the event loop, and in what blocks it; a store that hangs cannot be closed."""

@@ -16,10 +16,12 @@ from ale.store.run_store import CONFIG_NAME, SUMMARY_NAME, RunStore
 HARMLESS = (
     "name", "run_dir", "observers", "eval", "pool", "rollout.concurrency",
     "rl.scoring_concurrency", "rl.patience_s", "rl.stall_s", "rl.checkpoint_every",
-    "rl.checkpoint_keep", "sft.checkpoint_every",
+    "rl.checkpoint_keep", "rl.min_entropy", "sft.checkpoint_every",
     "cpt.checkpoint_every", "engine", "trainer.threads", "trainer.ranks", "trainer.device",
 )  # fmt: skip
 """Keys, or sections of keys, that a resumed run may change: they do not decide what it learns."""
+SAMPLING = ("temperature", "top_p", "top_k", "max_tokens")
+"""Keys of `eval` that it may not: an evaluation that was interrupted goes on with the episodes that it has."""
 
 
 class Resume(ResumedRun):
@@ -34,14 +36,23 @@ class Resume(ResumedRun):
         summary = folder / SUMMARY_NAME
         if summary.exists() and json.loads(summary.read_text())["status"] == "completed":
             raise ConfigError(f"The run in {folder} is complete; there is nothing to go on with.")
-        changed = _differences(yaml.safe_load(before), yaml.safe_load(config), "")
-        keys = [key for key in changed if not any(f"{key}.".startswith(f"{one}.") for one in HARMLESS)]
+        now = yaml.safe_load(config)
+        constant = (now.get("rl") or {}).get("lr") is None  # else the learning rate follows from the number of steps
+        changed = _differences(yaml.safe_load(before), now, "")
+        keys = [key for key in changed if not (_is_harmless(key) or (key == "rl.steps" and constant))]
         if keys:
             raise ConfigError(
                 f"A resumed run cannot change {', '.join(keys)}: what it has learned so far was learned otherwise. "
                 f"Leave {folder / CONFIG_NAME} as it was, or start a new run from a policy of this one (model.path)."
             )
         return run_id
+
+
+def _is_harmless(key: str) -> bool:
+    section, _, name = f".{key}".rpartition(".")
+    if section.startswith(".eval") and name in SAMPLING:
+        return False
+    return any(f"{key}.".startswith(f"{one}.") for one in HARMLESS)
 
 
 def _differences(before: Any, now: Any, path: str) -> Iterator[str]:
