@@ -65,7 +65,9 @@ def write(folder: Path, count: int) -> None:
             store.add_metrics("rl", step, {"success": 0.5, "reward": 0.5, "loss": 0.1, "entropy": 1.0})
             ended = began + step * GROUP * GROUPS
             spans = [["wait_data", ended - 128, ended - 28], ["update", ended - 28, ended]]
-            store.add_event("roles", step=step, advice="Both are busy.", trainer=spans)
+            sampled = [["busy", ended - 128, ended - 1], ["loading", ended - 1, ended]]
+            said = "Both are busy."
+            store.add_event("roles", step=step, version=step, advice=said, trainer=spans, engine=sampled)
 
 
 def timed(repeat: int, call: Callable[[], object]) -> str:

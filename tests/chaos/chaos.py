@@ -3,7 +3,8 @@
     python tests/chaos/chaos.py --runs 200 --seed 1 --table tests/chaos/results.md
 
 1. Each run is killed once or twice: at a uniform instant, or at a named point (`points.py`), which may lie in a resume.
-   Half of the runs are synchronous, half asynchronous.
+   Half of the runs are synchronous, half asynchronous. Those with a named point leave a checkpoint each step, the
+   others each one, two or three, so that several steps are undone.
 2. A run is `ale run` in a process that is forked from this one, which has imported everything: so a run takes a second
    or two. This process computes nothing itself, so that it has no threads when it forks.
 3. `checks.py` says what must hold at the end.
@@ -48,7 +49,7 @@ rollout: {concurrency: 4, max_calls: 2, max_tokens: 16, max_context: 512}
 sft: {demonstrations: {count: 40, keep_failed: true}, steps: 40, batch_size: 8, lr: 4.0e-3}
 eval: {episodes: 2, every: 2}
 """
-LOOP = ("sft=null", "model.scratch=null", f"rl={{steps: {STEPS}, prompts_per_step: {PROMPTS}, checkpoint_every: 1}}")
+LOOP = ("sft=null", "model.scratch=null", f"rl={{steps: {STEPS}, prompts_per_step: {PROMPTS}}}")
 LIMIT_S = 60.0
 HEAD = """# Runs that were killed with `kill -9` and resumed
 
@@ -91,7 +92,8 @@ class Chaos:
     def attempt(self, number: int, ratio: int, kills: Sequence[Kill]) -> tuple[list[str], float]:
         """Make a run that is killed so; returns what is wrong with it, and the longest time to progress."""
         target = self.folder / f"run-{number}"
-        arguments = self._arguments(target, ratio)
+        every = 1 if any(kill.point for kill in kills) else 1 + number // len(RATIOS) % 3
+        arguments = self._arguments(target, ratio, every)
         for kill in kills:
             pid = self._start(target, arguments, ratio, kill)
             if kill.seconds:
@@ -110,9 +112,10 @@ class Chaos:
                 shutil.rmtree(path)
         return found.wrong, found.slowest_start_s
 
-    def _arguments(self, target: Path, ratio: int) -> list[str]:
+    def _arguments(self, target: Path, ratio: int, every: int = 1) -> list[str]:
         policy = f"model.path={self.folder / 'warm' / 'model' / 'sft'}"
-        settings = (*LOOP, policy, *(() if ratio else ALONE), f"rl.async_ratio={ratio}")
+        settings = (*LOOP, policy, *(() if ratio else ALONE))
+        settings += (f"rl.async_ratio={ratio}", f"rl.checkpoint_every={every}")
         return [str(self.file), *settings, "--out", str(target)]
 
     def _temporary(self, target: Path) -> Path:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ale_rl.roles import ENGINE_STATES, TRAINER_STATES, EngineRole, Role, advice, role_metrics
+from ale_rl.roles import ENGINE_STATES, TRAINER_STATES, EngineRole, Role, advice, coarsen, role_metrics
 
 
 class Clock:
@@ -38,6 +38,30 @@ def test_the_seconds_of_the_states_add_up_to_the_time_that_has_passed(moves: lis
     laps = {name: laps[name] + value for name, value in role.lap().items()}
     assert laps == pytest.approx(expected)
     assert sum(laps.values()) == pytest.approx(clock.now - 100.0)
+
+
+@given(st.lists(st.tuples(st.sampled_from(ENGINE_STATES), st.floats(0.01, 50)), min_size=1, max_size=60))
+def test_few_spans_cover_the_same_time_and_each_part_has_its_longest_state(moves: list[tuple[str, float]]) -> None:
+    spans, at = [], 100.0
+    for state, lasting in moves:
+        spans.append((state, at, at + lasting))
+        at += lasting
+    few = coarsen(spans, 20)
+    assert len(few) <= 20
+    assert (few[0][1], few[-1][2]) == (pytest.approx(100.0), pytest.approx(at))
+    assert all(a[2] == b[1] for a, b in pairwise(few))
+    if len(spans) <= 20:
+        assert few == spans
+        return
+    width = (at - 100.0) / 20
+    for part in range(20):
+        began, middle = 100.0 + part * width, 100.0 + (part + 0.5) * width
+        (shown,) = {state for state, a, b in few if a <= middle < b}
+        shares = {
+            wanted: sum(max(0.0, min(b, began + width) - max(a, began)) for state, a, b in spans if state == wanted)
+            for wanted in ENGINE_STATES
+        }
+        assert shares[shown] == pytest.approx(max(shares.values()), abs=1e-6)
 
 
 def test_a_state_that_a_role_has_not_is_refused() -> None:

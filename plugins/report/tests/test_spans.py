@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from ale.store.run_store import RunStore
 from ale.trajectory import Chunk, Trajectory
 from ale_report.page import write_report
-from ale_report.spans import engine_spans, lanes, merge, rollout_spans
+from ale_report.spans import lanes, merge, rollout_spans
 from ale_report.trace import write_trace
 
 seconds = st.floats(0, 100).map(lambda value: round(value, 3))
@@ -66,22 +66,6 @@ def test_the_states_of_a_rollout_fill_its_time_without_gap_or_overlap(
         assert (spans[0][1], spans[-1][2]) == (pytest.approx(1000 - timings.get("queue", 0)), 1000 + took)
 
 
-@given(st.lists(st.tuples(st.integers(0, 40), st.integers(1, 9)), max_size=12), st.integers(1, 20))
-def test_the_engine_is_in_one_state_from_the_trainers_first_span_to_its_last(
-    calls: list[tuple[int, int]], published: int
-) -> None:
-    sampled = [[("model", float(at), float(at + lasting))] for at, lasting in calls]
-    trainer = [("update", 5.0, 5.0 + published), ("publish", 5.0 + published, 30.0), ("wait_data", 30.0, 41.0)]
-    spans = engine_spans(sampled, trainer)
-    assert (spans[0][1], spans[-1][2]) == (5.0, 41.0)
-    assert all(a[2] == b[1] and a[0] != b[0] for a, b in pairwise(spans))
-    for second in range(5, 41):
-        (state,) = {s for s, began, ended in spans if began <= second + 0.5 < ended}
-        busy = any(at <= second + 0.5 < at + lasting for at, lasting in calls)
-        loading = 5 + published <= second + 0.5 < 30
-        assert state == ("loading" if loading else "busy" if busy else "starved")
-
-
 def test_rollouts_of_a_lane_do_not_overlap_and_lanes_are_used_again() -> None:
     spans = [[("model", a, b)] for a, b in ((0.0, 4.0), (1.0, 2.0), (2.0, 3.0), (4.0, 5.0))]
     assert lanes(spans) == [0, 1, 1, 0]
@@ -95,8 +79,9 @@ def run(tmp_path: Path) -> Path:
         for i in range(3):
             store.add_trajectory(rollout(f"a{i}", 1000.0 + i))
         trainer = [["wait_data", 1000, 1012], ["logprobs", 1012, 1013], ["update", 1013, 1015], ["publish", 1015, 1016]]
-        store.add_event("roles", step=1, advice="<b>They</b> take turns.", trainer=trainer)
-        store.add_metrics("rl", 1, {"success": 1.0, "bubble/trainer": 0.75}, [("a0", 0, 1), ("a1", 1, 1)])
+        engine = [["starved", 1000, 1001], ["busy", 1001, 1012], ["starved", 1012, 1015], ["loading", 1015, 1016]]
+        store.add_event("roles", step=1, version=5, advice="<b>They</b> take turns.", trainer=trainer, engine=engine)
+        store.add_metrics("rl", 1, {"success": 1.0, "bubble/trainer": 0.75}, [("a0", 0, 5), ("a1", 1, 5)])
     return tmp_path / "run"
 
 

@@ -91,7 +91,14 @@ def scoring_places(run: RunConfig, config: RLConfig) -> int:
 async def limited_places(bench: Workbench, config: RLConfig) -> AsyncIterator[Places]:
     """Give the rollouts of a loop their places, whose limit follows the engine's cache."""
     rollouts, ceiling = bench.rollouts, bench.config.rollout.concurrency
-    places, limit = Places(ceiling, scoring_places(bench.config, config)), InFlightLimit(ceiling)
+    scoring = scoring_places(bench.config, config)
+    if config.scoring_concurrency is None and scoring < ceiling:
+        bench.progress.note(
+            f"At most {scoring} {'reward is' if scoring == 1 else 'rewards are'} computed at once, for which "
+            f"pool.max_sandboxes has room beside rollout.concurrency ({ceiling}); raise it, or set "
+            "rl.scoring_concurrency."
+        )
+    places, limit = Places(ceiling, scoring), InFlightLimit(ceiling)
     before = rollouts.places, rollouts.episodes
 
     async def adapt() -> None:

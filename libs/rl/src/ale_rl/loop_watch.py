@@ -1,7 +1,7 @@
 """Watches a loop at work: which role is in which state, what became of the tokens, and what to change.
 
-After each step the metrics have the seconds of each state and the token ledger, and an event `roles` has the trainer's
-spans (for `ale report` and `ale trace`) with one sentence about who waits for whom.
+After each step the metrics have the seconds of each state and the token ledger, and an event `roles` has the spans of
+both roles (for `ale report` and `ale trace`) with one sentence about who waits for whom.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ale.trajectory import Trajectory
 from ale_rl.config import RLConfig
 from ale_rl.places import Places
 from ale_rl.produce import Producer
-from ale_rl.roles import TRAINER_STATES, EngineRole, Role, advice, role_metrics
+from ale_rl.roles import TRAINER_STATES, EngineRole, Role, Span, advice, coarsen, role_metrics
 from ale_rl.token_ledger import TokenLedger
 
 LAPS = 4
@@ -90,12 +90,16 @@ class LoopWatch:
 
     def step_metrics(self, step: int, trained: Sequence[Trajectory]) -> dict[str, float]:
         """Return the metrics of the step that ends now, and note its spans and advice."""
-        offset = time.time() - time.monotonic()
         trainer, engine = self.trainer.lap(), self._engine.lap()
-        spans = [[state, round(a + offset, 4), round(b + offset, 4)] for state, a, b in self.trainer.spans]
         found = role_metrics(trainer, engine) | self._producer.buffer_metrics()
         found["in_flight/limit"] = float(self._places.limit)
         self._laps.append((trainer, engine))
         said = advice(self._laps, self._config.async_ratio, self._config.batches_ahead)
-        self._bench.store.add_event("roles", step=step, advice=said, trainer=spans)
+        roles = {"trainer": _in_unix_time(self.trainer.spans), "engine": _in_unix_time(coarsen(self._engine.spans))}
+        self._bench.store.add_event("roles", step=step, version=self._bench.engine.version, advice=said, **roles)
         return found | self._ledger.close(trained, self._producer.open_groups, self._producer.replaced_tokens)
+
+
+def _in_unix_time(spans: Sequence[Span]) -> list[list[str | float]]:
+    offset = time.time() - time.monotonic()
+    return [[state, round(began + offset, 4), round(ended + offset, 4)] for state, began, ended in spans]

@@ -15,8 +15,13 @@ from contextlib import contextmanager
 WAITS = ("wait_data", "wait_evaluation")
 TRAINER_STATES = (*WAITS, "logprobs", "update", "publish", "save")
 ENGINE_STATES = ("starved", "busy", "loading")
+MOST_SPANS = 200
 MUCH = 0.2
 """A bubble of this share of a step is worth a sentence."""
+
+
+Span = tuple[str, float, float]
+"""State, beginning, end."""
 
 
 class Role:
@@ -24,9 +29,9 @@ class Role:
 
     def __init__(self, states: tuple[str, ...], clock: Callable[[], float] = time.monotonic) -> None:
         self.state = states[0]
-        self.spans: list[tuple[str, float, float]] = []
-        """Those of the last lap: state, beginning and end by the clock."""
-        self._ended: list[tuple[str, float, float]] = []
+        self.spans: list[Span] = []
+        """Those of the last lap, by the clock."""
+        self._ended: list[Span] = []
         self._states, self._clock = states, clock
         self._since = clock()
         self.changes = 0
@@ -89,6 +94,25 @@ class EngineRole(Role):
 
     def _update(self) -> None:
         self.enter("loading" if self._loading else "busy" if self._requests else "starved")
+
+
+def coarsen(spans: Sequence[Span], most: int = MOST_SPANS) -> list[Span]:
+    """Return at most so many spans that cover the same time: where there are more, each part of it has the state that
+    fills most of it."""
+    if len(spans) <= most:
+        return list(spans)
+    began, ended = spans[0][1], spans[-1][2]
+    width = (ended - began) / most
+    filled: list[dict[str, float]] = [{} for _ in range(most)]
+    for state, start, end in spans:
+        for part in range(int((start - began) / width), min(most, int((end - began) / width) + 1)):
+            at = began + part * width
+            inside = max(0.0, min(end, at + width) - max(start, at))
+            filled[part][state] = filled[part].get(state, 0.0) + inside
+    states = [max(found, key=found.__getitem__) for found in filled]
+    edges = [part for part in range(most) if part == 0 or states[part] != states[part - 1]]
+    times = [began + part * width for part in edges] + [ended]
+    return [(states[part], times[i], times[i + 1]) for i, part in enumerate(edges)]
 
 
 def role_metrics(trainer: Mapping[str, float], engine: Mapping[str, float]) -> dict[str, float]:

@@ -1,8 +1,8 @@
-"""Who was in which state when: the trainer's spans from the events of the loop, a rollout's from its trajectory.
+"""Who was in which state when: trainer's and engine's spans from the events of the loop, a rollout's from its
+trajectory.
 
-    rollout   queue (no place is free), start (its sandbox), model, tool (anything else of the agent), score, stop
-    trainer   see `ale_rl.roles`
-    engine    loading while the trainer publishes, busy while a rollout is at the model, else starved
+    rollout          queue (no place is free), start (its sandbox), model, tool (else of the agent), score, stop
+    trainer, engine  see `ale_rl.roles`
 
 The states of a rollout fill its time without a gap or an overlap.
 """
@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 from ale.store.run_store import RunStore
 from ale.trajectory import Trajectory
@@ -28,8 +27,11 @@ class StepRoles:
     """What the loop noted at the end of a step."""
 
     step: int
+    version: int
+    """That of the weights after it."""
     advice: str
     trainer: tuple[Span, ...]
+    engine: tuple[Span, ...]
 
 
 def step_roles(store: RunStore) -> list[StepRoles]:
@@ -37,8 +39,11 @@ def step_roles(store: RunStore) -> list[StepRoles]:
     found: dict[int, StepRoles] = {}
     for (text,) in store.rows("SELECT data FROM events WHERE kind = 'roles' ORDER BY rowid"):
         data = json.loads(text)
-        spans = tuple((str(state), float(began), float(ended)) for state, began, ended in data["trainer"])
-        found[data["step"]] = StepRoles(data["step"], data["advice"], spans)
+        trainer, engine = (
+            tuple((str(state), float(began), float(ended)) for state, began, ended in data[role])
+            for role in ("trainer", "engine")
+        )
+        found[data["step"]] = StepRoles(data["step"], data["version"], data["advice"], trainer, engine)
     return [found[step] for step in sorted(found)]
 
 
@@ -58,26 +63,6 @@ def rollout_spans(t: Trajectory) -> list[Span]:
             at = answered
     spans += [("tool", at, acted), ("score", acted, scored), ("stop", scored, end)]
     return [span for span in spans if span[1] < span[2]]
-
-
-def engine_spans(rollouts: Iterable[Sequence[Span]], trainer: Sequence[Span]) -> list[Span]:
-    """Return the engine's states from the first span of the trainer to its last; all rollouts share one engine."""
-    if not trainer:
-        return []
-    loading = merge((began, ended) for state, began, ended in trainer if state == "publish")
-    busy = merge((began, ended) for spans in rollouts for state, began, ended in spans if state == "model")
-    at, last = trainer[0][1], trainer[-1][2]
-    events = sorted({at, last, *(x for pair in (*loading, *busy) for x in pair if at < x < last)})
-    spans: list[Span] = []
-    in_loading, in_busy = _Inside(loading), _Inside(busy)
-    for began, ended in pairwise(events):
-        middle = (began + ended) / 2
-        state = "loading" if in_loading(middle) else "busy" if in_busy(middle) else "starved"
-        if spans and spans[-1][0] == state:
-            spans[-1] = (state, spans[-1][1], ended)
-        else:
-            spans.append((state, began, ended))
-    return spans
 
 
 def merge(intervals: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -104,15 +89,3 @@ def lanes(rollouts: Sequence[Sequence[Span]]) -> list[int]:
         free[lane] = rollouts[i][-1][2]
         out[i] = lane
     return out
-
-
-class _Inside:
-    """It says whether a time is in one of several intervals; the times must not fall."""
-
-    def __init__(self, intervals: Sequence[tuple[float, float]]) -> None:
-        self._left = list(reversed(intervals))
-
-    def __call__(self, time: float) -> bool:
-        while self._left and self._left[-1][1] <= time:
-            self._left.pop()
-        return bool(self._left) and self._left[-1][0] <= time

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ale.store.run_store import RunStore
 from ale_report.facts import RL_STAGE
 from ale_report.page_json import show_controls
-from ale_report.spans import Span, engine_spans, lanes, rollout_spans, step_roles
+from ale_report.spans import Span, lanes, rollout_spans, step_roles
 
 MAX_ROLLOUTS = 240
 MAX_STEPS = 12
@@ -44,13 +44,13 @@ def read_timeline(store: RunStore) -> Timeline | None:
     began, ended = shown[0].trainer[0][1], shown[-1].trainer[-1][2]
     inside = f"rowid IN (SELECT rowid FROM ({newest}) WHERE finished_at >= ?)"
     rollouts = [rollout_spans(t) for t in store.trajectories(inside, (RL_STAGE, MAX_ROLLOUTS, began))]
-    trainer = [span for one in shown for span in one.trainer]
 
     def row(name: str, spans: list[Span]) -> Row:
         cut = [(state, max(began, a) - began, min(ended, b) - began) for state, a, b in spans]
         return Row(name, tuple((state, round(a, 4), round(b, 4)) for state, a, b in cut if a < b))
 
-    rows = [row("trainer", trainer), row("engine", engine_spans(rollouts, trainer))]
+    rows = [row("trainer", [span for one in shown for span in one.trainer])]
+    rows.append(row("engine", [span for one in shown for span in one.engine]))
     in_lane: dict[int, list[Span]] = {}
     for lane, spans in zip(lanes(rollouts), rollouts, strict=True):
         in_lane.setdefault(lane, []).extend(spans)

@@ -17,7 +17,7 @@ import typer
 from ale.store.run_store import RunStore, write_whole
 from ale.trajectory import Trajectory
 from ale_report.facts import RL_STAGE
-from ale_report.spans import Span, StepRoles, engine_spans, lanes, rollout_spans, step_roles
+from ale_report.spans import Span, StepRoles, lanes, rollout_spans, step_roles
 
 TRACE_NAME = "trace.json"
 TRAINER, ENGINE, ROLLOUTS = 1, 2, 3
@@ -58,15 +58,16 @@ def trace_events(
             yield {"ph": "X", "pid": pid, "tid": tid, "name": state, "ts": at, "dur": lasting, "args": args}
 
     updates: dict[int, float] = {}
-    for version, one in enumerate(steps, 1):
+    """Of a step without rollouts, which makes no version, nothing is trained on."""
+    for one in steps:
         yield from slices(TRAINER, 0, one.trainer, {"step": one.step, "advice": one.advice})
-        updates[version] = next((start for state, start, _ in one.trainer if state == "logprobs"), one.trainer[-1][1])
-    yield from slices(ENGINE, 0, engine_spans(rollouts, trainer), {})
-    first = min(trained.values(), default=1)
+        yield from slices(ENGINE, 0, one.engine, {})
+        began_at = next((start for state, start, _ in one.trainer if state == "logprobs"), one.trainer[-1][1])
+        updates.setdefault(one.version, began_at)
     for t, spans, lane in zip(trajectories, rollouts, lanes(rollouts), strict=True):
         facts = {"id": t.id, "task": t.task_id, "step": t.step, "version": t.policy_version, "tokens": t.sampled_tokens}
         yield from slices(ROLLOUTS, lane, spans, facts | ({"rejected": t.rejected} if t.rejected else {}))
-        used = updates.get(trained[t.id] - first + 1) if t.id in trained else None
+        used = updates.get(trained[t.id]) if t.id in trained else None
         if used is not None and spans:
             arrow = {"name": "trained on", "cat": "batch", "id": t.id}
             yield {"ph": "s", "pid": ROLLOUTS, "tid": lane, "ts": _us(spans[-1][1] - began), **arrow}
