@@ -191,3 +191,13 @@ def test_a_summary_is_written_whole(tmp_path: Path) -> None:
     path = write_summary(tmp_path, {"run_id": "r"})
     assert path.read_text() == '{\n  "run_id": "r"\n}\n'
     assert [p.name for p in tmp_path.iterdir()] == ["summary.json"]
+
+
+def test_what_is_synced_holds_up_nobody_who_writes_meanwhile(tmp_path: Path) -> None:
+    with RunStore.create(tmp_path / "run") as store, ThreadPoolExecutor(2) as threads:
+        synced = [threads.submit(store.sync) for _ in range(100)]
+        for i in range(100):
+            store.add_metrics("rl", i, {"success": 1.0})
+        for done in synced:
+            done.result()
+        assert len(store.metrics("rl")["success"]) == 100

@@ -21,6 +21,7 @@ from ale_lab.simulation.engine import EngineSpeed, SimulatedEngine, Turn
 from ale_lab.simulation.events import Events
 from ale_lab.simulation.loop import Machines, Simulation, TrainerSpeed
 from ale_lab.simulation.published import MARIN, fitted, ladder
+from ale_lab.simulation.scenes import read_scene
 from ale_lab.simulation.workload import Episode, LogNormal, Measured, Workload
 from ale_rl.multiplexing import Multiplexing
 
@@ -195,6 +196,41 @@ def test_a_run_with_too_few_steps_is_refused(tmp_path: Path) -> None:
     RunStore.create(tmp_path / "run").close()
     with pytest.raises(ConfigError, match="8 are needed"):
         predict(tmp_path / "run")
+
+
+def test_a_file_says_what_is_simulated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "scene.yaml"
+    file.write_text(
+        "machines: {engines: 3, lent: 1, speed: {kv_tokens: 1.0e+6}}\ntrainer: {fixed_s: 2, seconds_a_token: 1.0e-6}\n"
+        "workload: {prompts: 4, group_size: 2, turns: {mean: 2}, tool_s: {mean: 100}}\n"
+    )
+    scene = read_scene(file)
+    assert scene.machines == Machines(3, 1, EngineSpeed(kv_tokens=1e6))
+    assert scene.workload == Workload(4, 2, turns=LogNormal(2.0), tool_s=LogNormal(100.0))
+    simulate(None, tmp_path, file)
+    steps = {
+        line.split("|")[1].strip(): line.split("|")[2] for line in capsys.readouterr().out.splitlines() if "|" in line
+    }
+    assert float(steps["synchronous"].split()[0]) > 200, "two tools of 100 s one after the other"
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("machines: {engines: 0, lent: 1}", ": machines.engines is 0, and must be at least 1."),
+        ("workload: {promts: 3}", ": workload.promts: unexpected keyword argument (it is 3)."),
+        ("machnes: 3", ": machnes: there is no such key. Did you mean 'machines'?"),
+        ("- 3", " must have keys: machines, trainer, workload."),
+        (None, " cannot be read: No such file or directory."),
+    ],
+)
+def test_a_wrong_file_is_a_sentence(tmp_path: Path, text: str | None, sentence: str) -> None:
+    file = tmp_path / "scene.yaml"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        read_scene(file)
+    assert f"{file}{sentence}" in str(caught.value)
 
 
 def test_the_command_draws_and_writes_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -165,14 +165,15 @@ class RunStore:
         try:
             for sql, rows in statements:
                 self._db.executemany(sql, map(tuple, rows))
+            self._db.execute("COMMIT")
         except BaseException:
             self._db.execute("ROLLBACK")
             raise
-        self._db.execute("COMMIT")
 
     def sync(self) -> None:
         """Write what is stored to the disk itself, where it survives a power cut too."""
-        self._writer.submit(self._db.execute, "PRAGMA wal_checkpoint(FULL)").result()
+        # Fetched there: a statement that is not done would keep the next transaction from its commit.
+        self._writer.submit(lambda: self._db.execute("PRAGMA wal_checkpoint(FULL)").fetchall()).result()
 
     def set_meta(self, facts: Mapping[str, str]) -> None:
         """Store facts about the run, such as its id."""

@@ -14,6 +14,12 @@ def simulate(
         typer.Argument(metavar="[RUN]", help="A run folder: calibrate on every second step of it, predict the others."),
     ] = None,
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="Where figure and table go.")] = Path("runs/simulate"),
+    scene: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="YAML with your machines, trainer and workload (docs: Simulate before you rent)."
+        ),
+    ] = None,
     published: Annotated[
         bool, typer.Option("--published", help="Simulate published runs: which part of their gain comes from what.")
     ] = False,
@@ -35,13 +41,14 @@ def simulate(
 
         print(tables(), end="")
         return
-    from ale_lab.simulation.scenes import RATIOS, curve, draw, summarize, table, ways
+    from ale_lab.simulation.scenes import RATIOS, Scene, curve, draw, read_scene, summarize, table, ways
 
-    found_ways = ways()
+    simulated = Scene() if scene is None else read_scene(scene)
+    found_ways = ways(simulated)
     curves = {
         name: [
             summarize(f"async_ratio {ratio}, ahead {min(ratio, most)}", simulation)
-            for ratio, simulation in curve(most).items()
+            for ratio, simulation in curve(most, simulated).items()
         ]
         for name, most in (("ahead 1", 1), ("ahead = async_ratio", max(RATIOS)))
     }

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ale_lab.simulation import FORBID
 from ale_lab.simulation.events import Events
 
 
@@ -22,6 +23,7 @@ class EngineSpeed:
     """Seconds a token: `c0` fixed, `c1` for each sequence, `c2` for each token of KV; prompts are computed at
     `prefill_tokens_s`. At most `kv_tokens` fit, and at most `most` sequences are sampled at once."""
 
+    __pydantic_config__ = FORBID
     c0: float = 0.008
     c1: float = 5e-5
     c2: float = 2e-9

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from ale_lab.simulation import FORBID
 from ale_lab.simulation.engine import EngineSpeed, SimulatedEngine, Turn
 from ale_lab.simulation.events import Events
 from ale_lab.simulation.workload import Episode, Episodes
@@ -32,6 +33,7 @@ class TrainerSpeed:
     """An update of so many tokens takes `fixed_s + seconds_a_token * tokens`; `logprobs` is the share of that which the
     log-probabilities take beforehand (0: there is no such pass)."""
 
+    __pydantic_config__ = FORBID
     fixed_s: float
     seconds_a_token: float
     logprobs: float = 1 / 3
@@ -47,6 +49,7 @@ class Machines:
     """`engines` sample, `lent` more are on the trainer's machines; `switch_s` for these to change sides; `publish_s` to
     load new weights."""
 
+    __pydantic_config__ = FORBID
     engines: int
     lent: int = 0
     speed: EngineSpeed = field(default=EngineSpeed())

@@ -1,4 +1,4 @@
-"""What `ale lab simulate` draws: three ways to use four machines, and how far sampling may be ahead."""
+"""What `ale lab simulate` draws: three ways to use machines, and how far sampling may be ahead."""
 
 from __future__ import annotations
 
@@ -7,19 +7,21 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
 
+from pydantic import Field, model_validator
+
+from ale.config.yaml_text import parse_yaml
+from ale.errors import ConfigError
+from ale.registry.validation import validate
+from ale.specs.driver import PluginConfig
 from ale_lab.figure import DPI
 from ale_lab.simulation.loop import Machines, Simulation, TrainerSpeed
-from ale_lab.simulation.workload import Episodes, LogNormal, Workload
+from ale_lab.simulation.workload import Workload
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-HALF = 2
-"""The machines that sample, and those that train."""
 STEPS, WARM = 20, 4
 """The first steps fill the buffer, and are not counted."""
-TRAINER = TrainerSpeed(5.0, 1e-5)
-WORKLOAD = Workload(tokens=LogNormal(1200.0, 1.0, 8000.0), tool_s=LogNormal(5.0, 1.5, 120.0))
 RATIOS = (0, 1, 2, 3, 4, 6, 8)
 SHOWN_S = 600.0
 COLORS = {
@@ -30,6 +32,46 @@ COLORS = {
     "switch": "#7c3aed",
     "drain": "#f9a8d4",
 }
+
+
+class Scene(PluginConfig):
+    """What is simulated: a file of `ale lab simulate --scene`. The defaults are those of the documentation."""
+
+    machines: Machines = Field(
+        Machines(2, 2), description="`engines` sample and `lent` train; each is one engine when it samples."
+    )
+    trainer: TrainerSpeed = Field(TrainerSpeed(5.0, 1e-5), description="How fast the machines that train are.")
+    workload: Workload = Field(Workload(), description="The groups of a step, and what an episode does.")
+
+    @model_validator(mode="after")
+    def _some_of_each(self) -> Scene:
+        counts = {
+            "machines.engines": self.machines.engines,
+            "machines.lent": self.machines.lent,
+            "workload.prompts": self.workload.prompts,
+            "workload.group_size": self.workload.group_size,
+        }
+        for key, count in counts.items():
+            if count < 1:
+                raise ValueError(f"{key} is {count}, and must be at least 1")
+        return self
+
+
+def read_scene(path: Path) -> Scene:
+    """Read a scene from a YAML file. Raises `ConfigError`."""
+    try:
+        text = path.read_text()
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}.") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path} is no text.") from None
+    data = parse_yaml(text, str(path))
+    if not isinstance(data, dict):
+        raise ConfigError(f"{path} must have keys: {', '.join(Scene.model_fields)}.")
+    try:
+        return validate(Scene, data)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {str(error).removeprefix('The run file: ')}") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,23 +86,25 @@ class Summary:
     staleness_max: int
 
 
-def ways(workload: Episodes = WORKLOAD) -> dict[str, Simulation]:
-    """Return the three ways, which have run. Training on all machines is twice as fast as on half of them."""
-    separate = Machines(HALF, HALF)
-    faster = replace(TRAINER, seconds_a_token=TRAINER.seconds_a_token / 2)
+def ways(scene: Scene) -> dict[str, Simulation]:
+    """Return the three ways, which have run. All machines together train as much faster as they are more."""
+    workload, separate, trainer = scene.workload, scene.machines, scene.trainer
+    share = separate.lent / (separate.engines + separate.lent)
+    faster = replace(trainer, seconds_a_token=trainer.seconds_a_token * share)
     found = {
         "synchronous": Simulation(workload, separate, faster, STEPS),
-        "asynchronous": Simulation(workload, separate, TRAINER, STEPS, 2),
-        "multiplexed": Simulation(workload, separate, TRAINER, STEPS, 2, multiplexed=True),
+        "asynchronous": Simulation(workload, separate, trainer, STEPS, 2),
+        "multiplexed": Simulation(workload, separate, trainer, STEPS, 2, multiplexed=True),
     }
     for simulation in found.values():
         simulation.run()
     return found
 
 
-def curve(ahead: int, workload: Episodes = WORKLOAD) -> dict[int, Simulation]:
+def curve(ahead: int, scene: Scene) -> dict[int, Simulation]:
     """Return runs by `async_ratio`, with sampling at most so far `ahead`; with 0 they take turns."""
-    runs = {r: Simulation(workload, Machines(HALF), TRAINER, STEPS, r, min(ahead, r)) for r in RATIOS}
+    machines = replace(scene.machines, lent=0)
+    runs = {r: Simulation(scene.workload, machines, scene.trainer, STEPS, r, min(ahead, r)) for r in RATIOS}
     for simulation in runs.values():
         simulation.run()
     return runs

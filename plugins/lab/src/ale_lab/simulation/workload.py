@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from ale_lab.simulation import FORBID
+
 BESIDE = 0.1
 """How far from its place in a step an episode may be drawn, as a share of the step."""
 
@@ -46,6 +48,7 @@ class Episodes(Protocol):
 class LogNormal:
     """A log-normal number with this mean and coefficient of variation (before the cut), at most `most`."""
 
+    __pydantic_config__ = FORBID
     mean: float
     cv: float = 0.0
     most: float = math.inf
@@ -62,13 +65,14 @@ class LogNormal:
 class Workload:
     """Episodes with drawn lengths; tokens and seconds."""
 
+    __pydantic_config__ = FORBID
     prompts: int = 32
     group_size: int = 8
     prompt_tokens: float = 1500.0
     turns: LogNormal = field(default=LogNormal(6.0, 0.5, 20.0))
-    tokens: LogNormal = field(default=LogNormal(400.0, 1.0, 4000.0))
+    tokens: LogNormal = field(default=LogNormal(1200.0, 1.0, 8000.0))
     """Sampled in a turn."""
-    tool_s: LogNormal = field(default=LogNormal(5.0, 2.0, 300.0))
+    tool_s: LogNormal = field(default=LogNormal(5.0, 1.5, 120.0))
     answer_tokens: float = 200.0
     start_s: float = 2.0
     reward_s: float = 5.0
