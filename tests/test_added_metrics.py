@@ -52,6 +52,7 @@ def test_what_an_observer_adds_is_stored_and_reaches_report_and_observers(
             stored, chunks = store.metrics(stage), sum(len(t.chunks) for t in store.trajectories())
         ((_, seen),), ((_, counted),) = stored["mine/seen"], stored["mine/chunks"]
         assert (seen, counted) == (rollouts, chunks)
+        assert ("in_flight/limit" in stored) == (stage == "rl"), "also of rollouts without training"
         assert "mine/chunks" in (folder / "report.html").read_text()
 
 

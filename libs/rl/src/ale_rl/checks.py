@@ -8,6 +8,7 @@ from typing import Any
 from ale.config.preflight import message_engine
 from ale.config.run import RunConfig
 from ale.errors import ConfigError
+from ale.pipeline.workbench import Workbench
 from ale.registry.drivers import build_driver, load_plugin
 from ale.specs.algorithm import Algorithm, RunOutline
 from ale.specs.driver import DriverContext
@@ -46,4 +47,14 @@ def check_policy_to_sample(run: RunConfig, source: Path | None) -> None:
         raise ConfigError(
             "model.scratch: a policy made from nothing exists only after training; for '--only rollout' name one with "
             "model.path=FOLDER or '--from RUN', or remove the section (~model.scratch) if the engine needs no model."
+        )
+
+
+def note_short_context(bench: Workbench) -> None:
+    """Say so if the engine ends contexts before the run file does: else rollouts would be cut off without a word."""
+    wanted, most = bench.config.rollout.max_context, bench.engine.max_context
+    if "max_context" in bench.config.rollout.model_fields_set and most < wanted:
+        bench.progress.note(
+            f"rollout.max_context is {wanted}, but the engine takes contexts of {most} tokens, and they end there: "
+            "raise engine.max_context if the model can take more."
         )

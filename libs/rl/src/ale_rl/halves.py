@@ -14,6 +14,7 @@ from ale.pipeline.workbench import Workbench
 from ale.rollout.episode import RL_STAGE
 from ale.store.run_store import RunStore
 from ale.trajectory import Trajectory
+from ale_rl.checks import note_short_context
 from ale_rl.config import RLConfig
 from ale_rl.in_flight import limited_places
 from ale_rl.loop import make_buffer, run_together
@@ -53,6 +54,7 @@ async def roll_out_only(bench: Workbench, config: RLConfig, source: Path | None)
     if idle := [f"rl.{name}" for name in WITH_TRAINING if name in config.model_fields_set]:
         bench.progress.note(f"{', '.join(idle)}: without effect here; every rollout is kept, and none is stale.")
     config = config.model_copy(update=dict.fromkeys(WITH_TRAINING, 0))
+    note_short_context(bench)
     producer = Producer(bench, config, make_buffer(config), repeat_tasks(bench, config.instances))
 
     async def store_steps() -> None:

@@ -23,6 +23,7 @@ from ale.task import Task
 from ale.trajectory import Trajectory
 from ale_rl.buffer import OpenGroup, SampleBuffer
 from ale_rl.checkpoint import Cut, restore_newest, seconds_so_far, write_checkpoint
+from ale_rl.checks import note_short_context
 from ale_rl.collapse_guard import CollapseGuard
 from ale_rl.config import RLConfig
 from ale_rl.in_flight import limited_places
@@ -40,6 +41,7 @@ async def reinforce(
     bench: Workbench, config: RLConfig, tasks: Iterator[Task], demonstrations: Sequence[Trajectory] = ()
 ) -> None:
     """Run all RL steps on these tasks, with the evaluations between and after them."""
+    note_short_context(bench)
     producer = Producer(bench, config, make_buffer(config), tasks, demonstrations)
     async with limited_places(bench, config) as places:
         training = Training(bench, config, producer, places)
