@@ -19,8 +19,10 @@ from ale_ipa import IPA
 from ale_pg import PolicyGradient
 from ale_pg.variants import RULES
 from ale_policy_loss.correction_settings import Correction
+from ale_policy_loss.likelihood_loss import LikelihoodLoss
 from ale_ppo import PPO
 from ale_ranks import World
+from ale_sft import SFT
 from ale_testing.loss_samples import random_rollouts
 from ale_trainer_torch.learner import Learner
 from ale_trainer_torch.optimizer import Optimization
@@ -41,7 +43,7 @@ class Found:
 
 def algorithms() -> dict[str, Algorithm]:
     """IPA with every level x signal x normalization and with all levels apart, every policy gradient; some with a KL
-    term and an entropy bonus, or a correction."""
+    term and an entropy bonus, or a correction; PPO, supervised training, and the loss that an author begins with."""
     ipa: dict[str, dict[str, object]] = {}
     for level, signal, normalization in itertools.product(LEVELS, SIGNALS, NORMALIZATIONS):
         ipa[f"ipa {level} {signal} {normalization}"] = {
@@ -79,7 +81,28 @@ def algorithms() -> dict[str, Algorithm]:
         "ppo corrected": {"correction": correction, "gamma": 0.9, "whiten": False},
     }.items():
         made[name] = PPO(PPO.Config(**settings), DriverContext())
+    of_tokens = {"baseline": "none", "scale": "token_std", "reward_kl_coef": 0.3}
+    made["pg of tokens"] = PolicyGradient(PolicyGradient.Config(variant="ppo_clip", **of_tokens), DriverContext())
+    made["sft"] = SFT(SFT.Config(), DriverContext())
+    made["likelihood"] = OnlyCredit(PolicyGradient.Config(variant="reinforce"), DriverContext())
     return made
+
+
+class OnlyCredit(PolicyGradient):
+    """An algorithm that only says how good each chunk was."""
+
+    loss = LikelihoodLoss()
+
+
+def for_four_ranks() -> list[str]:
+    """Algorithms that have each variant and each option once, though not all of their combinations: four ranks take
+    their time."""
+    apart = [f"ipa return {a}, ratio {b}, mask {c}" for a, b, c in itertools.permutations(LEVELS)]
+    options = [*(f"ipa {level} kl" for level in LEVELS), *(f"ipa {level} token imitation" for level in LEVELS)]
+    of_ipa = [f"ipa {level} {signal} {level}" for level, signal in zip(LEVELS, SIGNALS, strict=True)]
+    variants = [f"pg {variant} {option}" for variant in RULES for option in ("kl", "corrected")]
+    others = ["pg grpo", "pg of tokens", "ppo", "ppo kl", "ppo corrected", "sft", "likelihood"]
+    return [*of_ipa, *apart, *options, *variants, *others]
 
 
 def learner(

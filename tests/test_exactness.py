@@ -7,12 +7,11 @@ sharded over several ranks.
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import numpy as np
 import pytest
-from parallel_losses import Found, algorithms, batch_of, learner, total
+from parallel_losses import Found, algorithms, batch_of, for_four_ranks, learner, total
 
 from ale_packing import select
 from ale_ranks import Ranks
@@ -48,10 +47,9 @@ def others(model: Path) -> dict[str, Learner]:
 
 @pytest.fixture(scope="module")
 def over_ranks(model: Path) -> dict[int, dict[str, Found]]:
-    """What 1, 2 and 4 ranks that share the model came to, by the algorithm's name; four compute each loss once."""
-    plain = [n for n in ALGORITHMS if not re.search("kl|corrected|,|imitation", n)]  # four ranks take their time
+    """What 1, 2 and 4 ranks that share the model came to, by the algorithm's name."""
     found = {}
-    for size, budget, names in ((1, 60, ALGORITHMS), (2, 60, ALGORITHMS), (4, 1000, plain)):
+    for size, budget, names in ((1, 60, ALGORITHMS), (2, 60, ALGORITHMS), (4, 1000, for_four_ranks())):
         ranks = Ranks("parallel_losses:RankOfLosses", size, (model, budget), threads=1, backend="gloo")
         try:
             found[size] = ranks.call("compute", list(names))[0]

@@ -56,8 +56,8 @@ def refusal(folder: Path, text: str, *overrides: str) -> list[str]:
         ),
         (
             "entropy_coef=0.1",
-            "entropy_coef: there is no such key. Here it is algorithm.entropy_coef of pg and ipa. rl.min_entropy stops "
-            "a run whose policy collapses.",
+            "entropy_coef: there is no such key. Here it is algorithm.entropy_coef of pg, ipa and ppo. rl.min_entropy "
+            "stops a run whose policy collapses.",
         ),
         (
             "algorithm.beta=0.1",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from typing import Any
 
 from ale.errors import ConfigError
@@ -16,6 +17,8 @@ class Member:
     def __init__(self, world: World, word: str = "") -> None:
         if word == "broken":
             raise ConfigError("There is no such thing.")
+        if word == "stopped" and world.rank == 1:
+            os.kill(os.getpid(), signal.SIGSTOP)
         self.world = world
         self.word = word
 
@@ -27,6 +30,10 @@ class Member:
             print("the reason, as its library printed it", flush=True)
             raise ZeroDivisionError("nothing to divide by")
         self.world.barrier()
+
+    def load(self, apart_s: float) -> None:
+        time.sleep(self.world.rank * apart_s)
+        raise ConfigError("The folder is damaged.")
 
     def apply(self, function: Any) -> Any:
         return function(self.world.rank)

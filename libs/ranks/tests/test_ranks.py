@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -71,6 +73,35 @@ def test_a_rank_that_is_killed_is_an_error_and_not_a_wait(two: Ranks, monkeypatc
     with pytest.raises(TrainerError, match="its process ended by SIGKILL"):
         two.call("kill", 0)
     assert not any(process.is_running() for process in running)
+
+
+def test_a_fault_of_what_is_read_is_raised_also_if_it_takes_some_ranks_longer_to_find_it(
+    two: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ale_ranks.group.OTHERS_S", 0.1)
+    with pytest.raises(ConfigError, match="damaged"):
+        two.call("load", 0.7)
+    assert [rank for rank, *_ in two.call("describe", 0)] == [0, 1], "they go on"
+
+
+def test_a_rank_that_stopped_can_be_ended_from_another_thread(two: Ranks) -> None:
+    running = processes_of(two)
+    os.kill(two.call("describe", 0)[1][1], signal.SIGSTOP)
+    timer = threading.Timer(0.2, two.kill)
+    timer.start()
+    with pytest.raises(TrainerError, match=r"The ranks were ended by force\."):
+        two.call("describe", 0)
+    timer.join()
+    two.kill()
+    assert not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in running)
+
+
+def test_ranks_that_do_not_get_ready_can_be_ended_from_another_thread() -> None:
+    def kill_soon(ranks: Ranks) -> None:
+        threading.Timer(0.5, ranks.kill).start()
+
+    with pytest.raises(TrainerError, match=r"The ranks were ended by force\."):
+        Ranks(MEMBER, 2, ("stopped",), threads=1, backend="gloo", launched=kill_soon)
 
 
 def test_a_constructor_that_fails_is_raised_and_leaves_nothing() -> None:

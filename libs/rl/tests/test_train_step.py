@@ -91,6 +91,28 @@ async def test_a_steps_advantages_are_worked_out_before_it_is_cut_into_updates(u
     assert sum(float(batch.chunks.returns.sum()) for batch in packed.batches) == 0
 
 
+@pytest.mark.parametrize("bonus", [False, True])
+async def test_a_part_without_returns_is_an_update_only_where_the_entropy_pulls(bonus: bool) -> None:
+    @dataclass(frozen=True)
+    class Pulling(Halving):
+        entropy_gradient: bool = bonus
+
+    class Even(Centered):
+        @property
+        def loss(self) -> Loss:
+            return Pulling(blind=True)
+
+    done = [replace(build_trajectory(f"r{i}"), reward=Score(1.0, True)) for i in range(4)]
+    bench = SimpleNamespace(
+        algorithm=Even(PluginConfig(), DriverContext()),
+        config=SimpleNamespace(seed=1),
+        backend=SimpleNamespace(logprobs=logprobs),
+        engine=SimpleNamespace(version=3),
+    )
+    packed = await pack_step(bench, RLConfig(), done, 1, 3)  # type: ignore[arg-type]
+    assert len(packed.batches) == bonus
+
+
 @pytest.mark.parametrize("old", ["engine", "none"])
 async def test_one_trajectory_in_eight_is_compared_for_an_algorithm_without_the_trainers_logprobs(old: str) -> None:
     rewards = [float(i % 2) for i in range(17)]

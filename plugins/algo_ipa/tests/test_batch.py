@@ -213,20 +213,20 @@ def test_where_all_is_masked_there_is_nothing_and_no_division_by_it(make: Make, 
 
 
 @pytest.mark.parametrize(("normalization", "z"), [("token", 7.0), ("chunk", 5.0), ("trajectory", 4.0)])
-@pytest.mark.parametrize("kl_coef", [0.0, 0.1])
-def test_groups_without_spread_count_in_z_and_carry_the_penalty_alone(
-    make: Make, build: Build, normalization: str, z: float, kl_coef: float
+@pytest.mark.parametrize("more", [{}, {"kl_coef": 0.1}, {"entropy_coef": 0.1}])
+def test_groups_without_spread_count_in_z_and_carry_the_penalty_or_the_bonus_alone(
+    make: Make, build: Build, normalization: str, z: float, more: dict[str, float]
 ) -> None:
-    ipa = make(return_signal="group_centered", normalization=normalization, kl_coef=kl_coef)
+    ipa = make(return_signal="group_centered", normalization=normalization, **more)
     done = [build("a", 1.0), build("b", 0.0), build("c", 1.0, [2, 1], group="h"), build("d", 1.0, [2], group="h")]
     batch = ipa.batch(done)
     assert batch is not None
     assert batch.normalizer == z
     assert batch.metrics == {"dropped_groups": 1.0}
-    assert len(batch.lengths) == (4 if kl_coef else 2)
-    assert batch.chunks.returns[batch.chunks.trajectory > 1].tolist() == ([0.0] * 3 if kl_coef else [])
+    assert len(batch.lengths) == (4 if more else 2)
+    assert batch.chunks.returns[batch.chunks.trajectory > 1].tolist() == ([0.0] * 3 if more else [])
     alone = ipa.batch(done[2:])
-    assert (alone is not None) is (kl_coef > 0), "the penalty does not fade as the policy gets good"
+    assert (alone is not None) is bool(more), "neither fades as the policy gets good"
 
 
 def test_a_pull_to_the_reference_wants_one(make: Make) -> None:

@@ -34,15 +34,16 @@ class Rollout:
     reference: list[float] = field(default_factory=list)
 
 
-def packed_rollouts(scored: list[Rollout], s: Any, kl_coef: float) -> list[int]:
-    """The places of the rollouts that are in the batch: those of groups with spread, and of all with a penalty."""
-    return [i for i in range(len(scored)) if kl_coef or has_spread(scored, i, s)]
+def packed_rollouts(scored: list[Rollout], s: Any, config: Any) -> list[int]:
+    """The places of the rollouts that are in the batch: those of groups with spread, all with a penalty or bonus."""
+    return [i for i in range(len(scored)) if config.kl_coef or config.entropy_coef or has_spread(scored, i, s)]
 
 
 def has_spread(scored: list[Rollout], i: int, s: Any) -> bool:
-    """Whether the rollout has an advantage of its own by its group."""
+    """Whether the rollout has an advantage of its own by its group; whitening over tokens gives one to all."""
+    spread = [len({signal(r, s) for r in scored if r.group == name}) > 1 for name in {r.group for r in scored}]
     group = {signal(r, s) for r in scored if r.group == scored[i].group}
-    return s.baseline not in GROUPED or len(group) > 1
+    return s.baseline not in GROUPED or len(group) > 1 or (s.scale == "token_std" and any(spread))
 
 
 def signal(r: Rollout, s: Any) -> float:
@@ -61,7 +62,7 @@ def slow(
     Advantages are those of all rollouts of the step, means are over the update's."""
     a = slow_advantages(scored, s)
     kl_coef, correction = config.kl_coef, config.correction
-    packed = packed_rollouts(scored, s, kl_coef)
+    packed = packed_rollouts(scored, s, config)
     here = [i for i, r in enumerate(scored) if r.group in groups and r.new]
     kept = {
         i: [
@@ -196,9 +197,20 @@ def slow_advantages(scored: list[Rollout], s: Any) -> list[float]:
         counted = [x for x, differs in zip(out, spread, strict=True) if differs or s.baseline not in GROUPED]
         out = [x / (pstdev(counted) + 1e-6) if counted else x for x in out]
     if s.scale == "token_std":
-        counted = [i for i, differs in enumerate(spread) if differs or s.baseline not in GROUPED]
-        each = [out[i] for i in counted for _ in scored[i].new]
+        each = [x for r, x in zip(scored, out, strict=True) for _ in r.new]
         if len(each) > 1:
             mean, deviation = fmean(each), stdev(each)
-            out = [(x - mean) / (deviation + 1e-6) if i in counted else x for i, x in enumerate(out)]
+            out = [(x - mean) / (deviation + 1e-6) for x in out]
     return out
+
+
+def slow_token_advantages(rewards: list[float], costs: list[list[float]], *, whitened: bool) -> list[list[float]]:
+    """REINFORCE++: the reward less the costs of the tokens from each on, in order of time, by trajectory."""
+    out = [
+        [reward - sum(of[i] for i in range(t, len(of))) for t in range(len(of))]
+        for reward, of in zip(rewards, costs, strict=True)
+    ]
+    if not whitened:
+        return out
+    each = [a for of in out for a in of]
+    return [[(a - fmean(each)) / (stdev(each) + 1e-6) for a in of] for of in out]

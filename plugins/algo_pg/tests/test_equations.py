@@ -103,7 +103,7 @@ def test_each_updates_loss_is_the_equation_with_the_steps_advantages(
         assert not any(any(s) for s in slopes)
         return
     trained = batch.chunk_ids >= 0
-    packed = packed_rollouts(scored, pg.settings, kl_coef)
+    packed = packed_rollouts(scored, pg.settings, pg.config)
     of_token = [(i, t) for i in packed for t in range(len(scored[i].new))]
     assert trained.sum() == len(of_token), "what a group without spread would add is 0, and it is not computed"
     # Each token with loss carries its number through the cut.

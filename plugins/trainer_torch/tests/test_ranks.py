@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -112,6 +113,26 @@ async def test_a_rank_that_dies_is_an_error_and_leaves_no_process(
         with pytest.raises(TrainerError, match="its process ended by SIGKILL"):
             await t.logprobs(random_batch())
     assert not [process for process in started if process.is_running()]
+
+
+async def test_a_rank_that_stopped_for_good_does_not_hold_up_the_end(
+    model_folder: ModelFolder,
+    trainer: Trainers,
+    random_batch: Batches,
+    likelihood_loss: LossFunction,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("ale_torch_training.ranked_trainer.CLOSE_S", 1.0)
+    before = set(psutil.Process().children(recursive=True))
+    async with trainer(model_folder("qwen2"), ranks=2) as t:
+        started = set(psutil.Process().children(recursive=True)) - before
+        max(started, key=lambda process: process.pid).send_signal(signal.SIGSTOP)
+        update = asyncio.create_task(t.update(random_batch(), likelihood_loss))
+        await asyncio.sleep(0.1)
+    with pytest.raises(TrainerError, match=r"The ranks were ended by force\."):
+        await update
+    ranks = sorted(started, key=lambda process: process.pid)[-2:]
+    assert not [rank for rank in ranks if rank.is_running() and rank.status() != psutil.STATUS_ZOMBIE]
 
 
 async def test_a_start_that_is_cancelled_leaves_no_process(trainer: Trainers) -> None:

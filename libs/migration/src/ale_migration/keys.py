@@ -10,7 +10,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any
 
@@ -83,9 +83,15 @@ def _describe(found: tuple[Row, str], value: Any) -> str:
     sources = "; ".join(f"{', '.join(frameworks)}: {same}" for same, frameworks in row.homonyms(name).items())
     source = f" ({sources})" if sources else ""
     if row.here:
-        plugins = f" of {' and '.join(row.of)}" if row.of else ""
-        start = f"{NO_SUCH_KEY}. Here it is {' and '.join(row.here)}{plugins}{source}."
+        plugins = f" of {_join(row.of)}" if row.of else ""
+        start = f"{NO_SUCH_KEY}. Here it is {_join(row.here)}{plugins}{source}."
     else:
         start = f"{NO_SUCH_KEY}, and nothing like it{source}."
     meant = row.values.get(str(value).lower(), "")
     return " ".join(part for part in (start, f"For {value}: {meant}" if meant else "", row.say) if part)
+
+
+def _join(names: Sequence[str]) -> str:
+    """Return `a`, `a and b`, or `a, b and c`."""
+    *first, last = names
+    return f"{', '.join(first)} and {last}" if first else last

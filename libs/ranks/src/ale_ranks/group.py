@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
 from typing import IO, Any
 
@@ -28,6 +29,9 @@ from ale_ranks.plan import COLLECTIVE_TIMEOUT, RankPlan
 
 OTHERS_S = 5.0
 """How long the others may take to answer after one rank has failed."""
+READING = ("load", "restore")
+READING_S = 120.0
+"""The same in these calls, in which each rank reads files: all find the same fault, but on a slow disk not at once."""
 END_S = 10.0
 SHOWN_CHARACTERS = 2000
 
@@ -36,14 +40,26 @@ class Ranks:
     """Processes that each hold an object made by `target(world, *args)`; `target` is `module:Class`.
 
     `threads` are the CPU threads of each; `backend` is torch's name of what connects them (gloo, nccl). Calls come one
-    at a time, from any thread.
+    at a time, from any thread; `kill` may come beside one.
     """
 
-    def __init__(self, target: str, size: int, args: tuple[Any, ...] = (), *, threads: int, backend: str) -> None:
-        """Start them. Raises what the constructor of the object raises."""
+    def __init__(
+        self,
+        target: str,
+        size: int,
+        args: tuple[Any, ...] = (),
+        *,
+        threads: int,
+        backend: str,
+        launched: Callable[[Ranks], None] | None = None,
+    ) -> None:
+        """Start them. Raises what the constructor of the object raises.
+
+        `launched` is called before the objects are made, so that another thread can `kill` what does not get ready."""
         from torch._C._distributed_c10d import TCPStore  # here, so that importing this package takes no second
 
         self._failure: str | None = None
+        self._ending = False
         with socket.socket() as listening:
             listening.bind(("127.0.0.1", 0))
             listening.listen()
@@ -59,6 +75,8 @@ class Ranks:
         for _, theirs in pairs:
             theirs.close()
         self._connections = [Connection(ours.detach()) for ours, _ in pairs]
+        if launched is not None:
+            launched(self)
         try:
             self._send(pickle.dumps(RankPlan(sys.path, target, size, port, threads, backend)))
             self.call("__init__", *args)
@@ -74,7 +92,7 @@ class Ranks:
         if self._failure is not None:
             raise TrainerError(self._failure)
         self._send(cloudpickle.dumps((method, args)))
-        answers = self._collect()
+        answers = self._collect(READING_S if method in READING else OTHERS_S)
         ended = {rank: value for rank, (what, value) in answers.items() if what == "ended"}
         errors = {rank: value for rank, (what, value) in answers.items() if what == "error"}
         if not ended and not errors:
@@ -83,12 +101,19 @@ class Ranks:
         cause: BaseException = (ended or errors)[first]
         if len(errors) == len(self._connections):
             raise cause
-        self._failure = (
+        self._failure = self._failure or (
             f"Rank {first} of {len(self._connections)} failed in '{method}', and not all did, so all were ended: "
             f"{cause if isinstance(cause, AleError) else f'{type(cause).__name__}: {cause}'}{self._last_output()}"
         )
         self._end()
         raise TrainerError(self._failure) from cause
+
+    def kill(self) -> None:
+        """End all ranks by force, whatever they do. A call that another thread waits in then raises `TrainerError`."""
+        self._failure = self._failure or "The ranks were ended by force."
+        if not self._ending:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
 
     def close(self) -> None:
         """End all ranks."""
@@ -100,8 +125,8 @@ class Ranks:
             with contextlib.suppress(OSError):  # that rank has ended, which `_receive` reports
                 connection.send_bytes(request)
 
-    def _collect(self) -> dict[int, tuple[str, Any]]:
-        """Wait for the answers: for all of them, or for `OTHERS_S` more once one has failed."""
+    def _collect(self, others_s: float) -> dict[int, tuple[str, Any]]:
+        """Wait for the answers: for all of them, or for `others_s` more once one has failed, `OTHERS_S` if it ended."""
         answers: dict[int, tuple[str, Any]] = {}
         waiting = dict(enumerate(self._connections))
         until: float | None = None
@@ -110,9 +135,11 @@ class Ranks:
             if not ready:
                 break
             for rank in [rank for rank, connection in waiting.items() if connection in ready]:
-                answers[rank] = _receive(waiting.pop(rank))
-                if answers[rank][0] != "value" and until is None:
-                    until = time.monotonic() + OTHERS_S
+                what, value = _receive(waiting.pop(rank))
+                answers[rank] = (what, value)
+                if what != "value":
+                    limit = time.monotonic() + (others_s if what == "error" else OTHERS_S)
+                    until = limit if until is None else min(until, limit)
         return answers
 
     def _last_output(self) -> str:
@@ -122,6 +149,7 @@ class Ranks:
         return f"\nThe last output of the ranks:\n{shown}" if shown else ""
 
     def _end(self) -> None:
+        self._ending = True  # from here on its id may become another process's
         for connection in self._connections:
             connection.close()  # at which its rank ends
         try:
@@ -141,6 +169,9 @@ class OneRank:
     def call(self, method: str, *args: Any) -> list[Any]:
         """Call a method and return its answer."""
         return [getattr(self.target, method)(*args)]
+
+    def kill(self) -> None:
+        """Do nothing: what this process computes can only be waited for."""
 
     def close(self) -> None:
         """Close the object."""

@@ -47,8 +47,10 @@ async def pack_step(
     parts = [] if made is None else split(made, config.updates_per_step, bench.config.seed + step)
     batches = []
     differences = []
+    # What these terms of a loss pull at is there where all returns are 0, too.
+    pulls = algorithm.reference or algorithm.critic or getattr(algorithm.loss, "entropy_gradient", False)
     for batch in parts:
-        if not (batch.chunks.returns.any() or algorithm.reference or algorithm.critic):
+        if not (batch.chunks.returns.any() or pulls):
             continue  # an update without a gradient would only follow the optimizer's momentum
         if algorithm.old_logprobs == "recompute":
             old = batch.engine_logprobs if version is None else await bench.backend.logprobs(batch)

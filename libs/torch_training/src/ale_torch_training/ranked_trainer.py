@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 from abc import abstractmethod
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol
@@ -21,12 +22,19 @@ from ale.specs.driver import Driver
 from ale.specs.engine import PolicyVersion
 from ale.specs.trainer import LossFunction, PolicyRole, TrainBatch, TrainerBackend
 
+CLOSE_S = 60.0
+"""How long `close` waits for the current work before it ends the ranks by force: one may have stopped for good."""
+
 
 class Workers(Protocol):
     """All ranks, wherever they are."""
 
     def call(self, method: str, *args: Any) -> list[Any]:
         """Call a method of all ranks and return their answers."""
+        ...
+
+    def kill(self) -> None:
+        """End them by force, beside a call of another thread, which then fails."""
         ...
 
     def close(self) -> None:
@@ -52,10 +60,14 @@ class RankedTrainer(Driver, TrainerBackend):
         await asyncio.get_running_loop().run_in_executor(self._thread, self._start_workers)
 
     async def close(self) -> None:
-        """End the ranks and the training thread, after the current work is finished."""
+        """End the ranks and the training thread, after the current work is finished or `CLOSE_S` have passed."""
         thread, self._thread = self._thread, None
         if thread is not None:
-            await asyncio.to_thread(thread.shutdown)
+            finished = asyncio.create_task(asyncio.to_thread(thread.shutdown))
+            await asyncio.wait([finished], timeout=CLOSE_S)
+            if not finished.done() and self._workers is not None:
+                self._workers.kill()
+            await finished
         workers, self._workers = self._workers, None
         if workers is not None:
             await asyncio.to_thread(workers.close)
@@ -100,15 +112,28 @@ class RankedTrainer(Driver, TrainerBackend):
         answers = await asyncio.get_running_loop().run_in_executor(self._thread, self._workers.call, method, *args)
         return answers[0]
 
+    def hold_workers(self, workers: Workers) -> None:
+        """Keep ranks that are not ready yet, so that `close` can end them."""
+        self._workers = workers
+
     def _start_workers(self) -> None:
         """Set `_workers` in the thread itself, so that `close` finds them also if `start` was cancelled."""
         self._workers = self.make_workers()
 
 
-def start_ranks(target: str, ranks: int, args: tuple[Any, ...], *, device: str, threads: int) -> Workers:
-    """Start a process a rank. `threads` are the CPU threads of each; 0: its share of the cores."""
+def start_ranks(
+    target: str,
+    ranks: int,
+    args: tuple[Any, ...],
+    *,
+    device: str,
+    threads: int,
+    launched: Callable[[Workers], None],
+) -> Workers:
+    """Start a process a rank. `threads` are the CPU threads of each; 0: its share of the cores. `launched`: see
+    `Ranks`."""
     from ale_ranks import Ranks
 
     each = threads or max(1, len(os.sched_getaffinity(0)) // ranks)
     backend = "cpu:gloo,cuda:nccl" if device.startswith("cuda") else "gloo"
-    return Ranks(target, ranks, args, threads=each, backend=backend)
+    return Ranks(target, ranks, args, threads=each, backend=backend, launched=launched)

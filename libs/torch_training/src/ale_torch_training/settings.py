@@ -30,7 +30,7 @@ class TrainerSettings(PluginConfig):
     device: str = Field(
         "auto",
         pattern=r"^(auto|cpu|cuda(:\d+)?)$",
-        description="auto (a GPU if there is one), cpu, cuda, cuda:1.",
+        description="auto (GPUs if there are any, one a rank), cpu, cuda, cuda:1.",
     )
     dtype: Literal["float32", "bfloat16"] = Field(
         "float32", description="Type that is computed in; weights and moments are kept in float32."

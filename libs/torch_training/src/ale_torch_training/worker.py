@@ -203,7 +203,14 @@ def pick_device(name: str, ranks: int = 1) -> str:
     there are too few."""
     count = torch.cuda.device_count()
     if name == "auto":
-        return "cuda" if torch.cuda.is_available() and ranks <= count else "cpu"
+        if not torch.cuda.is_available() or not count:
+            return "cpu"
+        if ranks > count:
+            raise ConfigError(
+                f"trainer.ranks is {ranks} and trainer.device 'auto': each rank takes a GPU of its own, and torch sees "
+                f"{count}. Set trainer.ranks to at most {count}, or trainer.device to cpu."
+            )
+        return "cuda"
     device = torch.device(name)
     if device.type == "cuda" and (device.index or 0) >= count:
         raise ConfigError(

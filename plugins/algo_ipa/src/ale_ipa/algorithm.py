@@ -170,6 +170,7 @@ class IPA(Driver, Algorithm):
         self.group_size = config.group_size
         self.old_logprobs = config.old_logprobs
         self.reference = config.kl_coef > 0
+        self._packs_all = self.reference or config.entropy_coef > 0  # these terms act on every rollout
         event = context.channel.event
         experts: ExpertsConfig | None = config.experts
         self._states = ExpertStates(event) if experts and experts.start_states == "snapshot" else None
@@ -211,9 +212,9 @@ class IPA(Driver, Algorithm):
     def batch(self, trajectories: Sequence[Trajectory]) -> TrainBatch | None:
         """See `Algorithm.batch`. Trajectories without a trusted reward are left out.
 
-        Even groups (`group_centered`) have no policy gradient. With a KL term they are packed with a return of 0;
-        without one they are left out. Both ways they count in Z. After the rollouts, the batch holds the experts
-        whose chunks are imitated, once for each group that imitates them.
+        Even groups (`group_centered`) have no policy gradient. With a KL term or an entropy bonus they are packed with
+        a return of 0; else they are left out. Both ways they count in Z. After the rollouts, the batch holds the
+        experts whose chunks are imitated, once for each group that imitates them.
         Metrics: `dropped_groups` is the number of even groups, if there are any. With experts, `experts` is the number
         of tasks that have one, and `start_chunk_pointer` the number of replayed chunks, as a mean over the pointers."""
         c = self.config
@@ -221,13 +222,13 @@ class IPA(Driver, Algorithm):
         imitated = imitations(trajectories, self._curriculum.placed, c.il_when) if c.lambda_il else []
         gamma = c.gamma if (c.return_level or c.level) == "chunk" else 1.0
         steps = step_signals(c.return_signal, made, gamma) if c.step_weight else [[] for _ in made.trajectories]
-        if not (any(made.values) or any(map(any, steps)) or imitated or self.reference):
+        if not (any(made.values) or any(map(any, steps)) or imitated or self._packs_all):
             return None
         # Keys are objects, not trajectory ids, because two rollouts may share an id.
         signal_of = {id(t): value for t, value in zip(made.trajectories, made.values, strict=True)}
         steps_of = {id(t): values for t, values in zip(made.trajectories, steps, strict=True)}
         even = {i for i in made.even if not any(steps[i])}
-        left_out = set() if self.reference else {id(made.trajectories[i]) for i in even}
+        left_out = set() if self._packs_all else {id(made.trajectories[i]) for i in even}
         chunks_of = {id(i.expert): i.chunks for i in imitated}
 
         def credit(trajectory: Trajectory, chunk: Chunk, position: int, count: int) -> Credit | None:

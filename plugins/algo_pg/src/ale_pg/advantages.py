@@ -3,10 +3,13 @@ chunk where there are rewards of steps."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean, pstdev, stdev
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from ale.trajectory import Trajectory
 from ale_pg.variants import GROUP_BASELINES, Baseline, Scale, Settings
@@ -18,7 +21,8 @@ EPSILON = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Advantages:
-    """Holds a value for each reward, in their order; `even` are the positions of those in even groups (value 0)."""
+    """Holds a value for each reward, in their order; `even` are the positions of those in even groups (value 0). With
+    `token_std` a group is even only if all are: else it has the value that the whitening gives to 0."""
 
     values: list[float]
     even: frozenset[int] = frozenset()
@@ -37,8 +41,8 @@ def advantages(
     rewards are all equal (also a group of one rollout) does not differ from its baseline: its values are 0, and it is
     counted as even. The deviation of a group is that of a sample (n - 1), as usual in GRPO; the deviation of the batch
     is over the trajectories that are in no even group. With `token_std` (REINFORCE++, Hu et al., 2025,
-    arXiv:2501.03262) each of these counts as often as it has tokens, the deviation is that of a sample, and the mean
-    over the tokens is subtracted too.
+    arXiv:2501.03262) all trajectories count, each as often as it has tokens, those of even groups with 0; the
+    deviation is that of a sample, and the mean over the tokens is subtracted too.
     """
     values = [0.0] * len(rewards)
     even: set[int] = set()
@@ -58,15 +62,22 @@ def advantages(
     if scale == "batch_std" and len(even) < len(values):
         deviation = pstdev([v for i, v in enumerate(values) if i not in even]) + EPSILON
         values = [v / deviation for v in values]
-    if scale == "token_std":
-        counted = [i for i in range(len(values)) if i not in even]
-        total = sum(tokens[i] for i in counted)
-        if total > 1:
-            mean = sum(tokens[i] * values[i] for i in counted) / total
-            variance = sum(tokens[i] * (values[i] - mean) ** 2 for i in counted) / (total - 1)
-            for i in counted:
-                values[i] = (values[i] - mean) / (math.sqrt(variance) + EPSILON)
+    if scale == "token_std" and len(even) < len(values):
+        values = whiten(np.array(values), np.array(tokens)).tolist()
+        even = set()
     return Advantages(values, frozenset(even))
+
+
+def whiten(values: npt.NDArray[np.float64], counts: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+    """Return `(v - mean) / (std + eps)` of values, each of which counts as often as `counts` says [n]. The deviation is
+    that of a sample; what counts once in all is left as it is."""
+    total = counts.sum()
+    if total <= 1:
+        return values
+    mean = (counts * values).sum() / total
+    variance = (counts * (values - mean) ** 2).sum() / (total - 1)
+    whitened: npt.NDArray[np.float64] = (values - mean) / (np.sqrt(variance) + EPSILON)
+    return whitened
 
 
 def step_advantages(

@@ -2,7 +2,7 @@
 
 1. `batch` turns rewards into one advantage per trajectory (`advantages`), and rewards of steps, where the score has
    them, into one more for each chunk. A rollout without a trusted reward is left out before any statistic is computed.
-   Even groups have no advantage; they are counted.
+   Even groups have no advantage; they are counted. With a KL penalty in the reward and no baseline tokens differ.
 2. `loss` (`objective.py`) calls a pure function for each variant (`reinforce`, `topr`, `ppo`, `cispo`) over all
    tokens that the policy sampled. The unit is the trajectory, however many sequences it has.
 3. `variants` says what each `variant` fixes and which settings act on it; other settings are refused.
@@ -17,6 +17,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 from pydantic import Field, model_validator
 
 from ale.specs.algorithm import Algorithm, RunOutline
@@ -25,7 +26,7 @@ from ale.specs.trainer import TrainBatch
 from ale.trajectory import Chunk, Trajectory
 from ale_packing import Credit, pack
 from ale_pg.advantages import advantages, step_advantages
-from ale_pg.objective import PolicyGradientLoss
+from ale_pg.objective import ADVANTAGES, PolicyGradientLoss
 from ale_pg.variants import GROUP_BASELINES, RULES, Baseline, ReturnSignal, Scale, Settings, Variant, weigh_trajectory
 from ale_policy_loss import Estimator, Level
 from ale_policy_loss.correction_settings import Correction
@@ -34,8 +35,8 @@ from ale_policy_loss.overlong import Overlong, length_penalty, was_cut_off
 from ale_policy_loss.temperature import TEMPERATURE, require_same_temperature
 
 FOR_ALL = {
-    "variant", "group_size", "kl_coef", "kl_estimator", "reward_kl_coef", "entropy_coef", "correction", "overlong",
-    "mask_truncated", "temperature",
+    "variant", "group_size", "kl_coef", "kl_estimator", "reward_kl_coef", "reward_kl_estimator", "entropy_coef",
+    "correction", "overlong", "mask_truncated", "temperature",
 }  # fmt: skip
 """Settings that act with every variant."""
 
@@ -70,9 +71,10 @@ class PolicyGradient(Driver, Algorithm):
             ge=0,
             description=(
                 "What is taken off the reward for each nat of the KL divergence from the policy that RL began with, "
-                "summed over the rollout's tokens; 0: nothing."
+                "summed over the rollout's tokens (without a baseline: over those from each token on); 0: nothing."
             ),
         )
+        reward_kl_estimator: Estimator = Field("k1", description="Estimator of that divergence: k1, k2 or k3.")
         entropy_coef: float = Field(
             0.0, ge=0, description="Weight in the loss of minus the policy's entropy (entropy bonus); 0: no such term."
         )
@@ -177,8 +179,9 @@ class PolicyGradient(Driver, Algorithm):
             s = self.settings()
             if "negative_signal" in given and s.return_signal != "signed":
                 raise ValueError(f"negative_signal does nothing with return_signal '{s.return_signal}'; leave it out")
-            if "kl_estimator" in given and not self.kl_coef:
-                raise ValueError("kl_estimator does nothing with kl_coef 0; leave it out, or set kl_coef")
+            for name, of in (("kl_estimator", "kl_coef"), ("reward_kl_estimator", "reward_kl_coef")):
+                if name in given and not getattr(self, of):
+                    raise ValueError(f"{name} does nothing with {of} 0; leave it out, or set {of}")
             if "gamma" in given and s.step_weight == 0:
                 raise ValueError("gamma does nothing with step_weight 0, which uses no rewards of steps; leave it out")
             if s.scale in ("group_std", "batch_std") and s.baseline == "none":
@@ -224,6 +227,7 @@ class PolicyGradient(Driver, Algorithm):
         self.group_size = config.group_size
         self.old_logprobs = self.settings.old_logprobs
         self.reference = config.kl_coef > 0 or config.reward_kl_coef > 0
+        self._packs_all = self.reference or config.entropy_coef > 0  # these terms act on every rollout
 
     @classmethod
     def objections(cls, config: Any, run: RunOutline) -> Iterable[str]:
@@ -240,39 +244,69 @@ class PolicyGradient(Driver, Algorithm):
 
         A chunk's value is `A + step_weight * A_S`: the advantage of its episode, and that of its step, whose return is
         compared as the episode's reward is, with the other chunks of its group (of its group and state with `gigpo`).
-        Even groups have no policy gradient. With a KL term they are packed with an advantage of 0; without one they
-        are left out. Either way they count in the loss's denominator, except with `dapo`, which expects
+        Even groups have no policy gradient. With a KL term or an entropy bonus they are packed with an advantage of 0;
+        else they are left out. Either way they count in the loss's denominator, except with `dapo`, which expects
         `rl.resample_even_groups` to replace them. The metric `dropped_groups` is their number, if there are any.
         """
         return self._pack(select_trusted(trajectories))
 
     def credit(self, batch: TrainBatch, trajectories: Sequence[Trajectory]) -> TrainBatch:
         """See `Algorithm.credit`. With a KL penalty in the reward the advantages are computed again, for the same
-        tokens: beside a reference, even groups are packed too."""
+        tokens: beside a reference, even groups are packed too. Without a baseline tokens have their own."""
         from ale_policy_loss.reward_kl import reward_kl
 
         c = self.config
         if not c.reward_kl_coef:
             return batch
         kept = select_trusted(trajectories)
-        costs = reward_kl(batch, c.reward_kl_coef)
+        costs = reward_kl(batch, c.reward_kl_coef, c.reward_kl_estimator)
+        if self.settings.baseline == "none":
+            return self._credit_tokens(batch, kept, costs)
         owners = np.repeat(batch.trajectory, batch.lengths)
         made = self._pack(kept, np.bincount(owners, weights=costs, minlength=len(kept)).tolist())
         assert made is not None
         metrics = {**made.metrics, "reward_kl": float(costs.sum() / len(kept))}
         return replace(made, reference_logprobs=batch.reference_logprobs, columns=batch.columns, metrics=metrics)
 
+    def _credit_tokens(
+        self, batch: TrainBatch, kept: Sequence[Trajectory], costs: npt.NDArray[np.float64]
+    ) -> TrainBatch:
+        """Give each token its own advantage, in a column; a chunk's return is the mean of its tokens'."""
+        from ale_pg.token_advantages import chunk_means, token_advantages
+
+        s, table, trained = self.settings, batch.chunks, batch.chunk_ids >= 0
+        values = token_advantages(batch, self._rewards(kept), costs, whitened=s.scale == "token_std")
+        of_steps = {(i, k): s.step_weight * value for i, k, value in step_advantages(kept, groups_of(kept), s)}
+        places = zip(table.trajectory.tolist(), table.position.tolist(), strict=True)
+        values[trained] += np.array([of_steps.get(place, 0.0) for place in places])[batch.chunk_ids[trained]]
+        counts = np.array([not self._is_masked(t) for t in kept])
+        values[trained] *= counts[table.trajectory[batch.chunk_ids[trained]]]
+        returns = chunk_means(batch, values).astype(np.float32)
+        return replace(
+            batch,
+            chunks=replace(table, returns=returns, positive=returns > 0),
+            columns={**batch.columns, ADVANTAGES: values.astype(np.float32)},
+            metrics={**batch.metrics, "reward_kl": float(costs.sum() / len(kept))},
+        )
+
+    def _rewards(self, kept: Sequence[Trajectory]) -> list[float]:
+        """Return what is learnt from: rewards or signals, less the penalty on length."""
+        s, overlong = self.settings, self.config.overlong
+        signed = s.return_signal == "signed"
+        rewards = [(1.0 if t.passed else s.negative_signal) if signed else reward_of(t) for t in kept]
+        if overlong is None:
+            return rewards
+        return [r + length_penalty(sampled_size(t)[1], overlong) for r, t in zip(rewards, kept, strict=True)]
+
+    def _is_masked(self, trajectory: Trajectory) -> bool:
+        return self.config.mask_truncated and was_cut_off(trajectory)
+
     def _pack(self, kept: Sequence[Trajectory], costs: Sequence[float] = ()) -> TrainBatch | None:
         """Pack trusted trajectories; `costs` are taken off their rewards."""
         s = self.settings
-        rewards = [reward_of(t) for t in kept]
-        if s.return_signal == "signed":
-            rewards = [1.0 if t.passed else s.negative_signal for t in kept]
         sizes = [sampled_size(t)[1] for t in kept]
-        if self.config.overlong is not None:
-            rewards = [r + length_penalty(n, self.config.overlong) for r, n in zip(rewards, sizes, strict=True)]
-        rewards = [r - cost for r, cost in zip(rewards, costs or [0.0] * len(kept), strict=True)]
-        masked = {id(t) for t in kept if self.config.mask_truncated and was_cut_off(t)}
+        rewards = [r - cost for r, cost in zip(self._rewards(kept), costs or [0.0] * len(kept), strict=True)]
+        masked = {id(t) for t in kept if self._is_masked(t)}
         made = advantages(rewards, groups_of(kept), s.baseline, s.scale, sizes)
         # Keys are objects, not trajectory ids, because two rollouts may share an id.
         values_of = {id(t): [value] * len(t.turns) for t, value in zip(kept, made.values, strict=True)}
@@ -281,14 +315,14 @@ class PolicyGradient(Driver, Algorithm):
         even = {id(kept[i]) for i in made.even if not any(values_of[id(kept[i])])}
         even_groups = sum(all(id(kept[i]) in even for i in members) for members in groups_of(kept))
         tokens = {id(t): size for t, size in zip(kept, sizes, strict=True)}
-        if not self.reference and not any(
+        if not self._packs_all and not any(
             any(values_of[id(t)]) and tokens[id(t)] and id(t) not in masked for t in kept
         ):
             return None
 
         def credit(trajectory: Trajectory, chunk: Chunk, position: int, count: int) -> Credit | None:
             out = id(trajectory) in even or id(trajectory) in masked
-            if not chunk.sampled or (out and not self.reference):
+            if not chunk.sampled or (out and not self._packs_all):
                 return None
             value = 0.0 if id(trajectory) in masked else values_of[id(trajectory)][position]
             return Credit(value, value > 0)

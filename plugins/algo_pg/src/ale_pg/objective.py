@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from ale_policy_loss.terms import Terms
 
 
+ADVANTAGES = "advantages"
+"""The column of a batch whose tokens have advantages of their own; else those of a chunk share its return."""
+
+
 @dataclass(frozen=True, slots=True)
 class PolicyGradientLoss(Loss):
     """Computes the variant's loss over one micro-batch, in float32 or better, with KL penalty and entropy bonus."""
@@ -53,7 +57,7 @@ class PolicyGradientLoss(Loss):
         logprobs = inputs.logprobs.to(kind)
         old = self._old(inputs)
         old = None if old is None else old.to(kind)
-        values = inputs.chunks.returns[inputs.chunk_ids].to(kind)
+        values = inputs.columns.get(ADVANTAGES, inputs.chunks.returns[inputs.chunk_ids]).to(kind)
         trajectories = segments_of("trajectory", inputs.chunk_ids, inputs.chunks)
         mask = None if old is None else self._mask(old, inputs.engine_logprobs.to(kind))
         corrected = correct(self.correction, old, inputs)
@@ -157,14 +161,15 @@ class PolicyGradientLoss(Loss):
     def metrics(self, totals: Mapping[str, float]) -> dict[str, float]:
         """Return means over the tokens with loss, unless stated otherwise; `docs/metrics.md` has them in one table.
 
-        `entropy` is in nats. `advantage`, `advantage_std` are over trajectories. `positive` and `negative` are the
-        shares of tokens with an advantage above and below 0, `positive_trajectories` and `negative_trajectories` those
-        of trajectories. `kl_ref` estimates KL(pi, reference). If the variant has a ratio: `ratio`, `ratio_std`,
-        `ratio_max` are of pi/pi_old in its unit before the step; `effective_samples` is (sum of ratios)^2 / (tokens x
-        sum of squares), 1 if all ratios are equal; `clipped_low`, `clipped_high` are the shares of tokens whose
-        gradient a bound removed or reduced; `kl_old` estimates KL(pi_old, pi); `masked` is the share of tokens above
-        H. With a correction: `correction`, `correction_std` are of the weights of the tokens that are not rejected,
-        `corrected` is the share of these whose weight is not their pi_old/mu, `rejected` that of rejected tokens."""
+        `entropy` is in nats. `advantage`, `advantage_std` are over trajectories (the mean over the tokens of each).
+        `positive` and `negative` are the shares of tokens with an advantage above and below 0,
+        `positive_trajectories` and `negative_trajectories` those of trajectories. `kl_ref` estimates KL(pi,
+        reference). If the variant has a ratio: `ratio`, `ratio_std`, `ratio_max` are of pi/pi_old in its unit before
+        the step; `effective_samples` is (sum of ratios)^2 / (tokens x sum of squares), 1 if all ratios are equal;
+        `clipped_low`, `clipped_high` are the shares of tokens whose gradient a bound removed or reduced; `kl_old`
+        estimates KL(pi_old, pi); `masked` is the share of tokens above H. With a correction: `correction`,
+        `correction_std` are of the weights of the tokens that are not rejected, `corrected` is the share of these
+        whose weight is not their pi_old/mu, `rejected` that of rejected tokens."""
         from ale_pg.report import loss_metrics
 
         return loss_metrics(totals)

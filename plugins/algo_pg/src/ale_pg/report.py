@@ -24,11 +24,9 @@ def loss_sums(
 
     Sums are in double precision: in single precision, squares of rewards far from 0 would hide how rewards differ.
     """
-    members = torch.unique(trajectories)
+    _, place, tokens = torch.unique(trajectories, return_inverse=True, return_counts=True)
     advantages = advantages.double()
-    each = advantages.new_zeros(int(members[-1]) + 1 if len(members) else 0)
-    each[trajectories] = advantages
-    each = each[members]
+    each = advantages.new_zeros(len(tokens)).index_add_(0, place, advantages) / tokens
     sums = {
         "loss_tokens": logprobs.new_tensor(len(logprobs)),
         "advantage_sum": each.sum(),

@@ -25,7 +25,8 @@ from ale_policy_loss.correction_settings import Correction
 from ale_policy_loss.groups import reward_of, sampled_size, select_trusted
 from ale_policy_loss.overlong import Overlong, length_penalty, was_cut_off
 from ale_policy_loss.temperature import TEMPERATURE, require_same_temperature
-from ale_ppo.gae import Numbers, Places, gae, in_order, whiten
+from ale_policy_loss.token_order import Places, in_order
+from ale_ppo.gae import Numbers, gae, whiten
 from ale_ppo.loss import PPOLoss
 
 

@@ -1,7 +1,6 @@
 """Generalized advantage estimation (Schulman et al., 2016, arXiv:1506.02438, Eqs. 11 and 16) over the tokens of a step.
 
-A trajectory is the sequence of the tokens that the policy sampled in it, in the order of their chunks, over all of its
-contexts; what it was shown in between (tool output) is no action. `V` after the last token is 0.
+`ale_policy_loss.token_order` says which tokens a trajectory has, and in which order. `V` after the last one is 0.
 
     delta_t = r_t + gamma V_{t+1} - V_t        A_t = delta_t + gamma lambda A_{t+1}        target_t = A_t + V_t
 """
@@ -11,22 +10,9 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from ale.specs.trainer import TrainBatch
-
 Numbers = npt.NDArray[np.float64]
-Places = npt.NDArray[np.int64]
 EPSILON = 1e-8
 """It is added to a variance before dividing by its root."""
-
-
-def in_order(batch: TrainBatch) -> list[Places]:
-    """Return for each trajectory with a token with loss the places of these tokens in the batch, in order of time."""
-    at = np.flatnonzero(batch.chunk_ids >= 0)
-    rows = batch.chunk_ids[at]
-    owners = batch.chunks.trajectory[rows]
-    order = np.lexsort((at, batch.chunks.position[rows], owners))
-    ends = np.flatnonzero(np.diff(owners[order])) + 1
-    return np.split(at[order], ends) if len(at) else []
 
 
 def gae(rewards: Numbers, values: Numbers, gamma: float, lam: float) -> Numbers:

@@ -60,4 +60,5 @@ class MegatronTrainer(RankedTrainer):
         """See `RankedTrainer.make_workers`."""
         worker = "ale_trainer_megatron.worker:Worker"
         c = self.config
-        return start_ranks(worker, c.ranks, (self._device, c), device=self._device, threads=c.threads)
+        args, launched = (self._device, c), self.hold_workers
+        return start_ranks(worker, c.ranks, args, device=self._device, threads=c.threads, launched=launched)

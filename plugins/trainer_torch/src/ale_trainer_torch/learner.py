@@ -59,13 +59,13 @@ class Learner:
     def __init__(self, folder: Path, device: torch.device, how: Optimization, world: World | None = None) -> None:
         self.folder = folder
         self.world = world or World()
+        self.device = device
+        self.how = how
         # What is frozen needs no more precision than the pass.
-        self.model = read_model(folder, how.dtype if how.lora else how.master_dtype).to(device)
+        self.model = self._read(folder, how.dtype if how.lora else how.master_dtype)
         if how.lora:
             add_adapters(self.model, how.lora)
         self.version = 0
-        self.device = device
-        self.how = how
         self._policy = Policy.of(self.model, packing=how.packing, chunk_tokens=how.logit_chunk)
         if how.value_head:
             self._policy = self._policy.with_value_head(how.master_dtype)
@@ -78,7 +78,7 @@ class Learner:
 
     def read_reference(self, folder: Path) -> None:
         """Read the reference policy from a model folder."""
-        model = read_model(folder, self.how.dtype).to(self.device)
+        model = self._read(folder, self.how.dtype)
         model.requires_grad_(False)
         self._compute_reference, self.reference = self._prepare(self._policy.with_model(model)), model
 
@@ -220,10 +220,15 @@ class Learner:
                 f"{self.model.config.vocab_size}). Lower rollout.max_context, or use the model's own tokenizer."
             ) from error
 
+    def _read(self, folder: Path, dtype: torch.dtype) -> Any:
+        """Read a model. One that is to be sharded stays in the CPU's memory until then: the device need not hold it."""
+        model = read_model(folder, dtype)
+        return model if torch.distributed.is_initialized() else model.to(self.device)
+
     def _prepare(self, policy: Policy) -> Compute:
         if not torch.distributed.is_initialized():
             return policy.logprobs
-        return shard(policy, self.how)
+        return shard(policy, self.how, self.device)
 
     def _pass_nothing(self, compute: Compute) -> Passed:
         """Pass two tokens that count for nothing, because the other ranks wait for this one."""

@@ -32,14 +32,20 @@ class PolicyModule(nn.Module):
         return self._policy.logprobs(*args, **how)
 
 
-def shard(policy: Policy, how: Optimization) -> PolicyModule:
+def shard(policy: Policy, how: Optimization, device: torch.device) -> PolicyModule:
     """Share a model's parameters among the ranks, which compute in `how.dtype`; parameters keep their own type, and
     gradients are added up in `how.master_dtype`. With `how.offload` both wait in the CPU's memory, and so does what an
-    optimizer keeps."""
+    optimizer keeps.
+
+    The model may be in the CPU's memory: `fully_shard` moves what it shards to `device` and keeps this rank's part. So
+    a device holds one layer whole at a time, and at last what is around the layers."""
     from torch.distributed import fsdp  # which takes a second to import
+    from torch.distributed.device_mesh import init_device_mesh
 
     module = PolicyModule(policy)
     options: dict[str, Any] = {
+        # The default is the machine's accelerator, also for ranks that compute on the CPU.
+        "mesh": init_device_mesh(device.type, (torch.distributed.get_world_size(),)),
         "mp_policy": fsdp.MixedPrecisionPolicy(param_dtype=how.dtype, reduce_dtype=how.master_dtype),
         "offload_policy": fsdp.CPUOffloadPolicy(pin_memory=torch.cuda.is_available()) if how.offload else None,
     }

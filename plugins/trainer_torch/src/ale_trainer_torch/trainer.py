@@ -119,4 +119,5 @@ class TorchTrainer(RankedTrainer):
                 torch.set_num_threads(c.threads)  # torch keeps this number per thread, so the engine has its own
             return OneRank(Worker(World(), self._device, how))
         worker = "ale_trainer_torch.worker:Worker"
-        return start_ranks(worker, c.ranks, (self._device, how), device=self._device, threads=c.threads)
+        args, launched = (self._device, how), self.hold_workers
+        return start_ranks(worker, c.ranks, args, device=self._device, threads=c.threads, launched=launched)
