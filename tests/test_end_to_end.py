@@ -190,7 +190,7 @@ def test_an_asynchronous_run_keeps_its_bound_and_trains_on_every_group_once(run_
     assert ends["sampled"] == ends["trained"] + ends["rejected"] > 0
     trainer = sum(value for name in metrics if name.startswith("trainer/") for _, value in metrics[name])
     engine = sum(value for name in metrics if name.startswith("engine_state/") for _, value in metrics[name])
-    assert trainer == pytest.approx(engine, abs=0.1), "both filled the same time with their states"
+    assert trainer == pytest.approx(engine), "both filled the same time with their states"
 
 
 def test_a_loss_that_bounds_nothing_is_refused_in_an_asynchronous_run(run_file: RunFile) -> None:

@@ -40,8 +40,7 @@ class LoopWatch:
         self._ledger = TokenLedger(self._bench.store)  # a resumed run has undone by now what came after its checkpoint
         self._bench.sessions.sampling = self._sampling
         self._advance, self._bench.rollouts.advance = self._bench.rollouts.advance, self._count
-        self.trainer.lap()
-        self._engine.lap()
+        self._lap()
 
     async def __aexit__(self, *exc: object) -> None:
         self._bench.sessions.sampling = nullcontext
@@ -88,9 +87,14 @@ class LoopWatch:
         except Exception:
             return {}
 
+    def _lap(self) -> tuple[dict[str, float], dict[str, float]]:
+        """End a lap of both roles at the same moment."""
+        now = time.monotonic()
+        return self.trainer.lap(now), self._engine.lap(now)
+
     def step_metrics(self, step: int, trained: Sequence[Trajectory]) -> dict[str, float]:
         """Return the metrics of the step that ends now, and note its spans and advice."""
-        trainer, engine = self.trainer.lap(), self._engine.lap()
+        trainer, engine = self._lap()
         found = role_metrics(trainer, engine) | self._producer.buffer_metrics()
         found["in_flight/limit"] = float(self._places.limit)
         self._laps.append((trainer, engine))

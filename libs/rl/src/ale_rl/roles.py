@@ -46,9 +46,9 @@ class Role:
             self._close(self._clock())
             self.state, self.changes = state, self.changes + 1
 
-    def lap(self) -> dict[str, float]:
-        """End a lap; return its seconds in each state, whose sum is the time that has passed."""
-        self._close(self._clock())
+    def lap(self, now: float | None = None) -> dict[str, float]:
+        """End a lap, at `now` by the clock; return its seconds in each state, whose sum is the time that has passed."""
+        self._close(self._clock() if now is None else now)
         seconds, self._seconds = self._seconds, dict.fromkeys(self._states, 0.0)
         self.spans, self._ended = self._ended, []
         return seconds
