@@ -46,10 +46,10 @@ def write_model(folder: Path) -> None:
     byte_tokenizer().save(folder)
 
 
-def used_memory() -> str:
-    """The GPU's memory in use, by all processes."""
+def used_memory(gpu: int) -> str:
+    """The memory of one GPU in use, by all processes."""
     asked = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader"]
-    return subprocess.run(asked, capture_output=True, text=True, check=True).stdout.splitlines()[0].strip()
+    return subprocess.run(asked, capture_output=True, text=True, check=True).stdout.splitlines()[gpu].strip()
 
 
 async def check(server: str, python: Path, folder: Path, gpu: int) -> None:
@@ -71,7 +71,7 @@ async def check(server: str, python: Path, folder: Path, gpu: int) -> None:
     ):
         engine, trainer = cast(InferenceEngine, driver), cast(TrainerBackend, learner)
         await engine.load_model(folder, byte_tokenizer())
-        print(f"start {time.perf_counter() - began:.1f} s, GPU memory {used_memory()}", flush=True)
+        print(f"start {time.perf_counter() - began:.1f} s, GPU memory {used_memory(gpu)}", flush=True)
         generator = torch.Generator().manual_seed(1)
         for agents in AGENTS:
             prompts = torch.randint(0, 150000, (agents, PROMPT), generator=generator).tolist()
@@ -104,7 +104,7 @@ async def check(server: str, python: Path, folder: Path, gpu: int) -> None:
         for name, act in (("sleep", engine.sleep), ("wake", engine.wake)):
             began = time.perf_counter()
             await act()
-            print(f"{name} {time.perf_counter() - began:.2f} s, GPU memory {used_memory()}", flush=True)
+            print(f"{name} {time.perf_counter() - began:.2f} s, GPU memory {used_memory(gpu)}", flush=True)
         await engine.load_weights(await trainer.publish("folder", folder.parent / "published-again"))
         again = await engine.generate(GenerateRequest((1, 2, 3), Sampling(max_tokens=8)))
         print(f"after wake: {len(again.token_ids)} tokens of version {again.versions[-1]}")

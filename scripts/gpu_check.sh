@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# On one GPU: the trainers' tests and their speed, then vLLM's and SGLang's: tokens a second, updates by every transport,
-# sleep and wake, memory.
+# On one GPU: vLLM's and SGLang's tokens a second, updates by every transport, sleep and wake, memory; then the trainers'
+# tests and their speed.
 #
 #   scripts/gpu_check.sh                  the environments come from the package index
 #   scripts/gpu_check.sh WHEELS           they come from a folder of wheels, on a machine without an index
@@ -17,17 +17,25 @@ nvidia-smi --query-gpu=name,memory.total,driver_version --format=csv,noheader 2>
   echo "There is no GPU here; scripts/gpu_check.sh needs one."; exit 1; }
 if [ $# -gt 0 ]; then export PIP_NO_INDEX=1 PIP_FIND_LINKS="$(realpath "$1")"; fi
 make install
-echo "== trainers"
-.venv/bin/pytest -q tests/test_gpu.py plugins/trainer_torch/tests plugins/trainer_megatron/tests
-.venv/bin/python benchmarks/trainers.py
-.venv/bin/python benchmarks/trainer_memory.py
+failed=""
+try() {  # NAME COMMAND...: a failure is named at the end, so that it hides no other figure
+  echo "== $1"
+  "${@:2}" || failed="$failed $1"
+}
+check_engine() {  # SERVER: its environment is made, unless it is named
+  local variable="${1^^}_PYTHON" python
+  python="${!variable-}"
+  if [ -z "$python" ]; then
+    python="$(.venv/bin/ale engine install "$1")" || return 1
+  fi
+  .venv/bin/python scripts/gpu_check.py "$1" --python "$python"
+}
 for server in vllm sglang; do
   variable="${server^^}_PYTHON"
-  if [ -z "${!variable+set}" ]; then
-    .venv/bin/ale engine install "$server"
-    declare "$variable=$(.venv/bin/python -c "from ale_engines.environments import find_python; print(find_python('$server'))")"
-  fi
-  if [ -z "${!variable}" ]; then echo "== $server is left out"; continue; fi
-  echo "== $server"
-  .venv/bin/python scripts/gpu_check.py "$server" --python "${!variable}"
+  if [ -n "${!variable+set}" ] && [ -z "${!variable}" ]; then echo "== $server is left out"; continue; fi
+  try "$server" check_engine "$server"
 done
+try trainers .venv/bin/pytest -q tests/test_gpu.py plugins/trainer_torch/tests plugins/trainer_megatron/tests
+try speed .venv/bin/python benchmarks/trainers.py
+try memory .venv/bin/python benchmarks/trainer_memory.py
+if [ -n "$failed" ]; then echo "These failed:$failed"; exit 1; fi

@@ -86,7 +86,7 @@ def assert_keeps_contract(
 
 def require_server(engine: str) -> None:
     """Skip the test where the server's environment is not installed."""
-    if find_python(engine) is None:
+    if find_python(engine, "cpu") is None:
         pytest.skip(f"the environment of {engine} is not installed: `ale engine install {engine} --cpu`")
 
 

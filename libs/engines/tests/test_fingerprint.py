@@ -33,7 +33,11 @@ def test_a_folder_has_the_fingerprint_of_what_a_server_makes_of_it(
     tmp_path: Path, stored: torch.dtype, served: torch.dtype
 ) -> None:
     tensors = {name: tensor.to(stored) for name, tensor in weights().items()}
-    save_file({**tensors, "lm_head.weight": tensors["model.embed_tokens.weight"].clone()}, tmp_path / "m.safetensors")
+    left_out = {
+        "lm_head.weight": tensors["model.embed_tokens.weight"].clone(),
+        f"{NAME}.rotary_emb.inv_freq": torch.ones(3),
+    }
+    save_file({**tensors, **left_out}, tmp_path / "m.safetensors")
     merged = {name: tensor for name, tensor in tensors.items() if "qkv" not in name and NAME not in name}
     qkv = torch.cat([tensors[f"{NAME}.{part}_proj.weight"] for part in "qkv"])
     merged |= {f"{NAME}.o_proj.weight": tensors[f"{NAME}.o_proj.weight"], f"{NAME}.qkv_proj.weight": qkv}

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from ale.errors import ConfigError
-from ale_engines import server_launch
+from ale_engines import environments, server_launch
 from ale_engines.model_folder import ModelFolder
-from ale_engines.server_launch import Launch, make_environment
+from ale_engines.server_launch import Launch, choose_python, list_gpus, make_environment
 from ale_engines.server_settings import ServerSettings
 
 
@@ -66,3 +66,42 @@ def test_too_few_gpus_are_a_sentence() -> None:
 def test_a_url_goes_with_nothing_that_only_a_start_needs(settings: dict[str, object], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         ServerSettings.model_validate(settings)
+
+
+def test_gpus_are_counted_as_cuda_counts_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container has the device files of its own GPUs, under the machine's numbers."""
+    for name in ("nvidia2", "nvidia3", "nvidiactl", "nvidia-uvm"):
+        (tmp_path / name).touch()
+    monkeypatch.setattr(server_launch, "DEVICES", tmp_path)
+    assert list_gpus() == ["0", "1"]
+
+
+@pytest.mark.parametrize(
+    ("device", "gpu", "installed", "chosen"),
+    [
+        ("auto", True, "cpu cuda", "cuda"),
+        ("auto", True, "cpu", "cpu"),
+        ("auto", False, "cpu cuda", "cpu"),
+        ("cpu", True, "cpu cuda", "cpu"),
+        ("cuda", True, "cpu cuda", "cuda"),
+        ("cpu", True, "cuda", "for CPUs is installed .* Run `ale engine install crate --cpu`"),
+        ("cuda", True, "cpu", "for GPUs is installed .* Run `ale engine install crate`,"),
+        ("auto", True, "", "for GPUs or CPUs is installed"),
+    ],
+)
+def test_the_build_is_that_of_the_device(
+    device: str, gpu: bool, installed: str, chosen: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(environments, "NVIDIA_DRIVER", tmp_path)
+    if not gpu:
+        monkeypatch.setattr(environments, "NVIDIA_DRIVER", tmp_path / "nothing")
+    settings = ServerSettings.model_validate({"device": device})
+
+    def find(build: str) -> Path | None:
+        return Path(build) if build in installed.split() else None
+
+    if len(chosen) < 5:
+        assert choose_python(settings, find, "crate") == (Path(chosen), chosen)
+    else:
+        with pytest.raises(ConfigError, match=chosen):
+            choose_python(settings, find, "crate")

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import json
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
@@ -25,7 +25,6 @@ from ale_rl.buffer import SampleBuffer
 from ale_rl.config import RLConfig
 from ale_rl.loop import make_buffer
 from ale_rl.produce import Producer
-from ale_rl.rollout_metrics import is_even
 
 
 def task(number: int) -> Task:
@@ -344,16 +343,3 @@ async def test_groups_that_begin_on_an_experts_path_are_planned_again_after_a_re
             (2, 2, ["t2"]),
             (2, 3, ["t3"]),
         ]
-
-
-def test_groups_are_even_if_the_rewards_of_each_are_alike() -> None:
-    def rollout(group: str, value: float, *steps: float) -> Trajectory:
-        score = Score(value, value > 0, by_chunk=steps)
-        return Trajectory("x", "t", "train", "rl", 1, group, 0, 0, (), (), reward=score)
-
-    even: Callable[..., bool] = lambda *rollouts: is_even(rollouts)  # noqa: E731
-    assert even(rollout("a", 1), rollout("a", 1))
-    assert not even(rollout("a", 1), rollout("a", 0))
-    assert even(rollout("a", 1), rollout("b", 0)), "two groups of one task, each even"
-    assert not even(rollout("a", 1, 0.0, 1.0), rollout("a", 1, 1.0, 0.0)), "rewards of steps count"
-    assert not even()

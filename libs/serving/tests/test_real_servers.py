@@ -20,7 +20,7 @@ HELLO: Any = [{"role": "user", "content": "hello"}]
 def test_three_apis_are_answered_and_the_server_ends_with_the_command(
     serving: Callable[..., AbstractContextManager[Any]], model: Path, engine: str
 ) -> None:
-    if environments.find_python(engine) is None:
+    if environments.find_python(engine, "cpu") is None:
         pytest.skip(f"{engine}'s environment is not installed: `ale engine install {engine} --cpu`")
     settings = ("engine.device=cpu", "engine.dtype=float32", "engine.threads=1", "rollout.max_tokens=12")
     with serving(model, "--engine", engine, "--port", "0", *settings) as served:

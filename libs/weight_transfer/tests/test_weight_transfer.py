@@ -14,7 +14,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from ale.errors import TrainerError  # noqa: E402
-from ale_weight_transfer import BroadcastTicket, receiver  # noqa: E402
+from ale_weight_transfer import BroadcastTicket, receiver, sums  # noqa: E402
 from ale_weight_transfer.sender import WeightSender, share_by_ipc  # noqa: E402
 
 RANK = """
@@ -111,6 +111,20 @@ def test_a_server_that_dies_while_it_receives_does_not_hinder_others() -> None:
         assert again.ask(ticket) == [described(WEIGHTS)]
         for server in (other, again, dying):
             server.close()
+
+
+@pytest.mark.parametrize("chunk", [7, 2**18])
+def test_a_ticket_has_the_sums_of_what_the_trainer_sends_in_each_dtype_of_a_server(
+    chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sums.CHUNK, "cpu", chunk)
+    weights = {**WEIGHTS, "empty": torch.ones(0, 3), "across": torch.randn(4, 6).T}
+    with sending() as sender:
+        ticket = sender.offer(1, weights)
+    for dtype, integer in (("float32", torch.int32), ("bfloat16", torch.int16), ("float16", torch.int16)):
+        cast = {name: tensor.to(getattr(torch, dtype)).contiguous() for name, tensor in weights.items()}
+        wanted = {name: int(tensor.view(integer).to(torch.int64).sum()) % 2**64 for name, tensor in cast.items()}
+        assert ticket.sums[dtype] == wanted
 
 
 def test_memory_of_the_cpu_is_not_shared_by_ipc() -> None:

@@ -44,7 +44,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
 @pytest.fixture(scope="session")
 def settings() -> ServerSettings:
     """Of a small server; what needs them needs SGLang."""
-    if find_python("sglang") is None:
+    if find_python("sglang", "cpu") is None:
         pytest.skip("SGLang's environment is not installed: `ale engine install sglang --cpu`")
     return ServerSettings(max_context=CONTEXT, max_batch=8, threads=1, device="cpu", start_timeout_s=240)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from ale_engines.environments import find_python
 from ale_engines.server_process import ServerProcess
 from ale_engines.server_settings import ServerSettings
 from ale_sglang import SglangEngine
-from ale_sglang.launch import SERVER
+from ale_sglang.launch import RESERVE, SERVER
 
 from .conftest import CONTEXT, request
 
@@ -25,29 +26,19 @@ pytestmark = pytest.mark.timeout(600)
 
 
 def start_server(folder: Path, port: int, log: Path) -> ServerProcess:
-    """The command that ALE names for a server without its fingerprint, on a small CPU."""
+    """The command that ALE names for a server without its fingerprint, on a small CPU; with a backend for sampling that
+    takes no seeds, as GPUs have it by default."""
     arguments = (
         f"--model-path {folder} --port {port} --weight-version 0 --device=cpu --dtype float32 --max-total-tokens 4096 "
-        f"--context-length {CONTEXT} --sampling-backend pytorch --attention-backend torch_native "
+        f"--context-length {CONTEXT + RESERVE} --sampling-backend flashinfer --attention-backend torch_native "
         "--cuda-graph-backend-decode disabled --cuda-graph-backend-prefill disabled --disable-overlap-schedule "
         "--skip-tokenizer-init --skip-server-warmup --sleep-on-idle --enable-metrics"
     )
-    argv = [str(find_python("sglang")), str(SERVER), *arguments.split()]
+    argv = [str(find_python("sglang", "cpu")), str(SERVER), *arguments.split()]
     # SGLang leaves its counters in shared memory for ever; the launcher puts them into this folder.
     own = {"OMP_NUM_THREADS": "1", "TMPDIR": str(log.parent), "ALE_WORK": str(log.parent)}
     semaphores = Path("/dev/shm") / f"*{log.parent.name}-*"
     return ServerProcess(argv, {**os.environ, **own}, log, "SGLang by hand", [semaphores])
-
-
-async def wait_until_it_serves(engine: SglangEngine, folder: Path, process: ServerProcess) -> None:
-    """Load the model as soon as the server answers; before, it has no answer or 503."""
-    while True:
-        try:
-            return await engine.load_model(folder, byte_tokenizer())
-        except EngineError as error:
-            if not ("cannot be reached" in str(error) or "does not serve" in str(error)) or not process.running:
-                raise AssertionError(process.log_tail()) from error
-            await asyncio.sleep(0.2)
 
 
 async def test_a_server_at_a_url_serves_the_weights_of_each_run_and_outlives_them(
@@ -60,12 +51,18 @@ async def test_a_server_at_a_url_serves_the_weights_of_each_run_and_outlives_the
         greedy: dict[int, tuple[int, ...]] = {}
         for first, then in ((0, 1), (1, 0)):
             async with SglangEngine(config, DriverContext(seed=1)) as engine:
-                await wait_until_it_serves(engine, folders[first], process)
+                await engine.load_model(folders[first], byte_tokenizer())  # it waits for the server
                 for version, seed in ((0, first), (1, then)):
                     if version:
                         await engine.load_weights(PolicyVersion(version, FolderTicket(folders[seed])))
                     made = await engine.generate(request([1, 2, 3], temperature=0.0))
                     assert set(made.versions) == {version}
                     assert greedy.setdefault(seed, made.token_ids) == made.token_ids
+                await engine.pause()  # and goes away: the next run finds it paused
             assert process.running
         assert greedy[0] != greedy[1]
+        async with SglangEngine(config.model_copy(update={"dtype": "bfloat16"}), DriverContext(seed=1)) as engine:
+            with pytest.raises(EngineError, match=r"engine\.dtype"):
+                await engine.load_model(folders[0], byte_tokenizer())
+        info = await asyncio.to_thread(lambda: urllib.request.urlopen(f"{config.url}/server_info").read())
+        assert b'"sampling_backend":"pytorch"' in info

@@ -23,7 +23,8 @@ pytestmark = [
     pytest.mark.timeout(900),
     pytest.mark.xdist_group("vllm"),
     pytest.mark.skipif(
-        find_python("vllm") is None, reason="vLLM's environment is not installed: `ale engine install vllm --cpu`"
+        find_python("vllm", "cpu") is None,
+        reason="vLLM's environment is not installed: `ale engine install vllm --cpu`",
     ),
 ]
 

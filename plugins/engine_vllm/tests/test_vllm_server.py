@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import pytest_asyncio
 import torch
@@ -34,7 +35,8 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.xdist_group("vllm"),
     pytest.mark.skipif(
-        find_python("vllm") is None, reason="vLLM's environment is not installed: `ale engine install vllm --cpu`"
+        find_python("vllm", "cpu") is None,
+        reason="vLLM's environment is not installed: `ale engine install vllm --cpu`",
     ),
 ]
 LONG = tuple(i % 80 for i in range(7, 107))
@@ -228,6 +230,21 @@ async def test_a_cancelled_request_leaves_the_server(engine: VllmReplica) -> Non
     metrics = engine.metrics()
     assert metrics["busy_s"] > 0
     assert 0 < metrics["slot_use"] <= 1
+
+
+async def test_an_engine_that_is_busy_for_long_is_alive(engine: VllmReplica) -> None:
+    """A step over long prompts takes a CPU half a minute; here the engine's process is stopped meanwhile."""
+    assert engine.process is not None
+    for process in (server := psutil.Process(engine.process.pid)).children(recursive=True):
+        process.suspend()
+    try:
+        for _ in range(2):
+            await engine.ask_metrics()
+            await asyncio.sleep(0.2)
+    finally:
+        for process in server.children(recursive=True):
+            process.resume()
+    assert len((await engine.generate(request())).token_ids) == 12
 
 
 async def test_a_pause_holds_requests_until_resume_also_over_an_update(engine: VllmReplica, model_of: ModelOf) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import socket
 from pathlib import Path
@@ -25,7 +24,8 @@ pytestmark = [
     pytest.mark.timeout(600),
     pytest.mark.xdist_group("vllm"),
     pytest.mark.skipif(
-        find_python("vllm") is None, reason="vLLM's environment is not installed: `ale engine install vllm --cpu`"
+        find_python("vllm", "cpu") is None,
+        reason="vLLM's environment is not installed: `ale engine install vllm --cpu`",
     ),
 ]
 PROMPT = (3, 4, 5, 6)
@@ -35,19 +35,14 @@ def start_server(folder: Path, port: int, log: Path) -> ServerProcess:
     """The command that ALE names for a server without its routes, on a small CPU."""
     arguments = f"--model {folder} --port {port} --dtype float32 --max-model-len 256 --kv-cache-memory-bytes 67108864"
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-    argv = [str(find_python("vllm")), str(SERVER), *arguments.split(), "--enforce-eager", "--skip-tokenizer-init"]
+    argv = [
+        str(find_python("vllm", "cpu")),
+        str(SERVER),
+        *arguments.split(),
+        "--enforce-eager",
+        "--skip-tokenizer-init",
+    ]
     return ServerProcess(argv, environment, log, "vLLM by hand")
-
-
-async def wait_until_it_serves(engine: VllmEngine, folder: Path, process: ServerProcess) -> None:
-    """Load the model as soon as the server answers."""
-    while True:
-        try:
-            return await engine.load_model(folder, byte_tokenizer())
-        except EngineError as error:
-            if "cannot be reached" not in str(error) or not process.running:
-                raise AssertionError(process.log_tail()) from error
-            await asyncio.sleep(0.2)
 
 
 async def test_a_server_at_a_url_serves_the_weights_of_each_run_and_outlives_them(
@@ -60,7 +55,7 @@ async def test_a_server_at_a_url_serves_the_weights_of_each_run_and_outlives_the
         # The first run finds the model that the server has, the second one another: it loads its own.
         for first, then in ((0, 1), (2, 0)):
             async with VllmEngine(config, DriverContext()) as engine:
-                await wait_until_it_serves(engine, model_of(True, first), process)
+                await engine.load_model(model_of(True, first), byte_tokenizer())  # it waits for the server
                 assert engine.transports == ("folder",)
                 for version, seed in ((0, first), (1, then)):
                     if version:
@@ -71,4 +66,12 @@ async def test_a_server_at_a_url_serves_the_weights_of_each_run_and_outlives_the
                     assert list(made.logprobs) == pytest.approx(expected, abs=1e-3)
                 with pytest.raises(EngineError, match="weights by folder"):
                     await engine.load_weights(PolicyVersion(2, MemoryTicket({})))
+                await engine.pause()  # and goes away: the next run finds it paused
             assert process.running
+        for settings, words in (
+            ({"dtype": "bfloat16"}, r"engine\.dtype"),
+            ({"max_context": 257}, r"max_context to 256"),
+        ):
+            async with VllmEngine(config.model_copy(update=settings), DriverContext()) as engine:
+                with pytest.raises(EngineError, match=words):
+                    await engine.load_model(model_of(True, 0), byte_tokenizer())

@@ -31,6 +31,10 @@ class ConnectionLost(EngineError):
     """The server cannot be reached, or went away before it answered."""
 
 
+class NoAnswer(ConnectionLost):
+    """The server did not answer in time; it may be busy."""
+
+
 class ServerClient(Lifecycle):
     """Requests to one server, at a URL or at a Unix socket."""
 
@@ -109,7 +113,7 @@ class ServerClient(Lifecycle):
                 finally:
                     self._answers.discard(answer)
         except TimeoutError:
-            raise ConnectionLost(f"{self._name} did not answer {path} within {timeout_s:g} s.") from None
+            raise NoAnswer(f"{self._name} did not answer {path} within {timeout_s:g} s.") from None
         except (aiohttp.ClientError, OSError, asyncio.IncompleteReadError) as error:
             raise ConnectionLost(
                 f"{self._name} cannot be reached for {path}: {error or type(error).__name__}."

@@ -86,12 +86,22 @@ def installed_environments() -> list[Environment]:
     return [environment for environment in each if environment.server in VERSIONS and environment.python.exists()]
 
 
-def find_python(server: str) -> Path | None:
-    """Return the Python of a server's environment in the version that ALE installs; None if there is none.
+def has_gpu() -> bool:
+    """Whether this machine has an NVIDIA GPU; found without torch."""
+    return NVIDIA_DRIVER.exists()
 
-    Where both variants are installed, a machine with an NVIDIA driver gets the one for GPUs. Raises `ConfigError` if
-    ALE knows no such server.
+
+def list_devices(device: str) -> tuple[str, ...]:
+    """Return `device` itself (`cpu` or `cuda`), or those that `auto` takes, the best one first."""
+    if device != "auto":
+        return (device,)
+    return (CUDA, CPU) if has_gpu() else (CPU,)
+
+
+def find_python(server: str, device: str = "auto") -> Path | None:
+    """Return the Python of a server's build for a device, in the version that ALE installs; None if there is none.
+
+    Raises `ConfigError` if ALE knows no such server.
     """
-    variants = (CUDA, CPU) if NVIDIA_DRIVER.exists() else (CPU, CUDA)
-    each = (pinned_environment(server, variant).python for variant in variants)
+    each = (pinned_environment(server, variant).python for variant in list_devices(device))
     return next((python for python in each if python.exists()), None)

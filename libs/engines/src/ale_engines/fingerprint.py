@@ -4,13 +4,16 @@
    server's dtype. A sum does not depend on how a server merges, pads with zeros, or splits its tensors.
 2. `of_folder` computes it from the weights that were sent; the server computes the same over the parameters that it
    serves, and `compare` names the tensors that differ.
-3. A server merges q, k, v and gate, up: these are summed under the merged name. A tied `lm_head` is left out.
+3. A server merges q, k, v and gate, up: these are summed under the merged name. A tied `lm_head` is left out, and so
+   are the frequencies of rotary embeddings, which old folders hold and servers compute.
 4. What only one side names (an architecture that the server renames) is compared in one sum."""
 
 from __future__ import annotations
 
+import asyncio
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import numpy as np
@@ -39,6 +42,17 @@ def of_folder(folder: Path, dtype: str, tied: bool) -> dict[str, int]:
     return of_tensors(read_folder(folder).items(), dtype, tied)
 
 
+@asynccontextmanager
+async def summed_meanwhile(folder: Path, dtype: str, tied: bool) -> AsyncIterator[asyncio.Future[dict[str, int]]]:
+    """`of_folder` in a thread, beside what the server does; it is done afterwards, also after an error, since the
+    folder may vanish then."""
+    summing = asyncio.ensure_future(asyncio.to_thread(of_folder, folder, dtype, tied))
+    try:
+        yield summing
+    finally:
+        await asyncio.wait([summing])
+
+
 def of_tensors(tensors: Iterable[tuple[str, StoredTensor]], dtype: str, tied: bool) -> dict[str, int]:
     """The same of tensors with their names."""
     return merge({name: sum_bits(tensor, NAMES[dtype]) for name, tensor in tensors}, tied)
@@ -48,7 +62,7 @@ def merge(sums: Mapping[str, int], tied: bool) -> dict[str, int]:
     """Return the fingerprint of tensors whose bits have been summed one by one."""
     merged: dict[str, int] = {}
     for name, value in sums.items():
-        if not (tied and name == "lm_head.weight"):
+        if not (tied and name == "lm_head.weight") and not name.endswith("rotary_emb.inv_freq"):
             key = merged_name(name)
             merged[key] = (merged.get(key, 0) + value) % 2**64
     return merged
@@ -73,6 +87,5 @@ def compare(sent: Mapping[str, int], served: Mapping[str, int], server: str) -> 
     if wrong:
         more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
         raise EngineError(
-            f"{server} says that it loaded the new weights, but it serves others: {', '.join(wrong[:3])}{more} differ. "
-            "It must be started again."
+            f"{server} says that it loaded the weights, but it serves others: {', '.join(wrong[:3])}{more} differ."
         )

@@ -36,15 +36,17 @@ async def _care_for(members: Members, member: Member) -> None:
 
 async def _catch_up(members: Members, member: Member) -> AleError | None:
     """Load the current weights if a member has older ones; return the error if it cannot. There may be newer ones
-    meanwhile. With no error it has the current ones when this returns."""
-    try:
-        # There are none when `load_model` has begun: it waits for the lock, and then replaces all.
-        while (policy := members.policy) is not None and member.policy is not policy:
-            if member.state is State.SERVING:
-                members.change(member, State.LOADING)
+    meanwhile, and the folder of the old ones is removed then. With no error it has the current ones when this
+    returns."""
+    # There are none when `load_model` has begun: it waits for the lock, and then replaces all.
+    while (policy := members.policy) is not None and member.policy is not policy:
+        if member.state is State.SERVING:
+            members.change(member, State.LOADING)
+        try:
             await member.load(policy)
-    except AleError as error:
-        return error
+        except AleError as error:
+            if members.policy is policy:
+                return error
     return None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,10 +13,12 @@ from ale.errors import ConfigError, EngineError
 from ale.specs.driver import DriverContext
 from ale.specs.engine import GenerateRequest
 from ale_engines import guard
+from ale_engines.environments import CPU, CUDA, list_devices
 from ale_engines.model_folder import ModelFolder
 from ale_engines.server_settings import ServerSettings
 from ale_engines.shared_memory import SHARED_MEMORY, make_weights_folder
 
+DEVICES = Path("/dev")
 OWN_PYTHON = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "PYTHONSTARTUP", "PYTHONDONTWRITEBYTECODE")
 """Variables for ALE's Python, which would lead the server's to packages that are not its own, or let
 it compile all of them anew."""
@@ -55,26 +57,41 @@ class Launch:
             guard.remove(str(path))
 
 
-def has_gpu() -> bool:
-    """Whether this machine has an NVIDIA GPU; found without torch."""
-    return Path("/dev/nvidiactl").exists()
+@dataclass(frozen=True)
+class ServerSetup:
+    """What a server at a URL was started with."""
+
+    dtype: str
+    """The type of its weights, such as `bfloat16`."""
+    max_context: int
 
 
 def list_gpus() -> list[str]:
-    """Return the numbers of this machine's NVIDIA GPUs."""
-    return sorted((path.name.removeprefix("nvidia") for path in Path("/dev").glob("nvidia[0-9]*")), key=int)
+    """Return the numbers of this machine's NVIDIA GPUs, as CUDA counts them: a container may have `/dev/nvidia2`
+    alone, which is CUDA's GPU 0."""
+    return [str(number) for number in range(len([*DEVICES.glob("nvidia[0-9]*")]))]
 
 
-def choose_python(python: Path | None, server: str) -> Path:
-    """Return the Python that has the server. Raises `ConfigError` if there is none."""
-    if python is None:
-        raise ConfigError(
-            f"engine: no environment with {server} is installed. Run `ale engine install {server}` (with --cpu on a "
-            "machine without a GPU), or name its Python in engine.python."
-        )
-    if not python.is_file():
-        raise ConfigError(f"engine.python: there is no {python}.")
-    return python
+def choose_python(settings: ServerSettings, find: Callable[[str], Path | None], server: str) -> tuple[Path, str]:
+    """Return the Python that has the server, and the device for which: `cpu` or `cuda`. `find` finds the installed one
+    for a device. `auto` is the GPU where there is one and the server's build for it, otherwise the CPU.
+
+    Raises `ConfigError` if there is none."""
+    devices = list_devices(settings.device)
+    if settings.python is not None:
+        if not settings.python.is_file():
+            raise ConfigError(f"engine.python: there is no {settings.python}.")
+        return settings.python, devices[0]
+    for device in devices:
+        if (python := find(device)) is not None:
+            return python, device
+    commands = {CPU: f"`ale engine install {server} --cpu`", CUDA: f"`ale engine install {server}`"}
+    builds = {CPU: "CPUs", CUDA: "GPUs"}
+    raise ConfigError(
+        f"engine: no environment with {server} for {' or '.join(builds[device] for device in devices)} is installed "
+        f"(engine.device is {settings.device}). Run {' or '.join(commands[device] for device in devices)}, or name its "
+        "Python in engine.python."
+    )
 
 
 def check_release(release: str, versions: tuple[str, str], name: str) -> None:
@@ -87,6 +104,20 @@ def check_release(release: str, versions: tuple[str, str], name: str) -> None:
         raise EngineError(
             f"{name} is release {release or '(unknown)'}, but this plugin was made for {versions[0]} up to, and "
             f"without, {versions[1]}. Let it be served by one of those (engine.python names an environment)."
+        )
+
+
+def check_setup(setup: ServerSetup, dtype: str, max_context: int, name: str) -> None:
+    """Raise `EngineError` if a server was not started with what the settings say; `dtype` may be `auto`."""
+    if dtype not in ("auto", setup.dtype):
+        raise EngineError(
+            f"{name} holds its weights in {setup.dtype}, but engine.dtype is {dtype}. Set engine.dtype to "
+            f"{setup.dtype} or auto, or start the server with `--dtype {dtype}`."
+        )
+    if setup.max_context < max_context:
+        raise EngineError(
+            f"{name} takes requests of {setup.max_context} tokens, and a context of {max_context} is wanted. Set "
+            f"engine.max_context to {setup.max_context}, or start the server with a longer context."
         )
 
 
@@ -104,9 +135,9 @@ def check_request(request: GenerateRequest, room: int, name: str) -> None:
         raise EngineError(f"max_tokens must be at least 1, not {max_tokens}.")
 
 
-def make_launch(python: Path, settings: ServerSettings, model: ModelFolder, name: str) -> Launch:
+def make_launch(python: Path, device: str, settings: ServerSettings, model: ModelFolder, name: str) -> Launch:
     """Choose what the settings leave open, and make the folders."""
-    cuda = settings.device == "cuda" or (settings.device == "auto" and has_gpu())
+    cuda = device == CUDA
     return Launch(
         python=python,
         model=model,

@@ -1,14 +1,16 @@
 """A replica that is a server: ALE starts its process and speaks HTTP with it, or finds it at a URL.
 
-1. `load_model` starts the server with the model, waits until it answers, and checks its release. A server at a URL has
-   its model already; it loads the folder as new weights.
+1. `load_model` starts the server with the model, waits until it answers, and checks its release and its weights. A
+   server at a URL has its model already; it is waited for as well, and loads the folder as new weights.
 2. `generate` holds one of `max_batch` places, so that nothing waits inside the server. A server that goes away, or
    aborts, ends it with `Interrupted` and what it has sent until then.
 3. `load_weights` looks at the new weights before it touches the server; afterwards the fingerprint of what the server
    holds must be that of what was sent. A server that may hold something else serves no more (`check` raises) until it
    has been started again, or has loaded another version.
+4. A server that does not answer `check` in time may be busy with what it was asked: it has failed once it was silent
+   for `SILENCE_S`. One that has nothing to do has failed at once.
 
-A subclass says how its server is started and asked (the abstract methods).
+A subclass says how its server is started and asked (`server_contract.py`).
 """
 
 from __future__ import annotations
@@ -16,32 +18,33 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import shutil
-from abc import abstractmethod
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import ClassVar
 from uuid import uuid4
 
 from ale.errors import EngineError
 from ale.specs.driver import DriverContext
-from ale.specs.engine import FolderTicket, GenerateRequest, Generation, MemoryTicket, PolicyVersion, Ticket, Tokenizer
+from ale.specs.engine import FolderTicket, GenerateRequest, Generation, MemoryTicket, PolicyVersion, Sampling, Tokenizer
 from ale_engines import fingerprint
-from ale_engines.client import ConnectionLost, ServerClient
+from ale_engines.client import ConnectionLost, NoAnswer, ServerClient
 from ale_engines.continuation import NOTHING
 from ale_engines.lora import whole_model
 from ale_engines.model_folder import ModelFolder, read_model_folder, read_shapes
 from ale_engines.replica import Interrupted, Replica
 from ale_engines.sampled import Sampled
+from ale_engines.server_contract import ServerContract
 from ale_engines.server_launch import (
     Launch,
     check_release,
     check_request,
+    check_setup,
     choose_log,
     choose_python,
-    has_gpu,
     make_environment,
     make_launch,
 )
+from ale_engines.server_metrics import ServerMetrics
 from ale_engines.server_process import ServerProcess
 from ale_engines.server_settings import ServerSettings
 from ale_engines.shared_memory import write_tensors
@@ -51,14 +54,13 @@ POLL_S = 0.1
 """Seconds between two questions whether a server that starts is ready."""
 DYING_S = 1.0
 """Seconds for which a lost connection waits to learn how the process ended."""
+SILENCE_S = 300.0
+"""Seconds without an answer to a check after which a busy server has failed: a step over long prompts takes a CPU
+half a minute, and a machine may be busy with other things."""
 
 
-class ServerReplica(Replica):
-    """One server. The subclass is written for the releases `versions[0] <= release < versions[1]`."""
-
-    server: ClassVar[str]
-    """The plugin's name, such as `vllm`."""
-    versions: ClassVar[tuple[str, str]]
+class ServerReplica(ServerContract, Replica):
+    """One server. See the module."""
 
     def __init__(self, settings: ServerSettings, context: DriverContext, number: int = 0) -> None:
         self.settings = settings
@@ -78,57 +80,14 @@ class ServerReplica(Replica):
         self._requests = self._interruptions = 0
         self._running: set[str] = set()
         self.usage = Usage(settings.max_batch)
-        self._server_metrics: dict[str, float] = {}
-        self.group = uuid4().hex  # the server's name at a trainer that broadcasts; new for each process
+        self._server_metrics = ServerMetrics()
+        self._answered = time.monotonic()  # when it last answered a check
+        self._unseeded = 0
+        self.dtype = ""
+        """The type of the server's weights, once it runs."""
+        self.group = uuid4().hex
+        """The server's name at a trainer that broadcasts, new for each process, and what its requests' begin with."""
         self.transports = ("folder",) if self.url else ("memory", "folder")
-
-    # -- what a subclass says ----------------------------------------------------------------------------------
-
-    @abstractmethod
-    def find_python(self) -> Path | None:
-        """The Python that has the server, if `python` is not set; None if there is none."""
-
-    @abstractmethod
-    def make_argv(self, launch: Launch) -> list[str]:
-        """The server's command line, without `arguments` of the settings."""
-
-    def make_own_environment(self, launch: Launch) -> Mapping[str, str]:
-        """Environment variables that the server needs."""
-        return {}
-
-    @abstractmethod
-    def make_client(self, launch: Launch) -> ServerClient:
-        """A client for the server that `make_argv`, called before, starts."""
-
-    @abstractmethod
-    async def ask_release(self) -> str:
-        """The server's release, once it serves. Raises `ConnectionLost` while it does not."""
-
-    @abstractmethod
-    async def sample(self, request: GenerateRequest, max_tokens: int, request_id: str, sampled: Sampled) -> str:
-        """Let the server sample at most `max_tokens`, and add each part to `sampled` as soon as it comes. Returns how
-        the generation ended: `stop`, `length`, or the server's own word for anything else."""
-
-    @abstractmethod
-    async def abort(self, request_ids: list[str]) -> None:
-        """Let the server end these requests, with what they have sampled; those that it does not know are no error."""
-
-    @abstractmethod
-    async def send_folder(self, folder: Path, version: int) -> None:
-        """Let the server load a whole model's weights as a version; it goes on with its requests afterwards, and
-        computes nothing with prefixes that other weights computed."""
-
-    async def send_ticket(self, ticket: Ticket, version: int) -> Mapping[str, int]:
-        """Let the server fetch weights by another of `transports`; returns the fingerprint of what was sent."""
-        raise self._refuse_ticket(ticket, version)
-
-    @abstractmethod
-    async def ask_fingerprint(self) -> Mapping[str, int]:
-        """The fingerprint (`fingerprint.py`) of the weights that the server holds at this moment."""
-
-    async def ask_metrics(self) -> dict[str, float]:
-        """The server's own counters, under names that begin with `server_`."""
-        return {}
 
     # -- the contract ------------------------------------------------------------------------------------------
 
@@ -156,7 +115,7 @@ class ServerReplica(Replica):
     async def start(self) -> None:
         """Raise `ConfigError` now, and not after the demonstrations, if there is nothing that could be started."""
         if not self.url:
-            choose_python(self.settings.python or self.find_python(), self.server)
+            choose_python(self.settings, self.find_python, self.server)
 
     async def close(self) -> None:
         """End the server and remove its folders."""
@@ -184,8 +143,13 @@ class ServerReplica(Replica):
         if self._fault:
             raise EngineError(self._fault)
         try:
-            self._server_metrics = await self.ask_metrics()
+            self._server_metrics.update(await self.ask_metrics())
+            self._answered = time.monotonic()
         except ConnectionLost as error:
+            lives = self.process is None or self.process.running
+            busy = bool(self._running) or self._updating.locked()
+            if isinstance(error, NoAnswer) and lives and busy and time.monotonic() - self._answered < SILENCE_S:
+                return
             raise EngineError(await self._describe_loss(error)) from None
 
     async def generate(self, request: GenerateRequest) -> Generation:
@@ -197,7 +161,7 @@ class ServerReplica(Replica):
             if self._fault or interruptions != self._interruptions:
                 raise Interrupted(self._fault or f"{self.name} was interrupted before it began.", NOTHING)
             self._requests += 1
-            request_id = f"{self.number}-{self._requests}"
+            request_id = f"{self.group}-{self._requests}"
             self._running.add(request_id)
             sampled = Sampled(self.name)
             try:
@@ -228,7 +192,10 @@ class ServerReplica(Replica):
             if self.process is None and not self.url:
                 raise EngineError(self._fault or f"{self.name} is not running.")
             if policy.ticket.transport not in self.transports:
-                raise self._refuse_ticket(policy.ticket, policy.version)
+                raise EngineError(
+                    f"{self.name} takes weights by {' or '.join(self.transports)}; policy version {policy.version} "
+                    f"comes by '{policy.ticket.transport}'."
+                )
             match policy.ticket:
                 case MemoryTicket(weights):
                     assert self.launch is not None
@@ -241,12 +208,22 @@ class ServerReplica(Replica):
                 case FolderTicket(folder):
                     await self._load_folder(folder, policy.version)
                 case ticket:
+                    await self.check_ticket(ticket, policy.version)
                     await self._replace(lambda: self.send_ticket(ticket, policy.version), policy.version)
 
     def metrics(self) -> dict[str, float]:
         """Return counters of this client and, under names that begin with `server_`, those of the server as of the last
         `check`."""
-        return {**self.usage.metrics(), **self._server_metrics}
+        return {**self.usage.metrics(), **self._server_metrics.total()}
+
+    def choose_seed(self, sampling: Sampling) -> int:
+        """Return a request's seed, of 63 bits; one without gets one from the run's seed, the replica's number and its
+        own, since servers would draw the same numbers after every start, and in every replica."""
+        seed = sampling.seed
+        if seed is None:
+            self._unseeded += 1
+            seed = (self.context.seed * 1_000_003 + self.number) * 1_000_003 + self._unseeded
+        return seed % 2**63
 
     # -- the server --------------------------------------------------------------------------------------------
 
@@ -255,45 +232,65 @@ class ServerReplica(Replica):
         self._fault = f"{self.name} has not been started."
         try:
             if self.url:
-                await self.client.start()
-                check_release(await self.ask_release(), self.versions, self.name)
-                await self._load_folder(model.folder, 0)
+                await self._find_server(model)
             else:
                 await self._start_server(model)
         except BaseException:
             await self._end_server()
             raise
-        self._version, self._fault = 0, ""
+        self._version, self._fault, self._answered = 0, "", time.monotonic()
+
+    async def _find_server(self, model: ModelFolder) -> None:
+        await self.client.start()
+        await self._wait_ready(None)
+        setup = await self.ask_setup()
+        check_setup(setup, self.settings.dtype, self.max_context, self.name)
+        self.dtype = setup.dtype
+        await self._load_folder(model.folder, 0)
+        await self.resume()  # whoever used it before may have left it paused
 
     async def _start_server(self, model: ModelFolder) -> None:
-        python = choose_python(self.settings.python or self.find_python(), self.server)
+        python, device = choose_python(self.settings, self.find_python, self.server)
         self._log = self._log or choose_log(self.context, self.name.replace(" ", "-"))
-        launch = self.launch = await asyncio.to_thread(make_launch, python, self.settings, model, self.server)
+        launch = self.launch = await asyncio.to_thread(make_launch, python, device, self.settings, model, self.server)
         argv = [*self.make_argv(launch), *self.settings.arguments]
         environment = make_environment(launch, self.settings, self.number, self.make_own_environment(launch))
-        self.process = ServerProcess(argv, environment, self._log[0], self.name, launch.leftovers)
-        self.client, self.group = self.make_client(launch), uuid4().hex
-        await self.process.start()
-        await self.client.start()
-        check_release(await self._wait_ready(self.process), self.versions, self.name)
+        process = self.process = ServerProcess(argv, environment, self._log[0], self.name, launch.leftovers)
+        self.client, self.group, self.dtype = self.make_client(launch), uuid4().hex, launch.dtype
+        async with fingerprint.summed_meanwhile(model.folder, launch.dtype, model.tied) as summing:
+            await process.start()
+            await self.client.start()
+            await self._wait_ready(process)
+            served = await self.ask_fingerprint()
+        fingerprint.compare(summing.result(), served, self.name)
 
-    async def _wait_ready(self, process: ServerProcess) -> str:
+    async def _wait_ready(self, process: ServerProcess | None) -> None:
+        """Wait until the server answers, and check its release; `process` is None for one at a URL."""
+        lost = ""
         try:
             async with asyncio.timeout(self.settings.start_timeout_s):
-                while process.running:
-                    with contextlib.suppress(ConnectionLost):
-                        return await self.ask_release()
+                while process is None or process.running:
+                    try:
+                        return check_release(await self.ask_release(), self.versions, self.name)
+                    except ConnectionLost as error:
+                        if process is None and not lost:
+                            text = f"{error} It is waited for, up to {self.settings.start_timeout_s:g} s."
+                            self.context.channel.event("note", text=text)
+                        lost = str(error)
                     with contextlib.suppress(TimeoutError):
-                        await asyncio.wait_for(process.wait_ended(), POLL_S)
+                        ended = process.wait_ended() if process else asyncio.sleep(POLL_S)
+                        await asyncio.wait_for(ended, POLL_S)
         except TimeoutError:
+            log = f"The end of its log:\n{process.log_tail()}" if process else lost
             raise EngineError(
                 f"{self.name} did not get ready within {self.settings.start_timeout_s:g} s (engine.start_timeout_s). "
-                f"The end of its log:\n{process.log_tail()}"
+                f"{log}"
             ) from None
         raise EngineError(self._describe_end())
 
     async def _end_server(self) -> None:
         process, self.process = self.process, None
+        self._server_metrics.end()
         await self.client.close()
         if process is not None:
             await process.close()
@@ -314,25 +311,15 @@ class ServerReplica(Replica):
 
     # -- weights -----------------------------------------------------------------------------------------------
 
-    def _refuse_ticket(self, ticket: Ticket, version: int) -> EngineError:
-        ways = " or ".join(self.transports)
-        return EngineError(
-            f"{self.name} takes weights by {ways}; policy version {version} comes by '{ticket.transport}'."
-        )
-
     async def _load_folder(self, given: Path, version: int) -> None:
         assert self.model is not None
-        model, launch = self.model, self.launch
-        dtype = model.dtype(self.settings.dtype, launch.cuda if launch else has_gpu())
-        async with whole_model(given, model.folder, launch.weights if launch else None) as folder:
+        model = self.model
+        async with whole_model(given, model.folder, self.launch.weights if self.launch else None) as folder:
             model.check_same(await asyncio.to_thread(read_shapes, folder), f"The tensors in {given}")
 
             async def send() -> Mapping[str, int]:
-                summing = asyncio.ensure_future(asyncio.to_thread(fingerprint.of_folder, folder, dtype, model.tied))
-                try:
+                async with fingerprint.summed_meanwhile(folder, self.dtype, model.tied) as summing:
                     await self.send_folder(folder, version)
-                finally:
-                    await asyncio.wait([summing])  # it reads the folder, which may vanish afterwards
                 return summing.result()
 
             await self._replace(send, version)

@@ -30,20 +30,24 @@ class ServerSettings(PluginConfig):
     dtype: DtypeName = Field(
         "auto",
         description="Type of weights and cache. auto: float32 on the CPU; on a GPU, the type in which the folder was "
-        "saved.",
+        "saved; at a `url`, the server's.",
     )
     max_context: int = Field(
         2048, gt=1, description="Tokens of one request; the model's own limit applies if it is lower."
     )
     max_batch: int = Field(64, gt=0, description="Requests that a server samples at the same time.")
-    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto takes a GPU if there is one.")
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        "auto", description="auto takes a GPU if there is one, and the server's build for it."
+    )
     gpu_memory: float = Field(
         0.85, gt=0, le=1, description="Share of the GPU's memory that a server takes (weights, cache and work space)."
     )
     threads: int = Field(0, ge=0, description="CPU threads of each server; 0: half of those that there are.")
     arguments: tuple[str, ...] = Field((), description="Further arguments of the server's command line, as they are.")
     environment: dict[str, str] = Field({}, description="Further environment variables of the server.")
-    start_timeout_s: float = Field(600.0, gt=0, description="Time in which a server must have loaded its model.")
+    start_timeout_s: float = Field(
+        600.0, gt=0, description="Time in which a server must have loaded its model, and one at a `url` must answer."
+    )
     request_timeout_s: float = Field(
         1800.0, gt=0, description="Time in which a generation, or an update of the weights, must have finished."
     )

@@ -124,6 +124,42 @@ async def test_metrics_are_by_replica_and_in_sum() -> None:
         assert (metrics["replicas"], metrics["replicas_serving"], metrics["restarts"]) == (2, 2, 0)
 
 
+async def test_a_replica_that_is_given_up_has_no_use_of_a_cache_and_its_counters_stay() -> None:
+    notes: list[str] = []
+    first, second = FakeReplica("a", slots=1), FakeReplica("b", slots=1)
+    async with pool_of(first, second, notes=notes) as pool:
+        await asyncio.gather(*(pool.generate(ask(f"s{i}", max_tokens=6)) for i in range(2)))
+        before = pool.metrics()
+        assert (before["a/server_cache_use"], before["server_cache_use"], before["sampled_tokens"]) == (0.8, 0.8, 12)
+        first.failing_starts = 99
+        first.kill()
+        await until(lambda: any("given up" in note for note in notes))
+        after = pool.metrics()
+        assert "a/server_cache_use" not in after
+        assert (after["server_cache_use"], after["sampled_tokens"], after["a/sampled_tokens"]) == (0.8, 12, 6)
+
+
+async def test_weights_whose_folder_vanished_because_there_are_newer_ones_are_no_reason_for_a_restart() -> None:
+    first, second = FakeReplica("a"), FakeReplica("b")
+    loading, published = asyncio.Event(), asyncio.Event()
+
+    async def fail_once_newer_are_published(replica: FakeReplica, policy: PolicyVersion) -> None:
+        if policy.version == 1 and replica.starts == 2:
+            loading.set()
+            await published.wait()
+            raise EngineError("There is no folder 1.")
+
+    first.before_load = fail_once_newer_are_published
+    async with pool_of(first, second) as pool:
+        await pool.load_weights(policy(1))
+        first.kill()
+        await asyncio.wait_for(loading.wait(), 10)
+        await asyncio.wait_for(pool.load_weights(policy(2)), 10)
+        published.set()
+        await until(lambda: pool.metrics()["replicas_serving"] == 2)
+        assert (first.version, first.starts) == (2, 2)
+
+
 async def test_a_replica_joins_with_the_current_weights() -> None:
     async with pool_of(FakeReplica("a", slots=1)) as pool:
         await pool.load_weights(policy(4))

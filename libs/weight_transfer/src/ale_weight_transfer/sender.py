@@ -1,7 +1,7 @@
 """Sends weights out of the trainer's process.
 
-1. `offer` keeps a version's tensors and returns its ticket. The newest two versions are kept, so that an engine that is
-   started again finds the one that others serve.
+1. `offer` keeps a version's tensors and returns its ticket, with the sums that a server's weights must have. The newest
+   two versions are kept, so that an engine that is started again finds the one that others serve.
 2. A thread waits at a store, on a port of its own, for the requests of servers and broadcasts to one after another.
    A server that breaks off is forgotten; it may ask again.
 """
@@ -20,6 +20,7 @@ from torch._C._distributed_c10d import TCPStore
 
 from ale.errors import TrainerError
 from ale_weight_transfer.receiver import TIMEOUT, join
+from ale_weight_transfer.sums import sum_weights
 from ale_weight_transfer.tickets import BroadcastTicket, GlooTicket, IpcTicket, NcclTicket, TensorSpec
 
 log = logging.getLogger("ale.weights")
@@ -55,7 +56,7 @@ class WeightSender:
         self._versions[version] = list(weights.values())
         for old in sorted(self._versions)[:-KEPT]:
             del self._versions[old]
-        return self._ticket(self._host, self.port, version, specs)
+        return self._ticket(self._host, self.port, version, specs, sum_weights(weights))
 
     def close(self) -> None:
         """End the thread, after what it is sending, and drop all versions."""
@@ -102,4 +103,5 @@ def share_by_ipc(version: int, weights: Mapping[str, torch.Tensor]) -> IpcTicket
         raise TrainerError("The transport 'ipc' shares the memory of a GPU; the trainer computes on the CPU.")
     reduce_tensor: Any = reductions.reduce_tensor
     handles = [(name, *reduce_tensor(tensor)) for name, tensor in weights.items()]
-    return IpcTicket(version, str(torch.cuda.get_device_properties(device).uuid), pickle.dumps(handles))
+    gpu = str(torch.cuda.get_device_properties(device).uuid)
+    return IpcTicket(version, gpu, pickle.dumps(handles), sum_weights(weights))

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 from uuid import uuid4
+
+Sums = Mapping[str, Mapping[str, int]]
+"""For each dtype in which a server may hold the weights, the sum of each tensor's bits (`sums.py`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +30,7 @@ class BroadcastTicket:
     port: int
     version: int
     tensors: tuple[TensorSpec, ...]
+    sums: Sums
 
     def as_request(self, group: str, size: int) -> dict[str, Any]:
         """Return the arguments of `receiver.receive` for a server of `size` ranks, as JSON can hold them. `group` names
@@ -66,3 +71,4 @@ class IpcTicket:
     device: str
     """The GPU's UUID."""
     handles: bytes
+    sums: Sums

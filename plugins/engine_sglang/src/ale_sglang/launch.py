@@ -25,7 +25,6 @@ def list_arguments(launch: Launch, settings: ServerSettings) -> list[str]:
         "--context-length", str(launch.max_context + RESERVE),
         "--max-running-requests", str(settings.max_batch),
         "--tp-size", str(settings.tensor_parallel),
-        "--sampling-backend", "pytorch",  # the only one that samples with seeds
         "--skip-tokenizer-init",
         "--skip-server-warmup",
         "--sleep-on-idle",  # without it, a core spins while there is nothing to do

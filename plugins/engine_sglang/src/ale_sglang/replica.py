@@ -13,16 +13,18 @@ from typing import Any
 from ale.errors import EngineError
 from ale.specs.driver import DriverContext
 from ale.specs.engine import GenerateRequest
-from ale_engines.client import KEEP_ALIVE_S, ConnectionLost, ServerClient
+from ale_engines.client import KEEP_ALIVE_S, ServerClient
 from ale_engines.environments import find_python
 from ale_engines.sampled import STREAM_INTERVAL, Sampled
-from ale_engines.server_launch import Launch
+from ale_engines.server_contract import CHECK_S
+from ale_engines.server_launch import Launch, ServerSetup
 from ale_engines.server_metrics import sum_samples
 from ale_engines.server_replica import ServerReplica
 from ale_engines.server_settings import ServerSettings
-from ale_sglang.launch import SERVER, list_arguments
+from ale_sglang.launch import RESERVE, SERVER, list_arguments
 
-CHECK_S = 5.0
+CALL_S = 5.0
+"""Seconds for what SGLang answers at once."""
 METRICS = {
     "sglang:num_running_reqs": "server_running",
     "sglang:num_queue_reqs": "server_waiting",
@@ -43,19 +45,18 @@ class SglangReplica(ServerReplica):
 
     def __init__(self, settings: ServerSettings, context: DriverContext, number: int = 0) -> None:
         super().__init__(settings, context, number)
-        self._unseeded = 0
         self._paused = False
 
-    def find_python(self) -> Path | None:
-        """See `ServerReplica.find_python`."""
-        return find_python(self.server)
+    def find_python(self, device: str) -> Path | None:
+        """See `ServerContract.find_python`."""
+        return find_python(self.server, device)
 
     def make_argv(self, launch: Launch) -> list[str]:
-        """See `ServerReplica.make_argv`."""
+        """See `ServerContract.make_argv`."""
         return [str(launch.python), str(SERVER), *list_arguments(launch, self.settings)]
 
     def make_own_environment(self, launch: Launch) -> Mapping[str, str]:
-        """See `ServerReplica.make_own_environment`. SGLang's temporary files, which it leaves, vanish with `work`."""
+        """See `ServerContract.make_own_environment`. SGLang's temporary files, which it leaves, vanish with `work`."""
         return {
             "ALE_SOCKET": str(launch.work / "socket"),
             "ALE_WORK": str(launch.work),
@@ -68,21 +69,32 @@ class SglangReplica(ServerReplica):
         }
 
     def make_client(self, launch: Launch) -> ServerClient:
-        """See `ServerReplica.make_client`."""
+        """See `ServerContract.make_client`."""
         return ServerClient(self.name, "http://localhost", launch.work / "socket")
 
     async def ask_release(self) -> str:
-        """See `ServerReplica.ask_release`."""
-        await self.client.get("/ready", CHECK_S)
-        info = await self.client.get("/server_info", CHECK_S)
+        """See `ServerContract.ask_release`."""
+        await self.client.get("/ready", CALL_S)
+        info = await self.client.get("/server_info", CALL_S)
         found = re.search(r'"version":"([^"]*)","frontend"', info)
         if found is None:
             raise EngineError(f"{self.name} answers, but not as SGLang does.")
         self._paused = False
         return found[1]
 
+    async def ask_setup(self) -> ServerSetup:
+        """See `ServerContract.ask_setup`."""
+        found = re.search(r'"ale_dtype":"([^"]*)","ale_context":(\d+)', await self.client.get("/server_info", CALL_S))
+        if found is None:
+            raise EngineError(
+                f"{self.name} was not started with ALE's launcher, so it cannot say which weights it serves. Start it "
+                f"with `PYTHON {SERVER} --model-path FOLDER --skip-tokenizer-init ...`, with the Python of its "
+                "environment and the arguments of `sglang serve`."
+            )
+        return ServerSetup(found[1], int(found[2]) - RESERVE)
+
     async def sample(self, request: GenerateRequest, max_tokens: int, request_id: str, sampled: Sampled) -> str:
-        """See `ServerReplica.sample`."""
+        """See `ServerContract.sample`."""
         name = whole_name(request_id)
         body = {
             "rid": name,
@@ -109,12 +121,12 @@ class SglangReplica(ServerReplica):
         return str(ended["type"] if ended["type"] in ("stop", "length") else ended.get("message") or ended["type"])
 
     async def abort(self, request_ids: list[str]) -> None:
-        """See `ServerReplica.abort`."""
+        """See `ServerContract.abort`."""
         for request_id in request_ids:
-            await self.client.post("/abort_request", {"rid": whole_name(request_id)}, CHECK_S)
+            await self.client.post("/abort_request", {"rid": whole_name(request_id)}, CALL_S)
 
     async def send_folder(self, folder: Path, version: int) -> None:
-        """See `ServerReplica.send_folder`. Running requests give their cache up; it is computed again with the new
+        """See `ServerContract.send_folder`. Running requests give their cache up; it is computed again with the new
         weights."""
         limit_s = self.settings.request_timeout_s
         await self.client.post("/pause_generation", {"mode": "retract"}, limit_s)
@@ -126,20 +138,9 @@ class SglangReplica(ServerReplica):
                 await self.client.post("/continue_generation", {}, limit_s)
 
     async def ask_fingerprint(self) -> Mapping[str, int]:
-        """See `ServerReplica.ask_fingerprint`."""
-        try:
-            body = {"action": "ale_fingerprint", "selector": "target"}
-            answer = await self.client.post("/weights_checker", body, self.settings.request_timeout_s)
-        except ConnectionLost:
-            raise
-        except EngineError as error:
-            if "Unsupported action" not in str(error):
-                raise
-            raise EngineError(
-                f"{self.name} was not started with ALE's launcher, so it cannot say which weights it serves. Start it "
-                f"with `PYTHON {SERVER} --model-path FOLDER --skip-tokenizer-init ...`, with the Python of its "
-                "environment and the arguments of `sglang serve`."
-            ) from None
+        """See `ServerContract.ask_fingerprint`."""
+        body = {"action": "ale_fingerprint", "selector": "target"}
+        answer = await self.client.post("/weights_checker", body, self.settings.request_timeout_s)
         sums: dict[str, int] = {}
         for rank in answer["ranks"]:
             for name, total in rank["checksums"].items():
@@ -147,14 +148,14 @@ class SglangReplica(ServerReplica):
         return sums
 
     async def ask_metrics(self) -> dict[str, float]:
-        """See `ServerReplica.ask_metrics`."""
+        """See `ServerContract.ask_metrics`."""
         return sum_samples(await self.client.get("/metrics", CHECK_S), METRICS)
 
     async def pause(self) -> None:
         """See `InferenceEngine.pause`."""
+        self._paused = True  # first: an update that ends meanwhile lets the server go on otherwise
         # Requests that wait in the queue can be aborted while the server is paused; others could not.
         await self.client.post("/pause_generation", {"mode": "retract"}, self.settings.request_timeout_s)
-        self._paused = True
 
     async def resume(self) -> None:
         """See `InferenceEngine.resume`."""
@@ -162,18 +163,14 @@ class SglangReplica(ServerReplica):
         await self.client.post("/continue_generation", {}, self.settings.request_timeout_s)
 
     def _describe_sampling(self, request: GenerateRequest, max_tokens: int) -> dict[str, Any]:
-        wanted, seed = request.sampling, request.sampling.seed
-        if seed is None:
-            # The server samples with seeds alone; a request without one gets one from the run's seed and its number.
-            self._unseeded += 1
-            seed = (self.context.seed * 1_000_003 + self.number) * 1_000_003 + self._unseeded
+        wanted = request.sampling
         return {
             "temperature": wanted.temperature,
             "top_p": wanted.top_p,
             "top_k": wanted.top_k or -1,
             "max_new_tokens": max_tokens,
             "stop_token_ids": list(wanted.stop_token_ids),
-            "sampling_seed": seed % 2**63,
+            "sampling_seed": self.choose_seed(wanted),
             "stream_interval": STREAM_INTERVAL,
         }
 

@@ -14,15 +14,17 @@ from ale_engines import fingerprint
 from ale_engines.client import KEEP_ALIVE_S, ServerClient
 from ale_engines.environments import find_python
 from ale_engines.sampled import STREAM_INTERVAL, Sampled
-from ale_engines.server_launch import Launch
+from ale_engines.server_contract import CHECK_S
+from ale_engines.server_launch import Launch, ServerSetup
 from ale_engines.server_metrics import sum_samples
-from ale_engines.server_replica import ServerReplica
+from ale_engines.server_replica import SILENCE_S, ServerReplica
 from ale_engines.server_settings import ServerSettings
 from ale_vllm.launch import SERVER, list_arguments
 from ale_weight_transfer import receiver
 from ale_weight_transfer.tickets import BroadcastTicket, IpcTicket
 
-CHECK_S = 5.0
+CALL_S = 5.0
+"""Seconds for what vLLM answers without its engine."""
 AT_START = "default"
 """vLLM's label of the weights that it was started with."""
 METRICS = {
@@ -44,17 +46,17 @@ class VllmReplica(ServerReplica):
     server = "vllm"
     versions = ("0.32", "0.33")
 
-    def find_python(self) -> Path | None:
-        """See `ServerReplica.find_python`."""
-        return find_python(self.server)
+    def find_python(self, device: str) -> Path | None:
+        """See `ServerContract.find_python`."""
+        return find_python(self.server, device)
 
     def make_argv(self, launch: Launch) -> list[str]:
-        """See `ServerReplica.make_argv`."""
+        """See `ServerContract.make_argv`."""
         self.transports = choose_transports(launch.cuda, self.settings)
         return [str(launch.python), str(SERVER), *list_arguments(launch, self.settings)]
 
     def make_own_environment(self, launch: Launch) -> Mapping[str, str]:
-        """See `ServerReplica.make_own_environment`."""
+        """See `ServerContract.make_own_environment`."""
         own = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1"}
         own |= {"ALE_SHM_NAME": launch.work.name, "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": str(KEEP_ALIVE_S)}
         if not launch.cuda:
@@ -65,13 +67,13 @@ class VllmReplica(ServerReplica):
         return own
 
     def make_client(self, launch: Launch) -> ServerClient:
-        """See `ServerReplica.make_client`."""
+        """See `ServerContract.make_client`."""
         return ServerClient(self.name, "http://localhost", launch.work / "socket")
 
     async def ask_release(self) -> str:
-        """See `ServerReplica.ask_release`."""
+        """See `ServerContract.ask_release`."""
         try:
-            info = await self.client.post("/ale/info", timeout_s=CHECK_S)
+            info = await self.client.post("/ale/info", timeout_s=CALL_S)
         except EngineError as error:
             if "(404)" not in str(error):
                 raise
@@ -81,8 +83,13 @@ class VllmReplica(ServerReplica):
             ) from None
         return str(info["release"])
 
+    async def ask_setup(self) -> ServerSetup:
+        """See `ServerContract.ask_setup`."""
+        info = await self.client.post("/ale/info", timeout_s=CALL_S)
+        return ServerSetup(info["dtype"], info["max_context"])
+
     async def sample(self, request: GenerateRequest, max_tokens: int, request_id: str, sampled: Sampled) -> str:
-        """See `ServerReplica.sample`."""
+        """See `ServerContract.sample`."""
         wanted = request.sampling
         sampling: dict[str, Any] = {
             "temperature": wanted.temperature,
@@ -91,9 +98,8 @@ class VllmReplica(ServerReplica):
             "max_tokens": max_tokens,
             "stop_token_ids": list(wanted.stop_token_ids),
             "stream_interval": STREAM_INTERVAL,
+            "seed": self.choose_seed(wanted),
         }
-        if wanted.seed is not None:
-            sampling["seed"] = wanted.seed % 2**63
         body = {"id": request_id, "token_ids": request.token_ids, "sampling": sampling}
         part: dict[str, Any] = {}
         async with aclosing(self.client.read_lines("/ale/generate", body, self.settings.request_timeout_s)) as lines:
@@ -108,41 +114,59 @@ class VllmReplica(ServerReplica):
         return part.get("finish_reason") or "its answer broke off"
 
     async def abort(self, request_ids: list[str]) -> None:
-        """See `ServerReplica.abort`."""
-        await self.client.post("/ale/abort", {"ids": request_ids}, CHECK_S)
+        """See `ServerContract.abort`."""
+        await self.client.post("/ale/abort", {"ids": request_ids}, CALL_S)
 
     async def send_folder(self, folder: Path, version: int) -> None:
-        """See `ServerReplica.send_folder`."""
+        """See `ServerContract.send_folder`."""
         body = {"folder": absolute(folder), "version": version}
         await self.client.post("/ale/load", body, self.settings.request_timeout_s)
 
-    async def send_ticket(self, ticket: Ticket, version: int) -> Mapping[str, int]:
-        """See `ServerReplica.send_ticket`."""
+    async def check_ticket(self, ticket: Ticket, version: int) -> None:
+        """See `ServerContract.check_ticket`."""
         assert self.model is not None
-        module, limit_s = receiver_file(), self.settings.request_timeout_s
         match ticket:
             case BroadcastTicket():
                 source = f"The tensors of policy version {version}"
                 self.model.check_same({tensor.name: tuple(tensor.shape) for tensor in ticket.tensors}, source)
+            case IpcTicket():
+                for gpu in await self.client.post("/ale/gpus", timeout_s=self.settings.request_timeout_s):
+                    if gpu != ticket.device:
+                        raise EngineError(
+                            f"{self.name} computes on GPU {gpu} and the trainer on GPU {ticket.device}, but weights by "
+                            "'ipc' stay in the memory of one GPU. Name the server's GPU in "
+                            "engine.environment.CUDA_VISIBLE_DEVICES: then they come by 'nccl'. Or set trainer.device "
+                            "to that GPU."
+                        )
+
+    async def send_ticket(self, ticket: Ticket, version: int) -> Mapping[str, int]:
+        """See `ServerContract.send_ticket`."""
+        assert self.model is not None
+        module, limit_s = receiver_file(), self.settings.request_timeout_s
+        match ticket:
+            case BroadcastTicket():
                 request = ticket.as_request(self.group, self.settings.tensor_parallel)
-                body = {"version": version, "module": module, "request": request}
-                sums = await self.client.post("/ale/receive", body, limit_s)
+                await self.client.post(
+                    "/ale/receive", {"version": version, "module": module, "request": request}, limit_s
+                )
             case IpcTicket():
                 body = {"version": version, "module": module, "handles": ticket.handles.hex()}
-                sums = await self.client.post("/ale/open_handles", body, limit_s)
+                await self.client.post("/ale/open_handles", body, limit_s)
             case _:
                 return await super().send_ticket(ticket, version)
-        return fingerprint.merge(sums, self.model.tied)
+        return fingerprint.merge(ticket.sums[self.dtype], self.model.tied)
 
     async def ask_fingerprint(self) -> Mapping[str, int]:
-        """See `ServerReplica.ask_fingerprint`."""
+        """See `ServerContract.ask_fingerprint`."""
         return cast(
             dict[str, int], await self.client.post("/ale/fingerprint", timeout_s=self.settings.request_timeout_s)
         )
 
     async def ask_metrics(self) -> dict[str, float]:
-        """See `ServerReplica.ask_metrics`; it also asks whether the engine behind the routes lives."""
-        await self.client.post("/ale/info", timeout_s=CHECK_S)
+        """See `ServerContract.ask_metrics`; it also asks whether the engine behind the routes lives."""
+        info = await self.client.post("/ale/info", timeout_s=CHECK_S)
+        if info["silent_s"] > SILENCE_S:
+            raise EngineError(f"The engine of {self.name} has not answered its server for {info['silent_s']:.0f} s.")
         return sum_samples(await self.client.get("/metrics", CHECK_S), METRICS)
 
     async def pause(self) -> None:

@@ -18,10 +18,12 @@ them. All that it changes is here (SGLang 0.5.23):
 7. Each part of a streamed answer holds the tokens since the one before, with their versions; in SGLang these come with
    the last part alone.
 8. A request can be aborted until it has ended. SGLang drops all aborts but the first, which is lost if it overtakes its
-   request; and while it is paused it holds new requests back where no abort finds them. Now they wait in its queue.
+   request; and while it is paused it holds new requests back where no abort finds them. Now they wait in its queue, and
+   `/ready` answers yes.
 9. Without a GPU (`--device=cpu`), it stands in for the parts of SGLang that are built for GPUs alone, and SGLang's
    processes are forked: spawned ones would import all of it again, which is two thirds of a start.
 10. Of SGLang's models it imports the one that is served: the others are two hundred modules.
+11. `/server_info` has the dtype of the weights and the longest context, which the arguments may leave open.
 """
 
 # mypy: disable-error-code="import-not-found, no-untyped-call"
@@ -177,17 +179,26 @@ def change_sglang() -> None:
         self.is_pause_cond.wait_for = lambda is_over: asyncio.sleep(0)
 
     manager.abort_request, manager.__init__ = abort_again, begin_without_holding_back
+    manager.is_ready = manager.is_healthy  # who finds it paused by a client that went away lets it go on
 
     if WORK:
         load_snapshot.shm_path_for = lambda name: os.path.join(WORK, "loads")
 
 
-def listen_at_socket() -> None:
-    """See point 5. SGLang's own options are a host and a port."""
+def change_http_server() -> None:
+    """See points 5 and 11. SGLang's own options are a host and a port."""
     import uvicorn
     from sglang.srt.entrypoints import http_server
 
     path = os.environ.get("ALE_SOCKET")
+    build = http_server.build_server_info
+
+    def build_with_setup(*arguments: Any) -> dict[str, Any]:
+        model = http_server._global_state.tokenizer_manager.model_config
+        setup = {"ale_dtype": str(model.dtype).removeprefix("torch."), "ale_context": model.context_len}
+        return {**build(*arguments), **setup}
+
+    http_server.build_server_info = build_with_setup
 
     class SocketConfig(uvicorn.Config):
         def __init__(self, *arguments: Any, **options: Any) -> None:
@@ -225,9 +236,11 @@ if __name__ == "__main__":
     from sglang.launch_server import run_server
     from sglang.srt.server_args import prepare_server_args
 
-    listen_at_socket()
+    change_http_server()
     if ON_CPU:
         fork_processes()
-    arguments = prepare_server_args([*sys.argv[1:], "--incremental-streaming-output"])
+    # `pytorch` is the only sampling backend that takes seeds: another one ends the server at the first of them.
+    own = ["--incremental-streaming-output", "--sampling-backend", "pytorch"]
+    arguments = prepare_server_args([*sys.argv[1:], *own])
     os.environ.setdefault("SGLANG_DISABLED_MODEL_ARCHS", ",".join(find_other_models(arguments.model_path)))
     run_server(arguments)

@@ -9,7 +9,8 @@
    none uses a prefix that other weights computed; one that has not sampled yet begins anew with the new salt.
 3. Shared memory and semaphores get names that begin with `ALE_SHM_NAME`, so that none stays behind: vLLM leaves them to
    a process that may be killed with the server.
-4. `/ale/abort`, `/ale/pause`, `/ale/resume`, `/ale/sleep`, `/ale/wake`, `/ale/fingerprint`, `/ale/info`.
+4. `/ale/abort`, `/ale/pause`, `/ale/resume`, `/ale/sleep`, `/ale/wake`, `/ale/fingerprint`, `/ale/info`
+   (which needs no step of the engine), and `/ale/gpus`, where ALE started the server.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import glob
 import json
 import math
 import os
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from multiprocessing import get_context, process, shared_memory
 from typing import Any
@@ -58,6 +60,9 @@ class AleRoutes:
         self._again: dict[str, bool] = {}
         """Requests under way, and whether each begins anew when it is aborted."""
         self._changing = asyncio.Lock()
+        self._question: asyncio.Future[str] | None = None
+        """What the engine was asked last, at `_asked`, to learn whether it lives."""
+        self._asked = 0.0
 
     @property
     def engine(self) -> Any:
@@ -80,6 +85,7 @@ class AleRoutes:
             calls |= {
                 "receive": lambda body: self._replace(body, "ale_receive", body["module"], json.dumps(body["request"])),
                 "open_handles": lambda body: self._replace(body, "ale_open_handles", body["module"], body["handles"]),
+                "gpus": self._list_gpus,
             }
         routes = [Route(f"/ale/{name}", _answer(call), methods=["POST"]) for name, call in calls.items()]
         return [Route("/ale/generate", self.generate, methods=["POST"]), *routes]
@@ -138,17 +144,16 @@ class AleRoutes:
         (name,) = processor.external_req_ids[request_id]
         return list(processor.request_states[name].weight_version_starts)
 
-    async def _replace(self, body: dict[str, Any], method: str, *arguments: str) -> Any:
+    async def _replace(self, body: dict[str, Any], method: str, *arguments: str) -> None:
         """Load weights between two steps. If that fails, the engine stays paused: its weights may be any."""
         async with self._changing:
             await self.engine.pause_generation(mode="keep", clear_cache=False)
-            results = await self.engine.collective_rpc(method, args=arguments)
+            await self.engine.collective_rpc(method, args=arguments)
             await self.engine.update_weight_version(str(body["version"]))
             self._update += 1
             await self._begin_anew()
             if not self._paused:
                 await self.engine.resume_generation()
-            return json.loads(results[0]) if results[0] else None
 
     async def _begin_anew(self) -> None:
         """Begin those requests anew that have sampled nothing: they may not use prefixes of older weights."""
@@ -192,9 +197,27 @@ class AleRoutes:
             for name, value in ranks[0].items()
         }
 
+    async def _list_gpus(self, body: dict[str, Any]) -> list[str]:
+        """The UUID of each rank's GPU."""
+        return [str(gpu) for gpu in await self.engine.collective_rpc("ale_gpu")]
+
     async def _tell_info(self, body: dict[str, Any]) -> dict[str, Any]:
         await self.engine.check_health()
-        return {"release": __version__, "version": await self.engine.get_weight_version()}
+        model = self.engine.model_config
+        return {
+            "release": __version__,
+            "dtype": str(model.dtype).removeprefix("torch."),
+            "max_context": model.max_model_len,
+            "silent_s": self._measure_silence(),
+        }
+
+    def _measure_silence(self) -> float:
+        """Ask the engine something, and return for how many seconds it has not answered: it answers between two steps,
+        and one may take half a minute, so nothing waits for it here."""
+        now = time.monotonic()
+        if self._question is None or self._question.done():
+            self._question, self._asked = asyncio.ensure_future(self.engine.get_weight_version()), now
+        return now - self._asked
 
 
 def _answer(call: Callable[[dict[str, Any]], Awaitable[Any]]) -> Callable[[Request], Awaitable[Response]]:

@@ -70,40 +70,31 @@ def sum_bits(tensor: torch.Tensor) -> int:
 
 
 class AleWorker:
-    """Methods that are added to each worker, for `collective_rpc`. Results are JSON texts."""
+    """Methods that are added to each worker, for `collective_rpc`."""
 
     def ale_load_folder(self, folder: str) -> None:
         """Load a whole model's weights."""
         self._ale_load(read_folder(folder))
 
-    def ale_receive(self, module: str, request: str) -> str:
-        """Receive weights that a trainer broadcasts; returns the bit sums of what came, in the model's dtype. `module`
-        is the file of `ale_weight_transfer.receiver`."""
+    def ale_receive(self, module: str, request: str) -> None:
+        """Receive weights that a trainer broadcasts. `module` is the file of `ale_weight_transfer.receiver`."""
         device = next(self.get_model().parameters()).device  # type: ignore[attr-defined]
-        source = _import_file(module).receive(self.rank, device, **json.loads(request))  # type: ignore[attr-defined]
-        return self._ale_load_counted(source)
+        self._ale_load(_import_file(module).receive(self.rank, device, **json.loads(request)))  # type: ignore[attr-defined]
 
-    def ale_open_handles(self, module: str, handles: str) -> str:
-        """The same of weights in the memory of a GPU that another process shares; `handles` is in hexadecimal."""
+    def ale_open_handles(self, module: str, handles: str) -> None:
+        """Load weights in the memory of a GPU that another process shares; `handles` is in hexadecimal."""
         device = next(self.get_model().parameters()).device  # type: ignore[attr-defined]
-        return self._ale_load_counted(_import_file(module).open_handles(bytes.fromhex(handles), device))
+        self._ale_load(_import_file(module).open_handles(bytes.fromhex(handles), device))
+
+    def ale_gpu(self) -> str:
+        """Return the UUID of this worker's GPU."""
+        device = next(self.get_model().parameters()).device  # type: ignore[attr-defined]
+        return str(torch.cuda.get_device_properties(device).uuid)
 
     def ale_fingerprint(self) -> str:
-        """Return the bit sum of each parameter, tied ones once."""
+        """Return the bit sum of each parameter as JSON, tied ones once."""
         model = self.get_model()  # type: ignore[attr-defined]
         return json.dumps({name: sum_bits(parameter) for name, parameter in model.named_parameters()})
-
-    def _ale_load_counted(self, source: Iterator[tuple[str, torch.Tensor]]) -> str:
-        dtype = next(self.get_model().parameters()).dtype  # type: ignore[attr-defined]
-        sums: dict[str, int] = {}
-
-        def count() -> Iterator[tuple[str, torch.Tensor]]:
-            for name, tensor in source:
-                sums[name] = sum_bits(tensor.to(dtype))
-                yield name, tensor
-
-        self._ale_load(count())
-        return json.dumps(sums)
 
     def _ale_load(self, source: Iterator[tuple[str, torch.Tensor]]) -> None:
         with torch.inference_mode():

@@ -1,0 +1,214 @@
+"""A server that ALE starts, or finds at a URL: waited for, compared with the settings, and given up only when it is
+dead. The server is in the replica itself; where it needs a process, that sleeps."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ale.errors import EngineError
+from ale.session.tokenizer import byte_tokenizer
+from ale.specs.driver import DriverContext
+from ale.specs.engine import FolderTicket, GenerateRequest, PolicyVersion, Sampling
+from ale_engines import fingerprint, server_replica
+from ale_engines.client import ConnectionLost, NoAnswer, ServerClient
+from ale_engines.sampled import Sampled
+from ale_engines.server_launch import Launch, ServerSetup
+from ale_engines.server_replica import ServerReplica
+from ale_engines.server_settings import ServerSettings
+from ale_engines.tensor_files import StoredTensor, write_file
+from ale_testing.recording_channel import RecordingChannel
+
+
+class Crate(ServerReplica):
+    """A replica of a server that is not there for its first `silent` questions, and holds the folder `holds`."""
+
+    server, versions = "crate", ("1.0", "2.0")
+    silent = 0
+    setup = ServerSetup("float32", 100)
+    holds: Path | None = None
+    calls: tuple[str, ...] = ()
+    reports: Mapping[str, float] | Exception = {}  # noqa: RUF012 - tests set their own
+
+    def find_python(self, device: str) -> Path | None:
+        return None
+
+    def make_argv(self, launch: Launch) -> list[str]:
+        return [str(launch.python)]
+
+    def make_client(self, launch: Launch) -> ServerClient:
+        return ServerClient(self.name, "http://localhost", launch.work / "socket")
+
+    async def ask_release(self) -> str:
+        self.silent -= 1
+        if self.silent >= 0:
+            raise ConnectionLost(f"{self.name} cannot be reached.")
+        return "1.5"
+
+    async def ask_setup(self) -> ServerSetup:
+        return self.setup
+
+    async def sample(self, request: GenerateRequest, max_tokens: int, request_id: str, sampled: Sampled) -> str:
+        self.calls += (request_id,)
+        return "length"
+
+    async def abort(self, request_ids: list[str]) -> None:
+        raise NotImplementedError
+
+    async def send_folder(self, folder: Path, version: int) -> None:
+        self.calls += ("load",)
+        self.holds = folder
+
+    async def ask_fingerprint(self) -> Mapping[str, int]:
+        assert self.holds is not None
+        return fingerprint.of_folder(self.holds, self.setup.dtype, tied=True)
+
+    async def ask_metrics(self) -> dict[str, float]:
+        if isinstance(self.reports, Exception):
+            raise self.reports
+        return dict(self.reports)
+
+    async def pause(self) -> None:
+        raise NotImplementedError
+
+    async def resume(self) -> None:
+        self.calls += ("resume",)
+
+
+def write_model(folder: Path, value: float) -> Path:
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"tie_word_embeddings": True, "max_position_embeddings": 200}))
+    write_file(folder / "model.safetensors", {"a": StoredTensor("F32", np.full((3, 5), value, dtype=np.float32))})
+    return folder
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return write_model(tmp_path / "model", 0.123456789)
+
+
+def crate(number: int = 0, channel: RecordingChannel | None = None, **settings: object) -> Crate:
+    given = {"url": ["http://127.0.0.1:9", "http://127.0.0.1:10"], "max_context": 100, "device": "cpu", **settings}
+    context = DriverContext(seed=3, channel=channel or RecordingChannel())
+    return Crate(ServerSettings.model_validate(given), context, number)
+
+
+def started(python: Path) -> Crate:
+    """A replica whose server is a process, which sleeps."""
+    python.write_text("#!/bin/sh\nexec sleep 100\n")
+    python.chmod(0o700)
+    return crate(url="", python=python)
+
+
+async def test_a_server_at_a_url_is_waited_for_at_the_start_and_after_a_loss(model: Path) -> None:
+    channel = RecordingChannel()
+    async with crate(channel=channel) as replica:
+        replica.silent = 3
+        await replica.load_model(model, byte_tokenizer())
+        replica.silent = 3
+        await replica.restart()
+        await replica.check()
+    assert channel.events == [("note", {"text": "crate 0 cannot be reached. It is waited for, up to 600 s."})] * 2
+
+
+async def test_a_server_at_a_url_that_never_answers_is_named_with_the_setting(model: Path) -> None:
+    async with crate(start_timeout_s=0.3) as replica:
+        replica.silent = 1000
+        with pytest.raises(EngineError, match=r"within 0.3 s \(engine\.start_timeout_s\)\. crate 0 cannot be reached"):
+            await replica.load_model(model, byte_tokenizer())
+
+
+async def test_a_server_at_a_url_that_was_left_paused_goes_on_with_the_weights_of_the_run(model: Path) -> None:
+    async with crate() as replica:
+        await replica.load_model(model, byte_tokenizer())
+        assert replica.calls == ("load", "resume")
+
+
+async def test_a_server_at_a_url_has_the_dtype_and_the_context_of_the_settings(model: Path, tmp_path: Path) -> None:
+    async with crate(dtype="bfloat16") as replica:
+        with pytest.raises(EngineError, match=r"weights in float32, but engine\.dtype is bfloat16\. Set engine\.dtype"):
+            await replica.load_model(model, byte_tokenizer())
+    async with crate(max_context=101) as replica:
+        with pytest.raises(EngineError, match=r"requests of 100 tokens, and a context of 101 .* engine\.max_context"):
+            await replica.load_model(model, byte_tokenizer())
+    async with crate() as replica:  # `auto` is the server's
+        replica.setup = ServerSetup("bfloat16", 100)
+        await replica.load_model(model, byte_tokenizer())
+        await replica.load_weights(PolicyVersion(1, FolderTicket(write_model(tmp_path / "new", 2.7))))
+        assert replica.version == 1
+
+
+async def test_the_weights_of_a_server_are_compared_when_it_has_started(model: Path, tmp_path: Path) -> None:
+    async with started(tmp_path / "python") as replica:
+        replica.holds = write_model(tmp_path / "other", 0.5)
+        with pytest.raises(EngineError, match="says that it loaded the weights, but it serves others: a differ"):
+            await replica.load_model(model, byte_tokenizer())
+        assert replica.process is None
+        replica.holds = model
+        await replica.load_model(model, byte_tokenizer())
+        await replica.check()
+
+
+async def test_a_busy_server_that_is_slow_is_alive_until_it_was_silent_for_long(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with started(tmp_path / "python") as replica:
+        replica.holds = model
+        await replica.load_model(model, byte_tokenizer())
+        replica.reports = NoAnswer("crate 0 did not answer /metrics within 3 s.")
+        with pytest.raises(EngineError, match="did not answer"):
+            await replica.check()
+        replica._running.add("a request")
+        await replica.check()
+        with monkeypatch.context() as patch:
+            patch.setattr(server_replica, "SILENCE_S", 0.0)
+            with pytest.raises(EngineError, match="did not answer"):
+                await replica.check()
+        replica.reports = ConnectionLost("crate 0 cannot be reached.")
+        with pytest.raises(EngineError, match="cannot be reached"):
+            await replica.check()
+        replica.reports = NoAnswer("crate 0 did not answer /metrics within 3 s.")
+        assert replica.process is not None
+        await replica.process.close()
+        with pytest.raises(EngineError, match="crate 0 was ended by signal 15"):
+            await replica.check()
+
+
+async def test_the_metrics_of_a_server_end_with_it_and_its_counters_go_on(model: Path) -> None:
+    async with crate() as replica:
+        await replica.load_model(model, byte_tokenizer())
+        replica.reports = {"server_cache_use": 0.9, "server_sampled_tokens": 50.0}
+        await replica.check()
+        assert (replica.metrics()["server_cache_use"], replica.metrics()["server_sampled_tokens"]) == (0.9, 50)
+        await replica.restart()
+        assert "server_cache_use" not in replica.metrics()
+        assert replica.metrics()["server_sampled_tokens"] == 50
+        replica.reports = {"server_cache_use": 0.1, "server_sampled_tokens": 7.0}
+        for _ in range(2):
+            await replica.check()
+            assert (replica.metrics()["server_cache_use"], replica.metrics()["server_sampled_tokens"]) == (0.1, 57)
+        replica.reports = {}  # the first answer of a server that starts
+        await replica.check()
+        assert replica.metrics()["server_sampled_tokens"] == 57
+
+
+async def test_requests_of_two_owners_of_a_server_have_different_names(model: Path) -> None:
+    asked = GenerateRequest((1, 2), Sampling(max_tokens=3))
+    async with crate() as mine, crate() as yours:
+        for replica in (mine, yours):
+            await replica.load_model(model, byte_tokenizer())
+            await replica.generate(asked)
+            await replica.generate(asked)
+        assert len({*mine.calls[2:], *yours.calls[2:]}) == 4
+
+
+def test_requests_without_a_seed_get_those_of_the_run_and_the_replica() -> None:
+    seeds = {(number, i): crate(number).choose_seed(Sampling()) for number in (0, 1) for i in (0, 1)}
+    assert seeds[0, 0] == seeds[0, 1] != seeds[1, 0] == seeds[1, 1]
+    replica = crate()
+    assert len({replica.choose_seed(Sampling()) for _ in range(5)}) == 5
+    assert replica.choose_seed(Sampling(seed=2**63 + 5)) == 5
