@@ -59,6 +59,15 @@ async def test_an_image_is_built_once_by_its_content(provider: Any) -> None:
         await provider.engine.remove_image(names[0])
 
 
+async def test_an_image_that_two_remove_at_the_same_time_is_gone_for_both(provider: Any) -> None:
+    for number in range(10):
+        packed = context_tar(ImageBuild(dockerfile=BASE, files={"file": f"{number} {time.time()}"}))
+        await provider.engine.import_image("ale-test-twice:1", packed)
+        made = await provider.engine.find_image("ale-test-twice:1")
+        gone = await asyncio.gather(*(provider.engine.remove_image(made) for _ in range(4)))
+        assert gone == [True] * 4
+
+
 async def test_the_environment_of_an_image_is_that_of_its_commands(provider: Any) -> None:
     build = ImageBuild(
         dockerfile=BASE + f"ENV PATH=/opt/tools:/usr/bin:/bin KIT='a = b' HOME=/nowhere\n# {time.time()}\n"

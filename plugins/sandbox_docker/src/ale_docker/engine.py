@@ -219,9 +219,11 @@ class DockerEngine(Engine):
             async with docker_errors(f"remove the image {image}"):
                 await self.client.images.delete(image)  # not forced: containers that run from it would lose its files
         except SandboxError as error:
-            if status_of(error) not in (GONE, CONFLICT):
+            if status_of(error) == CONFLICT:
+                return False
+            # Of two removals at the same time Docker lets one fail, with a status of its own.
+            if status_of(error) != GONE and await self.find_image(image) is not None:
                 raise
-            return status_of(error) == GONE
         return True
 
     async def logs(self, name: str) -> str:
@@ -236,7 +238,8 @@ class DockerEngine(Engine):
             self.client._query(f"containers/{name}/stats", params={"stream": "false", "one-shot": "true"}) as response,
             self.client._query(f"containers/{name}/json", params={"size": "true"}) as sized,
         ):
-            found, size = await response.json(), (await sized.json()).get("SizeRw")
+            found = await response.json() or {}  # null: it has just ended
+            size = (await sized.json()).get("SizeRw")
         memory, cpu, pids = found.get("memory_stats", {}), found.get("cpu_stats", {}), found.get("pids_stats", {})
         used = cpu.get("cpu_usage", {}).get("total_usage")
         return SandboxStats(memory.get("usage"), None if used is None else used / 1e9, pids.get("current"), size)
