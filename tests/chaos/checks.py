@@ -117,13 +117,14 @@ def _slowest_start(db: sqlite3.Connection) -> float:
 
 
 def _processes_of(temporary: Path) -> list[str]:
-    """Return the processes whose environment names the run's folder for temporary files."""
+    """Return the processes whose environment or mounts name the run's folder for temporary files: those in sandboxes
+    have an environment of their own."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
-            environment = (process / "environ").read_bytes()
+            known = (process / "environ").read_bytes() + (process / "mountinfo").read_bytes()
         except OSError:
             continue
-        if os.fsencode(str(temporary)) in environment:
+        if os.fsencode(str(temporary)) in known:
             found.append((process / "comm").read_text().strip())
     return found
