@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import time
 from pathlib import Path
@@ -22,6 +23,16 @@ NAMES = {
     "store": "the store",
     "update": "the trainer (update)",
 }
+
+
+AGENT = """python3 - <<'END'
+import json, os, urllib.request
+body = {"model": "policy", "messages": [{"role": "user", "content": os.environ["ALE_TASK"]}]}
+headers = {"authorization": "Bearer " + os.environ["ALE_API_KEY"], "content-type": "application/json"}
+url = os.environ["ALE_BASE_URL"] + "/chat/completions"
+urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode(), headers)).read()
+END"""
+"""An agent that asks over HTTP: the engine is called in a task of the server's, not in the rollout's."""
 
 
 def run(folder: Path, part: str, how: str, *more: str) -> subprocess.CompletedProcess[str]:
@@ -55,6 +66,17 @@ def test_an_observer_that_hangs_for_ever_is_interrupted_until_it_is_called_no_mo
     assert "Only its veto hooks are called from now on." in done.stderr
     with RunStore.open(tmp_path / "run") as store:
         assert [data["part"] for _, kind, data in store.events() if kind == "stalled"] == [NAMES["hook"]] * 3
+
+
+def test_an_engine_that_agents_call_over_http_is_named_and_their_rollouts_are_made_again(tmp_path: Path) -> None:
+    scaffold = f"scaffold={json.dumps({'use': 'cli', 'command': AGENT})}"
+    done = run(tmp_path, "engine", "once", scaffold, "needs.network=endpoint-only")
+    assert done.returncode == 0, done.stderr
+    with RunStore.open(tmp_path / "run") as store:
+        assert [data["part"] for _, kind, data in store.events() if kind == "stalled"] == [NAMES["engine"]]
+        (ended,) = store.trajectories("failure IS NOT NULL AND stage = 'rl'")
+    assert ended.failure is not None
+    assert f"Nothing has moved for {STALL_S} s: the engine hangs." in ended.failure.message
 
 
 @pytest.mark.parametrize("part", ["exec", "engine", "reward", "hook"])
