@@ -117,14 +117,13 @@ def _slowest_start(db: sqlite3.Connection) -> float:
 
 
 def _processes_of(temporary: Path) -> list[str]:
-    """Return the processes whose environment or mounts name the run's folder for temporary files: those in sandboxes
-    have an environment of their own."""
+    """Return the processes whose environment names the run's folder for temporary files."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
-            known = (process / "environ").read_bytes() + (process / "mountinfo").read_bytes()
+            environment = (process / "environ").read_bytes()
         except OSError:
             continue
-        if os.fsencode(str(temporary)) in known:
+        if os.fsencode(str(temporary)) in environment:
             found.append((process / "comm").read_text().strip())
     return found
