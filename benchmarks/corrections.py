@@ -6,7 +6,7 @@ one with ROLL's repository. Of each the one module that corrects is imported. Wh
 but for sums and means over a mask, which are here: those of the frameworks add 1e-8 to the number of tokens.
 
     pip download --no-deps verl && unzip verl-*.whl -d VERL
-    git clone --depth 1 https://github.com/alibaba/ROLL
+    git clone the repository alibaba/ROLL, as ROLL
     python benchmarks/corrections.py --verl VERL --roll ROLL
 """
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -65,6 +66,13 @@ async def logprobs(batch: TrainBatch, policy: str = "current") -> npt.NDArray[np
     return np.zeros(len(batch.token_ids), np.float32)
 
 
+def bench_of(algorithm: Algorithm, logprobs: Callable[..., Any] = logprobs) -> Any:
+    """What a step is packed with: an algorithm, and a trainer with these log-probabilities."""
+    return SimpleNamespace(
+        algorithm=algorithm, config=SimpleNamespace(seed=1), backend=SimpleNamespace(logprobs=logprobs)
+    )
+
+
 @pytest.mark.parametrize("updates", [1, 2, 5])
 async def test_a_steps_advantages_are_worked_out_before_it_is_cut_into_updates(updates: int) -> None:
     """One task all solved and one all failed: each update of one of them has something to learn."""
@@ -73,13 +81,8 @@ async def test_a_steps_advantages_are_worked_out_before_it_is_cut_into_updates(u
         for g in ("solved", "failed")
         for i in range(3)
     ]
-    bench = SimpleNamespace(
-        algorithm=Centered(PluginConfig(), DriverContext()),
-        config=SimpleNamespace(seed=1),
-        backend=SimpleNamespace(logprobs=logprobs),
-        engine=SimpleNamespace(version=3),
-    )
-    packed = await pack_step(bench, RLConfig(updates_per_step=updates), done, 1, 3)  # type: ignore[arg-type]
+    bench = bench_of(Centered(PluginConfig(), DriverContext()))
+    packed = await pack_step(bench, RLConfig(updates_per_step=updates), done, 1, 3)
     # Of each rollout's four tokens, version 4 sampled the last; the trainer's log-probabilities are 0.
     assert packed.metrics["mismatch_tokens"] == 6 * 3
     assert packed.metrics["mismatch_mean"] == pytest.approx((0.5 + 0.1 + 0.2) / 3)
@@ -103,13 +106,8 @@ async def test_a_part_without_returns_is_an_update_only_where_the_entropy_pulls(
             return Pulling(blind=True)
 
     done = [replace(build_trajectory(f"r{i}"), reward=Score(1.0, True)) for i in range(4)]
-    bench = SimpleNamespace(
-        algorithm=Even(PluginConfig(), DriverContext()),
-        config=SimpleNamespace(seed=1),
-        backend=SimpleNamespace(logprobs=logprobs),
-        engine=SimpleNamespace(version=3),
-    )
-    packed = await pack_step(bench, RLConfig(), done, 1, 3)  # type: ignore[arg-type]
+    bench = bench_of(Even(PluginConfig(), DriverContext()))
+    packed = await pack_step(bench, RLConfig(), done, 1, 3)
     assert len(packed.batches) == bonus
 
 
@@ -125,17 +123,12 @@ async def test_one_trajectory_in_eight_is_compared_for_an_algorithm_without_the_
 
     algorithm = Centered(PluginConfig(), DriverContext())
     algorithm.old_logprobs = old
-    bench = SimpleNamespace(
-        algorithm=algorithm,
-        config=SimpleNamespace(seed=1),
-        backend=SimpleNamespace(logprobs=count),
-        engine=SimpleNamespace(version=3),
-    )
-    packed = await pack_step(bench, RLConfig(), done, 1, 3)  # type: ignore[arg-type]
+    bench = bench_of(algorithm, count)
+    packed = await pack_step(bench, RLConfig(), done, 1, 3)
     assert asked == [3]
     assert packed.batches[0].old_logprobs is None, "the loss sees what it saw without the comparison"
     assert packed.metrics["mismatch_tokens"] == 3 * 3
-    packed = await pack_step(bench, RLConfig(), done, 1, None)  # type: ignore[arg-type]
+    packed = await pack_step(bench, RLConfig(), done, 1, None)
     assert (packed.metrics, asked) == ({}, [3]), "the trainer no longer has the weights that sampled"
 
 
@@ -153,13 +146,8 @@ async def test_the_engine_is_compared_at_temperature_1() -> None:
         asked.append((len(batch.lengths), batch.temperature))
         return await logprobs(batch)
 
-    bench = SimpleNamespace(
-        algorithm=Hot(PluginConfig(), DriverContext()),
-        config=SimpleNamespace(seed=1),
-        backend=SimpleNamespace(logprobs=note),
-        engine=SimpleNamespace(version=3),
-    )
-    packed = await pack_step(bench, RLConfig(), done, 1, 3)  # type: ignore[arg-type]
+    bench = bench_of(Hot(PluginConfig(), DriverContext()), note)
+    packed = await pack_step(bench, RLConfig(), done, 1, 3)
     assert asked == [(17, 0.5), (3, 1.0)], "old log-probabilities, and those of one trajectory in eight"
     assert packed.batches[0].temperature == 0.5
     assert packed.metrics["mismatch_tokens"] == 3 * 3
@@ -172,16 +160,11 @@ async def test_an_update_without_a_return_is_not_made() -> None:
         for i, value in enumerate(values)
     ]
     algorithm = Centered(PluginConfig(), DriverContext())
-    bench = SimpleNamespace(
-        algorithm=algorithm,
-        config=SimpleNamespace(seed=1),
-        backend=SimpleNamespace(logprobs=logprobs),
-        engine=SimpleNamespace(version=0),
-    )
-    packed = await pack_step(bench, RLConfig(updates_per_step=2), done, 1, 0)  # type: ignore[arg-type]
+    bench = bench_of(algorithm)
+    packed = await pack_step(bench, RLConfig(updates_per_step=2), done, 1, 0)
     assert len(packed.batches) == 1, "it would be a step along the optimizer's momentum"
     algorithm.reference = True
-    packed = await pack_step(bench, RLConfig(updates_per_step=2), done, 1, 0)  # type: ignore[arg-type]
+    packed = await pack_step(bench, RLConfig(updates_per_step=2), done, 1, 0)
     assert len(packed.batches) == 2, "it is held near the reference"
 
 

@@ -17,19 +17,18 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import shutil
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from ale.errors import ConfigError, TrainerError
+from ale.errors import ConfigError
 from ale.pipeline.workbench import Workbench
 from ale.rollout.episode import RL_STAGE
 from ale.store.run_store import REJECT, RunStore
-from ale_training.checkpoint_folders import CHECKPOINTS, complete, put_in_place, remove
+from ale_training.checkpoint_folders import CHECKPOINTS, complete, put_in_place, remove, restore_newest_whole
 
-log = logging.getLogger("ale.rl")
 LOOP_FILE, STEP = "loop.json", "step"
 LOST_VERSION = "lost_version"
 
@@ -73,28 +72,30 @@ async def restore_newest(bench: Workbench) -> Cut | None:
     folder = bench.folder / CHECKPOINTS
     for leftover in folder.glob(".*"):
         await asyncio.to_thread(shutil.rmtree, leftover, ignore_errors=True)
-    found, fault = complete(folder, STEP), ""
-    for _, path in found:
-        try:
-            cut = Cut(**json.loads((path / LOOP_FILE).read_text()))
-            _check_rollouts(bench.store, cut)
-            await bench.restore(path, cut.version)
-        except (ConfigError, TrainerError, OSError, ValueError, TypeError) as error:
-            log.warning("the checkpoint %s cannot be read, so an earlier one is used: %s", path, error)
-            fault = fault or str(error)
-            continue
-        undo_after(bench.store, cut.version, cut.step)
-        if cut.total_s > float(bench.store.meta("seconds") or 0):  # it was killed, so that nothing counted them
-            bench.store.set_meta({"seconds": str(cut.total_s)})
-        bench.progress.note(f"The run goes on after step {cut.step}.")
+
+    async def restore(path: Path) -> Cut:
+        cut = _read_cut(path)
+        _check_rollouts(bench.store, cut)
+        await bench.restore(path, cut.version)
         return cut
-    if found:
-        raise ConfigError(
-            f"No checkpoint in {folder} can be read (the newest one: {fault}) Nothing was changed: resume again once "
-            "that is mended, or remove that folder to let reinforcement learning begin again."
-        )
-    undo_after(bench.store, bench.engine.version, 0)
-    return None
+
+    found = await restore_newest_whole(folder, STEP, restore, "reinforcement learning")
+    if found is None:
+        undo_after(bench.store, bench.engine.version, 0)
+        return None
+    _, _, cut = found
+    undo_after(bench.store, cut.version, cut.step)
+    if cut.total_s > float(bench.store.meta("seconds") or 0):  # it was killed, so that nothing counted them
+        bench.store.set_meta({"seconds": str(cut.total_s)})
+    bench.progress.note(f"The run goes on after step {cut.step}.")
+    return cut
+
+
+def _read_cut(checkpoint: Path) -> Cut:
+    try:
+        return Cut(**json.loads((checkpoint / LOOP_FILE).read_text()))
+    except TypeError as error:  # it has other keys
+        raise ValueError(f"{LOOP_FILE} is not of this release: {error}") from None
 
 
 def seconds_so_far(store: RunStore) -> float:

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import shutil
+from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import TypeVar
 
+from ale.errors import ConfigError, TrainerError
+
+log = logging.getLogger("ale.training")
+T = TypeVar("T")
 CHECKPOINTS, LATEST = "checkpoints", "LATEST"
 
 
@@ -15,6 +22,27 @@ def complete(folder: Path, name: str) -> list[tuple[int, Path]]:
     pattern = re.compile(rf"{re.escape(name)}_(\d+)")
     found = [(int(match[1]), path) for path in folder.glob(f"{name}_*") if (match := pattern.fullmatch(path.name))]
     return sorted(found, reverse=True)
+
+
+async def restore_newest_whole(
+    folder: Path, name: str, restore: Callable[[Path], Awaitable[T]], what: str
+) -> tuple[int, Path, T] | None:
+    """Restore the newest checkpoint of a name that can be read; returns its step, its folder, and what `restore` made
+    of it. None if there is no checkpoint. Raises `ConfigError` if there are some and none can be read: the fault may be
+    the machine's, so `what`, a name for sentences, does not begin anew by itself."""
+    found, fault = complete(folder, name), ""
+    for step, path in found:
+        try:
+            return step, path, await restore(path)
+        except (ConfigError, TrainerError, OSError, ValueError) as error:
+            log.warning("the checkpoint %s cannot be read, so an earlier one is used: %s", path, error)
+            fault = fault or str(error)
+    if found:
+        raise ConfigError(
+            f"No checkpoint in {folder} can be read (the newest one: {fault}) Nothing was changed: resume again once "
+            f"that is mended, or remove that folder to let {what} begin again."
+        )
+    return None
 
 
 def put_in_place(making: Path, target: Path) -> None:

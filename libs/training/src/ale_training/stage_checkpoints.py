@@ -7,16 +7,13 @@ the run went on from. The order of the data follows from the seed and the data, 
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ale.errors import ConfigError, TrainerError
 from ale.pipeline.workbench import Workbench
-from ale_training.checkpoint_folders import CHECKPOINTS, complete, put_in_place, remove
+from ale_training.checkpoint_folders import CHECKPOINTS, complete, put_in_place, remove, restore_newest_whole
 
-log = logging.getLogger("ale.training")
 T = TypeVar("T")
 
 
@@ -37,22 +34,12 @@ class StageCheckpoints:
         many steps are done. Raises `ConfigError` if there are checkpoints and none can be read."""
         if not self._bench.store.resumed:
             return 0
-        found, fault = complete(self._bench.folder / CHECKPOINTS, self._stage), ""
-        for done, path in found:
-            try:
-                await self._bench.backend.restore(path)
-            except (ConfigError, TrainerError, OSError, ValueError) as error:
-                log.warning("the checkpoint %s cannot be read, so an earlier one is used: %s", path, error)
-                fault = fault or str(error)
-                continue
-            self.done, self._saved, self._from = done, done, path
-            self._bench.progress.note(f"The stage {self._stage} goes on after step {done}.")
-            break
-        if found and not self.done:
-            raise ConfigError(
-                f"No checkpoint of the stage {self._stage} can be read (the newest one: {fault}) Resume again once "
-                f"that is mended, or remove {found[0][1].parent} to let the stage begin again."
-            )
+        folder, backend = self._bench.folder / CHECKPOINTS, self._bench.backend
+        found = await restore_newest_whole(folder, self._stage, backend.restore, f"the stage {self._stage}")
+        if found is not None:
+            self.done, self._from, _ = found
+            self._saved = self.done
+            self._bench.progress.note(f"The stage {self._stage} goes on after step {self.done}.")
         after = (self._stage, self._first + self.done if self.done else 0)
         self._bench.store.change(("DELETE FROM metrics WHERE stage = ? AND step >= ?", [after]))
         return self.done
