@@ -167,7 +167,7 @@ WRONG = {
         try:
             return await super().generate(request)
         except asyncio.CancelledError:
-            self._send_command(lambda ended: self._scheduler.fail_all(EngineError("All was aborted.")))
+            self._mailbox.send(lambda ended: self._scheduler.fail_all(EngineError("All was aborted.")))
             raise
 """,
         "test_of_16_requests_half_are_given_up_and_the_others_finish",

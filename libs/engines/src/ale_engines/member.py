@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -11,9 +11,9 @@ from pathlib import Path
 
 from ale.errors import AleError, EngineError
 from ale.registry.validation import one_line_error
-from ale.specs.engine import PolicyVersion, Tokenizer
+from ale.specs.engine import GenerateRequest, Generation, PolicyVersion, Tokenizer
+from ale_engines.dispatch import EnginePlace
 from ale_engines.replica import Replica
-from ale_engines.routing import Place
 
 CHECK_S = 10.0
 """Seconds between two checks of a replica."""
@@ -34,19 +34,35 @@ class State(StrEnum):
     LOADING = "loading"
     """It loads weights; what it generates goes on, and new requests go elsewhere meanwhile."""
     SUSPECT = "suspect"
-    """It broke a generation off, and is checked."""
+    """It broke a generation off, or could not sleep or wake, and is checked."""
     LOST = "lost"
     """It failed its checks, and is started again."""
     LEAVING = "leaving"
+    """It is about to leave the pool or to sleep, and gives its generations to others."""
+    ASLEEP = "asleep"
+    """Its memory is free. It is not checked and gets no weights until it wakes up."""
     FAILED = "failed"
     """It is not started again."""
 
 
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """A member as a process that dispatches to the same replicas must know it (`dispatch.py`)."""
+
+    name: str
+    slots: int
+    state: State
+    version: int
+    max_context: int
+
+
 @dataclass(eq=False)
-class Member(Place):
+class Member(EnginePlace):
     """See the module. Its `serving` and `version` follow its state."""
 
     replica: Replica = field(kw_only=True)
+    on_change: Callable[[], None] = field(default=lambda: None, kw_only=True)
+    """Called after each change of its state or its version."""
     state: State = State.EMPTY
     policy: PolicyVersion | None = None
     """What it loaded last; None for the model's own weights."""
@@ -54,9 +70,11 @@ class Member(Place):
     """Restarts in a row without a generation that ended well in between."""
     interruptions: int = 0
     """Generations that it broke off since it finished one."""
+    fault: AleError | None = None
+    """Why it must be started again, whatever its checks say."""
     suspected: asyncio.Event = field(default_factory=asyncio.Event)
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held while weights are loaded, and while it is checked or started again."""
+    """Held while weights are loaded, while it is checked or started again, and while it falls asleep or wakes up."""
     watch: asyncio.Task[None] | None = None
 
     @classmethod
@@ -64,24 +82,76 @@ class Member(Place):
         """Return a member for a replica, without a model yet."""
         return cls(replica.name, max(1, replica.slots), replica=replica)
 
+    # --- what it can do now
+
     @property
     def living(self) -> bool:
         """Whether it serves or may serve again."""
-        return self.state in (State.SERVING, State.LOADING, State.SUSPECT, State.LOST)
+        return self.state not in (State.EMPTY, State.FAILED)
+
+    @property
+    def ready(self) -> bool:
+        """See `EnginePlace.ready`."""
+        return self.state in (State.SERVING, State.LOADING)
+
+    @property
+    def leaving(self) -> bool:
+        """See `EnginePlace.leaving`."""
+        return self.state in (State.LEAVING, State.ASLEEP)
+
+    @property
+    def ailing(self) -> bool:
+        """Whether it may have a fault, and is checked or started again."""
+        return self.state in (State.SUSPECT, State.LOST)
+
+    @property
+    def busy(self) -> bool:
+        """Whether it generates, for the pool or for others."""
+        return self.active > 0 or self.replica.requests > 0
+
+    @property
+    def max_context(self) -> int:
+        """See `EnginePlace.max_context`."""
+        return self.replica.max_context
+
+    @property
+    def seat(self) -> Seat:
+        """What others must know of it."""
+        return Seat(self.name, self.slots, self.state, self.version, self.max_context)
+
+    async def generate(self, request: GenerateRequest) -> Generation:
+        """See `Replica.generate`."""
+        return await self.replica.generate(request)
+
+    # --- changes of its state
 
     def change(self, state: State) -> None:
-        """Go to another state; `Members.change` also tells those who wait."""
-        self.state, self.serving = state, state is State.SERVING
+        """Go to another state."""
+        if state is not self.state:
+            self.state, self.serving = state, state is State.SERVING
+            self.on_change()
 
     def finish(self) -> None:
-        """Record that it finished a generation."""
+        """See `EnginePlace.finish`."""
         self.failures = self.interruptions = 0
 
-    def suspect(self, state: State = State.SERVING) -> None:
-        """Have it checked; if it is in this state, it is out of service until then."""
-        if self.state is state:
+    def broke_off(self) -> None:
+        """See `EnginePlace.broke_off`."""
+        self.interruptions += 1
+        self.suspect()
+
+    def suspect(self, *states: State) -> None:
+        """Have it checked. In one of these states (`SERVING` if none is named) it is out of service until then."""
+        if self.state in (states or (State.SERVING,)):
             self.change(State.SUSPECT)
         self.suspected.set()
+
+    def require_restart(self, fault: AleError) -> None:
+        """Have its watch start it again, because of this fault."""
+        self.fault = fault
+        self.suspect(self.state)
+
+    # --- checks
 
     async def wait_for_check(self) -> None:
         """Return when the next check is due: at once if it is suspected."""
@@ -92,6 +162,8 @@ class Member(Place):
 
     async def find_fault(self) -> AleError | None:
         """Check it, several times if need be; return the last error if it does not serve."""
+        if self.fault is not None:
+            return self.fault
         if self.interruptions >= INTERRUPTED_ROUNDS * self.slots:
             return EngineError(f"{self.name} broke off {self.interruptions} generations and finished none.")
         for attempt in range(PROBES):
@@ -113,27 +185,49 @@ class Member(Place):
             return error
         return None
 
+    # --- what its replica does; each raises `AleError`
+
     async def load_model(self, folder: Path | None, tokenizer: Tokenizer) -> None:
         """Load a model. Its slots may follow from it."""
         await self.replica.load_model(folder, tokenizer)
         self.slots = max(1, self.replica.slots)
-        self.policy, self.version, self.failures, self.interruptions = None, 0, 0, 0
+        self.policy, self.version, self.failures, self.interruptions, self.fault = None, 0, 0, 0, None
 
     async def load(self, policy: PolicyVersion) -> None:
-        """Load weights. Raises `AleError`; then it has the weights that it had, or fails its checks."""
+        """Load weights. If it raises, it has the weights that it had, or fails its checks."""
         with self._engine_errors():
             await self.replica.load_weights(policy)
         self.policy, self.version = policy, policy.version
+        self.on_change()
 
     async def restart(self) -> None:
-        """End it and start it again at version 0. Raises `AleError` if it does not start."""
+        """End it and start it again at version 0."""
         with suppress(AleError, TimeoutError):
             async with asyncio.timeout(INTERRUPT_TIMEOUT_S):
-                with self._engine_errors():
-                    await self.replica.interrupt()
+                await self.interrupt()
         with self._engine_errors():
             await self.replica.restart()
-        self.policy, self.version, self.interruptions = None, 0, 0
+        self.policy, self.version, self.interruptions, self.fault = None, 0, 0, None
+        self.on_change()
+
+    async def interrupt(self) -> None:
+        """End all that it generates."""
+        with self._engine_errors():
+            await self.replica.interrupt()
+
+    async def sleep(self) -> None:
+        """Free its memory."""
+        with self._engine_errors():
+            await self.replica.sleep()
+
+    async def wake(self) -> None:
+        """Take the memory again. An engine may lose its weights in its sleep, all but those of the model: it counts as
+        one that has loaded none. It may also have been paused when it fell asleep, and samples again."""
+        with self._engine_errors():
+            await self.replica.wake()
+            await self.replica.resume()
+        self.policy, self.version = None, 0
+        self.on_change()
 
     @contextmanager
     def _engine_errors(self) -> Iterator[None]:

@@ -1,8 +1,7 @@
-"""The members of a pool together: what all of its parts share. Every change of a member's state goes through here."""
+"""The members of a pool together: what all of its parts share."""
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 
@@ -23,9 +22,9 @@ class Members:
         self.policy: PolicyVersion | None = None
         """The current weights, those that a member must have to serve; None for the model's own."""
         self.counts: Counter[str] = Counter()
-        self.awake = asyncio.Event()
-        """Cleared while the members sleep: they are neither checked nor started again then."""
-        self.awake.set()
+        self.listeners: list[Callable[[], None]] = []
+        """Called after every change of a member's state or version, and after one has joined or left. They must not
+        wait or raise."""
         self.last_fault = ""
         """Why the last member was given up."""
         self._all: list[Member] = []
@@ -39,23 +38,30 @@ class Members:
     def __len__(self) -> int:
         return len(self._all)
 
+    def find(self, name: str) -> Member | None:
+        """Return the member of a name."""
+        return next((member for member in self._all if member.name == name), None)
+
     def add(self, member: Member) -> None:
         """Add a member; its state says whether it serves."""
+        member.on_change = self.announce
         self._all.append(member)
         self.admission.router.places.append(member)
-        self.admission.serve()
+        self.announce()
 
     def remove(self, member: Member) -> None:
         """Remove a member, with what the router knows of it."""
         self._all.remove(member)
         self.admission.router.places.remove(member)
         self.admission.router.forget(member)
-        self.admission.serve()
+        self.announce()
 
-    def change(self, member: Member, state: State) -> None:
-        """Change a member's state."""
-        member.change(state)
+    def announce(self) -> None:
+        """Give slots to requests that wait, and call the listeners, because a member has changed."""
         self.admission.serve()
+        if not self.closed:
+            for listener in self.listeners:
+                listener()
 
     def close(self) -> None:
         """Refuse all requests from now on, also those that wait."""

@@ -1,12 +1,12 @@
 """`Engines`: several replicas of a model behind the contract of one engine.
 
 1. `generate` waits for a slot (`admission.py`) of the replica that the router chose (`routing.py`). A generation that
-   its replica breaks off goes on elsewhere, from the prompt and what has been sampled (`continuation.py`); none of its
-   tokens is sampled by older weights than those before.
+   its replica breaks off goes on elsewhere, from the prompt and what has been sampled (`dispatch.py`).
 2. A task for each replica checks it every few seconds, and at once when it broke a generation off; a replica that has
    failed is started again, and serves only after it has loaded the current weights (`health.py`).
 3. `load_weights` leaves the other replicas sampling while one loads (`weights.py`).
-4. If no replica is left, all calls raise an `EngineError` that says why.
+4. Some replicas, or all, may sleep for a while and lend their memory (`multiplexing.py`).
+5. If no replica is left, all calls raise an `EngineError` that says why.
 """
 
 from __future__ import annotations
@@ -19,16 +19,14 @@ from typing import Any
 from ale.errors import EngineError
 from ale.specs.driver import Lifecycle
 from ale.specs.engine import GenerateRequest, Generation, InferenceEngine, PolicyVersion, Tokenizer
-from ale_engines.continuation import NOTHING, finish_if_complete, join_parts, request_rest
+from ale_engines.dispatch import dispatch
 from ale_engines.health import watch
-from ale_engines.member import Member, State
+from ale_engines.member import Member, Seat, State
 from ale_engines.members import Members
+from ale_engines.multiplexing import end_generations, finish_all, put_to_sleep, wake_up
 from ale_engines.pool_metrics import collect_metrics
-from ale_engines.replica import Interrupted, Replica
+from ale_engines.replica import Replica
 from ale_engines.weights import update_weights
-
-INTERRUPTIONS = 4
-"""A generation that was broken off so many times fails: it may be what ends the replicas."""
 
 
 class Engines(Lifecycle, InferenceEngine):
@@ -42,8 +40,7 @@ class Engines(Lifecycle, InferenceEngine):
         self._admission = self._members.admission
         self._model: tuple[Path | None, Tokenizer] | None = None
         self._updating = asyncio.Lock()
-        self._updates: set[asyncio.Task[None]] = set()
-        self._paused = False
+        self._changes: set[asyncio.Task[None]] = set()
 
     @property
     def replicas(self) -> tuple[Replica, ...]:
@@ -64,13 +61,38 @@ class Engines(Lifecycle, InferenceEngine):
     @property
     def version(self) -> int:
         """The oldest version that serves."""
-        serving = [member.version for member in self._members if member.state in (State.SERVING, State.LOADING)]
+        serving = [member.version for member in self._members if member.ready]
         current = self._members.policy
         return min(serving, default=current.version if current else 0)
 
     def metrics(self) -> dict[str, float]:
         """See `pool_metrics.py`."""
         return collect_metrics(self._members)
+
+    # --- what a process that dispatches to the same replicas knows and reports
+
+    @property
+    def listeners(self) -> list[Callable[[], None]]:
+        """See `Members.listeners`: what `seats` returns may have changed."""
+        return self._members.listeners
+
+    def seats(self) -> tuple[Seat, ...]:
+        """Return what others must know of the replicas to dispatch to them."""
+        return tuple(member.seat for member in self._members)
+
+    def suspect(self, name: str) -> None:
+        """Have a replica checked, because it broke off a generation that somebody else had sent to it. One that leaves
+        service, or has left, did so by intention."""
+        self._members.counts["interruptions"] += 1
+        member = self._members.find(name)
+        if member is not None and not member.leaving:
+            member.broke_off()
+
+    def finished(self, name: str) -> None:
+        """Record that a replica finished a generation that somebody else had sent to it: one that never does so is
+        given up some day."""
+        if (member := self._members.find(name)) is not None:
+            member.finish()
 
     # --- lifetime
 
@@ -83,11 +105,8 @@ class Engines(Lifecycle, InferenceEngine):
     async def close(self) -> None:
         """End the replicas; generations under way and requests that wait raise `EngineError`."""
         self._members.close()
-        await _cancel([*self._updates, *(member.watch for member in self._members if member.watch is not None)])
-        results = await asyncio.gather(*(replica.close() for replica in self.replicas), return_exceptions=True)
-        for result in results:
-            if isinstance(result, BaseException):
-                raise result
+        await _cancel([*self._changes, *(member.watch for member in self._members if member.watch is not None)])
+        await finish_all(replica.close() for replica in self.replicas)
 
     async def load_model(self, folder: Path | None, tokenizer: Tokenizer) -> None:
         """See `InferenceEngine.load_model`. All replicas load it at once."""
@@ -98,9 +117,9 @@ class Engines(Lifecycle, InferenceEngine):
     async def _load_model(self, member: Member, folder: Path | None, tokenizer: Tokenizer) -> None:
         async with member.lock:
             self._members.policy = None
-            self._members.change(member, State.EMPTY)
+            member.change(State.EMPTY)
             await member.load_model(folder, tokenizer)
-            self._members.change(member, State.SERVING)
+            member.change(State.SERVING)
             watch(self._members, member)
 
     async def join(self, replica: Replica) -> None:
@@ -122,56 +141,40 @@ class Engines(Lifecycle, InferenceEngine):
         """Take a replica out and return it; its generations go on elsewhere. The caller closes it.
 
         Raises `EngineError` if there is none of that name, or no other one."""
-        member = next((member for member in self._members if member.name == name), None)
-        if member is None:
-            raise EngineError(f"The pool of engines has no replica '{name}'.")
-        if not any(other.living for other in self._members if other is not member):
-            raise EngineError(f"{name} is the last replica of the pool, so it cannot leave.")
-        if member.watch is not None:
-            await _cancel([member.watch])
-        async with member.lock:
-            self._members.change(member, State.LEAVING)
-            try:
-                await member.replica.interrupt()
-                while member.active:
-                    await self._admission.wait_for_change()
-            except BaseException:
-                member.suspect(State.LEAVING)
-                self._admission.serve()
-                watch(self._members, member)
-                raise
+        member = self._find(name)
+        self._require_another(member)
+        try:
+            if member.watch is not None:
+                await _cancel([member.watch])
+            async with member.lock:
+                self._require_another(member)
+                asleep = member.state is State.ASLEEP
+                member.change(State.LEAVING)
+                if not asleep:
+                    await end_generations(self._members, member)
+        except BaseException:
+            member.suspect(State.LEAVING, State.LOST)
+            member.watch = None
+            watch(self._members, member)
+            raise
         self._members.remove(member)
         return member.replica
+
+    def _find(self, name: str) -> Member:
+        if (member := self._members.find(name)) is None:
+            raise EngineError(f"The pool of engines has no replica '{name}'.")
+        return member
+
+    def _require_another(self, member: Member) -> None:
+        others = (other for other in self._members if other is not member and other.state is not State.LEAVING)
+        if not any(other.living for other in others):
+            raise EngineError(f"{member.name} is the last replica of the pool, so it cannot leave.")
 
     # --- requests
 
     async def generate(self, request: GenerateRequest) -> Generation:
         """See `InferenceEngine.generate`. Raises `EngineError` too if no replica is left."""
-        number, done, interruptions = self._admission.take_number(), NOTHING, 0
-        while True:
-            member = await self._admission.enter(number, request.session, max(done.versions, default=0))
-            assert isinstance(member, Member)
-            try:
-                if member.state not in (State.SERVING, State.LOADING):
-                    continue  # its state changed after it was chosen
-                further = await member.replica.generate(request_rest(request, done))
-                member.finish()
-                return join_parts(done, further)
-            except Interrupted as error:
-                done = join_parts(done, error.partial)
-                self._members.counts["interruptions"] += 1
-                if member.state is not State.LEAVING:
-                    interruptions += 1
-                    member.interruptions += 1
-                    member.suspect()
-                if (complete := finish_if_complete(request, done, member.replica.max_context)) is not None:
-                    return complete
-                if interruptions == INTERRUPTIONS:
-                    raise EngineError(
-                        f"A generation was broken off {interruptions} times, the last time: {error}"
-                    ) from error
-            finally:
-                self._admission.leave(member)
+        return await dispatch(self._admission, request, self._members.counts)
 
     async def load_weights(self, policy: PolicyVersion) -> None:
         """See `InferenceEngine.load_weights` and `weights.py`. Raises `EngineError` if no replica takes them; then they
@@ -181,72 +184,77 @@ class Engines(Lifecycle, InferenceEngine):
                 f"The engines take weights by {' or '.join(self.transports) or 'no transport'}; policy version "
                 f"{policy.version} comes by '{policy.ticket.transport}'."
             )
-        # A caller that goes away must not leave some replicas with new weights and some with old ones.
-        update = asyncio.get_running_loop().create_task(self._update(policy))
-        self._updates.add(update)
-        update.add_done_callback(self._forget_update)
-        await asyncio.wait([update])
-        if update.cancelled():
-            raise EngineError("The pool of engines was closed while it loaded weights.")
-        update.result()
-
-    def _forget_update(self, update: asyncio.Task[None]) -> None:
-        self._updates.discard(update)
-        if not update.cancelled():
-            update.exception()  # its caller may have gone away
+        await self._complete(self._update(policy), "loaded weights")
 
     async def _update(self, policy: PolicyVersion) -> None:
         async with self._updating:
             await update_weights(self._members, policy)
 
+    async def _complete(self, change: Coroutine[Any, Any, None], what: str) -> None:
+        """Run a change of the replicas to its end, even if its caller goes away: some would have made it and some not.
+        Raises `EngineError` if the pool is closed meanwhile; `what` it did then."""
+        task = asyncio.get_running_loop().create_task(change)
+        self._changes.add(task)
+        task.add_done_callback(self._forget)
+        await asyncio.wait([task])
+        if task.cancelled():
+            raise EngineError(f"The pool of engines was closed while it {what}.")
+        task.result()
+
+    def _forget(self, change: asyncio.Task[None]) -> None:
+        self._changes.discard(change)
+        if not change.cancelled():
+            change.exception()  # its caller may have gone away
+
     # --- pause and sleep
 
     async def pause(self) -> None:
         """Stop sampling on all replicas; requests wait."""
-        self._paused = True
-        self._open_or_shut()
+        self._admission.open = False
         await self._ask_all(lambda replica: replica.pause())
 
     async def resume(self) -> None:
         """Go on."""
-        self._paused = False
         await self._ask_all(lambda replica: replica.resume())
-        self._open_or_shut()
-
-    async def sleep(self) -> None:
-        """Free the memory of all replicas; requests wait, and no replica is checked or started again until `wake`.
-        Raises the first error of a replica."""
-        self._members.awake.clear()
-        self._open_or_shut()
-        await _run_together(self._sleep(member) for member in self._members)
-
-    async def _sleep(self, member: Member) -> None:
-        async with member.lock:  # a restart under way ends first
-            if member.living:
-                await member.replica.sleep()
-
-    async def wake(self) -> None:
-        """Take the memory again."""
-        await self._ask_all(lambda replica: replica.wake())
-        self._members.awake.set()
-        self._open_or_shut()
-
-    def _open_or_shut(self) -> None:
-        self._admission.open = self._members.awake.is_set() and not self._paused
+        self._admission.open = True
         self._admission.serve()
 
+    async def sleep(self) -> None:
+        """Put all replicas to sleep, as `shrink` does; requests wait, also those that were interrupted."""
+        await self.shrink([member.name for member in self._members])
+
+    async def wake(self) -> None:
+        """Wake all replicas that sleep, as `expand` does."""
+        await self.expand([member.name for member in self._members])
+
+    async def shrink(self, names: Sequence[str]) -> None:
+        """Put these replicas to sleep, so that their memory is free; their generations go on elsewhere, and wait if all
+        replicas sleep. Until `expand`, they are neither checked nor started again, and get no weights.
+
+        Raises `EngineError` if there is none of a name, and the first error of a replica that does not fall asleep,
+        also after it was started again; it serves then, and the others sleep."""
+        chosen = [self._find(name) for name in names]
+        await self._complete(put_to_sleep(self._members, chosen), "put replicas to sleep")
+
+    async def expand(self, names: Sequence[str]) -> None:
+        """Wake these replicas; each serves once it has loaded the current weights. One that fails is started again.
+
+        Raises `EngineError` if there is none of a name."""
+        chosen = [self._find(name) for name in names]
+        await self._complete(wake_up(self._members, chosen), "woke replicas")
+
     async def _ask_all(self, ask: Callable[[Replica], Coroutine[Any, Any, None]]) -> None:
-        """Ask the replicas at once; one that fails is checked. One that is being started needs no question."""
+        """Ask the replicas at once; one that fails is checked. One that is being started, or sleeps, needs no
+        question."""
 
         async def ask_one(member: Member) -> None:
             try:
                 await ask(member.replica)
             except EngineError:
                 member.suspect()
-                self._admission.serve()
 
-        living = [member for member in self._members if member.living and member.state is not State.LOST]
-        await asyncio.gather(*map(ask_one, living))
+        asked = (State.SERVING, State.LOADING, State.SUSPECT)
+        await asyncio.gather(*(ask_one(member) for member in self._members if member.state in asked))
 
 
 async def _run_together(work: Iterable[Coroutine[Any, Any, None]]) -> None:

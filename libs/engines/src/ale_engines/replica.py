@@ -24,7 +24,8 @@ class Replica(Lifecycle, InferenceEngine):
     """One engine of a pool. It serves after `load_model`, and again after `restart`.
 
     `generate` raises `Interrupted` if the replica cannot finish a generation, and another `EngineError` if the request
-    itself cannot be served."""
+    itself cannot be served. `sleep` may drop the weights: after `wake`, the caller loads the current ones before it
+    sends requests."""
 
     @property
     @abstractmethod
@@ -35,6 +36,11 @@ class Replica(Lifecycle, InferenceEngine):
     @abstractmethod
     def slots(self) -> int:
         """How many requests it samples at the same time."""
+
+    @property
+    def requests(self) -> int:
+        """How many requests of others than the pool it has at the moment."""
+        return 0
 
     @abstractmethod
     async def check(self) -> None:

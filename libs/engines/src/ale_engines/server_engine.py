@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from ale.specs.driver import Driver, DriverContext
 from ale.specs.engine import GenerateRequest, Generation, InferenceEngine, PolicyVersion, Tokenizer
+from ale_engines.member import Seat
 from ale_engines.pool import Engines
 from ale_engines.server_replica import ServerReplica
 from ale_engines.server_settings import ServerSettings
@@ -78,6 +80,18 @@ class ServerEngine(Driver, InferenceEngine):
     async def wake(self) -> None:
         """See `InferenceEngine.wake`."""
         await self._pool.wake()
+
+    def seats(self) -> tuple[Seat, ...]:
+        """See `Engines.seats`."""
+        return self._pool.seats()
+
+    async def shrink(self, names: Sequence[str]) -> None:
+        """See `Engines.shrink`."""
+        await self._pool.shrink(names)
+
+    async def expand(self, names: Sequence[str]) -> None:
+        """See `Engines.expand`."""
+        await self._pool.expand(names)
 
     def metrics(self) -> dict[str, float]:
         """See `InferenceEngine.metrics`."""

@@ -43,13 +43,14 @@ class FakeReplica(Replica):
     def __init__(self, name: str, slots: int = 2) -> None:
         self._name, self._slots, self._version = name, slots, 0
         self.alive = False
-        self.sleeping = self.paused = False
+        self.sleeping = self.paused = self.forgetful = False
         self.starts = self.closes = self.interruptions = self.sampled = 0
         self.before_token: Callable[[FakeReplica, int], Awaitable[None]] | None = None
         self.before_load: Callable[[FakeReplica, PolicyVersion], Awaitable[None]] | None = None
-        self.failing_starts = 0
+        self.failing_starts = self.failing_sleeps = self.failing_wakes = 0
         self.served: list[GenerateRequest] = []
         self.running = self.most_running = 0
+        self.others = 0
 
     @property
     def name(self) -> str:
@@ -58,6 +59,10 @@ class FakeReplica(Replica):
     @property
     def slots(self) -> int:
         return self._slots
+
+    @property
+    def requests(self) -> int:
+        return self.others
 
     @property
     def version(self) -> int:
@@ -76,7 +81,7 @@ class FakeReplica(Replica):
         if self.failing_starts:
             self.failing_starts -= 1
             raise EngineError(f"{self.name} does not start.")
-        self.alive, self._version = True, 0
+        self.alive, self.sleeping, self._version = True, False, 0
 
     async def check(self) -> None:
         if not self.alive:
@@ -96,15 +101,25 @@ class FakeReplica(Replica):
         self.paused = False
 
     async def sleep(self) -> None:
+        if self.failing_sleeps:
+            self.failing_sleeps -= 1
+            raise EngineError(f"{self.name} cannot sleep.")
         self.sleeping = True
 
     async def wake(self) -> None:
+        if self.failing_wakes:
+            self.failing_wakes -= 1
+            raise EngineError(f"{self.name} does not wake up.")
         self.sleeping = False
+        if self.forgetful:
+            self._version = 0
 
     async def load_weights(self, policy: PolicyVersion) -> None:
         if self.before_load is not None:
             await self.before_load(self, policy)
         await self.check()
+        if self.sleeping:
+            raise EngineError(f"{self.name} is asleep.")
         self._version = policy.version
 
     async def generate(self, request: GenerateRequest) -> Generation:
@@ -124,6 +139,7 @@ class FakeReplica(Replica):
             await asyncio.sleep(0)
             if not self.alive or interruptions != self.interruptions:
                 raise Interrupted(f"{self.name} broke it off.", done)
+            assert not self.sleeping, "one that sleeps samples nothing"
             token = next_token(request.token_ids + done.token_ids, self._version)
             self.sampled += 1
             done = join_parts(done, Generation((token,), (-1.0 - token,), (self._version,), "length"))

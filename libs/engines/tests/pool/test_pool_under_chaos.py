@@ -15,9 +15,10 @@ from .conftest import FakeReplica, ask, next_token, policy, pool_of, until
 
 
 @pytest.mark.parametrize("seed", range(6))
-async def test_no_order_of_deaths_updates_pauses_and_cancellations_breaks_the_pool(seed: int) -> None:
+async def test_no_order_of_deaths_updates_pauses_sleep_and_cancellations_breaks_the_pool(seed: int) -> None:
     draw = random.Random(seed)
     replicas = [FakeReplica(name, slots=draw.randint(1, 4)) for name in "abc"]
+    deaths: set[tuple[str, int]] = set()
 
     async def happen(replica: FakeReplica, position: int) -> None:
         if draw.random() < 0.1:
@@ -29,11 +30,13 @@ async def test_no_order_of_deaths_updates_pauses_and_cancellations_breaks_the_po
 
     async def happen_in_load(replica: FakeReplica, policy: PolicyVersion) -> None:
         await asyncio.sleep(draw.random() * 0.002)
-        if draw.random() < 0.1:
+        death = replica.name, policy.version
+        if draw.random() < 0.1 and death not in deaths:  # weights of which a replica dies twice are refused
+            deaths.add(death)
             replica.kill()
 
     for replica in replicas:
-        replica.before_token, replica.before_load = happen, happen_in_load
+        replica.before_token, replica.before_load, replica.forgetful = happen, happen_in_load, True
     async with pool_of(*replicas) as pool:
 
         async def generate(number: int) -> Generation | None:
@@ -68,9 +71,17 @@ async def test_no_order_of_deaths_updates_pauses_and_cancellations_breaks_the_po
                     await pool.resume()
                 await asyncio.sleep(draw.random() * 0.02)
 
+        async def lend() -> None:
+            for _ in range(6):
+                names = draw.sample("abc", draw.randint(1, 3))
+                await pool.shrink(names)
+                await asyncio.sleep(draw.random() * 0.01)
+                await pool.expand(names)
+
         async with asyncio.timeout(60), asyncio.TaskGroup() as group:
             tasks = [group.create_task(generate(number)) for number in range(200)]
             group.create_task(update())
+            group.create_task(lend())
         assert sum(task.result() is not None for task in tasks) > 100
         for replica in replicas:
             replica.before_token = replica.before_load = None

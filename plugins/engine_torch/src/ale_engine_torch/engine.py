@@ -1,10 +1,10 @@
 """The engine: one thread that steps the scheduler, and asyncio on the other side.
 
-1. Requests, cancellations and control calls (weights, pause) reach the thread as *commands* through a queue; the thread
-   runs them between two steps. Without work it waits for the queue.
-2. Generations that finish in a step are collected and go back with one `call_soon_threadsafe` for each event loop.
-3. If a step fails, the requests in the engine fail; the engine drops its cache and continues. When the thread has
-   ended, commands still in the queue get an error, so that no caller waits for ever.
+1. Requests, cancellations and control calls (weights, pause, sleep) reach the thread as *commands* (`mailbox.py`); the
+   thread runs them between two steps. Without work it waits for one.
+2. If a step fails, the requests in the engine fail; the engine drops its cache and continues.
+3. `sleep` drops the model and its cache, `wake` reads the model's folder again. If the engine had newer weights, it
+   samples nothing until `load_weights` has brought some.
 
 torch is imported by `scheduler.py`, which the constructor imports: so settings are checked without torch, and two
 threads never import it at the same time.
@@ -14,9 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import queue
 import threading
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -35,12 +33,11 @@ from ale.specs.engine import (
     Tokenizer,
 )
 from ale_engine_torch.dtypes import Precision
+from ale_engine_torch.mailbox import Mailbox
 
 if TYPE_CHECKING:
+    from ale_engine_torch.load_decoder import Decoder
     from ale_engine_torch.scheduler import Scheduler
-
-Command = Callable[[EngineError | None], None]
-"""Work for the thread; its argument is None, or the error with which the thread has ended."""
 
 
 class TorchEngine(Driver, InferenceEngine):
@@ -71,12 +68,12 @@ class TorchEngine(Driver, InferenceEngine):
 
         super().__init__(config, context)
         self._scheduler: Scheduler | None = None
-        self._inbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
-        self._outbox: list[tuple[asyncio.AbstractEventLoop, Callable[[], None]]] = []
+        self._mailbox = Mailbox()
         self._thread: threading.Thread | None = None
-        self._lock = threading.Lock()  # nothing enters the inbox once `_ended_by` is set
-        self._ended_by: EngineError | None = EngineError("The engine 'torch' has not been started.")
-        self._stopping = self._paused = False
+        self._folder: Path | None = None
+        self._stopping = self._paused = self._asleep = False
+        self._updated = False  # whether it has had other weights than those of the folder
+        self._outdated = False  # whether it has lost them in its sleep
         self._requests = 0
         self._counters = Counters()
         self._max_context = self.config.max_context
@@ -86,6 +83,11 @@ class TorchEngine(Driver, InferenceEngine):
     def max_context(self) -> int:
         """Most tokens (prompt and response) of one request."""
         return self._max_context
+
+    @property
+    def slots(self) -> int:
+        """How many requests run at the same time."""
+        return self.config.max_batch
 
     @property
     def version(self) -> int:
@@ -101,7 +103,8 @@ class TorchEngine(Driver, InferenceEngine):
                 "engine.device: 'cuda' was asked for, but torch finds no GPU. Set engine.device to auto or cpu, "
                 "or install a build of torch for your GPU."
             )
-        self._ended_by, self._stopping, self._paused = None, False, False
+        self._mailbox.open()
+        self._stopping = self._paused = self._asleep = self._updated = self._outdated = False
         self._thread = threading.Thread(target=self._run, name="ale-engine", daemon=True)
         self._thread.start()
 
@@ -115,31 +118,34 @@ class TorchEngine(Driver, InferenceEngine):
             self._stopping = True
 
         with contextlib.suppress(EngineError):
-            self._send_command(stop)
+            self._mailbox.send(stop)
         await asyncio.shield(asyncio.get_running_loop().run_in_executor(None, thread.join))
 
     async def load_model(self, folder: Path | None, tokenizer: Tokenizer) -> None:
-        """See `InferenceEngine.load_model`. What the engine was generating fails."""
+        """See `InferenceEngine.load_model`. What the engine was generating fails; an engine that sleeps wakes up."""
         if folder is None:
             raise ConfigError("engine: 'torch' needs a model; give model.path or model.scratch.")
 
         def load() -> None:
-            import torch
-
-            from ale_engine_torch.load_decoder import load_decoder
             from ale_engine_torch.scheduler import Scheduler
 
-            name = self.config.device
-            device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
-            slots = self.config.max_batch
-            c = self.config
-            decoder = load_decoder(folder, slots, c.max_context, device, c.dtype, c.quantization)
+            decoder = self._load_decoder(folder)
             if self._scheduler is not None:
                 self._scheduler.fail_all(EngineError("The engine's model was replaced while it generated; try again."))
-            self._scheduler = Scheduler(decoder, slots, self._counters, c.logit_noise)
-            self._max_context, self._version = decoder.max_context, 0
+            self._scheduler = Scheduler(decoder, self.config.max_batch, self._counters, self.config.logit_noise)
+            self._folder, self._max_context, self._version = folder, decoder.max_context, 0
+            self._asleep = self._updated = self._outdated = False
 
-        await self._run_in_thread(load)
+        await self._mailbox.call(load)
+
+    def _load_decoder(self, folder: Path) -> Decoder:
+        import torch
+
+        from ale_engine_torch.load_decoder import load_decoder
+
+        c = self.config
+        name = ("cuda" if torch.cuda.is_available() else "cpu") if c.device == "auto" else c.device
+        return load_decoder(folder, c.max_batch, c.max_context, torch.device(name), c.dtype, c.quantization)
 
     async def load_weights(self, policy: PolicyVersion) -> None:
         """See `InferenceEngine.load_weights`."""
@@ -160,20 +166,19 @@ class TorchEngine(Driver, InferenceEngine):
             scheduler = self._require_scheduler()
             scheduler.decoder.load(named)
             scheduler.weights_changed(policy.version)
-            self._version = policy.version
+            self._version, self._updated, self._outdated = policy.version, True, False
 
-        await self._run_in_thread(replace)
+        await self._mailbox.call(replace)
 
     async def generate(self, request: GenerateRequest) -> Generation:
         """See `InferenceEngine.generate`."""
         from ale_engine_torch.scheduler import Job
 
         self._check_request(request)
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[Generation] = loop.create_future()
+        future: asyncio.Future[Generation] = asyncio.get_running_loop().create_future()
 
         def deliver(result: Generation | BaseException) -> None:
-            self._outbox.append((loop, lambda: _set_future(future, result)))
+            self._mailbox.reply(future, result)
 
         self._requests += 1
         seed = request.sampling.seed
@@ -192,21 +197,61 @@ class TorchEngine(Driver, InferenceEngine):
             if ended_by is None and self._scheduler is not None:
                 self._scheduler.cancel(job)
 
-        self._send_command(submit)
+        self._mailbox.send(submit)
         try:
             return await future
         except asyncio.CancelledError:
             with contextlib.suppress(EngineError):
-                self._send_command(cancel)
+                self._mailbox.send(cancel)
             raise
+
+    async def interrupt(self) -> None:
+        """End all generations, also those that wait: each returns what it has sampled, with the finish reason
+        `abort`."""
+
+        def interrupt() -> None:
+            if self._scheduler is not None:
+                self._scheduler.interrupt()
+
+        await self._mailbox.call(interrupt)
+
+    async def check(self) -> None:
+        """Raise `EngineError` if the engine's thread has ended."""
+        self._mailbox.check()
 
     async def pause(self) -> None:
         """Finish the current step, then wait."""
-        await self._run_in_thread(lambda: setattr(self, "_paused", True))
+        await self._mailbox.call(lambda: setattr(self, "_paused", True))
 
     async def resume(self) -> None:
         """Go on."""
-        await self._run_in_thread(lambda: setattr(self, "_paused", False))
+        await self._mailbox.call(lambda: setattr(self, "_paused", False))
+
+    async def sleep(self) -> None:
+        """Give the memory of weights and cache back to the system. Requests wait, also those that run: they compute
+        their contexts anew after `wake`, and go on."""
+
+        def drop() -> None:
+            from ale_engine_torch.memory import give_memory_back
+
+            self._asleep = True
+            if self._scheduler is not None:
+                self._scheduler.drop_decoder()
+                give_memory_back()
+
+        await self._mailbox.call(drop)
+
+    async def wake(self) -> None:
+        """Take the memory again and read the model's folder: the version is 0. An engine that had other weights before
+        it slept samples nothing until `load_weights`, so that no request is served by the model's first weights."""
+
+        def restore() -> None:
+            if self._asleep and self._scheduler is not None and self._folder is not None:
+                self._scheduler.take_decoder(self._load_decoder(self._folder))
+                self._version, self._outdated = 0, self._updated
+            self._asleep = False
+
+        await self._mailbox.call(restore)
 
     def metrics(self) -> dict[str, float]:
         """Return counters since the start. `cached_prompt_tokens` are those of `prompt_tokens` that were not computed
@@ -232,28 +277,6 @@ class TorchEngine(Driver, InferenceEngine):
         if request.sampling.max_tokens < 1:
             raise EngineError(f"max_tokens must be at least 1, not {request.sampling.max_tokens}.")
 
-    def _send_command(self, command: Command) -> None:
-        with self._lock:
-            if self._ended_by is not None:
-                raise EngineError(*self._ended_by.args)
-            self._inbox.put(command)
-
-    async def _run_in_thread(self, work: Callable[[], None]) -> None:
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[None] = loop.create_future()
-
-        def command(ended_by: EngineError | None) -> None:
-            result: BaseException | None = ended_by
-            if result is None:
-                try:
-                    work()
-                except Exception as error:
-                    result = error
-            self._outbox.append((loop, lambda: _set_future(future, result)))
-
-        self._send_command(command)
-        await future
-
     # -- the thread --------------------------------------------------------------------------------------------
 
     def _require_scheduler(self) -> Scheduler:
@@ -273,54 +296,29 @@ class TorchEngine(Driver, InferenceEngine):
         except BaseException as error:  # unexpected, but requests must still get an error
             end = _engine_error("died", error)
         finally:
-            with self._lock:
-                self._ended_by = end
-            self._read_inbox(end)
+            self._mailbox.end(end)
             if self._scheduler is not None:
                 self._scheduler.fail_all(end)
                 self._scheduler = None  # gives the cache's memory back
-            self._deliver_results()
+            self._mailbox.deliver()
 
     def _run_once(self) -> None:
         """Run the commands that have arrived (wait for one where there is nothing else to do), then a step."""
-        if self._paused or self._scheduler is None or not self._scheduler.busy:
-            self._inbox.get()(None)
-        self._read_inbox(None)
-        scheduler = self._scheduler
-        if scheduler is not None and scheduler.busy and not self._paused and not self._stopping:
+        if self._find_work() is None:
+            self._mailbox.wait()
+        self._mailbox.run_commands()
+        scheduler = self._find_work()
+        if scheduler is not None and not self._stopping:
             try:
                 scheduler.step()
             except Exception as error:
                 scheduler.fail_all(_engine_error("failed in a step", error))
-        self._deliver_results()
+        self._mailbox.deliver()
 
-    def _read_inbox(self, ended_by: EngineError | None) -> None:
-        with contextlib.suppress(queue.Empty):
-            while True:
-                self._inbox.get_nowait()(ended_by)
-
-    def _deliver_results(self) -> None:
-        """Hand finished generations over, with one wake-up for each event loop."""
-        done, self._outbox = self._outbox, []
-        for loop in {id(loop): loop for loop, _ in done}.values():
-            calls = [call for owner, call in done if owner is loop]
-            with contextlib.suppress(RuntimeError):  # that loop has been closed: nobody waits any more
-                loop.call_soon_threadsafe(_call_all, calls)
-
-
-def _set_future(future: asyncio.Future[Any], result: Any) -> None:
-    """Set a future's result or exception, unless it was cancelled."""
-    if future.done():
-        return
-    if isinstance(result, BaseException):
-        future.set_exception(result)
-    else:
-        future.set_result(result)
-
-
-def _call_all(calls: list[Callable[[], None]]) -> None:
-    for call in calls:
-        call()
+    def _find_work(self) -> Scheduler | None:
+        """Return the scheduler if it may take a step and has something to do in it."""
+        halted = self._paused or self._asleep or self._outdated
+        return None if halted or self._scheduler is None or not self._scheduler.busy else self._scheduler
 
 
 def _engine_error(what: str, error: BaseException) -> EngineError:

@@ -50,6 +50,10 @@ class Job:
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
 
+    def as_generation(self, reason: FinishReason) -> Generation:
+        """Return what has been sampled."""
+        return Generation(tuple(self.token_ids), tuple(self.logprobs), tuple(self.versions), reason)
+
 
 @dataclass
 class Counters:
@@ -78,13 +82,21 @@ class Scheduler:
     """Owns the decoder; used by one thread."""
 
     def __init__(self, decoder: Decoder, slots: int, counters: Counters, logit_noise: float = 0.0) -> None:
-        self.decoder = decoder
+        self._decoder: Decoder | None = decoder
         self.counters = counters
         self._logit_noise = logit_noise
         self.version = 0
+        self._max_context = decoder.max_context
         self._table = SlotTable(slots, decoder.max_context)
         self._jobs: list[Job] = []  # of the rows 0..active
         self._waiting: deque[Job] = deque()
+
+    @property
+    def decoder(self) -> Decoder:
+        """The model. Raises `EngineError` if it was dropped."""
+        if self._decoder is None:
+            raise EngineError("The engine 'torch' is asleep; call wake first.")
+        return self._decoder
 
     @property
     def busy(self) -> bool:
@@ -94,7 +106,7 @@ class Scheduler:
     def submit(self, job: Job) -> None:
         """Queue a job whose prompt fits the context."""
         request = job.request
-        job.limit = min(request.sampling.max_tokens, self.decoder.max_context - len(request.token_ids))
+        job.limit = min(request.sampling.max_tokens, self._max_context - len(request.token_ids))
         job.plain = is_plain(request.sampling)
         job.stops = frozenset(request.sampling.stop_token_ids)
         job.prompt = np.array(request.token_ids, dtype=np.int64)
@@ -107,6 +119,29 @@ class Scheduler:
             self._waiting.remove(job)
         elif job in self._jobs:
             self._release(self._jobs.index(job))
+
+    def interrupt(self) -> None:
+        """End all queued or running jobs with what they have sampled; the slots keep their caches."""
+        while self._waiting:
+            job = self._waiting.popleft()
+            job.deliver(job.as_generation("abort"))
+        while self._jobs:
+            job = self._jobs[-1]
+            self._release(len(self._jobs) - 1)
+            job.deliver(job.as_generation("abort"))
+
+    def drop_decoder(self) -> None:
+        """Free the model and its cache. What runs goes back to the queue, and goes on from what it has sampled."""
+        for job in reversed(self._jobs):
+            job.prompt = np.array([*job.request.token_ids, *job.token_ids], dtype=np.int64)
+            self._waiting.appendleft(job)
+        self._jobs.clear()
+        self._table.clear()
+        self._decoder = None
+
+    def take_decoder(self, decoder: Decoder) -> None:
+        """Go on with a model like the one that was dropped, at version 0."""
+        self._decoder, self.version = decoder, 0
 
     def weights_changed(self, version: int) -> None:
         """Invalidate the cache of idle slots, because the decoder has new weights. Running jobs keep their cache."""
@@ -181,7 +216,7 @@ class Scheduler:
         table.active += 1
         table.occupy(row, session, job.prompt)
         self._jobs.append(job)
-        self.counters.requests += 1
+        self.counters.requests += not job.token_ids  # one that goes on after a sleep was counted before
         self.counters.prompt_tokens += len(job.prompt)
         self.counters.cached_prompt_tokens += start
         return _AdmittedRow(row, job.prompt[start:], start)
@@ -228,7 +263,7 @@ class Scheduler:
             job = self._jobs[row]
             reason: FinishReason = "stop" if job.token_ids[-1] in job.stops else "length"
             self._release(row)
-            job.deliver(Generation(tuple(job.token_ids), tuple(job.logprobs), tuple(job.versions), reason))
+            job.deliver(job.as_generation(reason))
 
     def _release(self, row: int) -> None:
         """Stop decoding a row: its slot keeps its cache, and the last active row takes its place."""
