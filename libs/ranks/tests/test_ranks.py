@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from ale.errors import ConfigError, TrainerError
-from ale_ranks import OneRank, Ranks, World, keep_launchers
+from ale_ranks import OneRank, Ranks, RanksLost, World, keep_launchers
 
 MEMBER = "rank_member:Member"
 
@@ -59,10 +59,10 @@ def test_what_all_raise_is_raised_and_they_go_on(two: Ranks) -> None:
 def test_if_only_some_fail_all_are_ended(two: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ale_ranks.group.OTHERS_S", 0.2)
     running = processes_of(two)
-    with pytest.raises(TrainerError, match=r"Rank 1 of 2 failed in 'fail'.*ZeroDivisionError: nothing") as raised:
+    with pytest.raises(RanksLost, match=r"Rank 1 of 2 failed in 'fail'.*ZeroDivisionError: nothing") as raised:
         two.call("fail", 1)
     assert "as its library printed it" in str(raised.value)
-    with pytest.raises(TrainerError, match="Rank 1 of 2 failed"):
+    with pytest.raises(RanksLost, match="Rank 1 of 2 failed"):
         two.call("describe", 0)
     assert not any(process.is_running() for process in running)
 
@@ -70,7 +70,7 @@ def test_if_only_some_fail_all_are_ended(two: Ranks, monkeypatch: pytest.MonkeyP
 def test_a_rank_that_is_killed_is_an_error_and_not_a_wait(two: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ale_ranks.group.OTHERS_S", 0.2)
     running = processes_of(two)
-    with pytest.raises(TrainerError, match="its process ended by SIGKILL"):
+    with pytest.raises(RanksLost, match="its process ended by SIGKILL"):
         two.call("kill", 0)
     assert not any(process.is_running() for process in running)
 
@@ -89,8 +89,9 @@ def test_a_rank_that_stopped_can_be_ended_from_another_thread(two: Ranks) -> Non
     os.kill(two.call("describe", 0)[1][1], signal.SIGSTOP)
     timer = threading.Timer(0.2, two.kill)
     timer.start()
-    with pytest.raises(TrainerError, match=r"The ranks were ended by force\."):
+    with pytest.raises(TrainerError, match=r"The ranks were ended by force\.") as raised:
         two.call("describe", 0)
+    assert type(raised.value) is TrainerError, "they were not lost: that is what was asked for"
     timer.join()
     two.kill()
     assert not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in running)

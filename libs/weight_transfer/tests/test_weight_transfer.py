@@ -71,9 +71,9 @@ class Server:
 
 
 @contextmanager
-def sending() -> Iterator[WeightSender]:
+def sending(host: str = "127.0.0.1") -> Iterator[WeightSender]:
     """A sender by gloo, closed at the end."""
-    sender = WeightSender("gloo")
+    sender = WeightSender("gloo", host)
     try:
         yield sender
     finally:
@@ -111,6 +111,17 @@ def test_a_server_that_dies_while_it_receives_does_not_hinder_others() -> None:
         assert again.ask(ticket) == [described(WEIGHTS)]
         for server in (other, again, dying):
             server.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs a second address of this machine")
+def test_weights_come_from_the_address_that_the_ticket_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "none")  # on several nodes neither a name nor `lo` tells the network
+    with sending("127.0.0.2") as sender:
+        ticket = sender.offer(1, WEIGHTS)
+        server = Server(2, "two")
+        assert ticket.host == "127.0.0.2"
+        assert server.ask(ticket) == [described(WEIGHTS)] * 2
+        server.close()
 
 
 @pytest.mark.parametrize("chunk", [7, 2**18])

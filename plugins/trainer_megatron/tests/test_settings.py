@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, Qwen3Config
 
 from ale.errors import ConfigError, TrainerError
+from ale.specs.driver import DriverContext
 from ale.specs.trainer import LossInput, LossOutput
 from ale_ranks import World
 from ale_trainer_megatron import MegatronTrainer
@@ -33,6 +34,16 @@ ModelFolder = Callable[[str], Path]
 def test_a_layout_that_does_not_fit_its_ranks_is_refused(settings: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ValidationError, match=sentence):
         MegatronTrainer.Config(**settings)
+
+
+def test_on_a_cluster_the_places_of_the_ranks_are_its_own() -> None:
+    class Places:
+        device, count = "cuda", 4
+
+    trainer = MegatronTrainer(MegatronTrainer.Config(), DriverContext(ranks=Places()))
+    assert (trainer._ranks, trainer._device, trainer.transports) == (4, "cuda", ("nccl", "folder"))
+    with pytest.raises(ConfigError, match=r"trainer\.ranks is 2, but cluster\.trainer\.ranks is 4"):
+        MegatronTrainer(MegatronTrainer.Config(ranks=2, tensor_parallel=2), DriverContext(ranks=Places()))
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import signal
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -19,6 +20,7 @@ from ale.errors import ConfigError, TrainerError
 from ale.specs.driver import DriverContext
 from ale.specs.engine import FolderTicket
 from ale.specs.trainer import LossFunction, TrainBatch
+from ale_ranks import Ranks
 from ale_trainer_torch import TorchTrainer
 
 ModelFolder = Callable[[str], Path]
@@ -159,3 +161,47 @@ def test_ranks_and_devices_that_cannot_be_are_sentences() -> None:
             TorchTrainer(TorchTrainer.Config(ranks=torch.cuda.device_count() + 1, device=device), DriverContext())
     assert TorchTrainer(TorchTrainer.Config(), DriverContext()).transports[0] == "memory"
     assert "memory" not in TorchTrainer(TorchTrainer.Config(ranks=2, device="cpu"), DriverContext()).transports
+
+
+class Places:
+    """Places of a cluster for ranks on CPUs; they are on this machine."""
+
+    device = "cpu"
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def start(self, target: str, args: tuple[Any, ...], *, threads: int, launched: Callable[[Any], None]) -> Ranks:
+        """See `RankPlaces`."""
+        return Ranks(target, self.count, args, threads=threads, backend="gloo", launched=launched)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+async def test_on_a_cluster_all_ranks_are_where_it_starts_them(
+    count: int,
+    model_folder: ModelFolder,
+    trainer: Trainers,
+    random_batch: Batches,
+    likelihood_loss: LossFunction,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    batch, folder = random_batch(), model_folder("qwen2")
+    async with trainer(folder) as one:
+        expected = await one.update(batch, likelihood_loss)
+    monkeypatch.setattr("ale_torch_training.worker.pick_device", None)
+    context = DriverContext(seed=5, ranks=Places(count))
+    async with TorchTrainer(TorchTrainer.Config(threads=1), context) as t:
+        assert t.transports == ("folder", "gloo")
+        assert isinstance(t._workers, Ranks), "also one rank is none of this process's"
+        assert t._workers.size == count
+        await t.load(folder)
+        found = await t.update(batch, likelihood_loss)
+    assert found["loss"] == pytest.approx(expected["loss"], rel=1e-5)
+
+
+def test_on_a_cluster_weights_do_not_come_by_the_memory_of_one_gpu() -> None:
+    places = Places(2)
+    places.device = "cuda"
+    assert TorchTrainer(TorchTrainer.Config(), DriverContext(ranks=places)).transports == ("nccl", "folder")
+    with pytest.raises(ConfigError, match=r"trainer\.ranks is 3, but cluster\.trainer\.ranks is 2"):
+        TorchTrainer(TorchTrainer.Config(ranks=3), DriverContext(ranks=places))

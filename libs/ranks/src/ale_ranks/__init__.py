@@ -1,7 +1,9 @@
-"""Processes of one machine that compute as one: a driver starts them, calls a method on all, and ends them together."""
+"""Processes that compute as one: a driver starts them, calls a method on all, and ends them together."""
 
-from ale_ranks.group import OneRank, Ranks
+from ale_ranks.group import RankGroup, RanksLost
 from ale_ranks.launcher import keep_launchers
+from ale_ranks.plan import RankPlan, backend_of
+from ale_ranks.processes import OneRank, Ranks
 from ale_ranks.world import World
 
-__all__ = ["OneRank", "Ranks", "World", "keep_launchers"]
+__all__ = ["OneRank", "RankGroup", "RankPlan", "Ranks", "RanksLost", "World", "backend_of", "keep_launchers"]

@@ -1,187 +1,124 @@
-"""The owner's side: `Ranks` starts the processes, calls a method on all of them, and ends them.
+"""What groups of ranks have in common, wherever their processes are: a call of all ranks, and how it fails.
 
-1. Ranks compute together, so one that fails can leave the others waiting for it. If all fail in the same call, the
-   first one's error is raised and the ranks go on. If only some fail or one dies, all are ended and every later call
-   raises `TrainerError`: what the others hold is half of a state.
-2. Their standard output and error go to a file without a name, of which an error shows the end.
+Ranks compute together, so one that fails can leave the others waiting for it. If all fail in the same call, the first
+one's error is raised and the ranks go on. If only some fail or one dies, all are ended and every later call raises
+`RanksLost`: what the others hold is half of a state.
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
-import pickle
-import signal
-import socket
-import subprocess
-import sys
-import tempfile
 import time
-from collections.abc import Callable
-from multiprocessing.connection import Connection, wait
-from typing import IO, Any
+from abc import ABC, abstractmethod
+from collections.abc import Collection
+from typing import Any
 
 import cloudpickle  # type: ignore[import-untyped]
 
-from ale.errors import AleError, TrainerError
-from ale_ranks.launcher import launch
-from ale_ranks.plan import COLLECTIVE_TIMEOUT, RankPlan
+from ale.errors import AleError, TrainerError, TrainerLost
+from ale_ranks.rank import Answer
 
 OTHERS_S = 5.0
 """How long the others may take to answer after one rank has failed."""
 READING = ("load", "restore")
 READING_S = 120.0
 """The same in these calls, in which each rank reads files: all find the same fault, but on a slow disk not at once."""
-END_S = 10.0
-SHOWN_CHARACTERS = 2000
 
 
-class Ranks:
-    """Processes that each hold an object made by `target(world, *args)`; `target` is `module:Class`.
+class RanksLost(TrainerLost):
+    """Ranks died, or only some of them failed: all were ended, and what they held is lost. New ones can go on from a
+    checkpoint; the cause (`__cause__`) is the first one's error."""
 
-    `threads` are the CPU threads of each; `backend` is torch's name of what connects them (gloo, nccl). Calls come one
-    at a time, from any thread; `kill` may come beside one.
-    """
 
-    def __init__(
-        self,
-        target: str,
-        size: int,
-        args: tuple[Any, ...] = (),
-        *,
-        threads: int,
-        backend: str,
-        launched: Callable[[Ranks], None] | None = None,
-    ) -> None:
-        """Start them. Raises what the constructor of the object raises.
+class RankGroup(ABC):
+    """Ranks that are called together. Calls come one at a time, from any thread; `kill` may come beside one."""
 
-        `launched` is called before the objects are made, so that another thread can `kill` what does not get ready."""
-        from torch._C._distributed_c10d import TCPStore  # here, so that importing this package takes no second
+    _failure: TrainerError | None = None
+    """What every later call raises."""
 
-        self._failure: str | None = None
-        self._ending = False
-        with socket.socket() as listening:
-            listening.bind(("127.0.0.1", 0))
-            listening.listen()
-            port = listening.getsockname()[1]
-            self._store = TCPStore(
-                "127.0.0.1", port, is_master=True, wait_for_workers=False, timeout=COLLECTIVE_TIMEOUT,
-                master_listen_fd=listening.detach(), use_libuv=False,
-            )  # fmt: skip
-        pairs = [socket.socketpair() for _ in range(size)]
-        fds = [theirs.fileno() for _, theirs in pairs]
-        self._output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  # closed in `_end`
-        self._process = launch(target, fds, self._output)
-        for _, theirs in pairs:
-            theirs.close()
-        self._connections = [Connection(ours.detach()) for ours, _ in pairs]
-        if launched is not None:
-            launched(self)
-        try:
-            self._send(pickle.dumps(RankPlan(sys.path, target, size, port, threads, backend)))
-            self.call("__init__", *args)
-        except BaseException:
-            self.close()
-            raise
+    def __init__(self, size: int) -> None:
+        self.size = size
 
     def call(self, method: str, *args: Any) -> list[Any]:
         """Call a method on all ranks and return their answers, by rank.
 
-        Raises what all of them raise, and `TrainerError` if only some fail or one has ended.
+        Raises what all of them raise, and `RanksLost` if only some fail or one has ended.
         """
         if self._failure is not None:
-            raise TrainerError(self._failure)
+            raise _again(self._failure)
         self._send(cloudpickle.dumps((method, args)))
-        answers = self._collect(READING_S if method in READING else OTHERS_S)
-        ended = {rank: value for rank, (what, value) in answers.items() if what == "ended"}
-        errors = {rank: value for rank, (what, value) in answers.items() if what == "error"}
-        if not ended and not errors:
-            return [answers[rank][1] for rank in range(len(self._connections))]
-        first = min(ended or errors)  # the others' errors are that it has ended
-        cause: BaseException = (ended or errors)[first]
-        if len(errors) == len(self._connections):
-            raise cause
-        self._failure = self._failure or (
-            f"Rank {first} of {len(self._connections)} failed in '{method}', and not all did, so all were ended: "
-            f"{cause if isinstance(cause, AleError) else f'{type(cause).__name__}: {cause}'}{self._last_output()}"
-        )
-        self._end()
-        raise TrainerError(self._failure) from cause
+        return self._take_answers(method)
 
     def kill(self) -> None:
         """End all ranks by force, whatever they do. A call that another thread waits in then raises `TrainerError`."""
-        self._failure = self._failure or "The ranks were ended by force."
-        if not self._ending:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+        self._failure = self._failure or TrainerError("The ranks were ended by force.")
+        self._kill()
 
     def close(self) -> None:
         """End all ranks."""
-        self._failure = self._failure or "The ranks were closed."
+        self._failure = self._failure or TrainerError("The ranks were closed.")
         self._end()
 
+    @abstractmethod
     def _send(self, request: bytes) -> None:
-        for connection in self._connections:
-            with contextlib.suppress(OSError):  # that rank has ended, which `_receive` reports
-                connection.send_bytes(request)
+        """Send a call to each rank; for one that has ended `_wait` says so."""
 
-    def _collect(self, others_s: float) -> dict[int, tuple[str, Any]]:
+    @abstractmethod
+    def _wait(self, ranks: Collection[int], timeout_s: float | None) -> dict[int, Answer]:
+        """Wait until some of these ranks have answered and return their answers, none after `timeout_s`."""
+
+    @abstractmethod
+    def _kill(self) -> None:
+        """End all ranks by force, without waiting."""
+
+    @abstractmethod
+    def _end(self) -> None:
+        """End all ranks, and wait for it. It may be called again."""
+
+    def _name(self, rank: int) -> str:
+        """Return the beginning of a sentence about a rank."""
+        return f"Rank {rank} of {self.size}"
+
+    def _last_output(self) -> str:
+        """Return what is known of the ranks' output, for the end of a sentence."""
+        return ""
+
+    def _take_answers(self, method: str, limit_s: float | None = None) -> list[Any]:
+        """Return the answers to what was sent; a rank that gives none within `limit_s` counts as ended."""
+        answers = self._collect(READING_S if method in READING else OTHERS_S, limit_s)
+        ended = {rank: value for rank, (what, value) in answers.items() if what == "ended"}
+        errors = {rank: value for rank, (what, value) in answers.items() if what == "error"}
+        if not ended and not errors:
+            return [answers[rank][1] for rank in range(self.size)]
+        first = min(ended or errors)  # the others' errors are that it has ended
+        cause: BaseException = (ended or errors)[first]
+        if len(errors) == self.size:
+            raise cause
+        self._failure = self._failure or RanksLost(
+            f"{self._name(first)} failed in '{method}', and not all did, so all were ended: "
+            f"{cause if isinstance(cause, AleError) else f'{type(cause).__name__}: {cause}'}{self._last_output()}"
+        )
+        self._end()
+        raise _again(self._failure) from cause
+
+    def _collect(self, others_s: float, limit_s: float | None) -> dict[int, Answer]:
         """Wait for the answers: for all of them, or for `others_s` more once one has failed, `OTHERS_S` if it ended."""
-        answers: dict[int, tuple[str, Any]] = {}
-        waiting = dict(enumerate(self._connections))
-        until: float | None = None
-        while waiting:
-            ready = wait(list(waiting.values()), None if until is None else max(0.0, until - time.monotonic()))
-            if not ready:
+        answers: dict[int, Answer] = {}
+        until = None if limit_s is None else time.monotonic() + limit_s
+        while waiting := [rank for rank in range(self.size) if rank not in answers]:
+            found = self._wait(waiting, None if until is None else max(0.0, until - time.monotonic()))
+            if not found:
                 break
-            for rank in [rank for rank, connection in waiting.items() if connection in ready]:
-                what, value = _receive(waiting.pop(rank))
-                answers[rank] = (what, value)
+            answers |= found
+            for what, _ in found.values():
                 if what != "value":
                     limit = time.monotonic() + (others_s if what == "error" else OTHERS_S)
                     until = limit if until is None else min(until, limit)
+        if waiting and all(what == "value" for what, _ in answers.values()):
+            late = TrainerError(f"it did not answer within {limit_s:g} s.")
+            answers |= {rank: ("ended", late) for rank in waiting}
         return answers
 
-    def _last_output(self) -> str:
-        size = os.fstat(self._output.fileno()).st_size
-        text = os.pread(self._output.fileno(), SHOWN_CHARACTERS, max(0, size - SHOWN_CHARACTERS))
-        shown = text.decode(errors="replace").strip()
-        return f"\nThe last output of the ranks:\n{shown}" if shown else ""
 
-    def _end(self) -> None:
-        self._ending = True  # from here on its id may become another process's
-        for connection in self._connections:
-            connection.close()  # at which its rank ends
-        try:
-            self._process.wait(END_S)
-        except subprocess.TimeoutExpired:
-            os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
-        self._output.close()
-
-
-class OneRank:
-    """A world of one, in this process: the same calls of an object that is already there."""
-
-    def __init__(self, target: Any) -> None:
-        self.target = target
-
-    def call(self, method: str, *args: Any) -> list[Any]:
-        """Call a method and return its answer."""
-        return [getattr(self.target, method)(*args)]
-
-    def kill(self) -> None:
-        """Do nothing: what this process computes can only be waited for."""
-
-    def close(self) -> None:
-        """Close the object."""
-        self.target.close()
-
-
-def _receive(connection: Connection) -> tuple[str, Any]:
-    """Return a rank's answer; where none will come, an error."""
-    try:
-        answer: tuple[str, Any] = pickle.loads(connection.recv_bytes())
-        return answer
-    except (EOFError, OSError):
-        return "ended", TrainerError("its process has ended.")
+def _again(failure: TrainerError) -> TrainerError:
+    """Return a copy, since an exception that is raised again keeps growing its traceback."""
+    return type(failure)(str(failure))

@@ -2,8 +2,9 @@
 With `--keep FD` it stays, and starts a group of ranks for each request at that socket (`launcher.py`).
 
 1. It imports what the ranks need once, and forks them: each would take seconds to import it again.
-2. A rank makes its object and answers calls of its methods. A thread of it reads the calls; when the connection ends,
-   because the owner closed it or died, the rank ends at once, whatever it computes: it never outlives its owner.
+2. A rank makes its object and answers calls of its methods (`rank.py`). A thread of it reads the calls; when the
+   connection ends, because the owner closed it or died, the rank ends at once, whatever it computes: it never outlives
+   its owner.
 3. The program waits for its ranks. If one ends otherwise, it answers in its place how.
 """
 
@@ -17,14 +18,13 @@ import signal
 import socket
 import sys
 import threading
-import traceback
 from collections.abc import Sequence
-from importlib import import_module
 from multiprocessing.connection import Connection
-from typing import Any, NoReturn
+from typing import NoReturn
 
-from ale.errors import AleError, TrainerError
-from ale_ranks.plan import COLLECTIVE_TIMEOUT, RankPlan
+from ale.errors import TrainerError
+from ale_ranks.plan import RankPlan
+from ale_ranks.rank import Rank, import_target, pickle_answer
 from ale_ranks.world import World
 
 
@@ -36,12 +36,12 @@ def main(fds: Sequence[int]) -> None:
     sys.path[:] = plan.path
     failure: Exception | None = None
     try:
-        target = _import(plan.target)
+        import_target(plan.target)
     except Exception as error:
         failure = error
     if failure is not None:
         for connection in connections:
-            connection.send_bytes(_pickle(("error", failure)))
+            connection.send_bytes(pickle_answer(("error", failure)))
         return
     ranks: dict[int, Connection] = {}
     for rank, connection in enumerate(connections):
@@ -50,7 +50,7 @@ def main(fds: Sequence[int]) -> None:
             for other in connections:
                 if other is not connection:
                     other.close()
-            _run(connection, World(rank, plan.size), plan, target)
+            _run(connection, Rank(World(rank, plan.size), plan))
         ranks[pid] = connection
     while ranks:
         pid, status = os.wait()
@@ -59,7 +59,7 @@ def main(fds: Sequence[int]) -> None:
         if code != 0:
             how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
             with contextlib.suppress(OSError):
-                connection.send_bytes(_pickle(("ended", TrainerError(f"its process ended {how}."))))
+                connection.send_bytes(pickle_answer(("ended", TrainerError(f"its process ended {how}."))))
         connection.close()
 
 
@@ -75,7 +75,7 @@ def keep(fd: int) -> NoReturn:
         _, (output, *fds), _, _ = socket.recv_fds(owner, 3, 1024)
         sys.path[:] = path
         with contextlib.suppress(Exception):  # the group says what is wrong with it
-            _import(target)
+            import_target(target)
         pid = os.fork()
         if pid == 0:
             os.setsid()
@@ -94,44 +94,11 @@ def keep(fd: int) -> NoReturn:
         requests.send(pid)
 
 
-def _import(target: str) -> Any:
-    module, _, name = target.partition(":")
-    return getattr(import_module(module), name)
-
-
-def _run(connection: Connection, world: World, plan: RankPlan, target: Any) -> NoReturn:
+def _run(connection: Connection, rank: Rank) -> NoReturn:
     calls: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_read_calls, args=(connection, calls), name="ale-rank-calls", daemon=True).start()
-    made: Any = None
     while True:
-        answer: tuple[str, Any]
-        try:
-            method, args = pickle.loads(calls.get())
-            if made is None:
-                _join(world, plan)
-                made, value = target(world, *args), None
-            else:
-                value = getattr(made, method)(*args)
-            answer = ("value", value)
-        except Exception as error:
-            if not isinstance(error, AleError):
-                error.add_note(f"On rank {world.rank}:\n{traceback.format_exc()}")
-            answer = ("error", error)
-        connection.send_bytes(_pickle(answer))
-
-
-def _join(world: World, plan: RankPlan) -> None:
-    import torch
-    import torch.distributed as dist
-    from torch._C._distributed_c10d import TCPStore
-
-    torch.set_num_threads(plan.threads)
-    if sys.platform == "linux":  # else gloo asks for the address of the host's name, which not every machine knows
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    store = TCPStore("127.0.0.1", plan.port, world.size, is_master=False, use_libuv=False)
-    dist.init_process_group(
-        plan.backend, store=store, rank=world.rank, world_size=world.size, timeout=COLLECTIVE_TIMEOUT
-    )
+        connection.send_bytes(rank.answer(calls.get()))
 
 
 def _read_calls(connection: Connection, calls: queue.SimpleQueue[bytes]) -> None:
@@ -140,15 +107,6 @@ def _read_calls(connection: Connection, calls: queue.SimpleQueue[bytes]) -> None
             calls.put(connection.recv_bytes())
         except (EOFError, OSError):
             os._exit(0)
-
-
-def _pickle(answer: tuple[str, Any]) -> bytes:
-    try:
-        data = pickle.dumps(answer)
-        pickle.loads(data)  # some exceptions can be written, but not read again
-        return data
-    except Exception:
-        return pickle.dumps(("error", RuntimeError(f"{type(answer[1]).__name__}: {answer[1]}")))
 
 
 if __name__ == "__main__":

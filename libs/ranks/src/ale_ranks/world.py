@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from ale_ranks.plan import LOOPBACK
+
 
 @dataclass(frozen=True, slots=True)
 class World:
@@ -12,6 +14,8 @@ class World:
 
     rank: int = 0
     size: int = 1
+    host: str = LOOPBACK
+    """The address by which other processes of the run reach this one, on whichever node they are."""
 
     def gather(self, value: Any) -> list[Any]:
         """Return every rank's value, in the order of ranks. All ranks must call it."""

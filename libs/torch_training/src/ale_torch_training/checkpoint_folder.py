@@ -3,12 +3,13 @@
 A checkpoint is a model folder, tokenizer included, so that it serves as `model.path` too. Beside the weights lie
 `trainer_state.pt` (random state, version), `optimizer/` (see `moments.py`), and `reference/`, a model folder, if there
 is a reference policy. It is written under another name and renamed at the end. Over several ranks all make the calls,
-and rank 0 alone touches folders.
+and rank 0 alone makes and renames folders, which all must see: ranks on several nodes need a shared file system.
 """
 
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,11 +23,14 @@ from ale_ranks.world import World
 STATE_FILE = "trainer_state.pt"
 OPTIMIZER_FOLDER = "optimizer"
 REFERENCE_FOLDER = "reference"
+APPEAR_S = 90.0
+"""How long a new folder may take until other nodes see it; NFS remembers for up to a minute that there was none."""
 
 
 @contextmanager
 def write_atomically(folder: Path, world: World) -> Iterator[Path]:
-    """Yield a new folder beside `folder` to write into; it replaces `folder` only at the end."""
+    """Yield a new folder beside `folder` to write into; it replaces `folder` only at the end. Raises `ConfigError` on
+    all ranks if one of them does not see it."""
     new, old = _beside(folder)
     if world.rank == 0:
         recover_checkpoint(folder)
@@ -34,6 +38,12 @@ def write_atomically(folder: Path, world: World) -> Iterator[Path]:
             shutil.rmtree(leftover, ignore_errors=True)
         new.mkdir(parents=True)
     world.barrier()
+    seen = world.gather(_appears(new))
+    if not all(seen):
+        raise ConfigError(
+            f"Rank {seen.index(False)} of {world.size} does not see the folder {new}, which rank 0 has made. Put it on "
+            "a file system that all nodes share: the run's folder, and where it saves."
+        )
     yield new
     world.barrier()
     if world.rank == 0:
@@ -74,6 +84,16 @@ def use_random_state(state: dict[str, Any], device: torch.device) -> None:
     torch.set_rng_state(state["rng"])
     if state["cuda_rng"] is not None and device.type == "cuda":
         torch.cuda.set_rng_state(state["cuda_rng"], device)
+
+
+def _appears(folder: Path) -> bool:
+    """Return whether the folder is there, soon."""
+    until = time.monotonic() + APPEAR_S
+    while not folder.is_dir():
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.2)
+    return True
 
 
 def _beside(folder: Path) -> tuple[Path, Path]:

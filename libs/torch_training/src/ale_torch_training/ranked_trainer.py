@@ -2,6 +2,9 @@
 
 The event loop stays free, and no two calls use the model at once. If a call is cancelled, its work still finishes in
 that thread, and the next call waits for it.
+
+Ranks are processes beside this one, or they are where `RankPlaces` of a cluster start them. How many there are and what
+they compute on is then the cluster's setting, and this process asks its own torch for nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from ale.errors import TrainerError
+from ale.errors import ConfigError, TrainerError
 from ale.specs.driver import Driver
 from ale.specs.engine import PolicyVersion
 from ale.specs.trainer import LossFunction, PolicyRole, TrainBatch, TrainerBackend
@@ -39,6 +42,25 @@ class Workers(Protocol):
 
     def close(self) -> None:
         """End them."""
+        ...
+
+
+class RankPlaces(Protocol):
+    """Where a cluster has room for the ranks of a trainer (`DriverContext.ranks`)."""
+
+    device: str
+    """What each rank computes on: `cpu` or `cuda`."""
+    count: int
+    """How many ranks there are."""
+
+    def start(
+        self, target: str, args: tuple[Any, ...], *, threads: int, launched: Callable[[Workers], None]
+    ) -> Workers:
+        """Start the ranks, each with an object made by `target(world, *args)`; `target` is `module:Class`.
+
+        `threads` are the CPU threads of each; 0: as many as its place has CPUs. `launched` is called before the objects
+        are made, so that another thread can `kill` what does not get ready. Raises what the constructor of the object
+        raises."""
         ...
 
 
@@ -121,6 +143,27 @@ class RankedTrainer(Driver, TrainerBackend):
         self._workers = self.make_workers()
 
 
+def choose_ranks(ranks: int, device: str, places: RankPlaces | None) -> tuple[int, str]:
+    """Return how many ranks there are and what they compute on, by the trainer's settings `ranks` and `device`, and by
+    the cluster's if there is one. Raises `ConfigError`."""
+    if places is None:
+        from ale_torch_training.worker import pick_device
+
+        return ranks, pick_device(device, ranks)
+    if ranks not in (1, places.count):
+        raise ConfigError(
+            f"trainer.ranks is {ranks}, but cluster.trainer.ranks is {places.count}: on a cluster the latter "
+            "counts. Leave trainer.ranks out, or set both to the same number."
+        )
+    if device not in ("auto", "cpu", places.device):
+        given = "the GPU that it is given" if places.device == "cuda" else "no GPU"
+        raise ConfigError(
+            f"trainer.device is '{device}', but on the cluster each rank has {given} (cluster.trainer.devices). "
+            "Set trainer.device to auto."
+        )
+    return places.count, "cpu" if device == "cpu" else places.device
+
+
 def start_ranks(
     target: str,
     ranks: int,
@@ -129,11 +172,13 @@ def start_ranks(
     device: str,
     threads: int,
     launched: Callable[[Workers], None],
+    places: RankPlaces | None = None,
 ) -> Workers:
-    """Start a process a rank. `threads` are the CPU threads of each; 0: its share of the cores. `launched`: see
-    `Ranks`."""
-    from ale_ranks import Ranks
+    """Start the ranks in their places, or a process each beside this one. `threads` are the CPU threads of each; 0: its
+    share of the cores. `launched`: see `RankPlaces.start`."""
+    if places is not None:
+        return places.start(target, args, threads=threads, launched=launched)
+    from ale_ranks import Ranks, backend_of
 
     each = threads or max(1, len(os.sched_getaffinity(0)) // ranks)
-    backend = "cpu:gloo,cuda:nccl" if device.startswith("cuda") else "gloo"
-    return Ranks(target, ranks, args, threads=each, backend=backend, launched=launched)
+    return Ranks(target, ranks, args, threads=each, backend=backend_of(device), launched=launched)

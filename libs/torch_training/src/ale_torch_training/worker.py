@@ -80,9 +80,9 @@ class RankWorker(ABC, Generic[L]):
     def __init__(self, world: World, device: str) -> None:
         self.world = world
         self.device = torch.device(device)
-        if self.device.type == "cuda" and world.size > 1:
-            self.device = torch.device("cuda", world.rank)
         if self.device.type == "cuda":
+            if self.device.index is None:  # a rank on a cluster may see its own GPU alone, or all of its node
+                self.device = torch.device("cuda", world.rank % max(1, torch.cuda.device_count()))
             torch.cuda.set_device(self.device)
         self._learner: L | None = None
         self._read: Callable[[], L] | None = None
@@ -194,7 +194,7 @@ class RankWorker(ABC, Generic[L]):
             case _:
                 from ale_weight_transfer.sender import WeightSender
 
-                self._sender = self._sender or WeightSender(transport)
+                self._sender = self._sender or WeightSender(transport, self.world.host)
                 return self._sender.offer(version, weights)
 
 

@@ -7,6 +7,7 @@ broadcasting the tensors of a version in their order. The group stays connected 
 from __future__ import annotations
 
 import pickle
+import socket
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import Any
@@ -44,7 +45,7 @@ def receive(
     if (answer := store.get(f"answer/{request}").decode()) != "yes":
         raise RuntimeError(f"the trainer does not send version {version}: {answer}")
     if key not in _groups:
-        _groups[key] = (store, join(backend, store, group, rank + 1, size + 1))
+        _groups[key] = (store, join(backend, store, group, rank + 1, size + 1, own_address(host, port)))
     process_group = _groups[key][1]
     try:
         for name, dtype, shape in tensors:
@@ -56,14 +57,23 @@ def receive(
         raise
 
 
-def join(backend: str, store: Store, group: str, rank: int, size: int) -> Any:
-    """Return a process group of its own beside those of the server; rank 0 is the trainer."""
+def join(backend: str, store: Store, group: str, rank: int, size: int, address: str) -> Any:
+    """Return a process group of its own beside those of the server; rank 0 is the trainer. With gloo the others reach
+    this process at `address`; NCCL looks for the network by itself."""
     own = PrefixStore(f"group/{group}", store)
-    if backend == "gloo":
-        return dist.ProcessGroupGloo(own, rank, size, TIMEOUT)
-    options = dist.ProcessGroupNCCL.Options()
+    group_class: Any = dist.ProcessGroupGloo if backend == "gloo" else dist.ProcessGroupNCCL
+    options = group_class._Options() if backend == "gloo" else group_class.Options()
     options._timeout = TIMEOUT
-    return dist.ProcessGroupNCCL(own, rank, size, options)
+    if backend == "gloo":
+        options._devices = [group_class.create_device(hostname=address)]
+    return group_class(own, rank, size, options)
+
+
+def own_address(host: str, port: int) -> str:
+    """Return the address of this machine that the other one, at `host`, sees."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as unsent:
+        unsent.connect((host, port))
+        return str(unsent.getsockname()[0])
 
 
 def open_handles(handles: bytes, device: torch.device) -> Iterator[tuple[str, torch.Tensor]]:

@@ -88,7 +88,7 @@ class WeightSender:
             return
         self._store.set(f"answer/{name}", "yes")
         if group not in self._groups:
-            self._groups[group] = join(backend, self._store, group, 0, int(size) + 1)
+            self._groups[group] = join(backend, self._store, group, 0, int(size) + 1, self._host)
         for tensor in tensors:
             self._groups[group].broadcast(tensor.contiguous(), 0).wait()
 

@@ -10,7 +10,7 @@ from typing import Any, Self
 from pydantic import Field, model_validator
 
 from ale.specs.driver import DriverContext
-from ale_torch_training.ranked_trainer import RankedTrainer, Workers, start_ranks
+from ale_torch_training.ranked_trainer import RankedTrainer, Workers, choose_ranks, start_ranks
 from ale_torch_training.settings import TrainerSettings
 
 
@@ -49,16 +49,20 @@ class MegatronTrainer(RankedTrainer):
     config: Config
 
     def __init__(self, config: Any, context: DriverContext) -> None:
-        from ale_torch_training.worker import pick_device
-
         super().__init__(config, context)
-        self._device = pick_device(config.device, config.ranks)
-        on_gpu = self._device.startswith("cuda")
-        self.transports = ("ipc", "nccl", "folder") if on_gpu else ("folder", "gloo")
+        places = context.ranks
+        self._ranks, self._device = choose_ranks(config.ranks, config.device, places)
+        gpu = ("ipc", "nccl") if places is None else ("nccl",)  # on a cluster an engine has GPUs of its own
+        self.transports = (*gpu, "folder") if self._device.startswith("cuda") else ("folder", "gloo")
 
     def make_workers(self) -> Workers:
         """See `RankedTrainer.make_workers`."""
-        worker = "ale_trainer_megatron.worker:Worker"
-        c = self.config
-        args, launched = (self._device, c), self.hold_workers
-        return start_ranks(worker, c.ranks, args, device=self._device, threads=c.threads, launched=launched)
+        return start_ranks(
+            "ale_trainer_megatron.worker:Worker",
+            self._ranks,
+            (self._device, self.config),
+            device=self._device,
+            threads=self.config.threads,
+            launched=self.hold_workers,
+            places=self.context.ranks,
+        )

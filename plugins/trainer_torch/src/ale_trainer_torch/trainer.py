@@ -2,10 +2,10 @@
 
 All work on the model is a `Worker`'s (`worker.py`). One in float32 lives in this process, in the training thread.
 Several ranks, or one that computes in bfloat16 from float32 masters, are processes of their own (`ale_ranks`), which
-need a process group.
+need a process group; on a cluster all ranks are where it has room for them.
 
-torch and transformers come in with `worker.py`, which the constructor imports: settings are checked without them, and
-no thread is the first to import them while another one does.
+torch and transformers come in with `worker.py`, torch alone with `optimizer.py` on a cluster. The constructor imports
+them: settings are checked without them, and no thread is the first to import them while another one does.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pydantic import Field, model_validator
 from ale.errors import ConfigError
 from ale.specs.driver import DriverContext
 from ale.specs.trainer import TrainBatch
-from ale_torch_training.ranked_trainer import RankedTrainer, Workers, start_ranks
+from ale_torch_training.ranked_trainer import RankedTrainer, Workers, choose_ranks, start_ranks
 from ale_torch_training.settings import TrainerSettings
 from ale_trainer_torch.lora import LoraSettings
 
@@ -66,18 +66,20 @@ class TorchTrainer(RankedTrainer):
     config: Config
 
     def __init__(self, config: Any, context: DriverContext) -> None:
-        from ale_torch_training.worker import pick_device
+        from ale_trainer_torch import optimizer  # noqa: F401  # torch, in this thread
 
         super().__init__(config, context)
         if config.optimizer == "adamw_8bit" and find_spec("torchao") is None:
             raise ConfigError(
                 "trainer.optimizer is 'adamw_8bit', which needs torchao: pip install 'ale-plugin-trainer-torch[8bit]'"
             )
-        self._device = pick_device(config.device, config.ranks)
-        self._apart = config.ranks > 1 or config.dtype != "float32" or config.offload
+        places = context.ranks
+        self._ranks, self._device = choose_ranks(config.ranks, config.device, places)
+        self._apart = places is not None or self._ranks > 1 or config.dtype != "float32" or config.offload
         here: tuple[str, ...] = () if self._apart else ("memory",)
         on_gpu = self._device.startswith("cuda") and not config.offload  # where weights are published from
-        self.transports = (*here, "ipc", "nccl", "folder") if on_gpu else (*here, "folder", "gloo")
+        gpu = ("ipc", "nccl") if places is None else ("nccl",)  # on a cluster an engine has GPUs of its own
+        self.transports = (*here, *gpu, "folder") if on_gpu else (*here, "folder", "gloo")
 
     @classmethod
     def provides(cls, config: Any) -> frozenset[str]:
@@ -93,9 +95,7 @@ class TorchTrainer(RankedTrainer):
         """See `RankedTrainer.make_workers`."""
         import torch
 
-        from ale_ranks import OneRank, World
         from ale_trainer_torch.optimizer import Optimization
-        from ale_trainer_torch.worker import Worker
 
         c = self.config
         how = Optimization(
@@ -115,9 +115,18 @@ class TorchTrainer(RankedTrainer):
             dtype=getattr(torch, c.dtype),
         )
         if not self._apart:
+            from ale_ranks import OneRank, World
+            from ale_trainer_torch.worker import Worker
+
             if c.threads:
                 torch.set_num_threads(c.threads)  # torch keeps this number per thread, so the engine has its own
             return OneRank(Worker(World(), self._device, how))
-        worker = "ale_trainer_torch.worker:Worker"
-        args, launched = (self._device, how), self.hold_workers
-        return start_ranks(worker, c.ranks, args, device=self._device, threads=c.threads, launched=launched)
+        return start_ranks(
+            "ale_trainer_torch.worker:Worker",
+            self._ranks,
+            (self._device, how),
+            device=self._device,
+            threads=c.threads,
+            launched=self.hold_workers,
+            places=self.context.ranks,
+        )
