@@ -171,7 +171,7 @@ def test_a_conversation_of_such_a_model_is_one_line_too() -> None:
     first = recorder.add_unsampled(recorder.prompt(history, TOOLS), TALK[1])
     prompt = recorder.prompt(TALK, TOOLS)
     assert prompt.known is not None
-    assert prompt.reused == first.end
+    assert prompt.known.length == first.end
     told = byte_tokenizer().decode(prompt.token_ids[first.end :])
     assert told.startswith("<|im_start|>")
     assert "out" in told

@@ -169,10 +169,8 @@ async def bench(provider: Any, told: Events) -> AsyncIterator[Bench]:
 @pytest.mark.parametrize("use", PROVIDERS[:1], indirect=True)
 @pytest.mark.parametrize("family", FAMILIES)
 async def test_both_ways_give_the_same_state_and_the_same_tokens(bench: Bench, family: str, told: Events) -> None:
-    choice = PluginChoice.model_validate(
-        {"use": "bash", "families": [family], "wrong_turn_rate": 0.7, "train_tasks": 1}
-    )
-    bash: Any = build_driver("tasks", choice, DriverContext())
+    settings = {"families": [family], "wrong_turn_rate": 0.7, "train_tasks": 1}
+    bash: Any = build_driver("tasks", PluginChoice(use="bash", settings=settings), DriverContext())
     starts = 0
     for task in bash.tasks("train"):
         for seed in range(2):
@@ -198,10 +196,8 @@ async def test_odd_files_come_along(bench: Bench, told: Events) -> None:
 
 
 async def test_rollouts_at_once_share_states(bench: Bench, provider: Any, told: Events) -> None:
-    choice = PluginChoice.model_validate(
-        {"use": "bash", "families": ["repair"], "wrong_turn_rate": 0, "train_tasks": 1}
-    )
-    bash: Any = build_driver("tasks", choice, DriverContext())
+    settings = {"families": ["repair"], "wrong_turn_rate": 0, "train_tasks": 1}
+    bash: Any = build_driver("tasks", PluginChoice(use="bash", settings=settings), DriverContext())
     (task,) = bash.tasks("train")
     expert = await bench.expert(task, bash.demonstrator(task, 0))
     last = len(expert_steps(expert)) - 1

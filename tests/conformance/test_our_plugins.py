@@ -65,8 +65,8 @@ TASKS = {
 """Those that not every task can be given to."""
 WITHOUT_TOKENS = {"engine:upstream"}
 """Answers with messages of another server's model: the suites of engines ask for tokens (libs/endpoint tests it)."""
-ELSEWHERE = {"sandbox:docker", "sandbox:podman", "engine:vllm", "engine:sglang"}
-"""Containers and servers have files of their own, which run side by side."""
+ELSEWHERE = {"sandbox:docker", "sandbox:podman", "engine:vllm", "engine:sglang", "cluster:ray"}
+"""Containers, servers and clusters have files of their own, which run side by side."""
 OURS = sorted({f"{i.kind}:{i.name}" for i in list_plugins() if i.package.startswith("ale-")} - WITHOUT_TOKENS)
 CASES = [
     pytest.param(

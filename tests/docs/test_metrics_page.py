@@ -16,6 +16,7 @@ ROOT = Path(__file__).parents[2]
 ROWS = set(re.findall(r"^\| `([^`]+)` \|", (ROOT / "docs" / "metrics.md").read_text(), flags=re.MULTILINE))
 SELDOM = {
     "dropped_groups",
+    "lent",
     "parts/*",
     "pool/resets_failed/*",
     "rejected/*",
@@ -23,9 +24,10 @@ SELDOM = {
     "spare_length_ratio",
     "spares",
     "success_from_beginning",
+    "switch_s",
 }
-"""Of a run in which something goes wrong or that has spares, a group has no spread, or some tasks have an expert and
-others have none."""
+"""Of a run in which something goes wrong, that has spares or lends its trainer's devices, a group has no spread, or
+some tasks have an expert and others have none."""
 FAMILIES = [row for row in ROWS if row.endswith("*")]
 
 

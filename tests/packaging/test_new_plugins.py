@@ -179,6 +179,7 @@ scaffold: my-scaffold
 reward: my-reward
 engine: my-engine
 session: {{tool_format: my-tool_format}}
+cluster: my-cluster
 trainer: null
 algorithm: my-algorithm
 observers: [my-hooks, my-scaffold]
@@ -197,6 +198,7 @@ reward: {{select: [{{use: my-reward, weight: 1}}, {{use: my-reward, price: 0.1}}
 engine: {{use: torch, threads: 1}}
 trainer: {{use: my-trainer, lr: 1e-3}}
 algorithm: {{use: my-algorithm, group_size: 2}}
+cluster: my-cluster
 observers: [my-hooks]
 rollout: {{max_calls: 2, max_tokens: 20, max_context: 200}}
 rl: {{steps: 1, prompts_per_step: 2, min_entropy: 0}}

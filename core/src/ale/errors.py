@@ -91,6 +91,10 @@ class TrainerError(AleError):
     kind = "trainer"
 
 
+class TrainerLost(TrainerError):
+    """The trainer's processes have died. A run with checkpoints goes on from the last one by itself."""
+
+
 class RequestRefused(AleError):
     """A model call cannot be answered in the form in which the agent sent it. `status` is the HTTP status."""
 

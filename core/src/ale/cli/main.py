@@ -71,24 +71,6 @@ def plugins_list(
     show(kind, as_json)
 
 
-@config_app.command("show")
-def config_show(file: RunFile, overrides: Overrides = None) -> None:
-    """The resolved configuration of a run file."""
-    from ale.config.load import load_run_config
-
-    print(load_run_config(file, overrides or []).to_yaml(), end="")
-
-
-@config_app.command("validate")
-def config_validate(file: RunFile, overrides: Overrides = None, only: Half = "all", source: FromRun = None) -> None:
-    """Check what `ale run` with the same arguments checks before anything starts."""
-    from ale.config.load import load_run_config
-    from ale.config.preflight import preflight, which_half
-
-    preflight(load_run_config(file, overrides or []).run, which_half(only), source)
-    print(f"{file} is valid.")
-
-
 def main() -> None:
     """Run the command line; a mistake is a sentence on stderr and an exit code, never a traceback."""
     arguments = sys.argv[1:]

@@ -19,14 +19,13 @@ from types import NoneType
 from typing import Any, cast, get_args
 
 from pydantic import BaseModel
-from pydantic.fields import FieldInfo
 from pydantic_core import core_schema
 
 from ale.errors import AleError
 from ale.registry.drivers import load_plugin
 from ale.registry.hints import ask_hints
 from ale.registry.installed import list_plugins
-from ale.registry.validation import Mistake, Mistakes, format_value, nearest_hint, section_model, validate
+from ale.registry.validation import Mistake, Mistakes, format_value, nearest_hint, plugin_mark, section_model, validate
 from ale.specs.choice import PluginChoice, PluginRules
 
 
@@ -177,15 +176,10 @@ class PluginPlace:
         return above is not None and path.startswith(above) and path[len(above) :].isdecimal()
 
 
-def marker_of(field: FieldInfo) -> PluginField | None:
-    """Return the marker of a field that names plugins."""
-    return next((mark for mark in field.metadata if isinstance(mark, PluginField)), None)
-
-
 def plugin_places(model: type[BaseModel], above: str = "") -> Iterator[PluginPlace]:
     """Yield every place in a model that names plugins."""
     for name, field in model.model_fields.items():
-        mark, inner = marker_of(field), section_model(field)
+        mark, inner = plugin_mark(field), section_model(field)
         if mark is not None:
             forms = get_args(field.annotation)
             default = field.default if isinstance(field.default, str) else None
@@ -197,7 +191,7 @@ def plugin_places(model: type[BaseModel], above: str = "") -> Iterator[PluginPla
 def choices_in(section: BaseModel, above: str = "") -> Iterator[tuple[str, str, PluginChoice]]:
     """Yield every plugin that a section and the sections in it name: YAML path, kind, choice."""
     for name, field in type(section).model_fields.items():
-        mark, value = marker_of(field), getattr(section, name)
+        mark, value = plugin_mark(field), getattr(section, name)
         path = above + name
         if mark is None:
             named = {f"{path}.{key}": item for key, item in value.items()} if isinstance(value, dict) else {path: value}

@@ -13,6 +13,7 @@ needed, who needs it, which plugin lacks it, and which installed plugin has it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -85,11 +86,10 @@ def _check_sections(run: RunConfig, only: Only, source: Path | None) -> None:
     if run.model.path is not None:
         MODELS.require()().check(run.model.path, run.model.revision)
     _check_message_engine(run, only, source)
-    checks = [stage.check for stage in stages_of(run, only, source).values()]
     found = []
-    for check in checks:
+    for stage in stages_of(run, only, source).values():
         try:
-            check(run)
+            stage.check(run)
         except ConfigError as error:
             found.append(str(error))
     if found:
@@ -165,7 +165,7 @@ def message_engine(run: RunConfig) -> str | None:
 def check_started(run: RunConfig, path: str, kind: str, driver: Driver) -> None:
     """Refuse a run that needs what a started driver cannot do on this machine. Raises `PluginError`."""
     parts = [_part(*section) for section in run.plugins()]
-    needs = [_network(run), *_needs_of_the_file(run)]
+    needs = [*_needs_of_the_file(run)]
     needs += [need for part in parts if _meet(run, part.path, path) for need in _of_the_plugin(part)]
     for need in needs:
         if need.kind == kind and not has_now(driver, need.capability):
@@ -182,7 +182,6 @@ def _part(path: str, kind: str, choice: PluginChoice) -> Part:
 
 
 def _of_the_run(run: RunConfig, train: bool) -> Iterator[Need]:
-    yield _network(run)
     yield from _needs_of_the_file(run)
     if not train:
         return
@@ -190,11 +189,8 @@ def _of_the_run(run: RunConfig, train: bool) -> Iterator[Need]:
         yield from section.needs()
 
 
-def _network(run: RunConfig) -> Need:
-    return Need(f"needs.network={run.needs.network}", "sandbox", NETWORKS[run.needs.network])
-
-
 def _needs_of_the_file(run: RunConfig) -> Iterator[Need]:
+    yield Need(f"needs.network={run.needs.network}", "sandbox", NETWORKS[run.needs.network])
     if run.needs.limits_given:
         yield Need("needs.resources", "sandbox", "limits")
     if run.needs.resources.gpus:
@@ -299,19 +295,14 @@ def _of_its_class(cls: type[Driver], capability: str | type) -> bool:
 
 def _having(need: Need) -> list[str]:
     """Return the installed plugins that have the capability; for a protocol, their classes are imported."""
+    working = [info for info in list_plugins(need.kind) if info.status == "ok"]
+    if isinstance(need.capability, str):
+        return sorted({info.name for info in working if need.capability in info.capabilities})
     names = set()
-    for info in list_plugins(need.kind):
-        if info.status != "ok":
-            continue
-        if isinstance(need.capability, str):
-            capable = need.capability in info.capabilities
-        else:
-            try:
-                capable = _of_its_class(load_driver_class(need.kind, info.name), need.capability)
-            except AleError:
-                continue  # it cannot be imported
-        if capable:
-            names.add(info.name)
+    for info in working:
+        with suppress(AleError):  # of a plugin that cannot be imported
+            if _of_its_class(load_driver_class(need.kind, info.name), need.capability):
+                names.add(info.name)
     return sorted(names)
 
 

@@ -183,8 +183,9 @@ def _interpolate(data: Mapping[str, Any], source: str) -> dict[str, Any]:
                 f"{where}: the environment variable {missing[1]} is not set; set it, or give "
                 f"${{oc.env:{missing[1]},...}} a default."
             ) from None
-        plain = isinstance(error, MissingMandatoryValue)
-        raise ConfigError(f"{where}: {what}.{'' if plain else _HINT}") from None
+        missing_value = isinstance(error, MissingMandatoryValue)
+        hint = "" if missing_value else " A text that is no interpolation is written \\${...}."
+        raise ConfigError(f"{where}: {what}.{hint}") from None
     assert isinstance(resolved, dict)
     return resolved  # type: ignore[return-value]
 
@@ -192,9 +193,6 @@ def _interpolate(data: Mapping[str, Any], source: str) -> dict[str, Any]:
 def explain(error: Exception) -> tuple[str, str]:
     """Return where an error of OmegaConf is, and its message."""
     return getattr(error, "full_key", None) or "", one_line_error(str(error).partition("    full_key:")[0])
-
-
-_HINT = " A text that is no interpolation is written \\${...}."
 
 
 def _map(value: Any, change: Any) -> Any:

@@ -201,6 +201,9 @@ class RunConfig(Section):
     algorithm: Annotated[PluginChoice, PluginField("algorithm")] = Field(
         "ipa", validate_default=True, description="What computes the loss and decides where rollouts start."
     )
+    cluster: Annotated[PluginChoice | None, PluginField("cluster")] = Field(
+        None, description="On which nodes engines, trainer ranks and rollouts are placed; null: in this process."
+    )
     needs: SandboxNeeds = SandboxNeeds()
     session: SessionConfig = Field({}, validate_default=True)
     rollout: RolloutConfig = RolloutConfig()

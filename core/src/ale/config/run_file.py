@@ -66,14 +66,10 @@ def apply_override(data: dict[str, Any], override: str) -> None:
         return _delete(data, keys, override)
     value = parse_yaml(text, f"The override {format_value(override)}")
     section = _section(data, keys[:-1], override)
-    path = ".".join(keys)
     parent = ".".join(keys[:-1])
     if isinstance(section, list):
         section[_index(section, keys[-1], parent, override)] = value
         return
-    itself = _places().get(path)
-    if itself is not None and not itself.is_list and isinstance(value, str):
-        value = {"use": value}
     place = _place_at(parent)
     if keys[-1] == "use" and place is not None and section.get("use") != value:
         # The override names another plugin, which does not know the settings of the previous one.

@@ -22,7 +22,7 @@ from ale.config.load import LoadedConfig
 from ale.config.preflight import Only, message_engine, preflight, stages_of
 from ale.config.references import redact_json
 from ale.config.run import MODELS, RESUME, RunConfig
-from ale.errors import ConfigError
+from ale.errors import ConfigError, TrainerLost
 from ale.pipeline.channel import RunChannel
 from ale.pipeline.progress import Progress
 from ale.pipeline.workbench import Workbench, open_workbench
@@ -59,15 +59,30 @@ async def run(
     resume: bool = False,
 ) -> RunResult:
     """Execute a run; an error that stopped it is raised after the summary is written. With `resume`, the run in
-    `folder` goes on where it was interrupted."""
-    config = loaded.run
-    preflight(config, only, source)
-    run_id, default_folder = new_run_folder(config)
+    `folder` goes on where it was interrupted; so does one that lost its trainer, from each new checkpoint once."""
+    preflight(loaded.run, only, source)
+    run_id, default_folder = new_run_folder(loaded.run)
     folder = folder or default_folder
-    if resume:
-        run_id = RESUME.require()().run_id(folder, loaded.to_yaml())
-    elif (folder / DB_NAME).exists():
+    if not resume and (folder / DB_NAME).exists():
         raise ConfigError(f"{folder} holds a run already; go on with it (--resume), give another --out, or remove it.")
+    gone_on_from = ""
+    while True:
+        if resume:
+            run_id = RESUME.require()().run_id(folder, loaded.to_yaml())
+        try:
+            return await _run_once(loaded, progress, run_id, folder, only, source)
+        except TrainerLost as lost:
+            newest = RESUME.require()().checkpoint(folder) if only == "all" else ""
+            if newest in ("", gone_on_from):
+                raise
+            resume, gone_on_from = True, newest
+            progress.note(f"{lost} The run goes on from its checkpoint {newest}.")
+
+
+async def _run_once(
+    loaded: LoadedConfig, progress: Progress, run_id: str, folder: Path, only: Only, source: Path | None
+) -> RunResult:
+    config = loaded.run
     try:
         async with AsyncExitStack() as stack:
             channel = RunChannel(loaded.values.redact, show=progress.note)

@@ -6,28 +6,24 @@ import math
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from numbers import Real
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from ale.config.preflight import check_started, sandbox_users
 from ale.config.run import MIXTURE, RunConfig
 from ale.errors import ConfigError, PluginError
 from ale.pipeline.progress import Progress
-from ale.registry.drivers import open_driver
 from ale.registry.hooks import Hooks
 from ale.registry.validation import as_plugin_error
-from ale.rollout.episode import Episodes
-from ale.rollout.no_sandbox import NoSandboxes
+from ale.rollout.open_episodes import open_episodes, start_driver
 from ale.rollout.scheduler import Rollouts
-from ale.rollout.selection import Option, Selection
-from ale.session.reply_format import ReplyForm
 from ale.session.session import Sessions
-from ale.session.tokenizer import ChatTokenizer, byte_tokenizer
+from ale.session.tokenizer import ChatTokenizer
 from ale.specs.algorithm import Algorithm
-from ale.specs.choice import Mix, PluginChoice, Select
+from ale.specs.choice import Mix, PluginChoice
+from ale.specs.cluster import Cluster
 from ale.specs.driver import DriverContext
 from ale.specs.engine import FolderTicket, InferenceEngine, MessageEngine, PolicyVersion
 from ale.specs.package_sections import PooledProvider
@@ -193,33 +189,10 @@ async def open_workbench(
     the run's."""
     run_id, folder = context.run_id, context.run_dir
     assert folder is not None
-    pools: dict[str, PooledProvider] = {}
     async with AsyncExitStack() as stack:
 
-        async def start(kind: str, choice: PluginChoice | None, path: str | None = None) -> Any:
-            assert choice is not None, "checked with the configuration"
-            driver: Any = await open_driver(stack, kind, choice, context, path or kind)
-            check_started(config, path or kind, kind, driver)
-            if kind == "sandbox" and config.pool is not None:
-                name = choice.use if choice.use not in pools else f"{choice.use}.{len(pools)}"
-                driver = pools[name] = await stack.enter_async_context(config.pool.pool(driver, context.channel))
-            return driver
-
-        async def select(kind: str, section: PluginChoice | Select) -> Selection[Any]:
-            if isinstance(section, PluginChoice):
-                return Selection(kind, [Option(section.use, await start(kind, section))])
-            options: list[Option[Any]] = []
-            started: list[tuple[tuple[str, Any], Any]] = []
-            for i, rule in enumerate(section.rules):
-                same = (rule.use, rule.settings)  # rules that differ only in `when` share a driver
-                driver = next((found for made_of, found in started if made_of == same), None)
-                if driver is None:
-                    driver = await start(kind, rule, f"{kind}.{section.key}.{i}")
-                    started.append((same, driver))
-                names = [other.use for other in section.rules]
-                name = rule.use if names.count(rule.use) == 1 else f"{rule.use}.{i}"
-                options.append(Option(name, driver, rule.when, rule.weight))
-            return Selection(kind, options, config.seed)
+        async def start(kind: str, choice: PluginChoice, path: str = "") -> Any:
+            return await start_driver(stack, config, context, kind, choice, path)
 
         async def task_source(section: PluginChoice | Mix) -> TaskSource:
             if isinstance(section, PluginChoice):
@@ -234,21 +207,20 @@ async def open_workbench(
 
         # Cheap drivers come first, so that a mistake in the configuration shows before a model is loaded.
         tasks = await task_source(config.tasks)
-        reward = await select("reward", config.reward)
-        scaffold = await select("scaffold", config.scaffold)
-        provider: Selection[Any] = Selection("sandbox", [Option("none", NoSandboxes())])
-        if config.sandbox is not None and sandbox_users(config):
-            provider = await select("sandbox", config.sandbox)
         algorithm = await start("algorithm", config.algorithm)
         of_stages = {path: choice for section in config.stages.values() for path, choice in section.algorithms()}
         stage_algorithms = {path: await start("algorithm", choice, path) for path, choice in of_stages.items() if train}
+        wanted = config.cluster if engine is None else None
+        cluster: Cluster | None = await start("cluster", wanted) if wanted else None
         if engine is None:
-            engine = await start("engine", config.engine)
+            engine = await (cluster.start_engine(config) if cluster else start("engine", config.engine))
+        assert engine is not None
+        episodes, pools = await open_episodes(stack, config, context, hooks, engine)
+        if cluster is not None:
+            episodes, pools = await cluster.place_episodes(config, episodes, pools)
+            context = replace(context, ranks=cluster.ranks)
         trainer = await start("trainer", config.trainer) if config.trainer and train else None
-        tool_format = await start("tool_format", config.session.tool_format, "session.tool_format")
-        sessions = Sessions(byte_tokenizer(), engine, hooks, ReplyForm(tool_format, config.session.thoughts))
-        episodes = Episodes(provider, scaffold, reward, sessions, hooks, config.rollout, config.needs, context.labels)
         rollouts = Rollouts(episodes, store, progress.advance)
         of_the_run = config, run_id, folder, store, hooks, progress
         drivers = tasks, engine, trainer, algorithm, stage_algorithms
-        yield Workbench(*of_the_run, *drivers, sessions, rollouts, pools)
+        yield Workbench(*of_the_run, *drivers, episodes.sessions, rollouts, pools)

@@ -36,6 +36,7 @@ CONTRACTS = {
     "reward": "Reward",
     "tasks": "TaskSource",
     "tool_format": "ToolFormat",
+    "cluster": "Cluster",
 }
 """The class in `ale.specs.<kind>` that a driver of the kind is derived from."""
 

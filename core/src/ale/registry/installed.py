@@ -62,7 +62,7 @@ def list_plugins(kind: str | None = None) -> list[PluginInfo]:
 
 
 @lru_cache(maxsize=1)
-def _read_installed(path_state: tuple[tuple[str, int], ...]) -> tuple[PluginInfo, ...]:
+def _read_installed(state: tuple[tuple[str, int], ...]) -> tuple[PluginInfo, ...]:
     """Return every installed plugin; metadata is read once for each state of `sys.path`."""
     invalidate_caches()
     found = [_read_plugin_info(distribution, entry) for distribution, entries in _distributions() for entry in entries]

@@ -9,13 +9,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from typing import Any
 
 from ale.registry.drivers import FoundObserver, open_driver
 from ale.registry.hooks import Hooks
 from ale.registry.validation import describe_error
 from ale.specs.choice import PluginChoice
-from ale.specs.driver import Driver, DriverContext
+from ale.specs.driver import DriverContext
 from ale.specs.kinds import HOOKS
 
 log = logging.getLogger("ale.hooks")
@@ -37,7 +36,8 @@ async def open_observers(
         inner = AsyncExitStack()
         stack.push_async_callback(_close_observer, choice.use, inner)
         driver = await open_driver(inner, HOOKS, choice, context, f"observers.{i}")
-        hooks.register(f"{choice.use}#{i}" if choice in choices[:i] else choice.use, _hook_carrier(driver))
+        carrier = driver.observer if isinstance(driver, FoundObserver) else driver
+        hooks.register(f"{choice.use}#{i}" if choice in choices[:i] else choice.use, carrier)
     return hooks
 
 
@@ -47,8 +47,3 @@ async def _close_observer(name: str, inner: AsyncExitStack) -> None:
         await inner.aclose()
     except Exception as error:
         log.warning("the observer '%s' failed in close: %s", name, describe_error(error))
-
-
-def _hook_carrier(driver: Driver) -> Any:
-    """Return the object with the hooks: the driver, or the module or object that the driver wraps."""
-    return driver.observer if isinstance(driver, FoundObserver) else driver

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -53,13 +54,16 @@ def add_place(where: str) -> Iterator[None]:
 
 
 @contextmanager
-def as_plugin_error(what: str) -> Iterator[None]:
-    """Turn an exception of a plugin that is no `AleError` into a `PluginError` that begins with `what`."""
+def as_plugin_error(what: str, log: logging.Logger | None = None) -> Iterator[None]:
+    """Turn an exception of a plugin that is no `AleError` into a `PluginError` that begins with `what`; its traceback
+    goes to `log`."""
     try:
         yield
     except AleError:
         raise
     except Exception as error:
+        if log is not None:
+            log.exception(what)
         raise PluginError(f"{what}: {describe_error(error)}.") from error
 
 

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from ale.config.run import OBSERVED, RolloutConfig, SandboxNeeds
 from ale.errors import AgentError, AleError, BudgetExceeded, ConfigError, PluginError
 from ale.registry.hooks import Hooks
-from ale.registry.validation import describe_error
+from ale.registry.validation import as_plugin_error, describe_error
 from ale.rollout.no_sandbox import NoSandbox, NoSandboxes
 from ale.rollout.sandbox_spec import make_spec
 from ale.rollout.selection import Selection
@@ -81,6 +81,8 @@ class Episodes:
     async def run(self, request: RolloutRequest, stage: StageInfo) -> Trajectory:
         """Run one episode to its end."""
         episode_id = uuid.uuid4().hex[:16]
+        sections = (self.provider, self.scaffold, self.reward)
+        selected = tuple(pair for section in sections for pair in section.made_with(request))
         opening = Opening() if request.start is None else request.start.open(self._start_context(request, stage))
         session = self._open_session(episode_id, request, stage, opening.respond)
         session.opened_by = asyncio.current_task()
@@ -97,12 +99,12 @@ class Episodes:
             chunks=(),
             tags=request.task.tags,
             started_at=time.time(),
+            made_with=selected,
             start_chunk=request.start_chunk,
         )
         began = time.monotonic()
         timings: dict[str, float] = {}
         try:
-            trajectory = replace(trajectory, made_with=self.made_with(request))
             return await self._act_and_score(request, opening, session, trajectory, timings)
         except ConfigError:
             raise
@@ -129,11 +131,6 @@ class Episodes:
             max_sampled_tokens=self.config.max_sampled_tokens,
             responder=responder,
         )
-
-    def made_with(self, request: RolloutRequest) -> tuple[tuple[str, str], ...]:
-        """Return (section, plugin) for each section that selects a plugin for this rollout."""
-        chosen = (s.made_with(request) for s in (self.provider, self.scaffold, self.reward))
-        return tuple(pair for pairs in chosen for pair in pairs)
 
     async def _act_and_score(
         self,
@@ -173,17 +170,12 @@ class Episodes:
         provider = self.provider.of(request).driver
         spec = await self._spec(request, episode_id, timings)
         mark = time.monotonic()
-        try:
+        with as_plugin_error("The start of the rollout crashed", log):
             async with opening.prepare(spec) as prepared:
                 if prepared is not spec:
                     mark = _lap(timings, "state", mark)
                 sandbox = await guard_plugin_call("sandbox", provider.start_sandbox, prepared)
                 _lap(timings, "start", mark)
-        except AleError:
-            raise
-        except Exception as error:
-            log.exception("the start of the episode %s crashed", episode_id)
-            raise PluginError(f"The start of the rollout crashed: {describe_error(error)}.") from error
         return sandbox
 
     async def _spec(self, request: RolloutRequest, episode_id: str, timings: dict[str, float]) -> SandboxSpec:
@@ -200,17 +192,13 @@ class Episodes:
         if prepared is not spec:
             _lap(timings, "prepare", mark)
         changed: dict[str, object] = {}
-        if not self.needs.limits_given and self._has_layers(request, prepared):
+        # The files of its image are in layers, whose size cannot be limited: the task's own, and a snapshot of it.
+        layers = prepared.image or (prepared.from_snapshot and "images" in provider.capabilities)
+        if layers and not self.needs.limits_given:
             changed["resources"] = prepared.resources.model_copy(update={"disk_mib": None})
         if prepared.network == "endpoint-only" and prepared.endpoint is None:
             changed["network"] = "none"  # without an endpoint there is nothing to allow
         return prepared.model_copy(update=changed)
-
-    def _has_layers(self, request: RolloutRequest, spec: SandboxSpec) -> bool:
-        """Return whether the files of its image are in layers whose size cannot be limited: those of the task's own
-        image, and of a snapshot of it."""
-        images = "images" in self.provider.of(request).driver.capabilities
-        return bool(spec.image) or (images and bool(spec.from_snapshot))
 
     def _start_context(self, request: RolloutRequest, stage: StageInfo) -> StartContext:
         return StartContext(
@@ -314,13 +302,8 @@ class Episodes:
 
 async def guard_plugin_call(kind: str, method: Callable[..., Awaitable[T]], *arguments: Any) -> T:
     """Await a plugin's answer; an exception that is no `AleError` becomes a `PluginError` that names the plugin."""
-    try:
+    with as_plugin_error(f"The {kind} plugin crashed", log):
         return await method(*arguments)
-    except AleError:
-        raise
-    except Exception as error:
-        log.exception("the %s plugin crashed", kind)
-        raise PluginError(f"The {kind} plugin crashed: {describe_error(error)}.") from error
 
 
 def validate_score(score: object, trajectory: Trajectory) -> Score:

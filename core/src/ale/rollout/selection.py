@@ -14,7 +14,6 @@ from typing import Generic, TypeVar
 
 from ale.errors import ConfigError
 from ale.specs.algorithm import RolloutRequest
-from ale.task import Task
 
 D = TypeVar("D")
 
@@ -26,11 +25,8 @@ class Option(Generic[D]):
     use: str
     driver: D
     when: tuple[str, ...] = ()
+    """Tags that a task must carry (see `carries`)."""
     weight: float = 1.0
-
-    def fits(self, task: Task) -> bool:
-        """Return whether the task carries every tag of `when`, and none that `when` marks with `!`."""
-        return carries(task.tags, self.when)
 
 
 @dataclass(frozen=True)
@@ -46,7 +42,7 @@ class Selection(Generic[D]):
         task = request.task
         if len(self.options) == 1 and not self.options[0].when:
             return self.options[0]
-        first = next((i for i, option in enumerate(self.options) if option.fits(task)), None)
+        first = next((i for i, option in enumerate(self.options) if carries(task.tags, option.when)), None)
         if first is None:
             tags = ", ".join(task.tags) or "none"
             raise ConfigError(

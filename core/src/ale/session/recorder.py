@@ -68,10 +68,6 @@ class _Node:
     after: dict[Message, _Node] = field(default_factory=dict)
     known: _KnownPrefix | None = None
 
-    def to(self, message: Message) -> _Node:
-        """Return the node of the prefix with one more message, which is made if it does not exist."""
-        return self.after.setdefault(canonical_form(message), _Node())
-
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
@@ -85,13 +81,9 @@ class Prompt:
     depth: int
     """The number of messages in that prefix."""
     known: _KnownPrefix | None = None
+    """The prefix whose tokens were copied from the line instead of being tokenized."""
     changed: bool = False
     """Whether the request sent the last reply back in a changed form."""
-
-    @property
-    def reused(self) -> int:
-        """The number of leading tokens that were copied from the line instead of being tokenized."""
-        return 0 if self.known is None else self.known.length
 
 
 class Recorder:
@@ -159,10 +151,7 @@ class Recorder:
 
     def add_sampled(self, prompt: Prompt, generation: Generation, reply: Message, error: ChunkError | None) -> Chunk:
         """Record the tokens that the engine sampled for `prompt`, together with `reply`, the message read from them."""
-        stop = self._tokenizer.stop_token_ids
-        stopped = bool(generation.token_ids) and generation.token_ids[-1] in stop
-        made = generation.finish_reason, generation.logprobs, generation.versions
-        return self._add(prompt, generation.token_ids, reply, stopped, *made, error, sampled=True)
+        return self._add(prompt, generation, reply, error, sampled=True)
 
     def add_unsampled(
         self,
@@ -178,38 +167,27 @@ class Recorder:
             text = self._form.write(reply, within=self.begins_within(prompt))
             stop = self._tokenizer.stop_token_ids[: finish_reason != "length"]
             token_ids = (*self._tokenizer.encode(text), *stop)
-        stopped = bool(token_ids) and token_ids[-1] in self._tokenizer.stop_token_ids
-        return self._add(prompt, token_ids, reply, stopped, finish_reason, (), (), error, sampled=False)
+        return self._add(prompt, Generation(token_ids, (), (), finish_reason), reply, error, sampled=False)
 
     def _add(
-        self,
-        prompt: Prompt,
-        token_ids: tuple[int, ...],
-        reply: Message,
-        stopped: bool,
-        finish: FinishReason,
-        logprobs: tuple[float, ...],
-        versions: tuple[int, ...],
-        error: ChunkError | None,
-        *,
-        sampled: bool,
+        self, prompt: Prompt, made: Generation, reply: Message, error: ChunkError | None, *, sampled: bool
     ) -> Chunk:
         index = self._line_for(prompt)
         line = self._lines[index]
         start = len(prompt.token_ids)
-        line.prompt_ids, line.reply_ids = prompt.token_ids, token_ids
+        line.prompt_ids, line.reply_ids = prompt.token_ids, made.token_ids
         line.messages = (*prompt.messages, reply)
         end = len(line)
         # Since this prompt was made, another call may have added a tree or extended it.
         node = prompt.node if prompt.depth else self._trees.setdefault(_names(prompt.tools), _Node())
         for message in line.messages[prompt.depth :]:
-            node = node.to(message)
+            node = node.after.setdefault(canonical_form(message), _Node())
+        stopped = bool(made.token_ids) and made.token_ids[-1] in self._tokenizer.stop_token_ids
         node.known = _KnownPrefix(index, end, stopped, reply)
         self._last = (self._trees[_names(prompt.tools)], line.messages, node)
         self.changed_echoes += prompt.changed
-        chunk = Chunk(
-            len(self._chunks), index, start, end, logprobs, versions, finish, sampled, error, turn=len(prompt.messages)
-        )
+        token_data, turn = (made.logprobs, made.versions, made.finish_reason), len(prompt.messages)
+        chunk = Chunk(len(self._chunks), index, start, end, *token_data, sampled, error, turn=turn)
         self._chunks.append(chunk)
         return chunk
 

@@ -13,7 +13,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ale.errors import AgentError, AleError, BudgetExceeded, ContextExceeded, EngineError, PluginError, StartDiverged
@@ -73,11 +73,8 @@ class RecordedSession(ModelSession):
         return min(self._max_context, self._sessions.engine.max_context)
 
     async def answer(self, request: ModelCall) -> list[ChatReply]:
-        """Answer one model call of any API with as many replies as were asked for, each of which counts as a call.
-
-        The session sets temperature and other sampling parameters, whatever the agent asks for. It also limits the
-        answer's length; an agent may ask for a lower limit. Raises as `chat` does. A call that is running when the
-        session is closed ends as if its budget were used up."""
+        """See `ModelSession.answer`. The session limits the answer's length; an agent may ask for a lower limit. A call
+        that is running when the session is closed ends as if its budget were used up."""
         if isinstance(self.fault, StartDiverged):
             raise self.fault
         task = asyncio.current_task()
@@ -193,8 +190,7 @@ class RecordedSession(ModelSession):
             # This is the wording by which clients of OpenAI and of Anthropic recognise the error.
             raise ContextExceeded(
                 f"The prompt is too long: {len(prompt.token_ids)} tokens > {most} maximum; this model's maximum "
-                "context length is "
-                f"{most} tokens, and that leaves no room for an answer."
+                f"context length is {most} tokens, and that leaves no room for an answer."
             )
         if self._left is not None and self._left < 1:
             raise BudgetExceeded("The episode has sampled all the tokens that it may (rollout.max_sampled_tokens).")
@@ -254,18 +250,16 @@ class RecordedSession(ModelSession):
         self.observations.append(Observation(chunk, tool, dict(arguments), text, exit_code, seconds, reward))
 
 
+@dataclass(eq=False)
 class Sessions:
     """It opens sessions that share one tokenizer and one engine; both may be replaced between stages."""
 
-    def __init__(
-        self, tokenizer: ChatTokenizer, engine: InferenceEngine, hooks: Hooks, form: ReplyForm | None = None
-    ) -> None:
-        self.tokenizer = tokenizer
-        self.engine = engine
-        self.form = form or ReplyForm()
-        self.hooks = hooks
-        self.sampling: Callable[[RecordedSession], AbstractContextManager[object]] = nullcontext
-        """It is entered for as long as a session's request is at the engine, by whoever wants to know that."""
+    tokenizer: ChatTokenizer
+    engine: InferenceEngine
+    hooks: Hooks
+    form: ReplyForm = field(default_factory=ReplyForm)
+    sampling: Callable[[RecordedSession], AbstractContextManager[object]] = nullcontext
+    """It is entered for as long as a session's request is at the engine, by whoever wants to know that."""
 
     def open(
         self,

@@ -79,7 +79,9 @@ class ChatTokenizer:
         self._hf = hugging_face
         self._fast = hugging_face.backend_tokenizer
         eos = hugging_face.eos_token_id
-        self._stop = tuple(dict.fromkeys([*([eos] if eos is not None else []), *stop_token_ids]))
+        own = [] if eos is None else [eos]
+        self.stop_token_ids: tuple[int, ...] = tuple(dict.fromkeys([*own, *stop_token_ids]))
+        """The tokens that end a model response."""
         self._template = _compile(hugging_face.chat_template)
         self._special = hugging_face.special_tokens_map
 
@@ -108,11 +110,6 @@ class ChatTokenizer:
         return cls(hf, stop)
 
     @property
-    def stop_token_ids(self) -> tuple[int, ...]:
-        """The tokens that end a model response."""
-        return self._stop
-
-    @property
     def vocab_size(self) -> int:
         """The number of token ids."""
         return int(self._fast.get_vocab_size())
@@ -120,7 +117,7 @@ class ChatTokenizer:
     @cached_property
     def stop_text(self) -> str:
         """The text of the first stop token."""
-        return self.decode([self._stop[0]]) if self._stop else ""
+        return self.decode(self.stop_token_ids[:1])
 
     def encode(self, text: str) -> list[int]:
         """Return the token ids of `text`; special tokens in it are recognised, and none are added."""
@@ -237,44 +234,38 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> ChatTokenizer:
     digits, runs of everything else, and the fixed parts of a tool call. A name is then always split in the same way,
     which a small model needs in order to copy it.
     """
-    from tokenizers import Regex, pre_tokenizers, trainers
+    from tokenizers import Regex, pre_tokenizers
 
     units = r'\n?\{"name": "|", "arguments": \{"?|\.?[A-Za-z]+|[0-9]|[^A-Za-z0-9.]+|\.'
-    bpe, alphabet = _empty_bpe(pre_tokenizers.Split(Regex(units), "isolated"))
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size, special_tokens=list(SPECIAL_TOKENS), initial_alphabet=alphabet, show_progress=False
-    )
     # The trainer would count the text of special tokens like any other text, and merge across it.
     special = re.compile("|".join(map(re.escape, SPECIAL_TOKENS)))
-    bpe.train_from_iterator((part for text in texts for part in special.split(text) if part), trainer)
-    return _wrap(bpe)
+    parts = (part for text in texts for part in special.split(text) if part)
+    return _train_bpe(pre_tokenizers.Split(Regex(units), "isolated"), parts, vocab_size)
 
 
 def byte_tokenizer() -> ChatTokenizer:
     """Return a tokenizer with one token for each byte, and the special tokens of `train_tokenizer`."""
-    from tokenizers import pre_tokenizers, trainers
+    from tokenizers import pre_tokenizers
 
-    bpe, alphabet = _empty_bpe(pre_tokenizers.Split("", "isolated"))
-    trainer = trainers.BpeTrainer(
-        vocab_size=0, special_tokens=list(SPECIAL_TOKENS), initial_alphabet=alphabet, show_progress=False
-    )
-    bpe.train_from_iterator([], trainer)
-    return _wrap(bpe)
+    return _train_bpe(pre_tokenizers.Split("", "isolated"), (), vocab_size=0)
 
 
-def _empty_bpe(split: Any) -> tuple[Any, list[str]]:
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-
-    bpe = Tokenizer(models.BPE())
-    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    bpe.pre_tokenizer = pre_tokenizers.Sequence([split, byte_level])
-    bpe.decoder = decoders.ByteLevel()
-    return bpe, sorted(pre_tokenizers.ByteLevel.alphabet())
-
-
-def _wrap(bpe: Any) -> ChatTokenizer:
+def _train_bpe(units: Any, texts: Iterable[str], vocab_size: int) -> ChatTokenizer:
+    """Train on the texts; `units` splits them into what merges stay within."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
+    bpe: Any = Tokenizer(models.BPE())
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    bpe.pre_tokenizer = pre_tokenizers.Sequence([units, byte_level])
+    bpe.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=list(SPECIAL_TOKENS),
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    bpe.train_from_iterator(texts, trainer)
     fast: Any = PreTrainedTokenizerFast  # the library does not type it
     hf = fast(tokenizer_object=bpe, eos_token=TURN_END, pad_token=PAD, chat_template=CHAT_TEMPLATE)
     return ChatTokenizer(hf)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, ClassVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, field_validator
 
 
 def _check_patterns(value: tuple[str, ...]) -> tuple[str, ...]:
@@ -34,16 +34,6 @@ class PluginChoice(Section):
     settings: dict[str, Any] = Field(default_factory=dict, description="The plugin's own keys.")
     _loaded: Any = PrivateAttr(None)
     """The plugin's class and validated settings (`ale.registry.drivers.load_plugin`), which are read once."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _from_name_or_mapping(cls, value: Any) -> Any:
-        if isinstance(value, str):
-            return {"use": value}
-        if isinstance(value, dict) and "settings" not in value:
-            own = {key: item for key, item in value.items() if key in cls.model_fields}
-            return {**own, "settings": {key: item for key, item in value.items() if key not in own}}
-        return value
 
     def __eq__(self, other: object) -> bool:
         """Return whether both have the same text in the file, whatever is loaded."""

@@ -48,6 +48,8 @@ class DriverContext:
     seed: int = 0
     labels: Mapping[str, str] = field(default_factory=dict)
     channel: Channel = field(default_factory=Channel)
+    ranks: Any = None
+    """It starts the ranks of a trainer on a cluster's nodes (`ale_torch_training.RankPlaces`); None: there is none."""
 
 
 class Lifecycle:

@@ -7,7 +7,7 @@ Versions are `MAJOR.MINOR`. A minor version only adds, so a plugin made for 1.0 
 API_VERSION = "1.0"
 """The version of the plugin contracts of this ALE."""
 
-KINDS = ("sandbox", "engine", "trainer", "algorithm", "scaffold", "reward", "tasks", "tool_format")
+KINDS = ("sandbox", "engine", "trainer", "algorithm", "scaffold", "reward", "tasks", "tool_format", "cluster")
 """The kinds of driver; each has the entry-point group `ale.<kind>`."""
 
 HOOKS = "hooks"
@@ -36,6 +36,7 @@ CAPABILITIES = {
     "reward": {},
     "tasks": {"demonstrations": "shows how its tasks are done"},
     "tool_format": {},
+    "cluster": {},
     "hooks": {},
 }
 """The capabilities that drivers of a kind may declare and that a run may require before anything starts. Those that can

@@ -92,6 +92,10 @@ class ResumedRun(ABC):
     def run_id(self, folder: Path, config: str) -> str:
         """Return the id of the run in a folder. Raises `ConfigError` if it cannot go on with this run file."""
 
+    @abstractmethod
+    def checkpoint(self, folder: Path) -> str:
+        """Return the name of the run's newest checkpoint; empty if there is none."""
+
 
 class RolloutFilters(ABC):
     """`rollout.filters`: what judges finished rollouts by the section `rollout` (`max_illegal_calls`, ...). It is no

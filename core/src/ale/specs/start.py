@@ -12,8 +12,10 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from ale.messages import Message, ToolSpec
+from ale.specs.driver import Channel
 from ale.specs.sandbox import Sandbox, SandboxProvider, SandboxSpec
 from ale.specs.scaffold import ModelSession, Scaffold
 from ale.task import Task
@@ -78,6 +80,8 @@ class Start(ABC):
 
     chunks: int = 0
     """The number of chunks that it answers before the policy does (`Trajectory.start_chunk`)."""
+    portable: ClassVar[bool] = False
+    """Whether it can be pickled, so that its rollouts may be made in another process than the run's."""
 
     @property
     def task_id(self) -> str | None:
@@ -88,6 +92,11 @@ class Start(ABC):
     def made_with(self) -> tuple[tuple[str, str], ...]:
         """The (section, plugin) pairs that it works with, if the run selects among several plugins in that section."""
         return ()
+
+    def move(self, shared: dict[Any, Any], channel: Channel) -> Start:
+        """Return this start as it is in another process, to which it was pickled. `shared` is what starts share there,
+        and `channel` leads to the run."""
+        return self
 
     @abstractmethod
     def open(self, context: StartContext) -> Opening:

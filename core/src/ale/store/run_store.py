@@ -155,20 +155,17 @@ class RunStore:
         text, arrays = encode(t)
         reward = None if t.reward is None else t.reward.value
         failure = None if t.failure is None else t.failure.kind
-        rejected = t.rejected and _encodable(self._redact(t.rejected))
+        # SQLite stores no lone surrogate, which a policy may write.
+        rejected = t.rejected and self._redact(t.rejected).encode("utf-8", "backslashreplace").decode()
         row = [t.id, t.stage, t.step, t.split, t.task_id, t.group, t.policy_version, reward, int(t.passed), rejected]
         row += [failure, len(t.chunks), t.sampled_tokens, t.seconds, time.time(), self._redact_text(text), arrays]
         self._db.execute(f"INSERT INTO trajectories VALUES ({','.join('?' * len(row))})", row)
 
     def _transact(self, statements: Iterable[tuple[str, Iterable[Iterable[Any]]]]) -> None:
-        self._db.execute("BEGIN")
-        try:
+        with self._db:  # it commits, or rolls back after an error
+            self._db.execute("BEGIN")
             for sql, rows in statements:
                 self._db.executemany(sql, map(tuple, rows))
-            self._db.execute("COMMIT")
-        except BaseException:
-            self._db.execute("ROLLBACK")
-            raise
 
     def sync(self) -> None:
         """Write what is stored to the disk itself, where it survives a power cut too."""
@@ -286,7 +283,3 @@ def _open_database(path: Path) -> sqlite3.Connection:
         db.execute("PRAGMA journal_mode=WAL")  # set again, because `close` has made one file of it
     db.execute("PRAGMA synchronous=NORMAL")
     return db
-
-
-def _encodable(text: str) -> str:
-    return text.encode("utf-8", "backslashreplace").decode()

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any, ClassVar
 
 from ale.errors import StartDiverged
 from ale.messages import Message, ToolSpec
+from ale.specs.driver import Channel
 from ale.specs.sandbox import Sandbox, SandboxSpec
 from ale.specs.sandbox_protocols import Snapshots
 from ale.specs.start import Opening, Reply, Start, StartContext
@@ -32,6 +34,7 @@ class ExpertReplay(Start):
     ignore: tuple[str, ...] = ()
     """Regular expressions of text that may differ in the environment's answers (times, ids)."""
     states: ExpertStates | None = field(default=None, compare=False, repr=False)
+    portable: ClassVar[bool] = True
 
     @property
     def task_id(self) -> str:
@@ -42,6 +45,12 @@ class ExpertReplay(Start):
     def made_with(self) -> tuple[tuple[str, str], ...]:
         """The plugins with which the expert was made; with others its commands could mean something else."""
         return self.expert.made_with
+
+    def move(self, shared: dict[Any, Any], channel: Channel) -> ExpertReplay:
+        """See `Start.move`: all replays there share the states of that process."""
+        if self.states is None:
+            return self
+        return replace(self, states=shared.setdefault(ExpertStates, ExpertStates(channel.event)))
 
     def open(self, context: StartContext) -> Opening:
         """See `Start.open`."""

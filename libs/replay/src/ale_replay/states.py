@@ -119,6 +119,10 @@ class ExpertStates:
         self._kept: dict[State, None] = {}
         """The least recently used state comes first."""
 
+    def __reduce__(self) -> tuple[type[ExpertStates], tuple[()]]:
+        """In another process it holds no states: snapshots are of a provider there."""
+        return ExpertStates, ()
+
     async def __aenter__(self) -> Self:
         return self
 

@@ -80,6 +80,12 @@ ABOUT = {
         "session: {{tool_format: {name}}}",
         "a line of prose that begins with the word is taken for a call.",
     ),
+    "cluster": Template(
+        "Leaves all parts of a run in the run's own process.",
+        "cluster: {name}",
+        "it has no nodes, so a run is as fast as without it.",
+        tested_with=("ale-core[quickstart]",),
+    ),
     HOOKS: Template("Writes a line a step.", "observers: [{name}]", "numbers that are not finite are written as NaN."),
     ENVIRONMENT: Template(
         "Guessing a number, as an environment with reset and step.",

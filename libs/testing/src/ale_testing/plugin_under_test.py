@@ -135,7 +135,9 @@ def read_task_source(text: str) -> PluginChoice:
             f"--ale-tasks takes the name of a task source, a section such as '{{use: bash, seed: 3}}', or a run file "
             f"with one task source, not {section!r:.80}."
         )
-    return PluginChoice.model_validate(section)
+    if isinstance(section, str):
+        return PluginChoice(use=section)
+    return PluginChoice(use=section["use"], settings={key: value for key, value in section.items() if key != "use"})
 
 
 def read_mapping(option: str, file: Path, what: str) -> dict[str, Any]:

@@ -18,8 +18,7 @@ from ale.specs.driver import DriverContext
 
 def provider_of(use: str, context: DriverContext | None = None, **settings: Any) -> Any:
     """A provider by its plugin's name, not started yet."""
-    choice = PluginChoice.model_validate({"use": use, **settings})
-    return build_driver("sandbox", choice, context or DriverContext())
+    return build_driver("sandbox", PluginChoice(use=use, settings=settings), context or DriverContext())
 
 
 def must_answer(use: str) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TypeVar
 
-from ale.errors import ConfigError, TrainerError
+from ale.errors import ConfigError, TrainerError, TrainerLost
 
 log = logging.getLogger("ale.training")
 T = TypeVar("T")
@@ -34,6 +34,8 @@ async def restore_newest_whole(
     for step, path in found:
         try:
             return step, path, await restore(path)
+        except TrainerLost:  # its processes died; the checkpoint may be whole
+            raise
         except (ConfigError, TrainerError, OSError, ValueError) as error:
             log.warning("the checkpoint %s cannot be read, so an earlier one is used: %s", path, error)
             fault = fault or str(error)

@@ -12,12 +12,14 @@ import yaml
 from ale.errors import ConfigError
 from ale.specs.package_sections import ResumedRun
 from ale.store.run_store import CONFIG_NAME, SUMMARY_NAME, RunStore
+from ale_training.checkpoint_folders import CHECKPOINTS, LATEST
 
 HARMLESS = (
     "name", "run_dir", "observers", "eval", "pool", "rollout.concurrency",
-    "rl.scoring_concurrency", "rl.patience_s", "rl.stall_s", "rl.checkpoint_every",
-    "rl.checkpoint_keep", "rl.min_entropy", "sft.checkpoint_every",
+    "rl.scoring_concurrency", "rl.multiplex", "rl.patience_s", "rl.stall_s",
+    "rl.checkpoint_every", "rl.checkpoint_keep", "rl.min_entropy", "sft.checkpoint_every",
     "cpt.checkpoint_every", "engine", "trainer.threads", "trainer.ranks", "trainer.device",
+    "cluster",
 )  # fmt: skip
 """Keys, or sections of keys, that a resumed run may change: they do not decide what it learns."""
 SAMPLING = ("temperature", "top_p", "top_k", "max_tokens")
@@ -46,6 +48,11 @@ class Resume(ResumedRun):
                 f"Leave {folder / CONFIG_NAME} as it was, or start a new run from a policy of this one (model.path)."
             )
         return run_id
+
+    def checkpoint(self, folder: Path) -> str:
+        """See `ResumedRun.checkpoint`."""
+        latest = folder / CHECKPOINTS / LATEST
+        return latest.read_text().strip() if latest.exists() else ""
 
 
 def _is_harmless(key: str) -> bool:

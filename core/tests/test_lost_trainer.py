@@ -1,0 +1,76 @@
+"""A run whose trainer's processes have died."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ale.errors import TrainerError, TrainerLost
+from ale.pipeline import run as pipeline
+
+
+class Attempts:
+    """Each attempt at a run leaves the next of `checkpoints` and then ends with the next of `errors`."""
+
+    def __init__(self, checkpoints: list[str], errors: list[Exception]) -> None:
+        self.checkpoints, self.errors = checkpoints, errors
+        self.run_ids: list[str] = []
+        self.notes: list[str] = []
+
+    async def run_once(self, loaded: Any, progress: Any, run_id: str, folder: Path, *half: Any) -> str:
+        self.run_ids.append(run_id)
+        if len(self.run_ids) <= len(self.errors):
+            raise self.errors[len(self.run_ids) - 1]
+        return "done"
+
+    def run_id(self, folder: Path, config: str) -> str:
+        return "resumed"
+
+    def checkpoint(self, folder: Path) -> str:
+        return self.checkpoints[len(self.run_ids) - 1]
+
+    async def run(self, monkeypatch: pytest.MonkeyPatch, folder: Path, **more: Any) -> Any:
+        monkeypatch.setattr(pipeline, "preflight", lambda *arguments: None)
+        monkeypatch.setattr(pipeline, "new_run_folder", lambda config: ("new", folder))
+        monkeypatch.setattr(pipeline, "RESUME", SimpleNamespace(require=lambda: lambda: self))
+        monkeypatch.setattr(pipeline, "_run_once", self.run_once)
+        loaded: Any = SimpleNamespace(run=None, to_yaml=lambda: "")
+        progress: Any = SimpleNamespace(note=self.notes.append)
+        return await pipeline.run(loaded, progress, **more)
+
+
+LOST = TrainerLost("A rank died.")
+
+
+async def test_it_goes_on_from_its_newest_checkpoint(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    attempts = Attempts(["sft_20", "step_10"], [LOST, LOST])
+    assert await attempts.run(monkeypatch, tmp_path) == "done"
+    assert attempts.run_ids == ["new", "resumed", "resumed"]
+    assert attempts.notes == [f"A rank died. The run goes on from its checkpoint {at}." for at in ("sft_20", "step_10")]
+
+
+@pytest.mark.parametrize(
+    ("checkpoints", "error", "half", "attempts"),
+    [
+        ([""], LOST, "all", 1),
+        (["step_1", "step_1"], LOST, "all", 2),
+        (["step_1"], LOST, "train", 1),
+        (["step_1"], TrainerError("Training collapses."), "all", 1),
+    ],
+    ids=["without a checkpoint", "without a new one", "half of the loop", "another fault"],
+)
+async def test_otherwise_the_error_ends_it(
+    checkpoints: list[str],
+    error: Exception,
+    half: str,
+    attempts: int,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    made = Attempts(checkpoints, [error] * 9)
+    with pytest.raises(type(error), match=str(error)):
+        await made.run(monkeypatch, tmp_path, only=half)
+    assert len(made.run_ids) == attempts

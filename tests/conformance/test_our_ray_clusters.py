@@ -1,0 +1,26 @@
+"""The cluster `ray` keeps its contract, on two nodes of this machine."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from kit import assert_keeps_contract
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_it_keeps_its_contract(tmp_path: Path) -> None:
+    # A Ray of the run's own would be started a dozen times in one process here, where a run starts one: that takes a
+    # minute more, and some of these starts leave a socket of Ray's open in the process.
+    os.environ["RAY_AUTH_MODE"] = "disabled"
+    from ray.cluster_utils import Cluster
+
+    nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 4, "include_dashboard": False})
+    nodes.add_node(num_cpus=4)
+    places = "engine: {replicas: 2}, trainer: {ranks: 0}, rollout: {workers: 2}"
+    try:
+        assert_keeps_contract("cluster:ray", f"{{address: '{nodes.address}', {places}}}", tmp_path, timeout_s=300)
+    finally:
+        nodes.shutdown()
