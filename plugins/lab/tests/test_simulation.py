@@ -9,7 +9,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from ale.errors import ConfigError
@@ -113,13 +113,27 @@ def test_overlap_helps_and_staleness_is_as_little_says() -> None:
 
 
 def test_machines_are_lent_where_waiting_costs_more_and_taken_back_once_the_batch_is_there() -> None:
-    policy = Multiplexing(8)
-    assert not policy.expand(0, waited_s=15, cost_s=10), "the estimate is 7.5 s so far"
-    assert policy.expand(0, waited_s=15, cost_s=10)
-    assert not policy.expand(8, waited_s=100, cost_s=10), "the next batch is there already"
+    policy = Multiplexing(8, share=0.5)
+    assert not policy.expand(0, waited_s=10, cost_s=12), "without lending it would be 20 s, as half of the engines go"
+    assert not policy.expand(0, waited_s=20, cost_s=12)
+    assert policy.expand(0, waited_s=40, cost_s=12), "it was more"
+    assert not policy.expand(8, waited_s=100, cost_s=12), "the next batch is there already"
     assert policy.shrink(ready=6, soon=2, kv_in_flight=10, kv_of_rest=20)
     assert not policy.shrink(ready=6, soon=1, kv_in_flight=10, kv_of_rest=20)
     assert not policy.shrink(ready=8, soon=0, kv_in_flight=30, kv_of_rest=20)
+
+
+@given(st.floats(0.05, 0.95), st.floats(0, 1e4), st.floats(0, 1e4), st.booleans())
+def test_the_policy_does_not_go_to_and_fro_where_nothing_changes(
+    share: float, lent_s: float, cost_s: float, helps: bool
+) -> None:
+    """The trainer always waits as long as the share of engines says, or lending changes nothing."""
+    expected = lent_s / (1 - share) - lent_s
+    assume(abs(expected - cost_s) > 1e-6 * max(expected, cost_s))
+    policy = Multiplexing(8, share)
+    waits = {True: lent_s, False: lent_s / (1 - share) if helps else lent_s}
+    decided = [policy.expand(0, waits[policy.lending], cost_s) for _ in range(50)]
+    assert decided == [expected > cost_s] * 50
 
 
 def test_the_speed_of_an_engine_is_found_again() -> None:

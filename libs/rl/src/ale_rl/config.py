@@ -69,6 +69,14 @@ class RLConfig(Section):
             "leaves room for fewer."
         ),
     )
+    multiplex: int = Field(
+        0,
+        ge=0,
+        description=(
+            "How many of the engines lie on the trainer's devices: they sample while the trainer waits and sleep while "
+            "it trains. The last ones of cluster.engine.replicas, or of the engine's own replicas; 0: none."
+        ),
+    )
     patience_s: float = Field(
         600.0,
         gt=0,

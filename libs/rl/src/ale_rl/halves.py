@@ -36,9 +36,10 @@ OF_THE_LOOP = (
     "prompts_per_step",
     "checkpoint_every",
     "scoring_concurrency",
+    "multiplex",
 )
 """Training on a dump does not read these keys of `rl`."""
-WITH_TRAINING = ("resample_even_groups", "async_ratio", "ahead")
+WITH_TRAINING = ("resample_even_groups", "async_ratio", "ahead", "multiplex")
 """These keys of `rl` act only where rollouts and training take place together."""
 
 

@@ -27,6 +27,7 @@ from ale_rl.checks import note_short_context
 from ale_rl.collapse_guard import CollapseGuard
 from ale_rl.config import RLConfig
 from ale_rl.in_flight import limited_places
+from ale_rl.lending import Lending
 from ale_rl.loop_watch import LoopWatch
 from ale_rl.places import Places
 from ale_rl.produce import Producer
@@ -91,6 +92,12 @@ class Training:
         self._between_steps = True
         """Whether trainer and producer are at the same step; while one is trained on they are not."""
         self._watch = LoopWatch(bench, config, places, producer)
+        self._lending: Lending | None = None
+        if config.multiplex:
+            batch, watch = config.prompts_per_step, self._watch
+            self._lending = Lending(
+                bench.engine, config.multiplex, batch, lambda: producer.ready, lambda: watch.at_engines
+            )
         self._watchdog = Watchdog(
             bench, config.stall_s, self._watch.moves, self._watch.achieved, producer.is_open, self._watch.states
         )
@@ -124,18 +131,27 @@ class Training:
                         await self._save()
                 if not self._watchdog.failed:
                     watching.cancel()
+            if self._lending is not None:
+                await self._lending.serve_all()
             await self._bench.evaluate("after_rl", self._config.steps)
         except BaseException:
             stalled = self._watchdog.failed  # then it may hang again
             if self._between_steps and self._producer.steps_done > self._saved and not stalled:
                 await self._save()
             raise
+        finally:
+            if self._lending is not None:
+                await self._lending.close()
 
     async def _step(self, step: int) -> dict[str, float]:
         """Wait for a batch, train on it and publish; returns the step's metrics."""
         began, version = time.monotonic(), self._bench.engine.version
         self._watch.trainer.enter("wait_data")
-        groups = await self._producer.next_batch(step)
+        batch = self._producer.next_batch(step)
+        if self._lending is None:
+            groups = await batch
+        else:
+            groups = await self._lending.wait_for(batch, self._watch.trainer.enter)
         waited = time.monotonic() - began
         training = asyncio.ensure_future(self._train(step, groups, version, waited))
         try:
@@ -164,9 +180,16 @@ class Training:
                 metrics |= await train_step(bench, config, packed, step)
                 if self._evaluation is not None:
                     watch.trainer.enter("wait_evaluation")
+                    if self._lending is not None and not self._evaluation.done():
+                        await self._lending.serve_evaluation()
                     await asyncio.wait([self._evaluation])
                 with watch.publishing():
                     await publish(bench)
+        if self._lending is not None:  # also without an update, as the next batch must be sampled
+            watch.trainer.enter("switch")
+            await self._lending.after_update()
+            metrics |= self._lending.metrics()
+        if rollouts:
             metrics |= {"rollout_s": waited, "train_s": time.monotonic() - began}
             sampling_s = waited + (metrics["train_s"] if config.async_ratio else 0.0)
             metrics["tokens_per_s"] = metrics["sampled_tokens"] / max(1e-9, sampling_s)

@@ -62,6 +62,11 @@ class LoopWatch:
         with self._engine.loading():
             yield
 
+    @property
+    def at_engines(self) -> int:
+        """How many requests are at the engines."""
+        return self._engine.requests
+
     def moves(self) -> Hashable:
         """Return a value that is another one whenever something has moved (see `Watchdog`)."""
         running = frozenset(map(id, list(self._bench.rollouts.running)))  # a list, as another thread calls this

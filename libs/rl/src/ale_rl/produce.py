@@ -144,6 +144,11 @@ class Producer:
         """Return whether a group is open: then something has to move."""
         return self._buffer.open > 0
 
+    @property
+    def ready(self) -> int:
+        """How many groups are finished and have not been taken."""
+        return self._buffer.ready
+
     def buffer_metrics(self) -> dict[str, float]:
         """Return how many groups are open, without the batch in training, and how many of them are ready for it."""
         open_now = [group for group in self._buffer.groups() if not group.taken]

@@ -1,6 +1,7 @@
 """Who waits for whom: trainer and engine are each in exactly one state at any time, and the seconds add up.
 
-    trainer   wait_data, wait_evaluation, logprobs, update, publish, save
+    trainer   wait_data, switch (its devices come from engines, or go to them), logprobs, update, wait_evaluation,
+              publish, save
     engine    busy (a request is sampled), starved (there is none), loading (new weights)
 
 A *bubble* is the share of a step in which a role could do nothing: the trainer's two waits, the engine's `starved`.
@@ -13,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 WAITS = ("wait_data", "wait_evaluation")
-TRAINER_STATES = (*WAITS, "logprobs", "update", "publish", "save")
+TRAINER_STATES = (*WAITS, "switch", "logprobs", "update", "publish", "save")
 ENGINE_STATES = ("starved", "busy", "loading")
 MOST_SPANS = 200
 MUCH = 0.2
@@ -65,7 +66,8 @@ class EngineRole(Role):
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(ENGINE_STATES, clock)
-        self._requests = 0
+        self.requests = 0
+        """How many are at the engine."""
         self.answered = 0
         """How many requests have ended."""
         self._loading = False
@@ -73,12 +75,12 @@ class EngineRole(Role):
     @contextmanager
     def sampling(self) -> Iterator[None]:
         """A request is at the engine."""
-        self._requests += 1
+        self.requests += 1
         self._update()
         try:
             yield
         finally:
-            self._requests, self.answered = self._requests - 1, self.answered + 1
+            self.requests, self.answered = self.requests - 1, self.answered + 1
             self._update()
 
     @contextmanager
@@ -93,7 +95,7 @@ class EngineRole(Role):
             self._update()
 
     def _update(self) -> None:
-        self.enter("loading" if self._loading else "busy" if self._requests else "starved")
+        self.enter("loading" if self._loading else "busy" if self.requests else "starved")
 
 
 def coarsen(spans: Sequence[Span], most: int = MOST_SPANS) -> list[Span]:

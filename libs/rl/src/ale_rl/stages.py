@@ -13,6 +13,7 @@ from ale.trajectory import Trajectory
 from ale_rl.checks import check_algorithm, check_groups, check_policy_to_sample
 from ale_rl.config import RLConfig
 from ale_rl.halves import roll_out_only, train_only
+from ale_rl.lending import require_elastic
 from ale_rl.loop import reinforce
 from ale_rl.task_selection import read_instances, repeat_tasks
 from ale_training import check_policy_to_train
@@ -36,7 +37,9 @@ class Reinforcement(TrainingStage):
         check_policy_to_train(config)
 
     def check_tasks(self, bench: Workbench) -> None:
-        """See `TrainingStage.check_tasks`."""
+        """See `TrainingStage.check_tasks`; engines are known by now, too."""
+        if self._config.multiplex:
+            require_elastic(bench.engine, self._config.multiplex)
         self._tasks = repeat_tasks(bench, self._config.instances)
 
     def prepare(self, bench: Workbench, demonstrations: Sequence[Trajectory]) -> None:

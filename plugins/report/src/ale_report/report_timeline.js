@@ -2,7 +2,7 @@
 
 const STATE_CLASS = {
   update: "s0", busy: "s0", model: "s0", tool: "s1", logprobs: "s2", score: "s2", start: "s3",
-  publish: "s4", loading: "s4", save: "s5", stop: "s5",
+  publish: "s4", loading: "s4", switch: "s4", save: "s5", stop: "s5",
 };
 
 function timeline(spec) {
@@ -37,7 +37,7 @@ function timeline(spec) {
     if (Math.abs(drawn - Math.max(320, plot.clientWidth)) > 1) draw();
   }).observe(plot);
   const key = [["s0", "sampling, updating"], ["s1", "tools"], ["s2", "log-probabilities, scoring"], ["s3", "starting"],
-    ["s4", "publishing weights"], ["s5", "saving, stopping"], ["idle", "waiting"]];
+    ["s4", "publishing weights, switching"], ["s5", "saving, stopping"], ["idle", "waiting"]];
   const legend = el("ul", { class: "legend" }, key.map(([kind, name]) => el("li", {},
     svg("svg", { width: 14, height: 12, "aria-hidden": "true" }, svg("rect", { x: 1, y: 2, width: 12, height: 8, class: "state " + kind })), name)));
   const seconds = (row) => (row.spans || []).reduce((sums, [state, a, b]) => sums.set(state, (sums.get(state) || 0) + b - a), new Map());

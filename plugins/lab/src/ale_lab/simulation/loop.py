@@ -111,7 +111,7 @@ class Simulation:
         self._own = [SimulatedEngine(self._events, m.speed) for _ in range(m.engines)]
         self._lent = [SimulatedEngine(self._events, m.speed) for _ in range(lent)]
         self._serve(self.engines)
-        self._policy = Multiplexing(w.prompts)
+        self._policy = Multiplexing(w.prompts, min(0.9, lent / max(1, m.engines + lent)))
         self._groups: dict[int, Group] = {}
         self._version = self._ordinal = self._running = self._turns = 0
         self._queue: deque[int] = deque()
@@ -280,9 +280,10 @@ class Simulation:
         step.end = self._events.now
         self.steps.append(step)
         self._training, self._waiting_since, self._finished = False, self._events.now, 0
+        lend = bool(self._lent) and not self._is_lending and self._worth_lending()  # asked after each step
         self._admit()
         self._train()
-        if self._lent and not self._training and not self._is_lending and self._worth_lending():
+        if lend and not self._training:
             self._events.after(self.machines.switch_s, self._lend)
 
     def _worth_lending(self) -> bool:

@@ -1,0 +1,124 @@
+"""Steps of a run all of whose engines are on the trainer's devices: they serve whenever something must be sampled."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ale.errors import ConfigError
+from ale_rl import loop
+from ale_rl.config import RLConfig
+from ale_rl.loop import Training
+from ale_rl.stages import Reinforcement
+
+MADE = SimpleNamespace(id="rollout")
+METRICS = {"sampled_tokens": 1.0}
+
+
+class Engines:
+    """One engine; `done` says what it and the trainer did."""
+
+    def __init__(self) -> None:
+        self.version = 0
+        self.done: list[str] = []
+        self.serves = asyncio.Event()
+        self.serves.set()
+
+    def seats(self) -> list[SimpleNamespace]:
+        return [SimpleNamespace(name="engine", slots=4, state="serving")]
+
+    async def shrink(self, names: list[str]) -> None:
+        self.serves.clear()
+        self.done.append("sleeps")
+
+    async def expand(self, names: list[str]) -> None:
+        self.serves.set()
+        self.done.append("wakes")
+
+
+def training_with(engines: Engines, rollouts: list[Any], monkeypatch: pytest.MonkeyPatch) -> Training:
+    """A loop with a trainer that does nothing, and batches of these rollouts."""
+
+    async def pack(*arguments: Any) -> None:
+        engines.done.append("packs")
+
+    async def train(*arguments: Any) -> dict[str, float]:
+        engines.done.append("trains")
+        return dict(METRICS)
+
+    async def publish(bench: Any) -> None:
+        engines.done.append("publishes")
+        engines.version += 1
+
+    async def next_batch(step: int) -> list[Any]:
+        return []
+
+    for name, function in {"pack_step": pack, "train_step": train, "publish": publish}.items():
+        monkeypatch.setattr(loop, name, function)
+    monkeypatch.setattr(loop, "rollout_metrics", lambda *arguments: {})
+    monkeypatch.setattr(loop, "resource_metrics", lambda bench: {})
+    bench: Any = SimpleNamespace(
+        engine=engines,
+        stopwatch=lambda stage: nullcontext(),
+        rollouts=SimpleNamespace(metrics=lambda stage: {}),
+        finish_step=lambda *arguments: None,
+    )
+    producer: Any = SimpleNamespace(
+        ready=0,
+        is_open=lambda: True,
+        next_batch=next_batch,
+        require_rollouts=lambda groups, step: rollouts,
+        metrics=dict,
+        close_step=lambda: None,
+    )
+    places: Any = SimpleNamespace(limit=4)
+    made = Training(bench, RLConfig(multiplex=1), producer, places)
+    made._watch.step_metrics = lambda step, trained: {}  # type: ignore[method-assign]
+    return made
+
+
+async def test_the_engines_sleep_from_the_batch_until_the_weights_are_published(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engines = Engines()
+    metrics = await training_with(engines, [MADE], monkeypatch)._step(1)
+    assert engines.done == ["sleeps", "packs", "trains", "publishes", "wakes"]
+    assert metrics["lent"] == 1.0
+    assert "tokens_per_s" in metrics
+
+
+async def test_they_wake_up_for_an_evaluation_for_which_the_trainer_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    engines = Engines()
+    training = training_with(engines, [MADE], monkeypatch)
+
+    async def evaluate() -> None:
+        while "trains" not in engines.done:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        await engines.serves.wait()
+        engines.done.append("is evaluated")
+
+    training._evaluation = asyncio.create_task(evaluate())
+    async with asyncio.timeout(5):
+        await training._step(1)
+        await training._step(2)
+    first = ["sleeps", "packs", "trains", "wakes", "is evaluated", "publishes"]
+    assert engines.done == [*first, "sleeps", "packs", "trains", "publishes", "wakes"], "only as long as it runs"
+
+
+async def test_they_wake_up_after_a_step_without_an_update(monkeypatch: pytest.MonkeyPatch) -> None:
+    engines = Engines()
+    training = training_with(engines, [], monkeypatch)
+    for step in (1, 2):
+        metrics = await training._step(step)
+        assert metrics["lent"] == 1.0, "else the next batch would never be there"
+    assert engines.done == ["sleeps", "wakes"] * 2
+
+
+def test_an_engine_that_cannot_do_it_is_refused_before_any_stage_works() -> None:
+    bench: Any = SimpleNamespace(engine=SimpleNamespace())
+    with pytest.raises(ConfigError, match=r"rl\.multiplex is 1"):
+        Reinforcement(RLConfig(multiplex=1)).check_tasks(bench)
