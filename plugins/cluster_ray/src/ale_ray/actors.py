@@ -1,0 +1,76 @@
+"""The life of an actor as the run sees it: it is started, its messages are taken, and it is ended in order."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any
+
+from ale.errors import AleError
+from ale.registry.validation import describe_error
+from ale_ray.calls import ActorLost, ask, cancel
+from ale_ray.outbox import Closed, unpack
+
+log = logging.getLogger("ale.cluster")
+REST_S = 2.0
+"""How long the last messages of an actor may take after it has closed."""
+
+
+def start_actor(cls: type, name: str, options: Mapping[str, Any]) -> Any:
+    """Have Ray start an actor, whose constructor takes nothing, and return it; `ask` says whether it runs. Raises
+    `ActorLost`."""
+    import ray
+    from ray.exceptions import RayError
+
+    try:
+        return ray.remote(cls).options(name=name, **options).remote()
+    except RayError as error:
+        raise ActorLost(f"Ray does not start {name}: {describe_error(error)}.") from error
+
+
+async def take_messages(who: str, actor: Any, receive: Callable[[Any], None]) -> None:
+    """Give an actor's messages to `receive` until it has closed; what `receive` raises is logged, and the others still
+    come. Raises `ActorLost`."""
+    while True:
+        for message in await ask(who, actor.messages.remote()):
+            if isinstance(message, Closed):
+                return
+            try:
+                receive(unpack(message))
+            except Exception as error:
+                log.warning("a message of %s is lost: %s", who, describe_error(error))
+
+
+async def end_actor(who: str, actor: Any, listening: asyncio.Task[None] | None, limit_s: float | None) -> None:
+    """Have an actor close within `limit_s` (None: do not ask it) and take its last messages; then end it."""
+    try:
+        if actor is not None and limit_s is not None:
+            await _close(who, actor, listening, limit_s)
+        await cancel(listening)
+    finally:
+        if actor is not None:
+            _kill(actor)
+
+
+async def _close(who: str, actor: Any, listening: asyncio.Task[None] | None, limit_s: float) -> None:
+    try:
+        await ask(who, actor.close.remote(), limit_s)
+        if listening is not None:
+            await asyncio.wait([listening], timeout=REST_S)
+    except ActorLost:
+        pass
+    except TimeoutError:
+        log.warning("%s did not close within %g s, and is ended by force", who, limit_s)
+    except AleError as error:
+        log.warning("%s did not close well: %s", who, error)
+
+
+def _kill(actor: Any) -> None:
+    import ray
+    from ray.exceptions import RayError
+
+    if ray.is_initialized():  # else its actors have ended, and a call would start another Ray
+        with suppress(RayError):
+            ray.kill(actor, no_restart=True)

@@ -1,0 +1,273 @@
+"""`cluster: {use: ray}`: engines, trainer ranks and rollout workers are Ray actors; the run's process stays the single
+controller.
+
+1. Actors are not restarted by Ray, and end with the run's process: it alone holds their state, and starts again what
+   has died (the pool of engines, `workers.py`). A lost rank ends the training; the run goes on from its checkpoint.
+2. Weights go by files or between the processes that have them, never through Ray's object store. Engines load them one
+   after another (`ale_engines.weights`).
+3. Each change of the engines goes to the workers as a numbered table, before new weights count as published.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ale.config.run import RunConfig
+from ale.errors import ConfigError
+from ale.registry.drivers import load_plugin
+from ale.registry.validation import describe_error
+from ale.rollout.episode import Episodes
+from ale.specs.cluster import Cluster
+from ale.specs.driver import Channel, Driver, DriverContext
+from ale.specs.engine import InferenceEngine, MessageEngine
+from ale.specs.events import EXEC_HOOKS, HookSpecs
+from ale_ray.calls import cancel
+from ale_ray.connection import Connection, Room, check_room, describe_nodes
+from ale_ray.control import FOLDER, ROLES, row_of, serve_wishes, write_json
+from ale_ray.engine_host import EngineSpec
+from ale_ray.engines import RayEngines
+from ale_ray.episodes import RemoteEpisodes
+from ale_ray.outbox import EngineReport, Event, HookCall, Logged
+from ale_ray.replica import RayReplica, name_engine
+from ale_ray.settings import RayConfig
+from ale_ray.worker import WorkerSpec
+from ale_ray.workers import RemotePool, Workers
+
+log = logging.getLogger("ale.cluster")
+MAX_CONCURRENCY = 10_000
+"""Calls that an actor has open at once."""
+ROLES_S = 0.5
+"""How late `roles.json` may be: engines change often, and the disk may be a slow one."""
+
+
+class RayCluster(Driver, Cluster):
+    """See the module."""
+
+    api_version = ">=1.0,<1.2"
+    Config = RayConfig
+    config: RayConfig
+
+    def __init__(self, config: Any, context: DriverContext) -> None:
+        super().__init__(config, context)
+        self._connection = Connection(config.address, namespace=context.run_id)
+        self._engines: RayEngines | None = None
+        self._workers: Workers | None = None
+        self._places: Any = None
+        self._folder: Path | None = None
+        self._serving: asyncio.Task[None] | None = None
+        self._writing: asyncio.TimerHandle | None = None
+        self._scaling = asyncio.Lock()
+        self._next_engine = config.engine.replicas
+        self._spec: EngineSpec | None = None
+        # A run's channel holds its store; its function that removes secrets is plain data.
+        self._redact = getattr(context.channel, "replace_secrets", _unchanged)
+        self._portable = replace(context, channel=Channel())
+
+    # --- lifetime
+
+    async def start(self) -> None:
+        """Connect to Ray, or start it."""
+        c = self.config
+        await self._connection.open(self._rooms(0, c.trainer.ranks))
+        if self.context.run_dir is not None:
+            self._folder = self.context.run_dir / FOLDER
+            self._serving = asyncio.create_task(serve_wishes(self._folder, self.scale))
+        if c.trainer.ranks:
+            from ale_ray.rank_places import RayRankPlaces
+
+            self._places = RayRankPlaces(c.trainer, c.start_s)
+
+    async def close(self) -> None:
+        """End all actors, and Ray if it was started for the run."""
+        async with AsyncExitStack() as stack:  # each part is closed, also if one before it fails
+            stack.push_async_callback(self._connection.close)
+            if self._places is not None:
+                stack.push_async_callback(asyncio.to_thread, self._places.release)
+            for part in (self._engines, self._workers):
+                if part is not None:
+                    stack.push_async_callback(part.close)
+            await cancel(self._serving)
+            self._write_roles("ended")
+
+    @property
+    def ranks(self) -> Any:
+        """See `Cluster.ranks`."""
+        return self._places
+
+    # --- engines
+
+    async def start_engine(self, run: RunConfig) -> InferenceEngine:
+        """See `Cluster.start_engine`."""
+        choice = run.engine
+        plugin = load_plugin("engine", choice, "engine")
+        if issubclass(plugin.cls, MessageEngine):
+            raise ConfigError(
+                f"cluster: the engine '{choice.use}' answers with messages of another server and needs no node; leave "
+                "the section cluster out."
+            )
+        own = getattr(plugin.config, "replicas", 1)
+        if own != 1:
+            raise ConfigError(
+                f"engine.replicas is {own}: on a cluster each engine is an actor; say cluster.engine.replicas instead."
+            )
+        places = self._places if run.trainer is not None else None
+        lent = int(getattr(run.rl, "multiplex", 0)) if places is not None else 0
+        check_room(self._rooms(lent, 0 if places is None else places.count))
+        self._spec = EngineSpec(choice.use, 0, choice, self._portable, self._redact, Path.cwd())
+        replicas = [self._replica(number) for number in range(self.config.engine.replicas)]
+        if places is not None:
+            await places.reserve(self.config.engine, lent)
+            for number, replica in enumerate(replicas[-lent:] if lent else ()):
+                replica.options |= places.engine_options(number)
+        self._engines = RayEngines(replicas, self._note, plugin.cls.provides(plugin.config), self._changed)
+        await self._engines.start()
+        return self._engines
+
+    def _rooms(self, lent: int, ranks: int) -> list[Room]:
+        """Return what the run's actors need; `lent` engines lie on the devices of the first ranks."""
+        c = self.config
+        rooms = [Room("engine", c.engine.cpus, c.engine.devices)] * (c.engine.replicas - lent)
+        for rank in range(ranks):
+            rooms.append(Room("trainer", c.trainer.cpus + (c.engine.cpus if rank < lent else 0), c.trainer.devices))
+        return rooms + [Room("rollout", c.rollout.cpus)] * c.rollout.workers
+
+    def _replica(self, number: int) -> RayReplica:
+        assert self._spec is not None, "start_engine makes it"
+        c = self.config.engine
+        options = self._options(c.cpus, c.devices)
+        return RayReplica(name_engine(self._spec, number), options, self.config.start_s, self._receive)
+
+    def _options(self, cpus: float, devices: int = 0) -> dict[str, Any]:
+        """Return the options of an actor that Ray places by itself."""
+        return {
+            "num_cpus": cpus,
+            "num_gpus": devices,
+            "max_restarts": 0,
+            "max_task_retries": 0,
+            "max_concurrency": MAX_CONCURRENCY,
+        }
+
+    # --- episodes
+
+    async def place_episodes(
+        self, run: RunConfig, episodes: Episodes, pools: Mapping[str, Any]
+    ) -> tuple[Episodes, Mapping[str, Any]]:
+        """See `Cluster.place_episodes`."""
+        c = self.config.rollout
+        if not c.workers:
+            return episodes, pools
+        if episodes.hooks.has_implementation(*EXEC_HOOKS):
+            raise ConfigError(
+                "observers: one of them has hooks for the commands in sandboxes, which it can only get where the "
+                "sandboxes are; take it out, or set cluster.rollout.workers to 0."
+            )
+        hooks = [
+            name for name in vars(HookSpecs) if name.startswith("ale_") and episodes.hooks.has_implementation(name)
+        ]
+        spec = WorkerSpec(run, self._portable, self._redact, Path.cwd(), hooks)
+        options = self._options(c.cpus) | {"scheduling_strategy": "SPREAD"}
+        limits = 2 * run.rollout.concurrency, self.config.start_s  # so many act, and as many more may be scored
+        self._workers = Workers(spec, options, *limits, self._receive, self._note, self._changed)
+        assert self._engines is not None, "the engine comes first"
+        self._engines.workers = self._workers
+        await self._engines.send_table()
+        await self._workers.add(c.workers)
+        given = {name: getattr(episodes, name) for name in Episodes.__dataclass_fields__}
+        return RemoteEpisodes(**given, workers=self._workers), {name: RemotePool(self._workers, name) for name in pools}
+
+    # --- scale and status
+
+    async def scale(self, role: str, count: int) -> str:
+        """Go on with so many engines or rollout workers; returns a sentence. Raises `AleError`."""
+        async with self._scaling:
+            change = self._scale_engines if role == "engine" else self._scale_workers
+            names = await change(count)
+            self._write_roles()
+        what = ("engine" if role == "engine" else "rollout worker") + ("s" if len(names) > 1 else "")
+        return f"The run has {len(names)} {what} now: {', '.join(names)}."
+
+    async def _scale_engines(self, count: int) -> list[str]:
+        engines = self._engines
+        if engines is None or count < 1:
+            raise ConfigError("A run has at least one engine.")
+        while len(engines.replicas) < count:
+            check_room([Room("engine", self.config.engine.cpus, self.config.engine.devices)])
+            replica, self._next_engine = self._replica(self._next_engine), self._next_engine + 1
+            try:
+                await replica.start()
+                await engines.join(replica)
+            except BaseException:
+                await replica.close()
+                raise
+        while len(engines.replicas) > count:
+            left = await engines.leave(engines.replicas[-1].name)
+            await left.close()
+        return [replica.name for replica in engines.replicas]
+
+    async def _scale_workers(self, count: int) -> list[str]:
+        workers = self._workers
+        if workers is None or count < 1:
+            raise ConfigError("cluster.rollout.workers is 0 for this run: its episodes are made where it was started.")
+        while any(worker.state == "failed" for worker in workers):
+            await workers.remove()
+        if len(workers) < count:
+            check_room([Room("rollout", self.config.rollout.cpus)])
+            await workers.add(count - len(workers))
+        while len(workers) > count:
+            await workers.remove()
+        return [worker.name for worker in workers]
+
+    def _changed(self) -> None:
+        """Write the actors of the run soon."""
+        if self._writing is None:
+            self._writing = asyncio.get_running_loop().call_later(ROLES_S, self._write_roles)
+
+    def _write_roles(self, state: str = "running") -> None:
+        """Write the actors of the run for `ale cluster status`."""
+        if self._writing is not None:
+            self._writing.cancel()
+            self._writing = None
+        if self._folder is None or not self._connection.opened:
+            return
+        devices = self.config.engine.devices
+        rows = []
+        if self._engines is not None:
+            facts = {each.name: each.facts for each in self._engines.replicas if isinstance(each, RayReplica)}
+            for seat in self._engines.seats():
+                at = facts[seat.name]
+                rows.append(row_of("engine", seat.name, at.node, at.pid, devices, seat.state, seat.version))
+        if self._places is not None:
+            for name, node, pid, shared, state_of_rank in self._places.roles():
+                rows.append(row_of("trainer", name, node, pid, shared, state_of_rank, None))
+        for worker in self._workers or ():
+            rows.append(row_of("rollout", worker.name, worker.node, worker.pid, 0, worker.state, None))
+        try:
+            write_json(self._folder / ROLES, {"state": state, "nodes": describe_nodes(), "roles": rows})
+        except OSError as error:  # it is only to look at
+            log.warning("%s cannot be written: %s", self._folder / ROLES, describe_error(error))
+
+    def _note(self, text: str) -> None:
+        self.context.channel.event("note", text=text)
+
+    def _receive(self, message: Any) -> None:
+        """Take a message of an actor."""
+        match message:
+            case Event(kind, data):
+                self.context.channel.event(kind, **data)
+            case HookCall(hook, arguments):
+                self.context.channel.notify(hook, **arguments)
+            case Logged(logger, level, text):
+                logging.getLogger(logger).log(level, "%s", text)
+            case EngineReport(engine, works):
+                if self._engines is not None:
+                    (self._engines.finished if works else self._engines.suspect)(engine)
+
+
+def _unchanged(text: str) -> str:
+    return text

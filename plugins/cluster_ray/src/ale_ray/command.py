@@ -1,0 +1,50 @@
+"""`ale cluster`: shows what a run has on its nodes, and changes how much while it goes on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+cluster_app = typer.Typer(help="Runs on a cluster.", no_args_is_help=True, rich_markup_mode=None)
+COLUMNS = ("role", "name", "node", "pid", "devices", "state", "version")
+Run = Annotated[Path, typer.Argument(metavar="RUN", help="The run folder.")]
+
+
+@cluster_app.command("status")
+def cluster_status(run: Run, as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False) -> None:
+    """Show each actor of a run: its role, node, devices and state."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from ale_ray.control import FOLDER, read_roles
+
+    data = read_roles(run / FOLDER)
+    if as_json:
+        print(json.dumps(data, indent=1))
+        return
+    table = Table(*COLUMNS, title=f"{run.name} ({data['state']})")
+    for row in data["roles"]:
+        table.add_row(*(str(row[key]) for key in COLUMNS))
+    Console().print(table)
+
+
+@cluster_app.command("scale")
+def cluster_scale(
+    run: Run,
+    wish: Annotated[str, typer.Argument(metavar="ROLE=N", help="engine=N or rollout=N.")],
+) -> None:
+    """Have a run go on with another number of engines or rollout workers."""
+    from ale.errors import ConfigError
+    from ale_ray.control import FOLDER, read_roles, wish_for
+
+    role, _, number = wish.partition("=")
+    if role not in ("engine", "rollout") or not number.isdecimal():
+        raise ConfigError(
+            f"'{wish}': say engine=N or rollout=N, with a whole number. The trainer's ranks cannot change while it "
+            "trains: stop the run, and go on with another cluster.trainer.ranks (ale run --resume)."
+        )
+    read_roles(run / FOLDER)
+    print(wish_for(run / FOLDER, role, int(number)))

@@ -1,0 +1,181 @@
+"""The actor of an engine: it hosts any engine driver and forwards its contract.
+
+An engine made of servers (`make_replica`) is hosted as one of these servers, any other driver as it is; either way the
+pool in the run's process checks it, interrupts it, and starts it again as a new actor."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections import deque
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import cloudpickle  # type: ignore[import-untyped]
+
+from ale.registry.drivers import build_driver
+from ale.session.tokenizer import ChatTokenizer, byte_tokenizer
+from ale.specs.choice import PluginChoice
+from ale.specs.driver import DriverContext
+from ale.specs.engine import GenerateRequest, Generation, InferenceEngine, PolicyVersion
+from ale_engines.driver_replica import DriverReplica
+from ale_engines.replica import Interrupted, Replica
+from ale_ray.calls import answered, cancel, enter_folder, take_interrupts
+from ale_ray.outbox import Closed, Outbox, RemoteChannel, send_log
+
+
+@runtime_checkable
+class MadeOfReplicas(Protocol):
+    """An engine whose replicas can be had one by one."""
+
+    def make_replica(self, number: int) -> Replica:
+        """Make the replica of a number, from 0."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSpec:
+    """What an engine's actor is made from."""
+
+    name: str
+    number: int
+    choice: PluginChoice
+    context: DriverContext
+    """Without a channel."""
+    redact: Callable[[str], str]
+    folder: Path
+    """The run's working folder, to which its paths are relative."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFacts:
+    """What the run must know of an engine."""
+
+    slots: int
+    max_context: int
+    transports: tuple[str, ...]
+    node: str
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class BrokenOff:
+    """`Interrupted`, as an answer."""
+
+    message: str
+    partial: Generation
+
+
+class EngineHost:
+    """See the module."""
+
+    def __init__(self) -> None:
+        self._replica: Replica | None = None
+        self._stack = AsyncExitStack()
+        self._running: dict[str, asyncio.Task[Any]] = {}
+        self._aborted: deque[str] = deque(maxlen=1024)
+        """Requests that were given up before they arrived: calls overtake each other."""
+        self._outbox: Outbox | None = None
+        self._started = asyncio.Event()
+        self._starting: asyncio.Task[Any] | None = None
+
+    @answered
+    async def start(self, pickled: bytes) -> EngineFacts:
+        """Build the driver of an `EngineSpec` and start it."""
+        self._outbox = Outbox()
+        self._started.set()
+        self._starting = asyncio.current_task()
+        send_log(self._outbox)
+        take_interrupts()
+        spec: EngineSpec = cloudpickle.loads(pickled)
+        enter_folder(spec.folder)
+        context = replace(spec.context, channel=RemoteChannel(self._outbox, spec.redact))
+        driver = build_driver("engine", spec.choice, context)
+        if isinstance(driver, MadeOfReplicas):
+            self._replica = driver.make_replica(spec.number)
+        else:
+            assert isinstance(driver, InferenceEngine), "checked when it was loaded"
+            self._replica = DriverReplica(driver, spec.name, int(getattr(driver, "slots", 64)))
+        await self._stack.enter_async_context(self._replica)
+        return self._facts()
+
+    @answered
+    async def load_model(self, folder: Path | None) -> EngineFacts:
+        """See `InferenceEngine.load_model`; the tokenizer is read from the folder."""
+        tokenizer = byte_tokenizer() if folder is None else await asyncio.to_thread(ChatTokenizer.load, folder)
+        await self._engine.load_model(folder, tokenizer)
+        return self._facts()
+
+    @answered
+    async def load_weights(self, policy: PolicyVersion) -> None:
+        """See `InferenceEngine.load_weights`."""
+        await self._engine.load_weights(policy)
+
+    @answered
+    async def generate(self, name: str, request: GenerateRequest) -> Generation | BrokenOff | None:
+        """See `Replica.generate`; `name` is for `abort`, after which this returns None."""
+        if name in self._aborted:
+            self._aborted.remove(name)
+            return None
+        task = asyncio.ensure_future(self._engine.generate(request))
+        self._running[name] = task
+        try:
+            return await task
+        except Interrupted as error:
+            return BrokenOff(str(error), error.partial)
+        except asyncio.CancelledError:
+            if task.cancelled() and name not in self._running:
+                return None
+            task.cancel()
+            raise
+        finally:
+            self._running.pop(name, None)
+
+    async def abort(self, name: str) -> None:
+        """End a request that nobody waits for any more."""
+        task = self._running.pop(name, None)
+        if task is None:
+            self._aborted.append(name)
+        else:
+            task.cancel()
+
+    @answered
+    async def call(self, method: str) -> None:
+        """Call a method of the replica that takes nothing: check, interrupt, pause, resume, sleep or wake."""
+        await getattr(self._engine, method)()
+
+    async def state(self) -> tuple[dict[str, float], int]:
+        """Return the engine's metrics and how many requests are at it."""
+        return (self._engine.metrics() if self._replica else {}), len(self._running)
+
+    async def messages(self) -> list[Any]:
+        """Wait for messages of the driver to the run, and return them."""
+        await self._started.wait()
+        assert self._outbox is not None
+        return await self._outbox.take()
+
+    @answered
+    async def close(self) -> None:
+        """Close the driver, also one that has not started yet: it ends what it has started."""
+        try:
+            await cancel(self._starting)
+            await self._stack.aclose()
+        finally:
+            if self._outbox is not None:
+                self._outbox.put(Closed())
+
+    @property
+    def _engine(self) -> Replica:
+        assert self._replica is not None, "start comes first"
+        return self._replica
+
+    def _facts(self) -> EngineFacts:
+        import ray
+
+        replica = self._engine
+        transports = tuple(name for name in replica.transports if name != "memory")  # the trainer is not in here
+        node = ray.get_runtime_context().get_node_id()
+        return EngineFacts(replica.slots, replica.max_context, transports, node, os.getpid())

@@ -1,0 +1,89 @@
+"""The pool of the engines' actors. What changes in it goes to the rollout workers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+from ale.registry.validation import describe_error
+from ale.specs.engine import PolicyVersion, Tokenizer
+from ale_engines.pool import Engines
+from ale_ray.replica import RayReplica
+from ale_ray.routed_engine import TableRow
+from ale_ray.workers import Workers
+
+log = logging.getLogger("ale.cluster")
+
+
+class RayEngines(Engines):
+    """See the module."""
+
+    def __init__(
+        self,
+        replicas: list[RayReplica],
+        note: Callable[[str], None],
+        capabilities: frozenset[str],
+        changed: Callable[[], None],
+    ) -> None:
+        """`changed` is called after each change that the workers know."""
+        super().__init__(replicas, note)
+        self.capabilities = capabilities
+        self.workers: Workers | None = None
+        self._report_change = changed
+        self._number = 0
+        self._sending: set[asyncio.Task[None]] = set()
+        self._due = False
+        """Whether a table will be sent as soon as what happens now has happened."""
+        self.listeners.append(self._changed)
+
+    async def load_model(self, folder: Path | None, tokenizer: Tokenizer) -> None:
+        """See `InferenceEngine.load_model`."""
+        await super().load_model(folder, tokenizer)
+        if self.workers is not None:
+            await self.workers.use_model(folder)
+        await self.send_table()
+
+    async def load_weights(self, policy: PolicyVersion) -> None:
+        """See `InferenceEngine.load_weights`; the workers know the new version when this returns."""
+        await super().load_weights(policy)
+        await self.send_table()
+
+    def _changed(self) -> None:
+        """Send a new table soon: what changes together is sent together."""
+        if not self._due:
+            self._due = True
+            task = asyncio.get_running_loop().create_task(self._send_soon())
+            self._sending.add(task)
+            task.add_done_callback(self._forget_sending)
+
+    async def _send_soon(self) -> None:
+        await asyncio.sleep(0)
+        self._due = False
+        await self.send_table()
+
+    def _forget_sending(self, task: asyncio.Task[None]) -> None:
+        self._sending.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.warning("the state of the engines did not get to all workers: %s", describe_error(error))
+
+    async def send_table(self) -> None:
+        """Give the workers the state of the engines as it is now."""
+        self._number += 1
+        actors = {replica.name: replica for replica in self.replicas}
+        rows = []
+        for seat in self.seats():
+            replica = actors[seat.name]
+            assert isinstance(replica, RayReplica)
+            rows.append(TableRow(seat.name, replica.actor, seat.slots, seat.state, seat.version, seat.max_context))
+        refusal = self._members.find_refusal()
+        if self.workers is not None:
+            await self.workers.use_engines(self._number, rows, "" if refusal is None else str(refusal))
+        self._report_change()
+
+    async def close(self) -> None:
+        """See `Engines.close`."""
+        for task in self._sending:
+            task.cancel()
+        await super().close()

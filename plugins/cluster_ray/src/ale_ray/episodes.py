@@ -1,0 +1,170 @@
+"""Episodes that are made by workers on other nodes, as the run sees them.
+
+1. All rollouts of a group go to one worker, since they share states of experts, unless that has more than its share.
+2. A worker that dies is started again. What it was making begins anew on another one, with the same seeds: nothing of
+   it had reached the run.
+3. Rollouts whose start cannot be pickled (`Start.portable`) are made in the run's process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+from ale.errors import AleError, SandboxError
+from ale.rollout.episode import Episodes, StageInfo
+from ale.specs.algorithm import RolloutRequest
+from ale.store.encoding import decode
+from ale.trajectory import Failure, Trajectory
+from ale_ray.calls import ActorLost, ask
+from ale_ray.outbox import Sampling
+from ale_ray.worker import Acted, Encoded
+from ale_ray.workers import Worker, Workers
+
+BEGINNINGS = 4
+"""An episode whose worker died so often is what they die of, and fails."""
+END_S = 120.0
+"""How long a worker may take to end an episode, with its sandbox."""
+
+
+@dataclass(frozen=True)
+class RemoteEpisodes(Episodes):
+    """See the module."""
+
+    workers: Workers = None  # type: ignore[assignment]  # set when made
+
+    def expect(self, requests: Sequence[RolloutRequest], stage: StageInfo) -> None:
+        """See `Episodes.expect`."""
+        super().expect([request for request in requests if not is_portable(request)], stage)
+        groups: dict[str, list[RolloutRequest]] = {}
+        for request in requests:
+            if request.start is not None and is_portable(request):
+                groups.setdefault(request.group, []).append(request)
+        for group, portable in groups.items():
+            worker = self.workers.home(group)
+            if worker is not None:
+                worker.actor.expect.remote(portable, stage)
+
+    async def run(self, request: RolloutRequest, stage: StageInfo) -> Trajectory:
+        """See `Episodes.run`. Raises `EngineError` if no worker is left."""
+        if not is_portable(request):
+            return await super().run(request, stage)
+        beginnings = 0
+        while True:
+            try:
+                worker = await self.workers.enter(request.group)
+            except asyncio.CancelledError:
+                return self._unmade(request, stage, self._why_ended())
+            actor = worker.actor
+            try:
+                if not worker.serving:
+                    continue  # it has died since it was chosen
+                beginnings += 1
+                return await self._run_at(worker, actor, request, stage)
+            except ActorLost as error:
+                self.workers.suspect(worker, actor)
+                if beginnings == BEGINNINGS:
+                    often = f"The workers that made this episode died {beginnings} times: {error}"
+                    return self._unmade(request, stage, SandboxError(often))
+            finally:
+                self.workers.leave(worker)
+
+    async def _run_at(self, worker: Worker, actor: Any, request: RolloutRequest, stage: StageInfo) -> Trajectory:
+        name, task = uuid.uuid4().hex, asyncio.current_task()
+        assert task is not None
+        sampling = EpisodeSampling(self, task)
+        worker.listeners[name] = sampling
+        try:
+            answer = await ask(worker.name, actor.act.remote(name, request, stage))
+            if isinstance(answer, Acted):
+                async with self.scoring():
+                    answer = await ask(worker.name, actor.finish.remote(name))
+        except asyncio.CancelledError:
+            try:
+                error = self._why_ended()
+            except asyncio.CancelledError:
+                actor.drop.remote(name)
+                raise
+            answer = await self._end_at(worker, actor, name, error)
+            if answer is None:
+                return self._unmade(request, stage, error)
+        finally:
+            del worker.listeners[name]
+            sampling.end()
+        if answer is None:
+            raise ActorLost(f"{worker.name} was closed.")
+        self.workers.finish(worker)
+        return decode(answer.text, answer.arrays)
+
+    async def _end_at(self, worker: Worker, actor: Any, name: str, error: AleError) -> Encoded | None:
+        """End an episode with a failure; returns what there is of it, if anything."""
+        try:
+            answer: Encoded | None = await ask(worker.name, actor.end.remote(name, error), END_S)
+        except (ActorLost, TimeoutError):
+            self.workers.suspect(worker, actor)
+            return None
+        return answer
+
+    def _why_ended(self) -> AleError:
+        """Return the failure with which this cancelled task ends its episode. Raises `CancelledError` if it ends for
+        good."""
+        task = asyncio.current_task()
+        if task is None or task not in self.ended:
+            raise asyncio.CancelledError
+        task.uncancel()
+        return self.ended.pop(task)
+
+    def _unmade(self, request: RolloutRequest, stage: StageInfo, error: AleError) -> Trajectory:
+        """Return the trajectory of an episode of which nothing is there."""
+        return Trajectory(
+            id=uuid.uuid4().hex[:16],
+            task_id=request.task.id,
+            split=stage.split,
+            stage=stage.name,
+            step=stage.step,
+            group=request.group,
+            seed=request.seed,
+            policy_version=self.sessions.engine.version,
+            sequences=(),
+            chunks=(),
+            tags=request.task.tags,
+            started_at=time.time(),
+            start_chunk=request.start_chunk,
+            failure=Failure(error.kind, str(error), error.retryable),
+            rejected=f"{error.kind} failure",
+            ended_by="failure",
+        )
+
+
+def is_portable(request: RolloutRequest) -> bool:
+    """Return whether a rollout can be made in another process."""
+    return request.start is None or request.start.portable
+
+
+class EpisodeSampling:
+    """It enters and leaves `Sessions.sampling` as the episode's requests do at the engines."""
+
+    def __init__(self, episodes: Episodes, task: asyncio.Task[Any]) -> None:
+        self._episodes = episodes
+        self._session: Any = SimpleNamespace(opened_by=task)
+        self._entered: list[AbstractContextManager[object]] = []
+
+    def receive(self, message: Sampling) -> None:
+        """Take a message of the worker."""
+        if message.begins:
+            entered = self._episodes.sessions.sampling(self._session)
+            entered.__enter__()
+            self._entered.append(entered)
+        elif self._entered:
+            self._entered.pop().__exit__(None, None, None)
+
+    def end(self) -> None:
+        """Leave what is still entered: the worker may have died."""
+        while self._entered:
+            self._entered.pop().__exit__(None, None, None)

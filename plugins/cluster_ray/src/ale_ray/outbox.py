@@ -1,0 +1,181 @@
+"""What an actor tells the run without being asked: events, calls of observers, and requests at engines.
+
+The actor puts messages into its `Outbox`, and the run takes them by a call that waits for some. They keep their order,
+which calls in the other direction would not (`asyncio` actors begin calls in any order)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import cloudpickle  # type: ignore[import-untyped]
+
+from ale.registry.hooks import Hooks
+from ale.registry.validation import describe_error
+from ale.specs.driver import Channel
+
+log = logging.getLogger("ale.cluster")
+GATHER_S = 0.02
+"""For so long messages are gathered, since each delivery costs the run about a millisecond."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """`Channel.event`."""
+
+    kind: str
+    data: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class HookCall:
+    """A call of the run's observers."""
+
+    hook: str
+    arguments: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """A request of an episode came to an engine (`begins`), or ended there."""
+
+    episode: str
+    begins: bool
+
+
+@dataclass(frozen=True, slots=True)
+class EngineReport:
+    """An engine finished a generation (`works`), or broke one off."""
+
+    engine: str
+    works: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PoolMetrics:
+    """The metrics of a worker's sandbox pools, by their names."""
+
+    pools: dict[str, dict[str, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Logged:
+    """A line of the actor's log."""
+
+    logger: str
+    level: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """The actor has closed what it had: this is its last message."""
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A message, pickled by itself: one that cannot be must not take others with it."""
+
+    message: bytes
+
+
+class Outbox:
+    """Messages that have not been taken yet."""
+
+    def __init__(self) -> None:
+        self._messages: list[Any] = []
+        self._loop = asyncio.get_running_loop()
+        self._filled = asyncio.Event()
+
+    def put(self, message: Any) -> None:
+        """Add a message, from any thread."""
+        with suppress(RuntimeError):  # the loop is closed: the process ends
+            self._loop.call_soon_threadsafe(self._add, message)
+
+    def pack(self, message: Any) -> None:
+        """Add a message with values of a plugin as they are now. One that cannot be pickled is logged instead."""
+        try:
+            packed = Packed(cloudpickle.dumps(message))
+        except Exception as error:
+            log.warning("a message to the run cannot be sent: %s", describe_error(error))
+        else:
+            self.put(packed)
+
+    def _add(self, message: Any) -> None:
+        self._messages.append(message)
+        self._filled.set()
+
+    async def take(self) -> list[Any]:
+        """Wait for messages and return them, in their order."""
+        await self._filled.wait()
+        await asyncio.sleep(GATHER_S)
+        self._filled.clear()
+        taken, self._messages = self._messages, []
+        return taken
+
+
+def unpack(message: Any) -> Any:
+    """Return a message as it was put in."""
+    return cloudpickle.loads(message.message) if isinstance(message, Packed) else message
+
+
+class RemoteChannel(Channel):
+    """The channel of drivers in an actor."""
+
+    def __init__(self, outbox: Outbox, redact: Callable[[str], str]) -> None:
+        self._outbox, self._redact = outbox, redact
+
+    def event(self, kind: str, **data: Any) -> None:
+        """See `Channel.event`."""
+        self._outbox.pack(Event(kind, data))
+
+    def notify(self, hook: str, **arguments: Any) -> None:
+        """See `Channel.notify`."""
+        self._outbox.pack(HookCall(hook, arguments))
+
+    def redact(self, text: str) -> str:
+        """See `Channel.redact`."""
+        return self._redact(text)
+
+
+class RemoteHooks(Hooks):
+    """The observers, which are in the run's process; `implemented` are the hooks that any of them has."""
+
+    def __init__(self, outbox: Outbox, implemented: Collection[str]) -> None:
+        super().__init__()
+        self._outbox, self._implemented = outbox, frozenset(implemented)
+
+    def has_implementation(self, *names: str) -> bool:
+        """See `Hooks.has_implementation`."""
+        return not self._implemented.isdisjoint(names)
+
+    def call(self, name: str, receive: Callable[[Any], None] = lambda answer: None, **arguments: Any) -> None:
+        """Have the observers called; no answer comes back."""
+        if name in self._implemented:
+            self._outbox.pack(HookCall(name, arguments))
+
+
+class RemoteLog(logging.Handler):
+    """It sends warnings of ALE and its plugins to the run's log."""
+
+    def __init__(self, outbox: Outbox) -> None:
+        super().__init__(logging.WARNING)
+        self._outbox = outbox
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Send a line."""
+        try:
+            self._outbox.put(Logged(record.name, record.levelno, record.getMessage()))
+        except Exception:  # its arguments do not fit its text
+            self.handleError(record)
+
+
+def send_log(outbox: Outbox) -> None:
+    """Send the warnings of this process."""
+    logger = logging.getLogger("ale")
+    logger.handlers[:] = [RemoteLog(outbox)]
+    logger.propagate = False

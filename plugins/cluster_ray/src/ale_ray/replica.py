@@ -1,0 +1,195 @@
+"""An engine's actor as a replica of the pool in the run's process."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import cloudpickle  # type: ignore[import-untyped]
+
+from ale.errors import EngineError
+from ale.specs.engine import GenerateRequest, Generation, PolicyVersion, Tokenizer
+from ale_engines.continuation import NOTHING
+from ale_engines.replica import Interrupted, Replica
+from ale_ray.actors import end_actor, start_actor, take_messages
+from ale_ray.calls import ActorLost, ask
+from ale_ray.engine_host import BrokenOff, EngineFacts, EngineHost, EngineSpec
+
+STATE_S = 1.0
+"""Seconds between two looks at an engine's metrics."""
+CLOSE_S = 15.0
+CALL_S = 120.0
+"""How long an engine may take to pause, sleep or wake."""
+
+
+async def generate_at(actor: Any, name: str, request: GenerateRequest) -> Generation:
+    """Have an engine's actor sample. Raises `Interrupted` if it cannot finish, also because it has died; what it had
+    sampled is lost then. A cancelled call is ended there."""
+    call = uuid.uuid4().hex
+    try:
+        answer = await ask(name, actor.generate.remote(call, request))
+    except ActorLost as error:
+        actor.abort.remote(call)  # it may live, and only its answer be lost
+        raise Interrupted(str(error), NOTHING) from error
+    except asyncio.CancelledError:
+        actor.abort.remote(call)
+        raise
+    if isinstance(answer, BrokenOff):
+        raise Interrupted(answer.message, answer.partial)
+    if answer is None:
+        raise Interrupted(f"{name} was told to end a generation.", NOTHING)
+    generation: Generation = answer
+    return generation
+
+
+class RayReplica(Replica):
+    """See the module. `options` are those of the actor, and `receive` gets its messages."""
+
+    def __init__(
+        self, spec: EngineSpec, options: dict[str, Any], start_s: float, receive: Callable[[Any], None]
+    ) -> None:
+        self.spec = spec
+        self.options, self._start_s, self._receive = options, start_s, receive
+        self._numbers = count()
+        self._model: Path | None = None
+        self._version = 0
+        self._metrics: dict[str, float] = {}
+        self._requests = 0
+        self._listening: asyncio.Task[None] | None = None
+        self._looking: asyncio.Task[None] | None = None
+        self.actor: Any = None
+        self.facts = EngineFacts(1, 0, ("folder",), "", 0)
+
+    @property
+    def name(self) -> str:
+        """See `Replica.name`."""
+        return self.spec.name
+
+    @property
+    def slots(self) -> int:
+        """See `Replica.slots`."""
+        return self.facts.slots
+
+    @property
+    def requests(self) -> int:
+        """See `Replica.requests`: rollout workers send theirs without the pool."""
+        return self._requests
+
+    @property
+    def transports(self) -> tuple[str, ...]:  # type: ignore[override]  # known once it has started
+        """The transports of the engine that work between processes."""
+        return self.facts.transports
+
+    @property
+    def max_context(self) -> int:
+        """See `InferenceEngine.max_context`."""
+        return self.facts.max_context
+
+    @property
+    def version(self) -> int:
+        """See `InferenceEngine.version`."""
+        return self._version
+
+    def metrics(self) -> dict[str, float]:
+        """Return the engine's metrics of the last look."""
+        return self._metrics
+
+    async def start(self) -> None:
+        """Start the actor and the engine in it."""
+        label = f"{self.name}/{next(self._numbers)}"  # an actor that dies keeps its name for a moment
+        self.actor = actor = start_actor(EngineHost, label, self.options)
+        self._listening = asyncio.create_task(self._listen(actor))
+        self.facts = await self._ask(actor.start.remote(cloudpickle.dumps(self.spec)), self._start_s, "start")
+        self._looking = asyncio.create_task(self._look(actor))
+
+    async def close(self) -> None:
+        """Close the engine and end the actor."""
+        actor, self.actor = self.actor, None
+        listening, self._listening = self._listening, None
+        looking, self._looking = self._looking, None
+        self._requests = 0
+        if looking is not None:
+            looking.cancel()
+        await end_actor(self.name, actor, listening, CLOSE_S)
+
+    async def load_model(self, folder: Path | None, tokenizer: Tokenizer) -> None:
+        """See `InferenceEngine.load_model`."""
+        self._model = folder
+        self.facts = await self._ask(self.actor.load_model.remote(folder), None, "load the model")
+        self._version = 0
+
+    async def generate(self, request: GenerateRequest) -> Generation:
+        """See `Replica.generate`."""
+        return await generate_at(self.actor, self.name, request)
+
+    async def load_weights(self, policy: PolicyVersion) -> None:
+        """See `InferenceEngine.load_weights`."""
+        await self._ask(self.actor.load_weights.remote(policy), None, "load weights")
+        self._version = policy.version
+
+    async def check(self) -> None:
+        """See `Replica.check`."""
+        await self._call("check", CALL_S)
+
+    async def interrupt(self) -> None:
+        """See `Replica.interrupt`."""
+        await self._call("interrupt", CALL_S)
+        self._metrics, self._requests = await self._ask(self.actor.state.remote(), CALL_S, "say its state")
+
+    async def restart(self) -> None:
+        """End the actor and start another one. An engine that still can ends its server in order: what a server
+        leaves when its actor is killed could be in the way of the next."""
+        await self.close()
+        await self.start()
+        self.facts = await self._ask(self.actor.load_model.remote(self._model), None, "load the model")
+        self._version = 0
+
+    async def pause(self) -> None:
+        """See `InferenceEngine.pause`."""
+        await self._call("pause", CALL_S)
+
+    async def resume(self) -> None:
+        """See `InferenceEngine.resume`."""
+        await self._call("resume", CALL_S)
+
+    async def sleep(self) -> None:
+        """See `InferenceEngine.sleep`."""
+        await self._call("sleep", CALL_S)
+
+    async def wake(self) -> None:
+        """See `InferenceEngine.wake`."""
+        await self._call("wake", CALL_S)
+
+    async def _call(self, method: str, limit_s: float) -> None:
+        await self._ask(self.actor.call.remote(method), limit_s, method)
+
+    async def _ask(self, reference: Any, limit_s: float | None, what: str) -> Any:
+        try:
+            return await ask(self.name, reference, limit_s)
+        except TimeoutError:
+            raise EngineError(f"{self.name} took more than {limit_s:g} s to {what}.") from None
+        except ActorLost as error:
+            raise EngineError(str(error)) from error
+
+    async def _listen(self, actor: Any) -> None:
+        while self.actor is actor:  # that it has died is the pool's to find; else it was out of reach for a moment
+            with suppress(ActorLost):
+                return await take_messages(self.name, actor, self._receive)
+            await asyncio.sleep(STATE_S)
+
+    async def _look(self, actor: Any) -> None:
+        while self.actor is actor:
+            with suppress(ActorLost):
+                self._metrics, self._requests = await ask(self.name, actor.state.remote())
+            await asyncio.sleep(STATE_S)
+
+
+def name_engine(spec: EngineSpec, number: int) -> EngineSpec:
+    """Return the spec of the engine of a number."""
+    return replace(spec, name=f"{spec.choice.use} {number}", number=number)

@@ -1,0 +1,137 @@
+"""The engine as a rollout worker sees it: it sends generations to the engines' actors by itself.
+
+The run's process owns the engines: it alone checks them, starts them again and loads weights. The worker gets a table
+of them whenever something has changed there, and reports an engine that broke a generation off."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ale.errors import EngineError
+from ale.specs.engine import GenerateRequest, Generation, InferenceEngine, PolicyVersion, Tokenizer
+from ale_engines.admission import Admission
+from ale_engines.dispatch import EnginePlace, dispatch
+from ale_engines.member import State
+from ale_ray.replica import generate_at
+
+
+@dataclass(frozen=True, slots=True)
+class TableRow:
+    """An engine in the table."""
+
+    name: str
+    actor: Any
+    """It changes when the engine is started again."""
+    slots: int
+    state: State
+    version: int
+    max_context: int
+
+
+class RemotePlace(EnginePlace):
+    """An engine on some node."""
+
+    def __init__(self, row: TableRow, report: Callable[[str, bool], None]) -> None:
+        super().__init__(row.name, row.slots)
+        self._report = report
+        self._proven: Any = None
+        """The actor of which it was reported that it works."""
+        self.update(row)
+
+    def update(self, row: TableRow) -> None:
+        """Take what the run says now."""
+        self.row = row
+        self.slots, self.version, self.serving = max(1, row.slots), row.version, row.state is State.SERVING
+
+    @property
+    def max_context(self) -> int:
+        """See `EnginePlace`."""
+        return self.row.max_context
+
+    @property
+    def ready(self) -> bool:
+        """See `EnginePlace`."""
+        return self.serving or self.row.state is State.LOADING
+
+    @property
+    def leaving(self) -> bool:
+        """See `EnginePlace`."""
+        return self.row.state in (State.LEAVING, State.ASLEEP)
+
+    async def generate(self, request: GenerateRequest) -> Generation:
+        """See `EnginePlace`."""
+        return await generate_at(self.row.actor, self.name, request)
+
+    def finish(self) -> None:
+        """Report the first generation that ended well since the engine was started or broke one off."""
+        if self._proven != self.row.actor:
+            self._proven = self.row.actor
+            self._report(self.name, True)
+
+    def broke_off(self) -> None:
+        """Send nothing more there until the run's next table, and have the engine checked."""
+        self.serving, self._proven = False, None
+        self._report(self.name, False)
+
+
+class RoutedEngine(InferenceEngine):
+    """See the module. `report` tells of an engine that it works, or that it broke a generation off."""
+
+    def __init__(self, report: Callable[[str, bool], None]) -> None:
+        self._report = report
+        self._admission = Admission(self._find_refusal)
+        self._places: dict[str, RemotePlace] = {}
+        self._number = -1
+        self._refusal = ""
+        self._counts: Counter[str] = Counter()
+
+    def update(self, number: int, rows: Sequence[TableRow], refusal: str) -> None:
+        """Take a table, unless a newer one came before it. `refusal` says why no engine will ever serve, if so."""
+        if number <= self._number:
+            return
+        self._number, self._refusal = number, refusal
+        router = self._admission.router
+        for row in rows:
+            place = self._places.get(row.name)
+            if place is None:
+                place = self._places[row.name] = RemotePlace(row, self._report)
+                router.places.append(place)
+            elif place.row.actor != row.actor:
+                router.forget(place)  # its cache is lost
+            place.update(row)
+        for name in self._places.keys() - {row.name for row in rows}:
+            gone = self._places.pop(name)
+            router.places.remove(gone)
+            router.forget(gone)
+            gone.update(replace(gone.row, state=State.LEAVING))  # what it breaks off is no fault
+        self._admission.serve()
+
+    def _find_refusal(self) -> EngineError | None:
+        return EngineError(self._refusal) if self._refusal else None
+
+    @property
+    def max_context(self) -> int:
+        """The most tokens of a request that every engine takes."""
+        return min((place.max_context for place in self._places.values()), default=0)
+
+    @property
+    def version(self) -> int:
+        """The oldest version that serves."""
+        serving = [place.version for place in self._places.values() if place.ready]
+        return min(serving, default=max((place.version for place in self._places.values()), default=0))
+
+    async def load_model(self, folder: Path | None, tokenizer: Tokenizer) -> None:
+        """The run's process loads models."""
+        raise NotImplementedError
+
+    async def load_weights(self, policy: PolicyVersion) -> None:
+        """The run's process loads weights."""
+        raise NotImplementedError
+
+    async def generate(self, request: GenerateRequest) -> Generation:
+        """See `InferenceEngine.generate`."""
+        return await dispatch(self._admission, request, self._counts)

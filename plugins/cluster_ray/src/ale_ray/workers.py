@@ -1,0 +1,261 @@
+"""The rollout workers: which of them makes an episode, and what happens when one dies."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import cloudpickle  # type: ignore[import-untyped]
+
+from ale.errors import EngineError
+from ale.registry.validation import one_line_error
+from ale_engines.admission import Admission
+from ale_engines.routing import Place
+from ale_ray.actors import end_actor, start_actor, take_messages
+from ale_ray.calls import ActorLost, ask, cancel
+from ale_ray.outbox import PoolMetrics, Sampling
+from ale_ray.routed_engine import TableRow
+from ale_ray.worker import RolloutWorker, WorkerSpec
+
+RESTARTS = 3
+"""A worker that was started so many times in a row, without finishing an episode, is given up."""
+TELL_S = 60.0
+"""A worker that does not take a table of the engines within this time has stopped for good."""
+CLOSE_S = 30.0
+MEANS = ("_p50", "_p95", "_max")
+"""Ends of the names of metrics whose sum says nothing."""
+
+Model = tuple[Path | None]
+Table = tuple[int, Sequence[TableRow], str]
+
+
+class Worker(Place):
+    """A worker as a place for episodes."""
+
+    def __init__(self, name: str, slots: int) -> None:
+        super().__init__(name, slots)
+        self.actor: Any = None
+        self.node, self.pid = "", 0
+        self.state = "starting"
+        self.model: Model | None = None
+        self.table: Table | None = None
+        """What it was given when it started."""
+        self.listeners: dict[str, Any] = {}
+        """What gets the messages about requests at engines, by the episode's name."""
+        self.pools: dict[str, dict[str, float]] = {}
+        self.failures = 0
+        self.listening: asyncio.Task[None] | None = None
+        self.reviving: asyncio.Task[None] | None = None
+
+
+class Workers:
+    """See the module. `receive` gets the messages that concern the whole run, `note` a sentence for the user; `changed`
+    is called when a worker's state is another one."""
+
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        options: dict[str, Any],
+        slots: int,
+        start_s: float,
+        receive: Callable[[Any], None],
+        note: Callable[[str], None],
+        changed: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._spec, self._options, self._slots, self._start_s = cloudpickle.dumps(spec), options, slots, start_s
+        self._receive, self._note, self._changed = receive, note, changed
+        self._admission = Admission(self._find_refusal)
+        self._numbers, self._names = count(), count()
+        self._model: Model | None = None
+        self._table: Table | None = None
+        self._last_fault = ""
+        self._closed = False
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._admission.router.places)
+
+    def __len__(self) -> int:
+        return len(self._admission.router.places)
+
+    async def add(self, number: int) -> None:
+        """Start workers, all at once. Raises `AleError` if one does not start: then none is added."""
+        new = [Worker(f"worker {next(self._names)}", self._slots) for _ in range(number)]
+        places = self._admission.router.places
+        places += new
+        try:
+            results = await asyncio.gather(*(self._start(worker) for worker in new), return_exceptions=True)
+            for result in results:
+                if isinstance(result, BaseException):
+                    raise result
+            for worker in new:
+                await self._serve(worker)
+        except BaseException:
+            for worker in new:
+                places.remove(worker)
+            await asyncio.gather(*(self._end(worker) for worker in new))
+            raise
+
+    async def remove(self) -> str:
+        """End a worker, once its episodes are done: one that was given up, else that which was added last. Returns its
+        name."""
+        places = self._admission.router.places
+        worker = next((each for each in self if each.state == "failed"), places[-1])
+        assert isinstance(worker, Worker)
+        worker.serving, worker.state = False, "leaving"
+        await cancel(worker.reviving)
+        while worker.active:
+            await self._admission.wait_for_change()
+        places.remove(worker)
+        self._admission.router.forget(worker)
+        await self._end(worker)
+        return worker.name
+
+    async def _start(self, worker: Worker) -> None:
+        worker.model, worker.table, worker.pools = None, None, {}
+        label = f"{worker.name}/{next(self._numbers)}"  # an actor that dies keeps its name for a moment
+        worker.actor = start_actor(RolloutWorker, label, self._options)
+        worker.listening = asyncio.create_task(self._listen(worker, worker.actor))
+        worker.node, worker.pid = await self._ask(worker, worker.actor.start.remote(self._spec))
+
+    async def _serve(self, worker: Worker) -> None:
+        """Give a worker that has started what changed meanwhile, until there is nothing more; then it gets episodes."""
+        while worker.model is not self._model or worker.table is not self._table:
+            model, table = self._model, self._table
+            if model is not None and model is not worker.model:
+                await self._ask(worker, worker.actor.use_model.remote(*model))
+            if table is not None and table is not worker.table:
+                await self._ask(worker, worker.actor.use_engines.remote(*table))
+            worker.model, worker.table = model, table
+        worker.serving, worker.state = True, "serving"
+        self._admission.serve()
+
+    async def _ask(self, worker: Worker, reference: Any) -> Any:
+        try:
+            return await ask(worker.name, reference, self._start_s)
+        except TimeoutError:
+            raise EngineError(f"{worker.name} did not start within {self._start_s:g} s (cluster.start_s).") from None
+
+    async def use_model(self, folder: Path | None) -> None:
+        """Have all workers use the tokenizer of a model's folder."""
+        self._model = (folder,)
+        await self._tell(lambda actor: actor.use_model.remote(folder), self._start_s)
+
+    async def use_engines(self, number: int, rows: Sequence[TableRow], refusal: str) -> None:
+        """Give all workers a table of the engines; those that serve have it when this returns."""
+        self._table = number, rows, refusal
+        await self._tell(lambda actor: actor.use_engines.remote(number, rows, refusal), TELL_S)
+
+    async def _tell(self, call: Callable[[Any], Any], limit_s: float) -> None:
+        async def tell(worker: Worker) -> None:
+            actor = worker.actor
+            try:
+                await ask(worker.name, call(actor), limit_s)
+            except (ActorLost, TimeoutError):
+                self.suspect(worker, actor)
+
+        await asyncio.gather(*(tell(worker) for worker in self if worker.serving))
+
+    # --- episodes
+
+    def home(self, group: str) -> Worker | None:
+        """Return the worker for a group; None while none has room."""
+        worker = self._admission.router.choose(group)
+        assert worker is None or isinstance(worker, Worker)
+        return worker
+
+    async def enter(self, group: str) -> Worker:
+        """Wait for a worker that serves, and take a place there; `leave` gives it back. It may have died before this
+        returns: then it does not serve. Raises `EngineError` if none is left."""
+        worker = await self._admission.enter(self._admission.take_number(), group, 0)
+        assert isinstance(worker, Worker)
+        return worker
+
+    def leave(self, worker: Worker) -> None:
+        """Give a place back."""
+        self._admission.leave(worker)
+
+    def finish(self, worker: Worker) -> None:
+        """Record that an episode ended well there."""
+        worker.failures = 0
+
+    def _find_refusal(self) -> EngineError | None:
+        if self._closed:
+            return EngineError("The rollout workers are closed.")
+        if any(worker.state != "failed" for worker in self):
+            return None
+        return EngineError(f"No rollout worker is left. {self._last_fault}")
+
+    # --- faults
+
+    def suspect(self, worker: Worker, actor: Any) -> None:
+        """Start a worker again whose actor has died, or does not answer."""
+        if worker.state != "serving" or worker.actor is not actor or self._closed:
+            return
+        worker.serving, worker.state = False, "lost"
+        self._admission.router.forget(worker)
+        worker.reviving = asyncio.create_task(self._revive(worker))
+
+    async def _revive(self, worker: Worker) -> None:
+        self._note(f"{worker.name} has died and is started again; its episodes begin anew.")
+        self._changed()
+        while worker.failures < RESTARTS:
+            worker.failures += 1
+            await self._end(worker, ask_it=False)
+            try:
+                await self._start(worker)
+                await self._serve(worker)
+            except Exception as error:  # whatever it is: nobody else looks after this worker
+                self._last_fault = f"{one_line_error(error)}."
+                continue
+            self._changed()
+            return
+        await self._end(worker, ask_it=False)
+        worker.state = "failed"
+        self._note(f"{worker.name} is given up: it was started {RESTARTS} times in a row in vain.")
+        self._changed()
+        self._admission.serve()
+
+    async def _listen(self, worker: Worker, actor: Any) -> None:
+        def receive(message: Any) -> None:
+            if isinstance(message, Sampling):
+                if (listener := worker.listeners.get(message.episode)) is not None:
+                    listener.receive(message)
+            elif isinstance(message, PoolMetrics):
+                worker.pools = message.pools
+            else:
+                self._receive(message)
+
+        try:
+            await take_messages(worker.name, actor, receive)
+        except ActorLost:
+            self.suspect(worker, actor)
+
+    async def close(self) -> None:
+        """End all workers."""
+        self._closed = True
+        self._admission.serve()
+        await asyncio.gather(*(cancel(worker.reviving) for worker in self))
+        await asyncio.gather(*(self._end(worker) for worker in self))
+
+    async def _end(self, worker: Worker, *, ask_it: bool = True) -> None:
+        worker.serving = False
+        actor, worker.actor = worker.actor, None
+        listening, worker.listening = worker.listening, None
+        await end_actor(worker.name, actor, listening, CLOSE_S if ask_it else None)
+
+
+class RemotePool:
+    """The sandbox pools of one plugin on all workers, as `Workbench.pools` has them."""
+
+    def __init__(self, workers: Workers, name: str) -> None:
+        self._workers, self._name = workers, name
+
+    def metrics(self) -> dict[str, float]:
+        """Return each metric in sum; of shares and times, the mean."""
+        found = [worker.pools[self._name] for worker in self._workers if self._name in worker.pools]
+        names = dict.fromkeys(name for metrics in found for name in metrics)
+        sums = {name: sum(metrics.get(name, 0.0) for metrics in found) for name in names}
+        return {name: value / len(found) if name.endswith(MEANS) else value for name, value in sums.items()}

@@ -1,0 +1,91 @@
+"""What a run's Ray would leave in the process and in the temporary folder is put right."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ale.errors import ConfigError
+from ale_ray import temporary
+from ale_ray.calls import take_interrupts
+from ale_ray.connection import Connection, restore_sigterm
+from ale_ray.temporary import TemporaryFolder
+
+
+def test_sigterm_goes_to_pythons_handler_again() -> None:
+    received: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: received.append(number))
+    try:
+        ctypes.CDLL(None).signal(
+            int(signal.SIGTERM), ctypes.c_void_p(1)
+        )  # SIG_IGN, behind Python's back as Ray does it
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert received == []
+        restore_sigterm()
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert received == [signal.SIGTERM]
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_programs_can_be_interrupted_although_ray_blocks_the_signal() -> None:
+    def start() -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        take_interrupts()
+
+    sleep = [sys.executable, "-c", "import time; print(flush=True); time.sleep(60)"]
+    with subprocess.Popen(sleep, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, preexec_fn=start) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        assert os.getpgid(process.pid) == process.pid
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) != 0
+
+
+async def test_rays_client_is_refused() -> None:
+    connection = Connection("ray://head:10001", "run")
+    with pytest.raises(ConfigError, match=r"^cluster\.address: Ray's client \(ray://head:10001\) is not supported"):
+        await connection.open([])
+    await connection.close()
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(temporary, "ROOT", tmp_path)
+    return tmp_path
+
+
+def test_a_folder_is_removed_with_what_is_still_written_there(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = TemporaryFolder()
+    held = Path(folder.path) / "session" / "logs"
+    held.mkdir(parents=True)
+    tries: list[str] = []
+    remove = temporary.shutil.rmtree
+
+    def remove_late(path: str, ignore_errors: bool) -> None:
+        tries.append(path)
+        if len(tries) > 2:
+            remove(path, ignore_errors=ignore_errors)
+
+    monkeypatch.setattr(temporary.shutil, "rmtree", remove_late)
+    folder.remove()
+    assert len(tries) == 3
+    assert list(root.iterdir()) == []
+    folder.remove()
+
+
+def test_the_folder_of_a_run_that_was_killed_is_removed_by_the_next_one(root: Path) -> None:
+    alive, killed = TemporaryFolder(), TemporaryFolder()
+    foreign = root / f"{temporary.PREFIX}foreign"
+    foreign.mkdir()
+    os.close(killed._lock)  # as the system does when a process ends
+    mine = TemporaryFolder()
+    assert sorted(map(str, root.iterdir())) == sorted([alive.path, mine.path, str(foreign)])
+    alive.remove()
+    mine.remove()

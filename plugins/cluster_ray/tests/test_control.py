@@ -1,0 +1,83 @@
+"""`ale cluster scale` and a run talk by files: each wish is fulfilled once, or refused with the run's sentence."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+
+from ale.errors import ConfigError
+from ale_ray import control
+from ale_ray.control import read_roles, serve_wishes, wish_for, write_json
+
+
+async def test_a_wish_is_fulfilled_and_leaves_no_file(tmp_path: Path) -> None:
+    asked: list[tuple[str, int]] = []
+
+    async def fulfil(role: str, count: int) -> str:
+        asked.append((role, count))
+        return "done so"
+
+    serving = asyncio.create_task(serve_wishes(tmp_path, fulfil))
+    said = await asyncio.to_thread(wish_for, tmp_path, "engine", 3)
+    serving.cancel()
+    assert said == "done so"
+    assert asked == [("engine", 3)]
+    assert os.listdir(tmp_path) == []
+
+
+async def test_the_runs_refusal_is_raised(tmp_path: Path) -> None:
+    async def fulfil(role: str, count: int) -> str:
+        raise ConfigError("There is no room.")
+
+    serving = asyncio.create_task(serve_wishes(tmp_path, fulfil))
+    with pytest.raises(ConfigError, match=r"There is no room\."):
+        await asyncio.to_thread(wish_for, tmp_path, "engine", 3)
+    serving.cancel()
+
+
+async def test_a_wish_that_fails_in_an_unforeseen_way_is_answered_and_the_next_one_is_fulfilled(tmp_path: Path) -> None:
+    async def fulfil(role: str, count: int) -> str:
+        if count == 3:
+            raise ZeroDivisionError("by nothing")
+        return "done so"
+
+    serving = asyncio.create_task(serve_wishes(tmp_path, fulfil))
+    with pytest.raises(ConfigError, match=r"The run could not do it: ZeroDivisionError: by nothing\."):
+        await asyncio.to_thread(wish_for, tmp_path, "engine", 3)
+    (tmp_path / "odd.request").write_text("{}")
+    assert await asyncio.to_thread(wish_for, tmp_path, "engine", 2) == "done so"
+    serving.cancel()
+
+
+async def test_a_wish_that_a_run_has_taken_when_it_ends_is_answered(tmp_path: Path) -> None:
+    taken = asyncio.Event()
+
+    async def fulfil(role: str, count: int) -> str:
+        taken.set()
+        await asyncio.Event().wait()
+        return "never"
+
+    serving = asyncio.create_task(serve_wishes(tmp_path, fulfil))
+    asking = asyncio.create_task(asyncio.to_thread(wish_for, tmp_path, "engine", 3))
+    await taken.wait()
+    serving.cancel()
+    with pytest.raises(ConfigError, match="The run has ended before it was done"):
+        await asking
+    assert os.listdir(tmp_path) == []
+
+
+def test_without_a_run_a_wish_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control, "TAKEN_S", 0.3)
+    with pytest.raises(ConfigError, match="No run answers"):
+        wish_for(tmp_path, "engine", 3)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_without_roles_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="holds no run on a cluster"):
+        read_roles(tmp_path / "cluster")
+    write_json(tmp_path / "cluster" / "roles.json", {"roles": []})
+    assert read_roles(tmp_path / "cluster") == {"roles": []}

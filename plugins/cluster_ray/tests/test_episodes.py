@@ -1,0 +1,195 @@
+"""Episodes of workers come back as they are; one whose worker dies begins anew, and one that is ended says why."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ale.errors import EngineError
+from ale.rollout.episode import StageInfo
+from ale.specs.algorithm import RolloutRequest
+from ale.store.encoding import encode
+from ale.task import Task
+from ale.trajectory import Failure, Trajectory
+from ale_ray import episodes as episodes_module
+from ale_ray.calls import ActorLost
+from ale_ray.episodes import BEGINNINGS, RemoteEpisodes
+from ale_ray.outbox import Sampling
+from ale_ray.worker import Acted, Encoded
+
+from .conftest import FakeActor
+
+STAGE = StageInfo("rl", 1, "train", 1.0)
+REQUEST = RolloutRequest(Task(id="t", instruction="Do it."), "g", 7)
+
+
+def made(name: str) -> Encoded:
+    """A trajectory, as a worker sends it."""
+    facts: dict[str, Any] = {"task_id": "t", "split": "train", "stage": "rl", "step": 1, "group": "g", "seed": 7}
+    return Encoded(*encode(Trajectory(id=name, policy_version=3, sequences=(), chunks=(), **facts)))
+
+
+class FakeWorker:
+    """It answers with what a test gives it; an event as an answer is waited for in vain."""
+
+    def __init__(self, *answers: Any, ended: Any = None) -> None:
+        self.answers, self.ended = [*answers], ended
+        self.calls: list[str] = []
+        self.names: list[str] = []
+
+    async def act(self, name: str, request: Any, stage: Any) -> Any:
+        self.names.append(name)
+        return await self._answer("act")
+
+    async def finish(self, name: str) -> Any:
+        return await self._answer("finish")
+
+    async def end(self, name: str, error: Any) -> Any:
+        self.calls.append("end")
+        if isinstance(self.ended, asyncio.Event):
+            await self.ended.wait()
+        return self.ended
+
+    async def drop(self, name: str) -> None:
+        self.calls.append("drop")
+
+    async def _answer(self, call: str) -> Any:
+        self.calls.append(call)
+        answer = self.answers.pop(0)
+        if isinstance(answer, asyncio.Event):
+            await answer.wait()
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+class FakeWorkers:
+    """One worker, which is never started again."""
+
+    def __init__(self, worker: FakeWorker) -> None:
+        self.place: Any = SimpleNamespace(name="worker 0", serving=True, actor=FakeActor(worker), listeners={})
+        self.entered = self.left = self.suspected = 0
+
+    async def enter(self, group: str) -> Any:
+        self.entered += 1
+        await asyncio.sleep(0)
+        return self.place
+
+    def leave(self, worker: Any) -> None:
+        self.left += 1
+
+    def suspect(self, worker: Any, actor: Any) -> None:
+        self.suspected += 1
+
+    def finish(self, worker: Any) -> None: ...
+
+
+class Run:
+    """Episodes of one worker."""
+
+    def __init__(self, worker: FakeWorker) -> None:
+        self.worker, self.workers, self.sampling = worker, FakeWorkers(worker), 0
+        sessions = SimpleNamespace(engine=SimpleNamespace(version=3), sampling=self._sample)
+        parts: dict[str, Any] = {"provider": None, "scaffold": None, "reward": None, "hooks": None, "config": None}
+        rest: dict[str, Any] = {"needs": None, "labels": {}, "sessions": sessions, "workers": self.workers}
+        self.episodes = RemoteEpisodes(**parts, **rest)
+
+    @contextmanager
+    def _sample(self, session: Any) -> Iterator[None]:
+        self.sampling += 1
+        try:
+            yield
+        finally:
+            self.sampling -= 1
+
+    def begin(self) -> asyncio.Task[Trajectory]:
+        return asyncio.create_task(self.episodes.run(REQUEST, STAGE))
+
+    async def end(self, playing: asyncio.Task[Trajectory]) -> Trajectory:
+        self.episodes.ended[playing] = EngineError("It hangs.")
+        playing.cancel()
+        return await playing
+
+
+async def test_an_episode_that_is_scored_comes_back() -> None:
+    run = Run(FakeWorker(Acted(), made("a")))
+    assert (await run.begin()).id == "a"
+    assert run.worker.calls == ["act", "finish"]
+    assert (run.workers.entered, run.workers.left) == (1, 1)
+
+
+async def test_an_episode_that_its_worker_gives_up_begins_anew() -> None:
+    run = Run(FakeWorker(None, Acted(), None, made("b")))
+    assert (await run.begin()).id == "b"
+    assert run.worker.calls == ["act", "act", "finish", "act"]
+    assert len(set(run.worker.names)) == 3, "each beginning is an episode of its own"
+
+
+async def test_an_episode_whose_worker_dies_again_and_again_fails() -> None:
+    run = Run(FakeWorker(*[None] * BEGINNINGS))
+    played = await run.begin()
+    assert played.failure is not None
+    assert played.failure.kind == "sandbox"
+    assert "died 4 times" in played.failure.message
+    assert (run.workers.entered, run.workers.left) == (BEGINNINGS, BEGINNINGS)
+
+
+async def test_a_worker_that_died_after_it_was_chosen_costs_no_beginning() -> None:
+    run = Run(FakeWorker(made("a")))
+    run.workers.place.serving, run.workers.place.actor = False, None
+    playing = run.begin()
+    await asyncio.sleep(0)
+    run.workers.place.serving, run.workers.place.actor = True, FakeActor(run.worker)
+    assert (await playing).id == "a"
+    assert run.workers.entered == run.workers.left
+
+
+@pytest.mark.parametrize("what_there_is", [None, made("partial")])
+async def test_an_episode_that_is_ended_comes_back_with_what_there_is_of_it(what_there_is: Encoded | None) -> None:
+    run = Run(FakeWorker(asyncio.Event(), ended=what_there_is))
+    playing = run.begin()
+    await asyncio.sleep(0.01)
+    ended = await run.end(playing)
+    assert run.worker.calls == ["act", "end"]
+    if what_there_is is None:
+        assert ended.failure == Failure("engine", "It hangs.", True)
+        assert (ended.group, ended.seed, ended.rejected) == ("g", 7, "engine failure")
+    else:
+        assert ended.id == "partial"
+
+
+async def test_an_episode_that_a_hanging_worker_does_not_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(episodes_module, "END_S", 0.02)
+    run = Run(FakeWorker(asyncio.Event(), ended=asyncio.Event()))
+    playing = run.begin()
+    await asyncio.sleep(0.01)
+    assert (await run.end(playing)).failure == Failure("engine", "It hangs.", True)
+    assert run.workers.suspected == 1
+
+
+async def test_a_cancelled_episode_is_dropped_and_leaves_no_request_at_the_engines() -> None:
+    run = Run(FakeWorker(asyncio.Event()))
+    playing = run.begin()
+    await asyncio.sleep(0.01)
+    listener = run.workers.place.listeners[run.worker.names[0]]
+    for begins in (True, True, False):
+        listener.receive(Sampling("e", begins))
+    assert run.sampling == 1
+    playing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await playing
+    await asyncio.sleep(0)
+    assert run.worker.calls == ["act", "drop"]
+    assert run.sampling == 0
+    assert run.workers.place.listeners == {}
+
+
+async def test_a_dead_worker_is_reported() -> None:
+    run = Run(FakeWorker(ActorLost("gone"), made("a")))
+    assert (await run.begin()).id == "a"
+    assert run.workers.suspected == 1

@@ -1,0 +1,202 @@
+"""Workers are started, told, started again and removed so that none gets an episode without the newest table."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+from ale.errors import EngineError
+from ale_ray import workers as workers_module
+from ale_ray.calls import ActorLost
+from ale_ray.outbox import Closed, Event, Outbox
+from ale_ray.workers import RESTARTS, Worker, Workers
+
+from .conftest import FakeActor, Started
+
+
+class FakeWorker:
+    """A rollout worker, as far as `Workers` needs one. `gate` holds up its start, and `slow` each table."""
+
+    def __init__(self, fails: bool = False) -> None:
+        self.fails = fails
+        self.outbox = Outbox()
+        self.gate, self.slow = asyncio.Event(), asyncio.Event()
+        self.gate.set()
+        self.slow.set()
+        self.models: list[Any] = []
+        self.tables: list[int] = []
+
+    async def start(self, spec: bytes) -> tuple[str, int]:
+        await self.gate.wait()
+        if self.fails:
+            raise EngineError("no sandbox works here")
+        return "node", 1
+
+    async def use_model(self, folder: Any) -> None:
+        self.models.append(folder)
+
+    async def use_engines(self, number: int, rows: Any, refusal: str) -> None:
+        await self.slow.wait()
+        self.tables.append(number)
+
+    async def messages(self) -> list[Any]:
+        return await self.outbox.take()
+
+    async def close(self) -> None:
+        self.outbox.put(Event("closing", {}))
+        self.outbox.put(Closed())
+
+
+class Run:
+    """Workers, and what they say to the run."""
+
+    def __init__(self) -> None:
+        spec: Any = None
+        self.received: list[Any] = []
+        self.notes: list[str] = []
+        self.workers = Workers(spec, {}, 4, 5.0, self.received.append, self.notes.append)
+
+    @property
+    def states(self) -> list[str]:
+        return [worker.state for worker in self.workers]
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        async with asyncio.timeout(5):
+            while not holds():  # noqa: ASYNC110 - states have no events
+                await asyncio.sleep(0.001)
+
+
+@pytest.fixture
+async def run(started: Started) -> AsyncIterator[Run]:
+    started.make = FakeWorker
+    found = Run()
+    yield found
+    await found.workers.close()
+    assert all(actor.dead.is_set() for actor in started)
+
+
+def worker_of(run: Run, position: int = 0) -> Worker:
+    found: Worker = [*run.workers][position]
+    return found
+
+
+async def test_a_worker_has_what_changed_while_it_started_before_it_gets_an_episode(run: Run, started: Started) -> None:
+    slow = FakeWorker()
+    slow.gate.clear()
+    slow.slow.clear()
+    started.make = lambda: slow
+    await run.workers.use_engines(1, [], "")
+    adding = asyncio.create_task(run.workers.add(1))
+    await asyncio.sleep(0.01)
+    await run.workers.use_engines(2, [], "")
+    slow.gate.set()
+    await asyncio.sleep(0.01)
+    await run.workers.use_engines(3, [], "")
+    await run.workers.use_model(None)
+    assert not worker_of(run).serving
+    slow.slow.set()
+    await adding
+    assert slow.tables == [2, 3], "the first was replaced before it could be sent"
+    assert slow.models == [None]
+    assert run.states == ["serving"]
+
+
+async def test_a_worker_that_died_is_started_once_however_many_notice(run: Run, started: Started) -> None:
+    await run.workers.add(1)
+    worker, actor = worker_of(run), started[0]
+    actor.kill()
+    for _ in range(3):
+        run.workers.suspect(worker, actor)
+    await run.until(lambda: run.states == ["serving"])
+    run.workers.suspect(worker, actor)
+    await asyncio.sleep(0.01)
+    assert len(started) == 2
+    assert run.notes == ["worker 0 has died and is started again; its episodes begin anew."]
+
+
+async def test_a_worker_that_does_not_take_a_table_is_started_again(
+    run: Run, started: Started, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workers_module, "TELL_S", 0.05)
+    await run.workers.add(1)
+    started[0].made.slow.clear()
+    await run.workers.use_engines(1, [], "")
+    await run.until(lambda: run.states == ["serving"])
+    assert started[1].made.tables == [1]
+
+
+async def test_workers_of_which_one_does_not_start_are_not_added(run: Run, started: Started) -> None:
+    made = iter([FakeWorker(), FakeWorker(fails=True)])
+    started.make = lambda: next(made)
+    with pytest.raises(EngineError, match="no sandbox works here"):
+        await run.workers.add(2)
+    assert len(run.workers) == 0
+    assert all(actor.dead.is_set() for actor in started)
+
+
+async def test_a_worker_that_never_starts_again_is_given_up_and_removed_first(run: Run, started: Started) -> None:
+    await run.workers.add(2)
+    started.make = lambda: FakeWorker(fails=True)
+    started[0].kill()
+    await run.until(lambda: "failed" in run.states)
+    assert len(started) == 2 + RESTARTS
+    assert run.notes[-1] == "worker 0 is given up: it was started 3 times in a row in vain."
+    assert await run.workers.remove() == "worker 0"
+    assert run.states == ["serving"]
+    started[1].kill()
+    await run.until(lambda: run.states == ["failed"])
+    with pytest.raises(EngineError, match=r"No rollout worker is left\. no sandbox works here\."):
+        await run.workers.enter("group")
+
+
+async def test_a_worker_that_is_removed_while_it_is_started_again_does_not_come_back(
+    run: Run, started: Started
+) -> None:
+    await run.workers.add(1)
+    held = FakeWorker()
+    held.gate.clear()
+    started.make = lambda: held
+    started[0].kill()
+    await run.until(lambda: len(started) == 2)
+    await run.workers.remove()
+    held.gate.set()
+    await asyncio.sleep(0.01)
+    assert len(run.workers) == 0
+    assert started[1].dead.is_set()
+
+
+async def test_a_worker_is_removed_after_its_episodes_and_its_last_messages_arrive(run: Run, started: Started) -> None:
+    await run.workers.add(1)
+    place = await run.workers.enter("group")
+    removing = asyncio.create_task(run.workers.remove())
+    await asyncio.sleep(0.01)
+    assert not removing.done()
+    run.workers.leave(place)
+    assert await removing == "worker 0"
+    assert run.received == [Event("closing", {})]
+
+
+async def test_who_waits_for_a_worker_is_refused_when_they_are_closed(run: Run) -> None:
+    await run.workers.add(1)
+    for _ in range(4):
+        await run.workers.enter("group")
+    waiting = asyncio.create_task(run.workers.enter("group"))
+    await asyncio.sleep(0)
+    await run.workers.close()
+    with pytest.raises(EngineError, match="closed"):
+        await waiting
+
+
+async def test_a_worker_that_cannot_be_asked_for_is_given_up(
+    run: Run, started: Started, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(cls: type, name: str, options: Any) -> FakeActor:
+        raise ActorLost(f"Ray does not start {name}.")
+
+    await run.workers.add(1)
+    monkeypatch.setattr(workers_module, "start_actor", refuse)
+    started[0].kill()
+    await run.until(lambda: run.states == ["failed"])

@@ -1,0 +1,198 @@
+"""Runs over two Ray nodes, through the command line: they end as in one process, also when their parts are killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from ale_command import ALE, TINY, ale_in_a_process, summary_of
+
+pytestmark = [pytest.mark.slow, pytest.mark.bwrap]
+PLACES = "engine: {replicas: 2}, trainer: {ranks: 2}, rollout: {workers: 2}"
+LIMIT_S = 240
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    """Two nodes on this machine."""
+    os.environ["RAY_AUTH_MODE"] = "disabled"
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 8, "include_dashboard": False})
+    cluster.add_node(num_cpus=8)
+    yield cluster.address
+    cluster.shutdown()
+
+
+def arguments(folder: Path, address: str, *more: str, places: str = PLACES) -> list[str | Path]:
+    file = folder / "run.yaml"
+    file.write_text(TINY.format(runs=folder / "runs"))
+    cluster = f"cluster={{use: ray, address: '{address}', {places}}}"
+    return ["run", file, cluster, *more, "--out", folder / "run"]
+
+
+class Started:
+    """A run that goes on while the test does something to it."""
+
+    def __init__(self, folder: Path, *words: str | Path) -> None:
+        self.folder = folder / "run"
+        self.output = folder / "output"
+        with self.output.open("wb") as output:
+            command = [str(ALE), *map(str, words)]
+            self.process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+
+    def roles(self, role: str) -> list[dict[str, Any]]:
+        data = json.loads((self.folder / "cluster" / "roles.json").read_text())
+        return [row for row in data["roles"] if row["role"] == role]
+
+    def wait_for_step(self, step: int) -> None:
+        """Wait until a step has been trained."""
+        until = time.monotonic() + LIMIT_S
+        while time.monotonic() < until:
+            if (self.folder / "run.db").exists():
+                with sqlite3.connect(f"file:{self.folder / 'run.db'}?mode=ro", uri=True) as db:
+                    found = db.execute("SELECT MAX(step) FROM metrics WHERE stage = 'rl' AND name = 'success'")
+                    if (found.fetchone()[0] or 0) >= step:
+                        return
+            assert self.process.poll() is None, self.output.read_text()
+            time.sleep(0.1)
+        raise AssertionError(self.output.read_text())
+
+    def end(self) -> str:
+        """Wait until the run has ended well; returns its output."""
+        code = self.process.wait(LIMIT_S)
+        said = self.output.read_text()
+        assert code == 0, said
+        return said
+
+
+def check_trained_once(folder: Path, steps: int, prompts: int) -> None:
+    with sqlite3.connect(folder / "run.db") as db:
+        trained = db.execute("SELECT DISTINCT ordinal FROM trained JOIN trajectories ON id = trajectory ORDER BY 1")
+        assert [ordinal for (ordinal,) in trained] == list(range(steps * prompts))
+        twice = db.execute("SELECT trajectory FROM trained GROUP BY trajectory HAVING COUNT(*) > 1").fetchall()
+        assert twice == []
+
+
+def actors() -> list[str]:
+    """The actors of runs that are alive, as Ray names their processes."""
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        words = process.info["cmdline"] or [""]
+        if words[0].startswith(("ray::EngineHost", "ray::RolloutWorker", "ray::RankActor")):
+            found.append(words[0])
+    return found
+
+
+def wait_for_no_actors() -> None:
+    until = time.monotonic() + 15
+    while actors() and time.monotonic() < until:
+        time.sleep(0.2)
+    assert actors() == []
+
+
+def test_a_run_on_two_nodes_ends_as_one_in_a_process(address: str, tmp_path: Path) -> None:
+    done = ale_in_a_process(*arguments(tmp_path, address), timeout_s=LIMIT_S)
+    summary = summary_of(done)
+    assert summary["status"] == "completed"
+    assert summary["final_policy_version"] == 3, "one after sft, and two steps of rl"
+    assert summary["failures"] == {}
+    check_trained_once(tmp_path / "run", 2, 2)
+    roles = json.loads((tmp_path / "run" / "cluster" / "roles.json").read_text())
+    assert roles["state"] == "ended"
+    assert sorted(row["role"] for row in roles["roles"]) == ["engine"] * 2 + ["rollout"] * 2 + ["trainer"] * 2
+    assert len({row["node"] for row in roles["roles"]}) == 2
+    wait_for_no_actors()
+
+
+def test_engines_and_workers_that_are_killed_come_back_and_nothing_is_lost(address: str, tmp_path: Path) -> None:
+    run = Started(tmp_path, *arguments(tmp_path, address, "rl.steps=8", "rl.async_ratio=2", "eval.every=0"))
+    run.wait_for_step(1)
+    os.kill(run.roles("rollout")[0]["pid"], signal.SIGKILL)
+    os.kill(run.roles("engine")[0]["pid"], signal.SIGKILL)
+    said = run.end()
+    assert "worker 0 has died and is started again" in said
+    assert "torch 0 is started again" in said
+    check_trained_once(run.folder, 8, 2)
+    wait_for_no_actors()
+
+
+def test_a_run_that_loses_a_rank_goes_on_from_its_checkpoint_by_itself(address: str, tmp_path: Path) -> None:
+    more = ("rl.steps=6", "rl.checkpoint_every=1", "eval.every=0")
+    run = Started(tmp_path, *arguments(tmp_path, address, *more, places="trainer: {ranks: 2}"))
+    run.wait_for_step(2)
+    rank = next(p for p in psutil.process_iter(["cmdline"]) if (p.info["cmdline"] or [""])[0].startswith("ray::RankA"))
+    rank.kill()
+    said = run.end()
+    assert "The run goes on from its checkpoint step_" in said
+    check_trained_once(run.folder, 6, 2)
+    wait_for_no_actors()
+
+
+def test_engines_and_workers_are_added_and_removed_while_the_run_goes_on(address: str, tmp_path: Path) -> None:
+    places = "engine: {replicas: 1}, trainer: {ranks: 0}, rollout: {workers: 1}"
+    run = Started(tmp_path, *arguments(tmp_path, address, "rl.steps=60", "eval.every=0", places=places))
+    run.wait_for_step(1)
+    more = ale_in_a_process("cluster", "scale", run.folder, "engine=2")
+    assert more.stdout.splitlines()[-1] == "The run has 2 engines now: torch 0, torch 1.", more.stderr
+    more = ale_in_a_process("cluster", "scale", run.folder, "rollout=2")
+    assert more.stdout.splitlines()[-1] == "The run has 2 rollout workers now: worker 0, worker 1.", more.stderr
+    shown = ale_in_a_process("cluster", "status", run.folder, "--json")
+    names = {row["name"]: row["state"] for row in json.loads(shown.stdout)["roles"]}
+    assert names == {"torch 0": "serving", "torch 1": "serving", "worker 0": "serving", "worker 1": "serving"}
+    fewer = ale_in_a_process("cluster", "scale", run.folder, "engine=1")
+    assert fewer.stdout.splitlines()[-1] == "The run has 1 engine now: torch 0.", fewer.stderr
+    refused = ale_in_a_process("cluster", "scale", run.folder, "trainer=3")
+    assert "The trainer's ranks cannot change while it trains" in refused.stderr
+    run.process.terminate()
+    assert run.process.wait(60) == 143, run.output.read_text()
+    wait_for_no_actors()
+    gone = ale_in_a_process("cluster", "scale", run.folder, "engine=2")
+    assert "No run answers" in gone.stderr
+
+
+@pytest.mark.parametrize(("lent", "ratio"), [(1, 2), (2, 2), (2, 0)])
+def test_engines_beside_the_ranks_sleep_while_these_train(address: str, tmp_path: Path, lent: int, ratio: int) -> None:
+    """With two of two, nothing but the lent engines serves the evaluations that go on while the trainer trains."""
+    more = (f"rl.multiplex={lent}", f"rl.async_ratio={ratio}", "rl.steps=4", "eval.every=1")
+    places = "engine: {replicas: 2}, trainer: {ranks: 2}"
+    done = ale_in_a_process(*arguments(tmp_path, address, *more, places=places), timeout_s=LIMIT_S)
+    assert summary_of(done)["status"] == "completed"
+    check_trained_once(tmp_path / "run", 4, 2)
+    with sqlite3.connect(tmp_path / "run" / "run.db") as db:
+        found = db.execute("SELECT name, value FROM metrics WHERE stage = 'rl' AND name IN ('lent', 'switch_s')")
+        values: dict[str, list[float]] = {"lent": [], "switch_s": []}
+        for name, value in found:
+            values[name].append(value)
+    assert len(values["lent"]) == 4
+    assert sum(values["switch_s"]) > 0
+    if lent == 2:
+        assert values["lent"] == [1.0] * 4, "the next batch must be sampled"
+    wait_for_no_actors()
+
+
+def test_a_run_for_which_the_nodes_have_no_room_is_refused(address: str, tmp_path: Path) -> None:
+    done = ale_in_a_process(*arguments(tmp_path, address, places="engine: {replicas: 3, cpus: 9}"))
+    assert done.returncode == 2
+    assert "no node has room left for one of engine (9 CPUs, 0 GPUs)" in done.stderr
+    assert "2 nodes (8 CPUs and 0 GPUs; 8 CPUs and 0 GPUs)" in done.stderr
+
+
+def test_without_an_address_a_run_has_a_ray_of_its_own_and_leaves_nothing(tmp_path: Path) -> None:
+    before = set(Path("/tmp").glob("ale-ray-*"))
+    file = tmp_path / "run.yaml"
+    file.write_text(TINY.format(runs=tmp_path / "runs"))
+    places = "engine: {replicas: 1}, trainer: {ranks: 0}, rollout: {workers: 1}"
+    done = ale_in_a_process("run", file, f"cluster={{use: ray, {places}}}", "--out", tmp_path / "run")
+    assert summary_of(done)["status"] == "completed"
+    assert set(Path("/tmp").glob("ale-ray-*")) == before
+    wait_for_no_actors()
