@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import sqlite3
 import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +20,14 @@ from ale_command import ALE, TINY, ale_in_a_process, summary_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.bwrap]
 PLACES = "engine: {replicas: 2}, trainer: {ranks: 2}, rollout: {workers: 2}"
+ACTORS = ("EngineHost", "RolloutWorker", "RankActor")
 LIMIT_S = 240
 
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
     """Two nodes on this machine."""
-    os.environ["RAY_AUTH_MODE"] = "disabled"
+    os.environ |= {"RAY_AUTH_MODE": "disabled", "RAY_worker_niceness": "0"}  # else other tests have all the time
     from ray.cluster_utils import Cluster
 
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 8, "include_dashboard": False})
@@ -83,13 +86,13 @@ def check_trained_once(folder: Path, steps: int, prompts: int) -> None:
         assert twice == []
 
 
-def actors() -> list[str]:
-    """The actors of runs that are alive, as Ray names their processes."""
+def actors(name: str = "") -> list[psutil.Process]:
+    """The actors that live on the nodes of this test, of a class if its name is given."""
     found = []
-    for process in psutil.process_iter(["cmdline"]):
-        words = process.info["cmdline"] or [""]
-        if words[0].startswith(("ray::EngineHost", "ray::RolloutWorker", "ray::RankActor")):
-            found.append(words[0])
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            if (process.cmdline() or [""])[0].startswith(tuple(f"ray::{each}" for each in ACTORS if name in each)):
+                found.append(process)
     return found
 
 
@@ -130,10 +133,23 @@ def test_a_run_that_loses_a_rank_goes_on_from_its_checkpoint_by_itself(address: 
     more = ("rl.steps=6", "rl.checkpoint_every=1", "eval.every=0")
     run = Started(tmp_path, *arguments(tmp_path, address, *more, places="trainer: {ranks: 2}"))
     run.wait_for_step(2)
-    rank = next(p for p in psutil.process_iter(["cmdline"]) if (p.info["cmdline"] or [""])[0].startswith("ray::RankA"))
-    rank.kill()
+    actors("RankActor")[0].kill()
     said = run.end()
     assert "The run goes on from its checkpoint step_" in said
+    check_trained_once(run.folder, 6, 2)
+    wait_for_no_actors()
+
+
+def test_a_worker_that_stands_still_is_named_and_started_again(address: str, tmp_path: Path) -> None:
+    places = "engine: {replicas: 1}, trainer: {ranks: 0}, rollout: {workers: 2}"
+    more = ("rl.steps=6", "rl.stall_s=6", "eval.every=0")
+    run = Started(tmp_path, *arguments(tmp_path, address, *more, places=places))
+    run.wait_for_step(1)
+    os.kill(run.roles("rollout")[0]["pid"], signal.SIGSTOP)
+    said = run.end()
+    # Where it waited for an engine, that may as well be what hangs.
+    assert re.search(r"Nothing has moved for 6 s: (a rollout worker|the engine) hangs\.", said), said
+    assert "worker 0 has died and is started again" in said
     check_trained_once(run.folder, 6, 2)
     wait_for_no_actors()
 

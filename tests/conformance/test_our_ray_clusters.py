@@ -14,7 +14,7 @@ from kit import assert_keeps_contract
 def test_it_keeps_its_contract(tmp_path: Path) -> None:
     # A Ray of the run's own would be started a dozen times in one process here, where a run starts one: that takes a
     # minute more, and some of these starts leave a socket of Ray's open in the process.
-    os.environ["RAY_AUTH_MODE"] = "disabled"
+    os.environ |= {"RAY_AUTH_MODE": "disabled", "RAY_worker_niceness": "0"}  # else other tests have all the time
     from ray.cluster_utils import Cluster
 
     nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 4, "include_dashboard": False})

@@ -36,6 +36,7 @@ def test_sigterm_goes_to_pythons_handler_again() -> None:
 
 def test_programs_can_be_interrupted_although_ray_blocks_the_signal() -> None:
     def start() -> None:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # in the background of a shell it is ignored
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         take_interrupts()
 

@@ -20,7 +20,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from ale.errors import AleError
-from ale.rollout.episode import Episodes, StageInfo
+from ale.rollout.episode import StageInfo
 from ale.rollout.filters import Rejection
 from ale.rollout.scheduler import RESEED, Rollouts
 from ale.session.session import RecordedSession
@@ -28,7 +28,7 @@ from ale.specs.algorithm import RolloutRequest
 from ale.store.run_store import REJECT
 from ale.trajectory import Trajectory
 from ale_rl.places import IN_FRONT
-from ale_rl.watchdog import await_chain
+from ale_rl.watchdog import await_chain, is_episode
 
 SPARE = "spare"
 SPARE_SEED = 15_485_863
@@ -184,7 +184,7 @@ class Spares:
         running = self._running(request)
         if running is None:
             outer.cancel()
-        elif any(frame.f_code is Episodes.run.__code__ for frame in await_chain(running)):
+        elif any(is_episode(frame) for frame in await_chain(running)):
             self._lost[running] = kept_tokens
             self._rollouts.episodes.ended[running] = Outrun("Another rollout of its place in the group was first.")
             running.cancel()

@@ -26,6 +26,7 @@ from typing import Any
 
 from ale.errors import AgentError, AleError, EngineError, PluginError, SandboxError
 from ale.pipeline.workbench import Workbench
+from ale.rollout.episode import Episodes
 
 log = logging.getLogger("ale.rl")
 LOOKS = 10
@@ -34,7 +35,11 @@ ANSWER_S = 1.0
 """An event loop that does not answer for this long is blocked."""
 OLDEST, MAX_STACKS = 5, 40
 STORE, ENGINE, REWARD, COMMAND, AGENT = "the store", "the engine", "the reward", "a command in a sandbox", "the agent"
-ERRORS: dict[str, type[AleError]] = {ENGINE: EngineError, COMMAND: SandboxError, AGENT: AgentError}
+WORKER = "a rollout worker"
+"""Another process, which makes the episode: its part cannot be seen from here."""
+ERRORS: dict[str, type[AleError]] = {
+    ENGINE: EngineError, COMMAND: SandboxError, AGENT: AgentError, WORKER: SandboxError
+}  # fmt: skip
 
 
 class Watchdog:
@@ -157,7 +162,7 @@ class Watchdog:
         running = {task: part_of(list(await_chain(task))) for task in self._bench.rollouts.running}
         parts = {part}
         if part == ENGINE and ENGINE not in running.values():
-            parts = {AGENT, COMMAND}  # agents that call over HTTP
+            parts = {AGENT, COMMAND, WORKER}  # agents that call over HTTP, and episodes of other processes
         for task, of in running.items():
             if of in parts:
                 self._bench.rollouts.episodes.ended[task] = ERRORS.get(part, PluginError)(sentence)
@@ -217,11 +222,26 @@ def part_of(frames: list[FrameType]) -> str | None:
             return ENGINE
         if code.co_name == "guard_plugin_call":
             part = {"reward": REWARD, "scaffold": AGENT}.get(values["kind"], "the sandbox plugin")
-        elif code.co_name == "_act" and part is None:
+        elif code.co_name == "_act" and part in (None, WORKER):
             part = AGENT
+        elif _waits_for_worker(frame):
+            part = WORKER
         elif code.co_name == "exec" and part in (AGENT, REWARD):
             part = COMMAND
     return part
+
+
+def is_episode(frame: FrameType) -> bool:
+    """Return whether a frame is that of an episode."""
+    return frame.f_code is Episodes.run.__code__ or _waits_for_worker(frame)
+
+
+def _waits_for_worker(frame: FrameType) -> bool:
+    """Return whether a frame is that of an episode that is made in another process."""
+    episodes = frame.f_locals.get("self")
+    if not isinstance(episodes, Episodes) or frame.f_code is Episodes.run.__code__:
+        return False
+    return frame.f_code is type(episodes).run.__code__
 
 
 def _stack(frames: list[FrameType]) -> str:

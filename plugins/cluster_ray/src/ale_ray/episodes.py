@@ -29,7 +29,7 @@ from ale_ray.workers import Worker, Workers
 
 BEGINNINGS = 4
 """An episode whose worker died so often is what they die of, and fails."""
-END_S = 120.0
+END_S, PING_S = 120.0, 2.0
 """How long a worker may take to end an episode, with its sandbox."""
 
 
@@ -104,11 +104,18 @@ class RemoteEpisodes(Episodes):
 
     async def _end_at(self, worker: Worker, actor: Any, name: str, error: AleError) -> Encoded | None:
         """End an episode with a failure; returns what there is of it, if anything."""
+        ending = asyncio.ensure_future(ask(worker.name, actor.end.remote(name, error), END_S))
         try:
-            answer: Encoded | None = await ask(worker.name, actor.end.remote(name, error), END_S)
+            while not ending.done():
+                await asyncio.wait([ending], timeout=PING_S)
+                if not ending.done():  # it may take long, but a process that stands still does not answer anything
+                    await ask(worker.name, actor.ping.remote(), PING_S)
+            answer: Encoded | None = ending.result()
         except (ActorLost, TimeoutError):
             self.workers.suspect(worker, actor)
             return None
+        finally:
+            ending.cancel()
         return answer
 
     def _why_ended(self) -> AleError:

@@ -186,6 +186,9 @@ class RolloutWorker:
         await asyncio.wait([running.task])
         self._forget(name)
 
+    async def ping(self) -> None:
+        """Answer."""
+
     async def messages(self) -> list[Any]:
         """Wait for messages to the run, and return them."""
         await self._started.wait()
