@@ -178,3 +178,10 @@ def test_rewards_leave_room_for_the_sandboxes_that_there_may_be(
     """With room for 16, eight agents leave eight: four that are scored, each of which may open a second one."""
     run: Any = SimpleNamespace(rollout=SimpleNamespace(concurrency=8), pool=SimpleNamespace(max_sandboxes=most))
     assert scoring_places(run, RLConfig(scoring_concurrency=chosen)) == places
+
+
+def test_a_limit_that_was_lower_for_a_while_is_reported_once() -> None:
+    places = Places(48, 1)
+    places.limit = 38
+    places.limit = 48
+    assert [places.take_lowest(), places.take_lowest()] == [38, 48]

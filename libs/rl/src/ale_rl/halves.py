@@ -62,7 +62,7 @@ async def roll_out_only(bench: Workbench, config: RLConfig, source: Path | None)
         for step in range(1, config.steps + 1):
             rollouts = producer.require_rollouts(await producer.next_batch(step), step)
             metrics = rollout_metrics(rollouts, bench.engine.version) if rollouts else {}
-            metrics |= producer.spares.metrics() | {"in_flight/limit": float(places.limit)}
+            metrics |= producer.spares.metrics() | {"in_flight/limit": float(places.take_lowest())}
             bench.finish_step(RL_STAGE, step, metrics | bench.rollouts.metrics(RL_STAGE) | resource_metrics(bench))
             if rollouts:
                 bench.progress.numbers(success=metrics["success"])

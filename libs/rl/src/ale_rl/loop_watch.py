@@ -101,7 +101,7 @@ class LoopWatch:
         """Return the metrics of the step that ends now, and note its spans and advice."""
         trainer, engine = self._lap()
         found = role_metrics(trainer, engine) | self._producer.buffer_metrics()
-        found["in_flight/limit"] = float(self._places.limit)
+        found["in_flight/limit"] = float(self._places.take_lowest())
         self._laps.append((trainer, engine))
         said = advice(self._laps, self._config.async_ratio, self._config.batches_ahead)
         roles = {"trainer": _in_unix_time(self.trainer.spans), "engine": _in_unix_time(coarsen(self._engine.spans))}

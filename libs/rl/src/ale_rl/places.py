@@ -24,7 +24,7 @@ class Places:
     task that enters it."""
 
     def __init__(self, limit: int, scoring: int) -> None:
-        self._limit = limit
+        self._limit = self._lowest = limit
         self._scorers = asyncio.Semaphore(scoring)
         self._ranks: WeakKeyDictionary[Task, int] = WeakKeyDictionary()
         self._next = count()
@@ -41,8 +41,13 @@ class Places:
 
     @limit.setter
     def limit(self, limit: int) -> None:
-        self._limit = limit
+        self._limit, self._lowest = limit, min(limit, self._lowest)
         self._serve()
+
+    def take_lowest(self) -> int:
+        """Return the smallest limit since the last call."""
+        lowest, self._lowest = self._lowest, self._limit
+        return lowest
 
     @property
     def running(self) -> int:
