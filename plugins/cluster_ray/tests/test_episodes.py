@@ -12,6 +12,7 @@ import pytest
 
 from ale.errors import EngineError
 from ale.rollout.episode import StageInfo
+from ale.rollout.selection import Option, Selection
 from ale.specs.algorithm import RolloutRequest
 from ale.store.encoding import encode
 from ale.task import Task
@@ -95,7 +96,11 @@ class Run:
     def __init__(self, worker: FakeWorker) -> None:
         self.worker, self.workers, self.sampling = worker, FakeWorkers(worker), 0
         sessions = SimpleNamespace(engine=SimpleNamespace(version=3), sampling=self._sample)
-        parts: dict[str, Any] = {"provider": None, "scaffold": None, "reward": None, "hooks": None, "config": None}
+        parts: dict[str, Any] = {
+            path: Selection(kind, [Option("only", None)])
+            for path, kind in {"provider": "sandbox", "scaffold": "scaffold", "reward": "reward"}.items()
+        }
+        parts |= {"hooks": None, "config": None}
         rest: dict[str, Any] = {"needs": None, "labels": {}, "sessions": sessions, "workers": self.workers}
         self.episodes = RemoteEpisodes(**parts, **rest)
 

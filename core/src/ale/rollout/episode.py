@@ -81,27 +81,10 @@ class Episodes:
     async def run(self, request: RolloutRequest, stage: StageInfo) -> Trajectory:
         """Run one episode to its end."""
         episode_id = uuid.uuid4().hex[:16]
-        sections = (self.provider, self.scaffold, self.reward)
-        selected = tuple(pair for section in sections for pair in section.made_with(request))
+        trajectory = self.begin(episode_id, request, stage)
         opening = Opening() if request.start is None else request.start.open(self._start_context(request, stage))
         session = self._open_session(episode_id, request, stage, opening.respond)
         session.opened_by = asyncio.current_task()
-        trajectory = Trajectory(
-            id=episode_id,
-            task_id=request.task.id,
-            split=stage.split,
-            stage=stage.name,
-            step=stage.step,
-            group=request.group,
-            seed=request.seed,
-            policy_version=self.sessions.engine.version,
-            sequences=(),
-            chunks=(),
-            tags=request.task.tags,
-            started_at=time.time(),
-            made_with=selected,
-            start_chunk=request.start_chunk,
-        )
         began = time.monotonic()
         timings: dict[str, float] = {}
         try:
@@ -118,6 +101,25 @@ class Episodes:
             return self._failed_trajectory(trajectory, session, self.ended.pop(task), timings, began)
         finally:
             session.close()
+
+    def begin(self, episode_id: str, request: RolloutRequest, stage: StageInfo) -> Trajectory:
+        """Return the trajectory of an episode of which nothing has happened yet."""
+        return Trajectory(
+            id=episode_id,
+            task_id=request.task.id,
+            split=stage.split,
+            stage=stage.name,
+            step=stage.step,
+            group=request.group,
+            seed=request.seed,
+            policy_version=self.sessions.engine.version,
+            sequences=(),
+            chunks=(),
+            tags=request.task.tags,
+            started_at=time.time(),
+            made_with=tuple(pair for s in (self.provider, self.scaffold, self.reward) for pair in s.made_with(request)),
+            start_chunk=request.start_chunk,
+        )
 
     def _open_session(
         self, episode_id: str, request: RolloutRequest, stage: StageInfo, responder: Responder

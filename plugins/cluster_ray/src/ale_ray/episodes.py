@@ -9,11 +9,10 @@
 from __future__ import annotations
 
 import asyncio
-import time
 import uuid
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -129,20 +128,8 @@ class RemoteEpisodes(Episodes):
 
     def _unmade(self, request: RolloutRequest, stage: StageInfo, error: AleError) -> Trajectory:
         """Return the trajectory of an episode of which nothing is there."""
-        return Trajectory(
-            id=uuid.uuid4().hex[:16],
-            task_id=request.task.id,
-            split=stage.split,
-            stage=stage.name,
-            step=stage.step,
-            group=request.group,
-            seed=request.seed,
-            policy_version=self.sessions.engine.version,
-            sequences=(),
-            chunks=(),
-            tags=request.task.tags,
-            started_at=time.time(),
-            start_chunk=request.start_chunk,
+        return replace(
+            self.begin(uuid.uuid4().hex[:16], request, stage),
             failure=Failure(error.kind, str(error), error.retryable),
             rejected=f"{error.kind} failure",
             ended_by="failure",
