@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# On one GPU: vLLM's and SGLang's tokens a second, updates by every transport, sleep and wake, memory; then the trainers'
-# tests and their speed.
+# On one GPU: vLLM's and SGLang's tokens a second, updates by every transport, sleep and wake, memory; a run in which vLLM
+# and the trainer have the GPU in turns; then the trainers' tests and their speed.
 #
 #   scripts/gpu_check.sh                  the environments come from the package index
 #   scripts/gpu_check.sh WHEELS           they come from a folder of wheels, on a machine without an index
@@ -35,6 +35,15 @@ for server in vllm sglang; do
   if [ -n "${!variable+set}" ] && [ -z "${!variable}" ]; then echo "== $server is left out"; continue; fi
   try "$server" check_engine "$server"
 done
+colocated() {  # vLLM and the trainer have one GPU in turns: everything sleeps and wakes
+  local made; made="$(mktemp -d)"
+  .venv/bin/ale run examples/vllm_torch.yaml --out "$made/run" engine.device=cuda engine.gpu_memory=0.6 \
+    ${VLLM_PYTHON:+engine.python="$VLLM_PYTHON"} trainer.device=cuda rl.multiplex=1 rl.steps=6 rl.checkpoint_every=3
+  local status=$?
+  rm -rf "$made"
+  return $status
+}
+if [ -z "${VLLM_PYTHON+set}" ] || [ -n "$VLLM_PYTHON" ]; then try colocated colocated; fi
 try trainers .venv/bin/pytest -q tests/test_gpu.py plugins/trainer_torch/tests plugins/trainer_megatron/tests
 try speed .venv/bin/python benchmarks/trainers.py
 try memory .venv/bin/python benchmarks/trainer_memory.py

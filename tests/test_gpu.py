@@ -69,6 +69,30 @@ async def test_megatron_on_a_gpu_computes_what_the_trainer_torch_computes(tmp_pa
                 assert found[metric] == pytest.approx(expected[metric], rel=1e-3, abs=1e-5), metric
 
 
+async def test_a_trainer_that_sleeps_gives_its_memory_back_and_goes_on_as_it_was(tmp_path: Path) -> None:
+    from parallel_losses import algorithms, batch_of, learner
+
+    from ale.specs.driver import DriverContext
+    from ale_testing.loss_samples import write_small_policy
+    from ale_trainer_torch import TorchTrainer
+
+    model = write_small_policy(tmp_path / "model")
+    algorithm = algorithms()["pg grpo kl"]
+    batch = batch_of(algorithm, learner(model))
+    before = torch.cuda.memory_allocated()
+    async with TorchTrainer(TorchTrainer.Config(device="cuda"), DriverContext()) as trainer:
+        await trainer.load(model)
+        await trainer.load(model, "reference")
+        for _ in range(2):
+            await trainer.update(batch, algorithm.loss, lr=1e-3)
+            expected = [await trainer.logprobs(batch, role) for role in ("current", "reference")]
+            awake = torch.cuda.memory_allocated() - before
+            assert await trainer.sleep()
+            assert torch.cuda.memory_allocated() - before < awake / 20
+            found = [await trainer.logprobs(batch, role) for role in ("current", "reference")]
+            assert all(bool((one == other).all()) for one, other in zip(found, expected, strict=True))
+
+
 @pytest.mark.parametrize(
     "settings",
     [

@@ -205,6 +205,22 @@ WRONG = {
         "restore() must bring back the reference that was saved",
         "threads: 1",
     ),
+    "sleep that forgets the optimizer": Wrong(
+        "trainer",
+        TRAINER
+        + """
+    async def sleep(self):
+        from pathlib import Path
+        from tempfile import TemporaryDirectory
+        with TemporaryDirectory() as folder:
+            policy = await self.publish("folder", Path(folder))
+            await self.load(policy.ticket.folder)
+            await self.load(policy.ticket.folder, "reference")
+""",
+        "test_a_trainer_that_slept_goes_on_as_it_was",
+        "sleep() must keep all",
+        "threads: 1",
+    ),
     "weight decay is not heard": Wrong(
         "trainer",
         TRAINER

@@ -62,13 +62,18 @@ class Scene:
     """A trainer that lends its devices to some of its engines, and waits for batches that the test makes."""
 
     def __init__(self, engines: int, lent: int) -> None:
+        self.gives_memory = False
         self.engines = Engines(engines)
         self.ready = self.at_engines = 0
         engine: Any = self.engines
-        self.lending = Lending(engine, lent, BATCH, lambda: self.ready, lambda: self.at_engines)
+        self.lending = Lending(engine, lent, BATCH, lambda: self.ready, lambda: self.at_engines, self.sleep)
         self.batch: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.broken_off = False
         self.states: list[str] = []
+
+    async def sleep(self) -> bool:
+        self.engines.did.append("trainer sleeps")
+        return self.gives_memory
 
     async def next_batch(self) -> str:
         try:
@@ -161,7 +166,7 @@ async def test_they_are_lent_again_in_the_background_where_the_trainer_waits_for
         assert not waiting.done()
         s.engines.gate.set()
         assert await waiting == "batch"
-        assert s.engines.did == ["shrinks", "shrunk", "expands", "expanded", "shrinks", "shrunk"]
+        assert s.engines.did == ["shrinks", "shrunk", "trainer sleeps", "expands", "expanded", "shrinks", "shrunk"]
 
 
 async def test_they_sleep_on_where_the_trainer_does_not_wait() -> None:
@@ -201,7 +206,26 @@ async def test_if_all_engines_are_lent_they_serve_whenever_the_trainer_does_not_
         assert s.engines.asleep == set(), "an evaluation goes on before the weights are published"
         await s.update()
         await s.take()
-        assert s.engines.did == ["shrinks", "shrunk", "expands", "expanded"] * 2 + ["shrinks", "shrunk"]
+        assert s.engines.did == ["shrinks", "shrunk", "trainer sleeps", "expands", "expanded"] * 2 + [
+            "shrinks",
+            "shrunk",
+        ]
+
+
+async def test_a_trainer_that_gives_memory_back_never_wakes_beside_the_engines() -> None:
+    async with scene(2, 2) as s:
+        assert not await s.lending.take_back_to_wake(), "it has not slept yet"
+        s.gives_memory = True
+        await s.lending.begin()
+        assert await s.lending.take_back_to_wake()
+        assert s.engines.asleep == {"engine 0", "engine 1"}
+        assert not await s.lending.take_back_to_wake(), "it has them"
+        s.lending.lend()
+        await s.take()
+        await s.update()
+        assert s.engines.asleep == set()
+        sleeps_alone = ["trainer sleeps", "expands", "expanded"]
+        assert s.engines.did == ["trainer sleeps", *["shrinks", "shrunk", *sleeps_alone] * 2]
 
 
 async def test_an_evaluation_has_the_engines_that_are_not_lent() -> None:

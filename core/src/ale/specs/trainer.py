@@ -26,8 +26,7 @@ class ChunkTable:
     G_c; it is 0 if the chunk has no policy gradient and is at most held near the reference.
 
     `sampled` is False for a chunk that the policy did not sample (an expert's, a demonstrator's): it has no engine
-    log-probabilities. By default all are True.
-    """
+    log-probabilities. By default all are True."""
 
     trajectory: npt.NDArray[np.int64]
     position: npt.NDArray[np.int64]
@@ -95,8 +94,7 @@ class LossInput:
     [M] index `chunks`, the table of the *whole* batch, as tensors. `old_logprobs` is None if the batch has none: the
     loss then decides whether to use the engine's. `reference_logprobs` [M] is None if the batch has none. `normalizer`
     and `reference_normalizer` are the batch's, and so are `columns`, each [M]. `values` [M] are the value head's, with
-    gradient; None without one.
-    """
+    gradient; None without one."""
 
     logprobs: Any
     entropy: Any
@@ -126,10 +124,8 @@ class ChunkTensors:
 @dataclass(frozen=True, slots=True)
 class LossOutput:
     """`loss` is a scalar tensor; `sums` are detached scalars that add up over micro-batches and ranks; of `maxima`,
-    also detached scalars, the largest counts.
-
-    `Loss.metrics` turns the totals into what is reported, such as `sums[x] / sums[weight]` for a mean.
-    """
+    also detached scalars, the largest counts. `Loss.metrics` turns the totals into what is reported, such as `sums[x] /
+    sums[weight]` for a mean."""
 
     loss: Any
     sums: Mapping[str, Any]
@@ -191,6 +187,10 @@ class TrainerBackend(ABC):
         """Publish the current weights under the next version number, with a ticket of `transport`; later updates do not
         change what the ticket leads to. Files go to `folder/<version>`, complete or not at all; the caller removes
         them. Raises `TrainerError` for a transport that the trainer does not name."""
+
+    async def sleep(self) -> bool:
+        """Give back its devices' memory until the next call, and return whether any was; by default, none is."""
+        return False
 
     @abstractmethod
     async def save(self, folder: Path) -> None:

@@ -2,8 +2,11 @@
 
 1. All engines sample at first. While the trainer waits for its batch, the policy (`multiplexing.py`) says when to take
   its devices back: what these engines sample goes on at the others, and their memory is freed.
-2. After an update the policy says whether to lend the devices again; the engines then load the newest weights. If all
-  engines lie there, nothing else samples, so they are lent after every update, and for an evaluation that still runs.
+2. After an update the policy says whether to lend the devices again: the trainer then sleeps, and the engines load the
+  newest weights. If all engines lie there, nothing else samples, so they are lent after every update, and for an
+  evaluation that still runs.
+3. A trainer that gives memory back while it sleeps wakes by itself when it is called, so that it has its devices alone
+  then: also to write a checkpoint.
 """
 
 from __future__ import annotations
@@ -53,7 +56,8 @@ def require_elastic(engine: InferenceEngine, count: int) -> Elastic:
 
 
 class Lending:
-    """See the module. `ready` is the number of groups that are there, `at_engines` that of requests at the engines."""
+    """See the module. `ready` is the number of groups that are there, `at_engines` that of requests at the engines, and
+    `sleep` is the trainer's."""
 
     def __init__(
         self,
@@ -62,6 +66,7 @@ class Lending:
         batch_size: int,
         ready: Callable[[], int],
         at_engines: Callable[[], int],
+        sleep: Callable[[], Awaitable[bool]],
     ) -> None:
         """Raises `ConfigError` as `require_elastic` does."""
         self._engine = require_elastic(engine, count)
@@ -70,9 +75,11 @@ class Lending:
         self._names = {seat.name for seat in seats[len(rest) :]}
         self._policy = Multiplexing(batch_size, count / len(seats)) if rest else None
         self._rest = len(rest) / len(seats)
-        self._ready, self._at_engines = ready, at_engines
+        self._ready, self._at_engines, self._sleep = ready, at_engines, sleep
         self._lent = True
         """Whether the devices are the engines', or will be once `_expanding` has ended."""
+        self._slept = False
+        """Whether the trainer gave memory back when it lent them."""
         self._expanding: asyncio.Task[None] | None = None
         self.waited_s = 0.0
         """How long the trainer waited for its last batch, without the switch after that."""
@@ -99,6 +106,22 @@ class Lending:
             return await coming
         finally:
             await _end(coming, back)
+
+    async def begin(self) -> None:
+        """Have the trainer sleep: the devices are the engines' at first."""
+        self._slept = await self._sleep()
+
+    async def take_back_to_wake(self) -> bool:
+        """Take the devices back if the trainer, which is to be called now, needs what it gave back; return whether."""
+        if not (self._lent and self._slept):
+            return False
+        await self._take_back()
+        return True
+
+    def lend(self) -> None:
+        """Have the trainer sleep and the engines serve."""
+        self._lent = True
+        self._expanding = asyncio.create_task(self._wake())
 
     def _may_shrink(self, began: float, ready: int) -> bool:
         """Ask the policy, with the speed at which groups have finished since the trainer waits."""
@@ -131,7 +154,7 @@ class Lending:
         if self._policy is None or not self._find_rest():
             await self.serve_all()
         elif self._policy.expand(self._ready(), self.waited_s, 2 * self._switch_s):
-            self._lend()
+            self.lend()
 
     async def serve_evaluation(self) -> None:
         """Have engines serve if none does: else an evaluation for whose end the trainer waits would never end."""
@@ -141,7 +164,7 @@ class Lending:
     async def serve_all(self) -> None:
         """Have all engines serve."""
         if not self._lent:
-            self._lend()
+            self.lend()
         if self._expanding is not None:
             await self._expanding
 
@@ -149,12 +172,9 @@ class Lending:
         """End what this does; the engines stay as they are."""
         await _end(self._expanding)
 
-    def _lend(self) -> None:
-        self._lent = True
-        self._expanding = asyncio.create_task(self._wake())
-
     async def _wake(self) -> None:
         began = time.monotonic()
+        self._slept = await self._sleep()
         await self._engine.expand(self._find_lent())
         self._note_switch(time.monotonic() - began)
 

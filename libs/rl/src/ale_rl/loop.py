@@ -94,9 +94,9 @@ class Training:
         self._watch = LoopWatch(bench, config, places, producer)
         self._lending: Lending | None = None
         if config.multiplex:
-            batch, watch = config.prompts_per_step, self._watch
+            batch, watch, sleep = config.prompts_per_step, self._watch, bench.backend.sleep
             self._lending = Lending(
-                bench.engine, config.multiplex, batch, lambda: producer.ready, lambda: watch.at_engines
+                bench.engine, config.multiplex, batch, lambda: producer.ready, lambda: watch.at_engines, sleep
             )
         self._watchdog = Watchdog(
             bench, config.stall_s, self._watch.moves, self._watch.achieved, producer.is_open, self._watch.states
@@ -120,6 +120,8 @@ class Training:
         try:
             async with self._watch, asyncio.TaskGroup() as group:
                 watching = group.create_task(self._watchdog.run())
+                if self._lending is not None:
+                    await self._lending.begin()
                 if self._evaluation_due is not None:
                     self._evaluate(group, *self._evaluation_due)
                 for step in range(first + 1, self._config.steps + 1):
@@ -134,6 +136,8 @@ class Training:
             if self._lending is not None:
                 await self._lending.serve_all()
             await self._bench.evaluate("after_rl", self._config.steps)
+            if self._lending is not None:
+                await self._lending.take_back_to_wake()
         except BaseException:
             stalled = self._watchdog.failed  # then it may hang again
             if self._between_steps and self._producer.steps_done > self._saved and not stalled:
@@ -183,6 +187,8 @@ class Training:
                     if self._lending is not None and not self._evaluation.done():
                         await self._lending.serve_evaluation()
                     await asyncio.wait([self._evaluation])
+                    if self._lending is not None:
+                        await self._lending.take_back_to_wake()
                 with watch.publishing():
                     await publish(bench)
         if self._lending is not None:  # also without an update, as the next batch must be sampled
@@ -240,8 +246,9 @@ class Training:
 
     async def _save(self) -> None:
         """Write a checkpoint of the state as it is now; it is finished even if the run is stopped meanwhile."""
-        bench, step, due = self._bench, self._producer.steps_done, self._evaluation_due
         self._watch.trainer.enter("save")
+        taken = self._lending is not None and await self._lending.take_back_to_wake()
+        bench, step, due = self._bench, self._producer.steps_done, self._evaluation_due
         if due is not None and due[1] != step:  # an evaluation measures one version, and that one is no more
             bench.progress.note(f"The evaluation {due[0]} was broken off; it is not made again if the run goes on.")
             due = None
@@ -262,3 +269,5 @@ class Training:
         finally:
             await saving
             self._saved = step
+        if self._lending is not None and taken:
+            self._lending.lend()

@@ -107,6 +107,24 @@ async def test_every_publish_is_a_new_version_with_weights(subject: Subject) -> 
         assert again.version == 1, f"load() must set the version back to 0; publish() gave {again.version}"
 
 
+@async_test
+async def test_a_trainer_that_slept_goes_on_as_it_was(subject: Subject) -> None:
+    given, found = batch(), []
+    for sleeps in (False, True):
+        async with loaded(subject) as trainer:
+            await trainer.load(subject.folder / "tiny-0", "reference")
+            for _ in range(2):
+                await trainer.update(given, likelihood, lr=1e-2)
+                if sleeps:
+                    await trainer.sleep()
+            found.append((await trainer.logprobs(given), await trainer.logprobs(given, "reference")))
+    for policy, stayed, slept in zip(("current", "reference"), *found, strict=True):
+        apart = np.abs(stayed - slept).max()
+        assert apart < 1e-5, (
+            f"sleep() must keep all; the log-probabilities of the {policy} policy are {apart:.2g} apart"
+        )
+
+
 @pytest.mark.ale_transport("memory")
 @async_test
 async def test_weights_published_in_memory_are_copies(subject: Subject) -> None:

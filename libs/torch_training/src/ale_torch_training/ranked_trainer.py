@@ -119,6 +119,11 @@ class RankedTrainer(Driver, TrainerBackend):
         policy: PolicyVersion = await self._call("publish", transport, folder)
         return policy
 
+    async def sleep(self) -> bool:
+        """See `TrainerBackend.sleep`. What is published by `ipc` or `nccl` stays."""
+        given: bool = await self._call("sleep")
+        return given
+
     async def save(self, folder: Path) -> None:
         """See `TrainerBackend.save`; the tokenizer's files come along, so the folder serves as `model.path` too."""
         await self._call("save", folder)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
@@ -17,6 +17,7 @@ from ale.errors import ConfigError, TrainerError
 from ale.specs.engine import FolderTicket, MemoryTicket, PolicyVersion, Ticket
 from ale.specs.trainer import LossFunction, PolicyRole, TrainBatch
 from ale_ranks.world import World
+from ale_torch_training.asleep import Asleep
 from ale_torch_training.checkpoint_folder import (
     REFERENCE_FOLDER,
     read_state,
@@ -60,6 +61,10 @@ class Learner(Protocol):
         """Read what `write_optimizer` wrote. Raises `ConfigError` or `TrainerError`."""
         ...
 
+    def kept(self) -> Iterator[Tensor]:
+        """Yield the tensors that are kept between calls: the policy's, the optimizer's, the reference's."""
+        ...
+
     def logprobs(self, batch: TrainBatch, role: PolicyRole) -> npt.NDArray[np.float32]:
         """See `TrainerBackend.logprobs`."""
         ...
@@ -85,6 +90,7 @@ class RankWorker(ABC, Generic[L]):
                 self.device = torch.device("cuda", world.rank % max(1, torch.cuda.device_count()))
             torch.cuda.set_device(self.device)
         self._learner: L | None = None
+        self._asleep: Asleep | None = None
         self._read: Callable[[], L] | None = None
         """Reads `_learner` again, while it is as it was read."""
         self._sender: WeightSender | None = None
@@ -97,9 +103,19 @@ class RankWorker(ABC, Generic[L]):
 
     @property
     def learner(self) -> L:
-        """The model that is trained. Raises `TrainerError` if none was loaded."""
+        """The model that is trained, awake. Raises `TrainerError` if none was loaded, or if another program has taken
+        the memory meanwhile."""
         if self._learner is None:
             raise TrainerError("The trainer has no model yet; call load or restore first.")
+        if self._asleep is not None:
+            try:
+                self._asleep.wake()
+            except torch.OutOfMemoryError as error:
+                raise TrainerError(
+                    f"The trainer slept, and there is no room for it on {self.device} any more. Leave it more: lower "
+                    "what the engine on this device may take (engine.gpu_memory), or rl.multiplex."
+                ) from error
+            self._asleep = None
         return self._learner
 
     def load(self, folder: Path, policy: PolicyRole) -> None:
@@ -108,7 +124,13 @@ class RankWorker(ABC, Generic[L]):
             self.learner.read_reference(folder)
             self._read = None
         else:
-            self._learner, self._read = self.make_learner(folder), None
+            self._learner, self._read, self._asleep = self.make_learner(folder), None, None
+
+    def sleep(self) -> bool:
+        """See `TrainerBackend.sleep`. On a CPU there is nothing to be gained."""
+        if self.device.type != "cpu" and self._learner is not None and self._asleep is None:
+            self._asleep = Asleep(self._learner.kept(), self.device.type)
+        return self._asleep is not None
 
     def logprobs(self, batch: TrainBatch, policy: PolicyRole) -> npt.NDArray[np.float32]:
         """See `TrainerBackend.logprobs`."""
@@ -151,14 +173,14 @@ class RankWorker(ABC, Generic[L]):
         self.world.barrier()
         before = self._read
         if before is not None:
-            self._learner = None
+            self._learner = self._asleep = None
         try:
             learner = self._restored(folder)
         except BaseException:
             if before is not None:
                 self._learner = before()
             raise
-        self._learner, self._read = learner, partial(self._restored, folder)
+        self._learner, self._read, self._asleep = learner, partial(self._restored, folder), None
 
     def _restored(self, folder: Path) -> L:
         state = read_state(folder)
@@ -174,7 +196,7 @@ class RankWorker(ABC, Generic[L]):
         """Stop sending weights, and drop the model."""
         if self._sender is not None:
             self._sender.close()
-        self._sender = self._learner = self._read = None
+        self._sender = self._learner = self._read = self._asleep = None
         self._shared.clear()
 
     def _ticket(self, learner: L, weights: dict[str, Tensor], transport: str, version: int, folder: Path) -> Ticket:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ from torch import Tensor
 
 from ale.errors import TrainerError
 from ale.specs.trainer import LossFunction, PolicyRole, TrainBatch
+from ale_torch_training.asleep import tensors_of
 from ale_torch_training.batch_loss import BatchLoss, Passed, Totals
 from ale_torch_training.checkpoint_folder import OPTIMIZER_FOLDER
 from ale_torch_training.folder import save_pretrained
@@ -80,6 +82,12 @@ class Learner:
     def has_masters(self) -> bool:
         """Whether weights are kept wider than they are computed with."""
         return self.dtype != torch.float32
+
+    def kept(self) -> Iterator[Tensor]:
+        """See `ale_torch_training.worker.Learner.kept`. Gradients and weights are views of one buffer each."""
+        optimizers = [part.optimizer for part in getattr(self.optimizer, "chained_optimizers", [self.optimizer])]
+        yield from tensors_of(self.module.module, self._reference_policy, optimizers=optimizers)
+        yield from (p.main_grad for p in self.module.parameters() if getattr(p, "main_grad", None) is not None)
 
     def read_reference(self, folder: Path) -> None:
         """Read the reference policy from a model folder."""

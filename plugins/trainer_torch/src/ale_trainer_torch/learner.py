@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -28,6 +28,7 @@ from torch import Tensor
 from ale.errors import TrainerError
 from ale.specs.trainer import LossFunction, PolicyRole, TrainBatch
 from ale_ranks.world import World
+from ale_torch_training.asleep import tensors_of
 from ale_torch_training.batch_loss import Passed, Totals
 from ale_torch_training.checkpoint_folder import OPTIMIZER_FOLDER
 from ale_torch_training.folder import read_model, save_pretrained
@@ -36,7 +37,7 @@ from ale_trainer_torch.gradients import Gradients
 from ale_trainer_torch.lora import add_adapters, write_adapter
 from ale_trainer_torch.optimizer import Optimization, make_optimizer, set_rates
 from ale_trainer_torch.policy import Policy
-from ale_trainer_torch.sharding import gather_weights, shard, whole_copy, whole_number
+from ale_trainer_torch.sharding import PolicyModule, gather_weights, shard, whole_copy, whole_number
 
 ADAPTER_FOLDER = "adapter"
 
@@ -106,6 +107,13 @@ class Learner:
         from ale_trainer_torch.state import read_shards
 
         read_shards(checkpoint / OPTIMIZER_FOLDER, self.model, self.optimizer, masters=self.how.has_masters)
+
+    def kept(self) -> Iterator[Tensor]:
+        """See `ale_torch_training.worker.Learner.kept`. What was gathered of a sharded model for a pass is not kept."""
+        for compute in (self._compute, self._compute_reference):
+            if isinstance(compute, PolicyModule):
+                compute.reshard()  # type: ignore[operator]  # `fully_shard` has made it a module that can
+        yield from tensors_of(self.model, self.reference, optimizers=[self.optimizer])
 
     @torch.no_grad()
     def logprobs(self, batch: TrainBatch, role: PolicyRole = "current") -> npt.NDArray[np.float32]:
