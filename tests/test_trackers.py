@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,32 @@ from typing import Any
 import pytest
 from ale_command import SCRIPTED, ale, ale_in_a_process, summary_of
 from mlflow import MlflowClient
+from prometheus_client.parser import text_string_to_metric_families
 
 from ale.store.run_store import RunStore
+from ale_testing.fake_packages import Install
 
 RunFile = Callable[[str], Path]
 TRACKERS = "observers=[print, tensorboard, {use: mlflow, mode: offline}, {use: wandb, mode: offline}]"
+SCRAPER = """
+from http.client import HTTPConnection
+from ale.specs.driver import PluginConfig
+from ale.specs.events import Observer, hookimpl
+from pydantic import Field
+
+class Scraper(Observer):
+    api_version = ">=1.0,<1.2"
+    class Config(PluginConfig):
+        port: int = Field(description="Port to read.")
+        path: str = Field(description="File to write to.")
+
+    @hookimpl
+    def ale_step_finished(self):
+        connection = HTTPConnection("127.0.0.1", self.config.port, timeout=20)
+        connection.request("GET", "/metrics")
+        with open(self.config.path, "wb") as file:
+            file.write(connection.getresponse().read())
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -81,3 +103,44 @@ def test_a_tracker_whose_server_is_not_there_does_not_end_the_run(
     assert len(warnings) == 2
     assert "run `wandb login`, or set WANDB_API_KEY" in done.stderr
     assert "there is no tracking server at 127.0.0.1:9" in done.stderr
+
+
+@pytest.fixture
+def free_port() -> int:
+    """A port at which nobody listens."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+def test_prometheus_reads_a_run_while_it_lasts_and_also_once_it_is_resumed(
+    run_file: RunFile, tmp_path: Path, install: Install, free_port: int
+) -> None:
+    install("far-scraper", SCRAPER, kind="hooks", name="scraper", target="far_scraper:Scraper")
+    folder, scrape = tmp_path / "run", tmp_path / "scrape"
+    scraper = f"{{use: scraper, port: {free_port}, path: {scrape}}}"  # it is called after those that follow it
+    observers = f"observers=[{scraper}, {{use: prometheus, port: {free_port}}}]"
+    failed = ale(
+        "run", run_file(SCRIPTED), "--out", folder, "rl=null", "eval.episodes=4", "eval.split=none_such", observers
+    )
+    assert "none_such" in failed.stderr
+    done = ale("run", "--resume", folder, "eval.split=heldout")
+    run_id = summary_of(done)["run_id"]
+    for each in (failed, done):
+        assert f"Prometheus finds the metrics at http://127.0.0.1:{free_port}/metrics." in each.stderr
+    with RunStore.open(folder) as store:
+        stored = {name: points[0][1] for name, points in store.metrics("eval").items()}
+    found = {family.name: family for family in text_string_to_metric_families(scrape.read_text())}
+    (success,) = found["ale_success"].samples
+    assert (success.labels, success.value) == ({"run": run_id, "stage": "eval"}, stored["success"])
+    assert len([name for name in found if name.startswith("ale_")]) == len(stored) + 1, "all metrics, and the step"
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", free_port))
+
+
+def test_a_port_that_is_taken_refuses_a_run_before_it_begins(run_file: RunFile, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        observers = f"observers=[{{use: prometheus, port: {listener.getsockname()[1]}}}]"
+        done = ale("run", run_file(SCRIPTED), "--out", tmp_path / "run", "rl=null", "eval.episodes=2", observers)
+    assert done.returncode == 2
+    assert "The observer 'prometheus' cannot listen at 127.0.0.1, port" in done.stderr
+    assert not (tmp_path / "run").exists()

@@ -40,6 +40,7 @@ SETTINGS = {
     ],
     "algorithm:pg": ["", "{variant: topr_token_mask}", "{variant: gspo}"],
     "hooks:mlflow": ["mode: offline"],
+    "hooks:prometheus": ["port: 0"],
     "hooks:wandb": ["mode: offline"],
     "scaffold:iflow": [""],
     "tasks:jsonl": [
