@@ -10,14 +10,18 @@ import pytest
 from ale.errors import ConfigError
 from ale_engines import environments, server_launch
 from ale_engines.model_folder import ModelFolder
-from ale_engines.server_launch import Launch, choose_python, list_gpus, make_environment
+from ale_engines.server_launch import Launch, choose_python, describe_devices, list_gpus, make_environment
 from ale_engines.server_settings import ServerSettings
+
+
+def launch_on(cuda: bool) -> Launch:
+    model = ModelFolder(Path("model"), {}, {}, 0)
+    return Launch(Path("python"), model, "bfloat16", cuda, 128, 1, Path("work"), Path("weights"))
 
 
 def gpus_of(settings: ServerSettings, cuda: bool = True) -> list[str | None]:
     """The GPUs that each replica sees."""
-    model = ModelFolder(Path("model"), {}, {}, 0)
-    launch = Launch(Path("python"), model, "bfloat16", cuda, 128, 1, Path("work"), Path("weights"))
+    launch = launch_on(cuda)
     environments = [make_environment(launch, settings, number, {"OWN": "1"}) for number in range(settings.replicas)]
     assert all(environment["OWN"] == "1" for environment in environments)
     return [environment.get("CUDA_VISIBLE_DEVICES") for environment in environments]
@@ -39,6 +43,20 @@ def test_replicas_share_the_gpus_of_the_machine_or_those_that_are_named(monkeypa
     assert gpus_of(ServerSettings(replicas=2)) == ["GPU-a", "GPU-b"]
     assert gpus_of(ServerSettings()) == ["GPU-a,GPU-b"], "one server sees all"
     assert gpus_of(ServerSettings(replicas=2), cuda=False) == ["", ""]
+
+
+@pytest.mark.parametrize(
+    ("cuda", "visible", "devices"),
+    [
+        (False, "", "cpu"),
+        (True, None, "cuda:0, cuda:1"),
+        (True, "2,3", "cuda:2, cuda:3"),
+        (True, "0,1,2,3", "cuda:0, cuda:1"),
+    ],
+)
+def test_the_devices_of_a_server_are_those_that_it_takes(cuda: bool, visible: str | None, devices: str) -> None:
+    environment = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    assert describe_devices(launch_on(cuda), ServerSettings(tensor_parallel=2), environment) == devices
 
 
 def test_what_a_killed_guard_leaves_is_removed_with_the_folders(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@
 3. `load_weights` leaves the other replicas sampling while one loads (`weights.py`).
 4. Some replicas, or all, may sleep for a while and lend their memory (`multiplexing.py`).
 5. If no replica is left, all calls raise an `EngineError` that says why.
+6. Events say which state each replica was in and when (`state_log.py`).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ale.errors import EngineError
-from ale.specs.driver import Lifecycle
+from ale.specs.driver import Channel, Lifecycle
 from ale.specs.engine import GenerateRequest, Generation, InferenceEngine, PolicyVersion, Tokenizer
 from ale_engines.dispatch import dispatch
 from ale_engines.health import watch
@@ -26,18 +27,24 @@ from ale_engines.members import Members
 from ale_engines.multiplexing import end_generations, finish_all, put_to_sleep, wake_up
 from ale_engines.pool_metrics import collect_metrics
 from ale_engines.replica import Replica
+from ale_engines.state_log import STATES_EVENT, StateLog
 from ale_engines.weights import update_weights
 
 
 class Engines(Lifecycle, InferenceEngine):
     """See the module. The pool owns its replicas: it starts and closes them."""
 
-    def __init__(self, replicas: Sequence[Replica], note: Callable[[str], None]) -> None:
-        """`note` reports a sentence to the user: a replica is started again, serves again, or is given up."""
+    def __init__(
+        self, replicas: Sequence[Replica], note: Callable[[str], None], event: Callable[..., None] | None = None
+    ) -> None:
+        """`note` reports a sentence to the user: a replica is started again, serves again, or is given up. `event` is
+        `Channel.event`."""
         if not replicas:
             raise ValueError("A pool of engines has at least one replica.")
         self._members = Members(replicas, note)
         self._admission = self._members.admission
+        self._event = event or Channel().event
+        self._states = StateLog(self._members)
         self._model: tuple[Path | None, Tokenizer] | None = None
         self._updating = asyncio.Lock()
         self._changes: set[asyncio.Task[None]] = set()
@@ -104,9 +111,13 @@ class Engines(Lifecycle, InferenceEngine):
 
     async def close(self) -> None:
         """End the replicas; generations under way and requests that wait raise `EngineError`."""
-        self._members.close()
-        await _cancel([*self._changes, *(member.watch for member in self._members if member.watch is not None)])
-        await finish_all(replica.close() for replica in self.replicas)
+        try:
+            if not self._members.closed:
+                self._report_states()
+        finally:  # whatever becomes of the report
+            self._members.close()
+            await _cancel([*self._changes, *(member.watch for member in self._members if member.watch is not None)])
+            await finish_all(replica.close() for replica in self.replicas)
 
     async def load_model(self, folder: Path | None, tokenizer: Tokenizer) -> None:
         """See `InferenceEngine.load_model`. All replicas load it at once."""
@@ -185,6 +196,11 @@ class Engines(Lifecycle, InferenceEngine):
                 f"{policy.version} comes by '{policy.ticket.transport}'."
             )
         await self._complete(self._update(policy), "loaded weights")
+        self._report_states()
+
+    def _report_states(self) -> None:
+        if found := self._states.take():
+            self._event(STATES_EVENT, engines=found)
 
     async def _update(self, policy: PolicyVersion) -> None:
         async with self._updating:

@@ -42,6 +42,11 @@ class Replica(Lifecycle, InferenceEngine):
         """How many requests of others than the pool it has at the moment."""
         return 0
 
+    @property
+    def place(self) -> str:
+        """Where it is, for people: node and devices, as far as they are known, such as `4f3a2b1c · cuda:0`."""
+        return ""
+
     @abstractmethod
     async def check(self) -> None:
         """Raise `EngineError` if the replica does not serve. It takes at most a few seconds."""

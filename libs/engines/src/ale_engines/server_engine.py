@@ -27,7 +27,8 @@ class ServerEngine(Driver, InferenceEngine):
     def __init__(self, config: Any, context: DriverContext) -> None:
         super().__init__(config, context)
         self.replicas = [self.make_replica(number) for number in range(len(self.config.urls) or self.config.replicas)]
-        self._pool = Engines(self.replicas, lambda text: context.channel.event("note", text=text))
+        event = context.channel.event
+        self._pool = Engines(self.replicas, lambda text: event("note", text=text), event)
         self.transports = self._pool.transports
 
     @abstractmethod

@@ -176,6 +176,15 @@ def make_environment(launch: Launch, settings: ServerSettings, number: int, own:
     return environment
 
 
+def describe_devices(launch: Launch, settings: ServerSettings, environment: Mapping[str, str]) -> str:
+    """Return the devices of a server with this environment, for people: `cpu`, or such as `cuda:0, cuda:1`."""
+    if not launch.cuda:
+        return "cpu"
+    visible = environment.get("CUDA_VISIBLE_DEVICES")
+    names = visible.split(",") if visible else list_gpus()
+    return ", ".join(f"cuda:{name}" for name in names[: settings.tensor_parallel])
+
+
 def choose_log(context: DriverContext, name: str) -> tuple[Path, bool]:
     """Return the file for what a server writes, and whether it is a temporary one that the caller removes: without a
     run's folder there is no other place."""

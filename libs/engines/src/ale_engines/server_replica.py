@@ -41,6 +41,7 @@ from ale_engines.server_launch import (
     check_setup,
     choose_log,
     choose_python,
+    describe_devices,
     make_environment,
     make_launch,
 )
@@ -83,6 +84,7 @@ class ServerReplica(ServerContract, Replica):
         self._server_metrics = ServerMetrics()
         self._answered = time.monotonic()  # when it last answered a check
         self._unseeded = 0
+        self._devices = ""
         self.dtype = ""
         """The type of the server's weights, once it runs."""
         self.group = uuid4().hex
@@ -100,6 +102,11 @@ class ServerReplica(ServerContract, Replica):
     def slots(self) -> int:
         """See `Replica.slots`."""
         return self.settings.max_batch
+
+    @property
+    def place(self) -> str:
+        """See `Replica.place`: the devices of a server that ALE has started."""
+        return self._devices
 
     @property
     def version(self) -> int:
@@ -255,6 +262,7 @@ class ServerReplica(ServerContract, Replica):
         launch = self.launch = await asyncio.to_thread(make_launch, python, device, self.settings, model, self.server)
         argv = [*self.make_argv(launch), *self.settings.arguments]
         environment = make_environment(launch, self.settings, self.number, self.make_own_environment(launch))
+        self._devices = describe_devices(launch, self.settings, environment)
         process = self.process = ServerProcess(argv, environment, self._log[0], self.name, launch.leftovers)
         self.client, self.group, self.dtype = self.make_client(launch), uuid4().hex, launch.dtype
         async with fingerprint.summed_meanwhile(model.folder, launch.dtype, model.tied) as summing:

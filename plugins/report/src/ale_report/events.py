@@ -12,7 +12,9 @@ from typing import Any
 
 from ale.store.run_store import RunStore
 from ale_report.page_json import show_controls
+from ale_report.spans import REPLICAS_EVENT, ROLES_EVENT
 
+IN_TIMELINE = (ROLES_EVENT, REPLICAS_EVENT)
 MAX_EVENTS_PER_KIND = 200
 MAX_CELL_CHARS = 500
 
@@ -30,12 +32,12 @@ class EventTable:
 
 
 def event_tables(store: RunStore) -> list[EventTable]:
-    """The tables in the order in which their kinds came first; `roles` are in the timeline."""
+    """The tables in the order in which their kinds came first; what the timeline shows has none."""
     found: dict[str, list[tuple[float, dict[str, Any]]]] = {}
     for when, kind, data in newest_events(store, MAX_EVENTS_PER_KIND):
         found.setdefault(kind, []).append((when, data))
-    counts = store.rows("SELECT kind, COUNT(*) FROM events WHERE kind <> 'roles' GROUP BY kind ORDER BY MIN(rowid)")
-    return [_table(kind, count, found.get(kind, [])) for kind, count in counts]
+    counts = store.rows("SELECT kind, COUNT(*) FROM events GROUP BY kind ORDER BY MIN(rowid)")
+    return [_table(kind, count, found.get(kind, [])) for kind, count in counts if kind not in IN_TIMELINE]
 
 
 def newest_events(store: RunStore, newest: int) -> list[tuple[float, str, dict[str, Any]]]:

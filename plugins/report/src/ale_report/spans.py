@@ -1,8 +1,9 @@
-"""Who was in which state when: trainer's and engine's spans from the events of the loop, a rollout's from its
-trajectory.
+"""Who was in which state when: trainer's and engine's spans from the events of the loop, those of the engine's replicas
+from the events of their pool, a rollout's from its trajectory.
 
     rollout          queue (no place is free), start (its sandbox), model, tool (else of the agent), score, stop
     trainer, engine  see `ale_rl.roles`
+    replica          see `ale_engines.member.State`
 
 The states of a rollout fill its time without a gap or an overlap.
 """
@@ -15,11 +16,14 @@ from dataclasses import dataclass
 
 from ale.store.run_store import RunStore
 from ale.trajectory import Trajectory
+from ale_report.page_json import show_controls
 
 Span = tuple[str, float, float]
 """State, beginning, end (Unix time)."""
 STARTS = ("build", "prepare", "state", "start")
 """The timings of a trajectory before the agent acts."""
+ROLES_EVENT, REPLICAS_EVENT = "roles", "engine_states"
+"""The kinds of the events of the loop, and of the pool of engines."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +41,7 @@ class StepRoles:
 def step_roles(store: RunStore) -> list[StepRoles]:
     """Return what the loop noted; of a step that an interruption undid, what the later attempt noted."""
     found: dict[int, StepRoles] = {}
-    for (text,) in store.rows("SELECT data FROM events WHERE kind = 'roles' ORDER BY rowid"):
+    for (text,) in store.rows("SELECT data FROM events WHERE kind = ? ORDER BY rowid", (ROLES_EVENT,)):
         data = json.loads(text)
         trainer, engine = (
             tuple((str(state), float(began), float(ended)) for state, began, ended in data[role])
@@ -45,6 +49,38 @@ def step_roles(store: RunStore) -> list[StepRoles]:
         )
         found[data["step"]] = StepRoles(data["step"], data["version"], data["advice"], trainer, engine)
     return [found[step] for step in sorted(found)]
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """A replica of the engine at one place; `place` is empty where nothing is known of it."""
+
+    name: str
+    place: str
+    spans: tuple[Span, ...]
+
+    @property
+    def label(self) -> str:
+        """Name and place."""
+        return " · ".join(part for part in (self.name, self.place) if part)
+
+
+def replica_states(store: RunStore) -> list[Replica]:
+    """Return the replicas by name, in the order in which they came; one that has moved is listed for each place."""
+    found: dict[str, dict[str, list[Span]]] = {}
+    for (text,) in store.rows("SELECT data FROM events WHERE kind = ? ORDER BY rowid", (REPLICAS_EVENT,)):
+        for engine in json.loads(text)["engines"]:
+            spans = found.setdefault(engine["name"], {}).setdefault(engine["place"], [])
+            for state, began, ended in engine["spans"]:
+                if spans and spans[-1][0] == state and spans[-1][2] == began:  # an event came in between
+                    began = spans.pop()[1]
+                if began < ended:
+                    spans.append((str(state), float(began), float(ended)))
+    return [
+        Replica(show_controls(name), show_controls(place), tuple(spans))
+        for name, places in found.items()
+        for place, spans in places.items()
+    ]
 
 
 def rollout_spans(t: Trajectory) -> list[Span]:

@@ -1,13 +1,18 @@
-"""The timeline of the report: the newest steps, a row for the trainer, one for the engine, and rows of rollouts."""
+"""The timeline of the report: the newest steps, a row for the trainer, one for the engine and one for each of its
+replicas, and rows of rollouts. On a cluster the rows name nodes and devices.
+
+All ranks of a trainer do the same at the same time, so they are one row. Which worker made a rollout is not stored."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ale.store.run_store import RunStore
 from ale_report.facts import RL_STAGE
 from ale_report.page_json import show_controls
-from ale_report.spans import Span, lanes, rollout_spans, step_roles
+from ale_report.places import Actor, place_of, read_actors
+from ale_report.spans import Span, lanes, replica_states, rollout_spans, step_roles
 
 MAX_ROLLOUTS = 240
 MAX_STEPS = 12
@@ -17,18 +22,24 @@ MAX_STEPS = 12
 class Row:
     """A line of the timeline; the times of its spans are in seconds since the timeline's beginning."""
 
+    kind: str
+    """`role`, `replica` or `rollout`: how it is drawn."""
     name: str
+    place: str
+    """Node and devices, as far as they are known."""
     spans: tuple[Span, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """`steps` has the number and the end of each step, `advice` what was said after each step of the whole run."""
+    """`steps` has the number and the end of each step, `advice` what was said after each step of the whole run, and
+    `actors` is empty for a run without a cluster."""
 
     seconds: float
     rows: tuple[Row, ...]
     steps: tuple[tuple[int, float], ...]
     advice: tuple[tuple[int, str], ...]
+    actors: tuple[Actor, ...] = ()
 
 
 def read_timeline(store: RunStore) -> Timeline | None:
@@ -45,15 +56,23 @@ def read_timeline(store: RunStore) -> Timeline | None:
     inside = f"rowid IN (SELECT rowid FROM ({newest}) WHERE finished_at >= ?)"
     rollouts = [rollout_spans(t) for t in store.trajectories(inside, (RL_STAGE, MAX_ROLLOUTS, began))]
 
-    def row(name: str, spans: list[Span]) -> Row:
-        cut = [(state, max(began, a) - began, min(ended, b) - began) for state, a, b in spans]
-        return Row(name, tuple((state, round(a, 4), round(b, 4)) for state, a, b in cut if a < b))
+    def cut(spans: Sequence[Span]) -> tuple[Span, ...]:
+        inside = ((state, max(began, a) - began, min(ended, b) - began) for state, a, b in spans)
+        return tuple((state, round(a, 4), round(b, 4)) for state, a, b in inside if a < b)
 
-    rows = [row("trainer", [span for one in shown for span in one.trainer])]
-    rows.append(row("engine", [span for one in shown for span in one.engine]))
+    actors = read_actors(store)
+    ranks, workers = (place_of(a for a in actors if a.role == role) for role in ("trainer", "rollout"))
+    rows = [
+        Row("role", "trainer", ranks, cut([span for one in shown for span in one.trainer])),
+        Row("role", "engine", "", cut([span for one in shown for span in one.engine])),
+    ]
+    replicas = [Row("replica", each.name, each.place, cut(each.spans)) for each in replica_states(store)]
+    rows += [each for each in replicas if each.spans]
     in_lane: dict[int, list[Span]] = {}
     for lane, spans in zip(lanes(rollouts), rollouts, strict=True):
         in_lane.setdefault(lane, []).extend(spans)
-    rows += [row("rollouts" if lane == 0 else "", in_lane[lane]) for lane in sorted(in_lane)]
+    for lane in sorted(in_lane):
+        name, place = ("rollouts", workers) if lane == 0 else ("", "")
+        rows.append(Row("rollout", name, place, cut(in_lane[lane])))
     ends = tuple((one.step, round(one.trainer[-1][2] - began, 4)) for one in shown)
-    return Timeline(round(ended - began, 4), tuple(rows), ends, advice)
+    return Timeline(round(ended - began, 4), tuple(rows), ends, advice, tuple(actors))

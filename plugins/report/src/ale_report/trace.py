@@ -1,13 +1,15 @@
 """`ale trace`: a run's reinforcement learning as a Chrome trace, which Perfetto and chrome://tracing open.
 
-Processes are roles, threads their instances; trainer, engine and rollouts have a slice for each state. Arrows lead from
-a rollout to the step that trained on it, and counters show how many rollouts were under way and how many sampled. The
-format: "Trace Event Format", phases X (slice), M (name), C (counter), s and f (arrow); times are in microseconds.
+Processes are roles, threads their instances, each with a slice for each state. The engine's first thread is the engine
+as a whole, the others are its replicas, with node and devices in their names. Arrows lead from a rollout to the step
+that trained on it, and counters show how many rollouts were under way and how many sampled. The format: "Trace Event
+Format", phases X (slice), M (name), C (counter), s and f (arrow); times are in microseconds.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,7 +19,8 @@ import typer
 from ale.store.run_store import RunStore, write_whole
 from ale.trajectory import Trajectory
 from ale_report.facts import RL_STAGE
-from ale_report.spans import Span, StepRoles, lanes, rollout_spans, step_roles
+from ale_report.places import place_of, read_actors
+from ale_report.spans import Replica, Span, StepRoles, lanes, replica_states, rollout_spans, step_roles
 
 TRACE_NAME = "trace.json"
 TRAINER, ENGINE, ROLLOUTS = 1, 2, 3
@@ -37,26 +40,41 @@ def write_trace(folder: Path, output: Path | None = None) -> Path:
         steps = step_roles(store)
         trajectories = list(store.trajectories("stage = ?", (RL_STAGE,)))
         trained = dict(store.rows("SELECT trajectory, version FROM trained"))
-    text = json.dumps({"traceEvents": list(trace_events(steps, trajectories, trained)), "displayTimeUnit": "ms"})
+        replicas, ranks = replica_states(store), place_of(a for a in read_actors(store) if a.role == "trainer")
+    events = list(trace_events(steps, trajectories, trained, replicas, ranks))
+    text = json.dumps({"traceEvents": events, "displayTimeUnit": "ms"})
     return write_whole(output or folder / TRACE_NAME, text)
 
 
 def trace_events(
-    steps: Sequence[StepRoles], trajectories: Sequence[Trajectory], trained: dict[str, int]
+    steps: Sequence[StepRoles],
+    trajectories: Sequence[Trajectory],
+    trained: dict[str, int],
+    replicas: Sequence[Replica] = (),
+    ranks: str = "",
 ) -> Iterator[dict[str, Any]]:
-    """Yield the events; `trained` has the version that each trajectory's step has made."""
+    """Yield the events; `trained` has the version that each trajectory's step has made, and `ranks` is the place of the
+    trainer's ranks."""
     rollouts = [rollout_spans(t) for t in trajectories]
     trainer = [span for one in steps for span in one.trainer]
-    began = min((spans[0][1] for spans in (trainer, *rollouts) if spans), default=0.0)
+    began = min((spans[0][1] for spans in (trainer, *rollouts) if spans), default=math.inf)
     for pid, name in ((TRAINER, "trainer"), (ENGINE, "engine"), (ROLLOUTS, "rollouts")):
         yield {"ph": "M", "pid": pid, "name": "process_name", "args": {"name": name}}
         yield {"ph": "M", "pid": pid, "name": "process_sort_index", "args": {"sort_index": pid}}
+
+    threads = [(TRAINER, 0, f"ranks: {ranks}")] if ranks else []
+    threads += [(ENGINE, tid, each.label) for tid, each in enumerate(replicas, 1)]
+    for pid, tid, name in threads:
+        yield {"ph": "M", "pid": pid, "tid": tid, "name": "thread_name", "args": {"name": name}}
 
     def slices(pid: int, tid: int, spans: Sequence[Span], args: dict[str, Any]) -> Iterator[dict[str, Any]]:
         for state, start, end in spans:
             at, lasting = _us(start - began), _us(end - start)
             yield {"ph": "X", "pid": pid, "tid": tid, "name": state, "ts": at, "dur": lasting, "args": args}
 
+    for tid, each in enumerate(replicas, 1):
+        inside = [(state, max(began, start), end) for state, start, end in each.spans if end > began]
+        yield from slices(ENGINE, tid, inside, {})
     updates: dict[int, float] = {}
     """Of a step without rollouts, which makes no version, nothing is trained on."""
     for one in steps:
