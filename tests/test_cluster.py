@@ -196,6 +196,25 @@ def test_engines_beside_the_ranks_sleep_while_these_train(address: str, tmp_path
     wait_for_no_actors()
 
 
+def test_rollouts_alone_need_no_room_for_the_trainer(address: str, tmp_path: Path) -> None:
+    from ale_testing.tiny_model import write_tiny_model
+
+    write_tiny_model(tmp_path / "model", 0)
+    places = "engine: {replicas: 1}, trainer: {ranks: 2, cpus: 9}, rollout: {workers: 1}"
+    more = ("~model.scratch", f"model.path={tmp_path / 'model'}", "rl.steps=1", "--only", "rollout")
+    done = ale_in_a_process(*arguments(tmp_path, address, *more, places=places), timeout_s=LIMIT_S)
+    assert summary_of(done)["status"] == "completed"
+    wait_for_no_actors()
+
+
+def test_more_engines_beside_the_ranks_than_there_are_are_refused(address: str, tmp_path: Path) -> None:
+    places = "engine: {replicas: 2}, trainer: {ranks: 1}"
+    done = ale_in_a_process(*arguments(tmp_path, address, "rl.multiplex=2", places=places))
+    assert done.returncode == 2
+    assert "rl.multiplex is 2: each of these engines lies on the device of one rank" in done.stderr
+    assert not (tmp_path / "run").exists(), "it is refused when the file is read"
+
+
 def test_a_run_for_which_the_nodes_have_no_room_is_refused(address: str, tmp_path: Path) -> None:
     done = ale_in_a_process(*arguments(tmp_path, address, places="engine: {replicas: 3, cpus: 9}"))
     assert done.returncode == 2

@@ -84,7 +84,7 @@ async def test_close_ends_all_its_processes_and_removes_its_folders(tmp_path: Pa
         await until(lambda: "ready" in process.log_tail())
         assert process.running
         started = family(tmp_path)
-        assert len(started) >= 5, "the guard, the server, two children, an orphan"
+        assert len(started) >= 6, "the guard twice, the server, two children, an orphan"
     assert not process.running
     assert not [p for p in started if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
     assert not (tmp_path / "shm").exists()
@@ -100,7 +100,9 @@ async def test_a_server_that_ends_by_itself_is_noticed_and_its_children_end(tmp_
         await until(lambda: not family(tmp_path))
 
 
-async def test_nothing_is_left_when_the_owner_is_killed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("children_first", [False, True])
+async def test_nothing_is_left_when_the_owner_is_killed(tmp_path: Path, children_first: bool) -> None:
+    """A worker of Ray that is killed first kills its children."""
     (tmp_path / "shm").mkdir()
     owner = await asyncio.create_subprocess_exec(sys.executable, "-c", OWNER, str(tmp_path), FAMILY)
     log = tmp_path / "log"
@@ -108,6 +110,8 @@ async def test_nothing_is_left_when_the_owner_is_killed(tmp_path: Path) -> None:
     started = family(tmp_path)
     for name in ("sem.mine-1", "mine-2", "others-mine"):
         (tmp_path / name).touch()
+    for child in psutil.Process(owner.pid).children() if children_first else ():
+        child.kill()
     owner.kill()
     await owner.wait()
     await until(lambda: not [p for p in started if p.is_running() and p.status() != psutil.STATUS_ZOMBIE])

@@ -8,7 +8,37 @@ from typing import Any
 import pytest
 
 from ale.config.run import RolloutConfig
-from ale_rl.checks import note_short_context
+from ale.errors import ConfigError
+from ale.registry.drivers import LoadedPlugin
+from ale.specs.choice import PluginChoice
+from ale.specs.driver import Driver, PluginConfig
+from ale_rl.checks import check_multiplex, note_short_context
+from ale_rl.config import RLConfig
+
+
+class TwoLent(PluginConfig):
+    """Settings of a cluster with room for two engines on the trainer's devices."""
+
+    def objection_to_lending(self, count: int) -> str:
+        return f"cluster.engine.replicas is 2, not {count}." if count > 2 else ""
+
+
+def run_on(settings: PluginConfig | None) -> Any:
+    """A run on a cluster with these settings; None: without one."""
+    choice = PluginChoice(use="far")
+    choice._loaded = LoadedPlugin(Driver, settings)
+    return SimpleNamespace(cluster=None if settings is None else choice)
+
+
+def test_engines_for_which_the_cluster_has_no_room_beside_the_trainer_are_refused() -> None:
+    check_multiplex(run_on(TwoLent()), RLConfig(multiplex=2))
+    with pytest.raises(ConfigError, match=r"^cluster\.engine\.replicas is 2, not 3\.$"):
+        check_multiplex(run_on(TwoLent()), RLConfig(multiplex=3))
+
+
+@pytest.mark.parametrize("settings", [None, PluginConfig()])
+def test_without_settings_that_say_how_many_engines_can_be_lent_the_engine_will(settings: PluginConfig | None) -> None:
+    check_multiplex(run_on(settings), RLConfig(multiplex=3))
 
 
 @pytest.mark.parametrize(

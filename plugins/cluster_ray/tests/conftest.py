@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ale.specs.engine import PolicyVersion
 from ale_ray import actors, replica, workers
+from ale_ray.engine_host import EngineFacts
+from ale_ray.outbox import Closed, Event, Outbox
 
 
 class FakeActor:
@@ -64,6 +68,54 @@ class Started(list[Any]):
         return actor
 
 
+class FakeHost:
+    """The actor of an engine; `answer` is what it samples, and without one it samples for ever. `moves` holds up all
+    that it does once it has started."""
+
+    def __init__(self, capabilities: frozenset[str] = frozenset({"real_tokens"})) -> None:
+        self.capabilities = capabilities
+        self.outbox = Outbox()
+        self.answer: Any = None
+        self.gate, self.moves = asyncio.Event(), asyncio.Event()
+        self.gate.set()
+        self.moves.set()
+        self.models: list[Path | None] = []
+        self.aborted: list[str] = []
+
+    async def start(self, spec: bytes) -> EngineFacts:
+        await self.gate.wait()
+        return EngineFacts(2, 32, ("folder",), "node", 1, self.capabilities)
+
+    async def load_model(self, folder: Path | None) -> EngineFacts:
+        self.models.append(folder)
+        return EngineFacts(4, 32, ("folder",), "node", 1, self.capabilities)
+
+    async def load_weights(self, policy: PolicyVersion) -> None:
+        await self.moves.wait()
+
+    async def call(self, method: str) -> None:
+        await self.moves.wait()
+
+    async def generate(self, name: str, request: Any) -> Any:
+        if self.answer is None:
+            await asyncio.Event().wait()
+        return self.answer
+
+    async def abort(self, name: str) -> None:
+        self.aborted.append(name)
+
+    async def state(self) -> tuple[dict[str, float], int]:
+        await self.moves.wait()
+        return {"sampled_tokens": 3.0}, 1
+
+    async def messages(self) -> list[Any]:
+        return await self.outbox.take()
+
+    async def close(self) -> None:
+        self.outbox.put(Event("closing", {}))
+        self.outbox.put(Closed())
+
+
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> Started:
     """Have actors be objects of this process."""
@@ -71,4 +123,5 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Started:
     for module in (workers, replica):
         monkeypatch.setattr(module, "start_actor", found.start)
     monkeypatch.setattr(actors, "_kill", FakeActor.kill)
+    monkeypatch.setattr(workers, "share", lambda value: value)
     return found

@@ -3,63 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ale.errors import EngineError
+from ale.errors import EngineError, PluginError
+from ale.session.tokenizer import byte_tokenizer
 from ale.specs.choice import PluginChoice
 from ale.specs.driver import DriverContext
-from ale.specs.engine import GenerateRequest, Generation, Sampling
+from ale.specs.engine import FolderTicket, GenerateRequest, Generation, PolicyVersion, Sampling
+from ale_engines import member
 from ale_engines.continuation import NOTHING
 from ale_engines.replica import Interrupted
-from ale_ray.engine_host import BrokenOff, EngineFacts, EngineSpec
-from ale_ray.outbox import Closed, Event, Outbox
+from ale_ray import actors as actors_module
+from ale_ray import replica as replica_module
+from ale_ray.engine_host import BrokenOff, EngineSpec
+from ale_ray.engines import RayEngines
+from ale_ray.outbox import Event
 from ale_ray.replica import RayReplica
 
-from .conftest import Started
+from .conftest import FakeHost, Started
 
 REQUEST = GenerateRequest((1, 2), Sampling(max_tokens=4, stop_token_ids=(9,)), session="s")
 WHOLE = Generation((5, 9), (-0.5, -0.5), (0, 0), "stop")
-
-
-class FakeHost:
-    """The actor of an engine; `answer` is what it samples, and without one it samples for ever."""
-
-    def __init__(self) -> None:
-        self.outbox = Outbox()
-        self.answer: Any = None
-        self.gate = asyncio.Event()
-        self.gate.set()
-        self.models: list[Path | None] = []
-        self.aborted: list[str] = []
-
-    async def start(self, spec: bytes) -> EngineFacts:
-        await self.gate.wait()
-        return EngineFacts(2, 32, ("folder",), "node", 1)
-
-    async def load_model(self, folder: Path | None) -> EngineFacts:
-        self.models.append(folder)
-        return EngineFacts(4, 32, ("folder",), "node", 1)
-
-    async def generate(self, name: str, request: Any) -> Any:
-        if self.answer is None:
-            await asyncio.Event().wait()
-        return self.answer
-
-    async def abort(self, name: str) -> None:
-        self.aborted.append(name)
-
-    async def state(self) -> tuple[dict[str, float], int]:
-        return {"sampled_tokens": 3.0}, 1
-
-    async def messages(self) -> list[Any]:
-        return await self.outbox.take()
-
-    async def close(self) -> None:
-        self.outbox.put(Event("closing", {}))
-        self.outbox.put(Closed())
 
 
 @pytest.fixture
@@ -70,8 +38,12 @@ def received() -> list[Any]:
 @pytest.fixture
 def replica(started: Started, received: list[Any]) -> RayReplica:
     started.make = FakeHost
+    return make_replica(received, lambda engine: None)
+
+
+def make_replica(received: list[Any], check_started: Callable[[Any], None]) -> RayReplica:
     spec = EngineSpec("torch 0", 0, PluginChoice(use="torch"), DriverContext(), str, Path())
-    return RayReplica(spec, {}, 0.2, received.append)
+    return RayReplica(spec, {}, 0.2, received.append, check_started)
 
 
 async def test_an_engine_is_started_again_in_order_with_its_model(
@@ -100,6 +72,41 @@ async def test_an_engine_that_does_not_start_in_time_is_an_error(replica: RayRep
         await replica.start()
     await replica.close()
     assert started[0].dead.is_set()
+
+
+async def test_an_engine_that_cannot_do_on_its_node_what_the_run_needs_does_not_start_there(
+    started: Started, received: list[Any]
+) -> None:
+    def check_started(engine: Any) -> None:
+        if "real_tokens" not in engine.capabilities:
+            raise PluginError("The run needs real tokens.")
+
+    hosts = iter([FakeHost(), FakeHost(frozenset())])
+    started.make = lambda: next(hosts)
+    async with make_replica(received, check_started) as replica:
+        await replica.load_model(None, byte_tokenizer())
+        with pytest.raises(PluginError, match="The run needs real tokens"):
+            await replica.restart()
+
+
+async def test_an_engine_that_stops_for_good_while_it_loads_holds_up_new_weights_no_longer_than_its_restart(
+    replica: RayReplica, started: Started, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(actors_module, "SILENT_S", 0.3)
+    monkeypatch.setattr(replica_module, "STATE_S", 0.001)
+    monkeypatch.setattr(member, "PROBE_S", 0.001)
+    notes: list[str] = []
+    async with RayEngines([replica], notes.append, lambda: None) as engines, asyncio.timeout(5):
+        await engines.load_model(None, byte_tokenizer())
+        started[0].made.moves.clear()
+        await engines.load_weights(PolicyVersion(1, FolderTicket(Path("weights"))))
+        assert engines.version == 1, "it loads them once it serves again"
+        assert len(started) == 2
+        assert started[0].dead.is_set()
+        assert notes == [
+            "torch 0 is started again: torch 0 did not answer for 0.3 s, and was ended.",
+            "torch 0 serves again, with version 0.",
+        ]
 
 
 async def test_what_an_actor_breaks_off_is_told_from_what_it_loses(replica: RayReplica, started: Started) -> None:

@@ -13,13 +13,17 @@ from ale.specs.engine import GenerateRequest, Generation, Sampling
 from ale_engines.member import State
 from ale_engines.replica import Interrupted
 from ale_ray import routed_engine
-from ale_ray.routed_engine import RoutedEngine, TableRow
+from ale_ray.routed_engine import EngineTable, RoutedEngine, TableRow
 
 REQUEST = GenerateRequest((1, 2), Sampling(max_tokens=4, stop_token_ids=(9,)), session="s")
 
 
 def row(name: str, state: State = State.SERVING, version: int = 0, actor: Any = None) -> TableRow:
     return TableRow(name, actor or name, 2, state, version, 32)
+
+
+def table(number: int, rows: list[TableRow], version: int = 0, refusal: str = "") -> EngineTable:
+    return EngineTable(number, tuple(rows), version, refusal)
 
 
 class Reports:
@@ -67,32 +71,33 @@ def broken(version: int) -> Callable[[GenerateRequest], Generation]:
 async def test_a_generation_that_an_engine_breaks_off_goes_on_at_another_one(
     engine: RoutedEngine, reports: Reports, answers: Any
 ) -> None:
-    engine.update(0, [row("a"), row("b", State.LOST)], "")
+    engine.update(table(0, [row("a"), row("b", State.LOST)]))
     answers["a"], answers["b"] = broken(3), whole(4)
     asked = asyncio.create_task(engine.generate(REQUEST))
     await asyncio.sleep(0.01)
     assert not asked.done(), "nobody serves"
-    engine.update(1, [row("a", State.LOST), row("b", version=4)], "")
+    engine.update(table(1, [row("a", State.LOST), row("b", version=4)]))
     assert await asked == Generation((7, 5, 9), (-0.1, -0.5, -0.5), (3, 4, 4), "stop")
     assert reports.seen == [("a", False), ("b", True)]
 
 
 async def test_an_older_table_that_comes_late_changes_nothing(engine: RoutedEngine) -> None:
-    engine.update(2, [row("a", version=5)], "")
-    engine.update(1, [row("a", State.LOST, version=4)], "")
+    engine.update(table(2, [row("a", version=5)], version=5))
+    engine.update(table(1, [row("a", State.LOST, version=4)], version=4))
     assert engine.version == 5
 
 
-async def test_the_version_is_the_oldest_that_serves(engine: RoutedEngine) -> None:
-    engine.update(0, [row("a", version=5), row("b", State.LOADING, 4), row("c", State.LOST, 1)], "")
-    assert engine.version == 4
+async def test_the_version_is_that_of_the_pool_also_while_no_engine_serves(engine: RoutedEngine) -> None:
+    """One that is started again has none of the weights yet."""
+    engine.update(table(0, [row("a", State.LOST, version=0)], version=5))
+    assert engine.version == 5
 
 
 async def test_where_no_engine_will_serve_the_runs_reason_is_raised(engine: RoutedEngine) -> None:
-    engine.update(0, [row("a", State.LOST)], "")
+    engine.update(table(0, [row("a", State.LOST)]))
     asked = asyncio.create_task(engine.generate(REQUEST))
     await asyncio.sleep(0)
-    engine.update(1, [row("a", State.FAILED)], "No replica of the engine is left.")
+    engine.update(table(1, [row("a", State.FAILED)], refusal="No replica of the engine is left."))
     with pytest.raises(EngineError, match="No replica of the engine is left"):
         await asked
 
@@ -100,17 +105,17 @@ async def test_where_no_engine_will_serve_the_runs_reason_is_raised(engine: Rout
 async def test_an_engine_that_works_is_reported_once_and_again_after_a_restart(
     engine: RoutedEngine, reports: Reports, answers: Any
 ) -> None:
-    engine.update(0, [row("a", actor="first")], "")
+    engine.update(table(0, [row("a", actor="first")]))
     answers["first"] = answers["second"] = whole(0)
     for _ in range(3):
         await engine.generate(REQUEST)
-    engine.update(1, [row("a", actor="second")], "")
+    engine.update(table(1, [row("a", actor="second")]))
     await engine.generate(REQUEST)
     assert reports.seen == [("a", True)] * 2
 
 
 async def test_an_engine_that_has_left_gets_nothing_more(engine: RoutedEngine, answers: Any) -> None:
-    engine.update(0, [row("a"), row("b")], "")
-    engine.update(1, [row("b")], "")
+    engine.update(table(0, [row("a"), row("b")]))
+    engine.update(table(1, [row("b")]))
     answers["b"] = whole(0)
     assert [len((await engine.generate(REQUEST)).token_ids) for _ in range(4)] == [2] * 4

@@ -15,7 +15,7 @@ from ale.specs.algorithm import RolloutRequest
 from ale.task import Task
 from ale.trajectory import Failure, Trajectory
 from ale_ray import worker as worker_module
-from ale_ray.outbox import Closed, Outbox, Sampling
+from ale_ray.outbox import Closed, Sampling
 from ale_ray.worker import Acted, Encoded, RolloutWorker
 
 STAGE = StageInfo("rl", 1, "train", 1.0)
@@ -51,8 +51,7 @@ class FakeEpisodes:
 @pytest.fixture
 async def worker() -> RolloutWorker:
     made = RolloutWorker()
-    made._outbox, made._pools = Outbox(), {}
-    made._started.set()
+    made._pools = {}
     made._episodes = FakeEpisodes(made)  # type: ignore[assignment]
     return made
 

@@ -9,23 +9,27 @@ from typing import Any
 import pytest
 
 from ale.errors import EngineError
+from ale_ray import actors as actors_module
 from ale_ray import workers as workers_module
-from ale_ray.calls import ActorLost
+from ale_ray.calls import ActorLost, ask
 from ale_ray.outbox import Closed, Event, Outbox
+from ale_ray.routed_engine import EngineTable
 from ale_ray.workers import RESTARTS, Worker, Workers
 
 from .conftest import FakeActor, Started
 
 
 class FakeWorker:
-    """A rollout worker, as far as `Workers` needs one. `gate` holds up its start, and `slow` each table."""
+    """A rollout worker, as far as `Workers` needs one. `gate` holds up its start, `slow` each table, and `moves` every
+    sign of life; its episodes have no end."""
 
     def __init__(self, fails: bool = False) -> None:
         self.fails = fails
         self.outbox = Outbox()
-        self.gate, self.slow = asyncio.Event(), asyncio.Event()
+        self.gate, self.slow, self.moves = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self.gate.set()
         self.slow.set()
+        self.moves.set()
         self.models: list[Any] = []
         self.tables: list[int] = []
 
@@ -38,9 +42,15 @@ class FakeWorker:
     async def use_model(self, folder: Any) -> None:
         self.models.append(folder)
 
-    async def use_engines(self, number: int, rows: Any, refusal: str) -> None:
+    async def use_engines(self, table: EngineTable) -> None:
         await self.slow.wait()
-        self.tables.append(number)
+        self.tables.append(table.number)
+
+    async def act(self, name: str) -> None:
+        await asyncio.Event().wait()
+
+    async def ping(self) -> None:
+        await self.moves.wait()
 
     async def messages(self) -> list[Any]:
         return await self.outbox.take()
@@ -78,6 +88,10 @@ async def run(started: Started) -> AsyncIterator[Run]:
     assert all(actor.dead.is_set() for actor in started)
 
 
+def table(number: int) -> EngineTable:
+    return EngineTable(number, (), 0, "")
+
+
 def worker_of(run: Run, position: int = 0) -> Worker:
     found: Worker = [*run.workers][position]
     return found
@@ -88,13 +102,13 @@ async def test_a_worker_has_what_changed_while_it_started_before_it_gets_an_epis
     slow.gate.clear()
     slow.slow.clear()
     started.make = lambda: slow
-    await run.workers.use_engines(1, [], "")
+    await run.workers.use_engines(table(1))
     adding = asyncio.create_task(run.workers.add(1))
     await asyncio.sleep(0.01)
-    await run.workers.use_engines(2, [], "")
+    await run.workers.use_engines(table(2))
     slow.gate.set()
     await asyncio.sleep(0.01)
-    await run.workers.use_engines(3, [], "")
+    await run.workers.use_engines(table(3))
     await run.workers.use_model(None)
     assert not worker_of(run).serving
     slow.slow.set()
@@ -123,9 +137,46 @@ async def test_a_worker_that_does_not_take_a_table_is_started_again(
     monkeypatch.setattr(workers_module, "TELL_S", 0.05)
     await run.workers.add(1)
     started[0].made.slow.clear()
-    await run.workers.use_engines(1, [], "")
+    await run.workers.use_engines(table(1))
     await run.until(lambda: run.states == ["serving"])
     assert started[1].made.tables == [1]
+    assert run.notes == ["worker 0 does not answer any more and is started again; its episodes begin anew."]
+
+
+@pytest.fixture
+def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Look at workers often, and wait briefly."""
+    monkeypatch.setattr(workers_module, "LOOK_S", 0.001)
+    monkeypatch.setattr(actors_module, "SILENT_S", 0.3)
+
+
+@pytest.mark.usefixtures("quick_looks")
+async def test_a_worker_that_stands_still_is_started_again_and_its_episodes_are_lost(
+    run: Run, started: Started
+) -> None:
+    await run.workers.add(1)
+    acting = started[0].act.remote("episode")
+    started[0].made.moves.clear()
+    with pytest.raises(ActorLost):
+        await ask("worker 0", acting, 5)
+    await run.until(lambda: run.states == ["serving"])
+    assert run.notes == ["worker 0 does not answer any more and is started again; its episodes begin anew."]
+    assert len(started) == 2
+    assert not started[1].dead.is_set()
+
+
+@pytest.mark.usefixtures("quick_looks")
+async def test_a_worker_that_stands_still_while_it_leaves_holds_up_nothing(run: Run, started: Started) -> None:
+    await run.workers.add(1)
+    place = await run.workers.enter("group")
+    removing = asyncio.create_task(run.workers.remove())
+    acting = started[0].act.remote("episode")
+    started[0].made.moves.clear()
+    with pytest.raises(ActorLost):
+        await ask("worker 0", acting, 5)
+    run.workers.leave(place)  # as the episode's caller does
+    assert await removing == "worker 0"
+    assert len(started) == 1
 
 
 async def test_workers_of_which_one_does_not_start_are_not_added(run: Run, started: Started) -> None:

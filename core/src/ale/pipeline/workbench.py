@@ -210,10 +210,10 @@ async def open_workbench(
         algorithm = await start("algorithm", config.algorithm)
         of_stages = {path: choice for section in config.stages.values() for path, choice in section.algorithms()}
         stage_algorithms = {path: await start("algorithm", choice, path) for path, choice in of_stages.items() if train}
-        wanted = config.cluster if engine is None else None
-        cluster: Cluster | None = await start("cluster", wanted) if wanted else None
+        cluster: Cluster | None = await start("cluster", config.cluster) if config.cluster and engine is None else None
         if engine is None:
-            engine = await (cluster.start_engine(config) if cluster else start("engine", config.engine))
+            placed = config if train else config.model_copy(update={"trainer": None})  # idle ranks take no room
+            engine = await (cluster.start_engine(placed) if cluster else start("engine", config.engine))
         assert engine is not None
         episodes, pools = await open_episodes(stack, config, context, hooks, engine)
         if cluster is not None:

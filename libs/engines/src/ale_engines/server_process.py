@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from ale.errors import EngineError
 from ale.specs.driver import Lifecycle
@@ -98,14 +101,15 @@ class ServerProcess(Lifecycle):
             return ""
 
     async def _finish(self, process: asyncio.subprocess.Process) -> None:
-        try:
-            await asyncio.wait_for(process.wait(), self._grace_s + END_S)
-        except TimeoutError:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
+        """Wait for the guard's end, which is that of its output; the process that was started may end before it."""
+        ends: list[asyncio.Future[Any]] = [asyncio.ensure_future(process.wait())]
         if self._reading is not None:
-            await asyncio.wait([self._reading])
+            ends.append(self._reading)
+        _, late = await asyncio.wait(ends, timeout=self._grace_s + END_S)
+        if late:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            await asyncio.wait(ends)
 
     @staticmethod
     async def _read_end(stdout: asyncio.StreamReader) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from ale.config.preflight import message_engine
 from ale.config.run import RunConfig
@@ -39,6 +39,25 @@ def check_groups(run: RunConfig) -> None:
             "rl.resample_even_groups: with algorithm.group_size=1 the rewards of every group are alike; set a "
             "group_size of 2 or more, or remove rl.resample_even_groups."
         )
+
+
+@runtime_checkable
+class LendsDevices(Protocol):
+    """Settings of a cluster that can put engines on the trainer's devices."""
+
+    def objection_to_lending(self, count: int) -> str:
+        """Return why so many engines cannot lie there, as a sentence; an empty one if they can."""
+        ...
+
+
+def check_multiplex(run: RunConfig, config: RLConfig) -> None:
+    """Refuse more engines on the trainer's devices (`rl.multiplex`) than the section `cluster` has room for; without a
+    cluster, the engine says how many it has once it is built (`require_elastic`). Raises `ConfigError`."""
+    if not config.multiplex or run.cluster is None:
+        return
+    settings = load_plugin("cluster", run.cluster, "cluster").config
+    if isinstance(settings, LendsDevices) and (objection := settings.objection_to_lending(config.multiplex)):
+        raise ConfigError(objection)
 
 
 def check_policy_to_sample(run: RunConfig, source: Path | None) -> None:

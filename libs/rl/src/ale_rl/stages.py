@@ -10,7 +10,7 @@ from ale.pipeline.workbench import Workbench
 from ale.specs.training_stage import TrainingStage
 from ale.task import Task
 from ale.trajectory import Trajectory
-from ale_rl.checks import check_algorithm, check_groups, check_policy_to_sample
+from ale_rl.checks import check_algorithm, check_groups, check_multiplex, check_policy_to_sample
 from ale_rl.config import RLConfig
 from ale_rl.halves import roll_out_only, train_only
 from ale_rl.lending import require_elastic
@@ -34,6 +34,7 @@ class Reinforcement(TrainingStage):
         check_algorithm(config, self._config, demonstrations=config.sft is not None)
         if self._config.resample_even_groups:
             check_groups(config)
+        check_multiplex(config, self._config)
         check_policy_to_train(config)
 
     def check_tasks(self, bench: Workbench) -> None:

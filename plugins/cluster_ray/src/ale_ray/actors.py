@@ -10,10 +10,13 @@ from typing import Any
 
 from ale.errors import AleError
 from ale.registry.validation import describe_error
-from ale_ray.calls import ActorLost, ask, cancel
+from ale_ray.calls import ActorLost, ActorSilent, ask, cancel
 from ale_ray.outbox import Closed, unpack
 
 log = logging.getLogger("ale.cluster")
+SILENT_S = 60.0
+"""An actor that does not even answer a look for so long has stopped for good (its process is stopped, or its event loop
+hangs). A busy machine may hold up a living one for some seconds."""
 REST_S = 2.0
 """How long the last messages of an actor may take after it has closed."""
 
@@ -28,6 +31,24 @@ def start_actor(cls: type, name: str, options: Mapping[str, Any]) -> Any:
         return ray.remote(cls).options(name=name, **options).remote()
     except RayError as error:
         raise ActorLost(f"Ray does not start {name}: {describe_error(error)}.") from error
+
+
+def share(value: Any) -> Any:
+    """Return a reference to a value, to be passed to many actors: it is pickled once, and each node fetches it once."""
+    import ray
+
+    return ray.put(value)
+
+
+async def look_at(who: str, actor: Any, reference: Any) -> Any:
+    """Return the answer to a call that takes an actor no time. An actor that does not give it within `SILENT_S` is
+    ended by force: so its other calls, which may take as long as they like (an episode, a load of weights), end as
+    those of a dead one. Raises `ActorSilent` then, and `ActorLost`."""
+    try:
+        return await ask(who, reference, SILENT_S)
+    except TimeoutError:
+        _kill(actor)
+        raise ActorSilent(f"{who} did not answer for {SILENT_S:g} s, and was ended.") from None
 
 
 async def take_messages(who: str, actor: Any, receive: Callable[[Any], None]) -> None:

@@ -32,6 +32,10 @@ class ActorLost(AleError):
     """The actor has died, or its node cannot be reached."""
 
 
+class ActorSilent(ActorLost):
+    """The actor had stopped for good, and was ended."""
+
+
 @dataclass(frozen=True, slots=True)
 class Failed:
     """An error, pickled."""

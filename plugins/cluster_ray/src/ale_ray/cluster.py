@@ -15,9 +15,11 @@ import logging
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ale.config.preflight import check_started
 from ale.config.run import RunConfig
 from ale.errors import ConfigError
 from ale.registry.drivers import load_plugin
@@ -34,7 +36,7 @@ from ale_ray.engine_host import EngineSpec
 from ale_ray.engines import RayEngines
 from ale_ray.episodes import RemoteEpisodes
 from ale_ray.outbox import EngineReport, Event, HookCall, Logged
-from ale_ray.replica import RayReplica, name_engine
+from ale_ray.replica import RayReplica
 from ale_ray.settings import RayConfig
 from ale_ray.worker import WorkerSpec
 from ale_ray.workers import RemotePool, Workers
@@ -64,7 +66,7 @@ class RayCluster(Driver, Cluster):
         self._writing: asyncio.TimerHandle | None = None
         self._scaling = asyncio.Lock()
         self._next_engine = config.engine.replicas
-        self._spec: EngineSpec | None = None
+        self._run: RunConfig | None = None
         # A run's channel holds its store; its function that removes secrets is plain data.
         self._redact = getattr(context.channel, "replace_secrets", _unchanged)
         self._portable = replace(context, channel=Channel())
@@ -117,15 +119,17 @@ class RayCluster(Driver, Cluster):
                 f"engine.replicas is {own}: on a cluster each engine is an actor; say cluster.engine.replicas instead."
             )
         places = self._places if run.trainer is not None else None
-        lent = int(getattr(run.rl, "multiplex", 0)) if places is not None else 0
+        lent = int(getattr(run.rl, "multiplex", 0)) if run.trainer is not None else 0
+        if lent and (objection := self.config.objection_to_lending(lent)):
+            raise ConfigError(objection)
         check_room(self._rooms(lent, 0 if places is None else places.count))
-        self._spec = EngineSpec(choice.use, 0, choice, self._portable, self._redact, Path.cwd())
+        self._run = run
         replicas = [self._replica(number) for number in range(self.config.engine.replicas)]
         if places is not None:
             await places.reserve(self.config.engine, lent)
             for number, replica in enumerate(replicas[-lent:] if lent else ()):
                 replica.options |= places.engine_options(number)
-        self._engines = RayEngines(replicas, self._note, plugin.cls.provides(plugin.config), self._changed)
+        self._engines = RayEngines(replicas, self._note, self._changed)
         await self._engines.start()
         return self._engines
 
@@ -138,10 +142,12 @@ class RayCluster(Driver, Cluster):
         return rooms + [Room("rollout", c.rollout.cpus)] * c.rollout.workers
 
     def _replica(self, number: int) -> RayReplica:
-        assert self._spec is not None, "start_engine makes it"
-        c = self.config.engine
-        options = self._options(c.cpus, c.devices)
-        return RayReplica(name_engine(self._spec, number), options, self.config.start_s, self._receive)
+        run, c = self._run, self.config.engine
+        assert run is not None, "start_engine comes first"
+        name = f"{run.engine.use} {number}"
+        spec = EngineSpec(name, number, run.engine, self._portable, self._redact, Path.cwd())
+        check = partial(check_started, run, "engine", "engine")
+        return RayReplica(spec, self._options(c.cpus, c.devices), self.config.start_s, self._receive, check)
 
     def _options(self, cpus: float, devices: int = 0) -> dict[str, Any]:
         """Return the options of an actor that Ray places by itself."""

@@ -9,12 +9,9 @@ import asyncio
 import os
 from collections import deque
 from collections.abc import Callable
-from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
-
-import cloudpickle  # type: ignore[import-untyped]
 
 from ale.registry.drivers import build_driver
 from ale.session.tokenizer import ChatTokenizer, byte_tokenizer
@@ -23,8 +20,9 @@ from ale.specs.driver import DriverContext
 from ale.specs.engine import GenerateRequest, Generation, InferenceEngine, PolicyVersion
 from ale_engines.driver_replica import DriverReplica
 from ale_engines.replica import Interrupted, Replica
-from ale_ray.calls import answered, cancel, enter_folder, take_interrupts
-from ale_ray.outbox import Closed, Outbox, RemoteChannel, send_log
+from ale_ray.calls import answered
+from ale_ray.outbox import RemoteChannel
+from ale_ray.run_actor import RunActor
 
 
 @runtime_checkable
@@ -59,6 +57,8 @@ class EngineFacts:
     transports: tuple[str, ...]
     node: str
     pid: int
+    capabilities: frozenset[str]
+    """Those of its driver on this node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,29 +69,19 @@ class BrokenOff:
     partial: Generation
 
 
-class EngineHost:
+class EngineHost(RunActor):
     """See the module."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._replica: Replica | None = None
-        self._stack = AsyncExitStack()
+        self._capabilities: frozenset[str] = frozenset()
         self._running: dict[str, asyncio.Task[Any]] = {}
         self._aborted: deque[str] = deque(maxlen=1024)
         """Requests that were given up before they arrived: calls overtake each other."""
-        self._outbox: Outbox | None = None
-        self._started = asyncio.Event()
-        self._starting: asyncio.Task[Any] | None = None
 
-    @answered
-    async def start(self, pickled: bytes) -> EngineFacts:
-        """Build the driver of an `EngineSpec` and start it."""
-        self._outbox = Outbox()
-        self._started.set()
-        self._starting = asyncio.current_task()
-        send_log(self._outbox)
-        take_interrupts()
-        spec: EngineSpec = cloudpickle.loads(pickled)
-        enter_folder(spec.folder)
+    async def begin(self, spec: EngineSpec) -> EngineFacts:
+        """Build the driver and start it."""
         context = replace(spec.context, channel=RemoteChannel(self._outbox, spec.redact))
         driver = build_driver("engine", spec.choice, context)
         if isinstance(driver, MadeOfReplicas):
@@ -100,6 +90,7 @@ class EngineHost:
             assert isinstance(driver, InferenceEngine), "checked when it was loaded"
             self._replica = DriverReplica(driver, spec.name, int(getattr(driver, "slots", 64)))
         await self._stack.enter_async_context(self._replica)
+        self._capabilities = frozenset(driver.capabilities)
         return self._facts()
 
     @answered
@@ -151,22 +142,6 @@ class EngineHost:
         """Return the engine's metrics and how many requests are at it."""
         return (self._engine.metrics() if self._replica else {}), len(self._running)
 
-    async def messages(self) -> list[Any]:
-        """Wait for messages of the driver to the run, and return them."""
-        await self._started.wait()
-        assert self._outbox is not None
-        return await self._outbox.take()
-
-    @answered
-    async def close(self) -> None:
-        """Close the driver, also one that has not started yet: it ends what it has started."""
-        try:
-            await cancel(self._starting)
-            await self._stack.aclose()
-        finally:
-            if self._outbox is not None:
-                self._outbox.put(Closed())
-
     @property
     def _engine(self) -> Replica:
         assert self._replica is not None, "start comes first"
@@ -178,4 +153,4 @@ class EngineHost:
         replica = self._engine
         transports = tuple(name for name in replica.transports if name != "memory")  # the trainer is not in here
         node = ray.get_runtime_context().get_node_id()
-        return EngineFacts(replica.slots, replica.max_context, transports, node, os.getpid())
+        return EngineFacts(replica.slots, replica.max_context, transports, node, os.getpid(), self._capabilities)

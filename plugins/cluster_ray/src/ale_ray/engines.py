@@ -11,7 +11,7 @@ from ale.registry.validation import describe_error
 from ale.specs.engine import PolicyVersion, Tokenizer
 from ale_engines.pool import Engines
 from ale_ray.replica import RayReplica
-from ale_ray.routed_engine import TableRow
+from ale_ray.routed_engine import EngineTable, TableRow
 from ale_ray.workers import Workers
 
 log = logging.getLogger("ale.cluster")
@@ -20,16 +20,9 @@ log = logging.getLogger("ale.cluster")
 class RayEngines(Engines):
     """See the module."""
 
-    def __init__(
-        self,
-        replicas: list[RayReplica],
-        note: Callable[[str], None],
-        capabilities: frozenset[str],
-        changed: Callable[[], None],
-    ) -> None:
+    def __init__(self, replicas: list[RayReplica], note: Callable[[str], None], changed: Callable[[], None]) -> None:
         """`changed` is called after each change that the workers know."""
-        super().__init__(replicas, note)
-        self.capabilities = capabilities
+        super().__init__(replicas, note, replicas[0].report_event)
         self.workers: Workers | None = None
         self._report_change = changed
         self._number = 0
@@ -79,7 +72,8 @@ class RayEngines(Engines):
             rows.append(TableRow(seat.name, replica.actor, seat.slots, seat.state, seat.version, seat.max_context))
         refusal = self._members.find_refusal()
         if self.workers is not None:
-            await self.workers.use_engines(self._number, rows, "" if refusal is None else str(refusal))
+            said = "" if refusal is None else str(refusal)
+            await self.workers.use_engines(EngineTable(self._number, tuple(rows), self.version, said))
         self._report_change()
 
     async def close(self) -> None:

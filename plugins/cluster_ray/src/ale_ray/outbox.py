@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
@@ -87,14 +88,17 @@ class Outbox:
     """Messages that have not been taken yet."""
 
     def __init__(self) -> None:
-        self._messages: list[Any] = []
-        self._loop = asyncio.get_running_loop()
+        self._messages: deque[Any] = deque()
         self._filled = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        """That of `take`."""
 
     def put(self, message: Any) -> None:
         """Add a message, from any thread."""
-        with suppress(RuntimeError):  # the loop is closed: the process ends
-            self._loop.call_soon_threadsafe(self._add, message)
+        self._messages.append(message)
+        if self._loop is not None:
+            with suppress(RuntimeError):  # it is closed: the process ends
+                self._loop.call_soon_threadsafe(self._filled.set)
 
     def pack(self, message: Any) -> None:
         """Add a message with values of a plugin as they are now. One that cannot be pickled is logged instead."""
@@ -105,17 +109,14 @@ class Outbox:
         else:
             self.put(packed)
 
-    def _add(self, message: Any) -> None:
-        self._messages.append(message)
-        self._filled.set()
-
     async def take(self) -> list[Any]:
         """Wait for messages and return them, in their order."""
-        await self._filled.wait()
+        self._loop = asyncio.get_running_loop()  # before the look: what is put after that sets the event
+        while not self._messages:
+            self._filled.clear()
+            await self._filled.wait()
         await asyncio.sleep(GATHER_S)
-        self._filled.clear()
-        taken, self._messages = self._messages, []
-        return taken
+        return [self._messages.popleft() for _ in range(len(self._messages))]
 
 
 def unpack(message: Any) -> Any:

@@ -29,12 +29,6 @@ class RayRankPlaces:
         from ray.util.placement_group import placement_group, placement_group_table
 
         s = self._settings
-        if lent > s.ranks or (lent and engine.devices != s.devices):
-            raise ConfigError(
-                f"rl.multiplex is {lent}: each of these engines lies on the device of one of the {s.ranks} ranks, so "
-                f"there are at most as many, and cluster.engine.devices ({engine.devices}) is cluster.trainer.devices "
-                f"({s.devices})."
-            )
         self._lent, self._engine = lent, engine
         bundles = [{"CPU": s.cpus + (engine.cpus if rank < lent else 0)} for rank in range(s.ranks)]
         self._group = placement_group([b | ({"GPU": 1.0} if s.devices else {}) for b in bundles], strategy="PACK")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import uuid
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,10 @@ from ale.errors import EngineError
 from ale.specs.engine import GenerateRequest, Generation, PolicyVersion, Tokenizer
 from ale_engines.continuation import NOTHING
 from ale_engines.replica import Interrupted, Replica
-from ale_ray.actors import end_actor, start_actor, take_messages
-from ale_ray.calls import ActorLost, ask
+from ale_ray.actors import end_actor, look_at, start_actor, take_messages
+from ale_ray.calls import ActorLost, ActorSilent, ask
 from ale_ray.engine_host import BrokenOff, EngineFacts, EngineHost, EngineSpec
+from ale_ray.outbox import Event
 
 STATE_S = 1.0
 """Seconds between two looks at an engine's metrics."""
@@ -49,22 +50,30 @@ async def generate_at(actor: Any, name: str, request: GenerateRequest) -> Genera
 
 
 class RayReplica(Replica):
-    """See the module. `options` are those of the actor, and `receive` gets its messages."""
+    """See the module. `options` are those of the actor, `receive` gets its messages, and `check_started` refuses an
+    engine that cannot do on its node what the run needs."""
 
     def __init__(
-        self, spec: EngineSpec, options: dict[str, Any], start_s: float, receive: Callable[[Any], None]
+        self,
+        spec: EngineSpec,
+        options: dict[str, Any],
+        start_s: float,
+        receive: Callable[[Any], None],
+        check_started: Callable[[Any], None],
     ) -> None:
         self.spec = spec
-        self.options, self._start_s, self._receive = options, start_s, receive
+        self.options, self._start_s, self._receive, self._check_started = options, start_s, receive, check_started
         self._numbers = count()
         self._model: Path | None = None
         self._version = 0
         self._metrics: dict[str, float] = {}
         self._requests = 0
+        self._silence = ""
+        """Why its actor was ended by force, if it was."""
         self._listening: asyncio.Task[None] | None = None
         self._looking: asyncio.Task[None] | None = None
         self.actor: Any = None
-        self.facts = EngineFacts(1, 0, ("folder",), "", 0)
+        self.facts = EngineFacts(1, 0, ("folder",), "", 0, frozenset())
 
     @property
     def name(self) -> str:
@@ -77,9 +86,25 @@ class RayReplica(Replica):
         return self.facts.slots
 
     @property
+    def place(self) -> str:
+        """See `Replica.place`; Ray counts GPUs and tells their numbers only to the actor."""
+        gpus = math.ceil(self.options.get("num_gpus", 0))  # one that is shared with a rank is half a GPU
+        devices = "cpu" if not gpus else "1 GPU" if gpus == 1 else f"{gpus} GPUs"
+        return f"{self.facts.node[:8]} · {devices}"
+
+    def report_event(self, kind: str, **data: Any) -> None:
+        """See `Channel.event`."""
+        self._receive(Event(kind, data))
+
+    @property
     def requests(self) -> int:
         """See `Replica.requests`: rollout workers send theirs without the pool."""
         return self._requests
+
+    @property
+    def capabilities(self) -> frozenset[str]:
+        """See `Driver.capabilities`: those of the engine on its node."""
+        return self.facts.capabilities
 
     @property
     def transports(self) -> tuple[str, ...]:  # type: ignore[override]  # known once it has started
@@ -104,8 +129,10 @@ class RayReplica(Replica):
         """Start the actor and the engine in it."""
         label = f"{self.name}/{next(self._numbers)}"  # an actor that dies keeps its name for a moment
         self.actor = actor = start_actor(EngineHost, label, self.options)
+        self._silence = ""
         self._listening = asyncio.create_task(self._listen(actor))
         self.facts = await self._ask(actor.start.remote(cloudpickle.dumps(self.spec)), self._start_s, "start")
+        self._check_started(self)
         self._looking = asyncio.create_task(self._look(actor))
 
     async def close(self) -> None:
@@ -175,7 +202,7 @@ class RayReplica(Replica):
         except TimeoutError:
             raise EngineError(f"{self.name} took more than {limit_s:g} s to {what}.") from None
         except ActorLost as error:
-            raise EngineError(str(error)) from error
+            raise EngineError(self._silence or str(error)) from error
 
     async def _listen(self, actor: Any) -> None:
         while self.actor is actor:  # that it has died is the pool's to find; else it was out of reach for a moment
@@ -184,12 +211,13 @@ class RayReplica(Replica):
             await asyncio.sleep(STATE_S)
 
     async def _look(self, actor: Any) -> None:
-        while self.actor is actor:
-            with suppress(ActorLost):
-                self._metrics, self._requests = await ask(self.name, actor.state.remote())
+        """Take the engine's metrics, and end an actor that has stopped for good: it may be loading, where nothing else
+        checks it and a load may take as long as it likes."""
+        while self.actor is actor and not self._silence:
+            try:
+                self._metrics, self._requests = await look_at(self.name, actor, actor.state.remote())
+            except ActorSilent as error:
+                self._silence = str(error)
+            except ActorLost:
+                pass  # the pool finds it; else it was out of reach for a moment
             await asyncio.sleep(STATE_S)
-
-
-def name_engine(spec: EngineSpec, number: int) -> EngineSpec:
-    """Return the spec of the engine of a number."""
-    return replace(spec, name=f"{spec.choice.use} {number}", number=number)

@@ -6,7 +6,7 @@ of them whenever something has changed there, and reports an engine that broke a
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,19 @@ class TableRow:
     state: State
     version: int
     max_context: int
+
+
+@dataclass(frozen=True, slots=True)
+class EngineTable:
+    """The engines at a moment."""
+
+    number: int
+    """It is larger in a later table."""
+    rows: tuple[TableRow, ...]
+    version: int
+    """That of the pool: while no engine serves, it is of the weights with which the next one will."""
+    refusal: str
+    """Why no engine will ever serve, if so."""
 
 
 class RemotePlace(EnginePlace):
@@ -85,17 +98,16 @@ class RoutedEngine(InferenceEngine):
         self._report = report
         self._admission = Admission(self._find_refusal)
         self._places: dict[str, RemotePlace] = {}
-        self._number = -1
-        self._refusal = ""
+        self._table = EngineTable(-1, (), 0, "")
         self._counts: Counter[str] = Counter()
 
-    def update(self, number: int, rows: Sequence[TableRow], refusal: str) -> None:
-        """Take a table, unless a newer one came before it. `refusal` says why no engine will ever serve, if so."""
-        if number <= self._number:
+    def update(self, table: EngineTable) -> None:
+        """Take a table, unless a newer one came before it."""
+        if table.number <= self._table.number:
             return
-        self._number, self._refusal = number, refusal
+        self._table = table
         router = self._admission.router
-        for row in rows:
+        for row in table.rows:
             place = self._places.get(row.name)
             if place is None:
                 place = self._places[row.name] = RemotePlace(row, self._report)
@@ -103,7 +115,7 @@ class RoutedEngine(InferenceEngine):
             elif place.row.actor != row.actor:
                 router.forget(place)  # its cache is lost
             place.update(row)
-        for name in self._places.keys() - {row.name for row in rows}:
+        for name in self._places.keys() - {row.name for row in table.rows}:
             gone = self._places.pop(name)
             router.places.remove(gone)
             router.forget(gone)
@@ -111,7 +123,7 @@ class RoutedEngine(InferenceEngine):
         self._admission.serve()
 
     def _find_refusal(self) -> EngineError | None:
-        return EngineError(self._refusal) if self._refusal else None
+        return EngineError(self._table.refusal) if self._table.refusal else None
 
     @property
     def max_context(self) -> int:
@@ -120,9 +132,8 @@ class RoutedEngine(InferenceEngine):
 
     @property
     def version(self) -> int:
-        """The oldest version that serves."""
-        serving = [place.version for place in self._places.values() if place.ready]
-        return min(serving, default=max((place.version for place in self._places.values()), default=0))
+        """See `Engines.version`: the pool's, so that episodes have the same wherever they begin."""
+        return self._table.version
 
     async def load_model(self, folder: Path | None, tokenizer: Tokenizer) -> None:
         """The run's process loads models."""

@@ -48,3 +48,29 @@ class RayConfig(PluginConfig):
     trainer: TrainerPlaces = Field(TrainerPlaces(), description="Where the trainer's ranks are.")
     rollout: RolloutPlaces = Field(RolloutPlaces(), description="Where episodes are made.")
     start_s: float = Field(180.0, gt=0, description="How long an actor may take until it has started.")
+
+    def objection_to_lending(self, count: int) -> str:
+        """Return why so many engines cannot lie on the trainer's devices (`rl.multiplex`), as a sentence; an empty one
+        if they can. Each of them lies on the device of one rank."""
+        asked, engine, trainer = f"rl.multiplex is {count}", self.engine, self.trainer
+        if not trainer.ranks:
+            return (
+                f"{asked}: these engines lie on the devices of the trainer's ranks, and cluster.trainer.ranks is 0. "
+                f"Set it to {count} or more, or leave rl.multiplex out."
+            )
+        if count > engine.replicas:
+            return (
+                f"{asked}, but cluster.engine.replicas is {engine.replicas}. Raise it to {count} or more, or lower "
+                "rl.multiplex."
+            )
+        if count > trainer.ranks:
+            return (
+                f"{asked}: each of these engines lies on the device of one rank, and cluster.trainer.ranks is "
+                f"{trainer.ranks}. Raise it to {count} or more, or lower rl.multiplex."
+            )
+        if engine.devices != trainer.devices:
+            return (
+                f"{asked}: each of these engines has what one rank has, but cluster.engine.devices is "
+                f"{engine.devices} and cluster.trainer.devices {trainer.devices}. Set both to the same number."
+            )
+        return ""

@@ -10,12 +10,10 @@ import asyncio
 import os
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
-
-import cloudpickle  # type: ignore[import-untyped]
 
 from ale.config.run import RunConfig
 from ale.errors import AleError
@@ -26,9 +24,10 @@ from ale.session.tokenizer import ChatTokenizer, byte_tokenizer
 from ale.specs.algorithm import RolloutRequest
 from ale.specs.driver import DriverContext
 from ale.store.encoding import encode
-from ale_ray.calls import answered, cancel, enter_folder, take_interrupts
-from ale_ray.outbox import Closed, EngineReport, Outbox, PoolMetrics, RemoteChannel, RemoteHooks, Sampling, send_log
-from ale_ray.routed_engine import RoutedEngine, TableRow
+from ale_ray.calls import answered
+from ale_ray.outbox import EngineReport, PoolMetrics, RemoteChannel, RemoteHooks, Sampling
+from ale_ray.routed_engine import EngineTable, RoutedEngine
+from ale_ray.run_actor import RunActor
 
 ARRIVES_S, LOOK_S = 10.0, 0.01
 """How long a call that was made before may take to arrive, and how often it is looked for."""
@@ -80,11 +79,11 @@ class Running:
     may_score: asyncio.Event = field(default_factory=asyncio.Event)
 
 
-class RolloutWorker:
+class RolloutWorker(RunActor):
     """See the module."""
 
     def __init__(self) -> None:
-        self._stack = AsyncExitStack()
+        super().__init__()
         self._running: dict[str, Running] = {}
         self._dropped: deque[str] = deque(maxlen=1024)
         """Episodes that were given up before they arrived."""
@@ -93,25 +92,14 @@ class RolloutWorker:
         self._names: dict[asyncio.Task[Any], str] = {}
         self._shared: dict[Any, Any] = {}
         """What the starts of rollouts share (`Start.move`)."""
-        self._outbox: Outbox | None = None
-        self._started = asyncio.Event()
-        self._starting: asyncio.Task[Any] | None = None
 
-    @answered
-    async def start(self, pickled: bytes) -> tuple[str, int]:
-        """Start the drivers of a `WorkerSpec`; returns the node's id, and the process's."""
+    async def begin(self, spec: WorkerSpec) -> tuple[str, int]:
+        """Start the drivers; returns the node's id, and the process's."""
         import ray
 
-        self._outbox = outbox = Outbox()
-        self._started.set()
-        self._starting = asyncio.current_task()
-        send_log(outbox)
-        take_interrupts()
-        spec: WorkerSpec = cloudpickle.loads(pickled)
-        enter_folder(spec.folder)
-        self._engine = RoutedEngine(lambda name, works: outbox.put(EngineReport(name, works)))
-        self._channel = RemoteChannel(outbox, spec.redact)
-        context, hooks = replace(spec.context, channel=self._channel), RemoteHooks(outbox, spec.hooks)
+        self._engine = RoutedEngine(lambda name, works: self._outbox.put(EngineReport(name, works)))
+        self._channel = RemoteChannel(self._outbox, spec.redact)
+        context, hooks = replace(spec.context, channel=self._channel), RemoteHooks(self._outbox, spec.hooks)
         episodes, self._pools = await open_episodes(self._stack, spec.run, context, hooks, self._engine)
         self._episodes: Episodes = replace(episodes, scoring=self._scoring)
         episodes.sessions.sampling = self._sampling
@@ -123,9 +111,9 @@ class RolloutWorker:
         tokenizer = byte_tokenizer() if folder is None else await asyncio.to_thread(ChatTokenizer.load, folder)
         self._episodes.sessions.tokenizer = tokenizer
 
-    async def use_engines(self, number: int, rows: Sequence[TableRow], refusal: str) -> None:
+    async def use_engines(self, table: EngineTable) -> None:
         """See `RoutedEngine.update`."""
-        self._engine.update(number, rows, refusal)
+        self._engine.update(table)
 
     @answered
     async def expect(self, requests: Sequence[RolloutRequest], stage: StageInfo) -> None:
@@ -189,29 +177,16 @@ class RolloutWorker:
     async def ping(self) -> None:
         """Answer."""
 
-    async def messages(self) -> list[Any]:
-        """Wait for messages to the run, and return them."""
-        await self._started.wait()
-        assert self._outbox is not None
-        return await self._outbox.take()
-
-    @answered
-    async def close(self) -> None:
-        """End all episodes and close the drivers."""
-        try:
-            await cancel(self._starting)
-            running = [each.task for each in self._running.values()]
-            for task in running:
-                task.cancel()
-            if running:
-                await asyncio.wait(running)
-            for shared in self._shared.values():
-                if isinstance(shared, Closable):
-                    self._stack.push_async_callback(shared.close)
-            await self._stack.aclose()
-        finally:
-            if self._outbox is not None:
-                self._outbox.put(Closed())
+    async def end_work(self) -> None:
+        """End all episodes, and have closed what their starts share."""
+        running = [each.task for each in self._running.values()]
+        for task in running:
+            task.cancel()
+        if running:
+            await asyncio.wait(running)
+        for shared in self._shared.values():
+            if isinstance(shared, Closable):
+                self._stack.push_async_callback(shared.close)
 
     def _move(self, request: RolloutRequest) -> RolloutRequest:
         start = request.start
@@ -226,7 +201,6 @@ class RolloutWorker:
             raise
         finally:
             self._forget(name)
-        assert self._outbox is not None
         if self._pools:
             self._outbox.put(PoolMetrics({pool: each.metrics() for pool, each in self._pools.items()}))
         return Encoded(*encode(trajectory))
@@ -250,7 +224,7 @@ class RolloutWorker:
     def _sampling(self, session: RecordedSession) -> Iterator[None]:
         """Tell the run that a request of an episode is at an engine."""
         name = self._names.get(session.opened_by) if session.opened_by is not None else None
-        if name is None or self._outbox is None:
+        if name is None:
             yield
             return
         self._outbox.put(Sampling(name, True))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -14,22 +14,24 @@ from ale.errors import EngineError
 from ale.registry.validation import one_line_error
 from ale_engines.admission import Admission
 from ale_engines.routing import Place
-from ale_ray.actors import end_actor, start_actor, take_messages
-from ale_ray.calls import ActorLost, ask, cancel
+from ale_ray.actors import end_actor, look_at, share, start_actor, take_messages
+from ale_ray.calls import ActorLost, ActorSilent, ask, cancel
 from ale_ray.outbox import PoolMetrics, Sampling
-from ale_ray.routed_engine import TableRow
+from ale_ray.routed_engine import EngineTable
 from ale_ray.worker import RolloutWorker, WorkerSpec
 
 RESTARTS = 3
 """A worker that was started so many times in a row, without finishing an episode, is given up."""
 TELL_S = 60.0
 """A worker that does not take a table of the engines within this time has stopped for good."""
+LOOK_S = 5.0
+"""Seconds between two looks whether a worker lives."""
+SILENT = "does not answer any more"
 CLOSE_S = 30.0
 MEANS = ("_p50", "_p95", "_max")
 """Ends of the names of metrics whose sum says nothing."""
 
 Model = tuple[Path | None]
-Table = tuple[int, Sequence[TableRow], str]
 
 
 class Worker(Place):
@@ -41,13 +43,14 @@ class Worker(Place):
         self.node, self.pid = "", 0
         self.state = "starting"
         self.model: Model | None = None
-        self.table: Table | None = None
+        self.table: Any = None
         """What it was given when it started."""
         self.listeners: dict[str, Any] = {}
         """What gets the messages about requests at engines, by the episode's name."""
         self.pools: dict[str, dict[str, float]] = {}
         self.failures = 0
         self.listening: asyncio.Task[None] | None = None
+        self.looking: asyncio.Task[None] | None = None
         self.reviving: asyncio.Task[None] | None = None
 
 
@@ -70,7 +73,8 @@ class Workers:
         self._admission = Admission(self._find_refusal)
         self._numbers, self._names = count(), count()
         self._model: Model | None = None
-        self._table: Table | None = None
+        self._table: Any = None
+        """The newest table of the engines, shared: the handles of their actors are large."""
         self._last_fault = ""
         self._closed = False
 
@@ -119,6 +123,7 @@ class Workers:
         worker.actor = start_actor(RolloutWorker, label, self._options)
         worker.listening = asyncio.create_task(self._listen(worker, worker.actor))
         worker.node, worker.pid = await self._ask(worker, worker.actor.start.remote(self._spec))
+        worker.looking = asyncio.create_task(self._look(worker, worker.actor))
 
     async def _serve(self, worker: Worker) -> None:
         """Give a worker that has started what changed meanwhile, until there is nothing more; then it gets episodes."""
@@ -127,7 +132,7 @@ class Workers:
             if model is not None and model is not worker.model:
                 await self._ask(worker, worker.actor.use_model.remote(*model))
             if table is not None and table is not worker.table:
-                await self._ask(worker, worker.actor.use_engines.remote(*table))
+                await self._ask(worker, worker.actor.use_engines.remote(table))
             worker.model, worker.table = model, table
         worker.serving, worker.state = True, "serving"
         self._admission.serve()
@@ -143,18 +148,20 @@ class Workers:
         self._model = (folder,)
         await self._tell(lambda actor: actor.use_model.remote(folder), self._start_s)
 
-    async def use_engines(self, number: int, rows: Sequence[TableRow], refusal: str) -> None:
+    async def use_engines(self, table: EngineTable) -> None:
         """Give all workers a table of the engines; those that serve have it when this returns."""
-        self._table = number, rows, refusal
-        await self._tell(lambda actor: actor.use_engines.remote(number, rows, refusal), TELL_S)
+        self._table = shared = share(table)
+        await self._tell(lambda actor: actor.use_engines.remote(shared), TELL_S)
 
     async def _tell(self, call: Callable[[Any], Any], limit_s: float) -> None:
         async def tell(worker: Worker) -> None:
             actor = worker.actor
             try:
                 await ask(worker.name, call(actor), limit_s)
-            except (ActorLost, TimeoutError):
+            except ActorLost:
                 self.suspect(worker, actor)
+            except TimeoutError:
+                self.suspect(worker, actor, SILENT)
 
         await asyncio.gather(*(tell(worker) for worker in self if worker.serving))
 
@@ -190,16 +197,16 @@ class Workers:
 
     # --- faults
 
-    def suspect(self, worker: Worker, actor: Any) -> None:
-        """Start a worker again whose actor has died, or does not answer."""
+    def suspect(self, worker: Worker, actor: Any, found: str = "has died") -> None:
+        """Start a worker again whose actor has died, or does not answer; `found` says so to the user."""
         if worker.state != "serving" or worker.actor is not actor or self._closed:
             return
         worker.serving, worker.state = False, "lost"
         self._admission.router.forget(worker)
-        worker.reviving = asyncio.create_task(self._revive(worker))
+        worker.reviving = asyncio.create_task(self._revive(worker, found))
 
-    async def _revive(self, worker: Worker) -> None:
-        self._note(f"{worker.name} has died and is started again; its episodes begin anew.")
+    async def _revive(self, worker: Worker, found: str) -> None:
+        self._note(f"{worker.name} {found} and is started again; its episodes begin anew.")
         self._changed()
         while worker.failures < RESTARTS:
             worker.failures += 1
@@ -233,6 +240,17 @@ class Workers:
         except ActorLost:
             self.suspect(worker, actor)
 
+    async def _look(self, worker: Worker, actor: Any) -> None:
+        """Find out that a worker has stopped for good: what it makes may take as long as it likes."""
+        try:
+            while True:
+                await look_at(worker.name, actor, actor.ping.remote())
+                await asyncio.sleep(LOOK_S)
+        except ActorSilent:
+            self.suspect(worker, actor, SILENT)
+        except ActorLost:
+            self.suspect(worker, actor)
+
     async def close(self) -> None:
         """End all workers."""
         self._closed = True
@@ -244,6 +262,9 @@ class Workers:
         worker.serving = False
         actor, worker.actor = worker.actor, None
         listening, worker.listening = worker.listening, None
+        looking, worker.looking = worker.looking, None
+        if looking is not None:
+            looking.cancel()
         await end_actor(worker.name, actor, listening, CLOSE_S if ask_it else None)
 
 

@@ -1,0 +1,65 @@
+"""What rollout workers are told of the engines is what the pool knows."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ale.session.tokenizer import byte_tokenizer
+from ale.specs.choice import PluginChoice
+from ale.specs.driver import DriverContext
+from ale.specs.engine import FolderTicket, PolicyVersion
+from ale_engines import member
+from ale_engines.member import State
+from ale_ray.engine_host import EngineSpec
+from ale_ray.engines import RayEngines
+from ale_ray.replica import RayReplica
+from ale_ray.routed_engine import EngineTable, TableRow
+
+from .conftest import FakeHost, Started
+
+
+class Told:
+    """The rollout workers; `tables` are those that they got and that no test has seen."""
+
+    def __init__(self) -> None:
+        self.tables: asyncio.Queue[EngineTable] = asyncio.Queue()
+
+    async def find(self, true: Callable[[TableRow], bool]) -> EngineTable:
+        """Return the next table whose first row is so."""
+        while not true((table := await self.tables.get()).rows[0]):
+            pass
+        return table
+
+    async def use_model(self, folder: Path | None) -> None: ...
+
+    async def use_engines(self, table: EngineTable) -> None:
+        self.tables.put_nowait(table)
+
+
+async def test_while_an_engine_that_was_started_again_loads_episodes_still_begin_with_the_current_version(
+    started: Started, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(member, "PROBE_S", 0.001)
+    started.make = FakeHost
+    spec = EngineSpec("torch 0", 0, PluginChoice(use="torch"), DriverContext(), str, Path())
+    workers: Any = Told()
+    engine = RayReplica(spec, {}, 5.0, print, lambda engine: None)
+    async with RayEngines([engine], print, lambda: None) as engines, asyncio.timeout(5):
+        engines.workers = workers
+        await engines.load_model(None, byte_tokenizer())
+        await engines.load_weights(PolicyVersion(3, FolderTicket(Path("weights"))))
+        loading = FakeHost()
+        loading.moves.clear()
+        started.make = lambda: loading
+        started[0].kill()
+        engines.suspect("torch 0")
+        table = await workers.find(lambda row: row.state is State.LOST and row.version == 0)
+        assert table.version == 3
+        loading.moves.set()
+        table = await workers.find(lambda row: row.state is State.SERVING)
+        assert table.rows[0].version == 3
