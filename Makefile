@@ -16,7 +16,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # Images of containers often forbid byte code: each of the many processes would compile its modules again.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: help install engines quickstart test tests test-skipped test-alone lint format typecheck chaos bench docs wheels clean
+.PHONY: help install engines quickstart test tests test-skipped test-alone lint format typecheck chaos chaos-cluster bench docs wheels clean
 .DEFAULT_GOAL := help
 
 help:  ## Show this list
@@ -50,7 +50,7 @@ quickstart: install  ## Train a tiny agent end to end (under 5 minutes on 2 core
 	$(BIN)/ale run examples/quickstart.yaml
 
 # More processes than cores, because many tests wait. Which tests go together is in conftest.py.
-PYTEST = $(BIN)/pytest -q --dist loadscope --no-loadscope-reorder -n 4 --durations 30 --durations-min 5
+PYTEST = $(BIN)/pytest -q --dist loadscope --no-loadscope-reorder -n 6 --durations 30 --durations-min 5
 
 test: lint  ## Run ruff, mypy and all tests; what this machine lacks (Docker, Podman) is skipped
 	@$(MAKE) --no-print-directory --jobs 2 tests typecheck  # mypy needs one core for a minute, beside tests that wait
@@ -78,6 +78,9 @@ typecheck: install  ## mypy --strict on the core and the plugins' sources
 
 chaos: install  ## Kill 200 runs with kill -9, resume them, and write tests/chaos/results.md
 	OMP_NUM_THREADS=1 $(BIN)/python tests/chaos/chaos.py --runs 200 --table tests/chaos/results.md
+
+chaos-cluster: install  ## Damage 100 runs on two Ray nodes, and write tests/chaos/cluster_results.md
+	$(BIN)/python tests/chaos/cluster.py --runs 100 --table tests/chaos/cluster_results.md
 
 bench: install  ## Print the benchmark tables
 	@failed=; for f in benchmarks/*.py; do echo "== $$f"; $(BIN)/python $$f || failed="$$failed $$f"; done; \

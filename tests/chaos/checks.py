@@ -6,7 +6,8 @@ import fcntl
 import os
 import sqlite3
 from collections import Counter
-from dataclasses import dataclass, field
+from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 
 PROGRESS_S = 10.0
@@ -30,8 +31,8 @@ class Unbroken:
 class Found:
     """What is wrong with a run, in sentences, and the longest time from a start to progress."""
 
-    wrong: list[str] = field(default_factory=list)
-    slowest_start_s: float = 0.0
+    wrong: list[str]
+    slowest_start_s: float
 
 
 def read_unbroken(folder: Path, seconds: float) -> Unbroken:
@@ -42,54 +43,77 @@ def read_unbroken(folder: Path, seconds: float) -> Unbroken:
 
 def check_run(folder: Path, temporary: Path, unbroken: Unbroken, ratio: int, steps: int, prompts: int) -> Found:
     """Check a complete run of so many steps and prompts a step, with a bound on staleness."""
-    found = Found()
-
-    def demand(holds: object, sentence: str) -> None:
-        if not holds:
-            found.wrong.append(sentence)
-
-    with sqlite3.connect(folder / "run.db") as db:
-        demand(db.execute("PRAGMA integrity_check").fetchall() == [("ok",)], "the database is damaged")
-        trained = db.execute(
-            "SELECT ordinal, version, MIN(policy_version) FROM trained JOIN trajectories ON id = trajectory "
-            "GROUP BY ordinal, version"
-        ).fetchall()
-        ordinals = sorted(ordinal for ordinal, _, _ in trained)
-        demand(ordinals == list(range(steps * prompts)), f"ordinals were trained on with gaps or twice: {ordinals}")
-        sizes = Counter(version for _, version, _ in trained)
-        demand(set(sizes.values()) == {prompts}, f"batches have other sizes than {prompts}: {sizes}")
-        ages = [version - 1 - oldest for _, version, oldest in trained]
-        demand(max(ages) <= ratio, f"the bound on staleness was broken: {max(ages)}")
-        doubled = db.execute(
-            "SELECT COUNT(*) FROM trained JOIN trajectories ON id = trajectory WHERE rejected IS NOT NULL"
-        )
-        demand(doubled.fetchone() == (0,), "a rejected rollout was trained on")
-        metrics = _metrics(db)
-        done = sorted(step for stage, step, name in metrics if (stage, name) == ("rl", "success"))
-        demand(done == list(range(1, steps + 1)), f"metrics are there of the steps {done}")
+    with closing(sqlite3.connect(folder / "run.db")) as db:
+        wrong = find_training_faults(db, ratio, steps, prompts)
         if ratio == 0:
-            differing = sorted(
-                key for key in metrics.keys() | unbroken.metrics.keys() if metrics.get(key) != unbroken.metrics.get(key)
-            )
-            demand(not differing, f"metrics differ from those of an unbroken run: {differing[:4]}")
-            demand(_trained_lengths(db) == unbroken.lengths, "other rollouts were trained on than in an unbroken run")
-        tokens = db.execute("SELECT step, name, value FROM metrics WHERE name LIKE 'tokens/%'").fetchall()
-        demand(all(value >= 0 for _, _, value in tokens), f"the token ledger does not close: {tokens}")
-        demand((steps, "tokens/trained", sum(_trained_lengths(db))) in tokens, f"not what was trained on: {tokens}")
-        found.slowest_start_s = _slowest_start(db)
-        demand(found.slowest_start_s < PROGRESS_S, f"a start took {found.slowest_start_s:.1f} s to make progress")
-    leftovers = [*(folder / "checkpoints").glob(".*"), *folder.glob("*.tmp")]
-    leftovers += [path for path in temporary.rglob("*") if not any(path.match(kept) for kept in KEPT)]
-    demand(not leftovers, f"left behind: {[str(path) for path in leftovers]}")
-    demand(not _processes_of(temporary), f"processes are left: {_processes_of(temporary)}")
+            wrong += _find_differences(db, unbroken)
+        slowest = _slowest_start(db)
+    left = [path for path in temporary.rglob("*") if not any(path.match(kept) for kept in KEPT)]
+    wrong += find_leftovers(folder) + broken(
+        (slowest < PROGRESS_S, f"a start took {slowest:.1f} s to make progress"),
+        (not left, f"left behind: {[str(path) for path in left]}"),
+        (not _processes_of(temporary), f"processes are left: {_processes_of(temporary)}"),
+    )
+    return Found(wrong, slowest)
+
+
+def find_training_faults(db: sqlite3.Connection, ratio: int, steps: int, prompts: int) -> list[str]:
+    """Return what is wrong with what was trained on in a complete run, in sentences."""
+    trained = db.execute(
+        "SELECT ordinal, version, MIN(policy_version) FROM trained JOIN trajectories ON id = trajectory "
+        "GROUP BY ordinal, version"
+    ).fetchall()
+    ordinals = sorted(ordinal for ordinal, _, _ in trained)
+    sizes = Counter(version for _, version, _ in trained)
+    oldest = max((version - 1 - oldest for _, version, oldest in trained), default=0)
+    rejected = "SELECT COUNT(*) FROM trained JOIN trajectories ON id = trajectory WHERE rejected IS NOT NULL"
+    done = sorted(step for stage, step, name in _metrics(db) if (stage, name) == ("rl", "success"))
+    tokens = db.execute("SELECT step, name, value FROM metrics WHERE name LIKE 'tokens/%'").fetchall()
+    return broken(
+        (db.execute("PRAGMA integrity_check").fetchall() == [("ok",)], "the database is damaged"),
+        (ordinals == list(range(steps * prompts)), f"ordinals were trained on with gaps or twice: {ordinals}"),
+        (set(sizes.values()) == {prompts}, f"batches have other sizes than {prompts}: {sizes}"),
+        (oldest <= ratio, f"the bound on staleness was broken: {oldest}"),
+        (db.execute(rejected).fetchone() == (0,), "a rejected rollout was trained on"),
+        (done == list(range(1, steps + 1)), f"metrics are there of the steps {done}"),
+        (all(value >= 0 for _, _, value in tokens), f"the token ledger does not close: {tokens}"),
+        ((steps, "tokens/trained", sum(_trained_lengths(db))) in tokens, f"not what was trained on: {tokens}"),
+    )
+
+
+def find_leftovers(folder: Path) -> list[str]:
+    """Return what a run has left in its folder, in sentences."""
+    left = [*(folder / "checkpoints").glob(".*"), *folder.glob("*.tmp")]
+    return broken(
+        (not left, f"left behind: {[str(path) for path in left]}"), (not _is_locked(folder), "the folder is locked")
+    )
+
+
+def broken(*demands: tuple[object, str]) -> list[str]:
+    """Return the sentences of the demands that do not hold."""
+    return [sentence for holds, sentence in demands if not holds]
+
+
+def _find_differences(db: sqlite3.Connection, unbroken: Unbroken) -> list[str]:
+    """Return in what a synchronous run differs from one that nothing has interrupted."""
+    metrics = _metrics(db)
+    every = metrics.keys() | unbroken.metrics.keys()
+    differing = sorted(key for key in every if metrics.get(key) != unbroken.metrics.get(key))
+    return broken(
+        (not differing, f"metrics differ from those of an unbroken run: {differing[:4]}"),
+        (_trained_lengths(db) == unbroken.lengths, "other rollouts were trained on than in an unbroken run"),
+    )
+
+
+def _is_locked(folder: Path) -> bool:
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        demand(False, "the folder is locked")
+        return True
     finally:
         os.close(descriptor)
-    return found
+    return False
 
 
 def _metrics(db: sqlite3.Connection) -> Metrics:

@@ -62,7 +62,7 @@ def make_server_owner() -> type:
 @pytest.fixture(scope="module", autouse=True)
 def connected() -> Iterator[None]:
     """A Ray of one node."""
-    folder = tempfile.mkdtemp(prefix="ale-ray-", dir="/tmp")  # sockets need a short path
+    folder = tempfile.mkdtemp(prefix="ale-test-ray-", dir="/tmp")  # sockets need a short path
     try:
         started = {"num_cpus": 2, "include_dashboard": False, "_temp_dir": folder}
         ray.init(address="local", log_to_driver=False, logging_level="ERROR", **started)

@@ -44,7 +44,7 @@ Start = Callable[..., RayRanks]
 @pytest.fixture(scope="module")
 def options() -> Iterator[list[dict[str, Any]]]:
     """Options of two ranks, each on a node of its own; both nodes are on this machine, and have room for two ranks."""
-    folder = tempfile.mkdtemp(prefix="ale-ray-", dir="/tmp")  # sockets need a short path
+    folder = tempfile.mkdtemp(prefix="ale-test-ray-", dir="/tmp")  # sockets need a short path
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_TMPDIR", folder)
         patch.syspath_prepend(Path(__file__).parent)  # ranks can import what their owner can

@@ -267,6 +267,8 @@ class Training:
         try:
             await asyncio.shield(saving)
         finally:
+            if self._watchdog.failed:  # the trainer may hang in it for good
+                saving.cancel()
             await saving
             self._saved = step
         if self._lending is not None and taken:

@@ -4,17 +4,15 @@
    finished it by the time the machines have changed sides. What the lent engines sample must fit the others' memory.
 2. *Expand*: after an update the machines are lent if the trainer would wait longer without that, by more than lending
    and taking back cost.
-3. Both waits are measured: the one of the last step is of the state in which it was, and moves the estimate of that
-   state. The other one's estimate follows slowly what is to be expected of it: with a part `share` of the engines
-   gone, the same work takes 1 / (1 - share) times as long.
+3. One estimate serves both states: the trainer's wait without lending. A wait while engines were lent counts as what it
+  would have been without them: with a part `share` of the engines gone, the same work takes 1 / (1 - share) times as
+  long. Estimates for each state would drift apart by chance: a long wait would speak against the state in which it
+  was, though waits differ more between batches than between states.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
-DRIFT = 0.1
-"""Of the expectation in the estimate of a wait that is not measured at present."""
+from dataclasses import dataclass
 
 
 @dataclass(slots=True)
@@ -27,8 +25,8 @@ class Multiplexing:
     """What it decided last."""
     weight: float = 0.5
     """Of the newest wait in the estimate."""
-    waits: dict[bool, float] = field(default_factory=dict)
-    """The trainer's expected wait in seconds, with and without lending."""
+    wait_s: float | None = None
+    """The trainer's expected wait without lending; None before the first one."""
 
     def shrink(self, ready: int, soon: int, kv_in_flight: float, kv_of_rest: float) -> bool:
         """Return whether the trainer should take its machines back: `ready` groups are finished, and `soon` more are by
@@ -38,14 +36,9 @@ class Multiplexing:
     def expand(self, ready: int, waited_s: float, cost_s: float) -> bool:
         """Return whether engines should be lent after an update, before which the trainer has waited `waited_s`;
         `cost_s` is the time for lending and taking back."""
-        measured, other = self.lending, not self.lending
-        self._move(measured, waited_s, self.weight)
         rest = 1.0 - self.share
-        self._move(other, self.waits[measured] * (1.0 / rest if measured else rest), DRIFT)
-        saved = self.waits[False] - self.waits[True]
-        self.lending = ready < self.batch_size and saved > cost_s
+        without_s = waited_s / rest if self.lending else waited_s
+        before_s = without_s if self.wait_s is None else self.wait_s
+        self.wait_s = before_s + self.weight * (without_s - before_s)
+        self.lending = ready < self.batch_size and self.share * self.wait_s > cost_s
         return self.lending
-
-    def _move(self, lending: bool, seconds: float, weight: float) -> None:
-        before = self.waits.get(lending, seconds)
-        self.waits[lending] = before + weight * (seconds - before)
