@@ -25,6 +25,8 @@ class Engines:
     def __init__(self) -> None:
         self.version = 0
         self.done: list[str] = []
+        self.trainer_sleeps = False
+        """Whether the trainer has memory to give back."""
         self.serves = asyncio.Event()
         self.serves.set()
 
@@ -50,6 +52,9 @@ def training_with(engines: Engines, rollouts: list[Any], monkeypatch: pytest.Mon
         engines.done.append("trains")
         return dict(METRICS)
 
+    async def sleep() -> bool:
+        return engines.trainer_sleeps
+
     async def publish(bench: Any) -> None:
         engines.done.append("publishes")
         engines.version += 1
@@ -63,9 +68,14 @@ def training_with(engines: Engines, rollouts: list[Any], monkeypatch: pytest.Mon
     monkeypatch.setattr(loop, "resource_metrics", lambda bench: {})
     bench: Any = SimpleNamespace(
         engine=engines,
+        backend=SimpleNamespace(sleep=sleep),
         stopwatch=lambda stage: nullcontext(),
         rollouts=SimpleNamespace(metrics=lambda stage: {}),
         finish_step=lambda *arguments: None,
+        algorithm=SimpleNamespace(state=dict),
+        evaluations={},
+        seconds={},
+        store=None,
     )
     producer: Any = SimpleNamespace(
         ready=0,
@@ -74,6 +84,8 @@ def training_with(engines: Engines, rollouts: list[Any], monkeypatch: pytest.Mon
         require_rollouts=lambda groups, step: rollouts,
         metrics=dict,
         close_step=lambda: None,
+        steps_done=1,
+        state=dict,
     )
     places: Any = SimpleNamespace(limit=4)
     made = Training(bench, RLConfig(multiplex=1), producer, places)
@@ -91,8 +103,12 @@ async def test_the_engines_sleep_from_the_batch_until_the_weights_are_published(
     assert "tokens_per_s" in metrics
 
 
-async def test_they_wake_up_for_an_evaluation_for_which_the_trainer_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("trainer_sleeps", "again"), [(False, []), (True, ["sleeps"])])
+async def test_they_wake_up_for_an_evaluation_for_which_the_trainer_waits(
+    trainer_sleeps: bool, again: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     engines = Engines()
+    engines.trainer_sleeps = trainer_sleeps
     training = training_with(engines, [MADE], monkeypatch)
 
     async def evaluate() -> None:
@@ -105,8 +121,30 @@ async def test_they_wake_up_for_an_evaluation_for_which_the_trainer_waits(monkey
     async with asyncio.timeout(5):
         await training._step(1)
         await training._step(2)
-    first = ["sleeps", "packs", "trains", "wakes", "is evaluated", "publishes"]
-    assert engines.done == [*first, "sleeps", "packs", "trains", "publishes", "wakes"], "only as long as it runs"
+    first = ["sleeps", "packs", "trains", "wakes", "is evaluated", *again, "publishes"]
+    then = ["wakes"] if trainer_sleeps else []
+    assert engines.done == [*first, *then, "sleeps", "packs", "trains", "publishes", "wakes"], "only as long as it runs"
+
+
+@pytest.mark.parametrize("trainer_sleeps", [False, True])
+async def test_a_checkpoint_is_written_by_a_trainer_that_has_what_it_gave_back(
+    trainer_sleeps: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engines = Engines()
+    engines.trainer_sleeps = trainer_sleeps
+    training = training_with(engines, [MADE], monkeypatch)
+
+    async def write(*arguments: Any) -> None:
+        engines.done.append("saves")
+
+    monkeypatch.setattr(loop, "write_checkpoint", write)
+    monkeypatch.setattr(loop, "seconds_so_far", lambda store: 0.0)
+    await training._step(1)
+    engines.done.clear()
+    await training._save()
+    async with asyncio.timeout(5):
+        await engines.serves.wait()
+    assert engines.done == (["sleeps", "saves", "wakes"] if trainer_sleeps else ["saves"])
 
 
 async def test_they_wake_up_after_a_step_without_an_update(monkeypatch: pytest.MonkeyPatch) -> None:
