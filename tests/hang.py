@@ -15,6 +15,7 @@ PARTS = {
     "hook": ("ale_print", "PrintTracker", "ale_step_finished"),
     "store": ("ale.store.run_store", "RunStore", "_insert_trajectory"),
     "update": ("ale_torch_training.ranked_trainer", "RankedTrainer", "update"),
+    "save": ("ale_torch_training.ranked_trainer", "RankedTrainer", "save"),
 }
 FOREVER_S = 10_000
 

@@ -22,6 +22,7 @@ NAMES = {
     "hook": "the hook ale_step_finished of the observer 'print'",
     "store": "the store",
     "update": "the trainer (update)",
+    "save": "the trainer (save)",
 }
 
 
@@ -43,10 +44,10 @@ def run(folder: Path, part: str, how: str, *more: str) -> subprocess.CompletedPr
     return ForkedAle(arguments, folder, "hang").wait(60)
 
 
-@pytest.mark.parametrize("part", ["exec", "engine", "reward", "store", "update"])
+@pytest.mark.parametrize("part", ["exec", "engine", "reward", "store", "update", "save"])
 def test_a_part_that_hangs_for_ever_is_named_and_ends_the_run(part: str, tmp_path: Path) -> None:
     began = time.monotonic()
-    done = run(tmp_path, part, "always")
+    done = run(tmp_path, part, "always", "rl.checkpoint_every=1")
     assert done.returncode == 1, done.stderr
     assert f"error: Nothing has moved for {STALL_S} s: {NAMES[part]} hangs." in done.stderr
     assert time.monotonic() - began < 60

@@ -1,0 +1,75 @@
+"""Workers of Ray that are forked from a process which has imported what actors need: importing it takes each of them
+seconds, and a run starts six.
+
+1. Ray starts a worker by `python SETUP default_worker.py ...`, where SETUP is a script that a node is given. This file
+   is one: it sends its arguments, environment, folder and output to the server, and ends.
+2. The server, `python forked_worker.py`, forks, and the child becomes Ray's worker. Ray knows it by the process id that
+   it registers with. The server computes nothing, so that it has no threads.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+
+SOCKET = "ALE_CHAOS_FORK"
+"""The variable with the server's address."""
+IMPORTS = ("ale_ray.engine_host", "ale_ray.worker", "ale_ray.rank_actor", "ale_ranks.rank", "torch.distributed")
+FOR_SETUP = ("--serialized-runtime-env-context", "--language")
+"""Ray's options for its own SETUP."""
+LIMIT = 1 << 18
+
+
+def send() -> None:
+    """Have the server make this process's worker."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
+        server.connect(os.environ[SOCKET])
+        message = json.dumps([sys.argv[1:], dict(os.environ), os.getcwd()])
+        socket.send_fds(server, [message.encode()], [0, 1, 2])
+
+
+def serve() -> None:
+    """Make workers for ever."""
+    sys.path.insert(1, str(Path(__file__).parents[1]))
+    from forked_ale import IMPORTS as RUN
+
+    for name in (*RUN, *IMPORTS):
+        import_module(name)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the system reaps them
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(os.environ[SOCKET])
+        listener.listen(64)
+        while True:
+            with listener.accept()[0] as connection:
+                message, files, _, _ = socket.recv_fds(connection, LIMIT, 3)
+            if os.fork() == 0:
+                listener.close()
+                become(*json.loads(message), files)
+            for file in files:
+                os.close(file)
+
+
+def become(arguments: Sequence[str], environment: dict[str, str], folder: str, files: Sequence[int]) -> None:
+    """Be Ray's worker, and end."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    os.setsid()
+    for number, file in enumerate(files):
+        os.dup2(file, number)
+        os.close(file)
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(folder)
+    sys.argv = [word for word in arguments if not word.startswith(FOR_SETUP)]
+    runpy.run_path(sys.argv[0], run_name="__main__")
+    sys.exit()
+
+
+if __name__ == "__main__":
+    send() if sys.argv[1:] else serve()

@@ -1,0 +1,26 @@
+"""A sample of runs on two Ray nodes whose parts are damaged; `make chaos-cluster` makes 100 of them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+CHAOS = Path(__file__).with_name("chaos") / "cluster.py"
+FAULTS = (
+    "engine killed,worker killed,rank killed,sandbox killed,raylet killed,run's process killed,disk full,slow node,"
+    "actor paused"
+)
+"""All but the slowest: what is paused for good is given up after half a minute or more."""
+
+
+@pytest.mark.slow
+@pytest.mark.bwrap
+@pytest.mark.timeout(900)
+def test_damaged_runs_lose_nothing_do_nothing_twice_and_leave_nothing() -> None:
+    command = [sys.executable, str(CHAOS), "--runs", "10", "--seed", "1", "--faults", FAULTS]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "| all | 10 | 0 |" in done.stdout
