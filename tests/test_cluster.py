@@ -6,9 +6,12 @@ import fcntl
 import json
 import os
 import re
+import shutil
 import signal
 import sqlite3
 import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -19,6 +22,9 @@ import psutil
 import pytest
 from ale_command import ALE, TINY, ale_in_a_process, summary_of
 
+sys.path.insert(0, str(Path(__file__).with_name("chaos")))
+import forked_worker
+
 pytestmark = [pytest.mark.slow, pytest.mark.bwrap]
 PLACES = "engine: {replicas: 2}, trainer: {ranks: 2}, rollout: {workers: 2}"
 ACTORS = ("EngineHost", "RolloutWorker", "RankActor")
@@ -27,14 +33,22 @@ LIMIT_S = 240
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
-    """Two nodes on this machine."""
+    """Two nodes on this machine, whose workers are forked: only the last test has those that Ray starts."""
     os.environ |= {"RAY_AUTH_MODE": "disabled", "RAY_worker_niceness": "0"}  # else other tests have all the time
     from ray.cluster_utils import Cluster
 
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 8, "include_dashboard": False})
-    cluster.add_node(num_cpus=8)
+    folder = tempfile.mkdtemp(prefix="ale-forked-", dir="/tmp")  # sockets need a short path
+    server = forked_worker.start_server(Path(folder, "fork"))
+    node = {"num_cpus": 8, "setup_worker_path": forked_worker.__file__}
+    # Else each node starts a process for each CPU as soon as a run begins.
+    head = {**node, "include_dashboard": False, "_system_config": {"prestart_worker_first_driver": False}}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
+    cluster.add_node(**node)
     yield cluster.address
     cluster.shutdown()
+    server.kill()
+    server.wait()
+    shutil.rmtree(folder)
 
 
 def arguments(folder: Path, address: str, *more: str, places: str = PLACES) -> list[str | Path]:

@@ -14,7 +14,9 @@ import os
 import runpy
 import signal
 import socket
+import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
@@ -25,6 +27,16 @@ IMPORTS = ("ale_ray.engine_host", "ale_ray.worker", "ale_ray.rank_actor", "ale_r
 FOR_SETUP = ("--serialized-runtime-env-context", "--language")
 """Ray's options for its own SETUP."""
 LIMIT = 1 << 18
+
+
+def start_server(address: Path) -> subprocess.Popen[bytes]:
+    """Start the server; nodes that this process starts from now on find it, and it ends with this process."""
+    os.environ[SOCKET] = str(address)
+    server = subprocess.Popen(["setpriv", "--pdeathsig", "KILL", sys.executable, __file__])
+    while not address.exists():
+        assert server.poll() is None, "the server of Ray's workers has ended"
+        time.sleep(0.05)
+    return server
 
 
 def send() -> None:

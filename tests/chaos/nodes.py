@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -34,12 +32,8 @@ class Nodes:
     """The nodes, whose files are in a folder. They end with this program's namespaces."""
 
     def __init__(self, folder: Path) -> None:
-        fork = folder.with_name("fork")
-        os.environ |= {**ENVIRONMENT, "RAY_TMPDIR": str(folder), forked_worker.SOCKET: str(fork)}
-        server = subprocess.Popen([sys.executable, forked_worker.__file__])
-        while not fork.exists():
-            assert server.poll() is None, "the server that forks workers has ended"
-            time.sleep(0.05)
+        os.environ |= {**ENVIRONMENT, "RAY_TMPDIR": str(folder)}
+        forked_worker.start_server(folder.with_name("fork"))
         from ray.cluster_utils import Cluster
 
         head = {**NODE, "include_dashboard": False, "_system_config": SYSTEM}

@@ -17,7 +17,9 @@ def test_it_keeps_its_contract(tmp_path: Path) -> None:
     os.environ |= {"RAY_AUTH_MODE": "disabled", "RAY_worker_niceness": "0"}  # else other tests have all the time
     from ray.cluster_utils import Cluster
 
-    nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 4, "include_dashboard": False})
+    # Else each node starts a process for each CPU as soon as a run begins.
+    head = {"num_cpus": 4, "include_dashboard": False, "_system_config": {"prestart_worker_first_driver": False}}
+    nodes = Cluster(initialize_head=True, head_node_args=head)
     nodes.add_node(num_cpus=4)
     places = "engine: {replicas: 2}, trainer: {ranks: 0}, rollout: {workers: 2}"
     try:
