@@ -244,12 +244,13 @@ def measure(options: argparse.Namespace, load: str, seed: int, side: str, epochs
     """Make a run, unless it is there, and return its figures; one that did not end begins anew."""
     name = f"{load}-{seed}-{side}" if seed else "calibration"
     folder: Path = options.out / f"{options.engine}{'-gpu' * options.gpu}" / name
-    if (folder / "use.json").exists():
-        return read(folder)
-    shutil.rmtree(folder, ignore_errors=True)
     folder.parent.mkdir(parents=True, exist_ok=True)
     file = folder.with_suffix(".yaml")
+    before = file.read_text() if file.exists() else ""
     write_run_file(file, options, load, seed, side, epochs)
+    if (folder / "use.json").exists() and file.read_text() == before:
+        return read(folder)
+    shutil.rmtree(folder, ignore_errors=True)
     environment = {**os.environ, "PYTHONPATH": f"{options.out / 'plugin'}:{Path(__file__).parent}"}
     with folder.with_suffix(".log").open("wb") as log:
         command = [str(ALE), "run", str(file), "--out", str(folder)]
@@ -334,11 +335,10 @@ def main() -> None:
     elif len(os.sched_getaffinity(0)) < 2:
         raise SystemExit("Two cores are needed, one for an engine and one for the trainer; this process may use one.")
     first, _, last = options.seeds.partition("-")
-    seeds = range(int(first), int(last or first) + 1)
     write_inputs(options.out)
     epochs = choose_epochs(options)
     found: dict[tuple[str, str], list[dict[str, Any]]] = {(load, side): [] for load in options.loads for side in SIDES}
-    for seed in seeds:
+    for seed in range(int(first), int(last or first) + 1):
         for load in options.loads:
             for side in SIDES[:: 1 if seed % 2 else -1]:
                 found[load, side].append(measure(options, load, seed, side, epochs[load]))

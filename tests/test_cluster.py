@@ -10,7 +10,6 @@ import shutil
 import signal
 import sqlite3
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -18,12 +17,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import forked_worker
 import psutil
 import pytest
 from ale_command import ALE, TINY, ale_in_a_process, summary_of
-
-sys.path.insert(0, str(Path(__file__).with_name("chaos")))
-import forked_worker
 
 pytestmark = [pytest.mark.slow, pytest.mark.bwrap]
 PLACES = "engine: {replicas: 2}, trainer: {ranks: 2}, rollout: {workers: 2}"

@@ -53,6 +53,8 @@ class Engines:
     async def expand(self, names: Sequence[str]) -> None:
         self.did.append("expands")
         await self.gate.wait()
+        if self.fault is not None:
+            raise self.fault
         assert self.asleep >= {*names}
         self.asleep -= {*names}
         self.did.append("expanded")
@@ -214,9 +216,7 @@ async def test_if_all_engines_are_lent_they_serve_whenever_the_trainer_does_not_
 
 async def test_a_trainer_that_gives_memory_back_never_wakes_beside_the_engines() -> None:
     async with scene(2, 2) as s:
-        assert not await s.lending.take_back_to_wake(), "it has not slept yet"
         s.gives_memory = True
-        await s.lending.begin()
         assert await s.lending.take_back_to_wake()
         assert s.engines.asleep == {"engine 0", "engine 1"}
         assert not await s.lending.take_back_to_wake(), "it has them"
@@ -226,6 +226,16 @@ async def test_a_trainer_that_gives_memory_back_never_wakes_beside_the_engines()
         assert s.engines.asleep == set()
         sleeps_alone = ["trainer sleeps", "expands", "expanded"]
         assert s.engines.did == ["trainer sleeps", *["shrinks", "shrunk", *sleeps_alone] * 2]
+
+
+async def test_engines_that_do_not_wake_are_an_error_at_once_and_not_only_once_a_batch_is_there() -> None:
+    async with scene(2, 2) as s:
+        await s.take()
+        s.engines.fault = EngineError("It does not wake up.")
+        s.lending.lend()
+        with pytest.raises(EngineError, match="It does not wake up"):
+            async with asyncio.timeout(5):
+                await s.wait()
 
 
 async def test_an_evaluation_has_the_engines_that_are_not_lent() -> None:

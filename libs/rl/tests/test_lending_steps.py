@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ale.errors import ConfigError
+from ale.errors import ConfigError, EngineError
 from ale_rl import loop
 from ale_rl.config import RLConfig
 from ale_rl.loop import Training
@@ -40,6 +40,14 @@ class Engines:
     async def expand(self, names: list[str]) -> None:
         self.serves.set()
         self.done.append("wakes")
+
+
+class Notes:
+    """Takes notes."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+        self.note = self.notes.append
 
 
 def training_with(engines: Engines, rollouts: list[Any], monkeypatch: pytest.MonkeyPatch) -> Training:
@@ -76,6 +84,7 @@ def training_with(engines: Engines, rollouts: list[Any], monkeypatch: pytest.Mon
         evaluations={},
         seconds={},
         store=None,
+        progress=Notes(),
     )
     producer: Any = SimpleNamespace(
         ready=0,
@@ -145,6 +154,31 @@ async def test_a_checkpoint_is_written_by_a_trainer_that_has_what_it_gave_back(
     async with asyncio.timeout(5):
         await engines.serves.wait()
     assert engines.done == (["sleeps", "saves", "wakes"] if trainer_sleeps else ["saves"])
+
+
+async def test_the_last_checkpoint_is_written_also_if_engines_do_not_fall_asleep(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engines = Engines()
+    engines.trainer_sleeps = True
+    training = training_with(engines, [MADE], monkeypatch)
+    written, notes = [], training._bench.progress.notes
+
+    async def write(*arguments: Any) -> None:
+        written.append("saves")
+
+    async def refuse(names: list[str]) -> None:
+        raise EngineError("It does not fall asleep.")
+
+    monkeypatch.setattr(loop, "write_checkpoint", write)
+    monkeypatch.setattr(loop, "seconds_so_far", lambda store: 0.0)
+    await training._step(1)
+    monkeypatch.setattr(engines, "shrink", refuse)
+    with pytest.raises(EngineError, match="It does not fall asleep"):
+        await training._save()
+    await training._save(last=True)
+    assert written == ["saves"]
+    assert notes == ["The engines on the trainer's devices did not fall asleep."]
 
 
 async def test_they_wake_up_after_a_step_without_an_update(monkeypatch: pytest.MonkeyPatch) -> None:

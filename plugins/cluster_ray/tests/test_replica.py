@@ -92,11 +92,11 @@ async def test_an_engine_that_cannot_do_on_its_node_what_the_run_needs_does_not_
 async def test_an_engine_that_stops_for_good_while_it_loads_holds_up_new_weights_no_longer_than_its_restart(
     replica: RayReplica, started: Started, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(actors_module, "SILENT_S", 0.3)
+    monkeypatch.setattr(actors_module, "SILENT_S", 2.0)
     monkeypatch.setattr(replica_module, "STATE_S", 0.001)
     monkeypatch.setattr(member, "PROBE_S", 0.001)
     notes: list[str] = []
-    async with RayEngines([replica], notes.append, lambda: None) as engines, asyncio.timeout(5):
+    async with RayEngines([replica], notes.append, lambda: None) as engines, asyncio.timeout(30):
         await engines.load_model(None, byte_tokenizer())
         started[0].made.moves.clear()
         await engines.load_weights(PolicyVersion(1, FolderTicket(Path("weights"))))
@@ -104,7 +104,7 @@ async def test_an_engine_that_stops_for_good_while_it_loads_holds_up_new_weights
         assert len(started) == 2
         assert started[0].dead.is_set()
         assert notes == [
-            "torch 0 is started again: torch 0 did not answer for 0.3 s, and was ended.",
+            "torch 0 is started again: torch 0 did not answer for 2 s, and was ended.",
             "torch 0 serves again, with version 0.",
         ]
 

@@ -74,7 +74,7 @@ class Run:
         return [worker.state for worker in self.workers]
 
     async def until(self, holds: Callable[[], bool]) -> None:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while not holds():  # noqa: ASYNC110 - states have no events
                 await asyncio.sleep(0.001)
 
@@ -147,7 +147,7 @@ async def test_a_worker_that_does_not_take_a_table_is_started_again(
 def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Look at workers often, and wait briefly."""
     monkeypatch.setattr(workers_module, "LOOK_S", 0.001)
-    monkeypatch.setattr(actors_module, "SILENT_S", 0.3)
+    monkeypatch.setattr(actors_module, "SILENT_S", 2.0)
 
 
 @pytest.mark.usefixtures("quick_looks")
@@ -158,7 +158,7 @@ async def test_a_worker_that_stands_still_is_started_again_and_its_episodes_are_
     acting = started[0].act.remote("episode")
     started[0].made.moves.clear()
     with pytest.raises(ActorLost):
-        await ask("worker 0", acting, 5)
+        await ask("worker 0", acting, 30)
     await run.until(lambda: run.states == ["serving"])
     assert run.notes == ["worker 0 does not answer any more and is started again; its episodes begin anew."]
     assert len(started) == 2
@@ -173,7 +173,7 @@ async def test_a_worker_that_stands_still_while_it_leaves_holds_up_nothing(run: 
     acting = started[0].act.remote("episode")
     started[0].made.moves.clear()
     with pytest.raises(ActorLost):
-        await ask("worker 0", acting, 5)
+        await ask("worker 0", acting, 30)
     run.workers.leave(place)  # as the episode's caller does
     assert await removing == "worker 0"
     assert len(started) == 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ale_torch_training.asleep import Asleep
+from ale_torch_training.asleep import Asleep, storages_of
 from ale_trainer_megatron.worker import Worker
 
 
@@ -11,10 +11,10 @@ class Sleeper(Worker):
 
     def sleep(self) -> bool:
         """Sleep."""
-        self._asleep = Asleep(self.learner.kept(), "cpu")
+        self._asleep = Asleep(self.learner.tensors(), "cpu")
         return True
 
-    def bytes_kept(self) -> int:
-        """Count what is kept in the device's memory, without waking."""
+    def bytes_held(self) -> int:
+        """Count what it has in the device's memory, without waking."""
         assert self._learner is not None
-        return sum(tensor.untyped_storage().nbytes() for tensor in self._learner.kept())
+        return sum(storage.nbytes() for storage in storages_of(self._learner.tensors()))

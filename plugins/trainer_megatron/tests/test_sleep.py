@@ -1,4 +1,4 @@
-"""Ranks that sleep keep nothing on their devices, and go on as if they had not slept."""
+"""Ranks that sleep have nothing on their devices, and go on as if they had not slept."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def test_ranks_go_on_as_those_that_did_not_sleep(
             for seed in (1, 2):
                 totals = ranks.call("update", build_batch(seed), Surrogate(), 1e-2, None)[0]
                 if sleeps:
-                    assert min(ranks.call("bytes_kept")) > 0
+                    assert min(ranks.call("bytes_held")) > 0
                     ranks.call("sleep")
-                    assert ranks.call("bytes_kept") == [0, 0]
+                    assert ranks.call("bytes_held") == [0, 0]
                 found += [(sleeps, totals["loss"], totals["grad_norm"])]
                 for role in ("current", "reference"):
                     found += [(sleeps, *ranks.call("logprobs", build_batch(9), role)[0])]

@@ -17,6 +17,7 @@ from pydantic import ValidationError
 from ale.errors import ConfigError
 from ale.specs.driver import DriverContext
 from ale.specs.trainer import LossFunction, TrainBatch
+from ale_torch_training.asleep import Asleep, storages_of, tensors_of
 from ale_trainer_torch import TorchTrainer
 
 ModelFolder = Callable[[str], Path]
@@ -84,6 +85,11 @@ def test_moments_of_eight_bits_are_kept_for_large_matrices(model_folder: ModelFo
     optimizer.step()
     assert isinstance(optimizer.state[matrix]["exp_avg"], OptimState8bit)
     assert not isinstance(optimizer.state[small]["exp_avg"], OptimState8bit)
+    before = optimizer.state[matrix]["exp_avg"].dequantize().clone()
+    asleep = Asleep(tensors_of(optimizers=[optimizer]), "cpu")
+    assert sum(storage.nbytes() for storage in storages_of(tensors_of(optimizers=[optimizer]))) == 0
+    asleep.wake()
+    assert torch.equal(optimizer.state[matrix]["exp_avg"].dequantize(), before)
 
 
 def test_a_library_that_is_missing_is_said_before_the_start(monkeypatch: pytest.MonkeyPatch) -> None:

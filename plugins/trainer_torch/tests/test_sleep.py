@@ -1,4 +1,4 @@
-"""A trainer that sleeps keeps nothing on its device, and goes on to the last digit as if it had not slept."""
+"""A trainer that sleeps has nothing on its device, and goes on to the last digit as if it had not slept."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 from ale.errors import TrainerError
 from ale.specs.trainer import LossFunction, TrainBatch
 from ale_ranks import World
-from ale_torch_training.asleep import Asleep
+from ale_torch_training.asleep import Asleep, storages_of
 from ale_trainer_torch.lora import LoraSettings
 from ale_trainer_torch.optimizer import Optimization
 from ale_trainer_torch.worker import Worker
@@ -26,7 +26,7 @@ class Sleeper(Worker):
 
     def sleep(self) -> bool:
         """Sleep."""
-        self._asleep = Asleep(self.learner.kept(), "cpu")
+        self._asleep = Asleep(self.learner.tensors(), "cpu")
         return True
 
 
@@ -51,10 +51,9 @@ def worker(folder: Path, **how: Any) -> Sleeper:
     return made
 
 
-def bytes_kept(slept: Sleeper) -> int:
+def bytes_held(slept: Sleeper) -> int:
     assert slept._learner is not None
-    local = [tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in slept._learner.kept()]
-    return sum(tensor.untyped_storage().nbytes() for tensor in local)
+    return sum(storage.nbytes() for storage in storages_of(slept._learner.tensors()))
 
 
 @pytest.mark.parametrize("how", [{}, {"lora": LoraSettings(rank=2)}, {"value_head": True}], ids=["", "lora", "values"])
@@ -72,9 +71,9 @@ def test_it_goes_on_as_one_that_did_not_sleep(
         for one in (slept, awake):
             totals = one.update(random_batch(seed), likelihood_loss, None, None)
             if one is slept:
-                assert bytes_kept(slept) > 0
+                assert bytes_held(slept) > 0
                 slept.sleep()
-                assert bytes_kept(slept) == 0
+                assert bytes_held(slept) == 0
             numbers = [one.logprobs(random_batch(9), role) for role in ("current", "reference")]
             found.append((totals | {"seconds": 0.0}, np.concatenate(numbers).tolist()))
         assert found[0] == found[1]

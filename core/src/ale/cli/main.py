@@ -93,6 +93,8 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except Exception as error:
+        if any(words in str(error) for words in ("No space left", "disk is full")):  # the system's and SQLite's
+            sys.exit(f"error: {error}. Make room, then go on with a run by `ale run --resume RUN`.")
         # This is a mistake in the command line; whether the class is typer's or click's depends on typer's version.
         if not callable(getattr(error, "show", None)):
             raise

@@ -30,7 +30,7 @@ from ale.registry.hooks import Hooks
 from ale.registry.observers import open_observers
 from ale.specs.driver import DriverContext
 from ale.specs.package_sections import ScratchModel
-from ale.store.run_store import CONFIG_NAME, DB_NAME, OWN_WORDS, RunStore, write_summary, write_whole
+from ale.store.run_store import CONFIG_NAME, DB_NAME, OWN_WORDS, SUMMARY_NAME, RunStore, write_whole
 from ale.trajectory import Trajectory
 
 
@@ -128,7 +128,7 @@ async def _run_with_observers(
         seconds = time.monotonic() - began + float(store.meta("seconds") or 0)  # of earlier parts, too
         summary = facts | summarize(bench, store, seconds)
         summary = json.loads(redact_json(json.dumps(summary), redact, OWN_WORDS))
-        path = write_summary(folder, summary)
+        path = write_whole(folder / SUMMARY_NAME, json.dumps(summary, indent=2) + "\n")
         store.set_meta({"seconds": str(seconds)})
         store.add_event("run_finished", status=status, error=error)
         hooks.call("ale_run_finished", run_id=run_id, summary=summary)

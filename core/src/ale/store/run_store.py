@@ -250,11 +250,6 @@ def write_whole(path: Path, text: str) -> Path:
     return temporary.replace(path)
 
 
-def write_summary(folder: Path, summary: Mapping[str, Any]) -> Path:
-    """Write summary.json completely or not at all."""
-    return write_whole(folder / SUMMARY_NAME, json.dumps(summary, indent=2) + "\n")
-
-
 def lock_folder(folder: Path) -> int:
     """Return a descriptor that holds the lock of a run's folder until it is closed. Raises `ConfigError` if the lock is
     taken."""

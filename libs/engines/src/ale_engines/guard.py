@@ -2,8 +2,8 @@
 library alone: `python guard.py GRACE_S REMOVE -- COMMAND...`, where REMOVE is a JSON list of paths; the last part of
 a path may be a pattern.
 
-1. It is a child of the process that was started, which only waits for it: a worker of Ray that is killed first kills
-   its own children, and would otherwise kill the guard before what the guard is there to end.
+1. It is a child of the process that was started, which waits for it and passes signals on: a worker of Ray that is
+   killed first kills its own children, and would otherwise kill the guard before what the guard is there to end.
 2. It becomes the reaper of all processes below it, also of those that leave their session or lose their parent.
 3. It starts the command, which dies with it, in a session of its own, and writes its pid to standard output.
 4. When standard input ends (its owner closed it, or was killed), when it gets SIGTERM, or when the command ends by
@@ -33,8 +33,9 @@ POLL_S = 0.05
 def main() -> None:
     """Start the command and stay until nothing of it is left."""
     if child := os.fork():
-        os.waitpid(child, 0)
-        return
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, lambda number, _: os.kill(child, number))
+        sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
     grace_s, patterns = float(sys.argv[1]), json.loads(sys.argv[2])
     command = sys.argv[4:]
     libc = ctypes.CDLL(None)

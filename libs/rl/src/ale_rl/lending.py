@@ -78,8 +78,8 @@ class Lending:
         self._ready, self._at_engines, self._sleep = ready, at_engines, sleep
         self._lent = True
         """Whether the devices are the engines', or will be once `_expanding` has ended."""
-        self._slept = False
-        """Whether the trainer gave memory back when it lent them."""
+        self._slept: bool | None = None
+        """Whether the trainer gave memory back when it lent them; None before it was asked."""
         self._expanding: asyncio.Task[None] | None = None
         self.waited_s = 0.0
         """How long the trainer waited for its last batch, without the switch after that."""
@@ -95,6 +95,8 @@ class Lending:
         try:
             while not coming.done():
                 await asyncio.wait([coming], timeout=LOOK_S)
+                if self._expanding is not None and self._expanding.done():
+                    self._expanding.result()  # raises its error now: without these engines no batch may ever be there
                 if back is not None and back.done():
                     back.result()  # raises its error now, and not when the batch is there
                 elif back is None and self._lent and self._may_shrink(began, ready):
@@ -107,12 +109,11 @@ class Lending:
         finally:
             await _end(coming, back)
 
-    async def begin(self) -> None:
-        """Have the trainer sleep: the devices are the engines' at first."""
-        self._slept = await self._sleep()
-
     async def take_back_to_wake(self) -> bool:
-        """Take the devices back if the trainer, which is to be called now, needs what it gave back; return whether."""
+        """Take the devices back if the trainer, which is to be called now, needs what it gave back, or what it would
+        give; return whether."""
+        if self._slept is None:
+            self._slept = await self._sleep()
         if not (self._lent and self._slept):
             return False
         await self._take_back()

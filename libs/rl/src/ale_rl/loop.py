@@ -14,9 +14,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
+from ale.errors import AleError
 from ale.pipeline.workbench import Workbench
 from ale.rollout.episode import RL_STAGE
 from ale.task import Task
@@ -37,6 +39,9 @@ from ale_rl.train_step import load_reference, pack_step, train_step
 from ale_rl.watchdog import Watchdog
 from ale_training import publish
 
+LAST_S = 60.0
+"""How long engines may take to fall asleep before the last checkpoint."""
+
 
 async def reinforce(
     bench: Workbench, config: RLConfig, tasks: Iterator[Task], demonstrations: Sequence[Trajectory] = ()
@@ -46,10 +51,11 @@ async def reinforce(
     producer = Producer(bench, config, make_buffer(config), tasks, demonstrations)
     async with limited_places(bench, config) as places:
         training = Training(bench, config, producer, places)
-        cut = await restore_newest(bench) if bench.store.resumed else None
-        if cut is None:
-            await load_reference(bench)
-        else:
+        async with training.devices():
+            cut = await restore_newest(bench) if bench.store.resumed else None
+            if cut is None:
+                await load_reference(bench)
+        if cut is not None:
             training.restore(cut)
         await run_together(producer.run(), training.run())
 
@@ -120,8 +126,6 @@ class Training:
         try:
             async with self._watch, asyncio.TaskGroup() as group:
                 watching = group.create_task(self._watchdog.run())
-                if self._lending is not None:
-                    await self._lending.begin()
                 if self._evaluation_due is not None:
                     self._evaluate(group, *self._evaluation_due)
                 for step in range(first + 1, self._config.steps + 1):
@@ -133,7 +137,7 @@ class Training:
                         await self._save()
                 if not self._watchdog.failed:
                     watching.cancel()
-            if self._lending is not None:
+            if self._lending is not None and self._bench.config.eval is not None:
                 await self._lending.serve_all()
             await self._bench.evaluate("after_rl", self._config.steps)
             if self._lending is not None:
@@ -141,7 +145,7 @@ class Training:
         except BaseException:
             stalled = self._watchdog.failed  # then it may hang again
             if self._between_steps and self._producer.steps_done > self._saved and not stalled:
-                await self._save()
+                await self._save(last=True)
             raise
         finally:
             if self._lending is not None:
@@ -244,10 +248,32 @@ class Training:
         self._evaluation_due = label, step
         self._evaluation = group.create_task(evaluate())
 
-    async def _save(self) -> None:
-        """Write a checkpoint of the state as it is now; it is finished even if the run is stopped meanwhile."""
+    @asynccontextmanager
+    async def devices(self, limit_s: float | None = None) -> AsyncIterator[None]:
+        """Meanwhile the trainer has its devices, if it needs them to itself. With a limit it may not get them: engines
+        that cannot fall asleep are no reason to lose what is to be saved."""
+        taken = False
+        if self._lending is not None:
+            self._watch.trainer.enter("switch")
+            try:
+                async with asyncio.timeout(limit_s):
+                    taken = await self._lending.take_back_to_wake()
+            except (AleError, TimeoutError):
+                if limit_s is None:
+                    raise
+                self._bench.progress.note("The engines on the trainer's devices did not fall asleep.")
+        yield
+        if taken and self._lending is not None:
+            self._lending.lend()
+
+    async def _save(self, *, last: bool = False) -> None:
+        """Write a checkpoint of the state as it is now; it is finished even if the run is stopped meanwhile. After the
+        `last` one the run ends."""
+        async with self.devices(LAST_S if last else None):
+            await self._write_checkpoint()
+
+    async def _write_checkpoint(self) -> None:
         self._watch.trainer.enter("save")
-        taken = self._lending is not None and await self._lending.take_back_to_wake()
         bench, step, due = self._bench, self._producer.steps_done, self._evaluation_due
         if due is not None and due[1] != step:  # an evaluation measures one version, and that one is no more
             bench.progress.note(f"The evaluation {due[0]} was broken off; it is not made again if the run goes on.")
@@ -271,5 +297,3 @@ class Training:
                 saving.cancel()
             await saving
             self._saved = step
-        if self._lending is not None and taken:
-            self._lending.lend()

@@ -1,4 +1,4 @@
-"""A trainer that sleeps: what its model and optimizer keep on a device waits in the CPU's memory.
+"""A trainer that sleeps: what its model and optimizer have on a device waits in the CPU's memory.
 
 Not tensors are moved but the memory behind them, so that whatever refers to it (views, shards, an optimizer's state) is
 as it was once it is back.
@@ -7,21 +7,22 @@ as it was once it is back.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 
 class Asleep:
     """What some tensors have in the memory of a kind of device, which is given back until `wake`."""
 
     def __init__(self, tensors: Iterable[Tensor], device_type: str) -> None:
-        local = [tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors]
-        shared = {storage._cdata: storage for storage in map(Tensor.untyped_storage, local)}
-        here = [storage for storage in shared.values() if storage.device.type == device_type]
-        self._waiting = [(storage, _copy(storage)) for storage in here]
-        for storage in here:
+        on_device = [storage for storage in storages_of(tensors) if storage.device.type == device_type]
+        self.size = sum(storage.nbytes() for storage in on_device)
+        """Bytes that were given back."""
+        self._waiting = [(storage, _copy(storage)) for storage in on_device]
+        for storage in on_device:
             storage.resize_(0)
         if device_type == "cuda":
             torch.cuda.empty_cache()
@@ -35,13 +36,8 @@ class Asleep:
             self._waiting.pop()
 
 
-def _copy(storage: torch.UntypedStorage) -> torch.UntypedStorage:
-    """Return what is in it, in the CPU's memory."""
-    return torch.empty(storage.nbytes(), dtype=torch.uint8).untyped_storage().copy_(storage)
-
-
 def tensors_of(*modules: nn.Module | None, optimizers: Iterable[torch.optim.Optimizer] = ()) -> Iterator[Tensor]:
-    """Yield what modules and optimizers keep: parameters, gradients, buffers, and the optimizers' state."""
+    """Yield what modules and optimizers have: parameters, gradients, buffers, and the optimizers' state."""
     for module in modules:
         if module is not None:
             yield from module.parameters()
@@ -50,3 +46,23 @@ def tensors_of(*modules: nn.Module | None, optimizers: Iterable[torch.optim.Opti
     for optimizer in optimizers:
         yield from (p for group in optimizer.param_groups for p in group["params"])
         yield from (value for state in optimizer.state.values() for value in state.values() if torch.is_tensor(value))
+
+
+def storages_of(tensors: Iterable[Tensor]) -> list[torch.UntypedStorage]:
+    """Return the memory behind tensors, each piece once."""
+    pieces = (piece.untyped_storage() for tensor in tensors for piece in _pieces(tensor))
+    return list({storage._cdata: storage for storage in pieces}.values())
+
+
+def _pieces(tensor: Any) -> Iterator[Tensor]:
+    """Yield the tensors that have the contents of one that may be a wrapper around them (a shard, 8-bit moments)."""
+    if is_traceable_wrapper_subclass(tensor):
+        for name in tensor.__tensor_flatten__()[0]:
+            yield from _pieces(getattr(tensor, name))
+    elif torch.is_tensor(tensor):  # a shard has its mesh, too
+        yield tensor
+
+
+def _copy(storage: torch.UntypedStorage) -> torch.UntypedStorage:
+    """Return what is in it, in the CPU's memory."""
+    return torch.empty(storage.nbytes(), dtype=torch.uint8).untyped_storage().copy_(storage)

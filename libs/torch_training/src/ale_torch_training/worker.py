@@ -61,8 +61,8 @@ class Learner(Protocol):
         """Read what `write_optimizer` wrote. Raises `ConfigError` or `TrainerError`."""
         ...
 
-    def kept(self) -> Iterator[Tensor]:
-        """Yield the tensors that are kept between calls: the policy's, the optimizer's, the reference's."""
+    def tensors(self) -> Iterator[Tensor]:
+        """Yield all tensors that stay between calls: the policy's, the optimizer's, the reference's."""
         ...
 
     def logprobs(self, batch: TrainBatch, role: PolicyRole) -> npt.NDArray[np.float32]:
@@ -129,8 +129,8 @@ class RankWorker(ABC, Generic[L]):
     def sleep(self) -> bool:
         """See `TrainerBackend.sleep`. On a CPU there is nothing to be gained."""
         if self.device.type != "cpu" and self._learner is not None and self._asleep is None:
-            self._asleep = Asleep(self._learner.kept(), self.device.type)
-        return self._asleep is not None
+            self._asleep = Asleep(self._learner.tensors(), self.device.type)
+        return self._asleep is not None and self._asleep.size > 0
 
     def logprobs(self, batch: TrainBatch, policy: PolicyRole) -> npt.NDArray[np.float32]:
         """See `TrainerBackend.logprobs`."""

@@ -83,8 +83,8 @@ class Learner:
         """Whether weights are kept wider than they are computed with."""
         return self.dtype != torch.float32
 
-    def kept(self) -> Iterator[Tensor]:
-        """See `ale_torch_training.worker.Learner.kept`. Gradients and weights are views of one buffer each."""
+    def tensors(self) -> Iterator[Tensor]:
+        """See `ale_torch_training.worker.Learner`. Gradients and weights are views of one buffer each."""
         optimizers = [part.optimizer for part in getattr(self.optimizer, "chained_optimizers", [self.optimizer])]
         yield from tensors_of(self.module.module, self._reference_policy, optimizers=optimizers)
         yield from (p.main_grad for p in self.module.parameters() if getattr(p, "main_grad", None) is not None)

@@ -108,8 +108,8 @@ class Learner:
 
         read_shards(checkpoint / OPTIMIZER_FOLDER, self.model, self.optimizer, masters=self.how.has_masters)
 
-    def kept(self) -> Iterator[Tensor]:
-        """See `ale_torch_training.worker.Learner.kept`. What was gathered of a sharded model for a pass is not kept."""
+    def tensors(self) -> Iterator[Tensor]:
+        """See `ale_torch_training.worker.Learner`. What was gathered of a sharded model for a pass does not stay."""
         for compute in (self._compute, self._compute_reference):
             if isinstance(compute, PolicyModule):
                 compute.reshard()  # type: ignore[operator]  # `fully_shard` has made it a module that can

@@ -49,7 +49,6 @@ def send() -> None:
 
 def serve() -> None:
     """Make workers for ever."""
-    sys.path.insert(1, str(Path(__file__).parents[1]))
     from forked_ale import IMPORTS as RUN
 
     for name in (*RUN, *IMPORTS):
