@@ -254,7 +254,6 @@ class Training:
         that cannot fall asleep are no reason to lose what is to be saved."""
         taken = False
         if self._lending is not None:
-            self._watch.trainer.enter("switch")
             try:
                 async with asyncio.timeout(limit_s):
                     taken = await self._lending.take_back_to_wake()
@@ -269,6 +268,8 @@ class Training:
     async def _save(self, *, last: bool = False) -> None:
         """Write a checkpoint of the state as it is now; it is finished even if the run is stopped meanwhile. After the
         `last` one the run ends."""
+        if self._lending is not None:
+            self._watch.trainer.enter("switch")
         async with self.devices(LAST_S if last else None):
             await self._write_checkpoint()
 
