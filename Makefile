@@ -50,7 +50,7 @@ quickstart: install  ## Train a tiny agent end to end (under 5 minutes on 2 core
 	$(BIN)/ale run examples/quickstart.yaml
 
 # More processes than cores, because many tests wait. Which tests go together is in conftest.py.
-PYTEST = $(BIN)/pytest -q --dist loadscope --no-loadscope-reorder -n 6 --durations 30 --durations-min 5
+PYTEST = $(BIN)/pytest -q --dist loadscope --no-loadscope-reorder -n 4 --durations 30 --durations-min 5
 
 test: lint  ## Run ruff, mypy and all tests; what this machine lacks (Docker, Podman) is skipped
 	@$(MAKE) --no-print-directory --jobs 2 tests typecheck  # mypy needs one core for a minute, beside tests that wait
