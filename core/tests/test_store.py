@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from ale.errors import ConfigError
-from ale.store.run_store import REJECT, RunStore, write_summary
+from ale.store.run_store import REJECT, RunStore, write_whole
 from ale.trajectory import Failure, Trajectory
 
 Make = Callable[..., Trajectory]
@@ -187,9 +187,9 @@ def test_finished_trajectories_survive_kill_9(tmp_path: Path) -> None:
     assert ids[: announced + 1] == [str(i) for i in range(announced + 1)]
 
 
-def test_a_summary_is_written_whole(tmp_path: Path) -> None:
-    path = write_summary(tmp_path, {"run_id": "r"})
-    assert path.read_text() == '{\n  "run_id": "r"\n}\n'
+def test_a_file_is_written_whole(tmp_path: Path) -> None:
+    path = write_whole(tmp_path / "summary.json", "{}\n")
+    assert path.read_text() == "{}\n"
     assert [p.name for p in tmp_path.iterdir()] == ["summary.json"]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from ale.store.run_store import RunStore, write_summary
+from ale.store.run_store import SUMMARY_NAME, RunStore, write_whole
 from ale.trajectory import Score, Trajectory
 from ale_lab.read_runs import mean_by_step, read_cost, read_run
 
@@ -70,5 +70,5 @@ def test_a_run_without_rollouts_has_empty_series(tmp_path: Path) -> None:
 
 
 def test_the_cost_is_in_the_summary(tmp_path: Path) -> None:
-    write_summary(tmp_path, {"seconds": {"total": 12.5, "rollout": 3}, "rollouts": 70})
+    write_whole(tmp_path / SUMMARY_NAME, '{"seconds": {"total": 12.5, "rollout": 3}, "rollouts": 70}')
     assert read_cost(tmp_path) == (12.5, 70.0)

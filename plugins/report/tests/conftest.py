@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ale.store.run_store import RunStore, write_summary
+from ale.store.run_store import SUMMARY_NAME, RunStore, write_whole
 from ale.trajectory import Failure, Trajectory
 from ale_testing.sample_trajectory import build_trajectory
 
@@ -73,20 +73,18 @@ def finish(folder: Path, status: str = "completed", error: str | None = None) ->
         label: {"success": s, "episodes": 4, "step": step}
         for label, s, step in (("before_sft", 0.0, -1), ("after_sft", 0.25, 0), ("after_rl", 0.75, 3))
     }
-    write_summary(
-        folder,
-        {
-            "run_id": "demo-1",
-            "status": status,
-            "error": error,
-            "seed": 7,
-            "heldout": heldout,
-            "seconds": {"rollout": 6.0, "training": 3.0, "total": 3725.0},
-            "rollouts": 29,
-            "sampled_tokens": 116,
-            "tokens_per_s": 12.5,
-            "peak_memory_mib": 512.0,
-            "final_policy_version": 4,
-            "failures": {"sandbox": 1},
-        },
-    )
+    summary = {
+        "run_id": "demo-1",
+        "status": status,
+        "error": error,
+        "seed": 7,
+        "heldout": heldout,
+        "seconds": {"rollout": 6.0, "training": 3.0, "total": 3725.0},
+        "rollouts": 29,
+        "sampled_tokens": 116,
+        "tokens_per_s": 12.5,
+        "peak_memory_mib": 512.0,
+        "final_policy_version": 4,
+        "failures": {"sandbox": 1},
+    }
+    write_whole(folder / SUMMARY_NAME, json.dumps(summary))

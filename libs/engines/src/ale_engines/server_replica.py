@@ -53,7 +53,7 @@ from ale_engines.usage import Usage
 
 POLL_S = 0.1
 """Seconds between two questions whether a server that starts is ready."""
-DYING_S = 1.0
+DYING_S = 5.0
 """Seconds for which a lost connection waits to learn how the process ended."""
 SILENCE_S = 300.0
 """Seconds without an answer to a check after which a busy server has failed: a step over long prompts takes a CPU
