@@ -168,7 +168,7 @@ def test_a_worker_that_stands_still_is_named_and_started_again(address: str, tmp
 
 def test_engines_and_workers_are_added_and_removed_while_the_run_goes_on(address: str, tmp_path: Path) -> None:
     places = "engine: {replicas: 1}, trainer: {ranks: 0}, rollout: {workers: 1}"
-    run = Started(tmp_path, *arguments(tmp_path, address, "rl.steps=60", "eval.every=0", places=places))
+    run = Started(tmp_path, *arguments(tmp_path, address, "rl.steps=5000", "eval.every=0", places=places))
     run.wait_for_step(1)
     more = ale_in_a_process("cluster", "scale", run.folder, "engine=2")
     assert more.stdout.splitlines()[-1] == "The run has 2 engines now: torch 0, torch 1.", more.stderr
