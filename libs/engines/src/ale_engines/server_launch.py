@@ -161,8 +161,7 @@ def make_environment(launch: Launch, settings: ServerSettings, number: int, own:
         environment["CUDA_VISIBLE_DEVICES"] = ""
     environment |= {**own, **settings.environment}
     if launch.cuda and settings.replicas > 1:
-        visible = environment.get("CUDA_VISIBLE_DEVICES")
-        names = visible.split(",") if visible else list_gpus()
+        names = find_visible_gpus(environment)
         first = number * settings.tensor_parallel
         mine = names[first : first + settings.tensor_parallel]
         if len(mine) < settings.tensor_parallel:
@@ -180,9 +179,13 @@ def describe_devices(launch: Launch, settings: ServerSettings, environment: Mapp
     """Return the devices of a server with this environment, for people: `cpu`, or such as `cuda:0, cuda:1`."""
     if not launch.cuda:
         return "cpu"
+    return ", ".join(f"cuda:{name}" for name in find_visible_gpus(environment)[: settings.tensor_parallel])
+
+
+def find_visible_gpus(environment: Mapping[str, str]) -> list[str]:
+    """Return the names of the GPUs that a process with this environment sees."""
     visible = environment.get("CUDA_VISIBLE_DEVICES")
-    names = visible.split(",") if visible else list_gpus()
-    return ", ".join(f"cuda:{name}" for name in names[: settings.tensor_parallel])
+    return visible.split(",") if visible else list_gpus()
 
 
 def choose_log(context: DriverContext, name: str) -> tuple[Path, bool]:
