@@ -16,7 +16,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # Images of containers often forbid byte code: each of the many processes would compile its modules again.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: help install engines quickstart test tests test-skipped test-alone lint format typecheck chaos chaos-cluster bench docs wheels clean
+.PHONY: help install engines quickstart test tests test-skipped test-alone lint format typecheck chaos chaos-cluster chaos-rock bench docs wheels clean
 .DEFAULT_GOAL := help
 
 help:  ## Show this list
@@ -37,8 +37,8 @@ $(STAMP): Makefile $(PACKAGES:=/pyproject.toml)
 	$(PIP_INSTALL) editables hatchling
 	$(PIP_INSTALL) --no-deps --no-build-isolation $(foreach p,$(PACKAGES),--editable ./$(p))
 	$(PIP_INSTALL) 'ale-core[all]' \
-	  anthropic build datasets fastapi gymnasium httpx hypothesis jsonschema mkdocs-material mypy openai psutil pyarrow \
-	  pytest 'pytest-asyncio>=0.24' pytest-timeout pytest-xdist ruff schemathesis tensorboard tomlkit twine types-PyYAML
+	  anthropic bashlex build datasets fastapi gymnasium httpx hypothesis jsonschema mkdocs-material mypy openai oss2 pexpect psutil \
+	  'psycopg[binary]' pyarrow pytest 'pytest-asyncio>=0.24' pytest-timeout pytest-xdist ruff schemathesis tensorboard tomlkit twine types-PyYAML
 	$(PIP_INSTALL) --no-deps rl-rock==1.11.0
 	@touch $@
 
@@ -73,14 +73,16 @@ format: install  ## Let ruff mend what it can
 	$(BIN)/ruff format $(SOURCES)
 
 typecheck: install  ## mypy --strict on the core and the plugins' sources
-	$(BIN)/mypy core/src
-	$(BIN)/mypy $(wildcard libs/*/src plugins/*/src)
+	$(BIN)/mypy core/src $(wildcard libs/*/src plugins/*/src)
 
 chaos: install  ## Kill 200 runs with kill -9, resume them, and write tests/chaos/results.md
 	OMP_NUM_THREADS=1 $(BIN)/python tests/chaos/chaos.py --runs 200 --table tests/chaos/results.md
 
 chaos-cluster: install  ## Damage 100 runs on two Ray nodes, and write tests/chaos/cluster_results.md
 	$(BIN)/python tests/chaos/cluster.py --runs 100 --table tests/chaos/cluster_results.md
+
+chaos-rock: install  ## Damage a ROCK service 100 times under load, and write tests/chaos/rock_results.md
+	$(BIN)/python tests/chaos/rock.py --runs 100 --table tests/chaos/rock_results.md
 
 bench: install  ## Print the benchmark tables
 	@failed=; for f in benchmarks/*.py; do echo "== $$f"; $(BIN)/python $$f || failed="$$failed $$f"; done; \

@@ -5,7 +5,8 @@
    shows that every test ran, on a machine without container engines or on one with them.
 
 Processes get tests by the file, since tests of a file share what they need; but each run of the conformance kit is a
-part of its own, and so are the tests of a file with Docker and those with Podman, which mostly wait.
+part of its own, as is each example with a server, and so are the tests of a file with Docker and those with Podman,
+which mostly wait.
 
 It also lets Hypothesis take its time: its limits for an example (200 ms) and for making data measure how busy the
 machine is, and a test that fails by them says nothing about the code.
@@ -13,6 +14,7 @@ machine is, and a test that fails by them says nothing about the code.
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -21,12 +23,16 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+TOGETHER = ("tests/security/", "plugins/cluster_ray/")
+"""Attacks take all of a user's share of a host, so that two at once hinder each other; and one process imports what all
+of Ray's workers need."""
 KEY = "ale/skipped"
 SKIPPED = pytest.StashKey[set[str]]()
 """The tests that the last run skipped."""
 SKIPPED_FILES = pytest.StashKey[set[Path]]()
 # Tests run in parallel, and torch threads that wait for each other would only take time from other tests.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+gc.disable()  # until all tests are collected: a fifth of that time went into looking for garbage in modules
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
 
@@ -103,6 +109,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = [item for item in items if here[item]]
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop() -> None:
+    """What was imported stays: from now on nobody looks for garbage in it."""
+    gc.freeze()
+    gc.enable()
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Return what hands tests to processes. pytest-xdist need not be there."""
@@ -111,10 +124,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     class Parts(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file, _, test = nodeid.partition("::")
-            if file.startswith("tests/conformance/test_our_"):
+            if file.startswith(("tests/conformance/test_our_", "tests/test_engine_examples.py")):
                 return nodeid
-            if file.startswith("tests/security/"):
-                return "tests/security"  # attacks take all of a user's share of a host: two at once hinder each other
+            for folder in TOGETHER:
+                if file.startswith(folder):
+                    return folder
             return " ".join([file, *(engine for engine in ("docker", "podman") if engine in test)])
 
     return Parts(config, log)

@@ -1,4 +1,5 @@
-"""Plugins of the benchmarks of the loop: an agent with slow tools, sandboxes that do nothing, a sampler of the loop.
+"""What benchmarks of the loop share: an agent with slow tools, sandboxes that do nothing, a sampler of the loop, and
+functions that make runs and look at them.
 
 `install` makes them plugins without pip: it writes what an installed package has into a folder for `PYTHONPATH`.
 """
@@ -27,6 +28,7 @@ from ale.specs.driver import Driver
 from ale.specs.events import Observer, hookimpl
 from ale.specs.sandbox import AGENT, ExecResult, Sandbox, SandboxInfo, SandboxProvider, SandboxSpec
 from ale.specs.scaffold import ModelSession
+from ale.store.run_store import RunStore
 from ale.task import Task
 from ale_iflow import IFlow
 
@@ -171,6 +173,14 @@ def run_example(folder: Path, arguments: list[str], path: str) -> None:
     """Run the quickstart's file into a folder, with these arguments and this `PYTHONPATH`."""
     command = [str(ALE), "run", "examples/quickstart.yaml", "--out", str(folder), *arguments]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env={**os.environ, "PYTHONPATH": path})
+
+
+def steps_done(folder: Path) -> int:
+    """Return how many RL steps a run has made; -1 before it has a database."""
+    if not (folder / "run.db").exists():
+        return -1
+    with RunStore.open(folder) as store:
+        return int(store.rows("SELECT COALESCE(MAX(step), 0) FROM metrics WHERE stage = 'rl'")[0][0])
 
 
 def install(folder: Path) -> str:

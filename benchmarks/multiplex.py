@@ -40,6 +40,7 @@ from statistics import fmean, median
 from typing import Any
 
 import psutil
+from bench_plugins import ALE, steps_done
 
 from ale.messages import Message, ModelCall
 from ale.specs.driver import Driver, DriverContext
@@ -49,7 +50,6 @@ from ale.store.run_store import RunStore
 from ale.task import Task
 from ale_lab.simulation.workload import LogNormal
 
-ALE = Path(sys.executable).with_name("ale")
 SIDES = ("static", "multiplexed")
 PROMPTS, GROUP, MOST, CONTEXT = 8, 4, 1700, 2048
 """Tasks of a step, rollouts of each, tokens of the longest one, and of a context."""
@@ -145,6 +145,22 @@ cluster: {cluster}
 
 
 @dataclass
+class Spent:
+    """Processor seconds of each of `USERS`, with what processes that have ended had used when they were last seen."""
+
+    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(USERS, 0.0))
+    seen: dict[psutil.Process, float] = field(default_factory=dict)
+
+    def look(self, user: str, processes: Iterable[psutil.Process]) -> None:
+        """Add what these processes of a user have used since they were seen last."""
+        for one in processes:
+            with suppress(psutil.NoSuchProcess):
+                now = sum(one.cpu_times()[:2])  # user, system
+                self.seconds[user] += now - self.seen.get(one, 0.0)
+                self.seen[one] = now
+
+
+@dataclass
 class Watch:
     """Binds the parts of a run to their cores, and notes what they use."""
 
@@ -157,7 +173,8 @@ class Watch:
     memory: dict[str, float] = field(default_factory=dict)
     """MiB of the lent engine: most before it first slept, least asleep, most awake after that. On a GPU the most and
     the least that is in use of its memory."""
-    spent: list[tuple[float, ...]] = field(default_factory=list)
+    spent: Spent = field(default_factory=Spent)
+    looks: list[tuple[float, ...]] = field(default_factory=list)
     """After each step from the second one on: the time, and the processor seconds of each of `USERS`."""
 
     def look(self) -> None:
@@ -181,8 +198,9 @@ class Watch:
             for core, part in zip(sorted(os.sched_getaffinity(0)), (first, second), strict=False):
                 bind(part, core)
         if self.steps >= 2:
-            parts = first, second, [self.process], set(children) - {*first, *second}
-            self.spent.append((time.monotonic(), *map(seconds_of, parts)))
+            for user, part in zip(USERS, (first, second, [self.process], {*children} - {*first, *second}), strict=True):
+                self.spent.look(user, part)
+            self.looks.append((time.monotonic(), *self.spent.seconds.values()))
 
     def _note_memory(self, engines: list[dict[str, Any]]) -> None:
         if self.gpu and self.steps >= 1:
@@ -204,7 +222,7 @@ class Watch:
 
     def use(self) -> dict[str, Any]:
         """Return what was noted: shares of a core, and memory."""
-        (began, *first), (ended, *last) = self.spent[0], self.spent[-1]
+        (began, *first), (ended, *last) = self.looks[0], self.looks[-1]
         shares = ((after - before) / max(1e-9, ended - began) for before, after in zip(first, last, strict=True))
         return {**dict(zip(USERS, shares, strict=True)), "memory": self.memory}
 
@@ -220,24 +238,6 @@ def bind(processes: Iterable[psutil.Process], core: int) -> None:
         for thread in one.threads():
             with suppress(ProcessLookupError):
                 os.sched_setaffinity(thread.id, {core})
-
-
-def seconds_of(processes: Iterable[psutil.Process]) -> float:
-    """Return the processor seconds of the processes that are still there."""
-    total = 0.0
-    for one in processes:
-        with suppress(psutil.NoSuchProcess):
-            times = one.cpu_times()
-            total += times.user + times.system
-    return total
-
-
-def steps_done(folder: Path) -> int:
-    """Return how many RL steps a run has made; -1 before it has a database."""
-    if not (folder / "run.db").exists():
-        return -1
-    with RunStore.open(folder) as store:
-        return int(store.rows("SELECT COALESCE(MAX(step), 0) FROM metrics WHERE stage = 'rl'")[0][0])
 
 
 def measure(options: argparse.Namespace, load: str, seed: int, side: str, epochs: int) -> dict[str, Any]:

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from ale_testing.command_line import ale
+from ale_testing.forked_command import forked_ale
 
-__all__ = ["ALE", "FINISH", "REPOSITORY", "SCRIPTED", "TINY", "ale", "ale_in_a_process", "summary_of"]
+__all__ = ["ALE", "FINISH", "REPOSITORY", "SCRIPTED", "TINY", "ale", "ale_in_a_process", "forked_ale", "summary_of"]
 
 REPOSITORY = Path(__file__).parents[1]
 ALE = Path(sys.executable).with_name("ale")

@@ -17,14 +17,28 @@ from ale_testing.fake_packages import install as install
 
 FIRST = (
     "tests/security/",
+    "tests/conformance/test_our_vllm",
+    "tests/conformance/test_our_docker",
+    "tests/test_engine_examples.py",
     "tests/conformance/test_our_",
     "tests/test_agents.py",
+    "plugins/engine_vllm/",
+    "plugins/engine_sglang/",
+    "tests/test_documented_agents.py",
     "tests/test_sandbox_command.py",
+    "tests/test_chaos_cluster.py",
     "tests/test_stalls.py",
     "tests/packaging/",
+    "tests/test_cluster.py",
     "tests/conformance/",
+    "tests/test_chaos.py",
+    "plugins/cluster_ray/",
+    "tests/test_exactness.py",
+    "tests/test_pool.py",
 )
-"""What must not be disturbed by others, then what takes longest, so that all processes end at about the same time."""
+"""What must not be disturbed by others, then what takes longest, so that all processes end at about the same time.
+Servers of engines compute while containers mostly wait, so these take turns; those with a Ray of their own are apart,
+since each of them takes both cores."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -14,6 +14,7 @@ PARTS = {
     "reward": ("ale_tests.reward", "TestsReward", "score"),
     "hook": ("ale_print", "PrintTracker", "ale_step_finished"),
     "store": ("ale.store.run_store", "RunStore", "_insert_trajectory"),
+    "sync": ("ale.store.run_store", "RunStore", "sync"),
     "update": ("ale_torch_training.ranked_trainer", "RankedTrainer", "update"),
     "save": ("ale_torch_training.ranked_trainer", "RankedTrainer", "save"),
 }
@@ -48,7 +49,10 @@ def main() -> None:
 
         async def patched(*values: Any, **options: Any) -> Any:
             if hangs():
-                await asyncio.sleep(FOREVER_S)
+                if part == "sync":
+                    values[0]._writer.submit(time.sleep, FOREVER_S)  # the store's thread, as a disk would
+                else:
+                    await asyncio.sleep(FOREVER_S)
             return await original(*values, **options)
 
     else:

@@ -94,9 +94,9 @@ class OnlyCredit(PolicyGradient):
     loss = LikelihoodLoss()
 
 
-def for_four_ranks() -> list[str]:
-    """Algorithms that have each variant and each option once, though not all of their combinations: four ranks take
-    their time."""
+def each_option_once() -> list[str]:
+    """Algorithms that have each variant and each option once, though not all of their combinations, which take their
+    time."""
     apart = [f"ipa return {a}, ratio {b}, mask {c}" for a, b, c in itertools.permutations(LEVELS)]
     options = [*(f"ipa {level} kl" for level in LEVELS), *(f"ipa {level} token imitation" for level in LEVELS)]
     of_ipa = [f"ipa {level} {signal} {level}" for level, signal in zip(LEVELS, SIGNALS, strict=True)]

@@ -53,7 +53,7 @@ def image() -> None:
 def rolled_out(
     tmp_path: Path, agent: str, engine: str, sandboxes: int, *overrides: str, name: str = "run"
 ) -> tuple[list[Trajectory], list[tuple[str, dict[str, Any]]], dict[str, Any]]:
-    """Two episodes, in so many sandboxes: trajectories, events, summary."""
+    """Two episodes if no override says otherwise, in so many sandboxes: trajectories, events, summary."""
     path = tmp_path / "run.yaml"
     path.write_text(RUN.format(runs=tmp_path, scaffold=AGENTS[agent], image=IMAGE, engine=engine, sandboxes=sandboxes))
     done = ale("run", path, "--only", "rollout", "--out", tmp_path / name, *overrides)
@@ -86,7 +86,8 @@ def test_a_real_agent_solves_tasks_and_only_it_starts_again_between_them(agent: 
 def goes_on_from_its_own_first_chunk(tmp_path: Path, agent: str, experts: list[Trajectory]) -> None:
     """The solved episodes as experts: the first chunk is replayed to the agent, the last one is the policy's."""
     where = f"algorithm.experts={{demonstrations: false, data: [{tmp_path / 'run'}]}}"
-    made, _, _ = rolled_out(tmp_path, agent, SOLVES, 1, where, "algorithm.start=rollback", name="on")
+    one = ("algorithm.start=rollback", "rl.prompts_per_step=1")
+    made, _, _ = rolled_out(tmp_path, agent, SOLVES, 1, where, *one, name="on")
     of_task = {t.task_id: t for t in experts}
     for t in made:
         assert t.failure is None, t.failure
@@ -97,13 +98,13 @@ def goes_on_from_its_own_first_chunk(tmp_path: Path, agent: str, experts: list[T
         assert replayed == expert.sequences[0].token_ids[its.start : its.end], "the expert's very tokens"
         assert t.reward is not None
         assert t.reward.value == 1.0, "what the agent did with them is what the tests found"
-    assert len(made) == 2
+    assert len(made) == 1
 
 
 @pytest.mark.parametrize("agent", AGENTS)
 def test_a_policy_that_talks_nonsense_breaks_nothing(agent: str, tmp_path: Path) -> None:
-    made, _, summary = rolled_out(tmp_path, agent, BABBLES, sandboxes=2)
-    assert len(made) == 2
+    made, _, summary = rolled_out(tmp_path, agent, BABBLES, 1, "rl.prompts_per_step=1")
+    assert len(made) == 1
     for t in made:
         assert t.failure is None, t.failure
         assert t.ended_by in ("finish", "agent_error", "budget"), json.dumps(t.observations[-1].text[-1000:])
@@ -123,7 +124,7 @@ def test_a_tiny_policy_is_trained_with_a_real_agent_and_nothing_is_installed_aft
         "sft.batch_size=2",
         "rl.steps=1",
         "rl.prompts_per_step=1",
-        "eval.episodes=1",
+        "eval=null",
     ]
     done = ale("run", REPOSITORY / "examples" / "native_agent.yaml", "--out", tmp_path / "run", *small)
     summary = summary_of(done)
@@ -131,7 +132,7 @@ def test_a_tiny_policy_is_trained_with_a_real_agent_and_nothing_is_installed_aft
         made = list(store.trajectories())
         agents = [kind for _, kind, _ in store.events() if kind.startswith("agent_")]
     assert summary["status"] == "completed"
-    assert len(made) == 2 + 2 + 3
+    assert len(made) == 2 + 2
     assert [t.failure for t in made] == [None] * len(made)
     assert len(agents) == 1, "looked for once in the whole run"
     bakes = [dict(t.timings)["prepare"] for t in sorted(made, key=lambda t: t.started_at)]

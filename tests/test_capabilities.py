@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from ale_command import ale
 
 from ale.config.load import load_run_config
 from ale.config.preflight import check_capabilities, check_started, preflight
@@ -230,6 +229,9 @@ def test_trainer_and_engine_must_name_a_transport_in_common(tmp_path: Path, inst
         "'acme.bus' or 'memory'; use an engine and a trainer that have a transport in common."
     )
     assert refusals(run_with(tmp_path, "engine=loads", "trainer=publishes"), train=False) == []
+    mixed = "engine={use: mixed, parts: [{use: torch}, {use: loads}]}"
+    assert refusals(run_with(tmp_path, mixed, "trainer=publishes")) == [refused.replace("loads", "mixed")]
+    assert refusals(run_with(tmp_path, mixed)) == []
 
 
 def test_without_training_the_engine_need_take_no_weights(tmp_path: Path) -> None:
@@ -262,11 +264,8 @@ def test_what_the_machine_took_from_a_started_driver_is_refused_too(tmp_path: Pa
 
 def test_the_command_line_refuses_before_a_run_folder_is_made(tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text(f"run_dir: {tmp_path / 'runs'}\n{BASE}")
-    ale = Path(sys.executable).with_name("ale")
     for command in (["run"], ["config", "validate"]):
-        done = subprocess.run(
-            [ale, *command, tmp_path / "run.yaml", "needs.network=full"], capture_output=True, text=True, check=False
-        )
+        done = ale(*command, tmp_path / "run.yaml", "needs.network=full")
         assert done.returncode == 2
         assert done.stderr.startswith("error: sandbox: needs.network=full needs a sandbox with 'network_full'")
         assert len(done.stderr.splitlines()) == 1

@@ -109,7 +109,7 @@ def test_describe_tells_every_key_of_the_run_and_of_a_plugin() -> None:
         ),
         (["run", "run.yaml", "rl.steps"], "error: The override 'rl.steps' must look like key=value"),
         (["config", "describe", "sandbx"], "error: There is no kind of plugin 'sandbx'. Did you mean 'sandbox'?"),
-        (["config", "describe", "sandbox"], "error: Which sandbox plugin? Installed: docker, local, podman."),
+        (["config", "describe", "sandbox"], "error: Which sandbox plugin? Installed: docker, local, podman, rock."),
         (["config", "describe", "sandbox", "lokal"], "error: sandbox: there is no sandbox plugin 'lokal'."),
         (["plugins", "list", "--kind", "x"], "error: There is no kind of plugin 'x'."),
         (["rnu"], "No such command 'rnu'."),

@@ -6,21 +6,21 @@ import fcntl
 import json
 import os
 import re
-import shutil
 import signal
 import sqlite3
 import subprocess
-import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import forked_worker
 import psutil
 import pytest
-from ale_command import ALE, TINY, ale_in_a_process, summary_of
+from ale_command import TINY, ale_in_a_process, forked_ale, summary_of
+
+from ale_testing import forked_command
+from ale_testing.ray_nodes import ray_nodes
 
 pytestmark = [pytest.mark.slow, pytest.mark.bwrap]
 PLACES = "engine: {replicas: 2}, trainer: {ranks: 2}, rollout: {workers: 2}"
@@ -31,21 +31,8 @@ LIMIT_S = 240
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
     """Two nodes on this machine, whose workers are forked: only the last test has those that Ray starts."""
-    os.environ |= {"RAY_AUTH_MODE": "disabled", "RAY_worker_niceness": "0"}  # else other tests have all the time
-    from ray.cluster_utils import Cluster
-
-    folder = tempfile.mkdtemp(prefix="ale-forked-", dir="/tmp")  # sockets need a short path
-    server = forked_worker.start_server(Path(folder, "fork"))
-    node = {"num_cpus": 8, "setup_worker_path": forked_worker.__file__}
-    # Else each node starts a process for each CPU as soon as a run begins.
-    head = {**node, "include_dashboard": False, "_system_config": {"prestart_worker_first_driver": False}}
-    cluster = Cluster(initialize_head=True, head_node_args=head)
-    cluster.add_node(**node)
-    yield cluster.address
-    cluster.shutdown()
-    server.kill()
-    server.wait()
-    shutil.rmtree(folder)
+    with ray_nodes(2, cpus=8) as address:
+        yield address
 
 
 def arguments(folder: Path, address: str, *more: str, places: str = PLACES) -> list[str | Path]:
@@ -62,7 +49,7 @@ class Started:
         self.folder = folder / "run"
         self.output = folder / "output"
         with self.output.open("wb") as output:
-            command = [str(ALE), *map(str, words)]
+            command = [str(forked_command.program()), *map(str, words)]
             self.process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
 
     def roles(self, role: str) -> list[dict[str, Any]]:
@@ -71,16 +58,23 @@ class Started:
 
     def wait_for_step(self, step: int) -> None:
         """Wait until a step has been trained."""
+
+        def trained() -> bool:
+            if not (self.folder / "run.db").exists():
+                return False
+            with sqlite3.connect(f"file:{self.folder / 'run.db'}?mode=ro", uri=True) as db:
+                found = db.execute("SELECT MAX(step) FROM metrics WHERE stage = 'rl' AND name = 'success'")
+                return (found.fetchone()[0] or 0) >= step
+
+        self.wait_for(trained)
+
+    def wait_for(self, true: Callable[[], bool]) -> None:
+        """Wait until a condition is true."""
         until = time.monotonic() + LIMIT_S
-        while time.monotonic() < until:
-            if (self.folder / "run.db").exists():
-                with sqlite3.connect(f"file:{self.folder / 'run.db'}?mode=ro", uri=True) as db:
-                    found = db.execute("SELECT MAX(step) FROM metrics WHERE stage = 'rl' AND name = 'success'")
-                    if (found.fetchone()[0] or 0) >= step:
-                        return
+        while not true():
             assert self.process.poll() is None, self.output.read_text()
+            assert time.monotonic() < until, self.output.read_text()
             time.sleep(0.1)
-        raise AssertionError(self.output.read_text())
 
     def end(self) -> str:
         """Wait until the run has ended well; returns its output."""
@@ -116,7 +110,7 @@ def wait_for_no_actors() -> None:
 
 
 def test_a_run_on_two_nodes_ends_as_one_in_a_process(address: str, tmp_path: Path) -> None:
-    done = ale_in_a_process(*arguments(tmp_path, address), timeout_s=LIMIT_S)
+    done = forked_ale(*arguments(tmp_path, address), timeout_s=LIMIT_S)
     summary = summary_of(done)
     assert summary["status"] == "completed"
     assert summary["final_policy_version"] == 3, "one after sft, and two steps of rl"
@@ -154,37 +148,50 @@ def test_a_run_that_loses_a_rank_goes_on_from_its_checkpoint_by_itself(address: 
 
 def test_a_worker_that_stands_still_is_named_and_started_again(address: str, tmp_path: Path) -> None:
     places = "engine: {replicas: 1}, trainer: {ranks: 0}, rollout: {workers: 2}"
-    more = ("rl.steps=6", "rl.stall_s=6", "eval.every=0")
+    more = ("rl.steps=6", "rl.stall_s=12", "eval.every=0")  # long enough for a worker to show that it moves
     run = Started(tmp_path, *arguments(tmp_path, address, *more, places=places))
     run.wait_for_step(1)
     os.kill(run.roles("rollout")[0]["pid"], signal.SIGSTOP)
     said = run.end()
     # Where it waited for an engine, that may as well be what hangs.
-    assert re.search(r"Nothing has moved for 6 s: (a rollout worker|the engine) hangs\.", said), said
-    assert "worker 0 has died and is started again" in said
+    assert re.search(r"Nothing has moved for 12 s: (a rollout worker|the engine) hangs\.", said), said
+    assert "worker 0 does not answer any more and is started again" in said
     check_trained_once(run.folder, 6, 2)
     wait_for_no_actors()
 
 
-def test_engines_and_workers_are_added_and_removed_while_the_run_goes_on(address: str, tmp_path: Path) -> None:
-    places = "engine: {replicas: 1}, trainer: {ranks: 0}, rollout: {workers: 1}"
-    run = Started(tmp_path, *arguments(tmp_path, address, "rl.steps=5000", "eval.every=0", places=places))
+def test_engines_and_workers_are_added_and_removed_while_the_run_goes_on_also_after_a_lost_rank(
+    address: str, tmp_path: Path
+) -> None:
+    places = "engine: {replicas: 1}, trainer: {ranks: 1}, rollout: {workers: 1}"
+    more = ("rl.steps=5000", "rl.checkpoint_every=1", "eval.every=0")
+    run = Started(tmp_path, *arguments(tmp_path, address, *more, places=places))
     run.wait_for_step(1)
-    more = ale_in_a_process("cluster", "scale", run.folder, "engine=2")
-    assert more.stdout.splitlines()[-1] == "The run has 2 engines now: torch 0, torch 1.", more.stderr
-    more = ale_in_a_process("cluster", "scale", run.folder, "rollout=2")
-    assert more.stdout.splitlines()[-1] == "The run has 2 rollout workers now: worker 0, worker 1.", more.stderr
-    shown = ale_in_a_process("cluster", "status", run.folder, "--json")
-    names = {row["name"]: row["state"] for row in json.loads(shown.stdout)["roles"]}
-    assert names == {"torch 0": "serving", "torch 1": "serving", "worker 0": "serving", "worker 1": "serving"}
-    fewer = ale_in_a_process("cluster", "scale", run.folder, "engine=1")
+    done = forked_ale("cluster", "scale", run.folder, "engine=2")
+    assert done.stdout.splitlines()[-1] == "The run has 2 engines now: torch 0, torch 1.", done.stderr
+    done = forked_ale("cluster", "scale", run.folder, "rollout=2")
+    assert done.stdout.splitlines()[-1] == "The run has 2 rollout workers now: worker 0, worker 1.", done.stderr
+    shown = json.loads(forked_ale("cluster", "status", run.folder, "--json").stdout)
+    assert shown["state"] == "running"
+    names = {row["name"]: row["state"] for row in shown["roles"] if row["role"] != "trainer"}
+    assert names == dict.fromkeys(("torch 0", "torch 1", "worker 0", "worker 1"), "serving")
+    before = run.roles("engine") + run.roles("rollout")
+    actors("RankActor")[0].kill()
+
+    def all_are_new() -> bool:
+        now = run.roles("engine") + run.roles("rollout")
+        pids = {row["pid"] for row in now if row["state"] == "serving"} - {row["pid"] for row in before}
+        return [row["name"] for row in now] == [row["name"] for row in before] and len(pids) == 4
+
+    run.wait_for(all_are_new)
+    fewer = forked_ale("cluster", "scale", run.folder, "engine=1")
     assert fewer.stdout.splitlines()[-1] == "The run has 1 engine now: torch 0.", fewer.stderr
-    refused = ale_in_a_process("cluster", "scale", run.folder, "trainer=3")
+    refused = forked_ale("cluster", "scale", run.folder, "trainer=3")
     assert "The trainer's ranks cannot change while it trains" in refused.stderr
     run.process.terminate()
     assert run.process.wait(60) == 143, run.output.read_text()
     wait_for_no_actors()
-    gone = ale_in_a_process("cluster", "scale", run.folder, "engine=2")
+    gone = forked_ale("cluster", "scale", run.folder, "engine=2")
     assert "No run answers" in gone.stderr
 
 
@@ -193,7 +200,7 @@ def test_engines_beside_the_ranks_sleep_while_these_train(address: str, tmp_path
     """With two of two, nothing but the lent engines serves the evaluations that go on while the trainer trains."""
     more = (f"rl.multiplex={lent}", f"rl.async_ratio={ratio}", "rl.steps=4", "eval.every=1")
     places = "engine: {replicas: 2}, trainer: {ranks: 2}"
-    done = ale_in_a_process(*arguments(tmp_path, address, *more, places=places), timeout_s=LIMIT_S)
+    done = forked_ale(*arguments(tmp_path, address, *more, places=places), timeout_s=LIMIT_S)
     assert summary_of(done)["status"] == "completed"
     check_trained_once(tmp_path / "run", 4, 2)
     with sqlite3.connect(tmp_path / "run" / "run.db") as db:
@@ -214,21 +221,21 @@ def test_rollouts_alone_need_no_room_for_the_trainer(address: str, tmp_path: Pat
     write_tiny_model(tmp_path / "model", 0)
     places = "engine: {replicas: 1}, trainer: {ranks: 2, cpus: 9}, rollout: {workers: 1}"
     more = ("~model.scratch", f"model.path={tmp_path / 'model'}", "rl.steps=1", "--only", "rollout")
-    done = ale_in_a_process(*arguments(tmp_path, address, *more, places=places), timeout_s=LIMIT_S)
+    done = forked_ale(*arguments(tmp_path, address, *more, places=places), timeout_s=LIMIT_S)
     assert summary_of(done)["status"] == "completed"
     wait_for_no_actors()
 
 
 def test_more_engines_beside_the_ranks_than_there_are_are_refused(address: str, tmp_path: Path) -> None:
     places = "engine: {replicas: 2}, trainer: {ranks: 1}"
-    done = ale_in_a_process(*arguments(tmp_path, address, "rl.multiplex=2", places=places))
+    done = forked_ale(*arguments(tmp_path, address, "rl.multiplex=2", places=places))
     assert done.returncode == 2
     assert "rl.multiplex is 2: each of these engines lies on the device of one rank" in done.stderr
     assert not (tmp_path / "run").exists(), "it is refused when the file is read"
 
 
 def test_a_run_for_which_the_nodes_have_no_room_is_refused(address: str, tmp_path: Path) -> None:
-    done = ale_in_a_process(*arguments(tmp_path, address, places="engine: {replicas: 3, cpus: 9}"))
+    done = forked_ale(*arguments(tmp_path, address, places="engine: {replicas: 3, cpus: 9}"))
     assert done.returncode == 2
     assert "no node has room left for one of engine (9 CPUs, 0 GPUs)" in done.stderr
     assert "2 nodes (8 CPUs and 0 GPUs; 8 CPUs and 0 GPUs)" in done.stderr

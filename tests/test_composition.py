@@ -237,7 +237,7 @@ def misspelt(key: str) -> str:
 
 def told(error: ConfigError) -> list[str]:
     """The lines of a mistake, but for those that say what a section as short as ours leaves out."""
-    return [line for line in str(error).splitlines() if not line.endswith(": this key is missing.")]
+    return [line for line in str(error).splitlines() if ": this key is missing" not in line]
 
 
 CASES = [
@@ -251,11 +251,11 @@ CASES = [
 
 def test_a_typo_in_any_key_of_any_plugin_anywhere_is_a_sentence_with_its_path() -> None:
     assert len(CASES) > 80
+    minimal = parse_yaml(MINIMAL, "f")
     for _, name, place, path in CASES:
         wrong = (*path[:-1], misspelt(path[-1]))
         section = settle({"use": name}, wrong, 1)
-        data = parse_yaml(MINIMAL, "f")
-        data = settle({k: v for k, v in data.items() if k != place[0]}, place, section)
+        data = settle({k: v for k, v in minimal.items() if k != place[0]}, place, section)
         with pytest.raises(ConfigError) as caught:
             validate(RunConfig, {"tasks": "bash", **data} if place[0] != "tasks" else data)
         where = ".".join(map(str, (*place, *wrong)))

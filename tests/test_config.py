@@ -163,14 +163,15 @@ def test_any_text_survives_being_written_and_read_again(load: Load, text: str) -
         ),
         (
             ["sandbox=lokal"],
-            "sandbox: there is no sandbox plugin 'lokal'. Did you mean 'local'? Installed: docker, local, podman.",
+            "sandbox: there is no sandbox plugin 'lokal'. Did you mean 'local'? Installed: docker, local, podman, "
+            "rock.",
         ),
         (["sandbox.isolaton=none"], "sandbox.isolaton: there is no such key. Did you mean 'isolation'?"),
         (["sandbox=3"], "sandbox: must be the name of a sandbox plugin, or a mapping with 'use' (it is 3)."),
         (["reward=null"], "reward: must be the name of a reward plugin, or a mapping with 'use' (it is None)."),
         (
             ["sandbox={}"],
-            "sandbox.use: this key is missing; it says which sandbox plugin. Installed: docker, local, podman.",
+            "sandbox.use: this key is missing; it says which sandbox plugin. Installed: docker, local, podman, rock.",
         ),
         (["sandbox.use=3"], "sandbox.use: must be a name (it is 3); it says which sandbox plugin."),
         (["~tasks"], "tasks: this key is missing; name a tasks plugin. Installed: bash"),

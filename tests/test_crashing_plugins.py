@@ -6,13 +6,13 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from ale.store.run_store import RunStore
 from ale_testing.fake_packages import write_package
+from ale_testing.forked_command import program
 
 RUN = """
 name: crash
@@ -60,7 +60,7 @@ def run_with(folder: Path, kind: str, answers: list[str], *options: str) -> subp
     chosen = {"tasks": "bash", "scaffold": "iflow", "reward": "tests", **({kind: "fixed"} if kind else {})}
     (folder / "run.yaml").write_text(RUN.format(**chosen, answers=json.dumps(answers)))
     return subprocess.run(
-        [Path(sys.executable).with_name("ale"), "run", folder / "run.yaml", "--out", folder / "out", *options],
+        [program(), "run", folder / "run.yaml", "--out", folder / "out", *options],
         capture_output=True,
         text=True,
         check=False,
@@ -139,7 +139,7 @@ def test_validate_makes_the_checks_of_the_run_with_the_same_arguments(tmp_path: 
     (tmp_path / "run.yaml").write_text(text + "rl: {steps: 1}\n")
     whole, rollout, train = (
         subprocess.run(
-            [Path(sys.executable).with_name("ale"), "config", "validate", tmp_path / "run.yaml", *half],
+            [program(), "config", "validate", tmp_path / "run.yaml", *half],
             capture_output=True,
             text=True,
             check=False,

@@ -184,7 +184,7 @@ def test_an_asynchronous_run_keeps_its_bound_and_trains_on_every_group_once(run_
     assert evaluated == [-1, 0, 2, 4, 6]
     assert summary["final_policy_version"] == 1 + 6
     assert [value for _, value in metrics["tokens/lost"]] == [0.0] * 6
-    assert metrics["tokens/open"][0][1] > 0
+    assert max(value for _, value in metrics["tokens/open"]) > 0, "what was sampled ahead"
     assert metrics["tokens/open"][-1][1] == 0
     ends = {name: metrics[f"tokens/{name}"][-1][1] for name in ("sampled", "trained", "rejected")}
     assert ends["sampled"] == ends["trained"] + ends["rejected"] > 0

@@ -11,12 +11,12 @@ from kit import require_server
 from ale.store.run_store import RunStore
 
 SMALL = [
-    "sft.demonstrations.count=48",
-    "sft.steps=8",
+    "sft.demonstrations.count=24",
+    "sft.steps=6",
     "rl.steps=2",
     "rl.prompts_per_step=2",
-    "eval.episodes=8",
-    "eval.every=0",
+    "algorithm.group_size=4",
+    "eval=null",
 ]
 
 
@@ -42,7 +42,7 @@ def test_fewer_rollouts_run_while_the_cache_of_their_server_is_short_of_room(tmp
     """1,536 tokens of cache are some four conversations."""
     require_server("vllm")
     small = "engine.arguments=['--block-size', '32', '--num-gpu-blocks-override', '48']"
-    steps = [*SMALL, "rl.steps=5", "rl.prompts_per_step=6", "rollout.concurrency=48"]
+    steps = [*SMALL, "rl.steps=4", "rl.prompts_per_step=6", "algorithm.group_size=8", "rollout.concurrency=48"]
     done = ale("run", "examples/vllm_torch.yaml", *steps, small, "--out", tmp_path / "run", cwd=REPOSITORY)
     assert summary_of(done)["status"] == "completed"
     with RunStore.open(tmp_path / "run") as store:

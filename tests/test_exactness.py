@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from parallel_losses import Found, algorithms, batch_of, for_four_ranks, learner, total
+from parallel_losses import Found, algorithms, batch_of, each_option_once, learner, total
 
 from ale_packing import select
 from ale_ranks import Ranks
@@ -49,7 +49,7 @@ def others(model: Path) -> dict[str, Learner]:
 def over_ranks(model: Path) -> dict[int, dict[str, Found]]:
     """What 1, 2 and 4 ranks that share the model came to, by the algorithm's name."""
     found = {}
-    for size, budget, names in ((1, 60, ALGORITHMS), (2, 60, ALGORITHMS), (4, 1000, for_four_ranks())):
+    for size, budget, names in ((1, 60, each_option_once()), (2, 60, ALGORITHMS), (4, 1000, each_option_once())):
         ranks = Ranks("parallel_losses:RankOfLosses", size, (model, budget), threads=1, backend="gloo")
         try:
             found[size] = ranks.call("compute", list(names))[0]

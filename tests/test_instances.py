@@ -5,19 +5,19 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
 import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
-from ale_command import ALE, FINISH, ale, summary_of
+from ale_command import FINISH, ale, summary_of
 
 from ale.errors import ConfigError
 from ale.session.tokenizer import byte_tokenizer
 from ale.store.run_store import RunStore
 from ale_testing.fake_packages import Install
+from ale_testing.forked_ale import ForkedAle
 
 SOURCE = """
 from ale.specs.driver import Driver, PluginConfig
@@ -227,17 +227,17 @@ def test_an_interrupted_selection_goes_on(run_file: Path, tmp_path: Path) -> Non
         "--out",
         str(out),
     ]
-    process = subprocess.Popen([str(ALE), *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = ForkedAle(arguments, tmp_path)
     database = out.with_suffix(".run") / "run.db"
     try:
         deadline = time.monotonic() + 60
         while not database.exists() or finished(database) < 9:
-            assert process.poll() is None, process.stderr and process.stderr.read()
+            assert process.poll() is None, process.wait(1)
             assert time.monotonic() < deadline
             time.sleep(0.05)
     finally:
         process.send_signal(signal.SIGKILL)
-        process.communicate()
+        process.wait(10)
     before = finished(database)
     assert before < 24
     assert not out.exists()

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ale_command import REPOSITORY, SCRIPTED, TINY, ale, ale_in_a_process, summary_of
+from ale_command import REPOSITORY, SCRIPTED, TINY, ale, forked_ale, summary_of
 
 from ale import run
 from ale.specs.events import HookSpecs
@@ -230,7 +230,7 @@ def test_an_observer_that_cannot_close_does_not_spoil_the_run(witnessed: Callabl
 
 def test_a_run_hears_only_the_observers_that_it_names(run_file: RunFile, install: Install) -> None:
     install("the-bomb", "import os; os._exit(3)", kind="hooks", name="bomb", target="the_bomb")
-    summary_of(ale_in_a_process("run", run_file(SCRIPTED), "rl=null", "eval.episodes=2"))
+    summary_of(forked_ale("run", run_file(SCRIPTED), "rl=null", "eval.episodes=2"))
 
 
 @pytest.mark.parametrize(

@@ -153,7 +153,7 @@ def test_a_wrong_function_is_a_sentence_and_no_traceback(
 @pytest.mark.slow
 def test_the_example_learns_sums_from_a_file_and_a_function(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(REPOSITORY)
-    result = run("examples/math.yaml", "rl.steps=20", out=tmp_path / "out", quiet=True)
+    result = run("examples/math.yaml", "sft.steps=400", "rl.steps=12", out=tmp_path / "out", quiet=True)
     success = {name: one["success"] for name, one in result.evaluations.items()}
     assert 0.2 < success["after_sft"] < 0.45
     assert success["after_rl"] > success["after_sft"] + 0.15

@@ -29,7 +29,7 @@ SECTIONS: dict[str, tuple[dict[str, Any], str]] = {
 def installed(monkeypatch: pytest.MonkeyPatch, *entries: tuple[str, str]) -> None:
     """Only these sections are brought: name and target of each."""
     found = tuple(EntryPoint(name, target, GROUP) for name, target in entries)
-    monkeypatch.setattr(package_field, "_entries", lambda state: found)
+    monkeypatch.setattr(package_field, "read_entries", lambda group, state: found)
 
 
 @pytest.mark.parametrize("path", SECTIONS)

@@ -18,6 +18,7 @@ from ale.config.references import redact_json, resolve
 from ale.errors import ConfigError
 from ale.store.run_store import RunStore
 from ale_testing.fake_packages import Install
+from ale_testing.forked_command import program
 
 SECRET = 'sk-"größe"/é\\x'
 RUN = """
@@ -85,9 +86,7 @@ def test_what_is_written_loads_again_to_the_same_run(leaky: Path, tmp_path: Path
 
 
 def test_a_run_that_tells_its_secret_everywhere_leaves_it_nowhere(leaky: Path, tmp_path: Path) -> None:
-    done = subprocess.run(
-        [Path(sys.executable).with_name("ale"), "run", leaky], capture_output=True, check=False, timeout=120
-    )
+    done = subprocess.run([program(), "run", leaky], capture_output=True, check=False, timeout=120)
     assert done.returncode == 1, done.stderr
     assert b"asking with Bearer ${oc.env:ALE_TEST_KEY}" in done.stderr
     assert not traces(done.stdout + done.stderr)
@@ -197,7 +196,7 @@ def test_settings_from_the_environment_spoil_no_record(tmp_path: Path) -> None:
         "engine: {use: scripted, answers: ['${oc.env:WORD}', '${oc.env:OTHER}']}\ntrainer: null\neval: {episodes: 2}\n"
     )
     done = subprocess.run(
-        [Path(sys.executable).with_name("ale"), "run", file, "--out", tmp_path / "out"],
+        [program(), "run", file, "--out", tmp_path / "out"],
         capture_output=True,
         check=False,
         timeout=120,
@@ -222,9 +221,7 @@ def test_a_fault_in_the_code_is_shown_without_the_secret(leaky: Path) -> None:
         + "        raise ExceptionGroup(self.config.token, [OSError(2, 'no', self.config.header), "
         "ValueError(self.config.header)])\n"
     )
-    done = subprocess.run(
-        [Path(sys.executable).with_name("ale"), "run", leaky], capture_output=True, check=False, timeout=120
-    )
+    done = subprocess.run([program(), "run", leaky], capture_output=True, check=False, timeout=120)
     assert done.returncode == 1
     assert b"${oc.env:ALE_TEST_KEY}" in done.stderr
     assert not traces(done.stdout + done.stderr)

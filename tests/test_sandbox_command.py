@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from ale_command import ALE
 
+from ale_testing import forked_command
 from ale_testing.sandbox_providers import answers
 
 OWNER = """
@@ -79,7 +80,7 @@ def ale(environment: dict[str, str], provider: str) -> Ale:
 def command_line(*arguments: str, of: str) -> list[str]:
     """`ale sandbox ... --sandbox OF`, the option before what may follow a `--`."""
     words = 2 if arguments[0] == "image" else 1
-    return [str(ALE), "sandbox", *arguments[:words], "--sandbox", of, *arguments[words:]]
+    return [str(forked_command.program()), "sandbox", *arguments[:words], "--sandbox", of, *arguments[words:]]
 
 
 @pytest.fixture

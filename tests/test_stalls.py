@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 from ale_command import TINY
-from forked_ale import ForkedAle
 
 from ale.store.run_store import RunStore
+from ale_testing.forked_ale import ForkedAle
 
 pytestmark = [pytest.mark.slow, pytest.mark.bwrap]
 STALL_S = 3
@@ -21,6 +21,7 @@ NAMES = {
     "reward": "the reward",
     "hook": "the hook ale_step_finished of the observer 'print'",
     "store": "the store",
+    "sync": "the store",
     "update": "the trainer (update)",
     "save": "the trainer (save)",
 }
@@ -44,17 +45,17 @@ def run(folder: Path, part: str, how: str, *more: str) -> subprocess.CompletedPr
     return ForkedAle(arguments, folder, "hang").wait(60)
 
 
-@pytest.mark.parametrize("part", ["exec", "engine", "reward", "store", "update", "save"])
+@pytest.mark.parametrize("part", ["exec", "engine", "reward", "store", "sync", "update", "save"])
 def test_a_part_that_hangs_for_ever_is_named_and_ends_the_run(part: str, tmp_path: Path) -> None:
     began = time.monotonic()
-    done = run(tmp_path, part, "always", *(["rl.checkpoint_every=1"] if part == "save" else []))
+    done = run(tmp_path, part, "always", *(["rl.checkpoint_every=1"] if part in ("save", "sync") else []))
     assert done.returncode == 1, done.stderr
     assert f"error: Nothing has moved for {STALL_S} s: {NAMES[part]} hangs." in done.stderr
     assert time.monotonic() - began < 60
     with RunStore.open(tmp_path / "run") as store:
         stalls = [data for _, kind, data in store.events() if kind == "stalled"]
         assert store.count() > 0, "what was stored is there"
-    if part != "store":
+    if NAMES[part] != "the store":
         assert [data["part"] for data in stalls] == [NAMES[part]] * 2
         assert stalls[0]["stacks"]
         assert "trainer" in stalls[0]

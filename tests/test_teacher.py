@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import pytest
-from ale_command import TINY, ale, ale_in_a_process, summary_of
+from ale_command import TINY, ale, forked_ale, summary_of
 from served_sessions import ServedSession, ServedSessions
 from upstreams import Scripted
 
@@ -84,7 +84,7 @@ def holds(folder: Path, text: str) -> list[Path]:
 
 async def test_a_teachers_rollouts_train_a_student(teacher: ServedSession, tmp_path: Path) -> None:
     file, dump = run_file(tmp_path, teacher), tmp_path / "dump"
-    done = await asyncio.to_thread(ale_in_a_process, "run", file, "--only", "rollout", "--out", dump)
+    done = await asyncio.to_thread(forked_ale, "run", file, "--only", "rollout", "--out", dump)
     summary = summary_of(done)
     assert (summary["rollouts"], summary["sampled_tokens"], summary["failures"]) == (8, 0, {})
     with RunStore.open(dump) as store:
@@ -95,7 +95,7 @@ async def test_a_teachers_rollouts_train_a_student(teacher: ServedSession, tmp_p
     assert all(t.sequences[0].messages[2].content == "I write." for t in taught if t.passed)
     student = tmp_path / "student.yaml"
     student.write_text(STUDENT.format(runs=tmp_path / "runs", data=dump))
-    trained = await asyncio.to_thread(ale_in_a_process, "run", student, "--out", tmp_path / "trained")
+    trained = await asyncio.to_thread(forked_ale, "run", student, "--out", tmp_path / "trained")
     summary = summary_of(trained)
     assert set(summary["heldout"]) == {"before_sft", "after_sft"}
     assert "4 of 8 demonstrations are trained on (4 pass their tests)" in trained.stdout + trained.stderr
@@ -109,14 +109,14 @@ async def test_any_run_file_can_be_given_a_teacher(teacher: ServedSession, tmp_p
     file = tmp_path / "run.yaml"
     file.write_text(TINY.format(runs=tmp_path / "runs"))
     section = f"engine={{use: upstream, url: '{teacher.base_url}', model: t, key: '${{oc.env:TEACHER_KEY}}'}}"
-    done = await asyncio.to_thread(ale_in_a_process, "run", file, "--only", "rollout", section, "rl.steps=1")
+    done = await asyncio.to_thread(forked_ale, "run", file, "--only", "rollout", section, "rl.steps=1")
     summary = summary_of(done)
     assert (summary["rollouts"], summary["sampled_tokens"], summary["failures"]) == (4, 0, {})
     assert not holds(tmp_path, os.environ["TEACHER_KEY"])
-    checked = await asyncio.to_thread(ale_in_a_process, "config", "validate", file, section)
+    checked = await asyncio.to_thread(forked_ale, "config", "validate", file, section)
     assert checked.stderr.startswith("error: engine: 'upstream' answers with messages of another model")
     half = ("config", "validate", file, section, "--only", "rollout")
-    assert "is valid." in (await asyncio.to_thread(ale_in_a_process, *half)).stdout
+    assert "is valid." in (await asyncio.to_thread(forked_ale, *half)).stdout
 
 
 def test_a_recording_trains_a_student(tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ def test_a_recording_trains_a_student(tmp_path: Path) -> None:
 
 
 async def test_a_teacher_is_evaluated(teacher: ServedSession, tmp_path: Path) -> None:
-    done = await asyncio.to_thread(ale_in_a_process, "eval", run_file(tmp_path, teacher))
+    done = await asyncio.to_thread(forked_ale, "eval", run_file(tmp_path, teacher))
     (result,) = summary_of(done)["heldout"].values()
     assert (result["episodes"], result["success"]) == (4, 0.5)
 
@@ -150,7 +150,7 @@ async def test_a_refused_key_ends_the_run_with_a_sentence(
 ) -> None:
     monkeypatch.setenv("TEACHER_KEY", "not-the-right-key")
     done = await asyncio.to_thread(
-        ale_in_a_process, "run", run_file(tmp_path, teacher), "--only", "rollout", "--out", tmp_path / "dump"
+        forked_ale, "run", run_file(tmp_path, teacher), "--only", "rollout", "--out", tmp_path / "dump"
     )
     assert done.returncode == 2
     assert "refuses the key from engine.key (401)" in done.stderr
@@ -172,7 +172,7 @@ async def test_a_refused_key_ends_the_run_with_a_sentence(
 async def test_what_cannot_work_is_refused(
     teacher: ServedSession, tmp_path: Path, overrides: list[str], sentence: str
 ) -> None:
-    done = await asyncio.to_thread(ale_in_a_process, "run", run_file(tmp_path, teacher), *overrides)
+    done = await asyncio.to_thread(forked_ale, "run", run_file(tmp_path, teacher), *overrides)
     assert done.returncode == 2, done.stderr
     assert sentence in done.stderr
     assert "123456789" not in done.stderr

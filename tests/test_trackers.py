@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ale_command import SCRIPTED, ale, ale_in_a_process, summary_of
+from ale_command import SCRIPTED, ale, forked_ale, summary_of
 from mlflow import MlflowClient
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -95,9 +95,7 @@ def test_a_tracker_whose_server_is_not_there_does_not_end_the_run(
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     monkeypatch.delenv("WANDB_MODE", raising=False)
     file = run_file(SCRIPTED)
-    done = ale_in_a_process(
-        "run", file, "--out", tmp_path / "run", "rl=null", "eval.episodes=2", "observers=[mlflow, wandb]"
-    )
+    done = forked_ale("run", file, "--out", tmp_path / "run", "rl=null", "eval.episodes=2", "observers=[mlflow, wandb]")
     assert summary_of(done)["status"] == "completed"
     warnings = [line for line in done.stderr.splitlines() if "warning: " in line]
     assert len(warnings) == 2

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
-from ale_command import TINY, ale_in_a_process, summary_of
+from ale_command import TINY, forked_ale, summary_of
 
 from ale.store.run_store import RunStore
 from ale_testing.fake_packages import write_package
@@ -36,7 +36,7 @@ def test_an_engine_that_loads_folders_alone_is_trained_with(tmp_path: Path, monk
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
     file, run = tmp_path / "run.yaml", tmp_path / "run"
     file.write_text(TINY.format(runs=tmp_path / "runs"))
-    summary = summary_of(ale_in_a_process("run", file, "engine.use=folders", "eval.every=0", "--out", run))
+    summary = summary_of(forked_ale("run", file, "engine.use=folders", "eval.every=0", "--out", run))
     assert (summary["status"], summary["final_policy_version"]) == ("completed", 3)
     with RunStore.open(run) as store:
         assert {t.policy_version for t in store.trajectories("stage = 'rl'")} == {1, 2}
@@ -52,6 +52,6 @@ def test_an_engine_that_loads_folders_alone_is_trained_with(tmp_path: Path, monk
 def test_weights_in_memory_leave_no_folder(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     file.write_text(TINY.format(runs=tmp_path / "runs"))
-    summary = summary_of(ale_in_a_process("run", file, "rl=null", "eval.every=0", "--out", tmp_path / "run"))
+    summary = summary_of(forked_ale("run", file, "rl=null", "eval.every=0", "--out", tmp_path / "run"))
     assert summary["final_policy_version"] == 1
     assert not (tmp_path / "run" / "weights").exists()

@@ -195,7 +195,7 @@ def test_a_file_is_written_whole(tmp_path: Path) -> None:
 
 def test_what_is_synced_holds_up_nobody_who_writes_meanwhile(tmp_path: Path) -> None:
     with RunStore.create(tmp_path / "run") as store, ThreadPoolExecutor(2) as threads:
-        synced = [threads.submit(store.sync) for _ in range(100)]
+        synced = [threads.submit(asyncio.run, store.sync()) for _ in range(100)]
         for i in range(100):
             store.add_metrics("rl", i, {"success": 1.0})
         for done in synced:

@@ -27,10 +27,10 @@ from importlib import import_module
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
-sys.path.insert(1, str(Path(__file__).parents[1]))
 import points
 from checks import Unbroken, check_run, read_unbroken
-from forked_ale import IMPORTS
+
+from ale_testing.forked_ale import IMPORTS
 
 ALONE = ("rollout.concurrency=1", "engine.max_batch=1")
 """A synchronous run with these, and without shared prefixes, is the same to the last digit however often it is

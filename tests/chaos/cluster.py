@@ -33,16 +33,15 @@ from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
-sys.path.insert(1, str(Path(__file__).parents[1]))
 import namespaces
 from chaos import WARM
 from checks import KEPT, broken, find_leftovers, find_training_faults
 from faults import FAULTS
-from forked_ale import CONTEXT, IMPORTS, ForkedAle
 from nodes import Nodes
 
 from ale_local.state import reclaim
 from ale_resident.host.owner import state_folder
+from ale_testing.forked_ale import CONTEXT, IMPORTS, ForkedAle
 
 RATIOS = (2, 0)
 STEPS, PROMPTS = 10, 2
@@ -243,10 +242,11 @@ class ClusterChaos:
         ]  # fmt: skip
 
 
-def choose_moments(rng: random.Random, number: int, names: Sequence[str]) -> list[Moment]:
-    """Return the faults of a run: each in turn, after the first round sometimes with another one."""
-    chosen = [names[number % len(names)]]
-    if number >= len(names) and rng.random() < TWO_FAULTS:
+def choose_moments(rng: random.Random, number: int, names: Sequence[str], in_each: int = 1) -> list[Moment]:
+    """Return the faults of a run: so many in turn, after the first round sometimes with another one."""
+    first = number * in_each
+    chosen = [names[place % len(names)] for place in range(first, first + in_each)]
+    if first >= len(names) and rng.random() < TWO_FAULTS:
         chosen.append(rng.choice(names))
     steps = sorted(rng.randint(1, LAST) for _ in chosen)
     return [Moment(name, step, rng.uniform(0.0, STEP_S)) for name, step in zip(chosen, steps, strict=True)]
@@ -275,6 +275,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--first", type=int, default=0, help="number of the first run, to make one of them again")
     parser.add_argument("--faults", default=",".join(FAULTS), help="which faults, with commas between them")
+    parser.add_argument("--in-each", type=int, default=1, help="how many faults in turn a run has at least")
     parser.add_argument("--table", type=Path)
     options = parser.parse_args()
     names = options.faults.split(",")
@@ -285,7 +286,8 @@ def main() -> int:
     outcomes = []
     for number in range(options.first, options.first + options.runs):
         rng = random.Random(f"{options.seed}-{number}")
-        ratio, moments = RATIOS[number % len(RATIOS)], choose_moments(rng, number, names)
+        ratio = RATIOS[number % len(RATIOS)]
+        moments = choose_moments(rng, number, names, options.in_each)
         began = time.monotonic()
         outcome = chaos.attempt(number, ratio, moments, rng)
         outcomes.append((moments, outcome))

@@ -18,14 +18,15 @@ REAP = '"$@"; exit $?'
 """The first process of the namespace is a shell, which reaps processes whose parent has ended."""
 
 
-def enter() -> Path:
+def enter(network: bool = False) -> Path:
     """Inside, return a folder for this program's files. Outside, start it again inside, and exit as it does; the folder
-    stays if it fails."""
+    stays if it fails. `network`: it gets a network of its own too, which has nothing yet."""
     if FOLDER in os.environ:
         return Path(os.environ[FOLDER])
     folder = tempfile.mkdtemp(prefix="chaos-", dir="/tmp")  # sockets of Ray need a short path
     user = [] if os.getuid() == 0 else ["--user", "--map-root-user"]
-    inside = ["unshare", *user, "--mount", "--pid", "--fork", "--mount-proc", "--kill-child", "sh", "-c", REAP, "sh"]
+    parts = ["--mount", *(["--net"] if network else [])]
+    inside = ["unshare", *user, *parts, "--pid", "--fork", "--mount-proc", "--kill-child", "sh", "-c", REAP, "sh"]
     command = ["setpriv", "--pdeathsig", "KILL", *inside, sys.executable, *sys.argv]
     code = subprocess.run(command, env={**os.environ, FOLDER: folder}, check=False).returncode
     if code == 0:

@@ -8,9 +8,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-import forked_worker
 from namespaces import processes
 
+from ale_testing import forked_worker, ray_nodes
 from ale_testing.processes import below
 
 NODE = {"num_cpus": 8, "setup_worker_path": forked_worker.__file__}
@@ -21,9 +21,8 @@ SYSTEM = {
     "health_check_period_ms": 1000,
     "health_check_failure_threshold": 3,  # so that a node whose raylet was killed counts as lost after seconds
 }
-OWN = ("/ray/", "forked_worker.py", "ray::IDLE", "ray::DashboardAgent", "ray::RuntimeEnvAgent")
+OWN = ("/ray/", "forked_worker", "ray::IDLE", "ray::DashboardAgent", "ray::RuntimeEnvAgent")
 """Words in the command lines of Ray's own processes; a worker that waits for an actor is one of them."""
-ENVIRONMENT = {"RAY_AUTH_MODE": "disabled", "RAY_worker_niceness": "0", "RAY_USAGE_STATS_ENABLED": "0"}
 GONE_S = 30.0
 """How long actors, processes and files of a run may be there after its end: those of a killed run take seconds."""
 
@@ -32,7 +31,7 @@ class Nodes:
     """The nodes, whose files are in a folder. They end with this program's namespaces."""
 
     def __init__(self, folder: Path) -> None:
-        os.environ |= {**ENVIRONMENT, "RAY_TMPDIR": str(folder)}
+        os.environ |= {**ray_nodes.ENVIRONMENT, "RAY_TMPDIR": str(folder)}
         forked_worker.start_server(folder.with_name("fork"))
         from ray.cluster_utils import Cluster
 

@@ -20,10 +20,14 @@ import pytest
 
 from ale_engines.environments import find_python
 from ale_testing.fake_packages import packages_at
+from ale_testing.forked_server import IMPORTS, forking_python
 
 OPTIONS = ("-q", "--tb=native", "-p", "no:cacheprovider", "--pyargs", "ale_testing")
 """With Python's own tracebacks: in Python 3.11 pytest's reader of sources fails ("AST constructor recursion depth
 mismatch") where another traceback is formatted meanwhile, such as that of a task which nobody awaited."""
+ANY_AGENT = "test_driver or test_sandbox_attach or test_sandbox_builds or test_sandbox_lifetime or test_sandbox_stream"
+"""Suites of what is the same whichever user the agent is: the host's side of a sandbox."""
+NOT_INSTALLED = "the environment of {0} is not installed: `ale engine install {0} --cpu`"
 ALONE = [word for name in ("xdist", "timeout", "asyncio", "unraisableexception") for word in ("-p", f"no:{name}")]
 
 
@@ -68,11 +72,12 @@ def run_kit_here(where: Path, plugin: str, *options: str | Path, path: Path | No
 
 
 def assert_keeps_contract(
-    plugin: str, settings: str, folder: Path, tasks: str | None = None, timeout_s: float = 120
+    plugin: str, settings: str, folder: Path, tasks: str | None = None, timeout_s: float = 120, only: str = ""
 ) -> None:
-    """The plugin passes every test of the kit with these settings (YAML), and these tasks; none is skipped."""
+    """The plugin passes every test of the kit with these settings (YAML), and these tasks; none is skipped. `only` is
+    pytest's expression for a part of the tests."""
     (folder / "settings.yaml").write_text(settings)
-    more = [] if tasks is None else ["--ale-tasks", tasks]
+    more = [*(["--ale-tasks", tasks] if tasks is not None else []), *(["-k", only] if only else [])]
     done = run_kit_here(
         folder, plugin, "--ale-config", folder / "settings.yaml", *more, "--ale-timeout", str(timeout_s), "-rs"
     )
@@ -87,11 +92,14 @@ def assert_keeps_contract(
 def require_server(engine: str) -> None:
     """Skip the test where the server's environment is not installed."""
     if find_python(engine, "cpu") is None:
-        pytest.skip(f"the environment of {engine} is not installed: `ale engine install {engine} --cpu`")
+        pytest.skip(NOT_INSTALLED.format(engine))
 
 
 def assert_server_keeps_contract(engine: str, folder: Path) -> None:
-    """The engine passes with a server of its own on the CPU."""
-    require_server(engine)
-    settings = "{device: cpu, dtype: float32, threads: 1, max_batch: 32}"
-    assert_keeps_contract(f"engine:{engine}", settings, folder, timeout_s=300)
+    """The engine passes with servers of its own on the CPU, which import together what they need."""
+    python = find_python(engine, "cpu")
+    if python is None:
+        pytest.skip(NOT_INSTALLED.format(engine))
+    with forking_python(python, IMPORTS[engine]) as forking:
+        settings = f"{{python: {forking}, device: cpu, dtype: float32, threads: 1, max_batch: 32}}"
+        assert_keeps_contract(f"engine:{engine}", settings, folder, timeout_s=300)

@@ -31,6 +31,7 @@ SETTINGS = {
     "sandbox:local": ["", "isolation: none"],
     "engine:scripted": ["answers: [hello]", "{random: true, random_tokens: 8}"],
     "engine:torch": ["threads: 1"],
+    "engine:mixed": ["parts: [{use: torch, threads: 1}, {use: torch, threads: 1, max_batch: 8}]"],
     "trainer:torch": ["{threads: 1, value_head: true}"],
     "trainer:megatron": ["{threads: 1, ranks: 2, tensor_parallel: 2}"],
     "algorithm:ipa": [
@@ -66,8 +67,8 @@ TASKS = {
 """Those that not every task can be given to."""
 WITHOUT_TOKENS = {"engine:upstream"}
 """Answers with messages of another server's model: the suites of engines ask for tokens (libs/endpoint tests it)."""
-ELSEWHERE = {"sandbox:docker", "sandbox:podman", "engine:vllm", "engine:sglang", "cluster:ray"}
-"""Containers, servers and clusters have files of their own, which run side by side."""
+ELSEWHERE = {"sandbox:docker", "sandbox:podman", "sandbox:rock", "engine:vllm", "engine:sglang", "cluster:ray"}
+"""Containers, servers, services and clusters have files of their own, which run side by side."""
 OURS = sorted({f"{i.kind}:{i.name}" for i in list_plugins() if i.package.startswith("ale-")} - WITHOUT_TOKENS)
 CASES = [
     pytest.param(

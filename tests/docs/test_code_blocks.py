@@ -17,6 +17,8 @@ import pytest
 import yaml
 from markdown_it import MarkdownIt
 
+from ale_testing import forked_command
+
 ROOT = Path(__file__).parents[2]
 PAGES = [
     ROOT / "README.md",
@@ -108,7 +110,8 @@ def test_commands_run_one_after_the_other(page: Path, tmp_path: Path) -> None:
 
 def run_commands(page: Path, tmp_path: Path, shorter: dict[str, str] | None = None) -> None:
     """Run the page's commands in a folder with the page's files; those in `shorter` with these overrides."""
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    programs = (forked_command.program().parent, Path(sys.executable).parent)  # `ale`, then `python`
+    path = os.pathsep.join([*map(str, programs), os.environ["PATH"]])
     write_files(page, tmp_path)
     for block in of("bash"):
         if block.page == page:

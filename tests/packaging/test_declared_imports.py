@@ -17,8 +17,10 @@ from packaging.utils import canonicalize_name
 
 TESTED = [package for package in our_packages().values() if package.tests.is_dir()]
 IF_INSTALLED = {
-    "ale-testing": {"numpy", "safetensors", "torch", "transformers"},  # to look at what an engine or a trainer wrote
+    # To look at what an engine or a trainer wrote, and for nodes of Ray.
+    "ale-testing": {"numpy", "ray", "safetensors", "torch", "transformers"},
     "ale-plugin-data": {"datasets", "pyarrow"},  # its extras: formats that most users do not have
+    "ale-plugin-rock": {"ray"},  # its extra: `--cluster ray` says so where it is missing
     "ale-plugin-rewards": {"math_verify"},  # the reward `math` says so where it is missing
     "ale-plugin-openhands": {"openhands"},  # in the agent's own environment, where this file runs
     # What runs in the servers' own environments imports what these have.

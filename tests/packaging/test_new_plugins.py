@@ -153,9 +153,9 @@ def test_the_algorithm_tells_the_mean_entropy_that_a_run_is_guarded_by(packages:
 CHECK_MINE = """
 import asyncio, json
 from ale.registry.installed import list_plugins
-from ale_testing.import_check import check_import
+from ale_testing.import_check import check_imports
 mine = [info for info in list_plugins() if info.name.startswith("my-")]
-print(json.dumps([asyncio.run(check_import(info)).problem for info in mine]))
+print(json.dumps([found.problem for found in asyncio.run(check_imports(mine))]))
 """
 """What `ale plugins check` does, for the new packages alone: `test_wheels.py` lets it check all of ours."""
 

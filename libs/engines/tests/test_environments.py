@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from importlib.resources import files
@@ -39,11 +40,16 @@ def ale_engine(*arguments: str) -> str:
 
 
 @pytest.fixture
-def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of all environments, of this test alone."""
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder of all environments, of this test alone. Nothing may be left where temporary files go."""
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    monkeypatch.setattr(tempfile, "tempdir", None)
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     monkeypatch.setitem(VERSIONS, "vllm", SmallServer.version)
-    return tmp_path / "data" / "ale" / "engines"
+    yield tmp_path / "data" / "ale" / "engines"
+    assert not [*temporary.iterdir()]
 
 
 @pytest.fixture

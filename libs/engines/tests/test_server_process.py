@@ -15,6 +15,7 @@ import pytest
 
 from ale.errors import EngineError
 from ale_engines.server_process import ServerProcess
+from ale_testing.processes import running
 
 FAMILY = """
 import os, signal, subprocess, sys, time
@@ -86,7 +87,7 @@ async def test_close_ends_all_its_processes_and_removes_its_folders(tmp_path: Pa
         started = family(tmp_path)
         assert len(started) >= 6, "the guard twice, the server, two children, an orphan"
     assert not process.running
-    assert not [p for p in started if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+    assert not running({process.pid for process in started})
     assert not (tmp_path / "shm").exists()
     assert process.ended == ("was ended by signal 9" if kind else "was ended by signal 15")
     await process.close()
@@ -114,7 +115,7 @@ async def test_nothing_is_left_when_the_owner_is_killed(tmp_path: Path, children
         child.kill()
     owner.kill()
     await owner.wait()
-    await until(lambda: not [p for p in started if p.is_running() and p.status() != psutil.STATUS_ZOMBIE])
+    await until(lambda: not running({process.pid for process in started}))
     await until(lambda: sorted(path.name for path in tmp_path.iterdir()) == ["log", "others-mine"])
 
 
@@ -125,7 +126,7 @@ async def test_the_server_dies_with_its_guard(tmp_path: Path) -> None:
         os.kill(psutil.Process(pid).ppid(), signal.SIGKILL)
         await asyncio.wait_for(process.wait_ended(), 20)
         assert process.ended == "was killed"
-        await until(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+        await until(lambda: not running({pid}))
 
 
 async def test_a_program_that_is_not_there_is_a_sentence(tmp_path: Path) -> None:

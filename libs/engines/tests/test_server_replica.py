@@ -3,7 +3,11 @@ dead. The server is in the replica itself; where it needs a process, that sleeps
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
+import sys
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -13,9 +17,10 @@ import pytest
 from ale.errors import EngineError
 from ale.session.tokenizer import byte_tokenizer
 from ale.specs.driver import DriverContext
-from ale.specs.engine import FolderTicket, GenerateRequest, PolicyVersion, Sampling
+from ale.specs.engine import FolderTicket, GenerateRequest, Generation, PolicyVersion, Sampling
 from ale_engines import fingerprint, server_replica
 from ale_engines.client import ConnectionLost, NoAnswer, ServerClient
+from ale_engines.continuation import NOTHING
 from ale_engines.sampled import Sampled
 from ale_engines.server_launch import Launch, ServerSetup
 from ale_engines.server_replica import ServerReplica
@@ -32,6 +37,8 @@ class Crate(ServerReplica):
     setup = ServerSetup("float32", 100)
     holds: Path | None = None
     calls: tuple[str, ...] = ()
+    seen: tuple[Generation, ...] = ()
+    """What it knew of its last request before that had ended."""
     reports: Mapping[str, float] | Exception = {}  # noqa: RUF012 - tests set their own
 
     def find_python(self, device: str) -> Path | None:
@@ -54,6 +61,8 @@ class Crate(ServerReplica):
 
     async def sample(self, request: GenerateRequest, max_tokens: int, request_id: str, sampled: Sampled) -> str:
         self.calls += (request_id,)
+        sampled.add((5, 6), (-0.5, -1.5), (0, 0))
+        self.seen = self.sampled_so_far(request), self.sampled_so_far(request, after=1)
         return "length"
 
     async def abort(self, request_ids: list[str]) -> None:
@@ -97,11 +106,50 @@ def crate(number: int = 0, channel: RecordingChannel | None = None, **settings: 
     return Crate(ServerSettings.model_validate(given), context, number)
 
 
-def started(python: Path) -> Crate:
+def started(python: Path, program: str = "#!/bin/sh\nexec sleep 100\n") -> Crate:
     """A replica whose server is a process, which sleeps."""
-    python.write_text("#!/bin/sh\nexec sleep 100\n")
+    python.write_text(program)
     python.chmod(0o700)
     return crate(url="", python=python)
+
+
+WRITER = f"""#!{sys.executable}
+import socket, tempfile, time, uuid
+tempfile.NamedTemporaryFile(delete=False)
+tempfile.mkdtemp()
+socket.socket(socket.AF_UNIX).bind(f"{{tempfile.gettempdir()}}/{{uuid.uuid4()}}")
+print("written", flush=True)
+time.sleep(100)
+"""
+"""It leaves what servers leave."""
+OWNER = """
+import asyncio, sys
+from pathlib import Path
+from test_server_replica import WRITER, start_writing, started
+async def main():
+    folder = Path(sys.argv[1])
+    async with started(folder / "python", WRITER) as replica:
+        print(await start_writing(replica, folder / "model"), flush=True)
+        await asyncio.sleep(100)
+asyncio.run(main())
+"""
+
+
+def anything_left(work: Path, temporary: Path) -> bool:
+    """Whether a server's folder is there, or anything in the one for temporary files."""
+    return work.exists() or any(temporary.iterdir())
+
+
+async def start_writing(replica: Crate, model: Path) -> Path:
+    """Start a replica's `WRITER`, and return the folder into which it has written its temporary files."""
+    replica.holds = model
+    await replica.load_model(model, byte_tokenizer())
+    assert replica.process is not None
+    assert replica.launch is not None
+    while "written" not in replica.process.log_tail():
+        assert replica.process.running, replica.process.log_tail()
+        await asyncio.sleep(0.02)
+    return replica.launch.work
 
 
 async def test_a_server_at_a_url_is_waited_for_at_the_start_and_after_a_loss(model: Path) -> None:
@@ -162,7 +210,7 @@ async def test_a_busy_server_that_is_slow_is_alive_until_it_was_silent_for_long(
         replica.reports = NoAnswer("crate 0 did not answer /metrics within 3 s.")
         with pytest.raises(EngineError, match="did not answer"):
             await replica.check()
-        replica._running.add("a request")
+        replica._running["a request"] = GenerateRequest((1,), Sampling()), Sampled("it")
         await replica.check()
         with monkeypatch.context() as patch:
             patch.setattr(server_replica, "SILENCE_S", 0.0)
@@ -176,6 +224,34 @@ async def test_a_busy_server_that_is_slow_is_alive_until_it_was_silent_for_long(
         await replica.process.close()
         with pytest.raises(EngineError, match="crate 0 was ended by signal 15"):
             await replica.check()
+
+
+@pytest.mark.parametrize("parent", ["short", "long" * 20], ids=["short", "long"])
+async def test_a_servers_temporary_files_vanish_with_it(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parent: str
+) -> None:
+    (tmp_path / parent).mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / parent))
+    async with started(tmp_path / "python", WRITER) as replica:
+        work = await start_writing(replica, model)
+        assert len(os.listdir(work)) == 3
+    assert not anything_left(work, tmp_path / parent)
+
+
+async def test_a_servers_temporary_files_vanish_when_its_owner_is_killed(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "own").mkdir()
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent), "TMPDIR": str(tmp_path / "own")}
+    owner = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", OWNER, str(tmp_path), env=environment, stdout=asyncio.subprocess.PIPE
+    )
+    assert owner.stdout is not None
+    work = Path((await owner.stdout.readline()).decode().strip())
+    assert len(os.listdir(work)) == 3
+    owner.kill()
+    await owner.wait()
+    async with asyncio.timeout(60):
+        while anything_left(work, tmp_path / "own"):  # noqa: ASYNC110 - folders, not an event
+            await asyncio.sleep(0.02)
 
 
 async def test_the_metrics_of_a_server_end_with_it_and_its_counters_go_on(model: Path) -> None:
@@ -203,6 +279,9 @@ async def test_requests_of_two_owners_of_a_server_have_different_names(model: Pa
             await replica.load_model(model, byte_tokenizer())
             await replica.generate(asked)
             await replica.generate(asked)
+            whole = Generation((5, 6), (-0.5, -1.5), (0, 0), "length")
+            assert replica.seen == (whole, Generation((6,), (-1.5,), (0,), "length"))
+            assert replica.sampled_so_far(asked) == NOTHING, "it has ended"
         assert len({*mine.calls[2:], *yours.calls[2:]}) == 4
 
 

@@ -7,6 +7,8 @@ import signal
 import time
 from typing import Any
 
+import torch.distributed  # noqa: F401 - what real ranks hold imports it too: once, before they are forked
+
 from ale.errors import ConfigError
 from ale_ranks import World
 

@@ -9,14 +9,13 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import nullcontext
 from pathlib import Path
 
 import psutil
 import pytest
 
 from ale.errors import ConfigError, TrainerError
-from ale_ranks import OneRank, Ranks, RanksLost, World, keep_launchers
+from ale_ranks import OneRank, Ranks, RanksLost, World, keep_launchers, launcher
 
 MEMBER = "rank_member:Member"
 
@@ -25,15 +24,25 @@ MEMBER = "rank_member:Member"
 def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranks can import what their owner can; launchers that other tests have kept are not taken."""
     monkeypatch.syspath_prepend(Path(__file__).parent)
-    monkeypatch.setattr("ale_ranks.launcher._kept", None)
+    monkeypatch.setattr(launcher, "_kept", None)
+
+
+@pytest.fixture(scope="module")
+def kept() -> Iterator[object]:
+    """The launchers that the tests with a kept one share."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(launcher, "_kept", None)
+        with keep_launchers():
+            yield launcher._kept
 
 
 @pytest.fixture(params=["a launcher each", "a launcher that is kept"])
-def two(request: pytest.FixtureRequest) -> Iterator[Ranks]:
-    with keep_launchers() if "kept" in request.param else nullcontext():
-        ranks = Ranks(MEMBER, 2, ("hello",), threads=1, backend="gloo")
-        yield ranks
-        ranks.close()
+def two(request: pytest.FixtureRequest, kept: object, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ranks]:
+    if "kept" in request.param:
+        monkeypatch.setattr(launcher, "_kept", kept)
+    ranks = Ranks(MEMBER, 2, ("hello",), threads=1, backend="gloo")
+    yield ranks
+    ranks.close()
 
 
 def processes_of(ranks: Ranks) -> list[psutil.Process]:

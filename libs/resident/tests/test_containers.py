@@ -100,6 +100,21 @@ async def test_an_image_that_is_not_there_is_a_sentence(provider: Any) -> None:
     assert await own() == before, "nothing was made that would have to be removed"
 
 
+async def test_an_image_that_somebody_removed_is_missing_and_one_that_is_there_again_is_used(provider: Any) -> None:
+    spec = SandboxSpec(image="ale-test-removed:1")
+    async with await provider.start_sandbox(SandboxSpec()) as box:
+        await provider.engine.commit(box.id, "ale-test-removed:1")
+        try:
+            await (await provider.start_sandbox(spec)).stop()
+            assert await provider.engine.remove_image("ale-test-removed:1")
+            with pytest.raises(ConfigError, match="has no image ale-test-removed:1"):
+                await provider.start_sandbox(spec)
+            await provider.engine.commit(box.id, "ale-test-removed:1")
+            await (await provider.start_sandbox(spec)).stop()
+        finally:
+            await provider.engine.remove_image("ale-test-removed:1")
+
+
 async def test_an_image_needs_nothing_but_a_shell(provider: Any, engine: str) -> None:
     busybox = shutil.which("busybox", path="/bin:/usr/bin")
     if busybox is None:

@@ -15,7 +15,10 @@ from hypothesis import strategies as st
 from ale.errors import TaskError
 from ale.specs.sandbox import SandboxSpec
 from ale.task import ImageBuild
-from ale_resident.containers.image_builds import context_tar, digest_of
+from ale_resident.containers import image_builds
+from ale_resident.containers.engine import BuildFailed
+from ale_resident.containers.image_builds import ImageBuilds, context_tar, digest_of
+from ale_resident.containers.images import Images
 
 BASE = "FROM ale-base:1\n"
 FILES = st.dictionaries(st.sampled_from(["a", "b/c", "d"]), st.text(max_size=3) | st.binary(max_size=3), max_size=3)
@@ -103,3 +106,42 @@ async def test_a_dockerfile_that_cannot_be_built_is_the_tasks_fault(provider: An
     with pytest.raises(TaskError, match=why):
         await provider.image_from(build)
     assert time.monotonic() - began < 2, "it is not tried again"
+
+
+class FailingEngine:
+    """Has no image and can build none; the builds that it is asked for are counted."""
+
+    name = "Failing"
+
+    def __init__(self, hangs: bool) -> None:
+        self.hangs, self.tried = hangs, 0
+
+    async def find_image(self, image: str) -> None:
+        """There is none."""
+
+    async def build(self, image: str, context: bytes) -> None:
+        """Fail, at once or not before the time-out."""
+        self.tried += 1
+        if self.hangs:
+            await asyncio.Event().wait()
+        raise BuildFailed("The network is down.")
+
+
+@pytest.mark.parametrize("hangs", [False, True], ids=["fails", "too long"])
+async def test_a_failed_build_is_tried_again_later_and_for_who_gives_it_the_time_that_it_lacked(
+    hangs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine: Any = FailingEngine(hangs)
+    builds = ImageBuilds(engine, Images(engine, pull=False))
+
+    async def tried(*timeouts_s: float) -> int:
+        asked = [builds.image_from(ImageBuild(dockerfile="FROM a\n", timeout_s=each)) for each in timeouts_s]
+        failed = await asyncio.gather(*asked, return_exceptions=True)
+        assert all(isinstance(each, TaskError) for each in failed), failed
+        return int(engine.tried)
+
+    assert await tried(0.001, 0.001, 0.001) == 1
+    assert await tried(0.002) == (2 if hangs else 1)
+    monkeypatch.setattr(image_builds, "FAILED_S", 0.0)
+    builds, engine.tried = ImageBuilds(engine, builds.images), 0
+    assert await tried(0.001, 0.001) == 2

@@ -14,6 +14,7 @@ from ale.specs.choice import PluginChoice
 from ale.specs.driver import Driver, PluginConfig
 from ale_rl.checks import check_multiplex, note_short_context
 from ale_rl.config import RLConfig
+from ale_rl.lending import require_elastic
 
 
 class TwoLent(PluginConfig):
@@ -55,3 +56,16 @@ def test_contexts_that_the_engine_ends_earlier_are_no_secret(settings: dict[str,
     note_short_context(bench)
     assert bool(notes) == said
     assert all("rollout.max_context is 16384, but the engine takes contexts of 2048 tokens" in note for note in notes)
+
+
+def test_engines_that_cannot_be_lent_are_refused() -> None:
+    alone: Any = SimpleNamespace()
+    with pytest.raises(ConfigError, match=r"rl\.multiplex is 1, but of engines that can sleep .* the run has none: "):
+        require_elastic(alone, 1)
+    engines: Any = SimpleNamespace(seats=lambda: [1], shrink=print, expand=print)
+    with pytest.raises(ConfigError, match=r"rl\.multiplex is 2, but .* the run has 1: take a cluster with as many"):
+        require_elastic(engines, 2)
+    assert require_elastic(engines, 1) is engines
+    engines.objection_to_lending = lambda count: "They keep their memory."
+    with pytest.raises(ConfigError, match=r"^They keep their memory\.$"):
+        require_elastic(engines, 1)

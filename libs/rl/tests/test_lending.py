@@ -12,7 +12,7 @@ import pytest
 
 from ale.errors import ConfigError, EngineError
 from ale_rl import lending
-from ale_rl.lending import Lending, require_elastic
+from ale_rl.lending import Lending
 from ale_testing.async_tests import require_no_other_task
 
 SLOTS = 4
@@ -93,7 +93,8 @@ class Scene:
     async def update(self, waited_s: float = 0.0) -> None:
         """The trainer trains, after it has waited for so long."""
         self.lending.waited_s = waited_s
-        await self.lending.after_update()
+        self.lending.decide()
+        await self.lending.lend_if_due()
 
     async def take(self, ready: int = 0) -> None:
         """Wait for a batch that is there soon."""
@@ -183,6 +184,18 @@ async def test_they_sleep_on_where_the_trainer_does_not_wait() -> None:
         assert s.lending.metrics() == {"lent": 0.0, "switch_s": 0.0}
         await s.lending.serve_all()
         assert s.engines.asleep == set(), "what comes after the loop has all of them"
+
+
+async def test_they_are_lent_only_once_the_trainer_has_used_them_for_what_comes_first() -> None:
+    async with scene(2, 1) as s:
+        await s.take()
+        s.lending.waited_s = 100.0
+        s.lending.decide()
+        assert s.lending.metrics()["lent"] == 1.0, "soon"
+        assert not await s.lending.take_back_to_wake(), "it still has them"
+        assert s.engines.asleep == {"engine 1"}
+        await s.lending.lend_if_due()
+        await until(lambda: not s.engines.asleep)
 
 
 async def test_they_sleep_on_while_the_next_batch_is_ready() -> None:
@@ -277,6 +290,17 @@ async def test_if_the_others_are_given_up_the_lent_ones_go_on_alone() -> None:
         assert s.engines.asleep == {"engine 1"}
 
 
+async def test_if_the_others_are_given_up_while_the_trainer_waits_the_lent_ones_wake_up() -> None:
+    async with scene(2, 1) as s:
+        waiting, s.ready = s.wait(), BATCH
+        await until(lambda: s.engines.asleep == {"engine 1"})
+        s.engines.failed = {"engine 0"}
+        await until(lambda: s.engines.asleep == set())
+        s.batch.set_result("batch")
+        await waiting
+        assert s.engines.asleep == {"engine 1"}, "the trainer has its devices"
+
+
 @pytest.mark.parametrize("at", ["the batch", "the engines", "both", "engines that wake up"])
 async def test_a_wait_that_is_cancelled_leaves_no_task(at: str) -> None:
     async with scene(2, 1) as s:
@@ -324,13 +348,3 @@ async def test_an_error_of_a_batch_or_of_the_engines_is_raised_at_once() -> None
         with pytest.raises(EngineError, match="it does not fall asleep"):
             await waiting
         assert s.broken_off, "though the batch was not there"
-
-
-def test_an_engine_that_cannot_do_it_is_refused() -> None:
-    alone: Any = SimpleNamespace()
-    with pytest.raises(ConfigError, match=r"rl\.multiplex is 1, but of engines that can sleep .* the run has none: "):
-        require_elastic(alone, 1)
-    engines: Any = SimpleNamespace(seats=lambda: [1], shrink=print, expand=print)
-    with pytest.raises(ConfigError, match=r"rl\.multiplex is 2, but .* the run has 1: take a cluster with as many"):
-        require_elastic(engines, 2)
-    assert require_elastic(engines, 1) is engines

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from ale.errors import ConfigError, EngineError
+from ale.store.run_store import RunStore
 from ale_rl import loop
 from ale_rl.config import RLConfig
 from ale_rl.loop import Training
@@ -50,7 +53,7 @@ class Notes:
         self.note = self.notes.append
 
 
-def training_with(engines: Engines, rollouts: list[Any], monkeypatch: pytest.MonkeyPatch) -> Training:
+def training_with(engines: Engines, rollouts: list[Any], monkeypatch: pytest.MonkeyPatch, **settings: Any) -> Training:
     """A loop with a trainer that does nothing, and batches of these rollouts."""
 
     async def pack(*arguments: Any) -> None:
@@ -97,7 +100,7 @@ def training_with(engines: Engines, rollouts: list[Any], monkeypatch: pytest.Mon
         state=dict,
     )
     places: Any = SimpleNamespace(limit=4)
-    made = Training(bench, RLConfig(multiplex=1), producer, places)
+    made = Training(bench, RLConfig(multiplex=1, **settings), producer, places)
     made._watch.step_metrics = lambda step, trained: {}  # type: ignore[method-assign]
     return made
 
@@ -154,6 +157,81 @@ async def test_a_checkpoint_is_written_by_a_trainer_that_has_what_it_gave_back(
     async with asyncio.timeout(5):
         await engines.serves.wait()
     assert engines.done == (["sleeps", "saves", "wakes"] if trainer_sleeps else ["saves"])
+
+
+@pytest.fixture
+def run_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """Runs three steps as a run does, with a checkpoint after each; returns what was done, in its order."""
+
+    async def run(*, trainer_sleeps: bool, evaluated: bool = False, **settings: Any) -> list[str]:
+        engines = Engines()
+        engines.trainer_sleeps = trainer_sleeps
+        training = training_with(engines, [MADE], monkeypatch, steps=3, checkpoint_every=1, **settings)
+
+        async def save(folder: Path) -> None:
+            assert not (engines.trainer_sleeps and engines.serves.is_set()), "the trainer has no memory then"
+            engines.done.append("saves")
+            await asyncio.to_thread(folder.mkdir, parents=True)
+
+        async def evaluate(label: str, step: int) -> None:
+            if evaluated:
+                await engines.serves.wait()
+                engines.done.append("is evaluated")
+
+        def close_step() -> None:
+            training._producer.steps_done += 1
+
+        bench: Any = training._bench
+        bench.folder, bench.policy_folder, bench.evaluate, bench.backend.save = tmp_path, None, evaluate, save
+        bench.config = SimpleNamespace(eval=SimpleNamespace(every=1) if evaluated else None)
+        bench.sessions = SimpleNamespace()
+        bench.rollouts.advance, bench.rollouts.running = lambda: None, {}
+        producer: Any = training._producer
+        producer.steps_done, producer.close_step, producer.admit_more = 0, close_step, lambda: None
+        with RunStore.create(tmp_path) as bench.store:
+            bench.store.add_event("run_started")
+            async with asyncio.timeout(30):
+                async with training.devices():  # as before the first step
+                    pass
+                await training.run()
+        assert sorted(folder.name for folder in (tmp_path / "checkpoints").glob("step_*"))[-1] == "step_3"
+        return engines.done
+
+    return run
+
+
+TRAINED = ["packs", "trains", "publishes"]
+
+
+async def test_a_checkpoint_is_written_before_the_devices_are_lent_and_costs_no_switch(
+    run_steps: Callable[..., Any],
+) -> None:
+    done = await run_steps(trainer_sleeps=True)
+    step = ["sleeps", *TRAINED, "saves"]
+    assert done == ["sleeps", "wakes", *step, "wakes", *step, "wakes", *step]
+    assert (done.count("sleeps"), done.count("wakes")) == (1 + 3, 3), "the first of each before the first step"
+
+
+async def test_a_trainer_that_does_not_sleep_saves_while_the_engines_serve_again(
+    run_steps: Callable[..., Any],
+) -> None:
+    step = ["sleeps", *TRAINED]
+    assert await run_steps(trainer_sleeps=False) == [*[*step, "wakes", "saves"] * 2, *step, "saves"]
+
+
+async def test_an_evaluation_that_the_next_step_waits_for_comes_before_the_checkpoint(
+    run_steps: Callable[..., Any],
+) -> None:
+    done = await run_steps(trainer_sleeps=True, evaluated=True)
+    step = ["sleeps", *TRAINED, "wakes", "is evaluated", "sleeps", "saves"]
+    last = ["sleeps", *TRAINED, "saves", "wakes", "is evaluated", "sleeps"]
+    assert done == ["sleeps", "wakes", *[*step, "wakes"] * 2, *last]
+
+
+async def test_an_evaluation_beside_the_training_waits_for_the_checkpoint(run_steps: Callable[..., Any]) -> None:
+    done = await run_steps(trainer_sleeps=True, evaluated=True, async_ratio=1)
+    step = ["sleeps", *TRAINED, "saves", "wakes", "is evaluated"]
+    assert done == ["sleeps", "wakes", *step * 3, "sleeps"]
 
 
 async def test_the_last_checkpoint_is_written_also_if_engines_do_not_fall_asleep(

@@ -12,6 +12,7 @@ import pytest
 from ale.registry.installed import list_plugins
 from ale_testing.command_line import ale
 from ale_testing.fake_packages import REWARD, Install
+from ale_testing.temporary_files import nothing_left_in
 
 WORST = {
     "raises": ("raise RuntimeError('no such\\ndriver')", "RuntimeError: no such driver"),
@@ -79,6 +80,12 @@ def test_what_an_import_started_ends_with_the_check(install: Install, tmp_path: 
     mark.unlink(missing_ok=True)
     time.sleep(0.3)
     assert not mark.exists()
+
+
+def test_temporary_files_of_an_import_end_with_the_check(install: Install, tmp_path: Path) -> None:
+    install("far-away", "import tempfile\nKEPT = tempfile.TemporaryDirectory()\n" + REWARD)
+    with nothing_left_in(tmp_path / "temporary"):
+        assert ale("plugins", "check", "--kind", "reward").returncode == 0
 
 
 def test_a_check_of_good_plugins_exits_with_0() -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Generator, Mapping
+from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ale.specs.engine import PolicyVersion
+from ale.specs.engine import Generation, PolicyVersion
+from ale_engines.continuation import NOTHING
 from ale_ray import actors, replica, workers
 from ale_ray.engine_host import EngineFacts
 from ale_ray.outbox import Closed, Event, Outbox
@@ -51,10 +54,30 @@ class Remote:
     def __init__(self, call: Any) -> None:
         self._call = call
 
-    def remote(self, *args: Any) -> asyncio.Future[Any]:
-        called = asyncio.ensure_future(self._call(*args))
-        called.add_done_callback(lambda done: done.cancelled() or done.exception())  # not all answers are waited for
-        return called
+    def remote(self, *args: Any) -> Reference:
+        return Reference(asyncio.ensure_future(self._call(*args)))
+
+
+class Reference:
+    """The answer of an actor that is to come; not all are waited for."""
+
+    def __init__(self, called: asyncio.Future[Any]) -> None:
+        self._called, self._done = called, Future[Any]()
+        called.add_done_callback(self._end)
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        return self._called.__await__()
+
+    def future(self) -> Future[Any]:
+        return self._done
+
+    def _end(self, called: asyncio.Future[Any]) -> None:
+        if called.cancelled():
+            return
+        if (error := called.exception()) is not None:
+            self._done.set_exception(error)
+        else:
+            self._done.set_result(called.result())
 
 
 class Started(list[Any]):
@@ -76,11 +99,19 @@ class FakeHost:
         self.capabilities = capabilities
         self.outbox = Outbox()
         self.answer: Any = None
+        self.so_far = NOTHING
+        """What it has sampled for each request that it has not answered."""
+        self.known = 0
+        """How much of that whoever asked last had."""
         self.gate, self.moves = asyncio.Event(), asyncio.Event()
         self.gate.set()
         self.moves.set()
+        self.requests = 1
+        """Those of rollout workers."""
         self.models: list[Path | None] = []
         self.aborted: list[str] = []
+        self.calls: list[str] = []
+        """The methods that were called."""
 
     async def start(self, spec: bytes) -> EngineFacts:
         await self.gate.wait()
@@ -94,6 +125,7 @@ class FakeHost:
         await self.moves.wait()
 
     async def call(self, method: str) -> None:
+        self.calls.append(method)
         await self.moves.wait()
 
     async def generate(self, name: str, request: Any) -> Any:
@@ -101,12 +133,20 @@ class FakeHost:
             await asyncio.Event().wait()
         return self.answer
 
+    async def sampled(self, known: Mapping[str, int]) -> dict[str, Generation]:
+        found = {}
+        for call, count in known.items():
+            self.known = count
+            parts = self.so_far.token_ids[count:], self.so_far.logprobs[count:], self.so_far.versions[count:]
+            found[call] = Generation(*parts, "length")
+        return found
+
     async def abort(self, name: str) -> None:
         self.aborted.append(name)
 
     async def state(self) -> tuple[dict[str, float], int]:
         await self.moves.wait()
-        return {"sampled_tokens": 3.0}, 1
+        return {"sampled_tokens": 3.0}, self.requests
 
     async def messages(self) -> list[Any]:
         return await self.outbox.take()

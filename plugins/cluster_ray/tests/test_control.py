@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
+import time
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from ale.errors import ConfigError
+from ale.store.run_store import lock_folder
 from ale_ray import control
-from ale_ray.control import read_roles, serve_wishes, wish_for, write_json
+from ale_ray.command import cluster_app
+from ale_ray.control import read_roles, row_of, serve_wishes, wish_for, write_json
+
+
+@pytest.fixture(autouse=True)
+def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run looks for wishes often."""
+    monkeypatch.setattr(control, "LOOK_S", 0.01)
 
 
 async def test_a_wish_is_fulfilled_and_leaves_no_file(tmp_path: Path) -> None:
@@ -69,6 +80,33 @@ async def test_a_wish_that_a_run_has_taken_when_it_ends_is_answered(tmp_path: Pa
     assert os.listdir(tmp_path) == []
 
 
+async def test_a_wish_waits_for_its_turn_as_long_as_the_run_is_at_another_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control, "TAKEN_S", 0.5)
+    done, taken, notes, go_on = [], asyncio.Event(), [], asyncio.Event()
+
+    async def fulfil(role: str, count: int) -> str:
+        taken.set()
+        await go_on.wait()
+        done.append(count)
+        return f"now {count}"
+
+    (tmp_path / "of a run that was killed.taken").touch()
+    serving = asyncio.create_task(serve_wishes(tmp_path, fulfil))
+    first = asyncio.create_task(asyncio.to_thread(wish_for, tmp_path, "engine", 3, notes.append))
+    await taken.wait()
+    second = asyncio.create_task(asyncio.to_thread(wish_for, tmp_path, "engine", 2, notes.append))
+    await asyncio.sleep(1)
+    assert (done, second.done()) == ([], False)
+    go_on.set()
+    assert [await first, await second] == ["now 3", "now 2"]
+    assert done == [3, 2]
+    assert notes == ["The run is busy with another change; this one waits for its turn."]
+    serving.cancel()
+    assert os.listdir(tmp_path) == []
+
+
 def test_without_a_run_a_wish_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(control, "TAKEN_S", 0.3)
     with pytest.raises(ConfigError, match="No run answers"):
@@ -81,3 +119,22 @@ def test_a_folder_without_roles_is_refused(tmp_path: Path) -> None:
         read_roles(tmp_path / "cluster")
     write_json(tmp_path / "cluster" / "roles.json", {"roles": []})
     assert read_roles(tmp_path / "cluster") == {"roles": []}
+
+
+def test_a_run_whose_process_has_ended_is_not_shown_as_running_and_engines_with_their_parts(tmp_path: Path) -> None:
+    roles = tmp_path / "cluster" / "roles.json"
+    lock = lock_folder(tmp_path)
+    rows = [row_of("engine", f"mixed {n}", "4f3a2b1c", 7, "cpu", "serving", 2) | {"part": f"vllm {n}"} for n in (0, 1)]
+    write_json(roles, {"state": "running", "host": socket.gethostname(), "roles": rows})
+    assert read_roles(roles.parent)["state"] == "running"
+    os.close(lock)  # as the kernel does when the process ends
+    assert read_roles(roles.parent)["state"] == "killed"
+    shown = CliRunner().invoke(cluster_app, ["status", str(tmp_path)])
+    assert "Its process has ended without a word" in shown.stdout
+    assert "mixed 1 (vllm 1)" in shown.stdout
+    began = time.monotonic()
+    with pytest.raises(ConfigError, match="No run answers"):
+        wish_for(roles.parent, "engine", 3)
+    assert time.monotonic() - began < control.TAKEN_S, "it is known at once"
+    write_json(roles, {"state": "running", "host": "another", "roles": []})
+    assert read_roles(roles.parent)["state"] == "running", "its lock is not seen from here"

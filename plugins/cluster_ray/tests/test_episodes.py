@@ -18,10 +18,11 @@ from ale.store.encoding import encode
 from ale.task import Task
 from ale.trajectory import Failure, Trajectory
 from ale_ray import episodes as episodes_module
-from ale_ray.calls import ActorLost
+from ale_ray.calls import ActorLost, ask
 from ale_ray.episodes import BEGINNINGS, RemoteEpisodes
 from ale_ray.outbox import Sampling
 from ale_ray.worker import Acted, Encoded
+from ale_ray.workers import DEAD
 
 from .conftest import FakeActor
 
@@ -42,6 +43,9 @@ class FakeWorker:
         self.answers, self.ended = [*answers], ended
         self.calls: list[str] = []
         self.names: list[str] = []
+        self.moves = asyncio.Event()
+        """Set as long as its process does not stand still."""
+        self.moves.set()
 
     async def act(self, name: str, request: Any, stage: Any) -> Any:
         self.names.append(name)
@@ -59,6 +63,9 @@ class FakeWorker:
     async def drop(self, name: str) -> None:
         self.calls.append("drop")
 
+    async def ping(self) -> None:
+        await self.moves.wait()
+
     async def _answer(self, call: str) -> Any:
         self.calls.append(call)
         answer = self.answers.pop(0)
@@ -69,12 +76,27 @@ class FakeWorker:
         return answer
 
 
+class DirectLine:
+    """Calls go to the actor at once."""
+
+    def __init__(self, actor: FakeActor) -> None:
+        self.actor = actor
+
+    def ask(self, method: str, *arguments: Any) -> asyncio.Future[Any]:
+        return asyncio.ensure_future(ask("worker 0", getattr(self.actor, method).remote(*arguments)))
+
+
 class FakeWorkers:
     """One worker, which is never started again."""
 
     def __init__(self, worker: FakeWorker) -> None:
-        self.place: Any = SimpleNamespace(name="worker 0", serving=True, actor=FakeActor(worker), listeners={})
-        self.entered = self.left = self.suspected = 0
+        actor = FakeActor(worker)
+        self.place: Any = SimpleNamespace(
+            name="worker 0", serving=True, actor=actor, line=DirectLine(actor), listeners={}
+        )
+        self.entered = self.left = 0
+        self.found: list[str] = []
+        """What was found of it, each time it was suspected."""
 
     async def enter(self, group: str) -> Any:
         self.entered += 1
@@ -84,8 +106,8 @@ class FakeWorkers:
     def leave(self, worker: Any) -> None:
         self.left += 1
 
-    def suspect(self, worker: Any, actor: Any) -> None:
-        self.suspected += 1
+    def suspect(self, worker: Any, actor: Any, found: str = DEAD) -> None:
+        self.found.append(found)
 
     def finish(self, worker: Any) -> None: ...
 
@@ -155,7 +177,10 @@ async def test_a_worker_that_died_after_it_was_chosen_costs_no_beginning() -> No
 
 
 @pytest.mark.parametrize("what_there_is", [None, made("partial")])
-async def test_an_episode_that_is_ended_comes_back_with_what_there_is_of_it(what_there_is: Encoded | None) -> None:
+async def test_an_episode_that_is_ended_comes_back_with_what_there_is_of_it(
+    what_there_is: Encoded | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(episodes_module, "ARRIVES_S", 0.01)
     run = Run(FakeWorker(asyncio.Event(), ended=what_there_is))
     playing = run.begin()
     await asyncio.sleep(0.01)
@@ -168,13 +193,49 @@ async def test_an_episode_that_is_ended_comes_back_with_what_there_is_of_it(what
         assert ended.id == "partial"
 
 
-async def test_an_episode_that_a_hanging_worker_does_not_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(episodes_module, "END_S", 0.02)
+class JustOver(FakeWorker):
+    """Its episode is over before it can be ended, and the answer still under way."""
+
+    async def act(self, name: str, request: Any, stage: Any) -> Any:
+        await self.moves.wait()
+        await asyncio.sleep(0.01)
+        return made("whole")
+
+    async def end(self, name: str, error: Any) -> Any:
+        self.moves.set()
+        return None
+
+
+async def test_an_episode_that_is_over_before_it_can_be_ended_is_not_lost() -> None:
+    run = Run(JustOver())
+    run.worker.moves.clear()
+    playing = run.begin()
+    await asyncio.sleep(0.01)
+    ended = await run.end(playing)
+    assert (ended.id, ended.failure) == ("whole", None)
+
+
+@pytest.mark.parametrize(
+    ("what", "found"),
+    [
+        ("hangs", "did not end an episode within 0.05 s"),
+        ("stands still", "does not answer any more"),
+        ("dies", "has died"),
+    ],
+)
+async def test_an_episode_that_a_worker_does_not_end_is_given_up_and_the_note_says_what_happened(
+    what: str, found: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(episodes_module, *(("END_S", 0.05) if what == "hangs" else ("PING_S", 0.01)))
     run = Run(FakeWorker(asyncio.Event(), ended=asyncio.Event()))
     playing = run.begin()
     await asyncio.sleep(0.01)
+    if what == "stands still":
+        run.worker.moves.clear()
+    if what == "dies":
+        run.workers.place.actor.kill()
     assert (await run.end(playing)).failure == Failure("engine", "It hangs.", True)
-    assert run.workers.suspected == 1
+    assert run.workers.found == [found]
 
 
 async def test_a_cancelled_episode_is_dropped_and_leaves_no_request_at_the_engines() -> None:
@@ -197,4 +258,4 @@ async def test_a_cancelled_episode_is_dropped_and_leaves_no_request_at_the_engin
 async def test_a_dead_worker_is_reported() -> None:
     run = Run(FakeWorker(ActorLost("gone"), made("a")))
     assert (await run.begin()).id == "a"
-    assert run.workers.suspected == 1
+    assert run.workers.found == ["has died"]

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,21 +12,23 @@ from typing import Any
 import psutil
 import pytest
 
-os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # before the import: else a token appears in the home folder
-os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-ray = pytest.importorskip("ray")
+from ale_testing.ray_nodes import ENVIRONMENT, connected_nodes
 
-from ale.errors import EngineError  # noqa: E402
-from ale.session.tokenizer import byte_tokenizer  # noqa: E402
-from ale.specs.choice import PluginChoice  # noqa: E402
-from ale.specs.driver import DriverContext  # noqa: E402
-from ale.specs.engine import FolderTicket, PolicyVersion  # noqa: E402
-from ale_engines.server_process import ServerProcess  # noqa: E402
-from ale_ray import actors  # noqa: E402
-from ale_ray.actors import end_actor, start_actor  # noqa: E402
-from ale_ray.calls import ask  # noqa: E402
-from ale_ray.engine_host import EngineSpec  # noqa: E402
-from ale_ray.replica import RayReplica  # noqa: E402
+os.environ |= ENVIRONMENT
+pytest.importorskip("ray")
+
+from ale.errors import EngineError
+from ale.session.tokenizer import byte_tokenizer
+from ale.specs.choice import PluginChoice
+from ale.specs.driver import DriverContext
+from ale.specs.engine import FolderTicket, PolicyVersion
+from ale_engines.server_process import ServerProcess
+from ale_ray import actors
+from ale_ray.actors import end_actor, start_actor
+from ale_ray.calls import ask
+from ale_ray.engine_host import EngineSpec
+from ale_ray.replica import RayReplica
+from ale_testing.processes import running
 
 OPTIONS: dict[str, Any] = {"num_cpus": 1, "max_restarts": 0, "max_task_retries": 0, "max_concurrency": 100}
 
@@ -62,14 +62,8 @@ def make_server_owner() -> type:
 @pytest.fixture(scope="module", autouse=True)
 def connected() -> Iterator[None]:
     """A Ray of one node."""
-    folder = tempfile.mkdtemp(prefix="ale-test-ray-", dir="/tmp")  # sockets need a short path
-    try:
-        started = {"num_cpus": 2, "include_dashboard": False, "_temp_dir": folder}
-        ray.init(address="local", log_to_driver=False, logging_level="ERROR", **started)
+    with connected_nodes(1, cpus=2):
         yield
-    finally:
-        ray.shutdown()
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 async def until(true: Callable[[], bool], limit_s: float = 60.0) -> None:
@@ -77,10 +71,6 @@ async def until(true: Callable[[], bool], limit_s: float = 60.0) -> None:
     async with asyncio.timeout(limit_s):
         while not true():  # noqa: ASYNC110 - other processes have no events
             await asyncio.sleep(0.05)
-
-
-def ended(process: psutil.Process) -> bool:
-    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
 
 
 @pytest.mark.parametrize("stopped", [False, True])
@@ -95,7 +85,7 @@ async def test_a_server_and_all_its_processes_end_with_an_actor_that_is_ended_by
     if stopped:
         own.suspend()
     await end_actor("the owner", actor, None, limit_s=None)
-    await until(lambda: all(map(ended, [own, *family])))
+    await until(lambda: not running({process.pid for process in (own, *family)}))
     await until(lambda: not (tmp_path / "shm").exists())
 
 
@@ -114,4 +104,4 @@ async def test_a_load_ends_when_the_process_of_its_engine_stands_still(monkeypat
         await replica.restart()
         assert replica.facts.pid != process.pid
         await replica.check()
-        await until(lambda: ended(process))
+        await until(lambda: not running({process.pid}))

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import signal
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,20 +15,23 @@ import numpy as np
 import psutil
 import pytest
 
-os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # before the import: else a token appears in the home folder
-os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+from ale_testing.ray_nodes import ENVIRONMENT, connected_nodes
+
+os.environ |= ENVIRONMENT
 ray = pytest.importorskip("ray")
 torch = pytest.importorskip("torch")
 
-from ray.cluster_utils import Cluster  # noqa: E402
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy  # noqa: E402
 
 from ale.errors import ConfigError, TrainerError  # noqa: E402
 from ale.specs.driver import DriverContext  # noqa: E402
 from ale.specs.trainer import ChunkTable, LossInput, LossOutput, TrainBatch  # noqa: E402
 from ale_ranks import RanksLost  # noqa: E402
+from ale_ray import actors  # noqa: E402
+from ale_ray import ranks as ranks_module  # noqa: E402
 from ale_ray.ranks import RayRanks  # noqa: E402
 from ale_testing.loss_samples import TOKENS, write_small_policy  # noqa: E402
+from ale_testing.processes import running  # noqa: E402
 from ale_torch_training import RankPlaces  # noqa: E402
 from ale_torch_training.ranked_trainer import Workers  # noqa: E402
 from ale_trainer_torch import TorchTrainer  # noqa: E402
@@ -44,24 +45,14 @@ Start = Callable[..., RayRanks]
 @pytest.fixture(scope="module")
 def options() -> Iterator[list[dict[str, Any]]]:
     """Options of two ranks, each on a node of its own; both nodes are on this machine, and have room for two ranks."""
-    folder = tempfile.mkdtemp(prefix="ale-test-ray-", dir="/tmp")  # sockets need a short path
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_TMPDIR", folder)
+    with pytest.MonkeyPatch.context() as patch, connected_nodes(2, cpus=2):
         patch.syspath_prepend(Path(__file__).parent)  # ranks can import what their owner can
-        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
-        try:
-            cluster.add_node(num_cpus=2)
-            ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
-            group = ray.util.placement_group([{"CPU": 2}] * 2, strategy="STRICT_SPREAD")
-            assert group.wait(60)
-            yield [
-                {"num_cpus": 1, "scheduling_strategy": PlacementGroupSchedulingStrategy(group, bundle)}
-                for bundle in range(2)
-            ]
-        finally:
-            ray.shutdown()
-            cluster.shutdown()
-            shutil.rmtree(folder, ignore_errors=True)
+        group = ray.util.placement_group([{"CPU": 2}] * 2, strategy="STRICT_SPREAD")
+        assert group.wait(60)
+        yield [
+            {"num_cpus": 1, "scheduling_strategy": PlacementGroupSchedulingStrategy(group, bundle)}
+            for bundle in range(2)
+        ]
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +93,7 @@ def processes_of(ranks: RayRanks) -> list[psutil.Process]:
 def assert_all_end(processes: list[psutil.Process]) -> None:
     """Ray ends a process a moment after it says that its actor is dead."""
     until = time.monotonic() + 30
-    while any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in processes):
+    while running({process.pid for process in processes}):
         assert time.monotonic() < until, "a rank lives on"
         time.sleep(0.05)
 
@@ -173,6 +164,21 @@ def test_a_rank_that_died_between_calls_is_found_by_the_next_one(start: Start) -
         two.call("describe", 0)
     two.close()
     with pytest.raises(RanksLost, match="its process has ended"):
+        two.call("describe", 0)
+    assert_all_end(running)
+
+
+def test_a_rank_that_stands_still_is_lost_and_one_that_works_for_long_is_not(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ranks_module, "LOOK_S", 0.5)
+    monkeypatch.setattr(actors, "SILENT_S", 1.5)
+    monkeypatch.setattr("ale_ranks.group.OTHERS_S", 0.5)
+    two = start()
+    running = processes_of(two)
+    assert two.call("apply", lambda world: time.sleep(2.5)) == [None, None]
+    running[1].suspend()
+    with pytest.raises(RanksLost, match=NAMED % (1, "describe") + r"it did not answer for 1\.5 s, and was ended\.$"):
         two.call("describe", 0)
     assert_all_end(running)
 

@@ -12,12 +12,12 @@ import pytest
 from ale.errors import EngineError, PluginError
 from ale.session.tokenizer import byte_tokenizer
 from ale.specs.choice import PluginChoice
-from ale.specs.driver import DriverContext
+from ale.specs.driver import Channel, DriverContext
 from ale.specs.engine import FolderTicket, GenerateRequest, Generation, PolicyVersion, Sampling
-from ale_engines import member
-from ale_engines.continuation import NOTHING
+from ale_engines import health, member
 from ale_engines.replica import Interrupted
 from ale_ray import actors as actors_module
+from ale_ray import engine_calls
 from ale_ray import replica as replica_module
 from ale_ray.engine_host import BrokenOff, EngineSpec
 from ale_ray.engines import RayEngines
@@ -96,7 +96,8 @@ async def test_an_engine_that_stops_for_good_while_it_loads_holds_up_new_weights
     monkeypatch.setattr(replica_module, "STATE_S", 0.001)
     monkeypatch.setattr(member, "PROBE_S", 0.001)
     notes: list[str] = []
-    async with RayEngines([replica], notes.append, lambda: None) as engines, asyncio.timeout(30):
+    pool = RayEngines([replica], notes.append, Channel().event, lambda: None)
+    async with pool as engines, asyncio.timeout(30):
         await engines.load_model(None, byte_tokenizer())
         started[0].made.moves.clear()
         await engines.load_weights(PolicyVersion(1, FolderTicket(Path("weights"))))
@@ -109,7 +110,33 @@ async def test_an_engine_that_stops_for_good_while_it_loads_holds_up_new_weights
         ]
 
 
-async def test_what_an_actor_breaks_off_is_told_from_what_it_loses(replica: RayReplica, started: Started) -> None:
+async def test_an_engine_that_is_given_up_has_no_actor_left(
+    replica: RayReplica, started: Started, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Refusing(FakeHost):
+        async def load_weights(self, policy: PolicyVersion) -> None:
+            raise EngineError("It cannot read them.")
+
+    monkeypatch.setattr(health, "BACKOFF_S", 0.001)
+    monkeypatch.setattr(member, "PROBE_S", 0.001)
+    pool = RayEngines([replica], print, Channel().event, lambda: None)
+    async with pool as engines, asyncio.timeout(10):
+        await engines.load_model(None, byte_tokenizer())
+        await engines.load_weights(PolicyVersion(1, FolderTicket(Path("weights"))))
+        started.make = Refusing
+        started[0].kill()
+        engines.suspect("torch 0")
+        while len(started) < 1 + health.RESTARTS:  # noqa: ASYNC110 - a list has no events
+            await asyncio.sleep(0.001)
+        await started[-1].dead.wait()
+        assert engines.seats()[0].state is member.State.FAILED
+        assert all(actor.dead.is_set() for actor in started)
+
+
+async def test_of_what_an_actor_breaks_off_all_is_known_and_of_what_it_loses_what_it_had_said(
+    replica: RayReplica, started: Started, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_calls, "FOLLOW_S", 0.001)
     await replica.start()
     partial = Generation((5,), (-0.5,), (0,), "length")
     host = started[0].made
@@ -119,13 +146,19 @@ async def test_what_an_actor_breaks_off_is_told_from_what_it_loses(replica: RayR
     with pytest.raises(Interrupted, match="it sleeps") as broken:
         await replica.generate(REQUEST)
     assert broken.value.partial == partial
-    host.answer = None
+    host.answer, host.so_far = None, partial
     asked = asyncio.create_task(replica.generate(REQUEST))
-    await asyncio.sleep(0)
+    async with asyncio.timeout(5):
+        while host.known == 0:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+    longer = host.so_far = Generation((5, 6, 7), (-0.5, -1.5, -2.5), (0, 1, 1), "length")
+    async with asyncio.timeout(5):
+        while host.known == 1:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
     started[0].kill()
     with pytest.raises(Interrupted, match="torch 0 has died") as lost:
         await asked
-    assert lost.value.partial == NOTHING
+    assert lost.value.partial == longer
     with pytest.raises(EngineError, match="torch 0 has died"):
         await replica.check()
     await replica.close()

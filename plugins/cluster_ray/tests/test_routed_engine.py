@@ -13,6 +13,7 @@ from ale.specs.engine import GenerateRequest, Generation, Sampling
 from ale_engines.member import State
 from ale_engines.replica import Interrupted
 from ale_ray import routed_engine
+from ale_ray.engine_calls import EngineCalls
 from ale_ray.routed_engine import EngineTable, RoutedEngine, TableRow
 
 REQUEST = GenerateRequest((1, 2), Sampling(max_tokens=4, stop_token_ids=(9,)), session="s")
@@ -49,11 +50,12 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> dict[Any, Callable[[GenerateRequ
     """What each actor answers."""
     found: dict[Any, Callable[[GenerateRequest], Generation]] = {}
 
-    async def generate_at(actor: Any, name: str, request: GenerateRequest) -> Generation:
-        await asyncio.sleep(0)
-        return found[actor](request)
+    class Calls(EngineCalls):
+        async def generate(self, request: GenerateRequest) -> Generation:
+            await asyncio.sleep(0)
+            return found[self.actor](request)
 
-    monkeypatch.setattr(routed_engine, "generate_at", generate_at)
+    monkeypatch.setattr(routed_engine, "EngineCalls", Calls)
     return found
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,10 +12,12 @@ import pytest
 from ale.errors import EngineError
 from ale_ray import actors as actors_module
 from ale_ray import workers as workers_module
-from ale_ray.calls import ActorLost, ask
+from ale_ray.calls import ActorLost
+from ale_ray.line import Callee, Line
 from ale_ray.outbox import Closed, Event, Outbox
 from ale_ray.routed_engine import EngineTable
 from ale_ray.workers import RESTARTS, Worker, Workers
+from ale_testing.recording_channel import RecordingChannel
 
 from .conftest import FakeActor, Started
 
@@ -23,8 +26,8 @@ class FakeWorker:
     """A rollout worker, as far as `Workers` needs one. `gate` holds up its start, `slow` each table, and `moves` every
     sign of life; its episodes have no end."""
 
-    def __init__(self, fails: bool = False) -> None:
-        self.fails = fails
+    def __init__(self, fails: bool = False, node: str = "node") -> None:
+        self.fails, self.node = fails, node
         self.outbox = Outbox()
         self.gate, self.slow, self.moves = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self.gate.set()
@@ -32,12 +35,16 @@ class FakeWorker:
         self.moves.set()
         self.models: list[Any] = []
         self.tables: list[int] = []
+        self._callee = Callee(self, self.outbox)
+
+    async def exchange(self, pickled: bytes) -> list[Any]:
+        return await self._callee.exchange(pickled)
 
     async def start(self, spec: bytes) -> tuple[str, int]:
         await self.gate.wait()
         if self.fails:
             raise EngineError("no sandbox works here")
-        return "node", 1
+        return self.node, 1
 
     async def use_model(self, folder: Any) -> None:
         self.models.append(folder)
@@ -52,9 +59,6 @@ class FakeWorker:
     async def ping(self) -> None:
         await self.moves.wait()
 
-    async def messages(self) -> list[Any]:
-        return await self.outbox.take()
-
     async def close(self) -> None:
         self.outbox.put(Event("closing", {}))
         self.outbox.put(Closed())
@@ -67,7 +71,8 @@ class Run:
         spec: Any = None
         self.received: list[Any] = []
         self.notes: list[str] = []
-        self.workers = Workers(spec, {}, 4, 5.0, self.received.append, self.notes.append)
+        self.channel = RecordingChannel()
+        self.workers = Workers(spec, {}, 4, 5.0, self.received.append, self.notes.append, self.channel.event)
 
     @property
     def states(self) -> list[str]:
@@ -95,6 +100,12 @@ def table(number: int) -> EngineTable:
 def worker_of(run: Run, position: int = 0) -> Worker:
     found: Worker = [*run.workers][position]
     return found
+
+
+def line_of(run: Run) -> Line:
+    line = worker_of(run).line
+    assert line is not None
+    return line
 
 
 async def test_a_worker_has_what_changed_while_it_started_before_it_gets_an_episode(run: Run, started: Started) -> None:
@@ -155,14 +166,63 @@ async def test_a_worker_that_stands_still_is_started_again_and_its_episodes_are_
     run: Run, started: Started
 ) -> None:
     await run.workers.add(1)
-    acting = started[0].act.remote("episode")
+    acting = line_of(run).ask("act", "episode")
+    await asyncio.sleep(0.01)
     started[0].made.moves.clear()
     with pytest.raises(ActorLost):
-        await ask("worker 0", acting, 30)
+        await asyncio.wait_for(acting, 30)
     await run.until(lambda: run.states == ["serving"])
     assert run.notes == ["worker 0 does not answer any more and is started again; its episodes begin anew."]
     assert len(started) == 2
     assert not started[1].dead.is_set()
+
+
+class Talking:
+    """A line by which something has come whenever one looks, up to ten times."""
+
+    def __init__(self) -> None:
+        self.looks = 0
+
+    @property
+    def heard(self) -> int:
+        self.looks += 1
+        return min(self.looks, 10)
+
+
+@pytest.mark.usefixtures("quick_looks")
+async def test_a_worker_from_which_something_comes_is_not_asked_whether_it_lives(run: Run) -> None:
+    line: Any = Talking()
+    asked_at: list[int] = []
+    ping = SimpleNamespace(remote=lambda: asked_at.append(line.looks))  # None cannot be waited for: that ends the looks
+    await run.workers._look(Worker("worker 0", 1), SimpleNamespace(ping=ping), line)
+    assert asked_at == [11]
+
+
+async def test_a_worker_that_leaves_is_told_of_new_engines_as_long_as_it_has_episodes(
+    run: Run, started: Started
+) -> None:
+    await run.workers.add(1)
+    place = await run.workers.enter("group")
+    removing = asyncio.create_task(run.workers.remove())
+    await asyncio.sleep(0)
+    assert run.states == ["leaving"]
+    await run.workers.use_engines(table(7))
+    assert started[0].made.tables == [7]
+    run.workers.leave(place)
+    assert await removing == "worker 0"
+
+
+async def test_a_message_that_cannot_be_taken_at_all_leaves_no_episode_waiting(run: Run, started: Started) -> None:
+    await run.workers.add(1)
+    acting = line_of(run).ask("act", "episode")
+
+    async def broken(pickled: bytes) -> None:
+        raise OSError("Ray is gone")
+
+    started[0].made.exchange = broken
+    started[0].made.outbox.put(Event("the last one", {}))
+    with pytest.raises(ActorLost, match="Ray is gone"):
+        await asyncio.wait_for(acting, 30)
 
 
 @pytest.mark.usefixtures("quick_looks")
@@ -170,10 +230,11 @@ async def test_a_worker_that_stands_still_while_it_leaves_holds_up_nothing(run: 
     await run.workers.add(1)
     place = await run.workers.enter("group")
     removing = asyncio.create_task(run.workers.remove())
-    acting = started[0].act.remote("episode")
+    acting = line_of(run).ask("act", "episode")
+    await asyncio.sleep(0.01)
     started[0].made.moves.clear()
     with pytest.raises(ActorLost):
-        await ask("worker 0", acting, 30)
+        await asyncio.wait_for(acting, 30)
     run.workers.leave(place)  # as the episode's caller does
     assert await removing == "worker 0"
     assert len(started) == 1
@@ -228,6 +289,27 @@ async def test_a_worker_is_removed_after_its_episodes_and_its_last_messages_arri
     run.workers.leave(place)
     assert await removing == "worker 0"
     assert run.received == [Event("closing", {})]
+
+
+async def test_events_say_when_each_worker_had_episodes_and_on_which_node_it_was(run: Run, started: Started) -> None:
+    await run.workers.add(1)
+    place = await run.workers.enter("group")
+    run.workers.report_states()
+    run.workers.leave(place)
+    started.make = lambda: FakeWorker(node="elsewhere")
+    started[0].kill()
+    run.workers.suspect(worker_of(run), started[0])
+    await run.until(lambda: run.states == ["serving"])
+    await run.workers.close()
+    found = [
+        [(one["name"], one["place"], [state for state, _, _ in one["spans"]]) for one in data["workers"]]
+        for kind, data in run.channel.events
+        if kind == "worker_states"
+    ]
+    assert found == [
+        [("worker 0", "node · cpu", ["idle", "busy"])],
+        [("worker 0", "node · cpu", ["busy", "idle", "lost"]), ("worker 0", "elsewher · cpu", ["idle"])],
+    ]
 
 
 async def test_who_waits_for_a_worker_is_refused_when_they_are_closed(run: Run) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -16,13 +16,21 @@ from ale.specs.engine import GenerateRequest, Sampling
 from ale_engines.environments import find_python
 from ale_engines.server_settings import ServerSettings
 from ale_sglang.replica import SglangReplica
+from ale_testing.temporary_files import nothing_left_in
 
-CONTEXT = 128
+CONTEXT = 512
 VOCAB = 300
 SHAPE = Qwen2Config(
     vocab_size=VOCAB, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
     num_key_value_heads=2, max_position_embeddings=CONTEXT, tie_word_embeddings=True, bos_token_id=None, eos_token_id=5,
 )  # fmt: skip
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_temporary_files_are_left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Servers leave none, whichever way they end."""
+    with nothing_left_in(tmp_path_factory.mktemp("t")):
+        yield
 
 
 def write_model(folder: Path, seed: int) -> Path:

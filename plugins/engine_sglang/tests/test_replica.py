@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -74,3 +75,10 @@ async def test_the_server_says_its_dtype_and_its_context_if_it_was_started_with_
         assert await replica.ask_setup() == ServerSetup("bfloat16", 100)
         with pytest.raises(EngineError, match="was not started with ALE's launcher"):
             await replica.ask_setup()
+
+
+@pytest.mark.parametrize(("device", "frees"), [("cpu", True), ("cuda", False)])
+async def test_on_a_gpu_its_sleep_frees_no_memory_and_on_a_cpu_nobody_waits_for_any(device: str, frees: bool) -> None:
+    settings = ServerSettings.model_validate({"python": sys.executable, "device": device})
+    async with SglangReplica(settings, DriverContext()) as replica:
+        assert replica.frees_memory == frees

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, Qwen2Config
 
 from ale.specs.engine import GenerateRequest, Generation, Sampling
+from ale_testing.temporary_files import nothing_left_in
 
 VOCAB = 80
 """No multiple of 64, to which vLLM pads the embedding."""
@@ -26,6 +27,13 @@ SHAPE: dict[str, Any] = {
     "eos_token_id": None,
 }
 ModelOf = Callable[[bool, int], Path]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_temporary_files_are_left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Servers leave none, whichever way they end."""
+    with nothing_left_in(tmp_path_factory.mktemp("t")):
+        yield
 
 
 @pytest.fixture(scope="session")

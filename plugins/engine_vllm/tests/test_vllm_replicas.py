@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from ale.session.tokenizer import byte_tokenizer
 from ale.specs.driver import DriverContext
 from ale.specs.engine import FolderTicket, PolicyVersion
 from ale_engines.environments import find_python
+from ale_testing.forked_server import IMPORTS, forking_python
 from ale_testing.recording_channel import RecordingChannel
 from ale_vllm import VllmEngine
 
@@ -33,9 +35,21 @@ def runs(pid: int | None) -> bool:
     return Path(f"/proc/{pid}").exists()
 
 
-async def test_a_killed_server_of_two_is_replaced_and_no_request_is_lost(model_of: ModelOf, tmp_path: Path) -> None:
+@pytest.fixture
+def forking() -> Iterator[Path]:
+    """A Python for three servers, which imports vLLM once."""
+    python = find_python("vllm", "cpu")
+    assert python is not None
+    with forking_python(python, IMPORTS["vllm"]) as forking:
+        yield forking
+
+
+async def test_a_killed_server_of_two_is_replaced_and_no_request_is_lost(
+    model_of: ModelOf, tmp_path: Path, forking: Path
+) -> None:
     channel = RecordingChannel()
-    config = VllmEngine.Config(replicas=2, threads=1, max_batch=4, max_context=160, device="cpu")
+    settings = {"replicas": 2, "threads": 1, "max_batch": 4, "max_context": 160, "device": "cpu"}
+    config = VllmEngine.Config.model_validate({**settings, "python": forking})
     async with VllmEngine(config, DriverContext(run_dir=tmp_path, channel=channel)) as engine:
         await engine.load_model(model_of(True, 0), byte_tokenizer())
         await engine.load_weights(PolicyVersion(1, FolderTicket(model_of(True, 1))))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -34,7 +35,9 @@ PROMPT = (3, 4, 5, 6)
 def start_server(folder: Path, port: int, log: Path) -> ServerProcess:
     """The command that ALE names for a server without its routes, on a small CPU."""
     arguments = f"--model {folder} --port {port} --dtype float32 --max-model-len 256 --kv-cache-memory-bytes 67108864"
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+    temporary = tempfile.mkdtemp()  # its path is short enough for sockets
+    own = {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "TMPDIR": temporary}
+    own |= {"TORCH_COMPILE_DISABLE": "1"}  # as those that ALE starts on a CPU
     argv = [
         str(find_python("vllm", "cpu")),
         str(SERVER),
@@ -42,7 +45,7 @@ def start_server(folder: Path, port: int, log: Path) -> ServerProcess:
         "--enforce-eager",
         "--skip-tokenizer-init",
     ]
-    return ServerProcess(argv, environment, log, "vLLM by hand")
+    return ServerProcess(argv, {**os.environ, **own}, log, "vLLM by hand", [Path(temporary)])
 
 
 async def test_a_server_at_a_url_serves_the_weights_of_each_run_and_outlives_them(

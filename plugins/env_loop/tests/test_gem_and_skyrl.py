@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 from env_table import Table, first, source
-from index_venvs import python_with
 
 from ale.errors import ConfigError
 from ale.task import Task
 from ale_replay import ExpertReplay
+from ale_testing.index_venvs import python_with
 
 Tables = Callable[..., Table]
 pytestmark = [pytest.mark.network, pytest.mark.slow]

@@ -17,7 +17,6 @@ from pathlib import Path
 
 import pytest
 from env_table import Table, children, first, source, until
-from index_venvs import python_with
 
 from ale.errors import ConfigError
 from ale.messages import Message, ToolSpec
@@ -27,6 +26,7 @@ from ale.specs.algorithm import RolloutRequest
 from ale.specs.start import Demonstration, Reply, Responder
 from ale.store.run_store import RunStore
 from ale.trajectory import Trajectory
+from ale_testing.index_venvs import python_with
 
 Tables = Callable[..., Table]
 OBEDIENT = Path(__file__).with_name("obedient_env")
@@ -133,11 +133,11 @@ async def test_64_episodes_of_the_template_have_the_rewards_in_the_servers_log(
     starts = [say_in_turn(["x" * (i % 7), "größe ✓", "y" * (i % 13)]) for i in range(64)]
     before = children()
     with RunStore.create(tmp_path / "run") as store:
-        rollouts = Rollouts(here.episodes(concurrency=4), store)
+        rollouts = Rollouts(here.episodes(concurrency=2), store)
         requests = [RolloutRequest(t, t.id, 1, start) for t, start in zip(tasks, starts, strict=True)]
         done = await rollouts.run(requests, RL)
     assert len(done) == 64
-    assert len(children() - before) == 4, "a server for each of the four that run at once"
+    assert len(children() - before) == 2, "a server for each of the two that run at once"
     assert [o.text for o in done[20].observations] == ["xxxxxx", "größe ✓", "yyyyyyy"]
     log = [json.loads(line) for line in (logged / "log").read_text().splitlines()]
     assert {kind for _, kind, _ in log} == {"observation"}
@@ -192,15 +192,15 @@ async def test_servers_killed_in_a_step_are_made_anew_and_none_is_a_zero(
     before = children()
 
     async def kill() -> None:
-        await until(lambda: len(children() - before) == 3, 60)
-        for _ in range(3):
+        await until(lambda: len(children() - before) == 2, 60)
+        for _ in range(2):
             await until(lambda: here.scaffold._environments._used, 60)
             await asyncio.sleep(0.5)
             for process in list(here.scaffold._environments._used)[:1]:
                 os.kill(process.pid, signal.SIGKILL)
 
     with RunStore.create(tmp_path / "run") as store:
-        rollouts = Rollouts(here.episodes(concurrency=3, max_resamples=6), store)
+        rollouts = Rollouts(here.episodes(concurrency=2, max_resamples=6), store)
         killing = asyncio.create_task(kill())
         start = say_in_turn(["sleep 0.4", "sleep 0.4", "end"])
         done = await rollouts.run([RolloutRequest(task, task.id, 1, start) for task in tasks], RL)

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
-ALE = Path(sys.executable).with_name("ale")
+from ale_testing.command_line import ale
+
 MINIMAL = "tasks: bash\nengine: {use: scripted, answers: [x]}\ntrainer: null\n"
-
-
-def ale(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([ALE, *arguments], capture_output=True, text=True, check=False, timeout=120)
 
 
 def test_diff_counts_defaults_in(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ def lab(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.slow
 @pytest.mark.bwrap
+@pytest.mark.usefixtures("forked_runs")
 def test_an_experiment_runs_is_drawn_and_is_not_run_twice(tmp_path: Path) -> None:
     done = lab("fig12", "--quick", "--jobs", "2", "--out", tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr

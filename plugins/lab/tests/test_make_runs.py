@@ -1,4 +1,4 @@
-"""Runs are made with the real command: finished ones stay, interrupted and failed ones are run again."""
+"""Runs are made with the command `ale`: finished ones stay, interrupted and failed ones are run again."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from ale.store.run_store import DB_NAME, SUMMARY_NAME, RunStore
 from ale_lab.make_runs import is_finished, make_runs
 from ale_lab.plan import Run
 
+pytestmark = pytest.mark.usefixtures("forked_runs")
 SCRIPTED = """
 tasks: {use: bash, families: [write]}
 sandbox: {use: local}

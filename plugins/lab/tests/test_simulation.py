@@ -198,7 +198,7 @@ def test_machines_are_taken_back_before_the_batch_is_there_if_the_rest_will_fini
 
 
 def test_published_runs_are_fitted_to_their_synchronous_step_and_gain_by_each_change() -> None:
-    small = replace(MARIN, workload=replace(MARIN.workload, prompts=64), sampling=8)
+    small = replace(MARIN, workload=replace(MARIN.workload, prompts=16), sampling=2)
     found = fitted(small)
     steps = ladder(found)
     assert steps["synchronous"] == pytest.approx(small.synchronous_s, rel=0.02)
@@ -247,7 +247,10 @@ def test_a_wrong_file_is_a_sentence(tmp_path: Path, text: str | None, sentence: 
     assert f"{file}{sentence}" in str(caught.value)
 
 
-def test_the_command_draws_and_writes_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_draws_and_writes_a_table(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ale_lab.simulation.scenes.RATIOS", (0, 2))  # each point of the curves takes half a second
     simulate(None, tmp_path)
     said = capsys.readouterr().out
     assert (tmp_path / "figure.png").stat().st_size > 10_000

@@ -27,11 +27,11 @@ TRAINER = [["wait_data", 1000, 1006], ["update", 1006, 1009], ["publish", 1009, 
 ENGINE = [["busy", 1000, 1006], ["starved", 1006, 1009], ["loading", 1009, 1010]]
 
 
-def add_step(store: RunStore, step: int = 1, later: float = 0.0) -> None:
+def add_step(store: RunStore, step: int = 1, later: float = 0.0, **more: str) -> None:
     trainer, engine = (
         [[state, began + later, ended + later] for state, began, ended in spans] for spans in (TRAINER, ENGINE)
     )
-    store.add_event("roles", step=step, version=step, advice="Both are busy.", trainer=trainer, engine=engine)
+    store.add_event("roles", step=step, version=step, advice="Both are busy.", trainer=trainer, engine=engine, **more)
 
 
 def add_states(store: RunStore, **engines: list[list[Any]]) -> None:
@@ -43,7 +43,13 @@ def add_states(store: RunStore, **engines: list[list[Any]]) -> None:
     store.add_event("engine_states", engines=rows)
 
 
-def write_roles(folder: Path, *roles: tuple[str, str, str, int]) -> None:
+def add_workers(store: RunStore, *names: str) -> None:
+    """The event of a cluster, with workers that had no episode at first."""
+    spans = [["idle", 990, 1001], ["busy", 1001, 1008]]
+    store.add_event("worker_states", workers=[{"name": name, "place": "a · cpu", "spans": spans} for name in names])
+
+
+def write_roles(folder: Path, *roles: tuple[str, str, str, str]) -> None:
     """What a cluster writes."""
     path = folder / "cluster" / "roles.json"
     path.parent.mkdir(exist_ok=True)
@@ -76,11 +82,11 @@ def run(tmp_path: Path) -> Path:
         db.execute("UPDATE events SET time = ?", (STARTED,))
     write_roles(
         tmp_path,
-        ("engine", "torch 0", "a", 0),
-        ("trainer", "rank 0", "a", 1),
-        ("trainer", "rank 1", "a", 1),
-        ("trainer", "rank 2", "b", 1),
-        ("rollout", "worker 0", "b", 0),
+        ("engine", "torch 0", "a", "cpu"),
+        ("trainer", "rank 0", "a", "1 GPU"),
+        ("trainer", "rank 1", "a", "1 GPU"),
+        ("trainer", "rank 2", "b", "1 GPU"),
+        ("rollout", "worker 0", "b", "cpu"),
     )
     return tmp_path
 
@@ -127,6 +133,30 @@ def test_replicas_without_a_cluster_are_rows_without_a_node(tmp_path: Path) -> N
     assert found.actors == ()
 
 
+def test_without_a_cluster_the_trainer_says_where_it_was_in_the_newest_step(tmp_path: Path) -> None:
+    with RunStore.create(tmp_path) as store:
+        add_step(store, 1, place="cpu")
+        add_step(store, 2, later=10.0, place="cuda:1")
+    found = timeline_of(tmp_path)
+    assert [(row.name, row.place) for row in found.rows] == [("trainer", "cuda:1"), ("engine", "")]
+
+
+def test_on_a_cluster_the_trainers_place_is_that_of_its_ranks(run: Path) -> None:
+    with RunStore.create(run) as store:
+        add_step(store, 2, later=10.0, place="cuda ×3")
+    assert timeline_of(run).rows[0].place == "a ×2, b · 1 GPU"
+
+
+@pytest.mark.parametrize("names", [("worker 0", "worker 1"), ("worker 0",)])
+def test_each_of_several_rollout_workers_is_a_row_and_one_alone_is_not(tmp_path: Path, names: tuple[str, ...]) -> None:
+    with RunStore.create(tmp_path) as store:
+        add_step(store)
+        add_workers(store, *names)
+    rows = replicas(timeline_of(tmp_path))
+    assert [(row.name, row.place) for row in rows] == [(name, "a · cpu") for name in names if len(names) > 1]
+    assert {row.spans for row in rows} <= {(("idle", 0, 1), ("busy", 1, 8))}
+
+
 def test_a_replica_that_was_there_only_before_or_after_has_no_row(tmp_path: Path) -> None:
     with RunStore.create(tmp_path) as store:
         add_step(store)
@@ -143,8 +173,11 @@ def test_a_run_of_a_version_without_these_events_has_the_rows_that_it_had(tmp_pa
 
 
 def test_the_page_has_the_rows_and_no_table_of_the_events(run: Path) -> None:
+    with RunStore.create(run) as store:
+        add_workers(store, "worker 0", "worker 1")
     data = page_data(write_report(run))
-    assert [row["name"] for row in data["timeline"]["rows"]] == ["trainer", "engine", "torch 0", "torch 1", "torch 1"]
+    names = ["trainer", "engine", "torch 0", "torch 1", "torch 1", "worker 0", "worker 1"]
+    assert [row["name"] for row in data["timeline"]["rows"]] == names
     assert {"role": "trainer", "name": "rank 2", "node": "b", "devices": "1 GPU"} in data["timeline"]["actors"]
     assert {table["kind"] for table in data["events"]} == {"run_started"}
 

@@ -3,12 +3,15 @@ LevelDB's format, which `wandb sync` reads."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import math
 import os
 import socket
 import struct
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +24,10 @@ from wandb.proto.wandb_internal_pb2 import Record
 
 from ale.pipeline.channel import RunChannel
 from ale.registry.hooks import Hooks
+from ale.registry.installed import list_plugins
 from ale.specs.driver import DriverContext
+from ale_testing.import_check import check_import
+from ale_testing.temporary_files import nothing_left_in
 from ale_wandb import WandbConfig, WandbTracker
 
 BLOCK, HEADER = 32_768, 7
@@ -84,6 +90,19 @@ def records(data: bytes) -> Iterator[Any]:
 
 
 SECRET = "hunter2-hunter2"
+RUN_OF_ITS_OWN = """
+import asyncio, sys
+from pathlib import Path
+from ale.specs.driver import DriverContext
+from ale_wandb import WandbConfig, WandbTracker
+
+async def main():
+    folder = Path(sys.argv[1])
+    async with WandbTracker(WandbConfig(mode="offline"), DriverContext("r-7", folder)) as tracker:
+        tracker.ale_run_started("r-7", folder, {})
+
+asyncio.run(main())
+"""
 RUN = {"name": "spam", "rl": {"steps": 2}, "note": f"the key is {SECRET}"}
 
 
@@ -208,6 +227,15 @@ async def test_two_runs_of_one_process_do_not_end_each_other(tmp_path: Path) -> 
     await trackers[1].close()
     await trackers[1].close()
     assert [read_logged(tmp_path / name).history for name in "ab"] == [[], [{"rl/step": 1, "rl/success": 0.5}]]
+
+
+def test_neither_a_run_nor_a_check_of_the_plugin_leaves_temporary_files(tmp_path: Path) -> None:
+    """The library makes two folders for them when it is imported."""
+    (plugin,) = [found for found in list_plugins("hooks") if found.name == "wandb"]
+    with nothing_left_in(tmp_path / "temporary"):
+        subprocess.run([sys.executable, "-c", RUN_OF_ITS_OWN, str(tmp_path / "run")], check=True)
+        assert asyncio.run(check_import(plugin)).problem is None
+    assert read_logged(tmp_path / "run").exit_code == 1
 
 
 def test_a_wrong_mode_is_refused() -> None:

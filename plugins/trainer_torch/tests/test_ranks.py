@@ -21,6 +21,7 @@ from ale.specs.driver import DriverContext
 from ale.specs.engine import FolderTicket
 from ale.specs.trainer import LossFunction, TrainBatch
 from ale_ranks import Ranks
+from ale_testing.processes import running
 from ale_trainer_torch import TorchTrainer
 
 ModelFolder = Callable[[str], Path]
@@ -134,7 +135,7 @@ async def test_a_rank_that_stopped_for_good_does_not_hold_up_the_end(
     with pytest.raises(TrainerError, match=r"The ranks were ended by force\."):
         await update
     ranks = sorted(started, key=lambda process: process.pid)[-2:]
-    assert not [rank for rank in ranks if rank.is_running() and rank.status() != psutil.STATUS_ZOMBIE]
+    assert not running({rank.pid for rank in ranks})
 
 
 async def test_a_start_that_is_cancelled_leaves_no_process(trainer: Trainers) -> None:
@@ -205,3 +206,8 @@ def test_on_a_cluster_weights_do_not_come_by_the_memory_of_one_gpu() -> None:
     assert TorchTrainer(TorchTrainer.Config(), DriverContext(ranks=places)).transports == ("nccl", "folder")
     with pytest.raises(ConfigError, match=r"trainer\.ranks is 3, but cluster\.trainer\.ranks is 2"):
         TorchTrainer(TorchTrainer.Config(ranks=3), DriverContext(ranks=places))
+
+
+@pytest.mark.parametrize(("ranks", "place"), [(1, "cpu"), (2, "cpu ×2")])
+def test_it_says_what_it_computes_on(ranks: int, place: str) -> None:
+    assert TorchTrainer(TorchTrainer.Config(ranks=ranks, device="cpu"), DriverContext()).place == place

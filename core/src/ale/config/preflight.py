@@ -254,7 +254,7 @@ def _without_transport(parts: list[Part]) -> Iterator[str]:
         for engine in (part for part in parts if part.kind == "engine"):
             assert issubclass(trainer.cls, TrainerBackend)
             assert issubclass(engine.cls, InferenceEngine)
-            offered, accepted = trainer.cls.transports, engine.cls.transports
+            offered, accepted = trainer.cls.transports, getattr(engine.config, "transports", engine.cls.transports)
             if agree_on_transport(offered, accepted) is None:
                 takes, gives = _or(accepted) or "no transport", _or(offered) or "no transport"
                 yield (

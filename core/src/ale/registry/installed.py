@@ -2,8 +2,7 @@
 
 No slow module is imported here either, so that `ale plugins list` is instant; and no package can break the list by its
 metadata. `ale plugins check` finds the faults that only an import can show. The metadata is read once for each state of
-`sys.path` (its folders and their times), so that a run reads it once, and a new install is noticed.
-"""
+`sys.path` (its folders and their times), so that a run reads it once, and a new install is noticed."""
 
 from __future__ import annotations
 

@@ -2,16 +2,13 @@
 
 A field has a type that says so, `Annotated[StageSection | None, PackageField("sft", StageSection, "ale-supervised")]`.
 If no installed package defines the section, a run file that has it is refused with a sentence that names the usual
-package, and a run file without it works.
-"""
+package, and a run file without it works."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache
-from importlib import metadata
 from typing import Any
 
 from pydantic import BaseModel
@@ -19,7 +16,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import core_schema
 
 from ale.errors import ConfigError, PluginError
-from ale.registry.search_path import path_state
+from ale.registry.search_path import path_state, read_entries
 
 GROUP = "ale.sections"
 
@@ -36,7 +33,7 @@ class PackageField:
 
     def find_installed(self) -> Any:
         """The model that a package defines; None if none does. Raises `PluginError` if it is broken."""
-        found = [entry for entry in _entries(path_state()) if entry.name == self.path]
+        found = [entry for entry in read_entries(GROUP, path_state()) if entry.name == self.path]
         if not found:
             return None
         if len(found) > 1:
@@ -91,9 +88,3 @@ def installed_model(field: FieldInfo) -> type[BaseModel] | None:
     with suppress(PluginError):
         return next((mark.find_installed() for mark in field.metadata if isinstance(mark, PackageField)), None)
     return None
-
-
-@lru_cache(maxsize=1)
-def _entries(state: tuple[tuple[str, int], ...]) -> tuple[metadata.EntryPoint, ...]:
-    """Return the entry points of all sections, which are read once for each state of `sys.path`."""
-    return tuple(metadata.entry_points(group=GROUP))

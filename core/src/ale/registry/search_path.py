@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+from functools import lru_cache
+from importlib import metadata
 
 
 def path_state() -> tuple[tuple[str, int], ...]:
@@ -15,3 +17,9 @@ def path_state() -> tuple[tuple[str, int], ...]:
         except OSError:
             state.append((place, 0))
     return tuple(state)
+
+
+@lru_cache(maxsize=4)
+def read_entries(group: str, state: tuple[tuple[str, int], ...]) -> tuple[metadata.EntryPoint, ...]:
+    """Return the entry points of a group, which are read once for each state of `sys.path`."""
+    return tuple(metadata.entry_points(group=group))

@@ -117,7 +117,7 @@ class InferenceEngine(ABC):
 
     transports: tuple[str, ...] = ()
     """The transports by which it takes new weights (`Ticket.transport`): `memory`, `folder`, or others that a trainer
-    names too. No run that trains can use an engine without any. An object may name fewer than its class."""
+    names too. No run that trains can use an engine without any. An object, or its settings, may name fewer."""
 
     @property
     @abstractmethod

@@ -167,10 +167,10 @@ class RunStore:
             for sql, rows in statements:
                 self._db.executemany(sql, map(tuple, rows))
 
-    def sync(self) -> None:
+    async def sync(self) -> None:
         """Write what is stored to the disk itself, where it survives a power cut too."""
         # Fetched there: a statement that is not done would keep the next transaction from its commit.
-        self._writer.submit(lambda: self._db.execute("PRAGMA wal_checkpoint(FULL)").fetchall()).result()
+        await asyncio.wrap_future(self._writer.submit(lambda: self.rows("PRAGMA wal_checkpoint(FULL)")))
 
     def set_meta(self, facts: Mapping[str, str]) -> None:
         """Store facts about the run, such as its id."""

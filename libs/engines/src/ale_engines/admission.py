@@ -85,7 +85,7 @@ class Admission:
                 if not waiter.place.done():
                     waiter.place.set_exception(error)
             self._waiting.clear()
-        while self.open and (first := self._next()) is not None:
+        while self._waiting and self.open and (first := self._next()) is not None:
             place = self.router.choose(first.session, first.version)
             assert place is not None, "the next request is one that has a place"
             place.active += 1

@@ -23,8 +23,8 @@ class BuildError(Exception):
 
 @dataclass(frozen=True)
 class BuildRequest:
-    """What to build. `draft` is an empty folder beside `folder`, the place of the environment; `package` and `version`
-    are the server's, and `torch_index` is the URL of a package index to look into for torch too, or empty."""
+    """What to build. `draft` is a new folder on the disk of `folder`, the place of the environment; `package` and
+    `version` are the server's, and `torch_index` is the URL of a package index to look into for torch too, or empty."""
 
     folder: str
     draft: str

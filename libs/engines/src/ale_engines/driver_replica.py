@@ -35,6 +35,14 @@ class Checkable(Protocol):
         """Raise `EngineError` if it does not."""
 
 
+@runtime_checkable
+class Followed(Protocol):
+    """A driver that can say what it has sampled while it samples."""
+
+    def sampled_so_far(self, request: GenerateRequest, after: int = 0) -> Generation:
+        """See `Replica.sampled_so_far`."""
+
+
 class DriverReplica(Replica):
     """See the module. It owns the driver: it starts and closes it."""
 
@@ -74,6 +82,11 @@ class DriverReplica(Replica):
     def version(self) -> int:
         """See `InferenceEngine.version`."""
         return self._driver.version
+
+    @property
+    def frees_memory(self) -> bool:
+        """See `Replica.frees_memory`: a driver without a `sleep` of its own frees nothing."""
+        return type(self._driver).sleep is not InferenceEngine.sleep
 
     async def start(self) -> None:
         """Start the driver."""
@@ -116,6 +129,10 @@ class DriverReplica(Replica):
         if generation.finish_reason == "abort":
             raise Interrupted(f"{self.name} was interrupted.", replace(generation, finish_reason="length"))
         return generation
+
+    def sampled_so_far(self, request: GenerateRequest, after: int = 0) -> Generation:
+        """See `Replica.sampled_so_far`."""
+        return self._driver.sampled_so_far(request, after) if isinstance(self._driver, Followed) else NOTHING
 
     async def _begin(self, request: GenerateRequest, interruptions: int) -> Generation:
         if interruptions != self._interruptions:

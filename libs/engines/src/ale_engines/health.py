@@ -74,3 +74,4 @@ async def _revive(members: Members, member: Member, fault: AleError) -> None:
     members.last_fault = f"{member.name} was started {RESTARTS} times in a row in vain: {fault}"
     members.note(f"{member.name} is given up: it was started {RESTARTS} times in a row in vain.")
     member.change(State.FAILED)
+    await member.close()

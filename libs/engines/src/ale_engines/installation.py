@@ -40,14 +40,22 @@ async def install(environment: Environment, torch_index: str, show: Callable[[st
         root = engines_folder()
         shutil.rmtree(environment.folder, ignore_errors=True)  # without a Python that runs: its base was removed
         draft = Path(tempfile.mkdtemp(prefix=f".{environment.name}.{DRAFT}", dir=root))
+        temporary = draft / "temporary"  # pip leaves its temporary files if it is killed
+        temporary.mkdir()
         log = root / f"{environment.name}.log"
         log.unlink(missing_ok=True)
         requirements = tuple(environment.requirements())
         show(f"Installing {len(requirements)} packages into {environment.folder}; {log} shows pip's progress.")
         request = BuildRequest(
-            str(environment.folder), str(draft), requirements, environment.package, environment.version, torch_index
+            str(environment.folder),
+            str(draft / "environment"),
+            requirements,
+            environment.package,
+            environment.version,
+            torch_index,
         )
-        process = ServerProcess(request.command(), dict(os.environ), log, "The installation", remove=[draft])
+        variables = {**os.environ, "TMPDIR": str(temporary)}
+        process = ServerProcess(request.command(), variables, log, "The installation", remove=[draft])
         try:
             await process.start()
             await process.wait_ended()

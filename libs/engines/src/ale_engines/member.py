@@ -210,6 +210,11 @@ class Member(EnginePlace):
         self.policy, self.version, self.interruptions, self.fault = None, 0, 0, None
         self.on_change()
 
+    async def close(self) -> None:
+        """End it for good, and give what it has (memory, devices) back; an error is of no interest any more."""
+        with suppress(AleError), self._engine_errors():
+            await self.replica.close()
+
     async def interrupt(self) -> None:
         """End all that it generates."""
         with self._engine_errors():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 
 from ale.errors import EngineError
 from ale.specs.engine import PolicyVersion
@@ -25,6 +25,8 @@ class Members:
         self.listeners: list[Callable[[], None]] = []
         """Called after every change of a member's state or version, and after one has joined or left. They must not
         wait or raise."""
+        self.deliver_changes: Callable[[], Awaitable[object]] = _deliver_nothing
+        """Returns when whoever dispatches to the same replicas from another process knows of all changes so far."""
         self.last_fault = ""
         """Why the last member was given up."""
         self._all: list[Member] = []
@@ -77,3 +79,7 @@ class Members:
         if any(member.state is State.EMPTY for member in self):
             return EngineError("The engines have no model yet; call load_model first.")
         return EngineError(f"No replica of the engine is left. {self.last_fault}")
+
+
+async def _deliver_nothing() -> None:
+    """Nobody else dispatches."""

@@ -1,7 +1,7 @@
 """Members that sleep for a while, so that something else may use their memory, such as the trainer.
 
-1. A member that is to sleep gets no more requests (`LEAVING`). What it generates is interrupted, and goes on at another
-   member or waits for one. Then its memory is freed (`ASLEEP`).
+1. A member that is to sleep gets no more requests (`LEAVING`). Once all who send some know that, what it generates is
+   interrupted, and goes on at another member or waits for one. Then its memory is freed (`ASLEEP`).
 2. One that wakes up takes the memory again and loads the current weights, then it serves. Until then it counts as
    asleep, so that newer weights do not wait for it.
 3. One that cannot fall asleep or wake up is started again by its watch (`health.py`). One that shall sleep tries once
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from ale.errors import AleError, EngineError
@@ -21,6 +22,8 @@ from ale_engines.health import catch_up
 from ale_engines.member import Member, State
 from ale_engines.members import Members
 
+KNOWN_S = 5.0
+"""Seconds for which a member that leaves service waits until all who dispatch to it know that: one may have stopped."""
 END_S = 5.0
 """Seconds after which a member leaves service even if a generation has not ended."""
 POLL_S = 0.05
@@ -39,8 +42,14 @@ async def wake_up(members: Members, chosen: Sequence[Member]) -> None:
 
 
 async def end_generations(members: Members, member: Member) -> None:
-    """Interrupt what a member generates, and return when nothing is left of it, or a few seconds later. Raises
-    `AleError` if it cannot be interrupted."""
+    """Interrupt what a member that leaves service generates, and return when nothing is left of it, or a few seconds
+    later. Raises `AleError` if it cannot be interrupted.
+
+    First it is made known that the member leaves: else whoever hears of the interruption before that would take it for
+    a fault, and might send the rest there again."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(KNOWN_S):
+            await members.deliver_changes()
     try:
         async with asyncio.timeout(END_S):
             await member.interrupt()

@@ -27,7 +27,7 @@ from ale_engines.members import Members
 from ale_engines.multiplexing import end_generations, finish_all, put_to_sleep, wake_up
 from ale_engines.pool_metrics import collect_metrics
 from ale_engines.replica import Replica
-from ale_engines.state_log import STATES_EVENT, StateLog
+from ale_engines.state_log import STATES_EVENT, StateLog, read_states
 from ale_engines.weights import update_weights
 
 
@@ -44,7 +44,8 @@ class Engines(Lifecycle, InferenceEngine):
         self._members = Members(replicas, note)
         self._admission = self._members.admission
         self._event = event or Channel().event
-        self._states = StateLog(self._members)
+        self._states = StateLog(lambda: read_states(self._members))
+        self.listeners.append(self._states.look)
         self._model: tuple[Path | None, Tokenizer] | None = None
         self._updating = asyncio.Lock()
         self._changes: set[asyncio.Task[None]] = set()
@@ -87,6 +88,18 @@ class Engines(Lifecycle, InferenceEngine):
         """Return what others must know of the replicas to dispatch to them."""
         return tuple(member.seat for member in self._members)
 
+    def objection_to_lending(self, count: int) -> str:
+        """Return why the last `count` replicas, which have started, cannot lend their memory while they sleep
+        (`rl.multiplex`), as a sentence; an empty one if they can."""
+        keeping = [replica.name for replica in self.replicas[-count:] if not replica.frees_memory]
+        if not keeping:
+            return ""
+        return (
+            f"rl.multiplex is {count}, but {' and '.join(keeping)} cannot give a GPU's memory back, which the trainer "
+            "needs while it trains. Take an engine that frees its memory when it sleeps, such as vllm, or leave "
+            "rl.multiplex out."
+        )
+
     def suspect(self, name: str) -> None:
         """Have a replica checked, because it broke off a generation that somebody else had sent to it. One that leaves
         service, or has left, did so by intention."""
@@ -120,10 +133,13 @@ class Engines(Lifecycle, InferenceEngine):
             await finish_all(replica.close() for replica in self.replicas)
 
     async def load_model(self, folder: Path | None, tokenizer: Tokenizer) -> None:
-        """See `InferenceEngine.load_model`. All replicas load it at once."""
+        """See `InferenceEngine.load_model`. All replicas load it at once, but those that were given up."""
         self._model = folder, tokenizer
         async with self._updating:
-            await _run_together(self._load_model(member, folder, tokenizer) for member in self._members)
+            there = [member for member in self._members if member.state is not State.FAILED]
+            if not there and (refusal := self._members.find_refusal()) is not None:
+                raise refusal
+            await _run_together(self._load_model(member, folder, tokenizer) for member in there)
 
     async def _load_model(self, member: Member, folder: Path | None, tokenizer: Tokenizer) -> None:
         async with member.lock:
@@ -159,9 +175,9 @@ class Engines(Lifecycle, InferenceEngine):
                 await _cancel([member.watch])
             async with member.lock:
                 self._require_another(member)
-                asleep = member.state is State.ASLEEP
+                idle = member.state in (State.ASLEEP, State.FAILED)
                 member.change(State.LEAVING)
-                if not asleep:
+                if not idle:
                     await end_generations(self._members, member)
         except BaseException:
             member.suspect(State.LEAVING, State.LOST)

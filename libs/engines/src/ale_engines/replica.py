@@ -6,7 +6,8 @@ from abc import abstractmethod
 
 from ale.errors import EngineError
 from ale.specs.driver import Lifecycle
-from ale.specs.engine import Generation, InferenceEngine
+from ale.specs.engine import GenerateRequest, Generation, InferenceEngine
+from ale_engines.continuation import NOTHING
 
 
 class Interrupted(EngineError):
@@ -46,6 +47,16 @@ class Replica(Lifecycle, InferenceEngine):
     def place(self) -> str:
         """Where it is, for people: node and devices, as far as they are known, such as `4f3a2b1c · cuda:0`."""
         return ""
+
+    def sampled_so_far(self, request: GenerateRequest, after: int = 0) -> Generation:
+        """Return what it has sampled, beyond `after` tokens, for a request: the object that `generate` got, which goes
+        on. So who is in another process still has it when the replica's process dies. Nothing if it cannot say."""
+        return NOTHING
+
+    @property
+    def frees_memory(self) -> bool:
+        """Whether others can use its devices' memory while it sleeps; known once it has started."""
+        return True
 
     @abstractmethod
     async def check(self) -> None:

@@ -38,6 +38,7 @@ class Sampled:
         self._logprobs.extend(logprobs)
         self._versions.extend(versions)
 
-    def as_generation(self, finish_reason: Literal["stop", "length"] = "length") -> Generation:
-        """Return all parts as one generation."""
-        return Generation(tuple(self._token_ids), tuple(self._logprobs), tuple(self._versions), finish_reason)
+    def as_generation(self, finish_reason: Literal["stop", "length"] = "length", after: int = 0) -> Generation:
+        """Return all parts as one generation, from the token of number `after` on."""
+        parts = tuple(self._token_ids[after:]), tuple(self._logprobs[after:]), tuple(self._versions[after:])
+        return Generation(*parts, finish_reason)

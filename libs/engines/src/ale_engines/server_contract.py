@@ -22,6 +22,8 @@ class ServerContract(ABC):
     server: ClassVar[str]
     """The plugin's name, such as `vllm`."""
     versions: ClassVar[tuple[str, str]]
+    device: str = ""
+    """What it computes on, `cpu` or `cuda`, once it has started; of a server at a URL that is not known."""
 
     @abstractmethod
     def find_python(self, device: str) -> Path | None:

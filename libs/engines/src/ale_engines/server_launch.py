@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from ale.errors import ConfigError, EngineError
 from ale.specs.driver import DriverContext
@@ -19,6 +20,9 @@ from ale_engines.server_settings import ServerSettings
 from ale_engines.shared_memory import SHARED_MEMORY, make_weights_folder
 
 DEVICES = Path("/dev")
+PARENT_MAX = 50
+"""Characters of the folder for temporary files, at most: below it, servers name sockets `ale-sglang-ABCDEFGH/UUID`, and
+the path of a Unix socket has 107 at most."""
 OWN_PYTHON = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "PYTHONSTARTUP", "PYTHONDONTWRITEBYTECODE")
 """Variables for ALE's Python, which would lead the server's to packages that are not its own, or let
 it compile all of them anew."""
@@ -35,8 +39,8 @@ class Launch:
     max_context: int
     threads: int
     work: Path
-    """A new folder that only this user can read, for a socket and files of the launcher; it vanishes with the server.
-    Its path is short enough for a Unix socket in it."""
+    """A new folder that only this user can read, for a socket, files of the launcher and all that the server writes
+    into its temporary folder; it vanishes with the server. Its path is short enough for Unix sockets in it."""
     weights: Path
     """A new folder for versions of the weights, in shared memory where there is room; it vanishes with the server."""
 
@@ -145,9 +149,15 @@ def make_launch(python: Path, device: str, settings: ServerSettings, model: Mode
         cuda=cuda,
         max_context=model.max_context(settings.max_context),
         threads=settings.threads or max(1, len(os.sched_getaffinity(0)) // (2 * settings.replicas)),
-        work=Path(tempfile.mkdtemp(prefix=f"ale-{name}-")),
+        work=Path(tempfile.mkdtemp(prefix=f"ale-{name}-", dir=find_short_parent())),
         weights=make_weights_folder(2 * model.size),
     )
+
+
+def find_short_parent() -> str:
+    """Return the folder for temporary files, or `/tmp` if its path is too long for sockets below it."""
+    parent = tempfile.gettempdir()
+    return parent if len(parent) <= PARENT_MAX else "/tmp"
 
 
 def make_environment(launch: Launch, settings: ServerSettings, number: int, own: Mapping[str, str]) -> dict[str, str]:
@@ -157,6 +167,9 @@ def make_environment(launch: Launch, settings: ServerSettings, number: int, own:
     Raises `ConfigError` if there are too few GPUs."""
     environment = {name: value for name, value in os.environ.items() if name not in OWN_PYTHON}
     environment["OMP_NUM_THREADS"] = str(launch.threads)
+    # What the server leaves vanishes with it; what it compiles, which takes seconds, is for the next one as well.
+    environment["TMPDIR"] = str(launch.work)
+    environment.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{tempfile.gettempdir()}/torchinductor_{os.getuid()}")
     if not launch.cuda:
         environment["CUDA_VISIBLE_DEVICES"] = ""
     environment |= {**own, **settings.environment}
@@ -188,11 +201,10 @@ def find_visible_gpus(environment: Mapping[str, str]) -> list[str]:
     return visible.split(",") if visible else list_gpus()
 
 
-def choose_log(context: DriverContext, name: str) -> tuple[Path, bool]:
-    """Return the file for what a server writes, and whether it is a temporary one that the caller removes: without a
-    run's folder there is no other place."""
+def choose_log(context: DriverContext, name: str) -> tuple[Path, IO[bytes] | None]:
+    """Return the path for what a server writes. Without a run's folder it is that of an open file without a name, which
+    is returned too: it is there until the caller closes it or ends."""
     if context.run_dir is not None:
-        return context.run_dir / "engine" / f"{name}.log", False
-    handle, path = tempfile.mkstemp(prefix=f"ale-{name}-", suffix=".log")
-    os.close(handle)
-    return Path(path), True
+        return context.run_dir / "engine" / f"{name}.log", None
+    file = tempfile.TemporaryFile()  # noqa: SIM115 - the caller closes it
+    return Path(f"/proc/{os.getpid()}/fd/{file.fileno()}"), file

@@ -21,6 +21,7 @@ import shutil
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
+from typing import IO
 from uuid import uuid4
 
 from ale.errors import EngineError
@@ -73,13 +74,13 @@ class ServerReplica(ServerContract, Replica):
         self.model: ModelFolder | None = None
         self.process: ServerProcess | None = None
         """The server's process, where ALE started it."""
-        self._log: tuple[Path, bool] | None = None
+        self._log: tuple[Path, IO[bytes] | None] | None = None
         self._fault = f"{self.name} has no model yet; call load_model first."
         self._version = 0
         self._updating = asyncio.Lock()
         self._places = asyncio.Semaphore(settings.max_batch)
         self._requests = self._interruptions = 0
-        self._running: set[str] = set()
+        self._running: dict[str, tuple[GenerateRequest, Sampled]] = {}
         self.usage = Usage(settings.max_batch)
         self._server_metrics = ServerMetrics()
         self._answered = time.monotonic()  # when it last answered a check
@@ -122,15 +123,15 @@ class ServerReplica(ServerContract, Replica):
     async def start(self) -> None:
         """Raise `ConfigError` now, and not after the demonstrations, if there is nothing that could be started."""
         if not self.url:
-            choose_python(self.settings, self.find_python, self.server)
+            _, self.device = choose_python(self.settings, self.find_python, self.server)
 
     async def close(self) -> None:
         """End the server and remove its folders."""
         self._fault = f"{self.name} was closed."
         await self._end_server()
         log, self._log = self._log, None
-        if log is not None and log[1]:
-            log[0].unlink(missing_ok=True)
+        if log is not None and log[1] is not None:
+            log[1].close()
 
     async def load_model(self, folder: Path | None, tokenizer: Tokenizer) -> None:
         """See `InferenceEngine.load_model`: the server is started, or started again, with it."""
@@ -169,26 +170,31 @@ class ServerReplica(ServerContract, Replica):
                 raise Interrupted(self._fault or f"{self.name} was interrupted before it began.", NOTHING)
             self._requests += 1
             request_id = f"{self.group}-{self._requests}"
-            self._running.add(request_id)
             sampled = Sampled(self.name)
+            self._running[request_id] = request, sampled
             try:
                 with self.usage.running(len(request.token_ids)):
                     reason = await self.sample(request, min(request.sampling.max_tokens, room), request_id, sampled)
             except ConnectionLost as error:
                 raise Interrupted(await self._describe_loss(error), sampled.as_generation()) from None
             finally:
-                self._running.discard(request_id)
+                del self._running[request_id]
                 self.usage.sampled_tokens += len(sampled)
         if reason not in ("stop", "length"):
             text = f"{self.name} ended a generation after {len(sampled)} tokens ({reason})."
             raise Interrupted(text, sampled.as_generation())
         return sampled.as_generation("stop" if reason == "stop" else "length")
 
+    def sampled_so_far(self, request: GenerateRequest, after: int = 0) -> Generation:
+        """See `Replica.sampled_so_far`."""
+        found = (sampled for asked, sampled in self._running.values() if asked is request)
+        return next(found, Sampled(self.name)).as_generation(after=after)
+
     async def interrupt(self) -> None:
         """See `Replica.interrupt`. It returns when all have ended."""
         self._interruptions += 1
         before = set(self._running)
-        while left := before & self._running:
+        while left := before & self._running.keys():
             # Again and again: a request may have been sent that the server has not read yet.
             await self.abort(sorted(left))
             await asyncio.sleep(0.02)
@@ -219,8 +225,7 @@ class ServerReplica(ServerContract, Replica):
                     await self._replace(lambda: self.send_ticket(ticket, policy.version), policy.version)
 
     def metrics(self) -> dict[str, float]:
-        """Return counters of this client and, under names that begin with `server_`, those of the server as of the last
-        `check`."""
+        """Return counters of this client, and those of the server as of the last `check` (`server_...`)."""
         return {**self.usage.metrics(), **self._server_metrics.total()}
 
     def choose_seed(self, sampling: Sampling) -> int:
@@ -308,7 +313,7 @@ class ServerReplica(ServerContract, Replica):
 
     def _describe_end(self) -> str:
         assert self.process is not None
-        where = f" ({self._log[0]})" if self._log is not None and not self._log[1] else ""
+        where = f" ({self._log[0]})" if self._log is not None and self._log[1] is None else ""
         return f"{self.name} {self.process.ended}. The end of its log{where}:\n{self.process.log_tail()}"
 
     async def _describe_loss(self, error: ConnectionLost) -> str:

@@ -155,8 +155,17 @@ async def test_an_interrupted_generation_goes_on_elsewhere_as_if_nothing_had_hap
         running = [asyncio.ensure_future(first.generate(request)) for request in requests]
         await until(lambda: first.metrics()["sampled_tokens"] >= 20)
         assert first.requests == 3
+        before = [first.sampled_so_far(request) for request in requests]
+        later = first.sampled_so_far(requests[0], after=len(before[0].token_ids))
         await first.interrupt()
         partials = [await partial_of(call) for call in running]
+        assert len(before[0].token_ids) > 0
+        before.append(join_parts(before[0], later))
+        assert [first.sampled_so_far(request) for request in requests] == [NOTHING] * 3
+        for known, partial in zip(before, [*partials, partials[0]], strict=True):
+            parts = (known.token_ids, known.logprobs, known.versions)
+            assert [len(part) for part in parts] == [len(known.token_ids)] * 3
+            assert known.token_ids == partial.token_ids[: len(known.token_ids)]
         assert sum(len(partial.token_ids) for partial in partials) >= 20
         assert partials[2].token_ids == ()
         for request, partial, wanted in zip(requests, partials, whole, strict=True):

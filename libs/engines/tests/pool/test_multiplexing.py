@@ -9,6 +9,7 @@ import pytest
 from ale.errors import EngineError
 from ale.specs.engine import PolicyVersion
 from ale_engines import multiplexing
+from ale_engines.member import State
 from ale_testing.async_tests import cancelled
 
 from .conftest import FakeReplica, ask, expected, policy, pool_of, until
@@ -265,6 +266,26 @@ async def test_a_replica_leaves_when_the_requests_of_others_have_ended_too() -> 
             await asyncio.wait_for(leaving, 10)
             if first.sleeping:
                 await pool.expand(["a"])
+
+
+async def test_what_a_replica_generates_is_interrupted_when_all_know_that_it_leaves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first, second = FakeReplica("a"), FakeReplica("b")
+    known = asyncio.Event()
+    async with pool_of(first, second) as pool:
+        pool._members.deliver_changes = known.wait
+        leaving = asyncio.ensure_future(pool.shrink(["a"]))
+        await until(lambda: pool.seats()[0].state is State.LEAVING)
+        await asyncio.sleep(0.01)
+        assert first.interruptions == 0
+        known.set()
+        await asyncio.wait_for(leaving, 10)
+        assert (first.interruptions, first.sleeping) == (1, True)
+        known.clear()  # one that has stopped never hears of it
+        monkeypatch.setattr(multiplexing, "KNOWN_S", 0.05)
+        await asyncio.wait_for(pool.shrink(["b"]), 10)
+        assert second.sleeping
 
 
 async def test_weights_go_to_one_after_another_while_others_have_requests() -> None:

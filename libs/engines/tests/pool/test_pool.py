@@ -104,6 +104,29 @@ async def test_a_replica_that_dies_asleep_is_started_again_after_the_pool_woke()
         await asyncio.wait_for(pool.generate(ask()), 10)
 
 
+async def test_a_replica_that_was_given_up_gets_no_model_and_can_leave() -> None:
+    first, second = FakeReplica("a"), FakeReplica("b")
+    async with pool_of(first, second) as pool:
+        first.failing_starts = 99
+        first.kill()
+        await until(lambda: first.closes == 1)
+        before = first.interruptions
+        await pool.load_model(None, byte_tokenizer())
+        assert (first.starts, second.starts) == (4, 2)
+        assert await pool.leave("a") is first
+        assert first.interruptions == before
+        await pool.generate(ask())
+
+
+async def test_replicas_that_keep_their_memory_asleep_cannot_lend_it() -> None:
+    class Keeping(FakeReplica):
+        frees_memory = False
+
+    pool = Engines([Keeping("a"), FakeReplica("b")], print)
+    assert pool.objection_to_lending(1) == ""
+    assert pool.objection_to_lending(2).startswith("rl.multiplex is 2, but a cannot give a GPU's memory back")
+
+
 async def test_its_context_and_transports_are_those_of_all_replicas() -> None:
     first, second = FakeReplica("a"), FakeReplica("b")
     first.max_context, first.transports, second.transports = 500, ("ipc", "nccl", "folder"), ("folder", "nccl")

@@ -12,7 +12,7 @@ from ale.session.tokenizer import byte_tokenizer
 from ale_engines.member import Member, State
 from ale_engines.members import Members
 from ale_engines.pool import Engines
-from ale_engines.state_log import StateLog
+from ale_engines.state_log import StateLog, read_states
 from ale_testing.recording_channel import RecordingChannel
 
 from .conftest import FakeReplica, policy, until
@@ -41,9 +41,14 @@ def member() -> Member:
 
 
 @pytest.fixture
-def log(member: Member) -> StateLog:
-    members = Members([], print)
-    log = StateLog(members, Clock())
+def members() -> Members:
+    return Members([], print)
+
+
+@pytest.fixture
+def log(members: Members, member: Member) -> StateLog:
+    log = StateLog(lambda: read_states(members), Clock())
+    members.listeners.append(log.look)
     members.add(member)
     return log
 
@@ -80,9 +85,20 @@ def test_a_replica_that_is_started_again_elsewhere_is_listed_for_both_places(log
     assert set(taken(log)) == {("a", "there")}
 
 
-def test_a_replica_that_has_left_is_listed_once_more(log: StateLog, member: Member) -> None:
+def test_they_are_listed_in_the_order_of_the_pool_whichever_changed_first(
+    log: StateLog, members: Members, member: Member
+) -> None:
+    other = Member.of(Placed("b"))
+    members.add(other)
+    for each in (member, other):
+        each.change(State.SERVING)
+    other.change(State.LOADING)
+    assert [one["name"] for one in log.take()] == ["a", "b"]
+
+
+def test_a_replica_that_has_left_is_listed_once_more(log: StateLog, members: Members, member: Member) -> None:
     member.change(State.SERVING)
-    log._members.remove(member)
+    members.remove(member)
     assert [state for state, _, _ in taken(log)["a", "here"]] == ["serving"]
     assert taken(log) == {}
 

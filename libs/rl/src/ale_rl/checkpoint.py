@@ -58,7 +58,7 @@ async def write_checkpoint(bench: Workbench, cut: Cut, keep: int) -> None:
     making, target = folder / f".making_{cut.step}", folder / f"{STEP}_{cut.step}"
     await bench.backend.save(making)
     (making / LOOP_FILE).write_text(text)
-    await asyncio.to_thread(bench.store.sync)  # the rollouts that it names, and what was trained on
+    await bench.store.sync()  # the rollouts that it names, and what was trained on
     await asyncio.to_thread(put_in_place, making, target)
     for _, old in complete(folder, STEP)[keep:] if keep else ():
         if old not in (target, bench.policy_folder):

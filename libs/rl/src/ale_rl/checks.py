@@ -43,7 +43,7 @@ def check_groups(run: RunConfig) -> None:
 
 @runtime_checkable
 class LendsDevices(Protocol):
-    """Settings of a cluster that can put engines on the trainer's devices."""
+    """Settings of a cluster that can put engines on the trainer's devices, or such engines once they have started."""
 
     def objection_to_lending(self, count: int) -> str:
         """Return why so many engines cannot lie there, as a sentence; an empty one if they can."""

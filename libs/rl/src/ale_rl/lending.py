@@ -6,7 +6,7 @@
   newest weights. If all engines lie there, nothing else samples, so they are lent after every update, and for an
   evaluation that still runs.
 3. A trainer that gives memory back while it sleeps wakes by itself when it is called, so that it has its devices alone
-  then: also to write a checkpoint.
+  then. A checkpoint that is due after a step is therefore written before the devices are lent.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from ale.errors import ConfigError
 from ale.specs.engine import InferenceEngine
+from ale_rl.checks import LendsDevices
 from ale_rl.multiplexing import Multiplexing
 
 LOOK_S = 0.1
@@ -44,7 +45,8 @@ class Elastic(Protocol):
 
 
 def require_elastic(engine: InferenceEngine, count: int) -> Elastic:
-    """Return the engine as one of which `count` parts can sleep. Raises `ConfigError` if it has not so many."""
+    """Return the engine as one of which `count` parts can sleep. Raises `ConfigError` if it has not so many, or if
+    their sleep frees nothing."""
     parts = len(engine.seats()) if isinstance(engine, Elastic) else 0
     if not isinstance(engine, Elastic) or parts < count:
         raise ConfigError(
@@ -52,6 +54,8 @@ def require_elastic(engine: InferenceEngine, count: int) -> Elastic:
             f"{parts or 'none'}: take a cluster with as many (cluster.engine.replicas), or an engine with replicas, or "
             "leave rl.multiplex out."
         )
+    if isinstance(engine, LendsDevices) and (objection := engine.objection_to_lending(count)):
+        raise ConfigError(objection)
     return engine
 
 
@@ -80,6 +84,8 @@ class Lending:
         """Whether the devices are the engines', or will be once `_expanding` has ended."""
         self._slept: bool | None = None
         """Whether the trainer gave memory back when it lent them; None before it was asked."""
+        self._due = False
+        """Whether it was decided to lend them, and that has not begun."""
         self._expanding: asyncio.Task[None] | None = None
         self.waited_s = 0.0
         """How long the trainer waited for its last batch, without the switch after that."""
@@ -101,6 +107,9 @@ class Lending:
                     back.result()  # raises its error now, and not when the batch is there
                 elif back is None and self._lent and self._may_shrink(began, ready):
                     back = asyncio.create_task(self._take_back())
+                if not self._lent and not self._find_rest():  # the others were given up: nothing would sample
+                    back = None
+                    self.lend()
             self.waited_s = time.monotonic() - began
             if self._lent:
                 waiting("switch")
@@ -150,12 +159,25 @@ class Lending:
         self._lent = False
         self._note_switch(time.monotonic() - began)
 
-    async def after_update(self) -> None:
-        """Lend the devices again if that is worth it, or if nothing else samples."""
+    @property
+    def trainer_sleeps(self) -> bool:
+        """Whether the trainer cannot be called while its devices are lent."""
+        return bool(self._slept)
+
+    def decide(self) -> None:
+        """Decide after an update whether to lend the devices again: if that is worth it, or if nothing else samples."""
         if self._policy is None or not self._find_rest():
-            await self.serve_all()
-        elif self._policy.expand(self._ready(), self.waited_s, 2 * self._switch_s):
+            self._due = True
+        else:
+            self._due = self._policy.expand(self._ready(), self.waited_s, 2 * self._switch_s)
+
+    async def lend_if_due(self) -> None:
+        """Lend the devices if that was decided; if nothing else samples, engines serve when this returns."""
+        due, self._due = self._due, False
+        if due and self._policy is not None and self._find_rest():
             self.lend()
+        elif due:
+            await self.serve_all()
 
     async def serve_evaluation(self) -> None:
         """Have engines serve if none does: else an evaluation for whose end the trainer waits would never end."""
@@ -184,10 +206,10 @@ class Lending:
         self._switched_s += seconds
 
     def metrics(self) -> dict[str, float]:
-        """Return the seconds of switches since the last call (`switch_s`), and whether the devices are lent now
+        """Return the seconds of switches since the last call (`switch_s`), and whether the devices are lent now or soon
         (`lent`)."""
         switched_s, self._switched_s = self._switched_s, 0.0
-        return {"switch_s": switched_s, "lent": float(self._lent)}
+        return {"switch_s": switched_s, "lent": float(self._lent or self._due)}
 
 
 async def _end(*tasks: asyncio.Future[Any] | None) -> None:

@@ -29,7 +29,7 @@ from ale_rl.checks import note_short_context
 from ale_rl.collapse_guard import CollapseGuard
 from ale_rl.config import RLConfig
 from ale_rl.in_flight import limited_places
-from ale_rl.lending import Lending
+from ale_rl.lending import LOOK_S, Lending
 from ale_rl.loop_watch import LoopWatch
 from ale_rl.places import Places
 from ale_rl.produce import Producer
@@ -133,8 +133,9 @@ class Training:
                     self._report(step, metrics, (time.monotonic() - began) / (step - first))
                     await self._evaluate_if_due(group, step)
                     self._producer.admit_more()
-                    if self._config.checkpoint_every and step % self._config.checkpoint_every == 0:
+                    if self._is_saved_after(step):
                         await self._save()
+                    await self._lend_if_due()
                 if not self._watchdog.failed:
                     watching.cancel()
             if self._lending is not None and self._bench.config.eval is not None:
@@ -188,16 +189,19 @@ class Training:
                 metrics |= await train_step(bench, config, packed, step)
                 if self._evaluation is not None:
                     watch.trainer.enter("wait_evaluation")
-                    if self._lending is not None and not self._evaluation.done():
-                        await self._lending.serve_evaluation()
-                    await asyncio.wait([self._evaluation])
+                    while not self._evaluation.done():
+                        if self._lending is not None:  # the engines that sample may be given up meanwhile
+                            await self._lending.serve_evaluation()
+                        await asyncio.wait([self._evaluation], timeout=None if self._lending is None else LOOK_S)
                     if self._lending is not None:
                         await self._lending.take_back_to_wake()
                 with watch.publishing():
                     await publish(bench)
-        if self._lending is not None:  # also without an update, as the next batch must be sampled
-            watch.trainer.enter("switch")
-            await self._lending.after_update()
+        if self._lending is not None:
+            if step < config.steps or bench.config.eval is not None:  # something is sampled next
+                self._lending.decide()
+            if not (self._is_saved_after(step) and self._lending.trainer_sleeps):  # it would have to wake to save
+                await self._lend_if_due()
             metrics |= self._lending.metrics()
         if rollouts:
             metrics |= {"rollout_s": waited, "train_s": time.monotonic() - began}
@@ -211,6 +215,15 @@ class Training:
         self._producer.close_step()
         self._between_steps = True
         return metrics
+
+    def _is_saved_after(self, step: int) -> bool:
+        every = self._config.checkpoint_every
+        return every > 0 and step % every == 0
+
+    async def _lend_if_due(self) -> None:
+        if self._lending is not None:
+            self._watch.trainer.enter("switch")
+            await self._lending.lend_if_due()
 
     def _report(self, step: int, metrics: dict[str, float], seconds_a_step: float) -> None:
         """Show the metrics of a step. Raises `TrainerError` if the policy collapses."""
@@ -235,6 +248,7 @@ class Training:
         if every and step % every == 0 and step < self._config.steps:
             self._evaluate(group, f"step_{step}", step)
             if not self._config.async_ratio and self._evaluation is not None:
+                await self._lend_if_due()  # else it could wait for ever
                 self._watch.trainer.enter("wait_evaluation")
                 await self._evaluation
 

@@ -1,7 +1,7 @@
 """Watches a loop at work: which role is in which state, what became of the tokens, and what to change.
 
 After each step the metrics have the seconds of each state and the token ledger, and an event `roles` has the spans of
-both roles (for `ale report` and `ale trace`) with one sentence about who waits for whom.
+both roles (for `ale report` and `ale trace`) with one sentence about who waits for whom, and the trainer's place.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from ale.pipeline.workbench import Workbench
 from ale.session.session import RecordedSession
@@ -23,6 +23,16 @@ from ale_rl.token_ledger import TokenLedger
 
 LAPS = 4
 """The sentence is about so many steps at most, since sampling ahead comes in bursts."""
+
+
+@runtime_checkable
+class Placed(Protocol):
+    """A trainer that says where it is."""
+
+    @property
+    def place(self) -> str:
+        """What it computes on, for people, such as `cuda:1`."""
+        ...
 
 
 class LoopWatch:
@@ -105,7 +115,10 @@ class LoopWatch:
         self._laps.append((trainer, engine))
         said = advice(self._laps, self._config.async_ratio, self._config.batches_ahead)
         roles = {"trainer": _in_unix_time(self.trainer.spans), "engine": _in_unix_time(coarsen(self._engine.spans))}
-        self._bench.store.add_event("roles", step=step, version=self._bench.engine.version, advice=said, **roles)
+        backend = self._bench.backend
+        place = backend.place if isinstance(backend, Placed) else ""
+        version = self._bench.engine.version
+        self._bench.store.add_event("roles", step=step, version=version, advice=said, place=place, **roles)
         return found | self._ledger.close(trained, self._producer.open_groups, self._producer.replaced_tokens)
 
 

@@ -129,15 +129,19 @@ class Watchdog:
         return part_of(frames) or "something that blocks the event loop", [_stack(frames)]
 
     async def _hanging(self) -> tuple[str, list[str]]:
-        """Return the part in which the oldest rollout, else the trainer, hangs, and where all tasks are."""
+        """Return the part in which the store, else the oldest rollout, else the trainer, hangs, and where all tasks
+        are."""
+        everywhere = [list(await_chain(task)) for task in asyncio.all_tasks()]
+        stacks = sorted(set(map(_stack, everywhere)))[:MAX_STACKS]
+        if STORE in map(part_of, everywhere):  # whatever waits for it hangs as well
+            return STORE, stacks
         chains = [list(await_chain(task)) for task in self._bench.rollouts.running]
         parts = [part for chain in chains if (part := part_of(chain)) is not None]
-        stacks = [_stack(list(await_chain(task))) for task in asyncio.all_tasks()]
         facts = self._facts()
         working = not facts["trainer"].startswith("wait_") and f"the trainer ({facts['trainer']})"
         if facts["engine"] == "busy":
             parts.insert(0, ENGINE)
-        return working or (parts[0] if parts else "the loop"), sorted(set(stacks))[:MAX_STACKS]
+        return working or (parts[0] if parts else "the loop"), stacks
 
     def _tell(self, part: str, stacks: list[str], sentence: str) -> None:
         log.error("%s\n%s", sentence, "\n".join(stacks))

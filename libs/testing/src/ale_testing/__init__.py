@@ -12,5 +12,7 @@
    `fake_packages.py`, `recording_channel.py` and `echo_service.py` replace what surrounds a plugin;
    `sample_batches.py`, `loss_samples.py`, `sample_conversation.py`, `sample_trajectory.py` and `tiny_model.py` have
    sample data; `command_line.py` runs `ale` in the test's process, and `sandbox_providers.py` finds out which
-   providers work on this machine.
+   providers work on this machine; `forked_ale.py` and `forked_command.py` fork `ale` where it needs a process of its
+   own, and `ray_nodes.py` starts nodes of Ray whose workers are forked; `index_venvs.py` makes venvs with packages of
+   an index, once for all runs; `temporary_files.py` has a folder for temporary files in which none may be left.
 """

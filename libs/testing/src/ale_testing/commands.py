@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import textwrap
 from pathlib import Path
 from typing import Annotated
@@ -15,9 +14,9 @@ import typer
 from ale.cli.plugins_command import print_table
 from ale.errors import PluginError
 from ale.registry.drivers import find_plugin
-from ale.registry.installed import PluginInfo, list_plugins
+from ale.registry.installed import list_plugins
 from ale.specs.kinds import CAPABILITIES
-from ale_testing.import_check import check_import
+from ale_testing.import_check import check_import, check_imports
 from ale_testing.import_check_child import ImportFindings
 
 
@@ -68,18 +67,9 @@ def schema() -> None:
 def check_plugins(kind: str | None, as_json: bool, timeout_s: float) -> int:
     """Import every installed plugin; 1 where one fails. A shadowed one is checked like any other."""
     infos = list_plugins(kind)
-    slots = asyncio.Semaphore(min(4, os.cpu_count() or 1))
-
-    async def one(info: PluginInfo) -> ImportFindings:
-        if info.status in ("broken", "incompatible"):
-            return ImportFindings(info.reason)
-        async with slots:
-            return await check_import(info, timeout_s)
-
-    async def every() -> list[ImportFindings]:
-        return await asyncio.gather(*map(one, infos))
-
-    found = list(zip(infos, asyncio.run(every()), strict=True))
+    sound = [info for info in infos if info.status not in ("broken", "incompatible")]
+    probes = dict(zip(sound, asyncio.run(check_imports(sound, timeout_s)), strict=True))
+    found = [(info, probes.get(info, ImportFindings(info.reason))) for info in infos]
     failed = sum(probed.problem is not None for _, probed in found)
     if as_json:
         keys = ("kind", "name", "package", "version")

@@ -1,21 +1,33 @@
-"""This program finds out what only an import of a plugin can show. `ale_testing.import_check` starts it in a separate
-process, so that effects of the import stay there."""
+"""This program finds out what only an import of a plugin can show, of several plugins. `ale_testing.import_check`
+starts it; it forks a process for each plugin, so that effects of the import stay there, and imports none itself."""
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ale.errors import AleError
 from ale.registry.drivers import find_plugin, load_driver_class
-from ale.registry.installed import PluginInfo
+from ale.registry.installed import PluginInfo, list_plugins
 from ale.registry.validation import nearest_hint
 from ale.specs.kinds import CAPABILITIES
 from ale_config_tools import describe_keys
+
+OUTCOME, STDOUT, STDERR, EXIT_CODE = "outcome.json", "stdout", "stderr", "exit_code"
+"""The files in a plugin's folder."""
+LATE = "late"
+"""Stands in the place of the exit code of a process that was killed, since its time was over."""
+AT_ONCE = min(4, os.cpu_count() or 1)
+LOOK_S = 0.01
 
 
 @dataclass(frozen=True)
@@ -68,7 +80,63 @@ def _describe_disagreement(info: PluginInfo, capabilities: tuple[str, ...]) -> s
     return None
 
 
+def examine_all(folder: Path, timeout_s: float, plugins: Sequence[str]) -> None:
+    """Examine each plugin (its kind, a space, and its name) in a process of its own, which may take so many seconds and
+    has a folder with the plugin's number."""
+    list_plugins()  # what is installed is read once for all
+    waiting = list(enumerate(plugins))
+    running: dict[int, tuple[Path, float]] = {}
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(1))
+    try:
+        while waiting or running:
+            if waiting and len(running) < AT_ONCE:
+                number, plugin = waiting.pop(0)
+                place = folder / str(number)
+                place.mkdir()
+                running[_fork(place, *plugin.split(" ", 1))] = place, time.monotonic() + timeout_s
+                continue
+            time.sleep(LOOK_S)
+            for pid, (place, until) in list(running.items()):
+                late = time.monotonic() > until
+                if late:
+                    _kill(pid)
+                ended, status = os.waitpid(pid, 0 if late else os.WNOHANG)
+                if ended:
+                    _kill(pid)  # also what the import started and left running
+                    (place / EXIT_CODE).write_text(LATE if late else str(os.waitstatus_to_exitcode(status)))
+                    del running[pid]
+    finally:
+        for pid in running:
+            _kill(pid)
+
+
+def _fork(place: Path, kind: str, name: str) -> int:
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        os.setsid()
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        for number, file in enumerate((STDOUT, STDERR), 1):
+            os.dup2(os.open(place / file, os.O_WRONLY | os.O_CREAT), number)
+        os.environ["TMPDIR"] = str(place)  # this process ends without the clean-up that modules register
+        tempfile.tempdir = None
+        (place / OUTCOME).write_text(json.dumps(asdict(examine(kind, name))))
+        sys.stdout.flush()
+        code = 0
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        os._exit(code)  # threads that the plugin left cannot hold it
+
+
+def _kill(pid: int) -> None:
+    """End a process with everything of its session."""
+    for kill in (os.killpg, os.kill):
+        with suppress(ProcessLookupError):
+            kill(pid, signal.SIGKILL)
+
+
 if __name__ == "__main__":
-    Path(sys.argv[3]).write_text(json.dumps(asdict(examine(sys.argv[1], sys.argv[2]))))
-    sys.stdout.flush()
-    os._exit(0)  # threads that the plugin left cannot hold it
+    examine_all(Path(sys.argv[1]), float(sys.argv[2]), sys.argv[3:])

@@ -15,7 +15,7 @@ from ale.config.run import RunConfig
 from ale.registry.installed import PluginInfo, list_plugins
 from ale.specs.choice import PluginRules
 from ale.specs.kinds import HOOKS, KINDS
-from ale_testing.import_check import check_import
+from ale_testing.import_check import check_imports
 from ale_testing.import_check_child import ImportFindings
 
 REFERENCE = {"type": "string", "pattern": r"\$\{", "description": "An interpolation, such as ${seed}."}
@@ -24,7 +24,7 @@ REFERENCE = {"type": "string", "pattern": r"\$\{", "description": "An interpolat
 def run_schema() -> dict[str, Any]:
     """The schema; plugins that cannot be imported are left out, with a line on stderr."""
     definitions: dict[str, Any] = {}
-    plugins = asyncio.run(_import_all())
+    plugins = _import_all()
     schema = RunConfig.model_json_schema(mode="validation")
     for name in ("PluginChoice", "SelectRule", "MixRule", "Select", "Mix"):
         schema["$defs"].pop(name, None)
@@ -53,10 +53,13 @@ def run_schema() -> dict[str, Any]:
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "ALE run file", **whole}
 
 
-async def _import_all() -> list[tuple[PluginInfo, ImportFindings]]:
+def _import_all() -> list[tuple[PluginInfo, ImportFindings]]:
+    infos = list_plugins()
+    sound = [info for info in infos if info.status in ("ok", "shadowed")]
+    probes = dict(zip(sound, asyncio.run(check_imports(sound)), strict=True))
     found = []
-    for info in list_plugins():
-        probed = await check_import(info) if info.status in ("ok", "shadowed") else ImportFindings(info.reason)
+    for info in infos:
+        probed = probes.get(info, ImportFindings(info.reason))
         if probed.schema:
             found.append((info, probed))
         else:

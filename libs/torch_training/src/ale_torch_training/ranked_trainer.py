@@ -69,8 +69,16 @@ class RankedTrainer(Driver, TrainerBackend):
 
     name: str
     transports: tuple[str, ...]
+    _ranks: int
+    _device: str
+    """What `choose_ranks` returned."""
     _thread: ThreadPoolExecutor | None = None
     _workers: Workers | None = None
+
+    @property
+    def place(self) -> str:
+        """What it computes on, for people: such as `cuda:1`, or `cuda ×4` for four ranks with a GPU each."""
+        return self._device if self._ranks == 1 else f"{self._device} ×{self._ranks}"
 
     @abstractmethod
     def make_workers(self) -> Workers:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -52,16 +52,22 @@ async def look_at(who: str, actor: Any, reference: Any) -> Any:
 
 
 async def take_messages(who: str, actor: Any, receive: Callable[[Any], None]) -> None:
-    """Give an actor's messages to `receive` until it has closed; what `receive` raises is logged, and the others still
-    come. Raises `ActorLost`."""
-    while True:
-        for message in await ask(who, actor.messages.remote()):
-            if isinstance(message, Closed):
-                return
-            try:
-                receive(unpack(message))
-            except Exception as error:
-                log.warning("a message of %s is lost: %s", who, describe_error(error))
+    """Give an actor's messages to `receive` until it has closed. Raises `ActorLost`."""
+    while not deliver(who, await ask(who, actor.messages.remote()), receive):
+        pass
+
+
+def deliver(who: str, messages: Iterable[Any], receive: Callable[[Any], None]) -> bool:
+    """Give messages to `receive`; what it raises is logged, and the others still come. Returns whether the actor has
+    closed, with its last message."""
+    for message in messages:
+        if isinstance(message, Closed):
+            return True
+        try:
+            receive(unpack(message))
+        except Exception as error:
+            log.warning("a message of %s is lost: %s", who, describe_error(error))
+    return False
 
 
 async def end_actor(who: str, actor: Any, listening: asyncio.Task[None] | None, limit_s: float | None) -> None:

@@ -23,15 +23,15 @@ from ale.config.preflight import check_started
 from ale.config.run import RunConfig
 from ale.errors import ConfigError
 from ale.registry.drivers import load_plugin
-from ale.registry.validation import describe_error
 from ale.rollout.episode import Episodes
 from ale.specs.cluster import Cluster
 from ale.specs.driver import Channel, Driver, DriverContext
 from ale.specs.engine import InferenceEngine, MessageEngine
 from ale.specs.events import EXEC_HOOKS, HookSpecs
+from ale_engines.member import State
 from ale_ray.calls import cancel
-from ale_ray.connection import Connection, Room, check_room, describe_nodes
-from ale_ray.control import FOLDER, ROLES, row_of, serve_wishes, write_json
+from ale_ray.connection import Connection, Room, check_room, describe_gpus
+from ale_ray.control import FOLDER, row_of, serve_wishes, write_roles
 from ale_ray.engine_host import EngineSpec
 from ale_ray.engines import RayEngines
 from ale_ray.episodes import RemoteEpisodes
@@ -41,7 +41,6 @@ from ale_ray.settings import RayConfig
 from ale_ray.worker import WorkerSpec
 from ale_ray.workers import RemotePool, Workers
 
-log = logging.getLogger("ale.cluster")
 MAX_CONCURRENCY = 10_000
 """Calls that an actor has open at once."""
 ROLES_S = 0.5
@@ -63,9 +62,13 @@ class RayCluster(Driver, Cluster):
         self._places: Any = None
         self._folder: Path | None = None
         self._serving: asyncio.Task[None] | None = None
-        self._writing: asyncio.TimerHandle | None = None
-        self._scaling = asyncio.Lock()
-        self._next_engine = config.engine.replicas
+        self._showing: asyncio.Task[None] | None = None
+        self._changes = asyncio.Event()
+        """Whether `roles.json` is out of date."""
+        self._writing, self._scaling = asyncio.Lock(), asyncio.Lock()
+        self._next_engine = config.count_of("engine")
+        self._lent: list[str] = []
+        """The names of the engines on the trainer's devices."""
         self._run: RunConfig | None = None
         # A run's channel holds its store; its function that removes secrets is plain data.
         self._redact = getattr(context.channel, "replace_secrets", _unchanged)
@@ -80,6 +83,7 @@ class RayCluster(Driver, Cluster):
         if self.context.run_dir is not None:
             self._folder = self.context.run_dir / FOLDER
             self._serving = asyncio.create_task(serve_wishes(self._folder, self.scale))
+            self._showing = asyncio.create_task(self._show_roles())
         if c.trainer.ranks:
             from ale_ray.rank_places import RayRankPlaces
 
@@ -94,8 +98,9 @@ class RayCluster(Driver, Cluster):
             for part in (self._engines, self._workers):
                 if part is not None:
                     stack.push_async_callback(part.close)
-            await cancel(self._serving)
-            self._write_roles("ended")
+            for task in (self._serving, self._showing):
+                await cancel(task)
+            await self._write_roles("ended")
 
     @property
     def ranks(self) -> Any:
@@ -122,24 +127,25 @@ class RayCluster(Driver, Cluster):
         lent = int(getattr(run.rl, "multiplex", 0)) if run.trainer is not None else 0
         if lent and (objection := self.config.objection_to_lending(lent)):
             raise ConfigError(objection)
-        check_room(self._rooms(lent, 0 if places is None else places.count))
+        await asyncio.to_thread(check_room, self._rooms(lent, 0 if places is None else places.count))
         self._run = run
-        replicas = [self._replica(number) for number in range(self.config.engine.replicas)]
+        replicas = [self._replica(number) for number in range(self.config.count_of("engine"))]
         if places is not None:
             await places.reserve(self.config.engine, lent)
             for number, replica in enumerate(replicas[-lent:] if lent else ()):
                 replica.options |= places.engine_options(number)
-        self._engines = RayEngines(replicas, self._note, self._changed)
+                self._lent.append(replica.name)
+        self._engines = RayEngines(replicas, self._note, self.context.channel.event, self._changed)
         await self._engines.start()
         return self._engines
 
     def _rooms(self, lent: int, ranks: int) -> list[Room]:
         """Return what the run's actors need; `lent` engines lie on the devices of the first ranks."""
         c = self.config
-        rooms = [Room("engine", c.engine.cpus, c.engine.devices)] * (c.engine.replicas - lent)
+        rooms = [Room("engine", c.engine.cpus, c.engine.devices)] * (c.count_of("engine") - lent)
         for rank in range(ranks):
             rooms.append(Room("trainer", c.trainer.cpus + (c.engine.cpus if rank < lent else 0), c.trainer.devices))
-        return rooms + [Room("rollout", c.rollout.cpus)] * c.rollout.workers
+        return rooms + [Room("rollout", c.rollout.cpus)] * c.count_of("rollout")
 
     def _replica(self, number: int) -> RayReplica:
         run, c = self._run, self.config.engine
@@ -165,8 +171,8 @@ class RayCluster(Driver, Cluster):
         self, run: RunConfig, episodes: Episodes, pools: Mapping[str, Any]
     ) -> tuple[Episodes, Mapping[str, Any]]:
         """See `Cluster.place_episodes`."""
-        c = self.config.rollout
-        if not c.workers:
+        c, workers = self.config.rollout, self.config.count_of("rollout")
+        if not workers:
             return episodes, pools
         if episodes.hooks.has_implementation(*EXEC_HOOKS):
             raise ConfigError(
@@ -179,11 +185,12 @@ class RayCluster(Driver, Cluster):
         spec = WorkerSpec(run, self._portable, self._redact, Path.cwd(), hooks)
         options = self._options(c.cpus) | {"scheduling_strategy": "SPREAD"}
         limits = 2 * run.rollout.concurrency, self.config.start_s  # so many act, and as many more may be scored
-        self._workers = Workers(spec, options, *limits, self._receive, self._note, self._changed)
+        event = self.context.channel.event
+        self._workers = Workers(spec, options, *limits, self._receive, self._note, event, self._changed)
         assert self._engines is not None, "the engine comes first"
         self._engines.workers = self._workers
         await self._engines.send_table()
-        await self._workers.add(c.workers)
+        await self._workers.add(workers)
         given = {name: getattr(episodes, name) for name in Episodes.__dataclass_fields__}
         return RemoteEpisodes(**given, workers=self._workers), {name: RemotePool(self._workers, name) for name in pools}
 
@@ -194,7 +201,8 @@ class RayCluster(Driver, Cluster):
         async with self._scaling:
             change = self._scale_engines if role == "engine" else self._scale_workers
             names = await change(count)
-            self._write_roles()
+            self.config.scale(role, len(names))
+            await self._write_roles()
         what = ("engine" if role == "engine" else "rollout worker") + ("s" if len(names) > 1 else "")
         return f"The run has {len(names)} {what} now: {', '.join(names)}."
 
@@ -202,8 +210,17 @@ class RayCluster(Driver, Cluster):
         engines = self._engines
         if engines is None or count < 1:
             raise ConfigError("A run has at least one engine.")
+        if count < len(self._lent):
+            raise ConfigError(
+                f"rl.multiplex is {len(self._lent)}: so many engines lie on the trainer's devices, and stay there. For "
+                "fewer, stop the run, and go on with a smaller rl.multiplex (ale run --resume)."
+            )
+        for seat in engines.seats():
+            if seat.state is State.FAILED:
+                await engines.leave(seat.name)
         while len(engines.replicas) < count:
-            check_room([Room("engine", self.config.engine.cpus, self.config.engine.devices)])
+            room = Room("engine", self.config.engine.cpus, self.config.engine.devices)
+            await asyncio.to_thread(check_room, [room])
             replica, self._next_engine = self._replica(self._next_engine), self._next_engine + 1
             try:
                 await replica.start()
@@ -212,7 +229,8 @@ class RayCluster(Driver, Cluster):
                 await replica.close()
                 raise
         while len(engines.replicas) > count:
-            left = await engines.leave(engines.replicas[-1].name)
+            own = [replica.name for replica in engines.replicas if replica.name not in self._lent]
+            left = await engines.leave(own[-1])
             await left.close()
         return [replica.name for replica in engines.replicas]
 
@@ -223,40 +241,49 @@ class RayCluster(Driver, Cluster):
         while any(worker.state == "failed" for worker in workers):
             await workers.remove()
         if len(workers) < count:
-            check_room([Room("rollout", self.config.rollout.cpus)])
+            await asyncio.to_thread(check_room, [Room("rollout", self.config.rollout.cpus)])
             await workers.add(count - len(workers))
         while len(workers) > count:
             await workers.remove()
         return [worker.name for worker in workers]
 
     def _changed(self) -> None:
-        """Write the actors of the run soon."""
-        if self._writing is None:
-            self._writing = asyncio.get_running_loop().call_later(ROLES_S, self._write_roles)
+        """Have the actors of the run written soon."""
+        self._changes.set()
 
-    def _write_roles(self, state: str = "running") -> None:
-        """Write the actors of the run for `ale cluster status`."""
-        if self._writing is not None:
-            self._writing.cancel()
-            self._writing = None
+    async def _show_roles(self) -> None:
+        """Write the actors of the run for ever, soon after each change."""
+        while True:
+            await self._changes.wait()
+            await asyncio.sleep(ROLES_S)
+            await self._write_roles()
+
+    async def _write_roles(self, state: str = "running") -> None:
+        """Write the actors of the run for `ale cluster status`, in a thread: Ray and the disk may be slow."""
         if self._folder is None or not self._connection.opened:
             return
-        devices = self.config.engine.devices
+        async with self._writing:
+            self._changes.clear()
+            writing = asyncio.ensure_future(asyncio.to_thread(write_roles, self._folder, state, self._list_actors()))
+            try:
+                await asyncio.shield(writing)
+            finally:  # a thread goes on when it is cancelled, and must not write after the next one
+                await asyncio.wait([writing])
+
+    def _list_actors(self) -> list[dict[str, Any]]:
         rows = []
         if self._engines is not None:
             facts = {each.name: each.facts for each in self._engines.replicas if isinstance(each, RayReplica)}
             for seat in self._engines.seats():
                 at = facts[seat.name]
-                rows.append(row_of("engine", seat.name, at.node, at.pid, devices, seat.state, seat.version))
+                row = row_of("engine", seat.name, at.node, at.pid, at.devices, seat.state, seat.version)
+                rows.append(row | ({"part": at.part} if at.part else {}))
         if self._places is not None:
-            for name, node, pid, shared, state_of_rank in self._places.roles():
-                rows.append(row_of("trainer", name, node, pid, shared, state_of_rank, None))
+            for name, node, pid, devices, state_of_rank in self._places.roles():
+                rows.append(row_of("trainer", name, node, pid, devices, state_of_rank, None))
         for worker in self._workers or ():
-            rows.append(row_of("rollout", worker.name, worker.node, worker.pid, 0, worker.state, None))
-        try:
-            write_json(self._folder / ROLES, {"state": state, "nodes": describe_nodes(), "roles": rows})
-        except OSError as error:  # it is only to look at
-            log.warning("%s cannot be written: %s", self._folder / ROLES, describe_error(error))
+            rows.append(row_of("rollout", worker.name, worker.node, worker.pid, describe_gpus(0), worker.state, None))
+        return rows
 
     def _note(self, text: str) -> None:
         self.context.channel.event("note", text=text)

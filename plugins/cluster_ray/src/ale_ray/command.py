@@ -19,7 +19,7 @@ def cluster_status(run: Run, as_json: Annotated[bool, typer.Option("--json", hel
     from rich.console import Console
     from rich.table import Table
 
-    from ale_ray.control import FOLDER, read_roles
+    from ale_ray.control import FOLDER, KILLED, read_roles
 
     data = read_roles(run / FOLDER)
     if as_json:
@@ -27,8 +27,12 @@ def cluster_status(run: Run, as_json: Annotated[bool, typer.Option("--json", hel
         return
     table = Table(*COLUMNS, title=f"{run.name} ({data['state']})")
     for row in data["roles"]:
-        table.add_row(*(str(row[key]) for key in COLUMNS))
+        name = f"{row['name']} ({row['part']})" if "part" in row else row["name"]
+        table.add_row(*(str((row | {"name": name})[key]) for key in COLUMNS))
     Console().print(table)
+    if data["state"] == KILLED:
+        print("Its process has ended without a word, and so have its actors: these are the states of the last moment.")
+        print(f"`ale run --resume {run}` goes on with it.")
 
 
 @cluster_app.command("scale")

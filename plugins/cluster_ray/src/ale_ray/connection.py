@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 import os
+import secrets
 import signal
 import threading
 import uuid
@@ -67,7 +68,8 @@ class Connection:
             os.environ.setdefault(name, value)
         own: dict[str, Any] = {"address": self._address}
         if self._address is None:
-            os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # else a file with a token appears in the home folder
+            if "RAY_AUTH_MODE" not in os.environ:  # who reaches its ports could run code
+                os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
             self._folder = TemporaryFolder()
             cpus = HEADROOM * max(float(os.cpu_count() or 1), sum(room.cpus for room in rooms))
             own = {
@@ -135,6 +137,11 @@ def check_room(rooms: Sequence[Room]) -> None:
             )
         fits["CPU"] = fits.get("CPU", 0) - room.cpus
         fits["GPU"] = fits.get("GPU", 0) - room.devices
+
+
+def describe_gpus(number: int) -> str:
+    """Return what an actor with so many GPUs computes on, for people."""
+    return "cpu" if not number else "1 GPU" if number == 1 else f"{number} GPUs"
 
 
 def describe_nodes() -> str:

@@ -1,30 +1,40 @@
 """How `ale cluster` and a run talk: by files in the folder `cluster` of the run folder.
 
-roles.json       written by the run whenever something changes: each actor's role, name, node, devices and state
-NAME.request     a wish of `ale cluster scale`; the run takes it by renaming it to NAME.taken
+roles.json       written by the run whenever something changes: each actor's role, name, node, devices (`cpu`, or how
+                 many GPUs) and state, and its part if the engine is one of several kinds; `ale report` reads it
+NAME.request     a wish of `ale cluster scale`; the run takes one after another by renaming it to NAME.taken
 NAME.answer      what became of it; who wished removes it
+
+A run that is killed cannot write that it has ended. Whoever looks on its machine knows it by the lock of the run
+folder, which the kernel releases with the run's process.
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 import os
+import socket
 import time
 import uuid
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from ale.errors import AleError, ConfigError
 from ale.registry.validation import describe_error
+from ale.store.run_store import lock_folder
+from ale_ray.beat import wait_for_beat
+from ale_ray.connection import describe_nodes
 
 log = logging.getLogger("ale.cluster")
 FOLDER, ROLES = "cluster", "roles.json"
-LOOK_S = 0.5
+RUNNING, KILLED = "running", "killed"
+"""States of a run; another one is `ended`."""
+LOOK_S = 1.0
 TAKEN_S, ANSWER_S = 10.0, 900.0
-"""How long a wish waits until a run takes it, and then for its answer."""
+"""How long a wish waits until a run that is at no other one takes it, and how long for its answer."""
 
 
 def write_json(path: Path, data: Any) -> None:
@@ -35,7 +45,16 @@ def write_json(path: Path, data: Any) -> None:
     beside.replace(path)
 
 
-def row_of(role: str, name: str, node: str, pid: int, devices: int, state: str, version: int | None) -> dict[str, Any]:
+def write_roles(folder: Path, state: str, rows: list[dict[str, Any]]) -> None:
+    """Write the actors of a run whose process this is. It raises nothing: it is only to look at."""
+    try:
+        found = {"state": state, "host": socket.gethostname(), "nodes": describe_nodes(), "roles": rows}
+        write_json(folder / ROLES, found)
+    except Exception as error:  # of the disk, or of Ray
+        log.warning("%s cannot be written: %s", folder / ROLES, describe_error(error))
+
+
+def row_of(role: str, name: str, node: str, pid: int, devices: str, state: str, version: int | None) -> dict[str, Any]:
     """Return an actor for `roles.json`."""
     columns = {"role": role, "name": name, "node": node[:8], "pid": pid, "devices": devices, "state": state}
     return columns | {"version": "" if version is None else version}
@@ -43,13 +62,14 @@ def row_of(role: str, name: str, node: str, pid: int, devices: int, state: str, 
 
 async def serve_wishes(folder: Path, fulfil: Callable[[str, int], Awaitable[str]]) -> None:
     """Take wishes for ever: `fulfil(role, count)` returns a sentence about what was done, or raises `AleError`."""
+    _forget_taken(folder)
     while True:
         for wish in _wishes(folder):
             try:
                 await _serve(wish, fulfil)
             except Exception as error:  # whatever it is: the next wish can be fulfilled
                 log.warning("the wish %s could not be answered: %s", wish.name, describe_error(error))
-        await asyncio.sleep(LOOK_S)
+        await wait_for_beat(LOOK_S)
 
 
 async def _serve(wish: Path, fulfil: Callable[[str, int], Awaitable[str]]) -> None:
@@ -90,21 +110,41 @@ def _remove(file: Path) -> None:
     file.unlink(missing_ok=True)
 
 
+def _forget_taken(folder: Path) -> None:
+    """Remove what this run was at when its process before was killed."""
+    for taken in folder.glob("*.taken"):
+        _remove(taken)
+
+
 def _wishes(folder: Path) -> list[Path]:
-    return sorted(folder.glob("*.request"))
+    with suppress(OSError):  # mostly, nobody has wished yet, and nothing was written
+        return [folder / name for name in sorted(os.listdir(folder)) if name.endswith(".request")]
+    return []
 
 
-def wish_for(folder: Path, role: str, count: int) -> str:
-    """Ask the run of this folder for a number of actors, and wait; returns what it says. Raises `ConfigError`."""
+def wish_for(folder: Path, role: str, count: int, note: Callable[[str], None] = print) -> str:
+    """Ask the run of this folder for a number of actors, and wait; returns what it says. `note` gets a sentence if the
+    run is at another wish. Raises `ConfigError`."""
     wish = folder / f"{uuid.uuid4().hex[:8]}.request"
     taken, answer = wish.with_suffix(".taken"), wish.with_suffix(".answer")
     write_json(wish, {"role": role, "count": count})
-    began = time.monotonic()
+    began = at_work = time.monotonic()
+    noted = False
     try:
         while not answer.exists():
-            waited = time.monotonic() - began
-            if waited > ANSWER_S or (waited > TAKEN_S and not taken.exists() and not answer.exists()):
+            now = time.monotonic()
+            if any(folder.glob("*.taken")):
+                at_work = now
+                if not (noted or taken.exists() or answer.exists()):
+                    noted = True
+                    note("The run is busy with another change; this one waits for its turn.")
+            if (now - at_work > TAKEN_S or _was_killed(folder)) and not answer.exists():
                 raise ConfigError(f"No run answers in {folder.parent}: it has ended, or it has no section cluster.")
+            if now - began > ANSWER_S and not answer.exists():
+                raise ConfigError(
+                    f"The run in {folder.parent} has not done it within {ANSWER_S:g} s. It may still be at it: `ale "
+                    "cluster status` shows what it has."
+                )
             time.sleep(0.1)
         said = json.loads(answer.read_text())
     finally:
@@ -116,7 +156,8 @@ def wish_for(folder: Path, role: str, count: int) -> str:
 
 
 def read_roles(folder: Path) -> dict[str, Any]:
-    """Return what the run wrote last. Raises `ConfigError`."""
+    """Return what the run wrote last; its `state` is `killed` if its process, on this machine, has ended without saying
+    so. Raises `ConfigError`."""
     try:
         data: dict[str, Any] = json.loads((folder / ROLES).read_text())
     except (OSError, ValueError) as error:
@@ -124,4 +165,21 @@ def read_roles(folder: Path) -> dict[str, Any]:
             f"{folder.parent} holds no run on a cluster ({ROLES} cannot be read: {error}); a run has one from its "
             "section cluster on."
         ) from error
-    return data
+    return data | {"state": KILLED} if _is_killed(folder, data) else data
+
+
+def _was_killed(folder: Path) -> bool:
+    try:
+        return bool(read_roles(folder)["state"] == KILLED)
+    except ConfigError:  # it has written nothing yet
+        return False
+
+
+def _is_killed(folder: Path, roles: dict[str, Any]) -> bool:
+    if roles.get("state") != RUNNING or roles.get("host") != socket.gethostname():
+        return False  # the lock of another machine's process may not be seen here
+    try:
+        os.close(lock_folder(folder.parent))
+    except ConfigError:
+        return False
+    return True

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -21,6 +21,7 @@ from ale.specs.engine import GenerateRequest, Generation, InferenceEngine, Polic
 from ale_engines.driver_replica import DriverReplica
 from ale_engines.replica import Interrupted, Replica
 from ale_ray.calls import answered
+from ale_ray.connection import describe_gpus
 from ale_ray.outbox import RemoteChannel
 from ale_ray.run_actor import RunActor
 
@@ -59,6 +60,12 @@ class EngineFacts:
     pid: int
     capabilities: frozenset[str]
     """Those of its driver on this node."""
+    devices: str = ""
+    """What Ray has given it, for people: `cpu`, or how many GPUs."""
+    frees_memory: bool = True
+    """See `Replica.frees_memory`; without a GPU there is nothing that others wait for."""
+    part: str = ""
+    """Its name among the replicas of an engine that has several kinds of them, such as `vllm 0` of `mixed`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +82,11 @@ class EngineHost(RunActor):
     def __init__(self) -> None:
         super().__init__()
         self._replica: Replica | None = None
+        self._part = ""
         self._capabilities: frozenset[str] = frozenset()
         self._running: dict[str, asyncio.Task[Any]] = {}
+        self._requests: dict[str, GenerateRequest] = {}
+        """Those of the running ones."""
         self._aborted: deque[str] = deque(maxlen=1024)
         """Requests that were given up before they arrived: calls overtake each other."""
 
@@ -86,6 +96,8 @@ class EngineHost(RunActor):
         driver = build_driver("engine", spec.choice, context)
         if isinstance(driver, MadeOfReplicas):
             self._replica = driver.make_replica(spec.number)
+            own = self._replica.name
+            self._part = "" if own == spec.name.rpartition(":")[2] else own
         else:
             assert isinstance(driver, InferenceEngine), "checked when it was loaded"
             self._replica = DriverReplica(driver, spec.name, int(getattr(driver, "slots", 64)))
@@ -112,7 +124,7 @@ class EngineHost(RunActor):
             self._aborted.remove(name)
             return None
         task = asyncio.ensure_future(self._engine.generate(request))
-        self._running[name] = task
+        self._running[name], self._requests[name] = task, request
         try:
             return await task
         except Interrupted as error:
@@ -124,6 +136,12 @@ class EngineHost(RunActor):
             raise
         finally:
             self._running.pop(name, None)
+            del self._requests[name]
+
+    async def sampled(self, known: Mapping[str, int]) -> dict[str, Generation]:
+        """Return what has been sampled for requests that run, each beyond so many tokens."""
+        running = {name: self._requests[name] for name in known if name in self._requests}
+        return {name: self._engine.sampled_so_far(request, known[name]) for name, request in running.items()}
 
     async def abort(self, name: str) -> None:
         """End a request that nobody waits for any more."""
@@ -151,6 +169,8 @@ class EngineHost(RunActor):
         import ray
 
         replica = self._engine
-        transports = tuple(name for name in replica.transports if name != "memory")  # the trainer is not in here
-        node = ray.get_runtime_context().get_node_id()
-        return EngineFacts(replica.slots, replica.max_context, transports, node, os.getpid(), self._capabilities)
+        # The trainer is not in this process, and may be on another GPU.
+        transports = tuple(name for name in replica.transports if name not in ("memory", "ipc"))
+        node, gpus = ray.get_runtime_context().get_node_id(), len(ray.get_gpu_ids())
+        facts = replica.slots, replica.max_context, transports, node, os.getpid(), self._capabilities
+        return EngineFacts(*facts, describe_gpus(gpus), not gpus or replica.frees_memory, self._part)

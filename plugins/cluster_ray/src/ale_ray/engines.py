@@ -20,9 +20,15 @@ log = logging.getLogger("ale.cluster")
 class RayEngines(Engines):
     """See the module."""
 
-    def __init__(self, replicas: list[RayReplica], note: Callable[[str], None], changed: Callable[[], None]) -> None:
-        """`changed` is called after each change that the workers know."""
-        super().__init__(replicas, note, replicas[0].report_event)
+    def __init__(
+        self,
+        replicas: list[RayReplica],
+        note: Callable[[str], None],
+        event: Callable[..., None],
+        changed: Callable[[], None],
+    ) -> None:
+        """`note` and `event`: see `Engines`. `changed` is called after each change that the workers know."""
+        super().__init__(replicas, note, event)
         self.workers: Workers | None = None
         self._report_change = changed
         self._number = 0
@@ -30,6 +36,7 @@ class RayEngines(Engines):
         self._due = False
         """Whether a table will be sent as soon as what happens now has happened."""
         self.listeners.append(self._changed)
+        self._members.deliver_changes = self._deliver
 
     async def load_model(self, folder: Path | None, tokenizer: Tokenizer) -> None:
         """See `InferenceEngine.load_model`."""
@@ -42,6 +49,8 @@ class RayEngines(Engines):
         """See `InferenceEngine.load_weights`; the workers know the new version when this returns."""
         await super().load_weights(policy)
         await self.send_table()
+        if self.workers is not None:
+            self.workers.report_states()
 
     def _changed(self) -> None:
         """Send a new table soon: what changes together is sent together."""
@@ -50,6 +59,11 @@ class RayEngines(Engines):
             task = asyncio.get_running_loop().create_task(self._send_soon())
             self._sending.add(task)
             task.add_done_callback(self._forget_sending)
+
+    async def _deliver(self) -> None:
+        """Return when the workers have the tables that are due."""
+        if self._sending:
+            await asyncio.wait(self._sending)
 
     async def _send_soon(self) -> None:
         await asyncio.sleep(0)

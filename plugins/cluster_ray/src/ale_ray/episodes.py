@@ -24,12 +24,14 @@ from ale.trajectory import Failure, Trajectory
 from ale_ray.calls import ActorLost, ask
 from ale_ray.outbox import Sampling
 from ale_ray.worker import Acted, Encoded
-from ale_ray.workers import Worker, Workers
+from ale_ray.workers import DEAD, SILENT, Worker, Workers
 
 BEGINNINGS = 4
 """An episode whose worker died so often is what they die of, and fails."""
-END_S, PING_S = 120.0, 2.0
-"""How long a worker may take to end an episode, with its sandbox."""
+END_S, PING_S = 120.0, 10.0
+"""How long a worker may take to end an episode, with its sandbox, and to show that its process moves."""
+ARRIVES_S = 2.0
+"""How long the answer of an episode that had just ended may be under way."""
 
 
 @dataclass(frozen=True)
@@ -75,25 +77,29 @@ class RemoteEpisodes(Episodes):
                 self.workers.leave(worker)
 
     async def _run_at(self, worker: Worker, actor: Any, request: RolloutRequest, stage: StageInfo) -> Trajectory:
-        name, task = uuid.uuid4().hex, asyncio.current_task()
+        name, task, line = uuid.uuid4().hex, asyncio.current_task(), worker.line
         assert task is not None
+        assert line is not None
         sampling = EpisodeSampling(self, task)
+        asking = line.ask("act", name, request, stage)
         worker.listeners[name] = sampling
         try:
-            answer = await ask(worker.name, actor.act.remote(name, request, stage))
+            answer = await asyncio.shield(asking)
             if isinstance(answer, Acted):
                 async with self.scoring():
-                    answer = await ask(worker.name, actor.finish.remote(name))
+                    asking = line.ask("finish", name)
+                    answer = await asyncio.shield(asking)
         except asyncio.CancelledError:
             try:
                 error = self._why_ended()
             except asyncio.CancelledError:
                 actor.drop.remote(name)
                 raise
-            answer = await self._end_at(worker, actor, name, error)
+            answer = await self._end_at(worker, actor, name, error) or await _arriving(asking)
             if answer is None:
                 return self._unmade(request, stage, error)
         finally:
+            asking.cancel()
             del worker.listeners[name]
             sampling.end()
         if answer is None:
@@ -106,12 +112,16 @@ class RemoteEpisodes(Episodes):
         ending = asyncio.ensure_future(ask(worker.name, actor.end.remote(name, error), END_S))
         try:
             while not ending.done():
+                # It may take long, but a process that stands still does not answer anything.
+                await ask(worker.name, actor.ping.remote(), PING_S)
                 await asyncio.wait([ending], timeout=PING_S)
-                if not ending.done():  # it may take long, but a process that stands still does not answer anything
-                    await ask(worker.name, actor.ping.remote(), PING_S)
             answer: Encoded | None = ending.result()
-        except (ActorLost, TimeoutError):
-            self.workers.suspect(worker, actor)
+        except ActorLost:
+            self.workers.suspect(worker, actor, DEAD)
+            return None
+        except TimeoutError:
+            stuck = f"did not end an episode within {END_S:g} s"
+            self.workers.suspect(worker, actor, stuck if ending.done() else SILENT)
             return None
         finally:
             ending.cancel()
@@ -134,6 +144,15 @@ class RemoteEpisodes(Episodes):
             rejected=f"{error.kind} failure",
             ended_by="failure",
         )
+
+
+async def _arriving(asking: asyncio.Future[Any]) -> Encoded | None:
+    """Return the answer of an episode that had ended before it could be ended, if it comes."""
+    await asyncio.wait([asking], timeout=ARRIVES_S)
+    if not asking.done() or asking.cancelled() or asking.exception() is not None:
+        return None
+    answer = asking.result()
+    return answer if isinstance(answer, Encoded) else None
 
 
 def is_portable(request: RolloutRequest) -> bool:

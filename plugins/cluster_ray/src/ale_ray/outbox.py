@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import deque
 from collections.abc import Callable, Collection
 from contextlib import suppress
@@ -18,10 +19,12 @@ import cloudpickle  # type: ignore[import-untyped]
 from ale.registry.hooks import Hooks
 from ale.registry.validation import describe_error
 from ale.specs.driver import Channel
+from ale_ray.beat import next_beat
 
 log = logging.getLogger("ale.cluster")
-GATHER_S = 0.02
-"""For so long messages are gathered, since each delivery costs the run about a millisecond."""
+GATHER_S = 0.3
+"""The time between two deliveries of a busy actor, since each costs the run half a millisecond (`line.py`): messages
+are gathered for so long, and the first one after a rest is delivered at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +95,10 @@ class Outbox:
         self._filled = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         """That of `take`."""
+        self._newest = 0
+        """The number of the newest call of `take`."""
+        self._next = 0.0
+        """When the next delivery may be, by the clock of the day: that of other actors is then too."""
 
     def put(self, message: Any) -> None:
         """Add a message, from any thread."""
@@ -109,13 +116,20 @@ class Outbox:
         else:
             self.put(packed)
 
-    async def take(self) -> list[Any]:
-        """Wait for messages and return them, in their order."""
+    async def take(self, number: int = 0) -> list[Any]:
+        """Wait for messages and return them, in their order. A call of a larger number takes them instead of this one,
+        which then returns none."""
         self._loop = asyncio.get_running_loop()  # before the look: what is put after that sets the event
-        while not self._messages:
+        self._newest = max(number, self._newest)
+        self._filled.set()  # for the call before
+        while not self._messages and number == self._newest:
             self._filled.clear()
             await self._filled.wait()
-        await asyncio.sleep(GATHER_S)
+        if number == self._newest:
+            await asyncio.sleep(min(self._next - time.time(), 2 * GATHER_S))  # the clock may have been set back
+        if number < self._newest:
+            return []
+        self._next = next_beat(time.time(), GATHER_S)
         return [self._messages.popleft() for _ in range(len(self._messages))]
 
 

@@ -16,6 +16,9 @@ from ale_ranks import RankPlan, World
 from ale_ranks.rank import Rank, answer_with, open_store
 from ale_ray.calls import enter_folder
 
+PING = "ping"
+"""The concurrency group of `RankActor.ping`."""
+
 
 @dataclass(frozen=True, slots=True)
 class Place:
@@ -27,7 +30,7 @@ class Place:
 
 
 class RankActor:
-    """A rank. Calls come one at a time and in their order; all are carried out in the same thread."""
+    """A rank. Calls come one at a time and in their order; all are carried out in the same thread, but `ping`."""
 
     def __init__(self, number: int, threads: int, folder: str) -> None:
         self._number, self._threads = number, threads
@@ -50,6 +53,9 @@ class RankActor:
         assert self._rank is not None, "prepare comes first"
         self._set_threads()
         return self._rank.answer(request)
+
+    def ping(self) -> None:
+        """Answer, also while a call is carried out."""
 
     def leave(self) -> None:
         """Close the object."""

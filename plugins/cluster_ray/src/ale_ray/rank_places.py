@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
 from ale.errors import ConfigError
 from ale_ray.calls import ask
-from ale_ray.connection import describe_nodes
+from ale_ray.connection import describe_gpus, describe_nodes
 from ale_ray.settings import EnginePlaces, TrainerPlaces
 
 
@@ -21,6 +22,8 @@ class RayRankPlaces:
         self._group: Any = None
         self._bundles: list[int] = []
         """The bundle of each rank: neighbouring ranks, which talk most, are on one node."""
+        self._nodes: dict[int, str] = {}
+        """The node of each bundle."""
         self._lent, self._engine = 0, EnginePlaces()
 
     async def reserve(self, engine: EnginePlaces, lent: int) -> None:
@@ -39,8 +42,9 @@ class RayRankPlaces:
                 f"cluster.trainer: Ray found no room for {s.ranks} ranks of {s.cpus:g} CPUs and {s.devices} GPUs in "
                 f"{self._start_s:g} s; it has {describe_nodes()}, of which others may use a part."
             ) from None
-        nodes = placement_group_table(self._group)["bundles_to_node_id"]
-        self._bundles = sorted(range(s.ranks), key=lambda bundle: (str(nodes[bundle]), bundle))
+        table = await asyncio.to_thread(placement_group_table, self._group)
+        nodes = self._nodes = {bundle: str(node) for bundle, node in table["bundles_to_node_id"].items()}
+        self._bundles = sorted(range(s.ranks), key=lambda bundle: (nodes[bundle], bundle))
 
     def engine_options(self, number: int) -> dict[str, Any]:
         """Return the options of the actor of a lent engine, by its number among them."""
@@ -73,14 +77,11 @@ class RayRankPlaces:
         part = 0.5 if bundle < self._lent else 1.0
         return {"num_cpus": cpus, "num_gpus": part * self._settings.devices, "scheduling_strategy": place}
 
-    def roles(self) -> list[tuple[str, str, int, int, str]]:
+    def roles(self) -> list[tuple[str, str, int, str, str]]:
         """Return name, node, process, devices and state of each rank."""
-        from ray.util import placement_group_table
-
-        found = {} if self._group is None else placement_group_table(self._group)["bundles_to_node_id"]
-        devices = self._settings.devices
+        devices = describe_gpus(self._settings.devices)
         return [
-            (f"rank {rank}", found.get(bundle, ""), 0, devices, "placed") for rank, bundle in enumerate(self._bundles)
+            (f"rank {rank}", self._nodes[bundle], 0, devices, "placed") for rank, bundle in enumerate(self._bundles)
         ]
 
     def release(self) -> None:

@@ -5,25 +5,32 @@
 2. The arguments of a call are pickled and put into Ray's object store once, from where each node fetches them once.
 3. An actor is never restarted, as what it held would be lost. Whatever Ray says of one that does not answer (it died,
    it or its node cannot be reached), the rank has ended, and so all are ended.
+4. A call may take as long as it likes. While it goes on, each rank is asked every few seconds whether its process
+   moves; one that does not answer for a minute counts as ended, too.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import pickle
 import sys
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from ale.errors import TrainerError
 from ale_ranks import RankGroup, RankPlan
 from ale_ranks.rank import Answer
+from ale_ray import actors
 from ale_ray.calls import COLORS
-from ale_ray.rank_actor import Place, RankActor
+from ale_ray.rank_actor import PING, Place, RankActor
 
 START_S = 600.0
 END_S = 10.0
+LOOK_S = 5.0
+"""Seconds between two looks whether the ranks live."""
 SHOWN_CHARACTERS = 2000
 
 
@@ -53,11 +60,15 @@ class RayRanks(RankGroup):
         import ray
 
         super().__init__(count)
-        actor_class: Any = ray.remote(RankActor)
+        actor_class: Any = ray.remote(concurrency_groups={PING: 1})(RankActor)
         fixed = {"max_restarts": 0, "max_task_retries": 0}
         self._places: list[Place] = []
         self._answers: dict[int, Any] = {}
         """The references of answers that have not been taken yet, by rank."""
+        self._pings: dict[int, tuple[Any, float]] = {}
+        """The last ping of each rank in this call, and when it was sent."""
+        self._silent_s = start_s
+        """How long a rank may be silent. It does not answer while it loads a large library."""
         self._actors: list[Any] = [
             actor_class.options(**{**options[rank], **fixed}).remote(rank, threads, os.getcwd())
             for rank in range(count)
@@ -73,6 +84,7 @@ class RayRanks(RankGroup):
             self._ask("prepare", plan)
             self._take_answers("start", start_s)
             self.call("__init__", *args)
+            self._silent_s = actors.SILENT_S
         except BaseException:
             self.close()
             raise
@@ -93,13 +105,39 @@ class RayRanks(RankGroup):
 
     def _ask(self, method: str, *args: Any) -> None:
         self._answers = {rank: getattr(actor, method).remote(*args) for rank, actor in enumerate(self._actors)}
+        self._pings.clear()
 
     def _wait(self, ranks: Collection[int], timeout_s: float | None) -> dict[int, Answer]:
         import ray
 
         waiting = {self._answers[rank]: rank for rank in ranks}
-        ready, _ = ray.wait(list(waiting), num_returns=1, timeout=timeout_s)
-        return {waiting[reference]: _receive(self._answers.pop(waiting[reference])) for reference in ready}
+        until = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            left_s = max(0.0, until - time.monotonic())
+            ready, _ = ray.wait(list(waiting), num_returns=1, timeout=min(LOOK_S, left_s))
+            if ready:
+                return {waiting[reference]: _receive(self._answers.pop(waiting[reference])) for reference in ready}
+            if silent := self._find_silent(ranks):
+                error = TrainerError(f"it did not answer for {self._silent_s:g} s, and was ended.")
+                return dict.fromkeys(silent, ("ended", error))
+            if left_s <= LOOK_S:
+                return {}
+
+    def _find_silent(self, ranks: Collection[int]) -> list[int]:
+        """Return which of these ranks have stopped for good, and ask those that have answered again."""
+        import ray
+
+        silent = []
+        for rank in ranks if self._places else ():  # before, they may wait for room
+            ping, sent = self._pings.get(rank, (None, 0.0))
+            over = ping is not None and time.monotonic() - sent > self._silent_s
+            # Once more, if it is over: this process may have stood still itself.
+            if ping is None or ray.wait([ping], timeout=LOOK_S if over else 0)[0]:
+                ping = self._actors[rank].ping.options(concurrency_group=PING).remote()
+                self._pings[rank] = ping, time.monotonic()
+            elif over:
+                silent.append(rank)
+        return silent
 
     def _kill(self) -> None:
         import ray

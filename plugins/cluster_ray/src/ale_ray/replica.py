@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
-import uuid
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import count
@@ -15,38 +13,18 @@ import cloudpickle  # type: ignore[import-untyped]
 
 from ale.errors import EngineError
 from ale.specs.engine import GenerateRequest, Generation, PolicyVersion, Tokenizer
-from ale_engines.continuation import NOTHING
-from ale_engines.replica import Interrupted, Replica
+from ale_engines.replica import Replica
 from ale_ray.actors import end_actor, look_at, start_actor, take_messages
+from ale_ray.beat import wait_for_beat
 from ale_ray.calls import ActorLost, ActorSilent, ask
-from ale_ray.engine_host import BrokenOff, EngineFacts, EngineHost, EngineSpec
-from ale_ray.outbox import Event
+from ale_ray.engine_calls import EngineCalls
+from ale_ray.engine_host import EngineFacts, EngineHost, EngineSpec
 
-STATE_S = 1.0
+STATE_S = 2.0
 """Seconds between two looks at an engine's metrics."""
 CLOSE_S = 15.0
 CALL_S = 120.0
 """How long an engine may take to pause, sleep or wake."""
-
-
-async def generate_at(actor: Any, name: str, request: GenerateRequest) -> Generation:
-    """Have an engine's actor sample. Raises `Interrupted` if it cannot finish, also because it has died; what it had
-    sampled is lost then. A cancelled call is ended there."""
-    call = uuid.uuid4().hex
-    try:
-        answer = await ask(name, actor.generate.remote(call, request))
-    except ActorLost as error:
-        actor.abort.remote(call)  # it may live, and only its answer be lost
-        raise Interrupted(str(error), NOTHING) from error
-    except asyncio.CancelledError:
-        actor.abort.remote(call)
-        raise
-    if isinstance(answer, BrokenOff):
-        raise Interrupted(answer.message, answer.partial)
-    if answer is None:
-        raise Interrupted(f"{name} was told to end a generation.", NOTHING)
-    generation: Generation = answer
-    return generation
 
 
 class RayReplica(Replica):
@@ -73,6 +51,7 @@ class RayReplica(Replica):
         self._listening: asyncio.Task[None] | None = None
         self._looking: asyncio.Task[None] | None = None
         self.actor: Any = None
+        self._calls = EngineCalls(None, spec.name)
         self.facts = EngineFacts(1, 0, ("folder",), "", 0, frozenset())
 
     @property
@@ -87,19 +66,18 @@ class RayReplica(Replica):
 
     @property
     def place(self) -> str:
-        """See `Replica.place`; Ray counts GPUs and tells their numbers only to the actor."""
-        gpus = math.ceil(self.options.get("num_gpus", 0))  # one that is shared with a rank is half a GPU
-        devices = "cpu" if not gpus else "1 GPU" if gpus == 1 else f"{gpus} GPUs"
-        return f"{self.facts.node[:8]} · {devices}"
-
-    def report_event(self, kind: str, **data: Any) -> None:
-        """See `Channel.event`."""
-        self._receive(Event(kind, data))
+        """See `Replica.place`."""
+        return f"{self.facts.node[:8]} · {self.facts.devices}"
 
     @property
     def requests(self) -> int:
         """See `Replica.requests`: rollout workers send theirs without the pool."""
         return self._requests
+
+    @property
+    def frees_memory(self) -> bool:
+        """See `Replica.frees_memory`."""
+        return self.facts.frees_memory
 
     @property
     def capabilities(self) -> frozenset[str]:
@@ -129,6 +107,7 @@ class RayReplica(Replica):
         """Start the actor and the engine in it."""
         label = f"{self.name}/{next(self._numbers)}"  # an actor that dies keeps its name for a moment
         self.actor = actor = start_actor(EngineHost, label, self.options)
+        self._calls = EngineCalls(actor, self.name)
         self._silence = ""
         self._listening = asyncio.create_task(self._listen(actor))
         self.facts = await self._ask(actor.start.remote(cloudpickle.dumps(self.spec)), self._start_s, "start")
@@ -153,7 +132,7 @@ class RayReplica(Replica):
 
     async def generate(self, request: GenerateRequest) -> Generation:
         """See `Replica.generate`."""
-        return await generate_at(self.actor, self.name, request)
+        return await self._calls.generate(request)
 
     async def load_weights(self, policy: PolicyVersion) -> None:
         """See `InferenceEngine.load_weights`."""
@@ -220,4 +199,4 @@ class RayReplica(Replica):
                 self._silence = str(error)
             except ActorLost:
                 pass  # the pool finds it; else it was out of reach for a moment
-            await asyncio.sleep(STATE_S)
+            await wait_for_beat(STATE_S)

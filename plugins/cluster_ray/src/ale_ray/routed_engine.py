@@ -16,7 +16,7 @@ from ale.specs.engine import GenerateRequest, Generation, InferenceEngine, Polic
 from ale_engines.admission import Admission
 from ale_engines.dispatch import EnginePlace, dispatch
 from ale_engines.member import State
-from ale_ray.replica import generate_at
+from ale_ray.engine_calls import EngineCalls
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +51,7 @@ class RemotePlace(EnginePlace):
     def __init__(self, row: TableRow, report: Callable[[str, bool], None]) -> None:
         super().__init__(row.name, row.slots)
         self._report = report
+        self._calls = EngineCalls(row.actor, row.name)
         self._proven: Any = None
         """The actor of which it was reported that it works."""
         self.update(row)
@@ -58,6 +59,8 @@ class RemotePlace(EnginePlace):
     def update(self, row: TableRow) -> None:
         """Take what the run says now."""
         self.row = row
+        if row.actor != self._calls.actor:
+            self._calls = EngineCalls(row.actor, row.name)
         self.slots, self.version, self.serving = max(1, row.slots), row.version, row.state is State.SERVING
 
     @property
@@ -77,7 +80,7 @@ class RemotePlace(EnginePlace):
 
     async def generate(self, request: GenerateRequest) -> Generation:
         """See `EnginePlace`."""
-        return await generate_at(self.row.actor, self.name, request)
+        return await self._calls.generate(request)
 
     def finish(self) -> None:
         """Report the first generation that ended well since the engine was started or broke one off."""

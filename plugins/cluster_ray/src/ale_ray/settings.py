@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from pydantic import Field, PrivateAttr
 
 from ale.specs.choice import Section
 from ale.specs.driver import PluginConfig
@@ -48,6 +48,16 @@ class RayConfig(PluginConfig):
     trainer: TrainerPlaces = Field(TrainerPlaces(), description="Where the trainer's ranks are.")
     rollout: RolloutPlaces = Field(RolloutPlaces(), description="Where episodes are made.")
     start_s: float = Field(180.0, gt=0, description="How long an actor may take until it has started.")
+    _scaled: dict[str, int] = PrivateAttr(default_factory=dict)
+
+    def count_of(self, role: str) -> int:
+        """Return how many engines (`engine`) or rollout workers (`rollout`) the run has."""
+        return self._scaled.get(role, self.engine.replicas if role == "engine" else self.rollout.workers)
+
+    def scale(self, role: str, count: int) -> None:
+        """Have another number of them from now on. It is remembered here, since a run that has lost a rank goes on in
+        the same process with a new cluster of the same settings."""
+        self._scaled[role] = count
 
     def objection_to_lending(self, count: int) -> str:
         """Return why so many engines cannot lie on the trainer's devices (`rl.multiplex`), as a sentence; an empty one

@@ -25,6 +25,7 @@ from ale.specs.algorithm import RolloutRequest
 from ale.specs.driver import DriverContext
 from ale.store.encoding import encode
 from ale_ray.calls import answered
+from ale_ray.line import Callee
 from ale_ray.outbox import EngineReport, PoolMetrics, RemoteChannel, RemoteHooks, Sampling
 from ale_ray.routed_engine import EngineTable, RoutedEngine
 from ale_ray.run_actor import RunActor
@@ -84,6 +85,7 @@ class RolloutWorker(RunActor):
 
     def __init__(self) -> None:
         super().__init__()
+        self._callee = Callee(self, self._outbox)
         self._running: dict[str, Running] = {}
         self._dropped: deque[str] = deque(maxlen=1024)
         """Episodes that were given up before they arrived."""
@@ -120,7 +122,10 @@ class RolloutWorker(RunActor):
         """See `Episodes.expect`."""
         self._episodes.expect([self._move(request) for request in requests], stage)
 
-    @answered
+    async def exchange(self, pickled: bytes) -> list[Any]:
+        """See `Callee.exchange`."""
+        return await self._callee.exchange(pickled)
+
     async def act(self, name: str, request: RolloutRequest, stage: StageInfo) -> Encoded | Acted | None:
         """Begin an episode; returns once its agent has ended, or the trajectory if the episode has, or None if it was
         given up."""
@@ -135,7 +140,6 @@ class RolloutWorker(RunActor):
             acted.cancel()
         return await self._result(name, running) if running.task.done() else Acted()
 
-    @answered
     async def finish(self, name: str) -> Encoded | None:
         """Score an episode whose agent has ended, and return it; None if it was given up."""
         running = self._running.get(name)
@@ -147,7 +151,7 @@ class RolloutWorker(RunActor):
     @answered
     async def end(self, name: str, error: AleError) -> Encoded | None:
         """End an episode with a failure, and return what there is of it; None if it has ended just before."""
-        for _ in range(round(ARRIVES_S / LOOK_S)):  # calls overtake each other, for milliseconds
+        for _ in range(round(ARRIVES_S / LOOK_S)):  # it overtakes calls that go by a `Line`
             if name in self._running or name in self._over:
                 break
             await asyncio.sleep(LOOK_S)

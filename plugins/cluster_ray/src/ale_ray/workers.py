@@ -1,4 +1,8 @@
-"""The rollout workers: which of them makes an episode, and what happens when one dies."""
+"""The rollout workers: which of them makes an episode, and what happens when one dies.
+
+An event `worker_states` says which state each was in and when: `busy`, `idle`, or one in which it gets no episodes. It
+has the form of the engines' (`ale_engines.state_log`), and is emitted when they report theirs.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +18,12 @@ from ale.errors import EngineError
 from ale.registry.validation import one_line_error
 from ale_engines.admission import Admission
 from ale_engines.routing import Place
-from ale_ray.actors import end_actor, look_at, share, start_actor, take_messages
+from ale_engines.state_log import Key, StateLog
+from ale_ray.actors import end_actor, look_at, share, start_actor
+from ale_ray.beat import wait_for_beat
 from ale_ray.calls import ActorLost, ActorSilent, ask, cancel
+from ale_ray.connection import describe_gpus
+from ale_ray.line import Line
 from ale_ray.outbox import PoolMetrics, Sampling
 from ale_ray.routed_engine import EngineTable
 from ale_ray.worker import RolloutWorker, WorkerSpec
@@ -26,7 +34,10 @@ TELL_S = 60.0
 """A worker that does not take a table of the engines within this time has stopped for good."""
 LOOK_S = 5.0
 """Seconds between two looks whether a worker lives."""
-SILENT = "does not answer any more"
+DEAD, SILENT = "has died", "does not answer any more"
+"""What was found of a worker that is started again."""
+STATES_EVENT = "worker_states"
+"""The kind of the event."""
 CLOSE_S = 30.0
 MEANS = ("_p50", "_p95", "_max")
 """Ends of the names of metrics whose sum says nothing."""
@@ -40,6 +51,8 @@ class Worker(Place):
     def __init__(self, name: str, slots: int) -> None:
         super().__init__(name, slots)
         self.actor: Any = None
+        self.line: Line | None = None
+        """For the calls that each episode needs."""
         self.node, self.pid = "", 0
         self.state = "starting"
         self.model: Model | None = None
@@ -48,6 +61,8 @@ class Worker(Place):
         self.listeners: dict[str, Any] = {}
         """What gets the messages about requests at engines, by the episode's name."""
         self.pools: dict[str, dict[str, float]] = {}
+        self.busy = False
+        """Whether it had episodes when the states were looked at last."""
         self.failures = 0
         self.listening: asyncio.Task[None] | None = None
         self.looking: asyncio.Task[None] | None = None
@@ -55,8 +70,8 @@ class Worker(Place):
 
 
 class Workers:
-    """See the module. `receive` gets the messages that concern the whole run, `note` a sentence for the user; `changed`
-    is called when a worker's state is another one."""
+    """See the module. `receive` gets the messages that concern the whole run, `note` a sentence for the user, and
+    `event` is `Channel.event`; `changed` is called when a worker's state is another one."""
 
     def __init__(
         self,
@@ -66,11 +81,13 @@ class Workers:
         start_s: float,
         receive: Callable[[Any], None],
         note: Callable[[str], None],
+        event: Callable[..., None],
         changed: Callable[[], None] = lambda: None,
     ) -> None:
         self._spec, self._options, self._slots, self._start_s = cloudpickle.dumps(spec), options, slots, start_s
-        self._receive, self._note, self._changed = receive, note, changed
+        self._receive, self._note, self._event, self._changed = receive, note, event, changed
         self._admission = Admission(self._find_refusal)
+        self._states = StateLog(self._read_states)
         self._numbers, self._names = count(), count()
         self._model: Model | None = None
         self._table: Any = None
@@ -99,6 +116,7 @@ class Workers:
         except BaseException:
             for worker in new:
                 places.remove(worker)
+            await asyncio.gather(*(cancel(worker.reviving) for worker in new))
             await asyncio.gather(*(self._end(worker) for worker in new))
             raise
 
@@ -108,11 +126,12 @@ class Workers:
         places = self._admission.router.places
         worker = next((each for each in self if each.state == "failed"), places[-1])
         assert isinstance(worker, Worker)
-        worker.serving, worker.state = False, "leaving"
+        self._change(worker, "leaving")
         await cancel(worker.reviving)
         while worker.active:
             await self._admission.wait_for_change()
         places.remove(worker)
+        self._states.look()
         self._admission.router.forget(worker)
         await self._end(worker)
         return worker.name
@@ -121,9 +140,10 @@ class Workers:
         worker.model, worker.table, worker.pools = None, None, {}
         label = f"{worker.name}/{next(self._numbers)}"  # an actor that dies keeps its name for a moment
         worker.actor = start_actor(RolloutWorker, label, self._options)
-        worker.listening = asyncio.create_task(self._listen(worker, worker.actor))
+        worker.line = Line(worker.name, worker.actor)
+        worker.listening = asyncio.create_task(self._listen(worker, worker.actor, worker.line))
         worker.node, worker.pid = await self._ask(worker, worker.actor.start.remote(self._spec))
-        worker.looking = asyncio.create_task(self._look(worker, worker.actor))
+        worker.looking = asyncio.create_task(self._look(worker, worker.actor, worker.line))
 
     async def _serve(self, worker: Worker) -> None:
         """Give a worker that has started what changed meanwhile, until there is nothing more; then it gets episodes."""
@@ -134,7 +154,7 @@ class Workers:
             if table is not None and table is not worker.table:
                 await self._ask(worker, worker.actor.use_engines.remote(table))
             worker.model, worker.table = model, table
-        worker.serving, worker.state = True, "serving"
+        self._change(worker, "serving")
         self._admission.serve()
 
     async def _ask(self, worker: Worker, reference: Any) -> Any:
@@ -163,7 +183,9 @@ class Workers:
             except TimeoutError:
                 self.suspect(worker, actor, SILENT)
 
-        await asyncio.gather(*(tell(worker) for worker in self if worker.serving))
+        # One that leaves still has episodes, which need engines that are there.
+        having = [worker for worker in self if worker.serving or (worker.state == "leaving" and worker.actor)]
+        await asyncio.gather(*(tell(worker) for worker in having))
 
     # --- episodes
 
@@ -178,11 +200,18 @@ class Workers:
         returns: then it does not serve. Raises `EngineError` if none is left."""
         worker = await self._admission.enter(self._admission.take_number(), group, 0)
         assert isinstance(worker, Worker)
+        self._note_use(worker)
         return worker
 
     def leave(self, worker: Worker) -> None:
         """Give a place back."""
         self._admission.leave(worker)
+        self._note_use(worker)
+
+    def _note_use(self, worker: Worker) -> None:
+        if worker.busy != bool(worker.active):
+            worker.busy = not worker.busy
+            self._states.look()
 
     def finish(self, worker: Worker) -> None:
         """Record that an episode ended well there."""
@@ -195,19 +224,41 @@ class Workers:
             return None
         return EngineError(f"No rollout worker is left. {self._last_fault}")
 
+    # --- states
+
+    def _change(self, worker: Worker, state: str) -> None:
+        worker.serving, worker.state = state == "serving", state
+        self._states.look()
+        self._changed()
+
+    def _read_states(self) -> dict[Key, str]:
+        """Return the state of each worker that has been on a node."""
+        found = {}
+        for worker in self:
+            if worker.node:
+                state = ("busy" if worker.active else "idle") if worker.serving else worker.state
+                found[worker.name, f"{worker.node[:8]} · {describe_gpus(0)}"] = state
+        return found
+
+    def report_states(self) -> None:
+        """Emit the event; the next one goes on from here."""
+        if found := self._states.take():
+            self._event(STATES_EVENT, workers=found)
+
     # --- faults
 
-    def suspect(self, worker: Worker, actor: Any, found: str = "has died") -> None:
-        """Start a worker again whose actor has died, or does not answer; `found` says so to the user."""
+    def suspect(self, worker: Worker, actor: Any, found: str = DEAD) -> None:
+        """Start a worker again whose actor has died, or does not do its work; `found` says so to the user."""
         if worker.state != "serving" or worker.actor is not actor or self._closed:
             return
-        worker.serving, worker.state = False, "lost"
+        self._change(worker, "lost")
+        if worker.line is not None:
+            worker.line.fail(ActorLost(f"{worker.name} {found}."))
         self._admission.router.forget(worker)
         worker.reviving = asyncio.create_task(self._revive(worker, found))
 
     async def _revive(self, worker: Worker, found: str) -> None:
         self._note(f"{worker.name} {found} and is started again; its episodes begin anew.")
-        self._changed()
         while worker.failures < RESTARTS:
             worker.failures += 1
             await self._end(worker, ask_it=False)
@@ -217,15 +268,13 @@ class Workers:
             except Exception as error:  # whatever it is: nobody else looks after this worker
                 self._last_fault = f"{one_line_error(error)}."
                 continue
-            self._changed()
             return
         await self._end(worker, ask_it=False)
-        worker.state = "failed"
+        self._change(worker, "failed")
         self._note(f"{worker.name} is given up: it was started {RESTARTS} times in a row in vain.")
-        self._changed()
         self._admission.serve()
 
-    async def _listen(self, worker: Worker, actor: Any) -> None:
+    async def _listen(self, worker: Worker, actor: Any, line: Line) -> None:
         def receive(message: Any) -> None:
             if isinstance(message, Sampling):
                 if (listener := worker.listeners.get(message.episode)) is not None:
@@ -236,27 +285,35 @@ class Workers:
                 self._receive(message)
 
         try:
-            await take_messages(worker.name, actor, receive)
-        except ActorLost:
+            await line.listen(receive)
+        except Exception:  # it died, or cannot be asked
             self.suspect(worker, actor)
 
-    async def _look(self, worker: Worker, actor: Any) -> None:
-        """Find out that a worker has stopped for good: what it makes may take as long as it likes."""
+    async def _look(self, worker: Worker, actor: Any, line: Line) -> None:
+        """Find out that a worker has stopped for good: what it makes may take as long as it likes. One from which
+        something came since the last look is not asked."""
+        heard = -1
         try:
             while True:
-                await look_at(worker.name, actor, actor.ping.remote())
-                await asyncio.sleep(LOOK_S)
+                if heard == line.heard:
+                    await look_at(worker.name, actor, actor.ping.remote())
+                heard = line.heard
+                await wait_for_beat(LOOK_S)
         except ActorSilent:
             self.suspect(worker, actor, SILENT)
-        except ActorLost:
+        except Exception:  # it died, or cannot be asked
             self.suspect(worker, actor)
 
     async def close(self) -> None:
         """End all workers."""
-        self._closed = True
-        self._admission.serve()
-        await asyncio.gather(*(cancel(worker.reviving) for worker in self))
-        await asyncio.gather(*(self._end(worker) for worker in self))
+        try:
+            if not self._closed:
+                self.report_states()
+        finally:  # whatever becomes of the report
+            self._closed = True
+            self._admission.serve()
+            await asyncio.gather(*(cancel(worker.reviving) for worker in self))
+            await asyncio.gather(*(self._end(worker) for worker in self))
 
     async def _end(self, worker: Worker, *, ask_it: bool = True) -> None:
         worker.serving = False
@@ -265,7 +322,11 @@ class Workers:
         looking, worker.looking = worker.looking, None
         if looking is not None:
             looking.cancel()
-        await end_actor(worker.name, actor, listening, CLOSE_S if ask_it else None)
+        try:
+            await end_actor(worker.name, actor, listening, CLOSE_S if ask_it else None)
+        finally:
+            if worker.line is not None:
+                worker.line.fail(ActorLost(f"{worker.name} was closed."))
 
 
 class RemotePool:

@@ -47,6 +47,11 @@ class SglangReplica(ServerReplica):
         super().__init__(settings, context, number)
         self._paused = False
 
+    @property
+    def frees_memory(self) -> bool:
+        """See `Replica.frees_memory`: what SGLang has taken of a GPU it keeps."""
+        return self.device == "cpu"
+
     def find_python(self, device: str) -> Path | None:
         """See `ServerContract.find_python`."""
         return find_python(self.server, device)
@@ -56,11 +61,10 @@ class SglangReplica(ServerReplica):
         return [str(launch.python), str(SERVER), *list_arguments(launch, self.settings)]
 
     def make_own_environment(self, launch: Launch) -> Mapping[str, str]:
-        """See `ServerContract.make_own_environment`. SGLang's temporary files, which it leaves, vanish with `work`."""
+        """See `ServerContract.make_own_environment`."""
         return {
             "ALE_SOCKET": str(launch.work / "socket"),
             "ALE_WORK": str(launch.work),
-            "TMPDIR": str(launch.work),
             "HF_HUB_OFFLINE": "1",
             "SGLANG_TIMEOUT_KEEP_ALIVE": str(KEEP_ALIVE_S),
             # A server that fails ends at once, rather than after a minute of looking into itself.

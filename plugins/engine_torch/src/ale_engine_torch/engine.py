@@ -37,7 +37,7 @@ from ale_engine_torch.mailbox import Mailbox
 
 if TYPE_CHECKING:
     from ale_engine_torch.load_decoder import Decoder
-    from ale_engine_torch.scheduler import Scheduler
+    from ale_engine_torch.scheduler import Job, Scheduler
 
 
 class TorchEngine(Driver, InferenceEngine):
@@ -75,6 +75,8 @@ class TorchEngine(Driver, InferenceEngine):
         self._updated = False  # whether it has had other weights than those of the folder
         self._outdated = False  # whether it has lost them in its sleep
         self._requests = 0
+        self._jobs: dict[int, Job] = {}
+        """Those that run or wait, by the identity of their requests."""
         self._counters = Counters()
         self._max_context = self.config.max_context
         self._version = 0
@@ -198,12 +200,21 @@ class TorchEngine(Driver, InferenceEngine):
                 self._scheduler.cancel(job)
 
         self._mailbox.send(submit)
+        self._jobs[id(request)] = job
         try:
             return await future
         except asyncio.CancelledError:
             with contextlib.suppress(EngineError):
                 self._mailbox.send(cancel)
             raise
+        finally:
+            self._jobs.pop(id(request), None)
+
+    def sampled_so_far(self, request: GenerateRequest, after: int = 0) -> Generation:
+        """Return what has been sampled, beyond `after` tokens, for a request: the object that `generate` got, which
+        goes on."""
+        job = self._jobs.get(id(request))
+        return Generation((), (), (), "length") if job is None else job.as_generation("length", after)
 
     async def interrupt(self) -> None:
         """End all generations, also those that wait: each returns what it has sampled, with the finish reason

@@ -50,9 +50,10 @@ class Job:
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
 
-    def as_generation(self, reason: FinishReason) -> Generation:
-        """Return what has been sampled."""
-        return Generation(tuple(self.token_ids), tuple(self.logprobs), tuple(self.versions), reason)
+    def as_generation(self, reason: FinishReason, after: int = 0) -> Generation:
+        """Return what has been sampled, beyond `after` tokens; any thread may ask, also while more is sampled."""
+        new = slice(after, len(self.versions))  # a step adds to it last
+        return Generation(tuple(self.token_ids[new]), tuple(self.logprobs[new]), tuple(self.versions[new]), reason)
 
 
 @dataclass

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from contextlib import aclosing
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,7 +21,6 @@ from ale_engines.server_metrics import sum_samples
 from ale_engines.server_replica import SILENCE_S, ServerReplica
 from ale_engines.server_settings import ServerSettings
 from ale_vllm.launch import SERVER, list_arguments
-from ale_weight_transfer import receiver
 from ale_weight_transfer.tickets import BroadcastTicket, IpcTicket
 
 CALL_S = 5.0
@@ -58,10 +58,13 @@ class VllmReplica(ServerReplica):
     def make_own_environment(self, launch: Launch) -> Mapping[str, str]:
         """See `ServerContract.make_own_environment`."""
         own = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1"}
-        own |= {"ALE_SHM_NAME": launch.work.name, "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": str(KEEP_ALIVE_S)}
+        own |= {"ALE_SHM_NAME": launch.work.name, "VLLM_RPC_BASE_PATH": str(launch.work)}
+        own["VLLM_HTTP_TIMEOUT_KEEP_ALIVE"] = str(KEEP_ALIVE_S)
         if not launch.cuda:
             # Binding threads to cores would put all replicas, and the trainer, on the same ones.
             own |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+            # Of the sampler's functions only: each start would take seconds more, and the first needs a compiler.
+            own |= {"TORCH_COMPILE_DISABLE": "1"}
             if self.settings.tensor_parallel == 1:
                 own["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # else `uni` is not taken; see `launch.py`
         return own
@@ -190,9 +193,11 @@ class VllmReplica(ServerReplica):
 
 
 def receiver_file() -> str:
-    """The file of the module that the server's processes import to receive weights."""
-    assert receiver.__file__ is not None
-    return receiver.__file__
+    """The file of the module that the server's processes import to receive weights; here it would bring torch."""
+    found = find_spec("ale_weight_transfer.receiver")
+    assert found is not None
+    assert found.origin is not None
+    return found.origin
 
 
 def choose_transports(cuda: bool, settings: ServerSettings) -> tuple[str, ...]:

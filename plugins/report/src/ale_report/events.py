@@ -12,9 +12,9 @@ from typing import Any
 
 from ale.store.run_store import RunStore
 from ale_report.page_json import show_controls
-from ale_report.spans import REPLICAS_EVENT, ROLES_EVENT
+from ale_report.spans import REPLICAS_EVENT, ROLES_EVENT, WORKERS_EVENT
 
-IN_TIMELINE = (ROLES_EVENT, REPLICAS_EVENT)
+IN_TIMELINE = (ROLES_EVENT, REPLICAS_EVENT, WORKERS_EVENT)
 MAX_EVENTS_PER_KIND = 200
 MAX_CELL_CHARS = 500
 

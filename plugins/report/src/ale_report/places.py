@@ -9,13 +9,14 @@ import json
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 from ale.store.run_store import RunStore
 from ale_report.page_json import show_controls
 
 STARTS = ("run_started", "run_resumed")
 """The events with which each part of a run begins."""
+KEYS = ("role", "name", "node", "devices")
+"""What the file says of an actor, as `Actor` has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +27,7 @@ class Actor:
     name: str
     node: str
     devices: str
-    """`cpu`, or the number of its GPUs."""
+    """`cpu`, or how many GPUs, in the cluster's words."""
 
 
 def read_actors(store: RunStore) -> list[Actor]:
@@ -37,15 +38,10 @@ def read_actors(store: RunStore) -> list[Actor]:
     try:
         if began is not None and path.stat().st_mtime < began:
             return []
-        return [_read_actor(row) for row in json.loads(path.read_text())["roles"]]
+        rows = json.loads(path.read_text())["roles"]
+        return [Actor(*(show_controls(str(row[key])) for key in KEYS)) for row in rows]
     except (OSError, ValueError, KeyError, TypeError):  # it is written by another program, perhaps of another version
         return []
-
-
-def _read_actor(row: dict[str, Any]) -> Actor:
-    role, name, node = (show_controls(str(row[key])) for key in ("role", "name", "node"))
-    gpus = int(row["devices"])
-    return Actor(role, name, node, "cpu" if not gpus else "1 GPU" if gpus == 1 else f"{gpus} GPUs")
 
 
 def place_of(actors: Iterable[Actor]) -> str:

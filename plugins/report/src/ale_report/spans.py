@@ -1,9 +1,10 @@
 """Who was in which state when: trainer's and engine's spans from the events of the loop, those of the engine's replicas
-from the events of their pool, a rollout's from its trajectory.
+and of rollout workers from the events of those who dispatch to them, a rollout's from its trajectory.
 
     rollout          queue (no place is free), start (its sandbox), model, tool (else of the agent), score, stop
     trainer, engine  see `ale_rl.roles`
     replica          see `ale_engines.member.State`
+    worker           busy (it has episodes), idle, or one in which it gets none (leaving, lost, failed)
 
 The states of a rollout fill its time without a gap or an overlap.
 """
@@ -22,8 +23,8 @@ Span = tuple[str, float, float]
 """State, beginning, end (Unix time)."""
 STARTS = ("build", "prepare", "state", "start")
 """The timings of a trajectory before the agent acts."""
-ROLES_EVENT, REPLICAS_EVENT = "roles", "engine_states"
-"""The kinds of the events of the loop, and of the pool of engines."""
+ROLES_EVENT, REPLICAS_EVENT, WORKERS_EVENT = "roles", "engine_states", "worker_states"
+"""The kinds of the events of the loop, of the pool of engines, and of a cluster's rollout workers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,8 @@ class StepRoles:
     advice: str
     trainer: tuple[Span, ...]
     engine: tuple[Span, ...]
+    place: str = ""
+    """What the trainer computes on, as far as it is known."""
 
 
 def step_roles(store: RunStore) -> list[StepRoles]:
@@ -47,13 +50,14 @@ def step_roles(store: RunStore) -> list[StepRoles]:
             tuple((str(state), float(began), float(ended)) for state, began, ended in data[role])
             for role in ("trainer", "engine")
         )
-        found[data["step"]] = StepRoles(data["step"], data["version"], data["advice"], trainer, engine)
+        place = str(data.get("place", ""))
+        found[data["step"]] = StepRoles(data["step"], data["version"], data["advice"], trainer, engine, place)
     return [found[step] for step in sorted(found)]
 
 
 @dataclass(frozen=True, slots=True)
-class Replica:
-    """A replica of the engine at one place; `place` is empty where nothing is known of it."""
+class Member:
+    """A replica of the engine, or a rollout worker, at one place; `place` is empty where nothing is known of it."""
 
     name: str
     place: str
@@ -65,19 +69,28 @@ class Replica:
         return " · ".join(part for part in (self.name, self.place) if part)
 
 
-def replica_states(store: RunStore) -> list[Replica]:
+def replica_states(store: RunStore) -> list[Member]:
     """Return the replicas by name, in the order in which they came; one that has moved is listed for each place."""
+    return _member_states(store, REPLICAS_EVENT, "engines")
+
+
+def worker_states(store: RunStore) -> list[Member]:
+    """Return the rollout workers of a cluster, as `replica_states` does."""
+    return _member_states(store, WORKERS_EVENT, "workers")
+
+
+def _member_states(store: RunStore, kind: str, key: str) -> list[Member]:
     found: dict[str, dict[str, list[Span]]] = {}
-    for (text,) in store.rows("SELECT data FROM events WHERE kind = ? ORDER BY rowid", (REPLICAS_EVENT,)):
-        for engine in json.loads(text)["engines"]:
-            spans = found.setdefault(engine["name"], {}).setdefault(engine["place"], [])
-            for state, began, ended in engine["spans"]:
+    for (text,) in store.rows("SELECT data FROM events WHERE kind = ? ORDER BY rowid", (kind,)):
+        for member in json.loads(text)[key]:
+            spans = found.setdefault(member["name"], {}).setdefault(member["place"], [])
+            for state, began, ended in member["spans"]:
                 if spans and spans[-1][0] == state and spans[-1][2] == began:  # an event came in between
                     began = spans.pop()[1]
                 if began < ended:
                     spans.append((str(state), float(began), float(ended)))
     return [
-        Replica(show_controls(name), show_controls(place), tuple(spans))
+        Member(show_controls(name), show_controls(place), tuple(spans))
         for name, places in found.items()
         for place, spans in places.items()
     ]

@@ -1,7 +1,9 @@
 """The timeline of the report: the newest steps, a row for the trainer, one for the engine and one for each of its
-replicas, and rows of rollouts. On a cluster the rows name nodes and devices.
+replicas, rows of rollouts, and one for each rollout worker if there are several. On a cluster the rows name nodes and
+devices.
 
-All ranks of a trainer do the same at the same time, so they are one row. Which worker made a rollout is not stored."""
+All ranks of a trainer do the same at the same time, so they are one row. Which worker made a rollout is not stored: its
+row says when it had some."""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from ale.store.run_store import RunStore
 from ale_report.facts import RL_STAGE
 from ale_report.page_json import show_controls
 from ale_report.places import Actor, place_of, read_actors
-from ale_report.spans import Span, lanes, replica_states, rollout_spans, step_roles
+from ale_report.spans import Span, lanes, replica_states, rollout_spans, step_roles, worker_states
 
 MAX_ROLLOUTS = 240
 MAX_STEPS = 12
@@ -23,7 +25,7 @@ class Row:
     """A line of the timeline; the times of its spans are in seconds since the timeline's beginning."""
 
     kind: str
-    """`role`, `replica` or `rollout`: how it is drawn."""
+    """`role`, `replica` (or rollout worker) or `rollout`: how it is drawn."""
     name: str
     place: str
     """Node and devices, as far as they are known."""
@@ -61,18 +63,22 @@ def read_timeline(store: RunStore) -> Timeline | None:
         return tuple((state, round(a, 4), round(b, 4)) for state, a, b in inside if a < b)
 
     actors = read_actors(store)
-    ranks, workers = (place_of(a for a in actors if a.role == role) for role in ("trainer", "rollout"))
+    ranks, made_at = (place_of(a for a in actors if a.role == role) for role in ("trainer", "rollout"))
+    trainer_at = ranks or show_controls(steps[-1].place)
     rows = [
-        Row("role", "trainer", ranks, cut([span for one in shown for span in one.trainer])),
+        Row("role", "trainer", trainer_at, cut([span for one in shown for span in one.trainer])),
         Row("role", "engine", "", cut([span for one in shown for span in one.engine])),
     ]
-    replicas = [Row("replica", each.name, each.place, cut(each.spans)) for each in replica_states(store)]
-    rows += [each for each in replicas if each.spans]
+    workers = worker_states(store)
+    several = len({worker.name for worker in workers}) > 1
+    for each in (*replica_states(store), *(workers if several else ())):
+        if spans := cut(each.spans):
+            rows.append(Row("replica", each.name, each.place, spans))
     in_lane: dict[int, list[Span]] = {}
-    for lane, spans in zip(lanes(rollouts), rollouts, strict=True):
-        in_lane.setdefault(lane, []).extend(spans)
+    for lane, of_rollout in zip(lanes(rollouts), rollouts, strict=True):
+        in_lane.setdefault(lane, []).extend(of_rollout)
     for lane in sorted(in_lane):
-        name, place = ("rollouts", workers) if lane == 0 else ("", "")
+        name, place = ("rollouts", made_at) if lane == 0 else ("", "")
         rows.append(Row("rollout", name, place, cut(in_lane[lane])))
     ends = tuple((one.step, round(one.trainer[-1][2] - began, 4)) for one in shown)
     return Timeline(round(ended - began, 4), tuple(rows), ends, advice, tuple(actors))

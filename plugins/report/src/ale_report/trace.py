@@ -20,7 +20,7 @@ from ale.store.run_store import RunStore, write_whole
 from ale.trajectory import Trajectory
 from ale_report.facts import RL_STAGE
 from ale_report.places import place_of, read_actors
-from ale_report.spans import Replica, Span, StepRoles, lanes, replica_states, rollout_spans, step_roles
+from ale_report.spans import Member, Span, StepRoles, lanes, replica_states, rollout_spans, step_roles
 
 TRACE_NAME = "trace.json"
 TRAINER, ENGINE, ROLLOUTS = 1, 2, 3
@@ -50,7 +50,7 @@ def trace_events(
     steps: Sequence[StepRoles],
     trajectories: Sequence[Trajectory],
     trained: dict[str, int],
-    replicas: Sequence[Replica] = (),
+    replicas: Sequence[Member] = (),
     ranks: str = "",
 ) -> Iterator[dict[str, Any]]:
     """Yield the events; `trained` has the version that each trajectory's step has made, and `ranks` is the place of the

@@ -201,9 +201,9 @@ class DockerEngine(Engine):
         async with docker_errors(f"save the container {name} as {image}"):
             await self.client.containers.container(name).commit(repository=repository, tag=tag)
 
-    async def images(self) -> list[FoundImage]:
+    async def images(self, label: str | None = LABEL) -> list[FoundImage]:
         async with docker_errors("list images"):
-            listed = await self.client.images.list(filters={"label": [LABEL]})
+            listed = await self.client.images.list(filters={"label": [label]} if label else None)
         return [
             FoundImage(
                 str(i["Id"]),

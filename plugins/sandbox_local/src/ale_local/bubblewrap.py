@@ -17,6 +17,7 @@ import shutil
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path, PurePosixPath
 
 from ale_local import program
@@ -146,7 +147,7 @@ class Bubblewrap:
         # Without root, bubblewrap makes another user namespace for terminals, which has no rights to the network.
         terminals = self.namespaces is not None or NETWORK_CAPS[0] not in network
         filtered = [] if seccomp is None else ["--seccomp", str(seccomp)]
-        root = self.root(workdir, disk_mib, terminals, places, layers)
+        root = self.root(workdir, disk_mib, terminals, tuple(places), layers)
         return [*outer, "bwrap", *self.users(), *filtered, *root, *network, *inner]
 
     def users(self) -> list[str]:
@@ -158,10 +159,11 @@ class Bubblewrap:
         keep = "--cap-add CAP_SETUID --cap-add CAP_SETGID --cap-add CAP_KILL --cap-add CAP_DAC_OVERRIDE"
         return [*options.split(), *keep.split(), "--userns", str(self.namespaces.user)]
 
+    @lru_cache(16)  # noqa: B019  # there is one object a provider
     def root(
-        self, workdir: str, disk_mib: int | None, terminals: bool, written: Sequence[str], layers: int
-    ) -> list[str]:
-        """Return the options for the file system."""
+        self, workdir: str, disk_mib: int | None, terminals: bool, written: tuple[str, ...], layers: int
+    ) -> tuple[str, ...]:
+        """Return the options for the file system. Of sandboxes that are alike they are the same."""
         sources = self.sources(self.base, self.host_python)
         if self.namespaces is None:
             places = sources
@@ -190,7 +192,7 @@ class Bubblewrap:
                 options += ["--perms", mode, *size, "--tmpfs", path]
         for source, place in zip(sources[1:], places[1:], strict=True):
             options += [*self.ancestors(source), "--ro-bind", place, source]
-        return [*options, "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", workdir]
+        return (*options, "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", workdir)
 
     def gate(self, folder: Path, allow: bool) -> list[str]:
         """Return the options for the network gate; with `allow` the resident gets the rights to set the network up (see
@@ -227,6 +229,7 @@ def writable(workdir: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(("/tmp", HOME, workdir)))
 
 
+@lru_cache(64)
 def workdir_fault(workdir: str) -> str | None:
     """Return what is wrong with a work folder, as the end of a sentence; None if nothing is."""
     path = PurePosixPath(workdir)

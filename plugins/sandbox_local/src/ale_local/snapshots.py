@@ -28,7 +28,7 @@ from ale_resident.host.threads import in_thread
 from ale_resident.resident.frames import pack, unpack
 from ale_resident.resident.trees.packing import END, Refused
 from ale_resident.resident.trees.unpacking import Writer
-from ale_resident.trees.transfers import Transfer, as_sandbox_error, finish, receive
+from ale_resident.trees.transfers import Transfer, as_sandbox_error, finish, read_pieces, receive
 
 NAMES_BYTES = 1 << 28
 """The most bytes that names, modes and times may take in an archive."""
@@ -139,7 +139,7 @@ async def restore(held: HeldSnapshot, channel: Channel) -> None:
             with (held.path / str(number)).open("rb") as file:
                 async with Transfer(channel) as transfer:
                     await transfer.answer(transfer.ask(b"in", os.fsencode(place), b"whole"))
-                    await transfer.deliver(pieces_of(file))
+                    await transfer.deliver(read_pieces(pieces_of(file)))
 
 
 def pieces_of(file: BinaryIO) -> Callable[[], tuple[list[bytes], bool]]:

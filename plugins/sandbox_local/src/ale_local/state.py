@@ -11,7 +11,7 @@ import os
 import signal
 import time
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ale.errors import ConfigError, SandboxError
@@ -60,7 +60,7 @@ def write(folder: Path, record: Record) -> None:
     Renaming a new file over the old one, or truncating the old one, makes some file systems flush to disk, which takes
     longer than starting the sandbox. So records are padded to one size and written with one call.
     """
-    data = json.dumps(asdict(record)).encode().ljust(RECORD_BYTES)
+    data = json.dumps(vars(record)).encode().ljust(RECORD_BYTES)
     fd = os.open(folder / f"{record.id}.json", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         os.pwrite(fd, data, 0)

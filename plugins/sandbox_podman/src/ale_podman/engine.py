@@ -13,7 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import podman
 import requests
@@ -49,6 +49,8 @@ class PodmanEngine(Engine):
     """One client, used by a few threads."""
 
     name = "Podman"
+    _criu_works: ClassVar[bool | None] = None
+    """What `criu check` says of this machine; a process asks once."""
 
     def __init__(self, url: str | None) -> None:
         self._url = url
@@ -131,24 +133,23 @@ class PodmanEngine(Engine):
             spec["devices"] = [{"path": f"nvidia.com/gpu={i}"} for i in range(limits.gpus)]
 
         def work(client: Any) -> None:
-            response = client.api.post(
-                "/containers/create", data=json.dumps(spec), headers={"Content-Type": "application/json"}
-            )
-            response.raise_for_status()
+            headers = {"Content-Type": "application/json"}
+            client.api.post("/containers/create", data=json.dumps(spec), headers=headers).raise_for_status()
 
         await self._do(f"create the container {plan.name}", work)
 
     async def start(self, name: str) -> None:
-        await self._do(
-            f"start the container {name}", lambda c: c.api.post(f"/containers/{name}/start").raise_for_status()
-        )
+        path = f"/containers/{name}/start"
+        await self._do(f"start the container {name}", lambda client: client.api.post(path).raise_for_status())
 
     async def can_checkpoint(self) -> frozenset[str]:
         """Return the users; Podman uses CRIU, which needs root, and one more right if the agent is another user."""
         if shutil.which("criu") is None or os.getuid() != 0:
             return frozenset()
-        check = await asyncio.create_subprocess_exec("criu", "check", stdout=DEVNULL, stderr=DEVNULL)
-        if await check.wait() != 0:
+        if PodmanEngine._criu_works is None:
+            check = await asyncio.create_subprocess_exec("criu", "check", stdout=DEVNULL, stderr=DEVNULL)
+            PodmanEngine._criu_works = await check.wait() == 0
+        if not PodmanEngine._criu_works:
             return frozenset()
         return frozenset({"root", "agent"} if checkpoint.may_ask_for_limits() else {"root"})
 
@@ -208,9 +209,8 @@ class PodmanEngine(Engine):
 
     async def containers(self) -> list[Found]:
         def work(client: Any) -> list[Found]:
-            response = client.api.get(
-                "/containers/json", params={"all": True, "filters": json.dumps({"label": [LABEL]})}
-            )
+            params = {"all": True, "filters": json.dumps({"label": [LABEL]})}
+            response = client.api.get("/containers/json", params=params)
             response.raise_for_status()
             return [
                 Found(c["Names"][0], dict(c["Labels"] or {}), c["State"] == "running")
@@ -280,9 +280,10 @@ class PodmanEngine(Engine):
 
         await self._do(f"save the container {name} as {image}", work)
 
-    async def images(self) -> list[FoundImage]:
+    async def images(self, label: str | None = LABEL) -> list[FoundImage]:
         def work(client: Any) -> list[FoundImage]:
-            response = client.api.get("/images/json", params={"filters": json.dumps({"label": [LABEL]})})
+            filters = json.dumps({"label": [label]} if label else {})
+            response = client.api.get("/images/json", params={"filters": filters})
             if response.status_code == FAILED and "not known" in response.text:
                 raise ImageGone  # removed while the service listed it
             response.raise_for_status()
@@ -303,10 +304,10 @@ class PodmanEngine(Engine):
 
     async def remove_image(self, image: str) -> bool:
         def work(client: Any) -> bool:
-            response = client.api.delete(
-                f"/images/{image}"
-            )  # not forced: that would end the containers that run from it
-            if response.status_code not in (GONE, CONFLICT):
+            # Not forced: that would end the containers that run from it.
+            response = client.api.delete(f"/images/{image}")
+            # The id of an image that was removed just now it takes for a name, and refuses that.
+            if response.status_code not in (GONE, CONFLICT) and "64-byte hexadecimal" not in response.text:
                 response.raise_for_status()
             return bool(response.status_code != CONFLICT)
 
@@ -339,9 +340,8 @@ class PodmanEngine(Engine):
 
 def default_url() -> str:
     """Return where this user's service usually listens."""
-    return (
-        "unix:///run/podman/podman.sock" if os.getuid() == 0 else f"unix:///run/user/{os.getuid()}/podman/podman.sock"
-    )
+    user = os.getuid()
+    return "unix:///run/podman/podman.sock" if user == 0 else f"unix:///run/user/{user}/podman/podman.sock"
 
 
 def explain(error: Exception) -> str:

@@ -135,8 +135,8 @@ class Engine(ABC):
         """Save a container's file system as an image."""
 
     @abstractmethod
-    async def images(self) -> list[FoundImage]:
-        """List all images that were made from sandboxes (label `LABEL`)."""
+    async def images(self, label: str | None = LABEL) -> list[FoundImage]:
+        """List the images with a label, which are those that were made from sandboxes, or with None all images."""
 
     @abstractmethod
     async def remove_image(self, image: str) -> bool:

@@ -6,9 +6,13 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import io
+import math
 import re
 import tarfile
+import time
+from dataclasses import dataclass
 from pathlib import PurePosixPath
+from weakref import WeakValueDictionary
 
 from ale.errors import TaskError
 from ale.task import ImageBuild, as_bytes
@@ -20,6 +24,18 @@ NAME = "ale-build"
 OWN_BASE = re.compile(rf"^\s*FROM\s+({BASE}|{PYTHON}):{TAG}\b", re.IGNORECASE | re.MULTILINE)
 """A Dockerfile that begins with an image that ALE makes itself."""
 OUTPUT_CHARS = 1500
+FAILED_S = 60.0
+"""A build that failed is not tried again for so long, so that the rollouts of one task do not each try it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A build that failed."""
+
+    sentence: str
+    most_timeout_s: float
+    """Only who gives it more time may try it again."""
+    forget_at: float
 
 
 class ImageBuilds:
@@ -27,16 +43,18 @@ class ImageBuilds:
 
     def __init__(self, engine: Engine, images: Images) -> None:
         self.engine, self.images = engine, images
-        self._locks: dict[str, asyncio.Lock] = {}
-        self._failed: dict[str, TaskError] = {}
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._failures: dict[str, Failure] = {}
 
     async def image_from(self, build: ImageBuild) -> str:
-        """See `BuildsDockerfiles.image_from`. A build that failed is not tried again by this provider."""
+        """See `BuildsDockerfiles.image_from`. A build that failed is not tried again for `FAILED_S`."""
         name = f"{NAME}:{digest_of(build)}"
         async with self._locks.setdefault(name, asyncio.Lock()):
-            if name in self._failed:
-                raise self._failed[name]
             if await self.engine.find_image(name) is None:
+                self._forget_failures()
+                failure = self._failures.get(name)
+                if failure is not None and build.timeout_s <= failure.most_timeout_s:
+                    raise TaskError(failure.sentence)
                 await self._build(name, build)
         return name
 
@@ -46,19 +64,24 @@ class ImageBuilds:
             if await self.engine.find_image(own) is None:
                 await self.images.build(own, python=base.lower() == PYTHON)
         tar = await asyncio.to_thread(context_tar, build)
+        most_timeout_s = math.inf
         try:
             async with asyncio.timeout(build.timeout_s):
                 await self.engine.build(name, tar)
         except TimeoutError:
-            why = f"it did not end within {build.timeout_s:g} s (build.timeout_s)"
+            why, most_timeout_s = f"it did not end within {build.timeout_s:g} s (build.timeout_s)", build.timeout_s
         except BuildFailed as error:
             why = str(error)
         else:
             return
-        self._failed[name] = TaskError(
-            f"The image of a task cannot be built by {self.engine.name} from its Dockerfile: {why[-OUTPUT_CHARS:]}"
-        )
-        raise self._failed[name]
+        why = why[-OUTPUT_CHARS:]
+        sentence = f"The image of a task cannot be built by {self.engine.name} from its Dockerfile: {why}"
+        self._failures[name] = Failure(sentence, most_timeout_s, time.monotonic() + FAILED_S)
+        raise TaskError(sentence)
+
+    def _forget_failures(self) -> None:
+        now = time.monotonic()
+        self._failures = {name: failure for name, failure in self._failures.items() if now < failure.forget_at}
 
 
 def digest_of(build: ImageBuild) -> str:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 from ale.errors import ConfigError, SandboxError
 from ale_resident.containers.default_image import BASE, PYTHON, TAG, image_tar
 from ale_resident.containers.engine import Engine
 
 log = logging.getLogger("ale.sandbox.container")
+T = TypeVar("T")
 
 DEFAULT_IMAGE = f"{BASE}:{TAG}"
 
@@ -31,6 +34,19 @@ class Images:
             if image not in self._there:
                 await self._get(image, snapshot)
                 self._there.add(image)
+
+    async def start_from(self, image: str, start: Callable[[], Awaitable[T]], *, snapshot: bool = False) -> T:
+        """Provide an image and start a container from it; once more if somebody has removed the image since it was
+        looked for. Raises as `provide` and `start`."""
+        await self.provide(image, snapshot=snapshot)
+        try:
+            return await start()
+        except SandboxError:
+            if await self.engine.find_image(image):
+                raise
+        self.forget(image)
+        await self.provide(image, snapshot=snapshot)
+        return await start()
 
     async def env(self, image: str) -> dict[str, str]:
         """Return the environment that an image gives to its programs."""
@@ -73,7 +89,8 @@ class Images:
                 raise SandboxError("the pull ended without an error, and the image is still missing.")
             except SandboxError as error:
                 raise ConfigError(
-                    f"{self.engine.name} has no image {image}, and it cannot be pulled: {error} {self._mend(image)}"
+                    f"{self.engine.name} has no image {image}, and it cannot be pulled: {str(error).rstrip('. ')}. "
+                    f"{self._mend(image)}"
                 ) from error
         raise ConfigError(f"{self.engine.name} has no image {image}. {self._mend(image)}")
 

@@ -166,8 +166,8 @@ class ContainerProvider(Driver, SandboxProvider):
                     checkpoint = self.checkpoints.find(image)
                     check_same(checkpoint, spec)
                     return await self._start_container(spec, name, DEFAULT_IMAGE, base, checkpoint)
-                await self.images.provide(image, snapshot=spec.from_snapshot is not None)
-                return await self._start_container(spec, name, image, base)
+                begin = partial(self._start_container, spec, name, image, base)
+                return await self.images.start_from(image, begin, snapshot=spec.from_snapshot is not None)
 
         return await self.sandboxes.start(spec, start)
 

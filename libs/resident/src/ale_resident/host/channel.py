@@ -6,6 +6,7 @@ import asyncio
 import os
 import socket
 from collections.abc import Callable
+from typing import cast
 
 from ale.errors import OutOfMemoryError, SandboxError
 from ale_resident.host.journal import Journal
@@ -56,6 +57,8 @@ class Channel(asyncio.Protocol):
         self.writable.set()
         self.quiet_since = 0.0
         """Event loop time of the last request or answer."""
+        self.heard_at = 0.0
+        """Event loop time at which the resident last sent something."""
         self.transport: asyncio.WriteTransport | None = None
         self.held_back: bytearray | None = None
         """Bytes written while disconnected (see `disconnect`); None while connected."""
@@ -73,8 +76,7 @@ class Channel(asyncio.Protocol):
         return channel
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.WriteTransport)
-        self.transport = transport
+        self.transport = cast(asyncio.WriteTransport, transport)  # uvloop's are none by inheritance
 
     def pause_writing(self) -> None:
         self.writable.clear()
@@ -89,6 +91,7 @@ class Channel(asyncio.Protocol):
         return bool(self.calls or self.relays.keys() - self.resting)
 
     def data_received(self, data: bytes) -> None:
+        self.heard_at = asyncio.get_running_loop().time()
         self.inbox += data
         try:
             if len(self.inbox) >= HEADER_BYTES and int.from_bytes(self.inbox[5:9], "big") > MAX_FRAME_BYTES:

@@ -88,10 +88,16 @@ class ResidentShell(Shell):
         self.channel.resting.discard(self.number)
 
     async def _until(self, event: asyncio.Event) -> None:
-        """Wait until the resident sets an event. Raises `SandboxError` if the sandbox is gone."""
+        """Wait until the resident sets an event; of many at once it may be the last, so only a silent resident counts
+        as dead. Raises `SandboxError` if the sandbox is gone."""
         waits = [asyncio.ensure_future(event.wait()), asyncio.ensure_future(self.channel.closed.wait())]
+        time = asyncio.get_running_loop().time
+        began = time()
         try:
-            await asyncio.wait(waits, timeout=GRACE_S, return_when=asyncio.FIRST_COMPLETED)
+            while (left_s := max(began, self.channel.heard_at) + GRACE_S - time()) > 0:
+                done, _ = await asyncio.wait(waits, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+                if done:
+                    break
         finally:
             for each in waits:
                 each.cancel()

@@ -22,6 +22,9 @@ SHELL, RUN = b"H", b"U"
 """From the host: open a shell (`shells/`), a call that lasts until it is cancelled; run a command in one."""
 TREE = b"T"
 """From the host: begin or continue the transfer of a tree (`trees/transfers.py`); a call of many frames."""
+CONNECT = b"O"
+"""From the host: connect to a port in the sandbox, and send to it (`network/ports.py`); a call of many frames. `ACK`
+then grants bytes in both directions."""
 DONE, FAILED, DATA = b"E", b"F", b"D"
 """From the resident: a call's answer, a call's failure (errno, text), a piece of a file."""
 PIECE, PIECE_COST = b"P", 256

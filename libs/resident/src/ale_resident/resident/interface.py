@@ -22,6 +22,8 @@ class Resident(Protocol):
     by_fd: dict[int, Any]
     shells: dict[int, Any]
     """The open shells (`shells.shell.Shell`)."""
+    ports: dict[int, Any]
+    """The connections to ports (`network.ports.PortConnection`)."""
     watched: dict[int, Callable[[], None]]
     newborn: set[int]
     poll: select.epoll

@@ -29,6 +29,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ale_resident.resident.network.ports import PortConnection
     from ale_resident.resident.network.relay_process import RelayProcess
     from ale_resident.resident.reset.baseline import Baseline
     from ale_resident.resident.reset.cleanup import Reset
@@ -47,11 +48,12 @@ class Loop:
         self.commands: dict[int, Command] = {}
         self.by_fd: dict[int, Command] = {}
         self.shells: dict[int, Shell] = {}
+        self.ports: dict[int, PortConnection] = {}
         self.watched: dict[int, Callable[[], None]] = {}
-        """Descriptors of shells, and the functions that read them."""
+        """Descriptors of shells and of connections to ports, and the functions that read them."""
         self.newborn: set[int] = set()
-        """Named pipes opened while events were handled. An event may be meant for an earlier descriptor of the same
-        number, and a named pipe that nobody has opened for writing looks as if it had ended."""
+        """Named pipes and sockets opened while events were handled. An event may be meant for an earlier descriptor of
+        the same number, and a named pipe that nobody has opened for writing looks as if it had ended."""
         self.poll = select.epoll()
         self.workdir, self.shell = "/", "/bin/sh"
         self.rights: Rights
@@ -208,6 +210,8 @@ class Loop:
         """Answer the commands that `kill_all` has ended, and close every pipe."""
         for shell in list(self.shells.values()):
             shell.close()
+        for port in list(self.ports.values()):
+            port.finish(FAILED, [b"104", b"the sandbox was reset"])
         for command in list(self.commands.values()):
             if command.exit_code is None:
                 self.finish(command, 137)

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     Family = dict[int, tuple[int, bytes]]
     """Process ids; for each its parent and its start time."""
 
+MOST_ROUNDS = 100
+"""How often `family` looks again; without end, processes that only fork and exit could hold it up."""
+
 
 def parents() -> dict[int, int]:
     """List every visible live process: pid -> parent's pid. Zombies are left out."""
@@ -48,14 +51,22 @@ def family(root: int) -> Family:
         above = parents()
         return {pid: (above[pid], began) for pid in below(root) if pid in above and (began := begin_of(pid))}
     found: Family = {}
+    seen: set[int] = set()
     todo = [root]
-    while todo:
-        parent = todo.pop()
-        for pid in children(parent):
-            began = begin_of(pid)
-            if began and pid not in found:
-                found[pid] = (parent, began)
-                todo += (root, pid)  # a process that lost its parent meanwhile is now a child of the root
+    for _ in range(MOST_ROUNDS):
+        before = len(seen)
+        while todo:
+            parent = todo.pop()
+            for pid in children(parent):
+                if pid not in seen:
+                    seen.add(pid)
+                    if began := begin_of(pid):
+                        found[pid] = (parent, began)
+                        todo.append(pid)
+        if len(seen) == before:
+            break
+        # What lost its parent meanwhile is now a child of the root; if the parent was seen dead, or of one that adopts.
+        todo = [root] if len(seen) == len(found) else [root, *found]
     return found
 
 
@@ -63,11 +74,15 @@ def children(pid: int) -> list[int]:
     """List the children of all threads of a process."""
     found: list[int] = []
     try:
-        for thread in os.listdir(f"/proc/{pid}/task"):
+        threads = os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return found  # it is gone
+    for thread in threads:
+        try:
             with open(f"/proc/{pid}/task/{thread}/children", "rb", buffering=0) as file:
                 found += map(int, file.readall().split())
-    except OSError:
-        pass  # it is gone
+        except OSError:
+            continue  # this thread is gone, and others may live
     return found
 
 
@@ -134,7 +149,7 @@ def kill_below(root: int) -> None:
     for _ in range(100):
         stopped: set[int] = set()
         for _ in range(1000):
-            fresh = below(root) - stopped
+            fresh = family(root).keys() - stopped
             if not fresh:
                 break
             for pid in fresh:
@@ -144,9 +159,7 @@ def kill_below(root: int) -> None:
             return
         for pid in stopped:
             send_signal(pid, sig.SIGKILL)
-        reap_until = time.monotonic() + 0.5
-        while below(root) & stopped and time.monotonic() < reap_until:
-            time.sleep(0.001)
+        await_end(root, stopped)
 
 
 def kill_new(root: int, before: Family, spare: int, on_stopped: Callable[[], None]) -> None:

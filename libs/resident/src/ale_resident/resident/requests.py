@@ -11,6 +11,7 @@ from ale_resident.resident.command import environment
 from ale_resident.resident.frames import (
     ACK,
     CANCEL,
+    CONNECT,
     DATA,
     DONE,
     EXEC,
@@ -44,6 +45,12 @@ def serve(resident: Resident, call: int, kind: bytes, fields: list[bytes]) -> No
     if kind == EXEC:
         resident.keep_relay()
         resident.start(call, fields)
+    elif kind == CONNECT:
+        from ale_resident.resident.network import ports
+
+        ports.serve(resident, call, fields)
+    elif kind == ACK and call in resident.ports:
+        resident.ports[call].grant(int(fields[0]))
     elif kind in (STREAM, ACK):
         resident.stream(call, kind, fields)
     elif kind in (SHELL, RUN):
@@ -57,6 +64,8 @@ def serve(resident: Resident, call: int, kind: bytes, fields: list[bytes]) -> No
             resident.kill(resident.commands[call])
         elif call in resident.shells:
             resident.shells[call].close()
+        elif call in resident.ports:
+            resident.ports[call].let_go(abort=True)
         elif resident.transfers is not None and resident.transfers.drop(call):
             resident.send(call, DONE, [])
     elif kind == TREE:

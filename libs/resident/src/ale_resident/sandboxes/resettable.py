@@ -26,8 +26,8 @@ class ResettableSandbox(ResidentSandbox):
         for name in SandboxSpec.model_fields.keys() - {"env", "files", "labels"}:
             if getattr(spec, name) != getattr(self.spec, name):
                 raise ConfigError(
-                    f"The sandbox {self.id} was started with another {name}, which a reset cannot change; start a new "
-                    "one."
+                    f"The sandbox {self.name} was started with another {name}, which a reset cannot change; start a "
+                    "new one."
                 )
         try:
             await self.channel.ask(RESET, self.constants(spec), RESET_S)
@@ -35,7 +35,7 @@ class ResettableSandbox(ResidentSandbox):
             reason = printable(str(error.strerror))
             what = reason.partition(":")[0]
             raise UncleanError(
-                f"The sandbox {self.id} cannot be shown to be like new ({reason}); stop it and start another.",
+                f"The sandbox {self.name} cannot be shown to be like new ({reason}); stop it and start another.",
                 what if what in REMAINS else "other",
             ) from error
         self.spec = spec

@@ -16,13 +16,16 @@ from ale.specs.sandbox import AGENT, ExecResult, Sandbox, SandboxSpec
 from ale.specs.sandbox_protocols import Output, SandboxStats
 from ale_resident.host import commands, output_stream
 from ale_resident.host.channel import Channel
-from ale_resident.host.commands import GRACE_S, NO_COMMAND, as_bytes, check_user
+from ale_resident.host.commands import NO_COMMAND, as_bytes, check_user
 from ale_resident.host.journal import printable
+from ale_resident.host.port_connection import PortConnection
 from ale_resident.host.shell import ResidentShell
 from ale_resident.network.gate import Gate, Refusal, report
 from ale_resident.resident.frames import EXEC, INIT, KILL, READ, USAGE, WRITE
 from ale_resident.trees import transfers
 
+START_S = 60.0
+"""A sandbox that is not ready after this long never will be; on a busy machine many may start at once."""
 PIECE_BYTES = 1 << 20
 """Uploads are sent in pieces of about this size."""
 READ_SLACK_BYTES = 1 << 20
@@ -56,21 +59,30 @@ class ResidentSandbox(Sandbox):
         """Send the resident its constants and write the first files; returns when the sandbox is ready."""
         first, ready = self.channel.begin(INIT, constants)
         try:
-            async with asyncio.timeout(GRACE_S):
+            async with asyncio.timeout(START_S):
                 await ready
         except TimeoutError:
-            raise SandboxError(f"The sandbox {self.id} did not start within {GRACE_S:.0f} s.") from None
+            raise SandboxError(f"The sandbox {self.id} did not start within {START_S:.0f} s.") from None
         except OSError as error:
             raise SandboxError(f"The sandbox {self.id} could not be set up: {error.strerror or error}.") from error
         finally:
             self.channel.calls.pop(first, None)
         if files:
             await self.upload(files)
+        self.begin_timers()
+
+    def begin_timers(self) -> None:
+        """Count the spec's lifetime and idle time from now on."""
         if self.spec.lifetime_s is not None:
             loop = asyncio.get_running_loop()
             self.timers["life"] = loop.call_later(self.spec.lifetime_s, self.begin_stop, "its lifetime is over")
         if self.spec.idle_s is not None:
             self.watch_idleness(self.spec.idle_s)
+
+    @property
+    def name(self) -> str:
+        """What errors call it: its id, unless it was started before it was known who gets it."""
+        return self.channel.sandbox_id
 
     @property
     def labels(self) -> dict[str, str]:
@@ -118,13 +130,18 @@ class ResidentSandbox(Sandbox):
     ) -> ResidentShell:
         return await ResidentShell.open(self.channel, cwd, env, user)
 
+    async def connect(self, port: int) -> PortConnection:
+        """Connect to a program that listens at a port of the sandbox's own loopback address. Raises `OSError` if none
+        does."""
+        return await PortConnection.open(self.channel, port)
+
     async def upload(self, files: Mapping[str, bytes], *, user: str = AGENT, mode: int = 0o644) -> None:
         head = [check_user(user).encode(), f"{mode:o}".encode()]
         batch: list[bytes] = []
         size = 0
         for path, content in files.items():
             if not path or "\0" in path:
-                raise SandboxError(f"The sandbox {self.id} cannot write a file named {path!r}.")
+                raise SandboxError(f"The sandbox {self.name} cannot write a file named {path!r}.")
             if size + len(content) > PIECE_BYTES and batch:
                 await self.write([*head, b"w", *batch])
                 batch, size = [], 0
@@ -144,7 +161,7 @@ class ResidentSandbox(Sandbox):
             await self.channel.ask(WRITE, fields, 60.0)
         except OSError as error:
             names = ", ".join(os.fsdecode(path) for path in fields[3::2][:3])
-            raise SandboxError(f"The sandbox {self.id} could not write {names}: {error.strerror}.") from error
+            raise SandboxError(f"The sandbox {self.name} could not write {names}: {error.strerror}.") from error
 
     async def download(self, path: str, *, max_bytes: int = 1 << 28) -> bytes:
         return await self.read(path, max_bytes)
@@ -160,7 +177,7 @@ class ResidentSandbox(Sandbox):
         except NotADirectoryError as error:
             raise FileNotFoundError(error.errno, error.strerror, path) from None
         except OSError as error:
-            raise SandboxError(f"The sandbox {self.id} could not read {path}: {error.strerror}.") from error
+            raise SandboxError(f"The sandbox {self.name} could not read {path}: {error.strerror}.") from error
         return b"".join(pieces)
 
     async def upload_tree(self, source: Path, target: str, *, user: str = AGENT) -> None:
@@ -178,7 +195,7 @@ class ResidentSandbox(Sandbox):
         try:
             await self.channel.ask(KILL, [], 30.0)
         except OSError as error:
-            raise SandboxError(f"The sandbox {self.id} could not be cleared: {error.strerror}.") from error
+            raise SandboxError(f"The sandbox {self.name} could not be cleared: {error.strerror}.") from error
 
     def note(self, line: str) -> None:
         """Add a line to the sandbox's journal."""
@@ -199,7 +216,7 @@ class ResidentSandbox(Sandbox):
         except OSError:
             return SandboxStats()  # its /proc cannot be read
         except ValueError as error:
-            raise SandboxError(f"The sandbox {self.id} gave an invalid answer ({error}).") from error
+            raise SandboxError(f"The sandbox {self.name} gave an invalid answer ({error}).") from error
         if self.gate is not None:
             came, went = self.gate.bytes_in, self.gate.bytes_out
         return SandboxStats(disk_bytes=memory, network_in_bytes=came, network_out_bytes=went)

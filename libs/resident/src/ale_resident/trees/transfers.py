@@ -14,7 +14,7 @@ import asyncio
 import errno
 import os
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterator
 from contextlib import aclosing, closing, contextmanager
 from pathlib import Path
 from secrets import token_hex
@@ -106,12 +106,10 @@ class Transfer:
             else:
                 asked = deque(answer for answer in asked if answer.done())
 
-    async def deliver(self, read: Callable[[], tuple[list[bytes], bool]]) -> None:
-        """Send a tree into the sandbox; `read`, run in a thread, returns the next piece and if it is the last."""
+    async def deliver(self, pieces: AsyncIterable[list[bytes]]) -> None:
+        """Send the pieces of a tree into the sandbox."""
         asked: deque[asyncio.Future[tuple[bytes, bytes]]] = deque()
-        last = False
-        while not last:
-            fields, last = await in_thread(read)
+        async for fields in pieces:
             if len(asked) == WINDOW:
                 await self.answer(asked.popleft())
             asked.append(self.ask(b"piece", *fields))
@@ -119,6 +117,14 @@ class Transfer:
             await self.answer(asked.popleft())
         while not self.over:
             await self.answer(self.ask(b"end"))
+
+
+async def read_pieces(read: Callable[[], tuple[list[bytes], bool]]) -> AsyncGenerator[list[bytes], None]:
+    """Yield the pieces of a tree; `read`, run in a thread, returns the next one and if it is the last."""
+    last = False
+    while not last:
+        fields, last = await in_thread(read)
+        yield fields
 
 
 class TreeSource:
@@ -195,45 +201,65 @@ class TemporaryTree:
             os.close(self.folder)
 
 
-async def upload(channel: Channel, source: Path, target: bytes, user: str) -> None:
-    """See `Sandbox.upload_tree`."""
-    what = f"The tree {source} cannot be put into the sandbox {channel.sandbox_id}"
+def open_tree(source: Path, what: str) -> TreeSource:
+    """Open a tree of the host. Raises `FileNotFoundError`, and `SandboxError`, which begins with `what`."""
     try:
-        tree = TreeSource(source)
+        return TreeSource(source)
     except FileNotFoundError:
         raise
     except OSError as error:
         raise SandboxError(f"{what}: {error.strerror}.") from error
-    with as_sandbox_error(what), closing(tree):
-        await tree.check()
-        async with Transfer(channel) as transfer:
-            channel.journal.record_request(transfer.number, TREE, [b"in", target, user.encode()])
-            await transfer.answer(transfer.ask(b"in", target, user.encode()))
-            await transfer.deliver(tree.piece)
 
 
-async def download(channel: Channel, source: bytes, target: Path, max_bytes: int) -> None:
-    """See `Sandbox.download_tree`."""
+async def land(
+    what: str, source: str, target: Path, max_bytes: int, fetch: Callable[[Writer], Awaitable[bool]]
+) -> None:
+    """Put a tree from a sandbox at `target` of the host, whole or not at all. `fetch` writes all but its links, and
+    says whether there is such a tree. Raises `FileNotFoundError`, and `SandboxError`, which begins with `what`."""
     landing = TemporaryTree(target)
     writer = Writer(os.dup(landing.folder), os.fsencode(landing.base), max_bytes=max_bytes)
-    what = f"The tree {os.fsdecode(source)} of the sandbox {channel.sandbox_id} was not downloaded"
     try:
         with as_sandbox_error(what), closing(writer):
-            async with Transfer(channel) as transfer:
-                channel.journal.record_request(transfer.number, TREE, [b"out", source, b"agent"])
-                there = await found(transfer, source)
-                if there:
-                    await receive(transfer, writer)
-                    await in_thread(check_links, {name: entry.target for name, entry in writer.links.items()})
-                    await finish(writer)
+            there = await fetch(writer)
+            if there:
+                await in_thread(check_links, {name: entry.target for name, entry in writer.links.items()})
+                await finish(writer)
         if not there:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), os.fsdecode(source))
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), source)
         with as_sandbox_error(what):
             landing.take_name()
     except BaseException:
         await in_thread(landing.close)
         raise
     landing.close()  # not awaited: whoever cancels the call after the tree has its name would find it there
+
+
+async def upload(channel: Channel, source: Path, target: bytes, user: str) -> None:
+    """See `Sandbox.upload_tree`."""
+    what = f"The tree {source} cannot be put into the sandbox {channel.sandbox_id}"
+    tree = open_tree(source, what)
+    with as_sandbox_error(what), closing(tree):
+        await tree.check()
+        async with Transfer(channel) as transfer:
+            channel.journal.record_request(transfer.number, TREE, [b"in", target, user.encode()])
+            await transfer.answer(transfer.ask(b"in", target, user.encode()))
+            await transfer.deliver(read_pieces(tree.piece))
+
+
+async def download(channel: Channel, source: bytes, target: Path, max_bytes: int) -> None:
+    """See `Sandbox.download_tree`."""
+
+    async def fetch(writer: Writer) -> bool:
+        async with Transfer(channel) as transfer:
+            channel.journal.record_request(transfer.number, TREE, [b"out", source, b"agent"])
+            there = await found(transfer, source)
+            if there:
+                await receive(transfer, writer)
+            return there
+
+    name = os.fsdecode(source)
+    what = f"The tree {name} of the sandbox {channel.sandbox_id} was not downloaded"
+    await land(what, name, target, max_bytes, fetch)
 
 
 async def found(transfer: Transfer, source: bytes) -> bool:

@@ -30,6 +30,7 @@ def python_with(*packages: str) -> Path:
                 raise
         finally:
             shutil.rmtree(made, ignore_errors=True)
+    folder.chmod(0o755)  # users of sandboxes may use it, too
     return folder / "bin" / "python"
 
 

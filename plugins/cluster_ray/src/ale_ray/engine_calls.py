@@ -1,0 +1,69 @@
+"""The generations that one process has at an engine's actor, and what has been sampled for them so far.
+
+While there are some, the process asks the actor every second what it has sampled for them. If the actor dies, or its
+node, a generation goes on elsewhere from there: what was sampled since the last answer is all that is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from contextlib import suppress
+from typing import Any
+
+from ale.errors import AleError
+from ale.specs.engine import GenerateRequest, Generation
+from ale_engines.continuation import NOTHING
+from ale_engines.replica import Interrupted
+from ale_engines.sampled import Sampled
+from ale_ray.calls import ActorLost, ask
+from ale_ray.engine_host import BrokenOff
+
+FOLLOW_S = 1.0
+"""Seconds between two questions, each of which costs both processes about a millisecond."""
+
+
+class EngineCalls:
+    """See the module; `name` is the engine's in messages."""
+
+    def __init__(self, actor: Any, name: str) -> None:
+        self.actor, self._name = actor, name
+        self._sampled: dict[str, Sampled] = {}
+        """What is known of each generation that runs."""
+        self._following: asyncio.Task[None] | None = None
+
+    async def generate(self, request: GenerateRequest) -> Generation:
+        """Have the actor sample. Raises `Interrupted` if it cannot finish, also because it has died. A cancelled call
+        is ended there."""
+        call = uuid.uuid4().hex
+        sampled = self._sampled[call] = Sampled(self._name)
+        if self._following is None:
+            self._following = asyncio.get_running_loop().create_task(self._follow())
+        try:
+            answer = await ask(self._name, self.actor.generate.remote(call, request))
+        except ActorLost as error:
+            self.actor.abort.remote(call)  # it may live, and only its answer be lost
+            raise Interrupted(str(error), sampled.as_generation()) from error
+        except asyncio.CancelledError:
+            self.actor.abort.remote(call)
+            raise
+        finally:
+            del self._sampled[call]
+            if not self._sampled and self._following is not None:
+                self._following.cancel()
+                self._following = None
+        if isinstance(answer, BrokenOff):
+            raise Interrupted(answer.message, answer.partial)
+        if answer is None:
+            raise Interrupted(f"{self._name} was told to end a generation.", NOTHING)
+        generation: Generation = answer
+        return generation
+
+    async def _follow(self) -> None:
+        """Ask what has been sampled, until this is cancelled: one question at a time, so that no part comes twice."""
+        while True:
+            await asyncio.sleep(FOLLOW_S)
+            known = {call: len(sampled) for call, sampled in self._sampled.items()}
+            with suppress(AleError):  # what has become of the actor is known from the generations
+                for call, part in (await ask(self._name, self.actor.sampled.remote(known))).items():
+                    if (sampled := self._sampled.get(call)) is not None:
+                        sampled.add(part.token_ids, part.logprobs, part.versions)

@@ -1,0 +1,88 @@
+"""Restart and archive of sandboxes that were stopped.
+
+1. `restart` starts a stopped, archived or lost sandbox under its id from the files of its last stop (`kept_files`). A
+   sandbox without such files is refused: it would look restarted and be empty. A lost one goes back to its last stop.
+2. The values of environment variables are kept in memory only. After a restart of this service, a sandbox that has
+   some is refused.
+3. `archive` makes the files stay until the sandbox is deleted: neither `auto_delete_seconds` nor the age of its row
+   removes it. There is no other storage, so the files stay on the worker's disk. One that runs is stopped first, with
+   its files, whatever its start asked for. ROCK's client calls it for stopped sandboxes and asks `/get_status` later;
+   here it is archived when the call returns.
+"""
+
+from __future__ import annotations
+
+from ale_rock.admin.orders import Refused, order_again
+from ale_rock.admin.record import Record
+from ale_rock.admin.service import Service, durable
+from ale_rock.admin.workers import WorkerFailed
+from ale_rock.wire import BAD_REQUEST, SERVICE_ERROR
+
+AGAIN_S = 600
+"""An archive that failed by itself is tried again so much later."""
+ASK = "A stop keeps the files if the start asks for auto_archive_seconds or auto_delete_seconds, or the service is set "
+ASK += "to keep_stopped."
+
+
+async def restart(service: Service, record: Record) -> Record:
+    """Start a sandbox again; returns as `Service.start` does. Raises `Refused`."""
+    record = service.fleet.get(record.id) or record
+    if record.state not in ("stopped", "archived"):
+        raise Refused(f"The sandbox {record.id} is {record.state}; only one that is stopped or archived is restarted.")
+    _refuse_without_files(record)
+    record.order = order_again(record)
+    service.start_again(record)
+    await service.wait_settled(record, service.settings.answer_within_s)
+    if not record.live:
+        raise Refused(record.reason or f"The sandbox {record.id} was stopped.", SERVICE_ERROR)
+    return record
+
+
+async def archive(service: Service, record: Record) -> None:
+    """Archive a sandbox. It is idempotent. Raises `Refused`; one that runs then goes on."""
+    fleet = service.fleet
+    record = fleet.get(record.id) or record
+    if record.state in ("archived", "archiving"):
+        return
+    if record.state == "running":
+        problem = await service.kept.keep(record)
+        if problem is not None and record.state == "running":
+            raise Refused(f"The files of the sandbox {record.id} cannot be kept: {problem}", BAD_REQUEST)
+        await service.halt(record, "stop")
+    if record.state != "stopped":
+        raise Refused(f"The sandbox {record.id} is {record.state}; only one that runs or is stopped is archived.")
+    _refuse_without_files(record)
+    fleet.move(record, "archiving", "archive")
+    problem = await _missing(service, record)
+    if record.deleted is not None:
+        raise Refused(f"The sandbox {record.id} was deleted while it was archived.")
+    if problem is not None:
+        await durable(fleet.move(record, "stopped", "archive_failed", problem))
+        raise Refused(problem, SERVICE_ERROR)
+    await durable(fleet.move(record, "archived", "archive_done"))
+
+
+async def archive_when_due(service: Service, record: Record) -> None:
+    """Archive a sandbox whose `auto_archive_seconds` are over; if that fails, later again."""
+    try:
+        await archive(service, record)
+    except Refused:
+        record.archive_s = max(record.archive_s or 0, AGAIN_S)
+        service.fleet.deadlines.schedule(record)
+
+
+def _refuse_without_files(record: Record) -> None:
+    if record.snapshot is None:
+        why = f" {record.reason.rstrip('.')}." if record.reason else ""
+        raise Refused(f"No files of the sandbox {record.id} were kept.{why} {ASK}")
+
+
+async def _missing(service: Service, record: Record) -> str | None:
+    """Return what is wrong with the files of a stopped sandbox."""
+    for worker in service.fleet.choice.holders(record.snapshot or ""):
+        try:
+            if record.snapshot in await worker.snapshots():
+                return None
+        except WorkerFailed:
+            continue
+    return f"The files of the sandbox {record.id} are on the worker {record.worker}, which does not answer for them."

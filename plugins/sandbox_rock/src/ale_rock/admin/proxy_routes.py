@@ -1,0 +1,135 @@
+"""The way to programs that listen in sandboxes: `proxy` for HTTP and WebSockets, `portforward` for TCP in a WebSocket.
+
+`/sandboxes/{id}/proxy/a/b` is `/a/b` at port 8080, `/sandboxes/{id}/proxy/port/3000/a/b` at port 3000; the header
+`X-ROCK-Target-Port` names a port too. The worker of the sandbox connects to the port; bodies have no limit. A token of
+this service is not passed on; whoever needs `Authorization` for the program shows the service's in `X-API-Key`.
+"""
+
+from __future__ import annotations
+
+import re
+
+from fastapi import APIRouter, Request
+from starlette.requests import HTTPConnection
+from starlette.responses import Response
+from starlette.websockets import WebSocket
+from yarl import URL
+
+from ale_rock.admin.answers import answer, fault_of, plain_route
+from ale_rock.admin.auth import Gate
+from ale_rock.admin.find import find_running, using
+from ale_rock.admin.orders import Refused
+from ale_rock.admin.record import Record
+from ale_rock.admin.service import Service
+from ale_rock.admin.workers import Worker, WorkerFailed
+from ale_rock.proxying import (
+    CREDENTIALS,
+    METHODS,
+    TARGET,
+    Headers,
+    NoAnswer,
+    pass_request_on,
+    pass_websocket_on,
+    passed_on,
+)
+from ale_rock.wire import ROCK_BASE, SERVICE_ERROR, Fault
+
+PORT_HEADER, DEFAULT_PORT = "x-rock-target-port", 8080
+PATH = re.compile(rf"{ROCK_BASE}/sandboxes/[^/]+/proxy(?:/port/([^/]*))?(/.*)?")
+
+
+class ProxyRoutes:
+    """The routes."""
+
+    def __init__(self, service: Service, gate: Gate) -> None:
+        self.service, self.gate = service, gate
+        self.router = APIRouter(
+            prefix=f"{ROCK_BASE}/sandboxes", route_class=plain_route(gate, "admin", "user"), include_in_schema=False
+        )
+        for path in ("/{sandbox_id}/proxy", "/{sandbox_id}/proxy/{path:path}"):
+            self.router.add_api_route(path, self.request, methods=METHODS)
+            self.router.add_api_websocket_route(path, self.websocket)
+        self.router.add_api_websocket_route("/{sandbox_id}/portforward", self.forward)
+
+    async def request(self, request: Request) -> Response:
+        """Pass a request on to a program."""
+        record, worker = await find_running(self.service, request.path_params["sandbox_id"], request.state.caller)
+        port, headers = self.target_of(request)
+        try:
+            with using(record):
+                return await pass_request_on(request, worker.client(), url_of(worker, record, f"ports/{port}"), headers)
+        except (NoAnswer, WorkerFailed) as error:
+            raise lost(worker, record, error) from None
+
+    async def websocket(self, websocket: WebSocket) -> None:
+        """Pass a WebSocket on to a program."""
+        try:
+            record, worker = await self.find(websocket)
+            port, headers = self.target_of(websocket)
+            await self.carry(websocket, record, worker, f"ports/{port}", headers)
+        except Exception as error:
+            await websocket.send_denial_response(fault_of(error))
+
+    async def forward(self, websocket: WebSocket) -> None:
+        """Carry one TCP connection to the port that the query names."""
+        try:
+            record, worker = await self.find(websocket)
+            port = port_of(websocket.query_params.get("port", ""))
+            await self.carry(websocket, record, worker, f"portforward/{port}", [])
+        except Exception as error:
+            await websocket.send_denial_response(fault_of(error))
+
+    async def find(self, websocket: WebSocket) -> tuple[Record, Worker]:
+        """Let a caller in, and return the sandbox and its worker. Raises `Denied` or `Refused`."""
+        caller = self.gate.admit(websocket.headers, "admin", "user")
+        return await find_running(self.service, websocket.path_params["sandbox_id"], caller)
+
+    async def carry(self, websocket: WebSocket, record: Record, worker: Worker, path: str, headers: Headers) -> None:
+        """Pass a WebSocket on to the worker."""
+        try:
+            with using(record):
+                await pass_websocket_on(websocket, worker.client(), url_of(worker, record, path), headers)
+        except (NoAnswer, WorkerFailed) as error:
+            if isinstance(error, NoAnswer) and error.status is not None:
+                detail = (
+                    f"The program at this port of the sandbox {record.id} takes no WebSocket (HTTP {error.status})."
+                )
+                await websocket.send_denial_response(answer(Fault(detail=detail, fault="caller"), 502))
+                return
+            raise lost(worker, record, error) from None
+
+    def target_of(self, request: HTTPConnection) -> tuple[int, Headers]:
+        """Return the port, and the headers for the worker. Raises `Refused`."""
+        raw: bytes = request.scope["raw_path"]
+        query: bytes = request.scope["query_string"]
+        target = raw.decode("latin-1") + (f"?{query.decode('latin-1')}" if query else "")
+        found = PATH.fullmatch(raw.decode("latin-1"))
+        if found is None or not re.fullmatch(r"[!-~]*", target) or "#" in target:
+            raise Refused("The path of the request holds what no URL may hold.")
+        named, port_header = found[1], request.headers.get(PORT_HEADER)
+        if named is not None and port_header is not None:
+            raise Refused("The port is named twice, in the path and in a header; leave out one.")
+        port = named if named is not None else port_header
+        own = {*self.gate.headers_with_tokens(request.headers), PORT_HEADER, TARGET, CREDENTIALS}
+        headers = passed_on(request.headers.raw, own)
+        headers = [(CREDENTIALS if name == "authorization" else name, value) for name, value in headers]
+        path = (found[2] or "/") + (f"?{query.decode('latin-1')}" if query else "")
+        return DEFAULT_PORT if port is None else port_of(port), [*headers, (TARGET, path)]
+
+
+def port_of(text: str) -> int:
+    """Read a port. Raises `Refused`."""
+    if not re.fullmatch(r"[0-9]{1,5}", text) or not 0 < int(text) < 65536:
+        raise Refused(f"{text[:100]!r} is no port; a port is a number from 1 to 65535.")
+    return int(text)
+
+
+def url_of(worker: Worker, record: Record, path: str) -> URL:
+    """Return where the worker takes it."""
+    return URL(f"{worker.url}/sandboxes/{record.id}/{path}", encoded=True)
+
+
+def lost(worker: Worker, record: Record, error: Exception) -> Refused:
+    """Return what to say of a worker that does not answer."""
+    why = f"The sandbox {record.id} is {record.state}: {record.reason}" if not record.live and record.reason else None
+    return Refused(why or f"The worker {worker.name} does not answer ({error}).", SERVICE_ERROR)

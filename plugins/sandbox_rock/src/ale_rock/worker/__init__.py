@@ -1,0 +1,1 @@
+"""The worker: one on each machine. It owns a provider of sandboxes and serves them to the admin over HTTP."""

@@ -1,0 +1,103 @@
+"""The logs of the worker's sandboxes: read from those that run, kept for a while of those that ended.
+
+1. A sandbox's log is what the protocol `Logs` gives: the latest lines about what happened in it. Of a sandbox without
+   that protocol it is empty.
+2. When a sandbox is stopped, its log is read a last time. The admin gets it with the answer, and keeps it.
+3. The protocol hands out the whole log each time; who follows it gets the lines that a look has and the last had not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, OrderedDict
+from collections.abc import AsyncIterator
+
+from ale.errors import AleError
+from ale.specs.sandbox import Sandbox
+from ale.specs.sandbox_protocols import Logs
+from ale_rock.log_text import the_end
+from ale_rock.worker.checks import readable
+
+MOST_BYTES = 64 << 10
+"""How much of one log is handed out: the end of it."""
+KEPT_CHARS = 16 << 20
+"""How much is kept of ended sandboxes, all together."""
+READ_S = 1.0
+LOOK_S = 0.5
+
+
+class SandboxLogs:
+    """The logs of one worker."""
+
+    def __init__(self) -> None:
+        self._live: dict[str, Sandbox] = {}
+        self._ended: OrderedDict[str, str] = OrderedDict()
+        self._ended_chars = 0
+
+    def begin(self, sandbox_id: str, sandbox: Sandbox) -> None:
+        """Take in a sandbox that has started, under the worker's id for it. An older one of that id is forgotten."""
+        self._forget(sandbox_id)
+        self._live[sandbox_id] = sandbox
+
+    async def stop(self, sandbox_id: str, sandbox: Sandbox) -> None:
+        """Stop a sandbox, and keep its log."""
+        before = await read(sandbox)
+        try:
+            await sandbox.stop()
+        finally:
+            # Some have less to say once they are stopped, and all have one line more: that they were.
+            lines = before + new_lines(before, await read(sandbox))
+            if self._live.get(sandbox_id) is sandbox:
+                del self._live[sandbox_id]
+                self._keep(sandbox_id, the_end("".join(lines), MOST_BYTES))
+
+    async def text(self, sandbox_id: str) -> str:
+        """Return the log of a sandbox, whether it runs or has ended; of an unknown one the empty text."""
+        sandbox = self._live.get(sandbox_id)
+        return self._ended.get(sandbox_id, "") if sandbox is None else the_end("".join(await read(sandbox)), MOST_BYTES)
+
+    async def follow(self, sandbox_id: str) -> AsyncIterator[str]:
+        """Yield the log of a sandbox, and then each new line, until the sandbox has ended."""
+        seen: list[str] = []
+        running = True
+        while running:
+            running = sandbox_id in self._live
+            now = (await self.text(sandbox_id)).splitlines(keepends=True)
+            new, seen = new_lines(seen, now), now
+            if new:
+                yield "".join(new)
+            if running:
+                await asyncio.sleep(LOOK_S)
+
+    def _keep(self, sandbox_id: str, text: str) -> None:
+        self._forget(sandbox_id)
+        self._ended[sandbox_id] = text
+        self._ended_chars += len(text)
+        while self._ended_chars > KEPT_CHARS:
+            self._forget(next(iter(self._ended)))
+
+    def _forget(self, sandbox_id: str) -> None:
+        self._ended_chars -= len(self._ended.pop(sandbox_id, ""))
+
+
+async def read(sandbox: Sandbox) -> list[str]:
+    """Return the lines of a sandbox's log; none if it keeps none, or does not hand it out now."""
+    if not isinstance(sandbox, Logs):
+        return []
+    try:
+        async with asyncio.timeout(READ_S):
+            return readable(await sandbox.logs()).splitlines(keepends=True)
+    except (AleError, OSError):  # a log that cannot be read must not keep a sandbox from being stopped
+        return []
+
+
+def new_lines(before: list[str], now: list[str]) -> list[str]:
+    """Return the lines that are there now and were not before; a line counts as often as it is there."""
+    left = Counter(before)
+    new = []
+    for line in now:
+        if left[line]:
+            left[line] -= 1
+        else:
+            new.append(line)
+    return new
