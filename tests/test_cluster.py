@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import psutil
 import pytest
@@ -43,7 +43,7 @@ def arguments(folder: Path, address: str, *more: str, places: str = PLACES) -> l
 
 
 class Started:
-    """A run that goes on while the test does something to it."""
+    """A run that goes on while the test does something to it; it ends with its block."""
 
     def __init__(self, folder: Path, *words: str | Path) -> None:
         self.folder = folder / "run"
@@ -51,6 +51,14 @@ class Started:
         with self.output.open("wb") as output:
             command = [str(forked_command.program()), *map(str, words)]
             self.process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self.process.poll() is None:  # the test has failed: the tests after it need its nodes
+            self.process.terminate()
+            self.process.wait(60)
 
     def roles(self, role: str) -> list[dict[str, Any]]:
         data = json.loads((self.folder / "cluster" / "roles.json").read_text())
@@ -102,6 +110,13 @@ def actors(name: str = "") -> list[psutil.Process]:
     return found
 
 
+def scale(run: Started, wish: str) -> str:
+    """What `ale cluster scale` says."""
+    done = forked_ale("cluster", "scale", run.folder, wish)
+    assert done.returncode == 0, f"{done.stderr}\n{run.output.read_text()}"
+    return done.stdout.splitlines()[-1]
+
+
 def wait_for_no_actors() -> None:
     until = time.monotonic() + 15
     while actors() and time.monotonic() < until:
@@ -124,39 +139,39 @@ def test_a_run_on_two_nodes_ends_as_one_in_a_process(address: str, tmp_path: Pat
 
 
 def test_engines_and_workers_that_are_killed_come_back_and_nothing_is_lost(address: str, tmp_path: Path) -> None:
-    run = Started(tmp_path, *arguments(tmp_path, address, "rl.steps=8", "rl.async_ratio=2", "eval.every=0"))
-    run.wait_for_step(1)
-    os.kill(run.roles("rollout")[0]["pid"], signal.SIGKILL)
-    os.kill(run.roles("engine")[0]["pid"], signal.SIGKILL)
-    said = run.end()
-    assert "worker 0 has died and is started again" in said
-    assert "torch 0 is started again" in said
-    check_trained_once(run.folder, 8, 2)
+    with Started(tmp_path, *arguments(tmp_path, address, "rl.steps=8", "rl.async_ratio=2", "eval.every=0")) as run:
+        run.wait_for_step(1)
+        os.kill(run.roles("rollout")[0]["pid"], signal.SIGKILL)
+        os.kill(run.roles("engine")[0]["pid"], signal.SIGKILL)
+        said = run.end()
+        assert "worker 0 has died and is started again" in said
+        assert "torch 0 is started again" in said
+        check_trained_once(run.folder, 8, 2)
     wait_for_no_actors()
 
 
 def test_a_run_that_loses_a_rank_goes_on_from_its_checkpoint_by_itself(address: str, tmp_path: Path) -> None:
     more = ("rl.steps=6", "rl.checkpoint_every=1", "eval.every=0")
-    run = Started(tmp_path, *arguments(tmp_path, address, *more, places="trainer: {ranks: 2}"))
-    run.wait_for_step(2)
-    actors("RankActor")[0].kill()
-    said = run.end()
-    assert "The run goes on from its checkpoint step_" in said
-    check_trained_once(run.folder, 6, 2)
+    with Started(tmp_path, *arguments(tmp_path, address, *more, places="trainer: {ranks: 2}")) as run:
+        run.wait_for_step(2)
+        actors("RankActor")[0].kill()
+        said = run.end()
+        assert "The run goes on from its checkpoint step_" in said
+        check_trained_once(run.folder, 6, 2)
     wait_for_no_actors()
 
 
 def test_a_worker_that_stands_still_is_named_and_started_again(address: str, tmp_path: Path) -> None:
     places = "engine: {replicas: 1}, trainer: {ranks: 0}, rollout: {workers: 2}"
     more = ("rl.steps=6", "rl.stall_s=12", "eval.every=0")  # long enough for a worker to show that it moves
-    run = Started(tmp_path, *arguments(tmp_path, address, *more, places=places))
-    run.wait_for_step(1)
-    os.kill(run.roles("rollout")[0]["pid"], signal.SIGSTOP)
-    said = run.end()
-    # Where it waited for an engine, that may as well be what hangs.
-    assert re.search(r"Nothing has moved for 12 s: (a rollout worker|the engine) hangs\.", said), said
-    assert "worker 0 does not answer any more and is started again" in said
-    check_trained_once(run.folder, 6, 2)
+    with Started(tmp_path, *arguments(tmp_path, address, *more, places=places)) as run:
+        run.wait_for_step(1)
+        os.kill(run.roles("rollout")[0]["pid"], signal.SIGSTOP)
+        said = run.end()
+        # Where it waited for an engine, that may as well be what hangs.
+        assert re.search(r"Nothing has moved for 12 s: (a rollout worker|the engine) hangs\.", said), said
+        assert "worker 0 does not answer any more and is started again" in said
+        check_trained_once(run.folder, 6, 2)
     wait_for_no_actors()
 
 
@@ -165,33 +180,30 @@ def test_engines_and_workers_are_added_and_removed_while_the_run_goes_on_also_af
 ) -> None:
     places = "engine: {replicas: 1}, trainer: {ranks: 1}, rollout: {workers: 1}"
     more = ("rl.steps=5000", "rl.checkpoint_every=1", "eval.every=0")
-    run = Started(tmp_path, *arguments(tmp_path, address, *more, places=places))
-    run.wait_for_step(1)
-    done = forked_ale("cluster", "scale", run.folder, "engine=2")
-    assert done.stdout.splitlines()[-1] == "The run has 2 engines now: torch 0, torch 1.", done.stderr
-    done = forked_ale("cluster", "scale", run.folder, "rollout=2")
-    assert done.stdout.splitlines()[-1] == "The run has 2 rollout workers now: worker 0, worker 1.", done.stderr
-    shown = json.loads(forked_ale("cluster", "status", run.folder, "--json").stdout)
-    assert shown["state"] == "running"
-    names = {row["name"]: row["state"] for row in shown["roles"] if row["role"] != "trainer"}
-    assert names == dict.fromkeys(("torch 0", "torch 1", "worker 0", "worker 1"), "serving")
-    before = run.roles("engine") + run.roles("rollout")
-    actors("RankActor")[0].kill()
+    with Started(tmp_path, *arguments(tmp_path, address, *more, places=places)) as run:
+        run.wait_for_step(1)
+        assert scale(run, "engine=2") == "The run has 2 engines now: torch 0, torch 1."
+        assert scale(run, "rollout=2") == "The run has 2 rollout workers now: worker 0, worker 1."
+        shown = json.loads(forked_ale("cluster", "status", run.folder, "--json").stdout)
+        assert shown["state"] == "running"
+        names = {row["name"]: row["state"] for row in shown["roles"] if row["role"] != "trainer"}
+        assert names == dict.fromkeys(("torch 0", "torch 1", "worker 0", "worker 1"), "serving")
+        before = run.roles("engine") + run.roles("rollout")
+        actors("RankActor")[0].kill()
 
-    def all_are_new() -> bool:
-        now = run.roles("engine") + run.roles("rollout")
-        pids = {row["pid"] for row in now if row["state"] == "serving"} - {row["pid"] for row in before}
-        return [row["name"] for row in now] == [row["name"] for row in before] and len(pids) == 4
+        def all_are_new() -> bool:
+            now = run.roles("engine") + run.roles("rollout")
+            pids = {row["pid"] for row in now if row["state"] == "serving"} - {row["pid"] for row in before}
+            return [row["name"] for row in now] == [row["name"] for row in before] and len(pids) == 4
 
-    run.wait_for(all_are_new)
-    fewer = forked_ale("cluster", "scale", run.folder, "engine=1")
-    assert fewer.stdout.splitlines()[-1] == "The run has 1 engine now: torch 0.", fewer.stderr
-    refused = forked_ale("cluster", "scale", run.folder, "trainer=3")
-    assert "The trainer's ranks cannot change while it trains" in refused.stderr
-    run.process.terminate()
-    assert run.process.wait(60) == 143, run.output.read_text()
+        run.wait_for(all_are_new)
+        assert scale(run, "engine=1") == "The run has 1 engine now: torch 0."
+        refused = forked_ale("cluster", "scale", run.folder, "trainer=3")
+        assert "The trainer's ranks cannot change while it trains" in refused.stderr
+        run.process.terminate()
+        assert run.process.wait(60) == 143, run.output.read_text()
     wait_for_no_actors()
-    gone = forked_ale("cluster", "scale", run.folder, "engine=2")
+    gone = forked_ale("cluster", "scale", tmp_path / "run", "engine=2")
     assert "No run answers" in gone.stderr
 
 

@@ -13,7 +13,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -129,13 +129,14 @@ class Engines(Lifecycle, InferenceEngine):
                 self._report_states()
         finally:  # whatever becomes of the report
             self._members.close()
-            await _cancel([*self._changes, *(member.watch for member in self._members if member.watch is not None)])
+            await _cancel(self._changes)
+            await _cancel_watches(self._members)
             await finish_all(replica.close() for replica in self.replicas)
 
     async def load_model(self, folder: Path | None, tokenizer: Tokenizer) -> None:
         """See `InferenceEngine.load_model`. All replicas load it at once, but those that were given up."""
-        self._model = folder, tokenizer
         async with self._updating:
+            self._model, self._members.policy = (folder, tokenizer), None
             there = [member for member in self._members if member.state is not State.FAILED]
             if not there and (refusal := self._members.find_refusal()) is not None:
                 raise refusal
@@ -143,7 +144,8 @@ class Engines(Lifecycle, InferenceEngine):
 
     async def _load_model(self, member: Member, folder: Path | None, tokenizer: Tokenizer) -> None:
         async with member.lock:
-            self._members.policy = None
+            if member.state is State.LEAVING:  # it has left while this waited
+                return
             member.change(State.EMPTY)
             await member.load_model(folder, tokenizer)
             member.change(State.SERVING)
@@ -155,9 +157,12 @@ class Engines(Lifecycle, InferenceEngine):
         if self._model is None:
             raise EngineError("A replica can join a pool of engines only after load_model.")
         member = Member.of(replica)
-        await member.load_model(*self._model)
-        while (policy := self._members.policy) is not None and policy is not member.policy:
-            await member.load(policy)
+        model: tuple[Path | None, Tokenizer] | None = None
+        while model is not self._model:  # there may be another one meanwhile
+            model = self._model
+            await member.load_model(*model)
+            while (policy := self._members.policy) is not None and policy is not member.policy:
+                await member.load(policy)
         if self._members.closed:
             raise EngineError(f"The pool of engines was closed before {replica.name} could join.")
         member.change(State.SERVING)
@@ -171,9 +176,9 @@ class Engines(Lifecycle, InferenceEngine):
         member = self._find(name)
         self._require_another(member)
         try:
-            if member.watch is not None:
-                await _cancel([member.watch])
+            await _cancel_watches([member])
             async with member.lock:
+                await _cancel_watches([member])  # a load that was under way has begun another one
                 self._require_another(member)
                 idle = member.state in (State.ASLEEP, State.FAILED)
                 member.change(State.LEAVING)
@@ -193,8 +198,8 @@ class Engines(Lifecycle, InferenceEngine):
         return member
 
     def _require_another(self, member: Member) -> None:
-        others = (other for other in self._members if other is not member and other.state is not State.LEAVING)
-        if not any(other.living for other in others):
+        gone = State.LEAVING, State.FAILED  # but one that is `EMPTY` will serve: a model is being loaded
+        if all(other is member or other.state in gone for other in self._members):
             raise EngineError(f"{member.name} is the last replica of the pool, so it cannot leave.")
 
     # --- requests
@@ -299,7 +304,11 @@ async def _run_together(work: Iterable[Coroutine[Any, Any, None]]) -> None:
         raise errors.exceptions[0] from None
 
 
-async def _cancel(tasks: Sequence[asyncio.Task[None]]) -> None:
+async def _cancel_watches(members: Iterable[Member]) -> None:
+    await _cancel([member.watch for member in members if member.watch is not None])
+
+
+async def _cancel(tasks: Collection[asyncio.Task[None]]) -> None:
     for task in tasks:
         task.cancel()
     if tasks:
