@@ -56,6 +56,7 @@ test: lint  ## Run ruff, mypy and all tests; what this machine lacks (Docker, Po
 	@$(MAKE) --no-print-directory --jobs 2 tests typecheck  # mypy needs one core for a minute, beside tests that wait
 
 tests: install
+	@[ -d .pytest_cache ] || $(BIN)/pytest -q --collect-only >/dev/null || true  # else all processes compile the same at first
 	$(PYTEST)
 
 test-skipped: install  ## Run what `make test` skipped, once it can run; what is skipped again fails

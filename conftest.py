@@ -111,8 +111,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop() -> None:
-    """What was imported stays: from now on nobody looks for garbage in it."""
+    """What was imported stays: from now on nobody looks for garbage in it, and rarely elsewhere, as in `ale`."""
     gc.freeze()
+    gc.set_threshold(50_000, 20, 20)
     gc.enable()
 
 

@@ -1,10 +1,14 @@
-"""Run `ale` with one part that hangs from RL step 2 on: `hang.py PART once|always ale's arguments`."""
+"""Run `ale` with one part that hangs from RL step 2 on: `hang.py PART once|always ale's arguments`.
+
+The watchdog sees something move as long as it does not hang: on a busy machine nothing may move for some seconds."""
 
 from __future__ import annotations
 
 import asyncio
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
@@ -25,7 +29,16 @@ def main() -> None:
     """Patch the part, and a step to arm it; then be the command."""
     part, how, *arguments = sys.argv[1:]
     module, owner, name = PARTS[part]
-    left = 0
+    left = hanging = 0
+
+    @contextmanager
+    def hang() -> Iterator[None]:
+        nonlocal hanging
+        hanging += 1
+        try:
+            yield
+        finally:
+            hanging -= 1
 
     def hangs() -> bool:
         nonlocal left
@@ -33,8 +46,9 @@ def main() -> None:
         return left >= 0
 
     from ale_rl.loop import Training
+    from ale_rl.watchdog import Watchdog
 
-    step = Training._step
+    step, begin = Training._step, Watchdog.__init__
 
     async def armed(self: Any, number: int) -> Any:
         nonlocal left
@@ -42,16 +56,21 @@ def main() -> None:
             left = 1 if how == "once" else FOREVER_S
         return await step(self, number)
 
+    def watch(self: Any, bench: Any, stall_s: float, moves: Any, *rest: Any) -> None:
+        begin(self, bench, stall_s, lambda: moves() if hanging else object(), *rest)
+
     Training._step = armed  # type: ignore[method-assign]
+    Watchdog.__init__ = watch  # type: ignore[method-assign]
     kind = getattr(import_module(module), owner)
     original = getattr(kind, name)
     if asyncio.iscoroutinefunction(original):
 
         async def patched(*values: Any, **options: Any) -> Any:
             if hangs():
-                if part == "sync":
-                    values[0]._writer.submit(time.sleep, FOREVER_S)  # the store's thread, as a disk would
-                else:
+                with hang():
+                    if part == "sync":
+                        values[0]._writer.submit(time.sleep, FOREVER_S)  # the store's thread, as a disk would
+                        return await original(*values, **options)
                     await asyncio.sleep(FOREVER_S)
             return await original(*values, **options)
 
@@ -59,7 +78,8 @@ def main() -> None:
 
         def patched(*values: Any, **options: Any) -> Any:  # type: ignore[misc]
             if hangs():
-                time.sleep(FOREVER_S)
+                with hang():
+                    time.sleep(FOREVER_S)
             return original(*values, **options)
 
     patched.__dict__.update(vars(original))  # what pluggy has put on a hook

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections import Counter
 from pathlib import Path
 
@@ -32,8 +31,11 @@ def opponent(completion, answer):
 
 async def slow(completion):
     import asyncio, pathlib
-    with pathlib.Path(__file__).with_name("rewards").open("a") as file:
+    rewards = pathlib.Path(__file__).with_name("rewards")
+    with rewards.open("a") as file:
         print("begins", file=file, flush=True)
+        while rewards.read_text().count("begins") < int(rewards.with_name("at once").read_text()):
+            await asyncio.sleep(0.01)
         await asyncio.sleep(0.2)
         print("ends", file=file, flush=True)
     return 1.0
@@ -44,7 +46,7 @@ async def hangs_once(completion):
         pathlib.Path(__file__).with_name("hung").touch(exist_ok=False)
     except FileExistsError:
         return "Go on."
-    await asyncio.sleep(60)
+    await asyncio.sleep(600)
 
 async def look(command: str, sandbox) -> str:
     return (await sandbox.exec(command)).output
@@ -97,6 +99,7 @@ def test_a_user_that_is_a_function_gives_each_turn_its_reward(run_file: Path, tm
 def test_rewards_have_their_own_limit_and_hold_no_place_of_a_rollout(run_file: Path, tmp_path: Path, most: int) -> None:
     loop = ("eval=null", "algorithm={use: pg, group_size: 2}", "rl={steps: 1, prompts_per_step: 3}")
     limits = ("rollout.concurrency=1", f"rl.scoring_concurrency={most}")
+    (tmp_path / "at once").write_text(str(most))  # the first rewards wait for so many
     rows = f"tasks.files={{train: {tmp_path}/rows.jsonl}}"
     done = ale(
         "run", run_file, "--only", "rollout", *loop, *limits, rows, "reward.function=slow", "--out", tmp_path / "r"
@@ -113,9 +116,8 @@ def test_a_rollout_whose_tools_hang_is_outrun_by_its_spare(run_file: Path, tmp_p
     loop = ("eval=null", "algorithm={use: pg, group_size: 4}", "rl={steps: 1, prompts_per_step: 2}", "rollout.spare=1")
     rows = f"tasks.files={{train: {tmp_path}/rows.jsonl}}"
     user = f"scaffold={{use: chat, user: '{tmp_path}/mine.py:hangs_once', max_turns: 2}}"
-    began = time.monotonic()
+    # Nobody waits for it: it hangs for longer than a test may take.
     summary_of(ale("run", run_file, "--only", "rollout", *loop, rows, user, "--out", tmp_path / "r"))
-    assert time.monotonic() - began < 45, "nobody waited for it"
     with RunStore.open(tmp_path / "r") as store:
         made = list(store.trajectories())
         metrics = store.metrics("rl")

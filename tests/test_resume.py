@@ -5,7 +5,8 @@ from __future__ import annotations
 import shutil
 import signal
 import sqlite3
-import time
+import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -16,23 +17,27 @@ from ale_testing.forked_ale import ForkedAle
 
 pytestmark = [pytest.mark.slow, pytest.mark.bwrap]
 STEPS = 5
+LIMIT_S = 240
 
 
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run that SIGTERM has stopped in its loop."""
+    """The folder of a run that SIGTERM has stopped in its loop, while it trained on its third step."""
     folder = tmp_path_factory.mktemp("stopped")
     file, run = folder / "run.yaml", folder / "run"
     file.write_text(TINY.format(runs=folder / "runs"))
     arguments = ["run", file, f"rl.steps={STEPS}", "rl.checkpoint_every=1", "--out", run]
-    running = ForkedAle(arguments, folder)
-    while not (run / "checkpoints" / "step_2").exists():
-        assert running.poll() is None, running.wait(0).stderr
-        time.sleep(0.01)
-    running.send_signal(signal.SIGTERM)
-    done = running.wait(60)
+    done = stopped_ale("rl", 3, signal.SIGTERM, arguments, folder)
     assert done.returncode == 143, done.stderr
+    assert newest(run) == 3
     return run
+
+
+def stopped_ale(
+    stage: str, step: int, how: signal.Signals, arguments: Sequence[str | Path], folder: Path
+) -> subprocess.CompletedProcess[str]:
+    """`ale`, which gets a signal at a step of a stage (`stops.py`)."""
+    return ForkedAle([stage, str(step), how.name, *arguments], folder, "stops").wait(LIMIT_S)
 
 
 @pytest.fixture
@@ -108,29 +113,13 @@ def test_a_run_that_is_stopped_in_its_last_evaluation_keeps_its_steps(tmp_path: 
     file, run = tmp_path / "run.yaml", tmp_path / "run"
     file.write_text(TINY.format(runs=tmp_path / "runs"))
     settings = ["rl.checkpoint_every=0", "eval.every=0", "eval.episodes=100"]
-    running = ForkedAle(["run", file, *settings, "--out", run], tmp_path)
-    while not steps_of(run, "trained"):
-        assert running.poll() is None, running.wait(0).stderr
-        time.sleep(0.01)
-    while not steps_of(run, "trajectories WHERE stage = 'eval' AND step = 2"):
-        assert running.poll() is None, running.wait(0).stderr
-        time.sleep(0.01)
-    running.send_signal(signal.SIGTERM)
-    done = running.wait(60)
+    done = stopped_ale("eval", 2, signal.SIGTERM, ["run", file, *settings, "--out", run], tmp_path)
     assert done.returncode == 143, done.stderr
     assert newest(run) == 2
     resumed = summary_of(ale("run", "--resume", run))
     assert resumed["heldout"]["after_rl"]["episodes"] == 100
     assert resumed["seconds"]["total"] > sum(resumed["seconds"][name] for name in ("supervised", "training"))
     assert trained(run) == [0, 1, 2, 3]
-
-
-def steps_of(run: Path, table: str) -> int:
-    """How many rows a running run has in a table."""
-    if not (run / "run.db").exists():
-        return 0
-    with sqlite3.connect(run / "run.db") as db:
-        return int(db.execute(f"SELECT COUNT(*) FROM {table}").fetchone()[0])
 
 
 TIMES = ("seconds", "tokens_per_s")
@@ -143,13 +132,13 @@ SUPERVISED = {
 }
 
 
-def begin(folder: Path, name: str, stage: str) -> tuple[ForkedAle, Path]:
-    """A run with a long supervised stage and no loop, and its folder."""
+def supervised(folder: Path, name: str, stage: str) -> tuple[list[str | Path], Path]:
+    """The arguments of a run with a long supervised stage and no loop, and its folder."""
     file, text, run = folder / "run.yaml", folder / "text.txt", folder / name
     file.write_text(TINY.format(runs=folder / "runs"))
     text.write_text("".join(f"line {n} of {n * n} words\n" for n in range(4000)))
     settings = [setting.format(text=text) if stage == "cpt" else setting for setting in SUPERVISED[stage]]
-    return ForkedAle(["run", file, "rl=null", "eval=null", *settings, "--out", run], folder), run
+    return ["run", file, "rl=null", "eval=null", *settings, "--out", run], run
 
 
 def metrics_of(run: Path, stage: str) -> dict[str, list[tuple[int, float]]]:
@@ -160,8 +149,9 @@ def metrics_of(run: Path, stage: str) -> dict[str, list[tuple[int, float]]]:
 @pytest.fixture(scope="module", params=["sft", "cpt"])
 def unbroken(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     """A supervised stage and the folder of a run of it that nothing interrupted."""
-    running, run = begin(tmp_path_factory.mktemp(request.param), "unbroken", request.param)
-    done = running.wait(120)
+    folder = tmp_path_factory.mktemp(request.param)
+    arguments, run = supervised(folder, "unbroken", request.param)
+    done = ForkedAle(arguments, folder).wait(LIMIT_S)
     assert done.returncode == 0, done.stderr
     return request.param, run
 
@@ -169,15 +159,10 @@ def unbroken(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
 def test_a_supervised_stage_goes_on_where_it_was(unbroken: tuple[str, Path], how: signal.Signals) -> None:
     stage, whole = unbroken
-    running, run = begin(whole.parent, how.name, stage)
-    while newest(run, stage) < 60:
-        assert running.poll() is None
-        time.sleep(0.005)
-    running.send_signal(how)
-    running.wait(60)
+    arguments, run = supervised(whole.parent, how.name, stage)
+    assert stopped_ale(stage, 67, how, arguments, whole.parent).returncode == (143 if how is signal.SIGTERM else -how)
     done = newest(run, stage)
-    assert 60 <= done < 150
-    assert (done % 20 == 0) or how is signal.SIGTERM, "SIGTERM leaves one more"
+    assert done == 60 if how is signal.SIGKILL else 67 <= done <= 68, "SIGTERM leaves one more"
     resumed = ale("run", "--resume", run)
     assert summary_of(resumed)["status"] == "completed"
     assert f"The stage {stage} goes on after step {done}." in resumed.stderr
@@ -232,12 +217,9 @@ def test_a_folder_that_holds_a_run_says_how_to_go_on_with_it(run: Path) -> None:
 def test_a_warm_start_that_was_killed_begins_again_with_its_demonstrations(tmp_path: Path) -> None:
     file, run = tmp_path / "run.yaml", tmp_path / "run"
     file.write_text(TINY.format(runs=tmp_path / "runs"))
-    running = ForkedAle(["run", file, "sft.steps=300", "rl.steps=1", "eval.episodes=2", "--out", run], tmp_path)
-    while not (run / "model" / "initial" / "model.safetensors").exists():
-        assert running.poll() is None
-        time.sleep(0.01)
-    running.send_signal(signal.SIGKILL)
-    running.wait(60)
+    arguments = ["run", file, "sft.steps=20", "rl.steps=1", "eval.episodes=2", "--out", run]
+    assert stopped_ale("sft", 5, signal.SIGKILL, arguments, tmp_path).returncode == -signal.SIGKILL
+    assert (run / "model" / "initial" / "model.safetensors").exists()
     assert not (run / "model" / "sft").exists()
     assert summary_of(ale("run", "--resume", run))["status"] == "completed"
     with RunStore.open(run) as store:

@@ -172,7 +172,7 @@ def test_exec_runs_a_command_as_if_it_ran_here(owner: tuple[subprocess.Popen[str
     assert done.stdout == "/tmp\n1 2|x=y\n"
     assert ale("exec", box, "--", "id -un").stdout == "agent\n"
     assert ale("exec", box, "--user", "tests", "--", "id -un").stdout == "tests\n"
-    late = ale("exec", box, "--timeout", "2", "--", "echo before; sleep 60")
+    late = ale("exec", box, "--timeout", "5", "--", "echo before; sleep 60")
     assert (late.stdout, late.returncode) == ("before\n", 124)
     assert "ended after" in late.stderr
     wrong = ale("exec", box, "--env", "A", "--", "true")

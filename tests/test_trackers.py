@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -105,9 +106,12 @@ def test_a_tracker_whose_server_is_not_there_does_not_end_the_run(
 
 @pytest.fixture
 def free_port() -> int:
-    """A port at which nobody listens."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
+    """A port at which nobody listens: none of those that the system gives to whoever asks for any."""
+    first = 20_000 + os.getpid() % 10_000
+    for port in range(first, first + 100):
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+    raise AssertionError(f"there is no free port from {first} on")
 
 
 def test_prometheus_reads_a_run_while_it_lasts_and_also_once_it_is_resumed(

@@ -29,7 +29,11 @@ ANSWERED_S = 90.0
 """All faults of a time are over after this time, and what was asked for again and again must have succeeded."""
 DRAIN_S = 150.0
 MOST_BOXES = 4
-IDENTIFY = "[ -e /tmp/token ] || od -An -N8 -tx1 /dev/urandom >/tmp/token; cat /tmp/token; sort /tmp/ran | uniq -d"
+IDENTIFY = (
+    "[ -e /tmp/token ] || { od -An -N8 -tx1 /dev/urandom >/tmp/token.$$; ln /tmp/token.$$ /tmp/token 2>/dev/null; }; "
+    "cat /tmp/token; sort /tmp/ran | uniq -d"
+)
+"""The token appears whole or not at all: a fault may kill this command anywhere."""
 
 
 @dataclass

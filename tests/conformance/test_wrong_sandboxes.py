@@ -115,7 +115,7 @@ WRONG = {
             "super().start_sandbox(spec)", "super().start_sandbox(spec.model_copy(update={'idle_s': None}))"
         ),
         "test_an_idle_sandbox_ends_and_a_busy_one_does_not_or_it_is_refused",
-        "a sandbox with idle_s=1.5 must be gone by then",
+        "a sandbox with idle_s=3 must be gone by then",
         timeout_s=AWAITED_S,
     ),
     "limits that are not heard": Wrong(

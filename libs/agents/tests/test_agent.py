@@ -69,7 +69,7 @@ async def test_an_agent_is_told_its_task_and_the_endpoint_and_what_it_prints_is_
     ("then", "config", "ended"),
     [
         ("sys.exit(3)", {}, "agent_error"),
-        ("import time; time.sleep(60)", {"timeout_s": 1.5}, "agent_timeout"),
+        ("import time; time.sleep(60)", {"timeout_s": 6.0}, "agent_timeout"),
         ("os.kill(os.getpid(), 9)", {}, "agent_error"),
     ],
 )
@@ -101,7 +101,7 @@ async def test_an_agent_whose_time_is_up_is_ended_and_what_it_printed_is_kept() 
         task = Task(id="t", instruction="x", tests=TaskTests(command="true"))
         agent = await stack.enter_async_context(asking("import time; time.sleep(60)"))
         episode = asyncio.ensure_future(agent.run(task, box, line))
-        for _ in range(500):
+        for _ in range(3000):
             if line.recorder.chunks:
                 break
             await asyncio.sleep(0.02)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+import socket
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -38,7 +39,7 @@ class Service:
         pipe = asyncio.subprocess.PIPE
         self.process = await asyncio.create_subprocess_exec(*command, stdout=pipe, stderr=pipe)
         assert self.process.stdout is not None
-        line = (await asyncio.wait_for(self.process.stdout.readline(), 20)).decode()
+        line = (await asyncio.wait_for(self.process.stdout.readline(), 60)).decode()
         assert line.startswith("listening on http://127.0.0.1:"), await self.complaints()
         self.port = int(line.split()[2].rsplit(":", 1)[1])
 
@@ -55,7 +56,7 @@ class Service:
         assert self.process.stderr is not None
         if self.process.returncode is None:
             self.process.terminate()
-        said = await asyncio.wait_for(self.process.stderr.read(), 20)
+        said = await asyncio.wait_for(self.process.stderr.read(), 60)
         await self.process.wait()
         return said.decode()
 
@@ -79,11 +80,15 @@ class Service:
 async def serving(log: Path, *options: str) -> AsyncIterator[Service]:
     """A service that is ended."""
     service = Service(log, *options)
-    await service.start()
-    try:
-        yield service
-    finally:
-        await service.kill()
+    with socket.socket() as kept:
+        kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        kept.bind(("127.0.0.1", 0))  # so that nobody else gets the port between two starts
+        service.port = kept.getsockname()[1]
+        await service.start()
+        try:
+            yield service
+        finally:
+            await service.kill()
 
 
 def body_of(text: str, **more: Any) -> dict[str, Any]:
@@ -113,7 +118,7 @@ def of_kind(log: Path, kind: str) -> list[Record]:
 
 async def eventually(condition: Callable[[], object]) -> None:
     """Returns as soon as something holds."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while True:
             if condition():
                 return

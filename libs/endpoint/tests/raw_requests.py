@@ -43,15 +43,15 @@ def head(session: ServedSession, *lines: str, path: str = "chat/completions") ->
 
 
 async def answered(reader: asyncio.StreamReader) -> tuple[int, Any]:
-    """Status and body of an answer, within 10 s."""
-    async with asyncio.timeout(10):
+    """Status and body of an answer, within a minute."""
+    async with asyncio.timeout(60):
         said = await reader.readuntil(b"\r\n\r\n")
         lines = said.decode().lower().split("\r\n")
         length = next(int(line.split(":")[1]) for line in lines if line.startswith("content-length"))
         return int(said.split()[1]), json.loads(await reader.readexactly(length))
 
 
-async def ends(reader: asyncio.StreamReader, within_s: float = 10) -> None:
+async def ends(reader: asyncio.StreamReader, within_s: float = 60) -> None:
     """The server closes the connection."""
     with suppress(ConnectionError):
         async with asyncio.timeout(within_s):

@@ -55,7 +55,7 @@ threads = [threading.Thread(target=plain, args=(n,)) for n in range(int(calls))]
 [t.join() for t in threads]
 stream = ask(-1, stream=True)
 program.terminate()
-code = program.wait(10)
+code = program.wait(60)
 texts = sorted({a["choices"][0]["message"]["content"] for a in said if a})
 found = {"line": line, "said": len(said), "texts": texts, "stream": stream, "failures": failures, "code": code}
 print(json.dumps(found))

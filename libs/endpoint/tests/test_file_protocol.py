@@ -103,8 +103,13 @@ async def test_a_conversation_is_the_same_to_the_token_as_over_http(
 async def test_many_requests_are_answered_at_once_but_no_more_than_may_be(
     log: Path, session: RecordedSession, engine: Talker
 ) -> None:
+    engine.gate = asyncio.Event()
     async with serving(log) as service, trainer(session, log, at_once=8):
-        answers = await asyncio.gather(*(service.ask(f"{TORN} {n}") for n in range(40)))
+        asking = [asyncio.create_task(service.ask(f"{TORN} {n}")) for n in range(40)]
+        await requested(log, 40)
+        await eventually(lambda: engine.at_work == 8)
+        engine.gate.set()
+        answers = await asyncio.gather(*asking)
     assert sorted(map(said, answers)) == sorted(f"answer {n}" for n in range(1, 41))
     assert engine.most_at_work == 8
     asked = [str(sequence.messages[0].content) for sequence in session.recorder.sequences]
@@ -112,9 +117,13 @@ async def test_many_requests_are_answered_at_once_but_no_more_than_may_be(
 
 
 async def test_the_public_service_is_answered(log: Path, session: RecordedSession) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    with socket.socket() as kept:
+        kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        kept.bind(("127.0.0.1", 0))  # until the service has it: so nobody else gets it meanwhile
+        await ask_the_public_service(log, session, kept.getsockname()[1])
+
+
+async def ask_the_public_service(log: Path, session: RecordedSession, port: int) -> None:
     program = str(Path(__file__).with_name("rock_service.py"))
     environment = {**os.environ, "ROCK_MODEL_SERVICE_DATA_DIR": str(log.parent)}
     process = await asyncio.create_subprocess_exec(
@@ -128,7 +137,7 @@ async def test_the_public_service_is_answered(log: Path, session: RecordedSessio
     public = Service(log)
     public.port = port
     try:
-        async with asyncio.timeout(60), public.client() as client:
+        async with asyncio.timeout(300), public.client() as client:
             while True:
                 with suppress(httpx.TransportError):
                     if (await client.get("/health")).status_code == 200:
@@ -171,7 +180,7 @@ async def test_a_trainer_that_was_killed_answers_what_is_left_once_and_nothing_a
 async def test_both_sides_may_be_killed_in_turn(log: Path, session: RecordedSession, engine: Talker) -> None:
     async with serving(log) as service:
         with suppress(httpx.HTTPError):
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(60):
                 asking = asyncio.create_task(service.ask("x"))
                 await requested(log, 1)
                 await service.kill()
@@ -215,7 +224,7 @@ async def test_the_end_of_the_session_ends_the_trainer_and_what_it_generates(
     task = asyncio.create_task(answer_log(session, FolderLink(log)))
     await eventually(lambda: engine.at_work)
     append(str(log), SESSION_END + b"\n" + encode("request", body_of("too late"), 2))
-    await asyncio.wait_for(task, 10)
+    await asyncio.wait_for(task, 60)
     assert (engine.cancelled, len(engine.requests)) == (1, 1)
     assert not session.recorder.chunks
     await asyncio.wait_for(answer_log(session, FolderLink(log)), 10)

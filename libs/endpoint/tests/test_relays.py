@@ -8,7 +8,7 @@ import hashlib
 import shutil
 import signal
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
@@ -22,10 +22,13 @@ BOX = ("bwrap", "--unshare-net", "--unshare-pid", "--die-with-parent", "--dev-bi
 each_relay = pytest.mark.parametrize("name", list(PROGRAMS))
 
 
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
+@pytest.fixture
+def port() -> Iterator[int]:
+    """A port at which a relay can listen, and which nobody else gets meanwhile."""
+    with socket.socket() as kept:
+        kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        kept.bind(("127.0.0.1", 0))
+        yield int(kept.getsockname()[1])
 
 
 @asynccontextmanager
@@ -38,13 +41,13 @@ async def running(name: str, folder: Path, port: int) -> AsyncIterator[asyncio.s
     )
     try:
         assert relay.stdout is not None
-        line = await asyncio.wait_for(relay.stdout.readline(), 20)
+        line = await asyncio.wait_for(relay.stdout.readline(), 60)
         assert line == f"listening on http://127.0.0.1:{port} for {folder}/endpoint.sock\n".encode(), line
         yield relay
     finally:
         if relay.returncode is None:
             relay.terminate()
-        await asyncio.wait_for(relay.wait(), 10)
+        await asyncio.wait_for(relay.wait(), 60)
 
 
 @asynccontextmanager
@@ -65,7 +68,7 @@ async def digester(folder: Path) -> AsyncIterator[None]:
 async def rest(reader: asyncio.StreamReader) -> bytes:
     """What comes until the connection ends, in whatever way it does."""
     with suppress(ConnectionError):
-        return await asyncio.wait_for(reader.read(), 10)
+        return await asyncio.wait_for(reader.read(), 60)
     return b""
 
 
@@ -79,26 +82,25 @@ async def test_an_agent_without_a_network_asks_a_hundred_times_at_once(name: str
 
 
 @each_relay
-async def test_an_end_of_file_ends_one_direction_alone(name: str, tmp_path: Path) -> None:
-    port, sent = free_port(), bytes(range(256)) * 20_000
+async def test_an_end_of_file_ends_one_direction_alone(name: str, tmp_path: Path, port: int) -> None:
+    sent = bytes(range(256)) * 20_000
     async with digester(tmp_path), running(name, tmp_path, port):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(sent)
         writer.write_eof()
-        got = await asyncio.wait_for(reader.read(), 30)
+        got = await asyncio.wait_for(reader.read(), 60)
         assert got == hashlib.sha256(sent).digest() + sent
         writer.close()
 
 
 @each_relay
-async def test_a_signal_ends_the_relay_and_its_connections(name: str, tmp_path: Path) -> None:
-    port = free_port()
+async def test_a_signal_ends_the_relay_and_its_connections(name: str, tmp_path: Path, port: int) -> None:
     async with digester(tmp_path), running(name, tmp_path, port) as relay:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"x")
         await asyncio.sleep(0.3)
         relay.send_signal(signal.SIGTERM)
-        assert await asyncio.wait_for(relay.wait(), 10) == 0
+        assert await asyncio.wait_for(relay.wait(), 60) == 0
         assert await rest(reader) == b""
         writer.close()
     with socket.socket() as sock:
@@ -107,8 +109,7 @@ async def test_a_signal_ends_the_relay_and_its_connections(name: str, tmp_path: 
 
 
 @each_relay
-async def test_a_relay_outlives_the_server_behind_it(name: str, tmp_path: Path) -> None:
-    port = free_port()
+async def test_a_relay_outlives_the_server_behind_it(name: str, tmp_path: Path, port: int) -> None:
     async with digester(tmp_path):
         relaying = running(name, tmp_path, port)
         await relaying.__aenter__()
@@ -120,7 +121,7 @@ async def test_a_relay_outlives_the_server_behind_it(name: str, tmp_path: Path) 
         async with digester(tmp_path):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write_eof()
-            assert await asyncio.wait_for(reader.read(), 10) == hashlib.sha256(b"").digest()
+            assert await asyncio.wait_for(reader.read(), 60) == hashlib.sha256(b"").digest()
             writer.close()
     finally:
         await relaying.__aexit__(None, None, None)
@@ -132,7 +133,7 @@ async def test_a_relay_that_cannot_work_says_why(name: str, tmp_path: Path) -> N
         relay = await asyncio.create_subprocess_exec(
             *relay_command(name, str(tmp_path), port), stderr=asyncio.subprocess.PIPE
         )
-        _, stderr = await asyncio.wait_for(relay.communicate(), 20)
+        _, stderr = await asyncio.wait_for(relay.communicate(), 60)
         assert relay.returncode == 1
         assert stderr.count(b"\n") == 1, stderr
         return stderr.decode()

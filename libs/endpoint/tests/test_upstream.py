@@ -150,10 +150,10 @@ async def test_what_does_not_pass_is_an_engine_fault_in_the_end(faulty: Faulty) 
 
 
 async def test_a_server_that_hangs_or_is_not_there_is_an_engine_fault(faulty: Faulty) -> None:
-    faulty.script = [hangs, says()]
+    faulty.script = [hangs, *[says()] * 20]  # on a busy machine more than one attempt may be too late
     async with to(faulty, timeout_s=0.2) as upstream:
         assert (await upstream.answer(ModelCall(GO))).replies
-    faulty.script = [hangs, hangs]
+    faulty.script = [hangs] * 20
     async with to(faulty, timeout_s=0.1, attempts=2) as upstream:
         with pytest.raises(EngineError, match=r"did not answer within 0.1 s"):
             await upstream.answer(ModelCall(GO))
@@ -201,9 +201,9 @@ async def test_retry_after_is_waited_for_and_a_long_one_is_told_at_once(faulty: 
 def test_retry_after_is_read_as_a_number_or_a_date() -> None:
     assert retry_after_s("2") == 2
     assert retry_after_s("-1") == retry_after_s(formatdate(0, usegmt=True)) == 0
-    later = retry_after_s(formatdate(time.time() + 50, usegmt=True))
+    later = retry_after_s(formatdate(time.time() + 500, usegmt=True))
     assert later is not None
-    assert 45 < later <= 50
+    assert 400 < later <= 500
     assert retry_after_s(None) is retry_after_s("soon") is None
 
 

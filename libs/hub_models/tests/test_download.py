@@ -17,11 +17,11 @@ from ale_hub_models import HubModels, download
 
 async def until(holds: Callable[[], bool]) -> None:
     """Wait until something holds."""
-    for _ in range(600):
+    for _ in range(2400):
         if holds():
             return
         await asyncio.sleep(0.05)
-    raise AssertionError("it does not come to hold within 30 s")
+    raise AssertionError("it does not come to hold within 120 s")
 
 
 def is_downloading(hub: Any) -> bool:
@@ -120,4 +120,4 @@ async def test_a_download_ends_when_its_run_is_killed(hub: Any) -> None:
     process.stdin.write(b'{"name": "team/small", "revision": null, "files": ["model.safetensors"]}\n')
     await until(lambda: is_downloading(hub))
     process.stdin.close()  # as the system does for a process that is no more
-    assert await asyncio.wait_for(process.wait(), 10) == 1
+    assert await asyncio.wait_for(process.wait(), 60) == 1

@@ -119,13 +119,13 @@ def test_a_repository_that_is_no_model_of_transformers_says_what_it_lacks(hub: A
 def test_a_hub_that_is_down_or_not_there_is_a_sentence(hub: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     hub.status = 403
     assert f"and {hub.url}/team/small refuses it: " in refusal("team/small")
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        nobody = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    monkeypatch.setattr(constants, "ENDPOINT", nobody)
-    assert f"team/small is not whole in the cache {constants.HF_HUB_CACHE}, and {nobody} cannot be reached" in refusal(
-        "team/small"
-    )
-    assert "`hf download team/small`" in refusal("team/small")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # nobody listens there, and nobody else can meanwhile
+        nobody = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        monkeypatch.setattr(constants, "ENDPOINT", nobody)
+        says = refusal("team/small")
+    assert f"team/small is not whole in the cache {constants.HF_HUB_CACHE}, and {nobody} cannot be reached" in says
+    assert "`hf download team/small`" in says
 
 
 def test_without_a_network_a_name_must_be_in_the_cache(hub: Any, monkeypatch: pytest.MonkeyPatch) -> None:

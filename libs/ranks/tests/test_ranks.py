@@ -73,15 +73,15 @@ def test_if_only_some_fail_all_are_ended(two: Ranks, monkeypatch: pytest.MonkeyP
     assert "as its library printed it" in str(raised.value)
     with pytest.raises(RanksLost, match="Rank 1 of 2 failed"):
         two.call("describe", 0)
-    assert not psutil.wait_procs(running, 10)[1]
+    assert not psutil.wait_procs(running, 60)[1]
 
 
 def test_a_rank_that_is_killed_is_an_error_and_not_a_wait(two: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ale_ranks.group.OTHERS_S", 0.2)
+    monkeypatch.setattr("ale_ranks.group.OTHERS_S", 60)  # the other one's barrier fails, perhaps first
     running = processes_of(two)
     with pytest.raises(RanksLost, match="its process ended by SIGKILL"):
         two.call("kill", 0)
-    assert not psutil.wait_procs(running, 10)[1]
+    assert not psutil.wait_procs(running, 60)[1]
 
 
 def test_a_fault_of_what_is_read_is_raised_also_if_it_takes_some_ranks_longer_to_find_it(
@@ -103,7 +103,7 @@ def test_a_rank_that_stopped_can_be_ended_from_another_thread(two: Ranks) -> Non
     assert type(raised.value) is TrainerError, "they were not lost: that is what was asked for"
     timer.join()
     two.kill()
-    assert not psutil.wait_procs(running, 10)[1]  # a rank is its launcher's child: it may end a moment after it
+    assert not psutil.wait_procs(running, 60)[1]  # a rank is its launcher's child: it may end a moment after it
 
 
 def test_ranks_that_do_not_get_ready_can_be_ended_from_another_thread() -> None:
@@ -130,7 +130,9 @@ def test_a_launcher_that_is_kept_starts_groups_as_their_owner_is_then(monkeypatc
             ranks = Ranks(MEMBER, 2, (word,), threads=1, backend="gloo")
             assert ranks.call("apply", lambda rank: os.environ["ALE_WORD"]) == [word, word]
             ranks.close()
-        (kept,) = set(psutil.Process().children(recursive=True)) - before
+        while len(started := set(psutil.Process().children(recursive=True)) - before) > 1:
+            time.sleep(0.01)  # a group that has ended may be listed a moment longer
+        (kept,) = started
         kept.kill()
         kept.wait()
         with pytest.raises(ModuleNotFoundError, match="no_such_module"):
@@ -138,7 +140,7 @@ def test_a_launcher_that_is_kept_starts_groups_as_their_owner_is_then(monkeypatc
         ranks = Ranks(MEMBER, 1, threads=1, backend="gloo")
         assert ranks.call("describe", 4)[0][3] == [4], "another takes the place of one that was killed"
         ranks.close()
-    assert set(psutil.Process().children(recursive=True)) <= before
+    assert not psutil.wait_procs(set(psutil.Process().children(recursive=True)) - before, 60)[1]
 
 
 def test_ranks_end_with_an_owner_that_is_killed(tmp_path: Path) -> None:

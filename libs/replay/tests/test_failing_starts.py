@@ -17,11 +17,11 @@ async def test_a_walk_that_takes_too_long_is_given_up(bench: Bench) -> None:
     bench.provider.stand.set()
     expert = await bench.expert(["put a 1", "stand", "put b 1"])
     bench.provider.stand.clear()
-    done = await bench.roll(expert, 2, timeout_s=0.05)
+    done = await bench.roll(expert, 2, timeout_s=0.5)
     assert done.failure is not None, "as its replay is: the policy's turn never came"
     assert done.failure.kind == "replay"
     assert "timeout_s include replayed chunks" in done.failure.message
-    assert "rollout.timeout_s=0.05" in bench.events("start_states_given_up")[0]["reason"]
+    assert "rollout.timeout_s=0.5" in bench.events("start_states_given_up")[0]["reason"]
     assert (await bench.roll(expert, 1)).failure is None, "what comes before is forked"
     assert bench.events("start_states_made")[-1]["starts"] == [1]
 

@@ -63,10 +63,10 @@ def command(number: int, line: str, cap: int = 1 << 20) -> bytes:
 
 async def works(box: Any) -> bool:
     """Whether the owner gets an answer soon."""
-    return bool((await asyncio.wait_for(box.exec("echo on"), 20)).stdout == b"on\n")
+    return bool((await asyncio.wait_for(box.exec("echo on"), 60)).stdout == b"on\n")
 
 
-async def eventually(holds: Any, seconds: float = 20.0) -> bool:
+async def eventually(holds: Any, seconds: float = 120.0) -> bool:
     """Whether something comes to hold."""
     for _ in range(int(seconds / 0.05)):
         if holds():

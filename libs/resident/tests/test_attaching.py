@@ -19,7 +19,7 @@ from ale_resident.resident.frames import frame
 from ale_resident.sandboxes.attach_client import attach
 from ale_resident.sandboxes.attach_server import NAME, OPEN
 
-from .attached_client import Client, spec_for, works
+from .attached_client import Client, eventually, spec_for, works
 
 
 async def test_a_provider_that_was_not_started_attaches_through_the_owners_door(any_provider: Any) -> None:
@@ -29,10 +29,10 @@ async def test_a_provider_that_was_not_started_attaches_through_the_owners_door(
             assert there.spec == box.spec.model_copy(update={"files": {}})
             assert (await there.exec("cat a; exit 3")).exit_code == 3
         assert await works(box)
+        assert await eventually(lambda: f"process {os.getpid()} has detached\n" in str(box.journal))
         log = await box.logs()
         assert f"process {os.getpid()} is attached\n" in log
         assert f"(process {os.getpid()}) exec" in log
-        assert f"process {os.getpid()} has detached\n" in log
 
 
 async def test_the_attach_server_is_the_users_alone_and_goes_with_the_provider(local: Any) -> None:
@@ -99,7 +99,7 @@ async def test_an_owner_that_is_gone_is_told_of(local: Any) -> None:
 
 
 async def test_the_reason_of_the_end_reaches_who_is_attached(local: Any) -> None:
-    box = await local.start_sandbox(spec_for(local, lifetime_s=1.0))
+    box = await local.start_sandbox(spec_for(local, lifetime_s=3.0))
     async with await local.attach(box.id) as there:
         with pytest.raises(SandboxError, match=f"The sandbox {box.id} is out of reach: its lifetime is over"):
             await there.exec("sleep 60")

@@ -39,8 +39,10 @@ async def test_a_shell_is_waited_for_while_the_resident_answers_others_and_no_lo
         channel.heard_at = loop.time() + 3600.0  # as if it had just answered somebody, for as long as this test takes
         opening = asyncio.create_task(ResidentShell.open(channel, None, None, "agent"))
         await loop.sock_recv(theirs, 1 << 16)
+        assert channel.busy, "a sandbox in which a shell is being opened is not idle"
         await loop.sock_sendall(theirs, frame(1, DATA, [b"name"]))
         assert (await opening).name == b"name"
+        assert not channel.busy
         assert channel.heard_at < loop.time() + 1800.0, "whatever it sends is heard"
         with pytest.raises(SandboxError, match="did not answer within 0 s"):
             await ResidentShell.open(channel, None, None, "agent")

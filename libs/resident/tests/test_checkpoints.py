@@ -115,7 +115,8 @@ async def test_files_memory_locks_and_sockets_are_kept(provider: Any, disk_mib: 
         )
         assert told.output == "1\n2\n3\n4\nsecret5\n"
         if disk_mib is None:
-            done = await fork.exec("wc -l < said; sleep 0.5; tail -n 1 said; flock -n lock true; echo $?; wc -l < said")
+            talks = "n=$(wc -l < said); echo $n; while [ $(wc -l < said) -le $n ]; do sleep 0.05; done"
+            done = await fork.exec(f"{talks}; tail -n 1 said; flock -n lock true; echo $?; wc -l < said")
             before, last, locked, after = done.output.split()
             assert (last, locked) == ("ping", "1"), "the sockets and the lock are there"
             assert int(after) > int(before), "they talk on"

@@ -41,7 +41,7 @@ asyncio.run(main())
 """
 
 
-async def eventually(holds: Callable[[], Any], seconds: float = 20.0) -> bool:
+async def eventually(holds: Callable[[], Any], seconds: float = 120.0) -> bool:
     """Whether something comes to hold."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:
@@ -235,5 +235,5 @@ async def test_a_container_that_ends_is_a_dead_sandbox(provider: Any) -> None:
     await asyncio.sleep(0.2)
     await provider.engine.remove(box.id)
     with pytest.raises(SandboxError):
-        await asyncio.wait_for(running, 20)
+        await asyncio.wait_for(running, 120)
     await box.stop()

@@ -117,7 +117,7 @@ async def scene(engines: int, lent: int) -> AsyncIterator[Scene]:
 
 
 async def until(holds: Callable[[], object]) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while not holds():  # noqa: ASYNC110
             await asyncio.sleep(0.001)
 
@@ -247,7 +247,7 @@ async def test_engines_that_do_not_wake_are_an_error_at_once_and_not_only_once_a
         s.engines.fault = EngineError("It does not wake up.")
         s.lending.lend()
         with pytest.raises(EngineError, match="It does not wake up"):
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(60):
                 await s.wait()
 
 

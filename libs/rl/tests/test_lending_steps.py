@@ -130,7 +130,7 @@ async def test_they_wake_up_for_an_evaluation_for_which_the_trainer_waits(
         engines.done.append("is evaluated")
 
     training._evaluation = asyncio.create_task(evaluate())
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         await training._step(1)
         await training._step(2)
     first = ["sleeps", "packs", "trains", "wakes", "is evaluated", *again, "publishes"]
@@ -154,7 +154,7 @@ async def test_a_checkpoint_is_written_by_a_trainer_that_has_what_it_gave_back(
     await training._step(1)
     engines.done.clear()
     await training._save()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         await engines.serves.wait()
     assert engines.done == (["sleeps", "saves", "wakes"] if trainer_sleeps else ["saves"])
 

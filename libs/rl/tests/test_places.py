@@ -56,7 +56,7 @@ def test_no_more_than_the_limit_run_and_no_place_is_lost(
                 for _ in range(act):
                     await asyncio.sleep(0)
                 task.cancel()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             for task in tasks:
                 with suppress(asyncio.CancelledError):
                     await task
@@ -105,7 +105,7 @@ async def test_a_rollout_that_is_scored_holds_no_place() -> None:
 
     task = asyncio.create_task(one())
     await scored.wait()
-    async with asyncio.timeout(1), places:
+    async with asyncio.timeout(60), places:
         assert places.running == 1
     go.set()
     await task
@@ -119,7 +119,7 @@ async def test_a_higher_limit_lets_those_who_wait_run() -> None:
         await asyncio.sleep(0)
         assert (places.running, places.waiting) == (1, 1)
         places.limit = 2
-        await asyncio.wait_for(task, 1)
+        await asyncio.wait_for(task, 60)
         assert (places.running, places.waiting) == (2, 0)
 
 

@@ -122,7 +122,7 @@ class Scene:
 
     async def train(self) -> list[str]:
         """Take a batch, which must be there, and train on it."""
-        async with asyncio.timeout(1):
+        async with asyncio.timeout(60):
             batch = await self.producer.next_batch(self.producer.steps_done + 1)
         names = [t.task_id for t in self.producer.require_rollouts(batch, self.producer.steps_done + 1)]
         self.engine.version += 1

@@ -33,7 +33,7 @@ async def pool_of(**settings: Any) -> AsyncIterator[tuple[SandboxPool, MemoryPro
     assert asyncio.all_tasks() == before, "no task is left"
 
 
-async def until(holds: Callable[[], object], seconds: float = 10.0) -> None:
+async def until(holds: Callable[[], object], seconds: float = 60.0) -> None:
     """Wait until something holds."""
     end = time.monotonic() + seconds
     while not holds():

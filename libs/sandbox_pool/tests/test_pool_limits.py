@@ -34,11 +34,11 @@ async def test_no_more_than_starts_at_once_start_at_the_same_time() -> None:
 
 
 async def test_who_waits_too_long_is_told_what_to_raise() -> None:
-    async with pool_of(max_sandboxes=1, wait_s=0.05) as (pool, provider):
+    async with pool_of(max_sandboxes=1, wait_s=0.5) as (pool, provider):
         box = await pool.start_sandbox(ONE)
         with pytest.raises(
             SandboxError,
-            match=r"No sandbox came free within 0.05 s: of 1 there are 1 \(1 lent\).*raise pool.max_sandboxes or "
+            match=r"No sandbox came free within 0.5 s: of 1 there are 1 \(1 lent\).*raise pool.max_sandboxes or "
             r"pool.wait_s",
         ) as caught:
             await pool.start_sandbox(ONE)
@@ -50,7 +50,7 @@ async def test_who_waits_too_long_is_told_what_to_raise() -> None:
 
 
 async def test_a_hanging_start_takes_one_place_and_no_more() -> None:
-    async with pool_of(max_sandboxes=2, starts_at_once=1, wait_s=0.1) as (pool, provider):
+    async with pool_of(max_sandboxes=2, starts_at_once=1, wait_s=0.5) as (pool, provider):
         provider.gate.clear()
         hanging = asyncio.ensure_future(pool.start_sandbox(ONE))
         await asyncio.sleep(0.01)

@@ -53,10 +53,10 @@ class Served:
         """Send a signal and return the exit code. None of its processes is left."""
         family = [psutil.Process(self.process.pid), *psutil.Process(self.process.pid).children(recursive=True)]
         self.process.send_signal(number)
-        rest, _ = self.process.communicate(timeout=30)
+        rest, _ = self.process.communicate(timeout=120)
         self.printed += rest
         assert "Traceback" not in self.printed, self.printed
-        _, left = psutil.wait_procs(family, timeout=10)
+        _, left = psutil.wait_procs(family, timeout=60)
         assert not left
         return self.process.returncode
 

@@ -20,6 +20,8 @@ import pytest
 
 from ale_testing.command_line import ale
 
+from .conftest import READY
+
 Serve = Callable[..., AbstractContextManager[Any]]
 ONE_THREAD = "engine.threads=1"
 SHORT = "rollout.max_tokens=12"
@@ -74,8 +76,8 @@ def test_the_printed_call_can_be_pasted_and_the_key_is_nowhere_else(serving: Ser
         environment = {**os.environ, "POLICY_KEY": key}
         done = subprocess.run(["sh", "-c", it.curl], env=environment, capture_output=True, text=True, timeout=60)
         assert '"object":"chat.completion"' in done.stdout, done.stderr
-        assert httpx.get(f"{it.origin}/v1/models").status_code == 401
-        assert httpx.get(f"{it.origin}/health").json() == {"status": "ok"}
+        assert httpx.get(f"{it.origin}/v1/models", timeout=60).status_code == 401
+        assert httpx.get(f"{it.origin}/health", timeout=60).json() == {"status": "ok"}
         assert key not in Path(f"/proc/{it.process.pid}/cmdline").read_text()
         assert it.end(signal.SIGTERM) == 0
     assert key not in it.printed
@@ -84,7 +86,7 @@ def test_the_printed_call_can_be_pasted_and_the_key_is_nowhere_else(serving: Ser
 async def test_a_signal_cuts_off_what_is_running_and_leaves_nothing(serving: Serve, model: Path) -> None:
     with serving(model, "--port", "0", ONE_THREAD) as served:
         served.wait_until_ready()
-        async with httpx.AsyncClient(base_url=served.origin, timeout=30) as client:
+        async with httpx.AsyncClient(base_url=served.origin, timeout=60) as client:
             body = {"messages": HELLO, "n": 32}
             calls = [asyncio.create_task(client.post("/v1/chat/completions", json=body)) for _ in range(4)]
             while "calls_running 0" in (await client.get("/metrics")).text:
@@ -99,15 +101,17 @@ def test_a_signal_while_the_policy_is_loaded_ends_it_too(serving: Serve, model: 
     with serving(model, "--port", "0", ONE_THREAD) as served:
         assert served.process.stdout is not None
         assert served.process.stdout.readline().startswith("loading ")
-        assert served.end() == 130
+        code = served.end()
+        assert code == (0 if READY in served.printed else 130)  # it may have been ready before the signal came
 
 
 def test_a_web_page_cannot_use_it_without_a_key(serving: Serve, model: Path) -> None:
     with serving(model, "--port", "0", ONE_THREAD, SHORT) as served:
         served.wait_until_ready()
         body = {"messages": HELLO}
-        foreign = httpx.post(f"{served.origin}/v1/chat/completions", json=body, headers={"origin": "http://evil.test"})
-        rebound = httpx.get(f"{served.origin}/metrics", headers={"host": "evil.test"})
+        with httpx.Client(base_url=served.origin, timeout=60) as client:
+            foreign = client.post("/v1/chat/completions", json=body, headers={"origin": "http://evil.test"})
+            rebound = client.get("/metrics", headers={"host": "evil.test"})
         assert (foreign.status_code, rebound.status_code) == (401, 400)
         assert served.end() == 0
 
@@ -144,7 +148,7 @@ def test_a_run_serves_its_policy_and_its_checkpoints(serving: Serve, tmp_path: P
         with serving(tmp_path / "run", "--port", "0", *options) as served:
             served.wait_until_ready()
             assert f"{title} with the engine torch" in served.printed
-            answer = httpx.post(f"{served.origin}/v1/chat/completions", json={"messages": HELLO}, timeout=30).json()
+            answer = httpx.post(f"{served.origin}/v1/chat/completions", json={"messages": HELLO}, timeout=60).json()
             assert 0 < answer["usage"]["completion_tokens"] <= 16, "as long as in training"
             assert served.end() == 0
     refused = ale("serve", tmp_path / "run", "--checkpoint", "7")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
@@ -16,6 +16,14 @@ from ale_engines.continuation import NOTHING
 from ale_ray import actors, replica, workers
 from ale_ray.engine_host import EngineFacts
 from ale_ray.outbox import Closed, Event, Outbox
+
+
+async def until(holds: Callable[[], object]) -> None:
+    """Let the event loop run until a condition holds. A moment of sleep is no such thing: on a busy machine it is over
+    before what was begun has come anywhere."""
+    async with asyncio.timeout(60):
+        while not holds():  # noqa: ASYNC110 - many conditions, none with an event of its own
+            await asyncio.sleep(0.001)
 
 
 class FakeActor:
@@ -108,6 +116,8 @@ class FakeHost:
         self.moves.set()
         self.requests = 1
         """Those of rollout workers."""
+        self.generations: list[str] = []
+        """Those that were asked for."""
         self.models: list[Path | None] = []
         self.aborted: list[str] = []
         self.calls: list[str] = []
@@ -129,6 +139,7 @@ class FakeHost:
         await self.moves.wait()
 
     async def generate(self, name: str, request: Any) -> Any:
+        self.generations.append(name)
         if self.answer is None:
             await asyncio.Event().wait()
         return self.answer

@@ -56,9 +56,9 @@ async def test_an_engine_that_falls_asleep_is_interrupted_when_the_workers_know_
     started: Started,
 ) -> None:
     started.make = FakeHost
-    pair = [RayReplica(make_spec(number), {}, 5.0, print, lambda engine: None) for number in range(2)]
+    pair = [RayReplica(make_spec(number), {}, 60.0, print, lambda engine: None) for number in range(2)]
     workers: Any = Told()
-    async with RayEngines(pair, print, Channel().event, lambda: None) as engines, asyncio.timeout(5):
+    async with RayEngines(pair, print, Channel().event, lambda: None) as engines, asyncio.timeout(60):
         await engines.load_model(None, byte_tokenizer())
         engines.workers = workers
         host = started[0].made
@@ -79,8 +79,8 @@ async def test_while_an_engine_that_was_started_again_loads_episodes_still_begin
     monkeypatch.setattr(member, "PROBE_S", 0.001)
     started.make = FakeHost
     workers: Any = Told()
-    engine = RayReplica(make_spec(0), {}, 5.0, print, lambda engine: None)
-    async with RayEngines([engine], print, Channel().event, lambda: None) as engines, asyncio.timeout(5):
+    engine = RayReplica(make_spec(0), {}, 60.0, print, lambda engine: None)
+    async with RayEngines([engine], print, Channel().event, lambda: None) as engines, asyncio.timeout(60):
         engines.workers = workers
         await engines.load_model(None, byte_tokenizer())
         await engines.load_weights(PolicyVersion(3, FolderTicket(Path("weights"))))

@@ -24,7 +24,7 @@ from ale_ray.outbox import Sampling
 from ale_ray.worker import Acted, Encoded
 from ale_ray.workers import DEAD
 
-from .conftest import FakeActor
+from .conftest import FakeActor, until
 
 STAGE = StageInfo("rl", 1, "train", 1.0)
 REQUEST = RolloutRequest(Task(id="t", instruction="Do it."), "g", 7)
@@ -183,7 +183,7 @@ async def test_an_episode_that_is_ended_comes_back_with_what_there_is_of_it(
     monkeypatch.setattr(episodes_module, "ARRIVES_S", 0.01)
     run = Run(FakeWorker(asyncio.Event(), ended=what_there_is))
     playing = run.begin()
-    await asyncio.sleep(0.01)
+    await until(lambda: run.worker.calls)
     ended = await run.end(playing)
     assert run.worker.calls == ["act", "end"]
     if what_there_is is None:
@@ -197,6 +197,7 @@ class JustOver(FakeWorker):
     """Its episode is over before it can be ended, and the answer still under way."""
 
     async def act(self, name: str, request: Any, stage: Any) -> Any:
+        self.calls.append("act")
         await self.moves.wait()
         await asyncio.sleep(0.01)
         return made("whole")
@@ -206,11 +207,12 @@ class JustOver(FakeWorker):
         return None
 
 
-async def test_an_episode_that_is_over_before_it_can_be_ended_is_not_lost() -> None:
+async def test_an_episode_that_is_over_before_it_can_be_ended_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(episodes_module, "ARRIVES_S", 60.0)
     run = Run(JustOver())
     run.worker.moves.clear()
     playing = run.begin()
-    await asyncio.sleep(0.01)
+    await until(lambda: run.worker.calls)
     ended = await run.end(playing)
     assert (ended.id, ended.failure) == ("whole", None)
 
@@ -226,11 +228,13 @@ async def test_an_episode_that_is_over_before_it_can_be_ended_is_not_lost() -> N
 async def test_an_episode_that_a_worker_does_not_end_is_given_up_and_the_note_says_what_happened(
     what: str, found: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(episodes_module, *(("END_S", 0.05) if what == "hangs" else ("PING_S", 0.01)))
     run = Run(FakeWorker(asyncio.Event(), ended=asyncio.Event()))
     playing = run.begin()
-    await asyncio.sleep(0.01)
+    await until(lambda: run.worker.calls)
+    if what == "hangs":
+        monkeypatch.setattr(episodes_module, "END_S", 0.05)
     if what == "stands still":
+        monkeypatch.setattr(episodes_module, "PING_S", 0.01)
         run.worker.moves.clear()
     if what == "dies":
         run.workers.place.actor.kill()
@@ -241,7 +245,7 @@ async def test_an_episode_that_a_worker_does_not_end_is_given_up_and_the_note_sa
 async def test_a_cancelled_episode_is_dropped_and_leaves_no_request_at_the_engines() -> None:
     run = Run(FakeWorker(asyncio.Event()))
     playing = run.begin()
-    await asyncio.sleep(0.01)
+    await until(lambda: run.worker.names)
     listener = run.workers.place.listeners[run.worker.names[0]]
     for begins in (True, True, False):
         listener.receive(Sampling("e", begins))

@@ -93,7 +93,7 @@ async def test_calls_that_are_made_together_are_one_delivery_and_answers_overtak
 
 
 async def test_calls_that_wait_for_their_turn_go_together(side: Side, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(line_module, "SEND_S", 1.0)
+    monkeypatch.setattr(line_module, "SEND_S", 3600.0)
     await side.line.ask("double", 1)
     while side.line._begun < 2:  # the next exchange is under way  # noqa: ASYNC110
         await asyncio.sleep(0.001)
@@ -101,6 +101,9 @@ async def test_calls_that_wait_for_their_turn_go_together(side: Side, monkeypatc
     for number in range(3):
         waiting.append(side.line.ask("double", number))
         await asyncio.sleep(0.01)
+    assert side.line._timer is not None
+    assert side.line._timer.when() == side.line._next, "they go when it is their turn"
+    side.line._exchange_at(0.0)  # it is
     assert await asyncio.gather(*waiting) == [0, 2, 4]
     assert side.made.deliveries == 2
 

@@ -112,7 +112,9 @@ async def test_an_answer_whose_node_is_lost_goes_on_at_another_one_and_its_traje
         await doomed.pause()  # in the middle, where it has a number of tokens that is known
         before = int(await sampled_by(doomed))
         await pool.load_weights(PolicyVersion(1, FolderTicket(models[1])))
-        await asyncio.sleep(1)  # many times `FOLLOW_S`
+        (known,) = doomed._calls._sampled.values()
+        while len(known) < before:  # noqa: ASYNC110 - it is asked for each `FOLLOW_S`
+            await asyncio.sleep(0.01)
         lose(other, doomed.facts.pid)
         await answering
         assert pool.metrics()["interruptions"] == 1

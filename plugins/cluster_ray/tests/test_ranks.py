@@ -92,7 +92,7 @@ def processes_of(ranks: RayRanks) -> list[psutil.Process]:
 
 def assert_all_end(processes: list[psutil.Process]) -> None:
     """Ray ends a process a moment after it says that its actor is dead."""
-    until = time.monotonic() + 30
+    until = time.monotonic() + 120
     while running({process.pid for process in processes}):
         assert time.monotonic() < until, "a rank lives on"
         time.sleep(0.05)
@@ -152,7 +152,7 @@ def test_a_rank_that_is_killed_is_an_error_and_not_a_wait(start: Start) -> None:
     began = time.monotonic()
     with pytest.raises(RanksLost, match=NAMED % (0, "kill") + "its process has ended"):
         two.call("kill", 0)
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < 120, "ranks wait for each other for half an hour"
     assert_all_end(running)
 
 
@@ -171,14 +171,14 @@ def test_a_rank_that_died_between_calls_is_found_by_the_next_one(start: Start) -
 def test_a_rank_that_stands_still_is_lost_and_one_that_works_for_long_is_not(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ranks_module, "LOOK_S", 0.5)
-    monkeypatch.setattr(actors, "SILENT_S", 1.5)
+    monkeypatch.setattr(ranks_module, "LOOK_S", 1.0)
+    monkeypatch.setattr(actors, "SILENT_S", 4.0)  # a busy machine may hold up a rank that moves for some of them
     monkeypatch.setattr("ale_ranks.group.OTHERS_S", 0.5)
     two = start()
     running = processes_of(two)
-    assert two.call("apply", lambda world: time.sleep(2.5)) == [None, None]
+    assert two.call("apply", lambda world: time.sleep(5.5)) == [None, None]
     running[1].suspend()
-    with pytest.raises(RanksLost, match=NAMED % (1, "describe") + r"it did not answer for 1\.5 s, and was ended\.$"):
+    with pytest.raises(RanksLost, match=NAMED % (1, "describe") + r"it did not answer for 4 s, and was ended\.$"):
         two.call("describe", 0)
     assert_all_end(running)
 

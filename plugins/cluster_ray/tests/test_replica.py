@@ -24,7 +24,7 @@ from ale_ray.engines import RayEngines
 from ale_ray.outbox import Event
 from ale_ray.replica import RayReplica
 
-from .conftest import FakeHost, Started
+from .conftest import FakeHost, Started, until
 
 REQUEST = GenerateRequest((1, 2), Sampling(max_tokens=4, stop_token_ids=(9,)), session="s")
 WHOLE = Generation((5, 9), (-0.5, -0.5), (0, 0), "stop")
@@ -41,9 +41,9 @@ def replica(started: Started, received: list[Any]) -> RayReplica:
     return make_replica(received, lambda engine: None)
 
 
-def make_replica(received: list[Any], check_started: Callable[[Any], None]) -> RayReplica:
+def make_replica(received: list[Any], check_started: Callable[[Any], None], start_s: float = 60.0) -> RayReplica:
     spec = EngineSpec("torch 0", 0, PluginChoice(use="torch"), DriverContext(), str, Path())
-    return RayReplica(spec, {}, 0.2, received.append, check_started)
+    return RayReplica(spec, {}, start_s, received.append, check_started)
 
 
 async def test_an_engine_is_started_again_in_order_with_its_model(
@@ -53,7 +53,7 @@ async def test_an_engine_is_started_again_in_order_with_its_model(
     await replica.start()
     await replica.load_model(Path("model"), tokenizer)
     assert (replica.slots, replica.max_context, replica.version) == (4, 32, 0)
-    await asyncio.sleep(0.01)
+    await until(replica.metrics)
     assert (replica.requests, replica.metrics()) == (1, {"sampled_tokens": 3.0})
     await replica.restart()
     assert received == [Event("closing", {})]
@@ -64,10 +64,11 @@ async def test_an_engine_is_started_again_in_order_with_its_model(
     assert started[1].dead.is_set()
 
 
-async def test_an_engine_that_does_not_start_in_time_is_an_error(replica: RayReplica, started: Started) -> None:
+async def test_an_engine_that_does_not_start_in_time_is_an_error(started: Started, received: list[Any]) -> None:
     held = FakeHost()
     held.gate.clear()
     started.make = lambda: held
+    replica = make_replica(received, lambda engine: None, start_s=0.2)
     with pytest.raises(EngineError, match=r"^torch 0 took more than 0\.2 s to start\.$"):
         await replica.start()
     await replica.close()
@@ -97,7 +98,7 @@ async def test_an_engine_that_stops_for_good_while_it_loads_holds_up_new_weights
     monkeypatch.setattr(member, "PROBE_S", 0.001)
     notes: list[str] = []
     pool = RayEngines([replica], notes.append, Channel().event, lambda: None)
-    async with pool as engines, asyncio.timeout(30):
+    async with pool as engines, asyncio.timeout(60):
         await engines.load_model(None, byte_tokenizer())
         started[0].made.moves.clear()
         await engines.load_weights(PolicyVersion(1, FolderTicket(Path("weights"))))
@@ -120,14 +121,13 @@ async def test_an_engine_that_is_given_up_has_no_actor_left(
     monkeypatch.setattr(health, "BACKOFF_S", 0.001)
     monkeypatch.setattr(member, "PROBE_S", 0.001)
     pool = RayEngines([replica], print, Channel().event, lambda: None)
-    async with pool as engines, asyncio.timeout(10):
+    async with pool as engines, asyncio.timeout(60):
         await engines.load_model(None, byte_tokenizer())
         await engines.load_weights(PolicyVersion(1, FolderTicket(Path("weights"))))
         started.make = Refusing
         started[0].kill()
         engines.suspect("torch 0")
-        while len(started) < 1 + health.RESTARTS:  # noqa: ASYNC110 - a list has no events
-            await asyncio.sleep(0.001)
+        await until(lambda: len(started) == 1 + health.RESTARTS)
         await started[-1].dead.wait()
         assert engines.seats()[0].state is member.State.FAILED
         assert all(actor.dead.is_set() for actor in started)
@@ -148,13 +148,9 @@ async def test_of_what_an_actor_breaks_off_all_is_known_and_of_what_it_loses_wha
     assert broken.value.partial == partial
     host.answer, host.so_far = None, partial
     asked = asyncio.create_task(replica.generate(REQUEST))
-    async with asyncio.timeout(5):
-        while host.known == 0:  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
+    await until(lambda: host.known == 1)
     longer = host.so_far = Generation((5, 6, 7), (-0.5, -1.5, -2.5), (0, 1, 1), "length")
-    async with asyncio.timeout(5):
-        while host.known == 1:  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
+    await until(lambda: host.known == 3)
     started[0].kill()
     with pytest.raises(Interrupted, match="torch 0 has died") as lost:
         await asked
@@ -167,10 +163,11 @@ async def test_of_what_an_actor_breaks_off_all_is_known_and_of_what_it_loses_wha
 async def test_a_generation_that_nobody_wants_any_more_is_ended_there(replica: RayReplica, started: Started) -> None:
     await replica.start()
     asked = asyncio.create_task(replica.generate(REQUEST))
-    await asyncio.sleep(0.01)
+    host = started[0].made
+    await until(lambda: host.generations)
     asked.cancel()
     with pytest.raises(asyncio.CancelledError):
         await asked
-    await asyncio.sleep(0.01)
-    assert len(started[0].made.aborted) == 1
+    await until(lambda: host.aborted)
+    assert host.aborted == host.generations
     await replica.close()

@@ -16,6 +16,8 @@ from ale_ray import routed_engine
 from ale_ray.engine_calls import EngineCalls
 from ale_ray.routed_engine import EngineTable, RoutedEngine, TableRow
 
+from .conftest import until
+
 REQUEST = GenerateRequest((1, 2), Sampling(max_tokens=4, stop_token_ids=(9,)), session="s")
 
 
@@ -76,7 +78,7 @@ async def test_a_generation_that_an_engine_breaks_off_goes_on_at_another_one(
     engine.update(table(0, [row("a"), row("b", State.LOST)]))
     answers["a"], answers["b"] = broken(3), whole(4)
     asked = asyncio.create_task(engine.generate(REQUEST))
-    await asyncio.sleep(0.01)
+    await until(lambda: reports.seen)
     assert not asked.done(), "nobody serves"
     engine.update(table(1, [row("a", State.LOST), row("b", version=4)]))
     assert await asked == Generation((7, 5, 9), (-0.1, -0.5, -0.5), (3, 4, 4), "stop")

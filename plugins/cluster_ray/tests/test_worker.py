@@ -97,6 +97,15 @@ async def test_an_end_that_overtakes_its_episode_waits_for_it(worker: RolloutWor
     assert isinstance(await acting, Encoded)
 
 
+async def test_an_end_that_comes_just_when_its_episode_is_about_to_begin_lets_it_begin(worker: RolloutWorker) -> None:
+    acting = asyncio.create_task(worker.act("e", REQUEST, STAGE))
+    ending = asyncio.create_task(worker.end("e", REASON))  # its turn comes right after that of `acting`
+    ended = await ending
+    assert isinstance(ended, Encoded)
+    assert "It is not needed." in ended.text
+    assert await acting == ended
+
+
 async def test_an_episode_that_was_given_up_before_it_arrived_does_not_begin(
     worker: RolloutWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:

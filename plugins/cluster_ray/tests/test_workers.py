@@ -19,7 +19,7 @@ from ale_ray.routed_engine import EngineTable
 from ale_ray.workers import RESTARTS, Worker, Workers
 from ale_testing.recording_channel import RecordingChannel
 
-from .conftest import FakeActor, Started
+from .conftest import FakeActor, Started, until
 
 
 class FakeWorker:
@@ -34,6 +34,8 @@ class FakeWorker:
         self.slow.set()
         self.moves.set()
         self.models: list[Any] = []
+        self.given: list[int] = []
+        """The tables that it was given, also one that it has not taken yet."""
         self.tables: list[int] = []
         self._callee = Callee(self, self.outbox)
 
@@ -50,6 +52,7 @@ class FakeWorker:
         self.models.append(folder)
 
     async def use_engines(self, table: EngineTable) -> None:
+        self.given.append(table.number)
         await self.slow.wait()
         self.tables.append(table.number)
 
@@ -72,16 +75,14 @@ class Run:
         self.received: list[Any] = []
         self.notes: list[str] = []
         self.channel = RecordingChannel()
-        self.workers = Workers(spec, {}, 4, 5.0, self.received.append, self.notes.append, self.channel.event)
+        self.workers = Workers(spec, {}, 4, 60.0, self.received.append, self.notes.append, self.channel.event)
 
     @property
     def states(self) -> list[str]:
         return [worker.state for worker in self.workers]
 
     async def until(self, holds: Callable[[], bool]) -> None:
-        async with asyncio.timeout(30):
-            while not holds():  # noqa: ASYNC110 - states have no events
-                await asyncio.sleep(0.001)
+        await until(holds)
 
 
 @pytest.fixture
@@ -115,10 +116,10 @@ async def test_a_worker_has_what_changed_while_it_started_before_it_gets_an_epis
     started.make = lambda: slow
     await run.workers.use_engines(table(1))
     adding = asyncio.create_task(run.workers.add(1))
-    await asyncio.sleep(0.01)
+    await run.until(lambda: len(started) == 1)
     await run.workers.use_engines(table(2))
     slow.gate.set()
-    await asyncio.sleep(0.01)
+    await run.until(lambda: slow.given == [2])
     await run.workers.use_engines(table(3))
     await run.workers.use_model(None)
     assert not worker_of(run).serving

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,8 @@ from ale_testing.temporary_files import nothing_left_in
 
 CONTEXT = 512
 VOCAB = 300
+LONG = 500
+"""So many tokens take longer than an interruption needs to come, also on a busy machine."""
 SHAPE = Qwen2Config(
     vocab_size=VOCAB, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
     num_key_value_heads=2, max_position_embeddings=CONTEXT, tie_word_embeddings=True, bos_token_id=None, eos_token_id=5,
@@ -54,7 +57,7 @@ def settings() -> ServerSettings:
     """Of a small server; what needs them needs SGLang."""
     if find_python("sglang", "cpu") is None:
         pytest.skip("SGLang's environment is not installed: `ale engine install sglang --cpu`")
-    return ServerSettings(max_context=CONTEXT, max_batch=8, threads=1, device="cpu", start_timeout_s=240)
+    return ServerSettings(max_context=CONTEXT, max_batch=8, threads=1, device="cpu", start_timeout_s=600)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -63,6 +66,12 @@ async def replica(settings: ServerSettings, folders: dict[int, Path]) -> AsyncIt
     async with SglangReplica(settings, DriverContext(seed=1)) as made:
         await made.load_model(folders[0], byte_tokenizer())
         yield made
+
+
+async def wait_for_tokens(replica: SglangReplica, requests: Sequence[GenerateRequest]) -> None:
+    """Return when the server has sent tokens of each of these requests, which run."""
+    while not all(replica.sampled_so_far(asked).token_ids for asked in requests):  # noqa: ASYNC110 - a list, no event
+        await asyncio.sleep(0.001)
 
 
 def request(prompt: list[int], **sampling: object) -> GenerateRequest:

@@ -18,9 +18,9 @@ from ale_engines.replica import Interrupted
 from ale_engines.server_settings import ServerSettings
 from ale_sglang.replica import SglangReplica
 
-from .conftest import request
+from .conftest import LONG, request, wait_for_tokens
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1800)
 OWNER = """
 import asyncio, sys
 from pathlib import Path
@@ -65,7 +65,7 @@ async def test_nothing_is_left_of_a_server_whose_owner_is_killed(
     work = Path(left[0]).name
     owner.kill()
     await owner.wait()
-    _, alive = await asyncio.to_thread(psutil.wait_procs, [*processes, guard], 30)
+    _, alive = await asyncio.to_thread(psutil.wait_procs, [*processes, guard], 120)
     assert not alive
     assert not any(map(os.path.exists, left))
     assert not shared_files("sglang_") - before
@@ -77,14 +77,15 @@ async def test_a_server_that_is_killed_interrupts_and_starts_again(
 ) -> None:
     async with SglangReplica(settings, DriverContext(seed=1)) as replica:
         await replica.load_model(folders[0], byte_tokenizer())
-        task = asyncio.ensure_future(replica.generate(request([1, 2, 3], max_tokens=120)))
-        await replica.generate(request([1, 2], max_tokens=40))  # in the same steps
+        asked = request([1, 2, 3], max_tokens=LONG)
+        task = asyncio.ensure_future(replica.generate(asked))
+        await wait_for_tokens(replica, [asked])
         assert replica.process is not None
         assert replica.process.pid is not None
         os.kill(replica.process.pid, signal.SIGKILL)
         with pytest.raises(Interrupted, match="signal 9") as interruption:
             await task
-        assert 0 < len(interruption.value.partial.token_ids) < 120
+        assert 0 < len(interruption.value.partial.token_ids) < LONG
         await replica.restart()
         await replica.load_weights(PolicyVersion(1, FolderTicket(folders[1])))
         assert set((await replica.generate(request([1, 2, 3]))).versions) == {1}

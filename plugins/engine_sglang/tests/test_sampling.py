@@ -13,12 +13,10 @@ from ale_engines.replica import Interrupted
 from ale_sglang.replica import SglangReplica
 from ale_testing.hugging_face import logprobs
 
-from .conftest import CONTEXT, request
+from .conftest import CONTEXT, LONG, request, wait_for_tokens
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(900)]
 PROMPT = [9, 250, 31, 77, 120]
-LONG = 500
-"""So many tokens take longer than an interruption needs to come, also on a busy machine."""
 
 
 def check_logprobs(folders: dict[int, Path], asked: GenerateRequest, got: Generation) -> None:
@@ -87,7 +85,7 @@ async def test_a_context_is_used_to_its_last_token(replica: SglangReplica, folde
 async def test_interrupted_requests_give_what_they_had(replica: SglangReplica, folders: dict[int, Path]) -> None:
     requests = [request(PROMPT, seed=seed, max_tokens=LONG) for seed in range(7)]
     tasks = [asyncio.ensure_future(replica.generate(asked)) for asked in requests]
-    await wait_under_way(replica)
+    await wait_for_tokens(replica, requests)
     await replica.interrupt()
     for asked, outcome in zip(requests, await asyncio.gather(*tasks, return_exceptions=True), strict=True):
         assert isinstance(outcome, Interrupted), outcome
@@ -96,8 +94,9 @@ async def test_interrupted_requests_give_what_they_had(replica: SglangReplica, f
 
 
 async def test_requests_can_be_interrupted_while_the_server_is_paused(replica: SglangReplica) -> None:
-    task = asyncio.ensure_future(replica.generate(request(PROMPT, max_tokens=LONG)))
-    await wait_under_way(replica)
+    asked = request(PROMPT, max_tokens=LONG)
+    task = asyncio.ensure_future(replica.generate(asked))
+    await wait_for_tokens(replica, [asked])
     await replica.pause()
     await replica.interrupt()
     await replica.resume()
@@ -111,7 +110,7 @@ async def test_a_request_that_comes_while_the_server_is_paused_can_be_interrupte
     try:
         task = asyncio.ensure_future(replica.generate(request(PROMPT, max_tokens=LONG)))
         await asyncio.sleep(0.5)  # until it is there; should it come later, it is aborted then
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(120):
             await replica.interrupt()
         with pytest.raises(Interrupted):
             await task
@@ -125,10 +124,11 @@ async def test_a_cancelled_request_ends_and_no_other_with_it(
 ) -> None:
     """SGLang aborts by the beginning of a name: request 1 must not take request 10 with it."""
     tasks = []
-    for number in (1, 10):
+    for number, max_tokens in ((1, LONG), (10, 120)):
         monkeypatch.setattr(replica, "_requests", number - 1)
-        tasks.append(asyncio.ensure_future(replica.generate(request(PROMPT, max_tokens=120))))
-        await wait_under_way(replica)
+        asked = request(PROMPT, max_tokens=max_tokens)
+        tasks.append(asyncio.ensure_future(replica.generate(asked)))
+        await wait_for_tokens(replica, [asked])
     tasks[0].cancel()
     assert len((await tasks[1]).token_ids) == 120
     with pytest.raises(asyncio.CancelledError):
@@ -144,8 +144,3 @@ async def test_metrics_are_counted_here_and_by_the_server(replica: SglangReplica
     assert metrics["prompt_tokens"] - before["prompt_tokens"] == 2 * len(PROMPT)
     assert metrics["cached_prompt_tokens"] - before["cached_prompt_tokens"] >= len(PROMPT) - 1
     assert metrics["server_sampled_tokens"] >= 24
-
-
-async def wait_under_way(replica: SglangReplica) -> None:
-    """Wait until the server samples for all that were asked before: it takes requests in their order."""
-    await replica.generate(request([1, 2], max_tokens=3))

@@ -6,6 +6,7 @@ import asyncio
 import os
 import socket
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,16 @@ from ale_sglang.launch import RESERVE, SERVER
 
 from .conftest import CONTEXT, request
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1800)
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    """A port for a server that takes long to start; nobody else gets it meanwhile."""
+    with socket.socket() as kept:
+        kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        kept.bind(("127.0.0.1", 0))
+        yield int(kept.getsockname()[1])
 
 
 def start_server(folder: Path, port: int, log: Path) -> ServerProcess:
@@ -42,10 +52,8 @@ def start_server(folder: Path, port: int, log: Path) -> ServerProcess:
 
 
 async def test_a_server_at_a_url_serves_the_weights_of_each_run_and_outlives_them(
-    settings: ServerSettings, folders: dict[int, Path], tmp_path: Path
+    settings: ServerSettings, folders: dict[int, Path], tmp_path: Path, port: int
 ) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
     async with start_server(folders[0], port, tmp_path / "log") as process:
         config = settings.model_copy(update={"url": f"http://127.0.0.1:{port}"})
         greedy: dict[int, tuple[int, ...]] = {}

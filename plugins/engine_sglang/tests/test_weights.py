@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import shutil
 from pathlib import Path
 
 import pytest
 
 from ale.errors import EngineError
-from ale.specs.engine import FolderTicket, MemoryTicket, PolicyVersion
+from ale.specs.engine import FolderTicket, GenerateRequest, Generation, MemoryTicket, PolicyVersion
 from ale_sglang.replica import SglangReplica
 from ale_testing.hugging_face import logprobs
 
 from .conftest import request
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(900)]
 PROMPT = [9, 250, 31, 77, 120]
 
 
@@ -39,14 +40,25 @@ async def test_an_update_changes_outputs_fingerprint_and_versions(
 
 async def test_requests_go_on_with_new_weights_under_load(replica: SglangReplica, folders: dict[int, Path]) -> None:
     await load(replica, folders[0], 0)
-    requests = [request(PROMPT, seed=seed, max_tokens=120) for seed in range(32)]
-    tasks = [asyncio.ensure_future(replica.generate(asked)) for asked in requests]
-    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    seeds, loaded = itertools.count(), asyncio.Event()
+    made: list[tuple[GenerateRequest, Generation]] = []
+
+    async def go_on() -> None:
+        """Ask again and again until all is loaded, and once more."""
+        last = False
+        while not last:
+            last, asked = loaded.is_set(), request(PROMPT, seed=next(seeds), max_tokens=120)
+            made.append((asked, await replica.generate(asked)))
+
+    tasks = [asyncio.ensure_future(go_on()) for _ in range(16)]
+    while not made:  # noqa: ASYNC110 - a list, no event
+        await asyncio.sleep(0.01)
     await load(replica, folders[1], 1)
     await load(replica, folders[2], 2)
-    made = await asyncio.gather(*tasks)
-    assert {0, 1, 2} >= {version for got in made for version in got.versions} >= {0, 2}
-    for asked, got in zip(requests, made, strict=True):
+    loaded.set()
+    await asyncio.gather(*tasks)
+    assert {0, 1, 2} >= {version for _, got in made for version in got.versions} >= {0, 2}
+    for asked, got in made:
         assert list(got.versions) == sorted(got.versions)
         wanted = logprobs(folders, asked.token_ids, got.token_ids, got.versions)
         assert got.logprobs == pytest.approx(wanted, abs=1e-3)

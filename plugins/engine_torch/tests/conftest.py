@@ -3,6 +3,7 @@ transformers."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from functools import cache
 from pathlib import Path
@@ -24,6 +25,7 @@ from ale.session.tokenizer import byte_tokenizer
 from ale.specs.driver import DriverContext
 from ale.specs.engine import GenerateRequest, Generation, Sampling
 from ale_engine_torch import TorchEngine
+from ale_engine_torch.scheduler import Scheduler
 
 VOCAB = 80
 SMALL: dict[str, Any] = {
@@ -91,6 +93,19 @@ async def engine(folder: Path) -> AsyncIterator[TorchEngine]:
     async with TorchEngine(TorchEngine.Config(max_batch=6, threads=1), DriverContext(seed=1)) as e:
         await e.load_model(folder, byte_tokenizer())
         yield e
+
+
+@pytest.fixture
+async def in_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let engines decode a token for each round of the event loop. So a generation still runs when a test does
+    something meanwhile, however long the test's thread gets no time."""
+    loop, decode = asyncio.get_running_loop(), Scheduler._decode
+
+    def decode_in_step(scheduler: Scheduler) -> None:
+        asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop).result()
+        decode(scheduler)
+
+    monkeypatch.setattr(Scheduler, "_decode", decode_in_step)
 
 
 @cache

@@ -46,7 +46,9 @@ async def test_new_weights_void_the_cache_and_mark_the_tokens(
     assert surprise(tmp_path / "new", [*history, 1], generation) < 1e-4
 
 
-async def test_weights_may_change_in_the_middle_of_a_generation(engine: TorchEngine, folder: Path) -> None:
+async def test_weights_may_change_in_the_middle_of_a_generation(
+    engine: TorchEngine, in_step: None, folder: Path
+) -> None:
     weights = AutoModelForCausalLM.from_pretrained(folder).state_dict()
     running = asyncio.create_task(engine.generate(request([1, 2, 3], max_tokens=200)))
     while engine.metrics().get("sampled_tokens", 0) < 5:  # noqa: ASYNC110 - a counter, not an event
@@ -92,7 +94,7 @@ async def test_cancelling_frees_the_place(engine: TorchEngine) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-    answer = await asyncio.wait_for(engine.generate(request([1, 2], max_tokens=3)), timeout=20)
+    answer = await asyncio.wait_for(engine.generate(request([1, 2], max_tokens=3)), timeout=60)
     assert len(answer.token_ids) == 3
 
 
@@ -102,7 +104,7 @@ async def test_pause_holds_and_resume_goes_on(engine: TorchEngine) -> None:
     await asyncio.sleep(0.1)
     assert not waiting.done()
     await engine.resume()
-    assert len((await asyncio.wait_for(waiting, 20)).token_ids) == 2
+    assert len((await asyncio.wait_for(waiting, 60)).token_ids) == 2
 
 
 async def test_closing_fails_what_waits(folder: Path) -> None:
@@ -183,20 +185,25 @@ async def test_broken_weights_are_said_to_be_broken(engine: TorchEngine, folder:
         await engine.generate(request([1, 2, 3]))
 
 
-async def test_another_model_fails_what_the_old_one_was_generating(engine: TorchEngine, folder: Path) -> None:
+async def test_another_model_fails_what_the_old_one_was_generating(
+    engine: TorchEngine, in_step: None, folder: Path
+) -> None:
     running = asyncio.create_task(engine.generate(request([1, 2], max_tokens=250)))
     await asyncio.sleep(0)
     await engine.load_model(folder, byte_tokenizer())
     with pytest.raises(EngineError, match="was replaced"):
-        await asyncio.wait_for(running, 20)
+        await asyncio.wait_for(running, 60)
     assert len((await engine.generate(request([1, 2]))).token_ids) == 12
 
 
 async def test_an_idle_engine_burns_no_cpu(engine: TorchEngine) -> None:
     await engine.generate(request([1, 2]))
-    began = time.process_time()
+    assert engine._thread is not None
+    assert engine._thread.ident is not None
+    clock = time.pthread_getcpuclockid(engine._thread.ident)  # other threads of the process may have work
+    began = time.clock_gettime(clock)
     await asyncio.sleep(0.5)
-    assert time.process_time() - began < 0.1
+    assert time.clock_gettime(clock) - began < 0.1
 
 
 async def test_counters_survive_another_model_and_closing(engine: TorchEngine, folder: Path) -> None:

@@ -46,7 +46,7 @@ def smaller_copy(folder: Path, target: Path, factor: float = 0.5) -> Path:
 @pytest.mark.parametrize("paused", [False, True])
 @pytest.mark.parametrize("name", ["qwen2", "gpt2"])
 async def test_interrupting_ends_all_requests_with_what_they_sampled(
-    folder_of: FolderOf, name: str, paused: bool
+    folder_of: FolderOf, in_step: None, name: str, paused: bool
 ) -> None:
     folder = folder_of(name)
     async with TorchEngine(TorchEngine.Config(max_batch=4, threads=1), DriverContext(seed=1)) as engine:
@@ -60,7 +60,7 @@ async def test_interrupting_ends_all_requests_with_what_they_sampled(
         if paused:
             await engine.pause()
         await engine.interrupt()
-        parts = await asyncio.wait_for(asyncio.gather(*calls), 20)
+        parts = await asyncio.wait_for(asyncio.gather(*calls), 60)
         if paused:
             await engine.resume()
         assert {part.finish_reason for part in parts} == {"abort"}
@@ -108,7 +108,7 @@ async def test_an_engine_that_sleeps_has_neither_weights_nor_cache(engine: Torch
     await asyncio.sleep(0.05)
     assert not waiting.done()
     await engine.wake()
-    assert await asyncio.wait_for(waiting, 20) == before
+    assert await asyncio.wait_for(waiting, 60) == before
     await engine.wake()
     assert (engine.version, engine.metrics()["cached_prompt_tokens"]) == (0, 0)
 
@@ -131,14 +131,16 @@ async def test_after_a_sleep_the_weights_are_those_that_are_loaded_then(
             await asyncio.sleep(0.05)
             assert not waiting.done(), "the weights that it has now are older than those that it had"
             await engine.load_weights(PolicyVersion(version + 10, ticket))
-            after = await asyncio.wait_for(waiting, 20)
+            after = await asyncio.wait_for(waiting, 60)
             assert (after.token_ids, set(after.versions)) == (before.token_ids, {version + 10})
             assert after.logprobs == pytest.approx(before.logprobs, abs=1e-5)
             assert surprise(new, [1, 2, 3], after) < 1e-4
 
 
 @pytest.mark.parametrize("name", ["qwen2", "gpt2"])
-async def test_what_runs_when_the_engine_falls_asleep_goes_on_when_it_wakes_up(folder_of: FolderOf, name: str) -> None:
+async def test_what_runs_when_the_engine_falls_asleep_goes_on_when_it_wakes_up(
+    folder_of: FolderOf, in_step: None, name: str
+) -> None:
     async with TorchEngine(TorchEngine.Config(max_batch=4, threads=1), DriverContext(seed=1)) as engine:
         await engine.load_model(folder_of(name), byte_tokenizer())
 
@@ -166,7 +168,7 @@ async def test_what_runs_when_the_engine_falls_asleep_goes_on_when_it_wakes_up(f
         assert (metrics["requests"], metrics["sampled_tokens"]) == (12, 12 * 60)
 
 
-async def test_requests_end_while_the_engine_sleeps(engine: TorchEngine) -> None:
+async def test_requests_end_while_the_engine_sleeps(engine: TorchEngine, in_step: None) -> None:
     running = [asyncio.create_task(engine.generate(request([i, 2], max_tokens=250))) for i in range(3)]
     await sample_some(engine, 30)
     await engine.sleep()
@@ -189,7 +191,7 @@ async def test_another_model_wakes_the_engine(engine: TorchEngine, folder: Path)
     await engine.load_weights(PolicyVersion(1, FolderTicket(folder)))
     await engine.sleep()
     await engine.load_model(folder, byte_tokenizer())
-    assert (await asyncio.wait_for(engine.generate(request([1, 2, 3])), 20)) == before
+    assert (await asyncio.wait_for(engine.generate(request([1, 2, 3])), 60)) == before
 
 
 async def test_an_engine_whose_model_has_vanished_stays_asleep(

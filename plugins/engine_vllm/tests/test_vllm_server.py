@@ -7,7 +7,7 @@ import glob
 import json
 import os
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from ale.errors import EngineError
 from ale.session.tokenizer import byte_tokenizer
 from ale.specs.driver import DriverContext
-from ale.specs.engine import FolderTicket, Generation, MemoryTicket, PolicyVersion
+from ale.specs.engine import FolderTicket, GenerateRequest, Generation, MemoryTicket, PolicyVersion
 from ale_engines.environments import find_python
 from ale_engines.replica import Interrupted
 from ale_engines.sampled import STREAM_INTERVAL
@@ -33,6 +33,7 @@ from .conftest import ModelOf, logprobs_of, make_model, request
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
     pytest.mark.slow,
+    pytest.mark.timeout(900),
     pytest.mark.xdist_group("vllm"),
     pytest.mark.skipif(
         find_python("vllm", "cpu") is None,
@@ -70,11 +71,10 @@ def assert_from(folder: Path, prompt: tuple[int, ...], generation: Generation) -
     assert list(generation.logprobs) == pytest.approx(logprobs_of(folder, prompt, generation), abs=1e-3)
 
 
-async def wait_for_tokens(engine: VllmReplica, count: int = 1) -> None:
-    """Return when the server has sampled something since this call."""
-    before = (await engine.ask_metrics())["server_sampled_tokens"]
-    while (await engine.ask_metrics())["server_sampled_tokens"] < before + count:
-        pass
+async def wait_for_tokens(engine: VllmReplica, asked: Sequence[GenerateRequest], running: int, count: int = 1) -> None:
+    """Return when the server has sent so many tokens of each of the requests that run at once."""
+    while sum(len(engine.sampled_so_far(one).token_ids) >= count for one in asked) < running:  # noqa: ASYNC110
+        await asyncio.sleep(0.001)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7, 0.0])
@@ -163,8 +163,9 @@ async def test_an_adapter_is_loaded_as_weights(engine: VllmReplica, model_of: Mo
 
 async def test_running_requests_go_on_through_an_update(engine: VllmReplica, model_of: ModelOf) -> None:
     old = engine.version
-    tasks = [asyncio.ensure_future(engine.generate(request((i, 2), max_tokens=500))) for i in range(8)]
-    await wait_for_tokens(engine, 40)
+    requests = [request((i, 2), max_tokens=LATE) for i in range(8)]
+    tasks = [asyncio.ensure_future(engine.generate(asked)) for asked in requests]
+    await wait_for_tokens(engine, requests, 8)
     new = await load(engine, model_of(True, 1))
     for task in tasks:
         versions = (await task).versions
@@ -208,8 +209,9 @@ async def test_a_server_that_keeps_old_weights_and_says_200_is_found(
 
 
 async def test_an_interruption_returns_what_was_sampled(engine: VllmReplica, model_of: ModelOf) -> None:
-    tasks = [asyncio.ensure_future(engine.generate(request((i, 2), max_tokens=LATE))) for i in range(12)]
-    await wait_for_tokens(engine, 40)
+    requests = [request((i, 2), max_tokens=LATE) for i in range(12)]
+    tasks = [asyncio.ensure_future(engine.generate(asked)) for asked in requests]
+    await wait_for_tokens(engine, requests, 8)
     await engine.interrupt()
     results = await asyncio.gather(*tasks, return_exceptions=True)
     partials = [result.partial for result in results if isinstance(result, Interrupted)]
@@ -220,8 +222,9 @@ async def test_an_interruption_returns_what_was_sampled(engine: VllmReplica, mod
 
 
 async def test_a_cancelled_request_leaves_the_server(engine: VllmReplica) -> None:
-    task = asyncio.ensure_future(engine.generate(request(max_tokens=LATE)))
-    await wait_for_tokens(engine)
+    asked = request(max_tokens=LATE)
+    task = asyncio.ensure_future(engine.generate(asked))
+    await wait_for_tokens(engine, [asked], 1)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -264,8 +267,9 @@ async def test_a_killed_server_interrupts_and_the_next_model_is_served(engine: V
     assert engine.launch is not None
     assert engine.process.pid is not None
     folders = engine.launch.folders
-    task = asyncio.ensure_future(engine.generate(request(max_tokens=LATE)))
-    await wait_for_tokens(engine, 2 * STREAM_INTERVAL)
+    asked = request(max_tokens=LATE)
+    task = asyncio.ensure_future(engine.generate(asked))
+    await wait_for_tokens(engine, [asked], 1, STREAM_INTERVAL + 1)
     os.kill(engine.process.pid, signal.SIGKILL)
     with pytest.raises(Interrupted, match="was ended by signal 9") as interruption:
         await task

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,15 @@ pytestmark = [
 PROMPT = (3, 4, 5, 6)
 
 
+@pytest.fixture
+def port() -> Iterator[int]:
+    """A port for a server that takes long to start; nobody else gets it meanwhile."""
+    with socket.socket() as kept:
+        kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        kept.bind(("127.0.0.1", 0))
+        yield int(kept.getsockname()[1])
+
+
 def start_server(folder: Path, port: int, log: Path) -> ServerProcess:
     """The command that ALE names for a server without its routes, on a small CPU."""
     arguments = f"--model {folder} --port {port} --dtype float32 --max-model-len 256 --kv-cache-memory-bytes 67108864"
@@ -49,10 +59,8 @@ def start_server(folder: Path, port: int, log: Path) -> ServerProcess:
 
 
 async def test_a_server_at_a_url_serves_the_weights_of_each_run_and_outlives_them(
-    model_of: ModelOf, tmp_path: Path
+    model_of: ModelOf, tmp_path: Path, port: int
 ) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
     async with start_server(model_of(True, 0), port, tmp_path / "log") as process:
         config = VllmEngine.Config(url=f"http://127.0.0.1:{port}", max_context=256, dtype="float32", device="cpu")
         # The first run finds the model that the server has, the second one another: it loads its own.

@@ -32,7 +32,7 @@ async def table() -> AsyncIterator[Callable[..., Table]]:
             *(["an open file"] if len(os.listdir("/proc/self/fd")) > len(files) + 1 else []),
         ]
 
-    for _ in range(500):  # closed pipes are let go by the loop, a few rounds later
+    for _ in range(3000):  # closed pipes are let go by the loop, a few rounds later
         if not left():
             break
         await asyncio.sleep(0.02)

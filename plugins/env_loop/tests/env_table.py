@@ -51,7 +51,7 @@ def group_members(leader: int) -> list[int]:
     return alive
 
 
-async def until(holds: Callable[[], Any], seconds: float = 20.0) -> None:
+async def until(holds: Callable[[], Any], seconds: float = 60.0) -> None:
     """Wait until something comes to hold."""
     async with asyncio.timeout(seconds):
         while not holds():  # noqa: ASYNC110  # of another process

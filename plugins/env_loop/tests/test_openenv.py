@@ -11,7 +11,7 @@ import subprocess
 import textwrap
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -62,7 +62,7 @@ def template(python: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The environment that `openenv init` makes, unchanged."""
     folder = tmp_path_factory.mktemp("openenv")
     command = [python, "-m", "openenv.cli", "init", "echo_env", "--output-dir", str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False, cwd=folder)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False, cwd=folder)
     (manifest,) = folder.glob("**/openenv.yaml")
     assert done.returncode == 0, done.stderr
     return manifest.parent
@@ -82,13 +82,15 @@ def logged(template: Path, tmp_path: Path) -> Path:
 @contextmanager
 def serve(python: str, folder: Path, app: str) -> Iterator[str]:
     """A server that somebody else started; its URL."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [python, "-m", "uvicorn", app, "--host", "127.0.0.1", "--port", str(port), "--log-level", "warning"]
-    with subprocess.Popen(command, cwd=folder) as server, socket.socket() as probe:
+    with ExitStack() as stack:
+        kept, probe = (stack.enter_context(socket.socket()) for _ in range(2))
+        kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        kept.bind(("127.0.0.1", 0))  # also while the server starts: so nobody else gets the port, not even the probe
+        port = kept.getsockname()[1]
+        command = [python, "-m", "uvicorn", app, "--host", "127.0.0.1", "--port", str(port), "--log-level", "warning"]
+        server = stack.enter_context(subprocess.Popen(command, cwd=folder))
         try:
-            deadline = time.monotonic() + 60
+            deadline = time.monotonic() + 300
             while probe.connect_ex(("127.0.0.1", port)):
                 assert server.poll() is None, "the server must start"
                 assert time.monotonic() < deadline
@@ -172,12 +174,12 @@ async def test_episodes_wait_for_the_only_session_of_a_running_server(
 
 async def test_a_late_answer_is_read_by_nobody(table: Tables, running: str) -> None:
     """The server goes on, and answers later: to a connection that is closed."""
-    here = table(timeout_s=1.0)
+    here = table(timeout_s=4.0)
     one, two = first(source(f"openenv:{running}"), 2)
-    late = await here.play(one, ["sleep 1.6", "end"])
+    late = await here.play(one, ["sleep 4.6", "end"])
     assert late.failure is not None
     assert (late.failure.kind, late.failure.retryable) == ("sandbox", True)
-    assert "did not answer 'step' within 1 s" in late.failure.message
+    assert "did not answer 'step' within 4 s" in late.failure.message
     following = await here.play(two, ["first", "sleep 0.7", "end"])
     texts = [json.loads(o.text) for o in following.observations]
     assert [t["heard"] for t in texts] == [["first"], ["first", "sleep 0.7"], ["first", "sleep 0.7", "end"]]
@@ -197,7 +199,8 @@ async def test_servers_killed_in_a_step_are_made_anew_and_none_is_a_zero(
             await until(lambda: here.scaffold._environments._used, 60)
             await asyncio.sleep(0.5)
             for process in list(here.scaffold._environments._used)[:1]:
-                os.kill(process.pid, signal.SIGKILL)
+                with suppress(ProcessLookupError):
+                    os.kill(process.pid, signal.SIGKILL)
 
     with RunStore.create(tmp_path / "run") as store:
         rollouts = Rollouts(here.episodes(concurrency=2, max_resamples=6), store)
@@ -225,11 +228,11 @@ async def test_actions_faults_and_rewards_that_are_left_out(table: Tables, runni
 
 
 async def test_faults_by_http(table: Tables, running: str) -> None:
-    here = table(timeout_s=1.0)
+    here = table(timeout_s=4.0)
     (task,) = first(source(f"openenv-http:{running}"))
     played = await here.play(task, ['{"word": "x", "times": 0}', "end"])
     assert [c.error.kind if c.error else None for c in played.chunks] == ["illegal_call", None]
-    faults = [(await here.play(task, [answer])).failure for answer in ("raise", "sleep 2")]
+    faults = [(await here.play(task, [answer])).failure for answer in ("raise", "sleep 6")]
     assert [(f.kind, f.retryable) for f in faults if f] == [("task", False), ("sandbox", True)]
 
 

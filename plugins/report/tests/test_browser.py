@@ -44,7 +44,7 @@ def dom(path: Path, profile: Path, fragment: str = "", width: int = 1280) -> str
         ],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=400,
         check=True,
     )
     return done.stdout

@@ -64,13 +64,13 @@ async def losing_answers(path: Path, count: int) -> AsyncIterator[list[str]]:
 async def test_a_removal_that_is_not_answered_holds_nothing_up(
     count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(engine, "TRY_S", 0.5)
-    monkeypatch.setattr(engine, "REMOVE_S", 1.5)
+    monkeypatch.setattr(engine, "TRY_S", 1.0)
+    monkeypatch.setattr(engine, "REMOVE_S", 60.0 if count == 1 else 3.0)
     socket = tmp_path / "docker.sock"
     caplog.set_level(logging.WARNING, "ale.sandbox")
     async with (
         losing_answers(socket, count) as removals,
-        asyncio.timeout(60),
+        asyncio.timeout(240),
         DockerProvider(DockerConfig(url=f"unix://{socket}"), DriverContext()) as provider,
     ):
         box = await provider.start_sandbox(SandboxSpec())

@@ -16,7 +16,7 @@ MAKE = """
 echo kept > a; mkdir -p closed/inner shut; echo secret > closed/inner/f; echo x > unreadable; chmod 000 unreadable
 chmod 000 closed/inner closed; chmod 400 shut; ln -s /usr/bin/env out; echo h > ~/.rc; echo t > /tmp/t
 truncate -s 3G sparse
-sleep 4021 & sleep 4021 & sleep 0.3; kill -STOP $!
+sleep 4021 & sleep 4021 & until [ $(ps -o s= -C sleep | grep -c S) -eq 2 ]; do :; done; kill -STOP $!
 """
 LOOK = """
 stat -c '%a %n' a closed shut unreadable sparse /tmp; chmod 700 closed shut; chmod 700 closed/inner

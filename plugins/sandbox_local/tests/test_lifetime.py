@@ -66,7 +66,7 @@ def existing(paths: list[str]) -> list[str]:
     return [path for path in paths if Path(path).exists()]
 
 
-async def eventually(condition: Callable[[], object], timeout_s: float = 5.0) -> bool:
+async def eventually(condition: Callable[[], object], timeout_s: float = 60.0) -> bool:
     """Whether a condition comes true in time."""
     until = time.monotonic() + timeout_s
     while not condition():
@@ -136,7 +136,7 @@ async def test_a_killed_owner_leaves_nothing_that_the_next_start_does_not_reclai
     isolation: str, own_state: Path
 ) -> None:
     owner = start_owner(own_state, isolation)
-    await eventually(lambda: len(sleepers(4010)) == 2)
+    assert await eventually(lambda: len(sleepers(4010)) == 2)
     (record,) = state.read_all(state_folder("local"))
     owner.kill()
     owner.wait()
@@ -149,7 +149,7 @@ async def test_a_killed_owner_leaves_nothing_that_the_next_start_does_not_reclai
 
 async def test_a_plain_sandbox_whose_owner_and_resident_were_killed_is_reclaimed(own_state: Path) -> None:
     owner = start_owner(own_state, "none")
-    await eventually(lambda: len(sleepers(4010)) == 2)
+    assert await eventually(lambda: len(sleepers(4010)) == 2)
     (record,) = state.read_all(state_folder("local"))
     os.kill(record.pid, signal.SIGKILL)
     owner.kill()

@@ -135,7 +135,7 @@ async def test_nothing_of_a_shell_stands_anywhere_when_it_is_closed(sandbox: Loc
             await shell.run(f"exit {number}")
             await shell.run("sleep 60", timeout_s=0.1)
             await shell.run("echo on")
-    assert await eventually(lambda: len(os.listdir(resident)) == before), "the resident lets go of every descriptor"
+    assert await eventually(lambda: len(os.listdir(resident)) <= before), "the resident lets go of every descriptor"
     assert await running(sandbox, "4103") == 0
     left = await sandbox.exec("ls -A /dev/shm $TMPDIR | grep '^.ale-'")
     assert left.stdout == b""
@@ -172,7 +172,7 @@ async def test_what_a_shell_says_without_end_holds_nobody_up(sandbox: LocalSandb
 async def test_a_command_may_kill_what_is_above_it(sandbox: LocalSandbox, shell: Shell) -> None:
     await shell.run("x=1")
     for _ in range(2):
-        done = await shell.run("kill -9 $PPID; sleep 0.5; echo on")
+        done = await shell.run("kill -9 $PPID; sleep 60; echo on")
         assert done.exit_code == 137
         assert await said(shell, "echo $x") == "1\n"
     assert (await sandbox.exec("echo alive")).stdout == b"alive\n"
@@ -204,7 +204,7 @@ async def test_a_full_disk_does_not_stop_a_shell(box: LocalSandbox) -> None:
 async def test_a_fork_bomb_in_a_shell_ends_at_its_time_out(box: LocalSandbox) -> None:
     async with await box.open_shell() as shell:
         await shell.run("x=1; sleep 4105 &")
-        done = await asyncio.wait_for(shell.run("f() { f | f & }; f; sleep 100", timeout_s=0.5), 20)
+        done = await asyncio.wait_for(shell.run("f() { f | f & }; f; sleep 100", timeout_s=0.5), 120)
         assert done.exit_code == 124 or not done.timed_out
         done = await shell.run("echo $x")
         assert done.stdout == b"1\n", done

@@ -35,14 +35,14 @@ async def main():
     name = await box.snapshot("named")
     await box.snapshot()
     fork = await provider.start_sandbox(SandboxSpec(from_snapshot=name))
-    await fork.exec("setsid sleep 4020 &")
+    await fork.exec("setsid sleep 4026 &")
     if sys.argv[2] == "half":
         await box.exec("head -c 50000000 /dev/urandom > large")
         asyncio.get_running_loop().call_later(0.02, lambda: print("ready", flush=True))
         while True:
             await box.snapshot()
     print("ready", flush=True)
-    await fork.exec("sleep 4020")
+    await fork.exec("sleep 4026")
 asyncio.run(main())
 """
 
@@ -97,7 +97,7 @@ async def test_a_fork_that_ends_leaves_no_mount_process_or_folder(wrapped: Local
     held = await wrapped.start_sandbox(SandboxSpec(from_snapshot=name))
     inside = inhabitants([held.record.pid])
     os.kill(held.record.pid, signal.SIGKILL)
-    await asyncio.wait_for(held.channel.closed.wait(), 10)
+    await asyncio.wait_for(held.channel.closed.wait(), 60)
     await held.stop()
     assert not alive(inside)
     await wrapped.close()
@@ -111,11 +111,11 @@ async def test_an_owner_that_is_killed_leaves_what_has_a_name(own_state: Path, m
     owner = await asyncio.to_thread(subprocess.Popen, command, stdout=subprocess.PIPE)
     assert owner.stdout is not None
     assert await asyncio.to_thread(owner.stdout.readline) == b"ready\n"
-    assert await eventually(lambda: sleepers(4020))
+    assert await eventually(lambda: sleepers(4026))
     inside = inhabitants([record.pid for record in state.read_all(state_folder("local"))])
     owner.kill()
     owner.wait()
-    assert await eventually(lambda: not sleepers(4020))
+    assert await eventually(lambda: not sleepers(4026))
     assert await eventually(lambda: not alive(inside))
     async with provider_for("bubblewrap") as provider:
         assert await provider.snapshots() == ["named"]

@@ -30,7 +30,7 @@ def left() -> Iterator[Path]:
             folder.rmdir()
 
 
-def remove(left: Path, seconds: float = 5.0) -> None:
+def remove(left: Path, seconds: float = 60.0) -> None:
     asyncio.run(remove_groups(left.name.removeprefix("libpod-"), seconds))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import sysconfig
@@ -17,7 +18,10 @@ import httpx
 
 ALE = f"import site; site.addsitedir({sysconfig.get_path('purelib')!r}); from ale.cli.main import main; main()"
 """The command `ale`, also in a Python of another venv."""
-START_S = 60.0
+START_S, END_S = 120.0, 120.0
+"""Limits of what hangs: a machine that is busy may take ten times as long as usual."""
+PATIENT = "worker_timeout_s: 20"
+"""Settings of a service whose worker may be held up for a while."""
 StartSandbox = Callable[..., Awaitable[Any]]
 """Starts a sandbox by ROCK's client, with settings of its own."""
 
@@ -70,7 +74,7 @@ class Command:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
             try:
-                self.process.wait(40)
+                self.process.wait(END_S)
             except subprocess.TimeoutExpired:
                 self.kill()
                 raise AssertionError(f"it did not end: {self.log.read_text()[-3000:]}") from None
@@ -109,11 +113,21 @@ class Service:
 
 
 @contextmanager
+def held_port() -> Iterator[int]:
+    """A free port that nobody else is given meanwhile, also while no server listens there: servers may bind it too."""
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind(("127.0.0.1", 0))
+        yield holder.getsockname()[1]
+
+
+@contextmanager
 def serving(
     folder: Path, *options: str, headers: Mapping[str, str] | None = None, env: Mapping[str, str] | None = None
 ) -> Iterator[Service]:
     """Serve with a worker of this machine, until the context ends."""
-    command = Command(folder, "serve", ["serve", "--port", "0", *options], env)
+    (folder / "patient.yaml").write_text(PATIENT)
+    command = Command(folder, "serve", ["serve", "--port", "0", "--settings", "patient.yaml", *options], env)
     try:
         service = Service(command.wait_for("ROCK service: "), folder, headers)
         if "none" not in options:

@@ -62,6 +62,7 @@ class SimulatedWorker:
     register: Register
     start_s: float = 0.0
     """Seconds that a start takes."""
+    gate: asyncio.Event | None = None  # a start waits for it
     silent: bool = False
     """It answers nothing and sends nothing, as a machine that has lost its network."""
     refuses: Fault | None = None
@@ -194,10 +195,13 @@ class SimulatedWorkers:
         return Registered.model_validate_json(await self._post("register", body))
 
     async def _beat(self, worker: SimulatedWorker, registered: Registered) -> None:
-        await asyncio.sleep(random.random() * registered.heartbeat_s)
+        pause_s = random.random() * registered.heartbeat_s
         while True:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(worker.news.wait(), pause_s)
+            worker.news.clear()
+            pause_s = registered.heartbeat_s
             if not worker.silent:
-                worker.news.clear()
                 ended = list(worker.ended)
                 with suppress(aiohttp.ClientError, TimeoutError):
                     beat = Heartbeat(worker_id=registered.worker_id, ended=ended, disk_free_bytes=worker.disk_free)
@@ -205,8 +209,6 @@ class SimulatedWorkers:
                     worker.ended = worker.ended[len(ended) :]
                     if not told.known:
                         registered = await self._register(worker)
-            with suppress(TimeoutError):
-                await asyncio.wait_for(worker.news.wait(), registered.heartbeat_s)
 
     # --- from the admin
 
@@ -229,8 +231,9 @@ class SimulatedWorkers:
             order = CreateSandbox.model_validate_json(await request.read())
         except ValidationError as error:
             return _answer(Fault(detail=str(error), fault="caller"), 400)
-        if worker.start_s:
-            await asyncio.sleep(worker.start_s)
+        await asyncio.sleep(worker.start_s)
+        if worker.gate is not None:
+            await worker.gate.wait()
         if worker.refuses is not None:
             return _answer(worker.refuses, 400 if worker.refuses.fault == "caller" else 503)
         worker.sandboxes[order.id] = order if self._keep_orders else None

@@ -14,7 +14,7 @@ from typing import Any
 
 import httpx
 import pytest
-from service_process import Command, Service, serving
+from service_process import ALE, PATIENT, Command, Service, held_port, serving
 
 from ale.errors import ConfigError, SandboxError
 from ale.specs.driver import Channel, DriverContext
@@ -89,11 +89,15 @@ async def test_labels_are_listed_without_the_owner(service: Service) -> None:
         shown = json.loads(ale_rock("status", "--url", service.url, "--json"))
         assert box.id in {each["id"] for each in shown["sandboxes"]}
         await box.exec("exit 3")
-        following = asyncio.create_task(asyncio.to_thread(ale_rock, "logs", box.id, "--follow", "--url", service.url))
+        command = [sys.executable, "-c", ALE, "rock", "logs", box.id, "--follow", "--url", service.url]
+        following = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+        assert following.stdout is not None
+        assert b"exit 3" in await following.stdout.readuntil(b"exit 3\n")
         log = await asyncio.to_thread(ale_rock, "logs", box.id, "--url", service.url)
         assert ("exit 3" in log, "exit code 3" in log) == (True, True)
     assert box.id not in {each.id for each in await provider_of(service).list()}
-    assert (await following).endswith("the sandbox ends: it was stopped\n")
+    assert (await following.communicate())[0].endswith(b"the sandbox ends: it was stopped\n")
+    assert following.returncode == 0
     events = await asyncio.to_thread(ale_rock, "logs", "--url", service.url)
     assert [line.split()[2] for line in events.splitlines() if box.id in line] == ["start", "started", "stop"]
     unknown = await asyncio.to_thread(run_ale_rock, "logs", "unknown", "--url", service.url)
@@ -143,7 +147,14 @@ class Events(Channel):
 
 async def test_each_refused_connection_is_one_event_of_the_run_also_when_the_admin_was_killed(tmp_path: Path) -> None:
     must_answer("local")
-    admin = Command(tmp_path, "admin-1", ["serve", "--port", "0", "--worker", "none"])
+    (tmp_path / "patient.yaml").write_text(PATIENT)
+    with held_port() as port:
+        await refusals_of(tmp_path, ["serve", "--port", str(port), "--worker", "none", "--settings", "patient.yaml"])
+
+
+async def refusals_of(tmp_path: Path, serve: list[str]) -> None:
+    """What the test above says; `serve` starts an admin."""
+    admin = Command(tmp_path, "admin-1", serve)
     service, events = Service(admin.wait_for("ROCK service: "), tmp_path), Events()
     worker = Command(tmp_path, "worker", ["worker", "--admin", service.url])
     try:
@@ -154,10 +165,7 @@ async def test_each_refused_connection_is_one_event_of_the_run_also_when_the_adm
             await box.exec("bash -c ': < /dev/tcp/192.0.2.1/81'")
             found = [await events.queue.get()]
             admin.kill()
-            port = service.url.rpartition(":")[2]
-            (tmp_path / "patient.yaml").write_text("worker_timeout_s: 60")
-            options = ["--port", port, "--worker", "none", "--settings", "patient.yaml"]
-            admin = Command(tmp_path, "admin-2", ["serve", *options])
+            admin = Command(tmp_path, "admin-2", serve)
             await asyncio.to_thread(admin.wait_for, "ROCK service: ")
             await box.exec("bash -c ': < /dev/tcp/192.0.2.1/82'")
             found.append(await events.queue.get())

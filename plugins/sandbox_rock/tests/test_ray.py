@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from service_process import ALE, Command, Service
 
@@ -89,9 +88,11 @@ def until(true: Callable[[], object], what: str = "it did not happen") -> None:
         time.sleep(0.1)
 
 
-def actors() -> list[psutil.Process]:
-    """The processes that are workers."""
-    return [each for each in psutil.process_iter(["cmdline"]) if "ray::SandboxWorker" in str(each.info["cmdline"])]
+def actors() -> set[int]:
+    """The processes that are workers. One that a worker has just forked has its name until it is another program."""
+    pids = {int(folder.name) for folder in Path("/proc").glob("[0-9]*")}
+    found = {pid for pid in pids if "ray::SandboxWorker" in str(processes.command_line(pid))}
+    return found.difference(*map(processes.below, found))
 
 
 def workers(service: Service) -> dict[str, dict[str, Any]]:
@@ -119,10 +120,10 @@ def served_by(command: Command, count: int = 1) -> Service:
     return service
 
 
-def processes_of(command: Command) -> list[psutil.Process]:
+def processes_of(command: Command) -> set[int]:
     """All of a service: its own, those of its workers, and what runs in sandboxes."""
-    roots = [psutil.Process(command.process.pid), *actors()]
-    return [*roots, *(child for root in roots for child in root.children(recursive=True))]
+    roots = {command.process.pid, *actors()}
+    return roots.union(*map(processes.below, roots))
 
 
 def test_each_node_has_a_worker_while_it_is_there_and_the_end_leaves_nothing(here: str, command: Command) -> None:
@@ -148,14 +149,14 @@ def test_each_node_has_a_worker_while_it_is_there_and_the_end_leaves_nothing(her
     until(lambda: "has left Ray" in service.logs(), service.logs())
     left = processes_of(command)
     command.stop()
-    until(lambda: not processes.running({each.pid for each in left}), str(left))
+    until(lambda: not processes.running(left), str(left))
     until(lambda: free() == {here: CPUS}, "Ray counts it as taken")
 
 
 def test_a_worker_that_dies_is_started_again_and_a_killed_service_leaves_nothing(here: str, command: Command) -> None:
     service = served_by(command)
     lost, (actor,) = start(service), actors()
-    actor.kill()
+    Command.kill_process(actor)
     until(lambda: lost not in running(service), "its sandbox is still reported alive")
     again = start(service)
     assert running(service).keys() == {again}
@@ -163,7 +164,7 @@ def test_a_worker_that_dies_is_started_again_and_a_killed_service_leaves_nothing
     left = processes_of(command)
     assert len(left) > len(actors()) + 2, "the worker has a sandbox"
     command.kill()
-    until(lambda: not processes.running({each.pid for each in left}), str(left))
+    until(lambda: not processes.running(left), str(left))
     until(lambda: free() == {here: CPUS}, "Ray counts it as taken")
 
 

@@ -8,7 +8,6 @@ import math
 import os
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -32,7 +31,10 @@ RUN = {"name": "spam", "rl": {"steps": 2, "more": {}}, "note": f"the key is {SEC
 
 @pytest.fixture(autouse=True)
 def no_server_is_set(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No settings of the machine's; afterwards no thread of the tracker's is left."""
+    """No settings of the machine's, and time for what a busy one takes; afterwards no thread of the tracker's is
+    left."""
+    monkeypatch.setattr(tracker, "CLOSE_S", 300)
+    monkeypatch.setattr(tracker, "REACH_S", 60)
     for name in [name for name in os.environ if name.startswith("MLFLOW_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
@@ -127,9 +129,10 @@ async def test_runs_share_a_folder_of_ones_own(tmp_path: Path, monkeypatch: pyte
 
 @contextmanager
 def tracking_server(
-    status: int = 200, *, slow_s: float = 0, refuses: str = ""
+    status: int = 200, *, holds: threading.Event | None = None, refuses: str = ""
 ) -> Iterator[tuple[str, list[tuple[str, dict[str, Any]]]]]:
-    """A server that answers every call with a new experiment and run; its address, and the calls."""
+    """A server that answers every call with a new experiment and run (once `holds` is set); its address, and the
+    calls."""
     calls: list[tuple[str, dict[str, Any]]] = []
     answer = {"experiment_id": "1", "run": {"info": {"run_id": "r1", "run_uuid": "r1"}, "data": {}}}
 
@@ -142,7 +145,8 @@ def tracking_server(
             body = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))) or "{}")
             name = self.path.rpartition("/mlflow/")[2].partition("?")[0]
             calls.append((name, body))
-            time.sleep(slow_s)
+            if holds is not None:
+                holds.wait()
             good = status == 200 and name != refuses
             data = json.dumps(answer if good else {"error_code": "UNAUTHENTICATED", "message": "no"}).encode()
             self.send_response(200 if good else 401)
@@ -181,11 +185,12 @@ async def test_a_server_gets_what_a_file_would(tmp_path: Path, monkeypatch: pyte
 async def test_a_server_that_is_not_there_does_not_stop_the_run(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-    await play(
-        tmp_path, ("rl", 1, {"success": 0.5}), ends={"status": "completed"}, uri=f"http://me:pw@127.0.0.1:{port}"
-    )
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # nobody listens there, and nobody else can meanwhile
+        port = taken.getsockname()[1]
+        await play(
+            tmp_path, ("rl", 1, {"success": 0.5}), ends={"status": "completed"}, uri=f"http://me:pw@127.0.0.1:{port}"
+        )
     (warning,) = [record.getMessage() for record in caplog.records if record.name == "ale.mlflow"]
     assert f"there is no tracking server at 127.0.0.1:{port} (ConnectionError)" in warning
     assert "set its mode to offline; run.db has all numbers." in warning
@@ -217,12 +222,14 @@ async def test_a_slow_server_holds_up_neither_the_steps_nor_the_end(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tracker, "CLOSE_S", 0.2)
-    with tracking_server(slow_s=0.4) as (uri, calls):
-        began = time.monotonic()
-        await play(tmp_path, ("rl", 1, {"success": 0.5}), ends={"status": "completed"}, uri=uri)
-        took = time.monotonic() - began
-        assert took < 0.4
-        assert "mlflow did not take all of this run" in caplog.text
+    answers = threading.Event()
+    with tracking_server(holds=answers) as (uri, calls):
+        try:
+            await play(tmp_path, ("rl", 1, {"success": 0.5}), ends={"status": "completed"}, uri=uri)
+            assert len(calls) <= 1, "the run has ended, and the server has not answered its first call"
+            assert "mlflow did not take all of this run" in caplog.text
+        finally:
+            answers.set()
         for thread in [thread for thread in threading.enumerate() if thread.name == "ale-mlflow"]:
             thread.join()
     assert calls[-1][0] == "runs/update", "what was left is sent where the process lives on"

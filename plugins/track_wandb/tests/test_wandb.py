@@ -195,11 +195,11 @@ async def test_without_a_login_the_data_go_to_files_and_a_warning_says_how_to_me
 async def test_a_server_that_cannot_be_reached_does_not_stop_the_run(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        nobody = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    monkeypatch.setenv("WANDB_BASE_URL", nobody)
     monkeypatch.setenv("WANDB_API_KEY", "a" * 40)
-    with caplog.at_level(logging.WARNING, "ale"):
+    with socket.socket() as taken, caplog.at_level(logging.WARNING, "ale"):
+        taken.bind(("127.0.0.1", 0))  # nobody listens there, and nobody else can meanwhile
+        nobody = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        monkeypatch.setenv("WANDB_BASE_URL", nobody)
         await play(tmp_path, ("rl", 1, {"success": 0.5}), ends={"status": "completed"}, mode="online")
     (warning,) = [record.getMessage() for record in caplog.records if record.name == "ale.wandb"]
     assert f"it cannot log in or reach its server (Failed to authenticate with {nobody}" in warning

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
+import time
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 import torch
 from pydantic import ValidationError
@@ -21,7 +22,7 @@ from ale.specs.driver import DriverContext
 from ale.specs.engine import FolderTicket
 from ale.specs.trainer import LossFunction, TrainBatch
 from ale_ranks import Ranks
-from ale_testing.processes import running
+from ale_testing.processes import below, running
 from ale_trainer_torch import TorchTrainer
 
 ModelFolder = Callable[[str], Path]
@@ -38,6 +39,23 @@ async def weights_of(trainer: TorchTrainer, folder: Path) -> dict[str, torch.Ten
 def apart(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
     assert one.keys() == other.keys()
     return max(float((one[name] - other[name]).abs().max()) for name in one)
+
+
+def processes_of(trainer: TorchTrainer) -> tuple[int, list[int]]:
+    """The process that forked the trainer's two ranks, and these."""
+    assert isinstance(trainer._workers, Ranks)
+    parent = trainer._workers._process.pid
+    ranks = sorted(below(parent))
+    assert len(ranks) == 2
+    return parent, ranks
+
+
+async def all_ended(pids: set[int]) -> None:
+    """Wait until they have ended: those that are killed by force may do so a moment after their parent."""
+    until = time.monotonic() + 60
+    while left := running(pids):
+        assert time.monotonic() < until, f"they go on: {left}"
+        await asyncio.sleep(0.02)
 
 
 @pytest.mark.parametrize("settings", [{}, {"gradient_checkpointing": True, "packing": False}])
@@ -106,16 +124,14 @@ async def test_steps_too_small_for_bfloat16_are_not_lost(
 async def test_a_rank_that_dies_is_an_error_and_leaves_no_process(
     model_folder: ModelFolder, trainer: Trainers, random_batch: Batches, likelihood_loss: LossFunction
 ) -> None:
-    before = set(psutil.Process().children(recursive=True))
     async with trainer(model_folder("qwen2"), ranks=2) as t:
-        started = set(psutil.Process().children(recursive=True)) - before
-        assert len(started) == 3, "two ranks and the process that forked them"
-        max(started, key=lambda process: process.pid).kill()
+        parent, ranks = processes_of(t)
+        os.kill(ranks[1], signal.SIGKILL)
         with pytest.raises(TrainerError, match="its process ended by SIGKILL"):
             await t.update(random_batch(), likelihood_loss)
         with pytest.raises(TrainerError, match="its process ended by SIGKILL"):
             await t.logprobs(random_batch())
-    assert not [process for process in started if process.is_running()]
+    await all_ended({parent, *ranks})
 
 
 async def test_a_rank_that_stopped_for_good_does_not_hold_up_the_end(
@@ -126,32 +142,32 @@ async def test_a_rank_that_stopped_for_good_does_not_hold_up_the_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("ale_torch_training.ranked_trainer.CLOSE_S", 1.0)
-    before = set(psutil.Process().children(recursive=True))
     async with trainer(model_folder("qwen2"), ranks=2) as t:
-        started = set(psutil.Process().children(recursive=True)) - before
-        max(started, key=lambda process: process.pid).send_signal(signal.SIGSTOP)
+        parent, ranks = processes_of(t)
+        os.kill(ranks[1], signal.SIGSTOP)
         update = asyncio.create_task(t.update(random_batch(), likelihood_loss))
         await asyncio.sleep(0.1)
     with pytest.raises(TrainerError, match=r"The ranks were ended by force\."):
         await update
-    ranks = sorted(started, key=lambda process: process.pid)[-2:]
-    assert not running({rank.pid for rank in ranks})
+    await all_ended({parent, *ranks})
 
 
 async def test_a_start_that_is_cancelled_leaves_no_process(trainer: Trainers) -> None:
-    before = set(psutil.Process().children(recursive=True))
+    async with trainer(ranks=2):
+        pass  # the launcher that stays for all tests is there from now on
+    before = below()
 
     async def start() -> None:
         async with trainer(ranks=2):
             await asyncio.Event().wait()
 
     task = asyncio.create_task(start())
-    while not set(psutil.Process().children(recursive=True)) - before:  # noqa: ASYNC110  # nothing tells of it
+    while not (started := below() - before):  # noqa: ASYNC110  # nothing tells of it
         await asyncio.sleep(0.01)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert set(psutil.Process().children(recursive=True)) <= before
+    await all_ended(started | (below() - before))
 
 
 def test_ranks_and_devices_that_cannot_be_are_sentences() -> None:

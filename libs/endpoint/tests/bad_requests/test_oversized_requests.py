@@ -43,11 +43,11 @@ async def test_a_body_of_100_mb_that_is_sent_nevertheless_takes_no_memory(
 
 @pytest.mark.parametrize("role", ["user", "assistant"])
 async def test_40_000_messages_are_read_and_found_too_long(session: ServedSession, role: str) -> None:
-    began = time.monotonic()
+    began = time.process_time()
     body = json.dumps({"messages": [{**USER[0], "role": role}] * 40_000}).encode()
     answer = await post(session, "chat/completions", body)
     refused(answer, 400, "chat/completions", "leaves no room")
-    assert time.monotonic() - began < 12
+    assert time.process_time() - began < 12, "however busy the machine is"
 
 
 @every_api

@@ -22,10 +22,12 @@ async def test_a_head_that_trickles_is_ended(
     session: ServedSession, monkeypatch: pytest.MonkeyPatch, after_an_answer: bool
 ) -> None:
     monkeypatch.setattr("ale_endpoint.connection.HEAD_S", 0.6)
+    began = time.monotonic()
     async with connection(session) as (reader, writer):
         if after_an_answer:
             writer.write(b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n")
             assert (await answered(reader))[0] == 200
+            began = time.monotonic()
 
         async def trickle() -> None:
             with suppress(ConnectionError):
@@ -34,11 +36,11 @@ async def test_a_head_that_trickles_is_ended(
                     await writer.drain()
                     await asyncio.sleep(0.05)
 
-        began = time.monotonic()
         slow = asyncio.create_task(trickle())
-        await ends(reader, 5)
+        await ends(reader, 60)
+        assert not slow.done(), "it would go on for twenty seconds"
         slow.cancel()
-        assert 0.4 < time.monotonic() - began < 15
+        assert time.monotonic() - began > 0.4
 
 
 async def test_a_body_that_trickles_is_answered_with_408_and_its_rest_is_not_waited_for(
@@ -58,7 +60,7 @@ async def test_a_body_that_trickles_is_answered_with_408_and_its_rest_is_not_wai
 
         slow = asyncio.create_task(trickle())
         assert (await answered(reader))[0] == 408
-        await ends(reader, 5)
+        await ends(reader, 60)
         slow.cancel()
 
 
@@ -74,20 +76,22 @@ async def test_who_leaves_in_the_middle_of_the_body_leaves_nothing(session: Serv
 async def test_hundreds_of_idle_connections_keep_nobody_else_out(
     session: ServedSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ale_endpoint.connection.HEAD_S", 5.0)
     port = httpx.URL(session.base_url).port
-    idle = [await asyncio.open_connection("127.0.0.1", port) for _ in range(300)]
-    try:
-        for _, writer in idle[::2]:
-            writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nhost:")
-        began = time.monotonic()
-        assert (await post(session, "chat/completions")).status_code == 200
-        assert time.monotonic() - began < 4.5, "before the others were ended"
-        for reader, _ in idle:
-            await ends(reader, 10)
-    finally:
-        for _, writer in idle:
-            writer.close()
+    for head_s in (600.0, 0.5):
+        monkeypatch.setattr("ale_endpoint.connection.HEAD_S", head_s)
+        idle = [await asyncio.open_connection("127.0.0.1", port) for _ in range(300)]
+        try:
+            for _, writer in idle[::2]:
+                writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nhost:")
+            if head_s > 1:
+                assert (await post(session, "chat/completions")).status_code == 200, "beside all others"
+                assert not any(reader.at_eof() for reader, _ in idle)
+                continue
+            for reader, _ in idle:
+                await ends(reader, 60)
+        finally:
+            for _, writer in idle:
+                writer.close()
 
 
 @every_api
@@ -116,9 +120,9 @@ async def test_who_leaves_in_the_middle_of_a_stream_ends_the_generation_alone(
     staying = asyncio.create_task(post(other, path, body))
     async with connection(session) as (reader, writer):
         writer.write(head(session, f"content-length: {len(body)}", path=path) + body)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             await reader.readuntil(b": the model is at work")
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         await ended.wait()
     assert len(session.recorder.chunks) == 1
     going.set()

@@ -35,6 +35,9 @@ class TorchReplica(Replica):
         self.alive = False
         self.interruptions = self.starts = 0
         self.after_token: Callable[[int], None] = lambda position: None
+        self.may_finish = asyncio.Event()
+        """As long as it is not set, no generation has more than 60 tokens."""
+        self.may_finish.set()
 
     @property
     def name(self) -> str:
@@ -95,6 +98,8 @@ class TorchReplica(Replica):
                 done, await self.engine.generate(replace(rest, sampling=replace(rest.sampling, max_tokens=1)))
             )
             self.after_token(len(done.token_ids))
+            if len(done.token_ids) >= 60:
+                await self.may_finish.wait()
             if (complete := finish_if_complete(request, done, self.max_context)) is not None:
                 return complete
             if not self.alive or interruptions != self.interruptions:
@@ -167,6 +172,7 @@ async def test_sampled_tokens_have_the_logprobs_of_their_version(folders: list[P
             reached.set()
 
     replicas[1].after_token = notice
+    replicas[0].may_finish.clear()  # else it may have finished all before it dies, as a load takes long on a busy disk
     async with Engines(replicas, print) as pool:
         await pool.load_model(folders[0], byte_tokenizer())
         requests = [ask(number, max_tokens=120, temperature=1.0, seed=number) for number in range(8)]
@@ -174,6 +180,7 @@ async def test_sampled_tokens_have_the_logprobs_of_their_version(folders: list[P
         await asyncio.wait_for(reached.wait(), 30)
         await pool.load_weights(PolicyVersion(1, FolderTicket(folders[1])))
         replicas[0].kill()
+        replicas[0].may_finish.set()
         results = await asyncio.wait_for(asyncio.gather(*running), 60)
         assert {version for result in results for version in result.versions} == {0, 1}
         assert pool.metrics()["interruptions"] >= 1

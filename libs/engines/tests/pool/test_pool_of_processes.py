@@ -21,7 +21,7 @@ from ale_engines.server_process import ServerProcess
 from .conftest import ask, expected, policy, pool_of, until
 
 SERVER = """
-import asyncio, json, sys
+import asyncio, json, os, sys
 version = 0
 async def serve(reader, writer):
     global version
@@ -29,7 +29,9 @@ async def serve(reader, writer):
     if "version" in request:
         version = request["version"]
     context = request.get("tokens", [])
-    for _ in range(request.get("n", 0)):
+    for number in range(request.get("n", 0)):
+        while number == 30 and os.path.exists(sys.argv[2]):
+            await asyncio.sleep(0.01)
         context.append((31 * sum(context) + 7 * len(context) + 13 * version) % 50)
         writer.write(json.dumps([context[-1], version]).encode() + b"\\n")
         await writer.drain()
@@ -43,7 +45,8 @@ async def main():
         await server.serve_forever()
 asyncio.run(main())
 """
-"""A server that samples as `conftest.next_token` does, and sends each token when it has it."""
+"""A server that samples as `conftest.next_token` does, and sends each token when it has it; as long as a file is there,
+it samples no more than 30."""
 
 
 class ProcessReplica(Replica):
@@ -57,6 +60,7 @@ class ProcessReplica(Replica):
     def __init__(self, name: str, folder: Path) -> None:
         self.name = name  # type: ignore[misc]
         self._folder, self._version, self.starts, self.received = folder, 0, 0, 0
+        self.hold = folder / f"{name} does not finish"
         self.process: ServerProcess | None = None
 
     @property
@@ -70,7 +74,7 @@ class ProcessReplica(Replica):
         await self.close()
         self.starts += 1
         self._socket = self._folder / f"{self.name}{self.starts}"
-        argv = [sys.executable, "-c", SERVER, str(self._socket)]
+        argv = [sys.executable, "-c", SERVER, str(self._socket), str(self.hold)]
         self.process = ServerProcess(
             argv, dict(os.environ), self._folder / f"{self._socket.name}.log", self.name, grace_s=0.5
         )
@@ -125,11 +129,13 @@ async def test_killed_servers_lose_no_generation_and_serve_again_with_the_curren
             requests = [ask(f"s{i}", max_tokens=60, prompt=(i,)) for i in range(8)]
             running = [asyncio.ensure_future(pool.generate(request)) for request in requests]
             received = victim.received
+            victim.hold.touch()  # so that it is killed while it samples, however late that is
             await until(lambda before=received, victim=victim: victim.received >= before + 20)
             assert victim.process is not None
             assert victim.process.pid is not None
             pids.append(victim.process.pid)
             os.kill(victim.process.pid, signal.SIGKILL)
+            victim.hold.unlink()
             results = await asyncio.wait_for(asyncio.gather(*running), 60)
             assert [result.token_ids for result in results] == [expected(request, 2) for request in requests]
             assert {version for result in results for version in result.versions} == {2}

@@ -31,8 +31,9 @@ from ale.rollout.episode import Episodes
 log = logging.getLogger("ale.rl")
 LOOKS = 10
 """It looks so many times within `stall_s`, and at least once a second."""
-ANSWER_S = 1.0
-"""An event loop that does not answer for this long is blocked."""
+ANSWER_S = 10.0
+"""An event loop that does not answer for this long, or for `stall_s`, is blocked. A busy machine may hold it up for
+some seconds."""
 OLDEST, MAX_STACKS = 5, 40
 STORE, ENGINE, REWARD, COMMAND, AGENT = "the store", "the engine", "the reward", "a command in a sandbox", "the agent"
 WORKER = "a rollout worker"
@@ -114,7 +115,7 @@ class Watchdog:
         """Return whether the event loop runs."""
         answered = threading.Event()
         self._loop.call_soon_threadsafe(answered.set)
-        return answered.wait(ANSWER_S)
+        return answered.wait(min(ANSWER_S, self._stall_s))
 
     def _ask(self, question: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(question, self._loop).result(self._stall_s)

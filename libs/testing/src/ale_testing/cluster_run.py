@@ -10,10 +10,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import tempfile
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -156,4 +157,8 @@ def folders_of(pids: set[int]) -> Collection[Path]:
 def temporary_entries() -> set[str]:
     """What lies in the temporary folder of the kit, and in the folders there."""
     root = Path(tempfile.gettempdir())
-    return {str(path.relative_to(root)) for pattern in ("*", "*/*") for path in root.glob(pattern)}
+    found = set(os.listdir(root))
+    for name in [*found]:
+        with suppress(OSError):  # it is a file, or has just been removed
+            found |= {f"{name}/{inner}" for inner in os.listdir(root / name)}
+    return found

@@ -135,8 +135,8 @@ async def test_an_attached_process_can_read_stats_and_the_log(subject: Subject) 
 @needs(Measures)
 @async_test
 async def test_commands_of_an_attached_process_keep_a_sandbox_from_being_idle(subject: Subject) -> None:
-    async with attached(subject, idle_s=1.5) as (_, there):
-        assert (await there.exec("sleep 3; echo on")).stdout == b"on\n", "a sandbox in which a command runs is not idle"
+    async with attached(subject, idle_s=3.0) as (_, there):
+        assert (await there.exec("sleep 4; echo on")).stdout == b"on\n", "a sandbox in which a command runs is not idle"
         assert (await there.exec("echo on")).stdout == b"on\n", "each call must put the end off by idle_s"
         for _ in range(100):
             try:

@@ -26,11 +26,11 @@ needs_shells = pytest.mark.ale_needs.with_args(Shells)
 async def test_late_output_of_a_job_is_not_in_the_next_commands_output(subject: Subject) -> None:
     async with started(subject) as (_, box), await opened(box) as shell:
         began = time.monotonic()
-        done = await shell.run("(sleep 0.6; echo late; echo late >&2; sleep 60) & echo mine")
+        done = await shell.run("(sleep 2; echo late; echo late >&2; sleep 60) & echo mine")
         assert time.monotonic() - began < 10, "a command must not wait for what it left in the background"
         assert done.stdout == b"mine\n"
         for _ in range(3):
-            done = await shell.run("sleep 0.5; echo mine")
+            done = await shell.run("sleep 0.9; echo mine")
             assert (done.stdout, done.stderr) == (b"mine\n", b""), (
                 "what an earlier command's background job writes belongs to nobody; a later command had "
                 f"{done.output!r}"
@@ -58,7 +58,7 @@ async def test_a_time_out_ends_what_the_command_started_and_nothing_else(subject
             "2>/dev/null &) ;"
             "sh -c \"trap '' TERM INT HUP; while :; do date > ../stubborn; sleep 0.05; done\" & sleep 60; echo after"
         )
-        done = await asyncio.wait_for(shell.run(command, timeout_s=1.0), 30)
+        done = await asyncio.wait_for(shell.run(command, timeout_s=3.0), 30)
         assert (done.timed_out, done.exit_code) == (True, 124), f"a time-out must say so and give 124; it gave {done}"
         assert (done.stdout, done.stderr) == (b"before\n", b"err\n"), f"output until the time-out must be kept: {done}"
         await box.exec("rm -f own stubborn; sleep 0.5")
@@ -163,8 +163,8 @@ async def test_a_shell_ends_with_its_sandbox(subject: Subject) -> None:
 async def test_kill_agent_processes_ends_what_shells_run(subject: Subject) -> None:
     async with started(subject) as (_, box), await opened(box) as shell:
         await shell.run(f"({BEAT}) >/dev/null 2>&1 &")
-        running = asyncio.ensure_future(shell.run("sleep 60"))
-        await asyncio.sleep(0.3)
+        running = asyncio.ensure_future(shell.run("sh -c 'echo > begun; exec sleep 60'"))
+        await box.exec("until [ -e begun ]; do sleep 0.05; done")
         await box.kill_agent_processes()
         done = await asyncio.wait_for(running, 20)
         assert done.exit_code == 137, f"a command that was killed gives 137; it gave {done.exit_code}"

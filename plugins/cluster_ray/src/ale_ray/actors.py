@@ -17,6 +17,8 @@ log = logging.getLogger("ale.cluster")
 SILENT_S = 60.0
 """An actor that does not even answer a look for so long has stopped for good (its process is stopped, or its event loop
 hangs). A busy machine may hold up a living one for some seconds."""
+AGAIN_S = 1.0
+"""How much longer it is waited for an answer that may be there: this process may have stood still itself."""
 REST_S = 2.0
 """How long the last messages of an actor may take after it has closed."""
 
@@ -44,11 +46,17 @@ async def look_at(who: str, actor: Any, reference: Any) -> Any:
     """Return the answer to a call that takes an actor no time. An actor that does not give it within `SILENT_S` is
     ended by force: so its other calls, which may take as long as they like (an episode, a load of weights), end as
     those of a dead one. Raises `ActorSilent` then, and `ActorLost`."""
+    asking = asyncio.ensure_future(ask(who, reference))
     try:
-        return await ask(who, reference, SILENT_S)
-    except TimeoutError:
-        _kill(actor)
-        raise ActorSilent(f"{who} did not answer for {SILENT_S:g} s, and was ended.") from None
+        for limit_s in (SILENT_S, AGAIN_S):
+            if not asking.done():
+                await asyncio.wait([asking], timeout=limit_s)
+        if asking.done():
+            return asking.result()
+    finally:
+        asking.cancel()
+    _kill(actor)
+    raise ActorSilent(f"{who} did not answer for {SILENT_S:g} s, and was ended.")
 
 
 async def take_messages(who: str, actor: Any, receive: Callable[[Any], None]) -> None:

@@ -159,6 +159,7 @@ class RolloutWorker(RunActor):
         if running is None:
             self._dropped.append(name)
             return None
+        await asyncio.sleep(0)  # a task that is cancelled before it begins has no trajectory
         if not running.task.done():
             self._episodes.ended[running.task] = error
             running.task.cancel()

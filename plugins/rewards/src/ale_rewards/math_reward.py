@@ -102,13 +102,14 @@ class Comparer:
         try:
             if self._process is not None and self._process.returncode is not None:
                 await self.stop()
-            process = self._process or await self._start()
-            assert process.stdin is not None
-            asked = {"right": right, "reply": reply, "timeout_s": self._timeout_s}
-            process.stdin.write(json.dumps(asked).encode() + b"\n")
-            with suppress(ConnectionError):  # it has ended, which the answer shows
-                await process.stdin.drain()
-            read = await self._answer(process, self._timeout_s + 2)
+            kept, asked = self._process, {"right": right, "reply": reply, "timeout_s": self._timeout_s}
+            process = kept or await self._start()
+            read = await self._ask(process, asked)
+            if read is None and kept is not None and self._has_ended(kept):
+                # It had ended before it was asked, or in what it was asked: a new one tells which.
+                await self.stop()
+                process = await self._start()
+                read = await self._ask(process, asked)
             if read is None or not read["readable"]:
                 why = "reading it takes too long" if read is None else read["why"]
                 finished = read is not None
@@ -145,6 +146,19 @@ class Comparer:
                 f"{sys.executable}."
             )
         return process
+
+    async def _ask(self, process: asyncio.subprocess.Process, asked: dict[str, Any]) -> dict[str, Any] | None:
+        """Ask for a comparison, and return the first line of the answer; None as `_answer` does."""
+        assert process.stdin is not None
+        with suppress(ConnectionError):  # it has ended, which the answer shows
+            process.stdin.write(json.dumps(asked).encode() + b"\n")
+            await process.stdin.drain()
+        return await self._answer(process, self._timeout_s + 2)
+
+    @staticmethod
+    def _has_ended(process: asyncio.subprocess.Process) -> bool:
+        assert process.stdout is not None
+        return process.stdout.at_eof()
 
     async def _answer(self, process: asyncio.subprocess.Process, timeout_s: float) -> dict[str, Any] | None:
         """Return the next line of the process, None if it does not come in time or the process has ended."""

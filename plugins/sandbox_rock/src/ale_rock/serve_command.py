@@ -78,16 +78,21 @@ async def _serve(
         stack.enter_context(database_of_this_service(settings.database))
         with database_errors_in_words(settings.database):
             app = make_app(settings)
+            store = app.state.service.fleet.store
+            store.on_taken = leave.set
             await stack.enter_async_context(serving(app, listener))
         stack.callback(app.state.service.leave)  # the server waits for those who follow refusals
         print(f"ROCK service: {url}", flush=True)
         if worker is None:
             await leave.wait()
-            return
-        # Of an admin that listens at every address, this machine's worker uses the loopback address; Ray's nodes use
-        # the one that Ray knows.
-        here = url.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
-        await keep_worker(["--admin", url if on_nodes else here, *worker], worker_token, leave)
+        else:
+            # Of an admin that listens at every address, this machine's worker uses the loopback address; Ray's nodes
+            # use the one that Ray knows.
+            here = url.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
+            await keep_worker(["--admin", url if on_nodes else here, *worker], worker_token, leave)
+        if store.taken is not None:
+            with database_errors_in_words(settings.database):
+                raise store.taken
 
 
 async def keep_worker(arguments: list[str], token: str | None, leave: asyncio.Event) -> None:

@@ -15,6 +15,7 @@ from uuid import uuid4
 import httpx
 import pytest
 from postgres_server import PostgresServer, why_not
+from service_process import held_port
 from simulated_workers import SimulatedWorkers
 
 from ale_rock.admin.app import make_app
@@ -100,11 +101,10 @@ def postgres() -> Iterator[PostgresServer]:
         pytest.skip(reason)
     folder = Path(tempfile.mkdtemp(prefix="ale-postgres-", dir="/tmp"))
     folder.chmod(0o711)  # the server is not root, nor may its user see a tester's own temporary folder
-    with listener_at("127.0.0.1", 0) as listener:
-        port = listener.getsockname()[1]
-    server = PostgresServer(folder / "server", port)
-    yield server
-    server.stop()
+    with held_port() as port:
+        server = PostgresServer(folder / "server", port)
+        yield server
+        server.stop()
     shutil.rmtree(folder)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 
@@ -178,14 +179,15 @@ async def test_a_worker_whose_disk_is_full_gets_nothing_until_there_is_room_agai
 
 
 async def test_a_large_one_holds_up_nobody_and_is_not_passed_for_ever(serve, until):
-    async with serve(workers=2, worker__cpus=2, cpu_overcommit=1, hold_s=0.3) as admin:
+    async with serve(workers=2, worker__cpus=2, cpu_overcommit=1) as admin:
         small = [await admin.start(cpus=1) for _ in range(4)]
         large = asyncio.create_task(admin.start(cpus=2, sandbox_id="large"))
         await until(lambda: len(admin.service.queue) == 1)
         await admin.post("/stop", {"sandbox_id": small.pop(0)})
         small.append(await admin.start(cpus=1))
         assert not large.done(), "there was no room for it"
-        await asyncio.sleep(0.6)
+        admin.service.fleet.live["large"].asked -= 60
+        await until(lambda: admin.service._reservations.closed_to(waiting("another")))
         others = []
         while small and not large.done():  # where one ends, another is ready to take its place
             others.append(asyncio.create_task(admin.start(cpus=1)))
@@ -199,11 +201,14 @@ async def test_a_large_one_holds_up_nobody_and_is_not_passed_for_ever(serve, unt
 async def test_a_full_queue_refuses_with_a_sentence_and_a_late_start_says_its_place(serve, until):
     async with serve(worker__cpus=1, cpu_overcommit=1, queue_limit=1) as admin:
         await admin.start(cpus=1)
-        late = asyncio.create_task(admin.post("/start_async", {"image": "a", "cpus": 1, "startup_timeout": 0.5}))
+        late = asyncio.create_task(admin.post("/start_async", {"image": "a", "cpus": 1}))
         await until(lambda: len(admin.service.queue) == 1)
         refused = await admin.post("/start_async", {"image": "a", "cpus": 1})
         assert refused["result"]["code"] == 5000
         assert "queue is full" in refused["message"]
+        (record,) = admin.service.queue.waiting()
+        record.start_by = time.time()
+        admin.service.fleet.deadlines.schedule(record)
         answer = await late
         assert answer["result"]["code"] == 5000
         assert "at place 1 of the 1" in answer["message"]
@@ -211,9 +216,11 @@ async def test_a_full_queue_refuses_with_a_sentence_and_a_late_start_says_its_pl
 
 
 async def test_a_start_that_takes_long_is_answered_as_pending(serve, until):
-    async with serve(worker__start_s=0.5, answer_within_s=0.05) as admin:
+    async with serve(answer_within_s=0.05) as admin:
+        admin.workers[0].gate = gate = asyncio.Event()
         sandbox_id = await admin.start()
         assert (await admin.get("/get_status", sandbox_id=sandbox_id))["result"]["state"] == "pending"
+        gate.set()
 
         async def alive() -> bool:
             return (await admin.status(sandbox_id))["is_alive"]
@@ -241,12 +248,14 @@ async def test_no_more_start_at_once_than_the_cap(serve, until):
 
 @pytest.mark.parametrize("ends", ["stop", "delete"])
 async def test_one_that_is_stopped_while_it_waits_or_starts_leaves_nothing_behind(serve, until, ends):
-    async with serve(starts_per_worker=1, worker__start_s=0.3) as admin:
+    async with serve(starts_per_worker=1) as admin:
+        admin.workers[0].gate = gate = asyncio.Event()
         starts = [asyncio.create_task(admin.post("/start_async", {"image": "a", "sandbox_id": f"s{n}"})) for n in "01"]
         await until(lambda: len(admin.service.fleet.live) == 2)
         for name in ("s0", "s1"):
             assert (await admin.post(f"/{ends}", {"sandbox_id": name}))["status"] == "Success"
         assert [(await start)["result"]["code"] for start in starts] == [5000, 5000]
+        gate.set()
         worker = next(iter(admin.service.fleet.workers.values()))
         await until(lambda: not worker.sandboxes and not worker.starting)
         assert not admin.workers[0].sandboxes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -42,13 +43,27 @@ BROKEN = {
 }
 
 
+@asynccontextmanager
+async def service_that_waits(folder: Path, head_s: float, body_s: float) -> AsyncIterator[str]:
+    """The URL of a service that waits so long for the head and the body of a request."""
+    app = make_app(Settings(database=f"sqlite:///{folder}/rock.sqlite", body_timeout_s=body_s))
+    listener = listener_at("127.0.0.1", 0)
+    async with serving(app, listener, head_s=head_s):
+        yield url_of(listener)
+
+
 @pytest.fixture
 async def hasty(tmp_path: Path) -> AsyncIterator[str]:
-    """The URL of a service that waits a fifth of a second for the head of a request."""
-    app = make_app(Settings(database=f"sqlite:///{tmp_path}/rock.sqlite", body_timeout_s=0.2))
-    listener = listener_at("127.0.0.1", 0)
-    async with serving(app, listener, head_s=0.2):
-        yield url_of(listener)
+    """One for tests of requests that are too slow."""
+    async with service_that_waits(tmp_path, 1.0, 0.2) as url:
+        yield url
+
+
+@pytest.fixture
+async def patient(tmp_path: Path) -> AsyncIterator[str]:
+    """One for tests of what is wrong with a request at any speed."""
+    async with service_that_waits(tmp_path, 60.0, 60.0) as url:
+        yield url
 
 
 async def answers(url: str) -> bool:
@@ -92,11 +107,11 @@ async def test_broken_json_is_refused_by_every_route(serve: Any) -> None:
         {"Transfer-Encoding": "chunked, identity"},
     ],
 )
-async def test_a_length_that_is_none_is_refused(hasty: str, path: str, headers: dict[str, str]) -> None:
-    answer = await send_bytes(hasty, [request_head(path, **headers), b"hello"])
+async def test_a_length_that_is_none_is_refused(patient: str, path: str, headers: dict[str, str]) -> None:
+    answer = await send_bytes(patient, [request_head(path, **headers), b"hello"])
     assert b'"Success"' not in answer
     assert b" 500 " not in answer.partition(b"\r\n")[0]
-    assert await answers(hasty)
+    assert await answers(patient)
 
 
 async def test_a_body_without_a_stated_length_is_cut_off(serve: Any) -> None:
@@ -141,11 +156,11 @@ async def test_a_second_request_that_trickles_is_cut_off(hasty: str) -> None:
 
 
 @pytest.mark.parametrize("piece", [b"x" * 65_536, b"X-A: b\r\n" * 8_192, b"X-" + b"x" * 65_500 + b": b\r\n"])
-async def test_a_head_without_an_end_is_cut_off(hasty: str, piece: bytes) -> None:
+async def test_a_head_without_an_end_is_cut_off(patient: str, piece: bytes) -> None:
     start = b"POST /env/list HTTP/1.1\r\nHost: localhost\r\nX-Long: " + (b"" if piece[:1] == b"x" else b"y\r\n")
-    answer = await send_bytes(hasty, [start, *repeated(piece, 256)])
+    answer = await send_bytes(patient, [start, *repeated(piece, 256)])
     assert not answer or b" 431 " in answer.partition(b"\r\n")[0]  # the kernel may drop it: the client still sends
-    assert await answers(hasty)
+    assert await answers(patient)
 
 
 @pytest.mark.parametrize(
@@ -161,10 +176,10 @@ async def test_a_body_that_trickles_is_cut_off(hasty: str, path: str) -> None:
     assert await answers(hasty)
 
 
-async def test_a_pipeline_of_requests_is_answered_in_order(hasty: str) -> None:
+async def test_a_pipeline_of_requests_is_answered_in_order(patient: str) -> None:
     one = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
     last = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
-    assert (await send_bytes(hasty, [one * 200 + last])).count(b"200 OK") == 201
+    assert (await send_bytes(patient, [one * 200 + last])).count(b"200 OK") == 201
 
 
 @pytest.mark.parametrize(

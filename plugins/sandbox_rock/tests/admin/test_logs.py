@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import httpx
+import pytest
 
 from ale_rock.admin.store import Store
 from ale_rock.wire import ROCK_BASE
@@ -97,6 +98,28 @@ async def test_to_follow_a_pending_sandbox_waits_for_its_start(serve, until):
         async with admin.http.stream("GET", path("slow"), params={"follow": True}) as answer:
             assert await anext(answer.aiter_lines()) == "it runs"
         await starting
+
+
+@pytest.mark.parametrize("follow", [False, True])
+async def test_the_log_of_a_sandbox_that_is_being_stopped_is_waited_for(serve, until, monkeypatch, follow):
+    async with serve() as admin:
+        sandbox_id = await admin.start()
+        admin.workers[0].logs[sandbox_id] = "it ran\n"
+        (worker,) = admin.service.fleet.workers.values()
+        delete, gate = worker.delete, asyncio.Event()
+
+        async def delete_late(sandbox_id: str) -> str:
+            await gate.wait()
+            return await delete(sandbox_id)
+
+        monkeypatch.setattr(worker, "delete", delete_late)
+        stopping = asyncio.create_task(admin.post("/stop", {"sandbox_id": sandbox_id}))
+        await until(lambda: sandbox_id in admin.service.fleet.ended)
+        asking = asyncio.create_task(admin.http.get(path(sandbox_id), params={"follow": follow}))
+        await asyncio.sleep(0.1)
+        gate.set()
+        assert (await asking).text == "it ran\n"
+        assert (await stopping)["status"] == "Success"
 
 
 async def test_who_hangs_up_follows_no_more(serve, until):

@@ -13,11 +13,11 @@ from typing import Any
 
 import httpx
 import pytest
+from service_process import held_port
 from simulated_workers import SimulatedWorkers
 from sqlalchemy import NullPool, create_engine, select, update
 
 from ale_rock.admin.tables import SANDBOXES
-from ale_rock.serving import listener_at
 from ale_rock.wire import ROCK_BASE
 
 PROGRAM = """
@@ -28,6 +28,9 @@ given = json.loads(sys.argv[1])
 port = given.pop("port")
 uvicorn.run(make_app(Settings(**given)), host="127.0.0.1", port=port, log_level="warning")
 """
+PATIENT_S, HASTY_S = 60.0, 8.0
+"""How long an admin waits for its workers where none is lost, and where one is: the others are in this process, which
+may be held up."""
 
 
 def has_row(database: str, sandbox_id: str) -> bool:
@@ -41,20 +44,22 @@ class AdminProcess:
 
     def __init__(self, database: str, port: int, **settings: Any) -> None:
         self.url = f"http://127.0.0.1:{port}"
-        self._given = json.dumps({"database": database, "port": port, "worker_timeout_s": 2.0, **settings})
+        self._given = json.dumps({"database": database, "port": port, "worker_timeout_s": PATIENT_S, **settings})
         self._process: asyncio.subprocess.Process | None = None
         self.http = httpx.AsyncClient(base_url=self.url, timeout=60)
 
-    async def start(self) -> None:
-        """Start it and wait until it answers."""
+    async def start(self, workers: SimulatedWorkers | None = None) -> None:
+        """Start it and wait until it answers. The workers that it had go to it at once, not at their next heartbeat."""
         self._process = await asyncio.create_subprocess_exec(sys.executable, "-c", PROGRAM, self._given)
         while True:
             assert self._process.returncode is None
             try:
                 await self.http.get("/health")
-                return
+                break
             except httpx.TransportError:
                 await asyncio.sleep(0.05)
+        for worker in workers.workers.values() if workers is not None else ():
+            worker.news.set()
 
     async def kill(self) -> None:
         """Kill it as nobody can guard against."""
@@ -75,15 +80,14 @@ class AdminProcess:
 @asynccontextmanager
 async def running(database: str, **settings: Any) -> AsyncIterator[AdminProcess]:
     """Run an admin."""
-    with listener_at("127.0.0.1", 0) as listener:
-        port = listener.getsockname()[1]
-    admin = AdminProcess(database, port, **settings)
-    await admin.start()
-    try:
-        yield admin
-    finally:
-        await admin.kill()
-        await admin.http.aclose()
+    with held_port() as port:
+        admin = AdminProcess(database, port, **settings)
+        await admin.start()
+        try:
+            yield admin
+        finally:
+            await admin.kill()
+            await admin.http.aclose()
 
 
 async def test_a_killed_admin_finds_every_sandbox_again(database, until):
@@ -92,7 +96,7 @@ async def test_a_killed_admin_finds_every_sandbox_again(database, until):
         await asyncio.gather(*(admin.post("/start_async", sandbox_id=each, image="a", cpus=0.1) for each in ids))
         await admin.post("/stop", sandbox_id="s0")
         await admin.kill()
-        await admin.start()
+        await admin.start(workers)
         for each in await asyncio.gather(*(admin.status(each) for each in ids[1:])):
             assert each["is_alive"], each
         assert (await admin.status("s0"))["state"] == "stopped"
@@ -106,7 +110,10 @@ async def test_a_killed_admin_finds_every_sandbox_again(database, until):
 
 
 async def test_what_ended_while_the_admin_was_away_is_reported_lost(database, until):
-    async with running(database) as admin, SimulatedWorkers(admin.url, 2) as workers:
+    async with (
+        running(database, worker_timeout_s=HASTY_S) as admin,
+        SimulatedWorkers(admin.url, 2) as workers,
+    ):
         await asyncio.gather(*(admin.post("/start_async", sandbox_id=f"s{n}", image="a") for n in range(6)))
         away = set(workers[0].sandboxes)
         died = next(iter(workers[1].sandboxes))
@@ -117,7 +124,7 @@ async def test_what_ended_while_the_admin_was_away_is_reported_lost(database, un
         with create_engine(database).begin() as rows:  # as if killed before it wrote that this one runs
             rows.execute(update(SANDBOXES).where(SANDBOXES.c.id == last).values(state="pending", started=None))
         workers[1].sandboxes["stray"] = None
-        await admin.start()
+        await admin.start(workers)
         for name in (last, *(f"s{n}" for n in range(6))):
             status = await admin.status(name)
             assert status["is_alive"] == (name not in away and name != died), status
@@ -130,15 +137,16 @@ async def test_what_ended_while_the_admin_was_away_is_reported_lost(database, un
 
 
 async def test_a_start_during_which_the_admin_is_killed_is_found_or_reported_lost(database, until):
-    async with running(database) as admin, SimulatedWorkers(admin.url, 1, start_s=1.0) as workers:
+    async with running(database) as admin, SimulatedWorkers(admin.url, 1) as workers:
+        workers[0].gate = gate = asyncio.Event()
         asking = asyncio.create_task(admin.post("/start_async", sandbox_id="half", image="a"))
 
         await until(lambda: has_row(database, "half"))
         await admin.kill()
         with pytest.raises(httpx.TransportError):
             await asking
-        workers[0].start_s = 0
-        await admin.start()
+        gate.set()
+        await admin.start(workers)
 
         async def settled() -> bool:
             return (await admin.status("half"))["state"] != "pending"
@@ -158,7 +166,7 @@ async def test_what_waited_in_the_queue_is_reported_lost_and_can_be_started_agai
         await until(lambda: has_row(database, "second"))
         await admin.kill()
         await asyncio.gather(waiting, return_exceptions=True)
-        await admin.start()
+        await admin.start(workers)
         status = await admin.status("second")
         assert (status["state"], status["is_alive"]) == ("stopped", False)
         assert "waited in the queue" in status["message"]

@@ -153,7 +153,7 @@ async def test_a_database_that_is_silent_is_reported_in_time(serve, monkeypatch)
     async with serve() as admin:
         monkeypatch.setattr(store_module, "ANSWER_S", 0.05)
         silent = threading.Event()
-        admin.service.fleet.store._thread.submit(silent.wait, 5)
+        admin.service.fleet.store._thread.submit(silent.wait, 60)
         answer = await admin.get("/get_status", sandbox_id="unknown", include_all_states=True)
         assert (answer["result"]["code"], "database" in answer["message"]) == (5000, True)
         silent.set()

@@ -201,6 +201,11 @@ async def test_a_container_that_somebody_removes_is_lost_at_once(start: StartSan
     await others.engine.remove(box.sandbox_id)
     with pytest.raises(Exception, match=f"{box.sandbox_id} is (gone|stopped): its resident process ended"):
         await running
+
+    async def is_lost() -> bool:
+        return not (await box.get_status(include_all_states=True)).is_alive
+
+    await until(is_lost, timeout_s=30)  # the worker says it beside its answer, and long before it is asked
     status = await box.get_status(include_all_states=True)
     assert (status.state, status.is_alive, status.state_history[-1].event) == ("stopped", False, "lost")
 

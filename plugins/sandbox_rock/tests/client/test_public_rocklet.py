@@ -21,6 +21,7 @@ import pytest
 from rock.actions import BashAction, CreateBashSessionRequest
 from rock.sdk.sandbox.client import RunMode, Sandbox
 from rock.sdk.sandbox.config import SandboxConfig
+from service_process import held_port
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse
@@ -39,18 +40,16 @@ ROCKLET = [sys.executable, "-m", "rock.rocklet.server", "--host", "127.0.0.1", "
 def rocklet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, psutil.Process]]:
     """Run a rocklet; yields its URL and its process."""
     folder = tmp_path_factory.mktemp("rocklet")
-    with listener_at("127.0.0.1", 0) as listener:
-        port = listener.getsockname()[1]
-    url, command = f"http://127.0.0.1:{port}", ["setpriv", "--pdeathsig", "KILL", *ROCKLET, str(port)]
     environment = {"PATH": os.environ["PATH"], "HOME": str(folder)}  # a shell that reads nobody's files
-    with (folder / "log").open("wb") as log:
+    with held_port() as port, (folder / "log").open("wb") as log:
+        url, command = f"http://127.0.0.1:{port}", ["setpriv", "--pdeathsig", "KILL", *ROCKLET, str(port)]
         process = subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=log)
-    end = time.monotonic() + START_S
-    while time.monotonic() < end and process.poll() is None:
-        with contextlib.suppress(httpx.TransportError):
-            httpx.get(f"{url}/is_alive")
-            break
-        time.sleep(0.05)
+        end = time.monotonic() + START_S
+        while time.monotonic() < end and process.poll() is None:
+            with contextlib.suppress(httpx.TransportError):
+                httpx.get(f"{url}/is_alive")
+                break
+            time.sleep(0.05)
     assert process.poll() is None, (folder / "log").read_text()
     found = psutil.Process(process.pid)
     yield url, found

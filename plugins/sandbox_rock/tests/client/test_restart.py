@@ -10,8 +10,8 @@ import pytest
 from rock.actions import Command, CreateBashSessionRequest
 from rock.sdk.sandbox.client import Sandbox
 from rock.sdk.sandbox.config import SandboxConfig
+from service_process import PATIENT, Service, held_port
 from service_process import Command as Process
-from service_process import Service
 
 from ale_testing.sandbox_providers import must_answer
 
@@ -22,9 +22,11 @@ SMALL = {"memory": "256m", "cpus": 0.5, "disk": "64m"}
 class Parts:
     """An admin and a worker in processes of their own."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, port: int, settings: str) -> None:
+        (folder / "settings.yaml").write_text(settings)
         self.folder = folder
-        self.admin = Process(folder, "admin-1", ["serve", "--port", "0", "--worker", "none"])
+        self._serve = ["serve", "--port", str(port), "--worker", "none", "--settings", "settings.yaml"]
+        self.admin = Process(folder, "admin-1", self._serve)
         self.service = Service(self.admin.wait_for("ROCK service: "), folder)
         self.worker = Process(folder, "worker", ["worker", "--admin", self.service.url])
         self.service.wait_for_worker()
@@ -32,21 +34,22 @@ class Parts:
     def restart_admin(self) -> None:
         """Kill the admin and start it again on the same port and database."""
         self.admin.kill()
-        port = self.service.url.rpartition(":")[2]
-        self.admin = Process(self.folder, "admin-2", ["serve", "--port", port, "--worker", "none"])
+        self.admin = Process(self.folder, "admin-2", self._serve)
         self.admin.wait_for("ROCK service: ")
 
 
 @pytest.fixture
-def parts(tmp_path: Path) -> Iterator[Parts]:
-    """A service whose parts can be killed one by one."""
+def parts(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Parts]:
+    """A service whose parts can be killed one by one; its settings are the test's parameter."""
     must_answer("local")
-    made = Parts(tmp_path)
-    yield made
-    made.worker.stop()
-    made.admin.stop()
+    with held_port() as port:
+        made = Parts(tmp_path, port, request.param)
+        yield made
+        made.worker.stop()
+        made.admin.stop()
 
 
+@pytest.mark.parametrize("parts", [PATIENT], indirect=True, ids=["patient"])
 async def test_a_killed_admin_finds_its_sandboxes_again(parts: Parts) -> None:
     box = Sandbox(SandboxConfig(base_url=parts.service.url, **SMALL))
     await box.start()
@@ -60,6 +63,7 @@ async def test_a_killed_admin_finds_its_sandboxes_again(parts: Parts) -> None:
     assert (await box.get_status(include_all_states=True)).state == "stopped"
 
 
+@pytest.mark.parametrize("parts", ["worker_timeout_s: 5"], indirect=True, ids=["hasty"])
 async def test_a_sandbox_whose_worker_was_killed_is_lost_and_says_so(parts: Parts) -> None:
     box = Sandbox(SandboxConfig(base_url=parts.service.url, **SMALL))
     await box.start()

@@ -68,10 +68,10 @@ async def test_a_seed_chooses_a_task_and_gives_it_again(here: SandboxedEnvironme
 
 
 async def test_the_last_turn_ends_the_episode_with_a_score(here: SandboxedEnvironments) -> None:
-    plan = EnvironmentPlan(TASK, settings={"max_turns": 2, "timeout_s": 1})
+    plan = EnvironmentPlan(TASK, settings={"max_turns": 2, "timeout_s": 5})
     with here.make(plan) as env:
         env.reset()
-        assert env.step("sleep 5")[0] == "\n(stopped after 1 s)"
+        assert env.step("sleep 60")[0] == "\n(stopped after 5 s)"
         assert env.step(await solution_of(TASK))[1:4] == (1.0, False, True)
 
 
@@ -79,7 +79,9 @@ async def test_agents_of_one_sandbox_share_its_files_and_the_reward(here: Sandbo
     with here.make(EnvironmentPlan(TASK, agents=("red", "blue"))) as env:
         shown, _ = env.reset()
         assert shown["red"] == shown["blue"]
-        seen, rewards, *_ = env.step({"red": "echo red > note", "blue": "sleep 0.3; cat note"})
+        seen, rewards, *_ = env.step(
+            {"red": "echo red > note", "blue": "until [ -s note ]; do sleep 0.05; done; cat note"}
+        )
         assert (seen, rewards) == ({"red": "", "blue": "red\n"}, {"red": 0.0, "blue": 0.0})
         _, rewards, terminated, _, _ = env.step({"red": "finish", "blue": await solution_of(TASK)})
         assert (rewards["red"], terminated["red"]) == (0.0, False)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from ale_rock.worker.nohup import find_job
+from ale_rock.worker.session import Session
 
 from .conftest import Body, Worker
 
@@ -66,6 +67,20 @@ async def test_a_job_that_fails_at_once_is_the_result_of_its_start(worker: Worke
     assert (done["exit_code"], done["output"]) == (3, "wrong")
     assert "exit code 3" in done["failure_reason"]
     assert (await run(worker, box, "cat /tmp/job.out"))["result"]["output"] == "wrong", "it is reported once"
+
+
+async def test_a_job_that_ended_during_a_look_that_took_long_is_looked_at_again(
+    worker: Worker, box: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look = Session._job_runs
+
+    async def look_slowly(session: Session, pid: str) -> bool:
+        runs = await look(session, pid)
+        await asyncio.sleep(1.5)
+        return runs
+
+    monkeypatch.setattr(Session, "_job_runs", look_slowly)
+    assert (await start(worker, box, "bash -c 'sleep 0.5; exit 3'"))["exit_code"] == 3
 
 
 async def test_a_short_job_that_succeeds_has_ended_when_the_client_first_asks(worker: Worker, box: str) -> None:

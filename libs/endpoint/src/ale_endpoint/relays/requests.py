@@ -127,9 +127,11 @@ class Requests:
                 raise Refused(410, "session_ended", "The session has ended.")
             return None
 
-    def leave(self, index: int) -> None:
-        """Nobody waits for this one any more."""
+    def leave(self, index: int, answer: Record | None = None) -> None:
+        """Nobody waits for this one any more; an answer that came just then is kept for who asks again."""
         with self.changed:
+            if answer is not None:
+                self.answers[index] = answer
             self.left.setdefault(self.asked[index][0], []).append(index)
 
     def follow(self) -> None:

@@ -142,7 +142,7 @@ class Handler(BaseHTTPRequestHandler):
         """Answer a model call. A stream begins late, so that a failure can have a status, and is then kept alive."""
         requests, began, stream = self.server.requests, time.monotonic(), bool(body.get("stream"))
         with self.server.turn or threading.Semaphore():
-            index, record = requests.begin(body), None
+            index, record, hung_up = requests.begin(body), None, False
             try:
                 spoke = began + PATIENCE_S - ALIVE_S
                 while record is None:
@@ -153,14 +153,15 @@ class Handler(BaseHTTPRequestHandler):
                             f"No answer came within {self.server.patience_s:g} s; nobody reads the log, or too slowly."
                         )
                         raise Refused(503, "no_answer", sentence)
-                    if self.hung_up():
+                    hung_up = self.hung_up()
+                    if hung_up:
                         raise ConnectionError
                     if record is None and stream and now - spoke > ALIVE_S:
                         self.say(b": the model is at work\n\n")
                         spoke = now
             finally:
-                if record is None:
-                    requests.leave(index)
+                if record is None or hung_up:
+                    requests.leave(index, record)
         status = record.meta.get("status", 200)
         answer = record.body
         if not isinstance(answer, dict) or ("choices" not in answer and status == 200):

@@ -36,7 +36,6 @@ class ResidentShell(Shell):
         pairs = [as_bytes(f"{name}={value}") for name, value in (env or {}).items()]
         fields = [check_user(user).encode(), as_bytes(cwd or ""), *pairs]
         channel.relays[shell.number] = shell._receive
-        channel.resting.add(shell.number)
         channel.journal.record_request(shell.number, SHELL, fields)
         channel.write(frame(shell.number, SHELL, fields))
         try:
@@ -76,6 +75,7 @@ class ResidentShell(Shell):
         fields = unpack(payload)
         if kind == DATA and len(fields) == 1 and not self.name:
             self.name = fields[0][:20]
+            self.channel.resting.add(self.number)  # only now: while it is being opened, the sandbox is not idle
         else:
             self._forget()
             reason = b" ".join(fields[1:]).decode("utf-8", "replace")

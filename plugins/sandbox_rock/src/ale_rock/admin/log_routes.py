@@ -37,6 +37,7 @@ def make_router(service: Service, gate: Gate) -> APIRouter:
         if record.state == "pending" or (record.live and worker is None):
             return Response("", media_type=TEXT)
         if not record.live or worker is None:
+            await while_connected(request, service.wait_removed(record.id))
             return Response(await service.fleet.store.log(record.id), media_type=TEXT)
         if follow:
             return StreamingResponse(pieces(record, worker), media_type=TEXT)

@@ -51,6 +51,8 @@ class Service:
         """Which snapshot an image's name stands for, for a user (`commits`)."""
         self.followed: set[ClientResponse] = set()
         """Answers of workers that last as long as a sandbox."""
+        self._removing: dict[str, asyncio.Future[None]] = {}
+        """Removals that are under way, by the sandbox's id: its log comes with the answer."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
@@ -270,6 +272,7 @@ class Service:
         """Remove a sandbox from a worker; if that fails, it is tried again when the worker is heard of. Until it is
         done, its room stays taken and no other sandbox of this id starts there."""
         worker.unremoved.discard(sandbox_id)
+        ended = self._removing[sandbox_id] = asyncio.get_running_loop().create_future()
         try:
             log_text = await worker.delete(sandbox_id)
         except WorkerFailed as error:
@@ -279,6 +282,15 @@ class Service:
         else:
             worker.give_back(sandbox_id)
             self.keep_log(sandbox_id, log_text)
+        finally:
+            ended.set_result(None)
+            if self._removing.get(sandbox_id) is ended:
+                del self._removing[sandbox_id]
+
+    async def wait_removed(self, sandbox_id: str) -> None:
+        """Wait for a removal that is under way."""
+        if (removing := self._removing.get(sandbox_id)) is not None:
+            await asyncio.wait([removing])
 
     def keep_log(self, sandbox_id: str, text: str) -> None:
         """Keep the log that came with the end of a sandbox."""

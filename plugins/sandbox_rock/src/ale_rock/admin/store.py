@@ -4,6 +4,8 @@
 2. `save` marks a record. One thread writes all that are marked in one transaction, while others are marked for the
    next: under load a transaction carries hundreds of rows, and alone it carries one at once.
 3. Who needs a row to be durable (a start, before a worker is asked) awaits `save`.
+4. A connection that was cut is made again soon, also while nothing is written: the service's hold on the database goes
+   with it (`one_service`).
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -26,6 +29,7 @@ from sqlalchemy.exc import TimeoutError as DatabaseTimeout
 from sqlalchemy.pool import StaticPool
 
 from ale_rock.admin.log_store import forget_logs, read_log, write_logs
+from ale_rock.admin.one_service import DatabaseTaken, lock_connections
 from ale_rock.admin.record import Record, from_row
 from ale_rock.admin.tables import COMMITS, SANDBOXES, SERVICE
 
@@ -35,6 +39,8 @@ RETRY_S = 1.0
 GATHER_S = 0.01
 """Least time from one transaction to the next: each takes the interpreter away from the requests for a while."""
 CONNECT_S = 5
+CHECK_S = 5.0
+"""A service that writes nothing looks this often whether its database answers."""
 ANSWER_S = 15.0
 """A database that has not answered in so long is one that does not: whoever waits for it is told so."""
 
@@ -54,6 +60,9 @@ class Store:
         """In the names of this service's snapshots; known once it has started."""
         self.error: str | None = None
         """Why the last write failed, while it does."""
+        self.taken: DatabaseTaken | None = None
+        """Set once another service uses the database: this one must end, and writes no more."""
+        self.on_taken: Callable[[], None] = lambda: None
 
     async def start(self) -> tuple[list[Record], list[Record]]:
         """Bring the tables up to date; returns the sandboxes that lived, and those that are to be deleted some day."""
@@ -161,7 +170,8 @@ class Store:
     async def _write_all(self) -> None:
         time, written = asyncio.get_running_loop().time, 0.0
         while True:
-            await self._wake.wait()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._wake.wait(), CHECK_S)
             await asyncio.sleep(max(0.0, written + GATHER_S - time()))
             self._wake.clear()
             marked, self._marked = self._marked, {}
@@ -172,6 +182,10 @@ class Store:
                 try:
                     await self._write(rows, logs)
                     break
+                except DatabaseTaken as error:
+                    self.error, self.taken = "Another service uses the database.", error
+                    self.on_taken()
+                    return
                 except Exception as error:
                     # Nothing is started and nothing forgotten until the database is back.
                     self.error = f"The database does not answer ({type(error).__name__})."
@@ -183,8 +197,6 @@ class Store:
 
     async def _write(self, rows: Sequence[dict[str, Any]], logs: Mapping[str, str]) -> None:
         """Write together what can be. What the database will never take is dropped, so as not to hold up the others."""
-        if not rows and not logs:
-            return
         try:
             await self.run(partial(write_all, rows, logs))
         except (DataError, IntegrityError) as error:
@@ -234,6 +246,8 @@ def connect_to_server(url: URL) -> Engine:
                 cursor.execute(f"SET statement_timeout = {ANSWER_S * 1000:.0f}")
             connection.commit()
 
+    if url.get_backend_name() == "postgresql":
+        lock_connections(engine)
     return engine
 
 

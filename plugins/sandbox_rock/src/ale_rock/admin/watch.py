@@ -226,11 +226,14 @@ class Watch:
 
     async def _forget(self, before: float) -> None:
         """Forget what ended before a time; what is archived stays."""
-        for record in await self.fleet.store.stopped_with_files(before):
-            record = self.fleet.get(record.id) or record
-            if record.state == "stopped":
-                await self.service.delete(record, "auto_delete")
-        await self.fleet.store.forget(before)
+        try:
+            for record in await self.fleet.store.stopped_with_files(before):
+                record = self.fleet.get(record.id) or record
+                if record.state == "stopped":
+                    await self.service.delete(record, "auto_delete")
+            await self.fleet.store.forget(before)
+        except SQLAlchemyError as error:
+            log.warning("what ended long ago is not forgotten yet: %s", type(error).__name__)
 
     async def lose_worker(self, worker: Worker) -> None:
         """A worker is silent: its sandboxes are lost, and every request to it ends."""

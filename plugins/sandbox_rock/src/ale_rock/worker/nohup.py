@@ -16,7 +16,8 @@ import re
 from dataclasses import dataclass, field
 
 START_WAIT_S = 1.0
-"""How long the answer to a job's start waits for the job: what ends by then is known at once."""
+"""How long the answer to a job's start waits for the job: what ends by then is known at once. Only the pauses between
+two looks are counted: where a look takes long, so does the job."""
 STARTS, INPUT, ENDS = "nohup ", " < /dev/null > ", " 2>&1 & echo PIDSTART${!}PIDEND"
 """Parts of a job's line, looked for one by one: a pattern for all of it takes quadratic time on some texts."""
 PID = re.compile(r"PIDSTART(\d+)PIDEND")

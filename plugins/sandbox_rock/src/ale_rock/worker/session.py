@@ -112,11 +112,12 @@ class Session:
             return RunResult(output=output, exit_code=0)
         pid = match[1]
         self.jobs.running[pid] = file
-        until, pause_s = time.monotonic() + min(START_WAIT_S, timeout_s / 2), 0.01
+        until, waited_s, pause_s = time.monotonic() + timeout_s / 2, 0.0, 0.01
         while await self._job_runs(pid):
-            if time.monotonic() > until:
+            if waited_s >= START_WAIT_S or time.monotonic() > until:
                 return RunResult(output=output, exit_code=0)
             await asyncio.sleep(pause_s)
+            waited_s += pause_s
             pause_s = min(0.1, 2 * pause_s)
         del self.jobs.running[pid]
         exit_code = await self._exit_code_of(pid)
