@@ -19,21 +19,25 @@ async def test_no_order_of_deaths_updates_pauses_sleep_and_cancellations_breaks_
     draw = random.Random(seed)
     replicas = [FakeReplica(name, slots=draw.randint(1, 4)) for name in "abc"]
     deaths: set[tuple[str, int]] = set()
+    loading: set[FakeReplica] = set()
 
     async def happen(replica: FakeReplica, position: int) -> None:
         if draw.random() < 0.1:
             await asyncio.sleep(draw.random() * 0.002)
-        if draw.random() < 0.0005:
+        if draw.random() < 0.0005 and replica not in loading:
             replica.kill()
         elif draw.random() < 0.001:
             await replica.interrupt()
 
     async def happen_in_load(replica: FakeReplica, policy: PolicyVersion) -> None:
+        loading.add(replica)
         await asyncio.sleep(draw.random() * 0.002)
+        loading.discard(replica)
         death = replica.name, policy.version
         if draw.random() < 0.1 and death not in deaths:  # weights of which a replica dies twice are refused
-            deaths.add(death)
             replica.kill()
+        if not replica.alive:  # also if it had died before, and nobody had noticed
+            deaths.add(death)
 
     for replica in replicas:
         replica.before_token, replica.before_load, replica.forgetful = happen, happen_in_load, True
