@@ -67,10 +67,13 @@ class Part:
         self.log = folder / f"{name}.log"
         self._command = [*into, sys.executable, "-c", ALE, "rock", *args]
         self._folder, self._env = folder, {**os.environ, "OMP_NUM_THREADS": "1", **env}
+        self.kept = False
+        """Whether it is started again if it ends by itself."""
         self.start()
 
     def start(self) -> None:
         """Start it, once it has ended."""
+        self.kept = True
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 self._command, cwd=self._folder, env=self._env, stdin=subprocess.DEVNULL, stdout=log, stderr=log
@@ -83,6 +86,7 @@ class Part:
 
     def kill(self) -> None:
         """End it by SIGKILL."""
+        self.kept = False
         self.process.kill()
         self.process.wait()
 
@@ -96,6 +100,7 @@ class Part:
 
     def stop(self) -> int:
         """End it by SIGTERM; returns its exit code."""
+        self.kept = False
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(START_S)
 
@@ -244,6 +249,7 @@ class RockService:
         """Start all parts, and wait until they know each other."""
         await self.relay.start()
         self.admin = Part(self.folder, "admin", self._arguments)
+        self._keeping = asyncio.create_task(self._keep_admin())
         self.machines = [Machine(self.folder, number, self.network) for number in range(self._workers)]
         headers = {"Authorization": f"Bearer {TOKENS['admin']}"}
         self._http = httpx.AsyncClient(base_url=self.url, headers=headers, timeout=30)
@@ -251,6 +257,13 @@ class RockService:
         while not ((status := await self.ask("status")) and len(status["workers"]) == self._workers):
             assert time.monotonic() < until, f"the service did not start; see {self.folder}"
             await asyncio.sleep(0.05)
+
+    async def _keep_admin(self) -> None:
+        """Start the admin again, as a service manager does: it ends if its database does not answer when it starts."""
+        while True:
+            await asyncio.sleep(0.2)
+            if self.admin.kept and self.admin.process.poll() is not None:
+                self.admin.start()
 
     async def ask(self, what: str) -> dict[str, Any] | None:
         """Return what the admin says of itself; None if it does not answer."""
@@ -263,6 +276,7 @@ class RockService:
     async def stop(self) -> list[str]:
         """End all parts as a service manager does; returns what is wrong with that, in sentences."""
         codes = {machine.name: await asyncio.to_thread(machine.worker.stop) for machine in self.machines}
+        self._keeping.cancel()
         codes["the admin"] = await asyncio.to_thread(self.admin.stop)
         wrong = [f"{name} ended with the exit code {code}" for name, code in codes.items() if code]
         await self._http.aclose()
