@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-import socket
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -22,6 +21,7 @@ from ale.specs.driver import Driver, DriverContext, PluginConfig
 from ale.specs.engine import GenerateRequest, Generation, InferenceEngine, Sampling
 from ale_endpoint.relays import script
 from ale_endpoint.relays.log import Log, Record, append, encode, parse
+from ale_testing.ports import held_port
 
 
 class Service:
@@ -80,10 +80,7 @@ class Service:
 async def serving(log: Path, *options: str) -> AsyncIterator[Service]:
     """A service that is ended."""
     service = Service(log, *options)
-    with socket.socket() as kept:
-        kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        kept.bind(("127.0.0.1", 0))  # so that nobody else gets the port between two starts
-        service.port = kept.getsockname()[1]
+    with held_port() as service.port:
         await service.start()
         try:
             yield service

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -32,6 +31,7 @@ from ale.session.session import RecordedSession
 from ale_endpoint.file_protocol import FolderLink, answer_log
 from ale_endpoint.relays.log import SESSION_END, append, encode
 from ale_endpoint.session_server import SessionServer
+from ale_testing.ports import held_port
 
 TORN = 'LLM_REQUEST_END{"index": 7}\nLLM_RESPONSE_STARTSESSION_END\u2028\x85\x0b\x0c\0\r'
 
@@ -117,10 +117,8 @@ async def test_many_requests_are_answered_at_once_but_no_more_than_may_be(
 
 
 async def test_the_public_service_is_answered(log: Path, session: RecordedSession) -> None:
-    with socket.socket() as kept:
-        kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        kept.bind(("127.0.0.1", 0))  # until the service has it: so nobody else gets it meanwhile
-        await ask_the_public_service(log, session, kept.getsockname()[1])
+    with held_port() as port:
+        await ask_the_public_service(log, session, port)
 
 
 async def ask_the_public_service(log: Path, session: RecordedSession, port: int) -> None:

@@ -17,6 +17,7 @@ from relay_fixtures import PROGRAMS, agent_in, file_of, relay_command, served
 
 from ale.errors import ConfigError
 from ale_endpoint.relays import script
+from ale_testing.ports import held_port
 
 BOX = ("bwrap", "--unshare-net", "--unshare-pid", "--die-with-parent", "--dev-bind", "/", "/", "--proc", "/proc")
 each_relay = pytest.mark.parametrize("name", list(PROGRAMS))
@@ -25,10 +26,8 @@ each_relay = pytest.mark.parametrize("name", list(PROGRAMS))
 @pytest.fixture
 def port() -> Iterator[int]:
     """A port at which a relay can listen, and which nobody else gets meanwhile."""
-    with socket.socket() as kept:
-        kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        kept.bind(("127.0.0.1", 0))
-        yield int(kept.getsockname()[1])
+    with held_port() as port:
+        yield port
 
 
 @asynccontextmanager

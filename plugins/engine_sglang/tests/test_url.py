@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +19,7 @@ from ale_engines.server_process import ServerProcess
 from ale_engines.server_settings import ServerSettings
 from ale_sglang import SglangEngine
 from ale_sglang.launch import RESERVE, SERVER
+from ale_testing.ports import held_port
 
 from .conftest import CONTEXT, request
 
@@ -29,10 +29,8 @@ pytestmark = pytest.mark.timeout(1800)
 @pytest.fixture
 def port() -> Iterator[int]:
     """A port for a server that takes long to start; nobody else gets it meanwhile."""
-    with socket.socket() as kept:
-        kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        kept.bind(("127.0.0.1", 0))
-        yield int(kept.getsockname()[1])
+    with held_port() as port:
+        yield port
 
 
 def start_server(folder: Path, port: int, log: Path) -> ServerProcess:

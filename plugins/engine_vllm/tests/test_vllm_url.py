@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ from ale.specs.driver import DriverContext
 from ale.specs.engine import FolderTicket, MemoryTicket, PolicyVersion
 from ale_engines.environments import find_python
 from ale_engines.server_process import ServerProcess
+from ale_testing.ports import held_port
 from ale_vllm import VllmEngine
 from ale_vllm.launch import SERVER
 
@@ -36,10 +36,8 @@ PROMPT = (3, 4, 5, 6)
 @pytest.fixture
 def port() -> Iterator[int]:
     """A port for a server that takes long to start; nobody else gets it meanwhile."""
-    with socket.socket() as kept:
-        kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        kept.bind(("127.0.0.1", 0))
-        yield int(kept.getsockname()[1])
+    with held_port() as port:
+        yield port
 
 
 def start_server(folder: Path, port: int, log: Path) -> ServerProcess:

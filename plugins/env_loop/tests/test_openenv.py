@@ -27,6 +27,7 @@ from ale.specs.start import Demonstration, Reply, Responder
 from ale.store.run_store import RunStore
 from ale.trajectory import Trajectory
 from ale_testing.index_venvs import python_with
+from ale_testing.ports import held_port
 
 Tables = Callable[..., Table]
 OBEDIENT = Path(__file__).with_name("obedient_env")
@@ -83,10 +84,7 @@ def logged(template: Path, tmp_path: Path) -> Path:
 def serve(python: str, folder: Path, app: str) -> Iterator[str]:
     """A server that somebody else started; its URL."""
     with ExitStack() as stack:
-        kept, probe = (stack.enter_context(socket.socket()) for _ in range(2))
-        kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        kept.bind(("127.0.0.1", 0))  # also while the server starts: so nobody else gets the port, not even the probe
-        port = kept.getsockname()[1]
+        probe, port = stack.enter_context(socket.socket()), stack.enter_context(held_port())
         command = [python, "-m", "uvicorn", app, "--host", "127.0.0.1", "--port", str(port), "--log-level", "warning"]
         server = stack.enter_context(subprocess.Popen(command, cwd=folder))
         try:

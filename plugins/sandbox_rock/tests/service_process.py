@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import sysconfig
@@ -110,15 +109,6 @@ class Service:
     def logs(self) -> str:
         """Return what its processes have printed."""
         return "\n".join(log.read_text(errors="replace") for log in sorted(self.folder.glob("*.log")))
-
-
-@contextmanager
-def held_port() -> Iterator[int]:
-    """A free port that nobody else is given meanwhile, also while no server listens there: servers may bind it too."""
-    with socket.socket() as holder:
-        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        holder.bind(("127.0.0.1", 0))
-        yield holder.getsockname()[1]
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from typing import Any
 
 import httpx
 import pytest
-from service_process import ALE, PATIENT, Command, Service, held_port, serving
+from service_process import ALE, PATIENT, Command, Service, serving
 
 from ale.errors import ConfigError, SandboxError
 from ale.specs.driver import Channel, DriverContext
@@ -23,6 +23,7 @@ from ale.specs.sandbox_protocols import SANDBOX_PROTOCOLS, Checkpoints
 from ale_rock.gem.client import make
 from ale_rock.provider import RockProvider
 from ale_rock.provider_config import RockConfig
+from ale_testing.ports import held_port
 from ale_testing.sandbox_providers import must_answer
 
 pytestmark = [pytest.mark.bwrap, pytest.mark.slow]

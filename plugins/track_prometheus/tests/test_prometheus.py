@@ -25,6 +25,7 @@ from ale.specs.driver import DriverContext
 from ale_prometheus.gauges import gauge_name
 from ale_prometheus.server import Handler, MetricsServer
 from ale_prometheus.tracker import PrometheusConfig, PrometheusTracker
+from ale_testing.ports import held_port
 from ale_testing.recording_channel import RecordingChannel
 
 SECRET = "hunter2"
@@ -176,30 +177,27 @@ def wait_for_connection(before: set[threading.Thread]) -> None:
 
 
 @pytest.fixture
-def kept() -> Iterator[socket.socket]:
-    """A socket that is closed at the end."""
-    with socket.socket() as made:
-        yield made
+def port() -> Iterator[int]:
+    """A port that nobody else gets meanwhile."""
+    with held_port() as port:
+        yield port
 
 
 async def test_nothing_is_left_of_the_server_and_its_port_can_be_taken_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: socket.socket
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, port: int
 ) -> None:
     before = serving_threads()
     monkeypatch.setattr(Handler, "timeout", None)  # so that nothing but `close` ends the silent connection
-    kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    kept.bind(("127.0.0.1", 0))  # so that nobody else gets the port meanwhile
-    address = kept.getsockname()
-    async with served(tmp_path, address[1]) as (_, url):
+    async with served(tmp_path, port) as (_, url):
         get(url)
-        silent = socket.create_connection(address)  # as browsers open them, for later
+        silent = socket.create_connection(("127.0.0.1", port))  # as browsers open them, for later
         wait_for_connection(before)
     with silent, suppress(ConnectionResetError):  # both are ends
         assert silent.recv(1) == b""
     assert serving_threads() <= before
     with pytest.raises(ConnectionRefusedError):
         get(url)
-    async with served(tmp_path, address[1]) as (_, again):
+    async with served(tmp_path, port) as (_, again):
         assert again == url
 
 

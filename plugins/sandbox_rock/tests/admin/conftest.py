@@ -15,7 +15,6 @@ from uuid import uuid4
 import httpx
 import pytest
 from postgres_server import PostgresServer, why_not
-from service_process import held_port
 from simulated_workers import SimulatedWorkers
 
 from ale_rock.admin.app import make_app
@@ -23,6 +22,7 @@ from ale_rock.admin.service import Service
 from ale_rock.admin.settings import Settings
 from ale_rock.serving import listener_at, serving, url_of
 from ale_rock.wire import ROCK_BASE
+from ale_testing.ports import held_port
 
 
 @dataclass

@@ -13,12 +13,12 @@ from typing import Any
 
 import httpx
 import pytest
-from service_process import held_port
 from simulated_workers import SimulatedWorkers
 from sqlalchemy import NullPool, create_engine, select, update
 
 from ale_rock.admin.tables import SANDBOXES
 from ale_rock.wire import ROCK_BASE
+from ale_testing.ports import held_port
 
 PROGRAM = """
 import json, sys, uvicorn

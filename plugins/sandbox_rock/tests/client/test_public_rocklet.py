@@ -21,13 +21,13 @@ import pytest
 from rock.actions import BashAction, CreateBashSessionRequest
 from rock.sdk.sandbox.client import RunMode, Sandbox
 from rock.sdk.sandbox.config import SandboxConfig
-from service_process import held_port
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from ale_rock.serving import listener_at, serving, url_of
+from ale_testing.ports import held_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:deprecated|Use arun instead|.*websockets")]
 MARKER = "SHELLPS1PREFIX"

@@ -10,9 +10,10 @@ import pytest
 from rock.actions import Command, CreateBashSessionRequest
 from rock.sdk.sandbox.client import Sandbox
 from rock.sdk.sandbox.config import SandboxConfig
-from service_process import PATIENT, Service, held_port
+from service_process import PATIENT, Service
 from service_process import Command as Process
 
+from ale_testing.ports import held_port
 from ale_testing.sandbox_providers import must_answer
 
 pytestmark = [pytest.mark.bwrap, pytest.mark.slow, pytest.mark.filterwarnings("ignore:deprecated")]
