@@ -8,13 +8,13 @@ so these routes lie beside it. Both reach the same sandboxes. What a sandbox can
 from __future__ import annotations
 
 import asyncio
-from base64 import b64decode, b64encode
 from collections.abc import Awaitable, Mapping
 from typing import Any, Protocol, TypeVar
 from urllib.parse import quote
 
 from ale.errors import ConfigError, SandboxError
 from ale.specs.sandbox import AGENT, ExecResult, Sandbox, SandboxSpec
+from ale_rock.exec_wire import command_body, result_of
 from ale_rock.service_client import ALE, ANSWER_S, Missing, ServiceClient
 from ale_rock.service_snapshots import ServiceSnapshots
 
@@ -146,32 +146,6 @@ class RockSandbox(Sandbox):
         finally:
             task.cancel()
             self._calls.discard(task)
-
-
-def command_body(
-    command: str, timeout_s: float, cwd: str | None, env: Mapping[str, str] | None, stdin: bytes, user: str
-) -> dict[str, Any]:
-    """Return what the service is told about a command."""
-    return {
-        "command": command,
-        "timeout_s": timeout_s,
-        "cwd": cwd,
-        "env": dict(env or {}),
-        "stdin": b64encode(stdin).decode(),
-        "user": user,
-    }
-
-
-def result_of(done: Mapping[str, Any]) -> ExecResult:
-    """Return the result in an answer."""
-    return ExecResult(
-        done["exit_code"],
-        b64decode(done["stdout"]),
-        b64decode(done["stderr"]),
-        done["duration_s"],
-        done["timed_out"],
-        done["truncated"],
-    )
 
 
 def _is_cancelled() -> bool:

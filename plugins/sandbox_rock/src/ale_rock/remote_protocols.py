@@ -18,8 +18,9 @@ from ale.errors import ConfigError, SandboxError
 from ale.specs.sandbox import AGENT, ExecResult, SandboxSpec
 from ale.specs.sandbox_protocols import Output, SandboxStats, Shell
 from ale_rock import remote_trees
+from ale_rock.exec_wire import command_body, result_of
 from ale_rock.frames import FAULT, RESULT, STDOUT, read_frames
-from ale_rock.remote import RockSandbox, command_body, result_of
+from ale_rock.remote import RockSandbox
 from ale_rock.service_client import ANSWER_S, ROCK
 from ale_rock.slow_readers import ONCE, bound_window
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from base64 import b64decode, b64encode
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from urllib.parse import urlencode
@@ -18,6 +17,7 @@ from ale_rock.admin.forward import ask
 from ale_rock.admin.orders import Refused
 from ale_rock.admin.service import Service
 from ale_rock.admin.workers import read_fault
+from ale_rock.exec_wire import command_body, result_of
 from ale_rock.wire import BAD_REQUEST, StartRequest
 
 JSON = {"Content-Type": "application/json"}
@@ -73,18 +73,8 @@ class AdminSandbox(GradedSandbox):
         user: str = AGENT,
         max_output_bytes: int = 1 << 20,
     ) -> ExecResult:
-        asked = {
-            "command": command,
-            "timeout_s": timeout_s,
-            "cwd": cwd,
-            "env": dict(env or {}),
-            "stdin": b64encode(stdin).decode(),
-            "user": user,
-            "max_output_bytes": max_output_bytes,
-        }
-        done = json.loads(await self._ask("POST", "exec", json.dumps(asked).encode(), JSON))
-        stdout, stderr = b64decode(done["stdout"]), b64decode(done["stderr"])
-        return ExecResult(done["exit_code"], stdout, stderr, done["duration_s"], done["timed_out"], done["truncated"])
+        asked = command_body(command, timeout_s, cwd, env, stdin, user) | {"max_output_bytes": max_output_bytes}
+        return result_of(json.loads(await self._ask("POST", "exec", json.dumps(asked).encode(), JSON)))
 
     async def upload(self, files: Mapping[str, bytes], *, user: str = AGENT, mode: int = 0o644) -> None:
         for path, data in files.items():
