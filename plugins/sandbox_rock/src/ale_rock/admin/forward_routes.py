@@ -139,12 +139,12 @@ def make_ale_router(service: Service, gate: Gate) -> APIRouter:
     @router.post("/{sandbox_id}/exec", openapi_extra=documented(ExecCommand))
     async def exec_command(request: Request, sandbox_id: str) -> Response:
         """Run a command: `Sandbox.exec`."""
-        return await pass_on(request, sandbox_id, "exec")
+        return await pass_on(service, request, sandbox_id, "exec")
 
     @router.post("/{sandbox_id}/kill_agent_processes")
     async def kill_agent_processes(request: Request, sandbox_id: str) -> Response:
         """End what the agent left running."""
-        return await pass_on(request, sandbox_id, "kill_agent_processes")
+        return await pass_on(service, request, sandbox_id, "kill_agent_processes")
 
     @router.put("/{sandbox_id}/files")
     async def put_file(request: Request, sandbox_id: str) -> Response:
@@ -161,12 +161,6 @@ def make_ale_router(service: Service, gate: Gate) -> APIRouter:
         record, worker = await find_running(service, sandbox_id, caller_of(request))
         return await while_connected(request, stream(record, worker, "files", query_of(request)))
 
-    async def pass_on(request: Request, sandbox_id: str, action: str) -> Response:
-        body = await request.body()
-        record, worker = await find_running(service, sandbox_id, caller_of(request))
-        status, data = await while_connected(request, ask(record, worker, "POST", action, body, JSON))
-        return Response(data, status, media_type="application/json")
-
     return router
 
 
@@ -176,3 +170,11 @@ def query_of(request: Request) -> str:
     if not re.fullmatch(rb"[!-~]*", query) or b"#" in query:
         raise Refused("The query of the request holds what no URL may hold.")
     return query.decode("ascii")
+
+
+async def pass_on(service: Service, request: Request, sandbox_id: str, path: str) -> Response:
+    """Return what the worker answers to a request for a path of a sandbox that runs; the body is JSON."""
+    body = await request.body()
+    record, worker = await find_running(service, sandbox_id, caller_of(request))
+    status, data = await while_connected(request, ask(record, worker, request.method, path, body, JSON))
+    return Response(data, status, media_type="application/json")

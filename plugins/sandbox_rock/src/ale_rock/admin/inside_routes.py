@@ -16,7 +16,7 @@ from ale_rock.admin.answers import caller_of, plain_route
 from ale_rock.admin.auth import Gate
 from ale_rock.admin.find import find_running
 from ale_rock.admin.forward import ask, stream
-from ale_rock.admin.forward_routes import JSON, documented, query_of
+from ale_rock.admin.forward_routes import documented, pass_on, query_of
 from ale_rock.admin.record import Record
 from ale_rock.admin.service import Service
 from ale_rock.admin.workers import Worker, WorkerFailed
@@ -30,13 +30,6 @@ def make_router(service: Service, gate: Gate) -> APIRouter:
     """Make the routes."""
     router = APIRouter(prefix=f"{ALE_BASE}/sandboxes", route_class=plain_route(gate, "admin", "user"), tags=["ALE"])
 
-    async def pass_on(request: Request, sandbox_id: str, path: str) -> Response:
-        body = await request.body()
-        record, worker = await find_running(service, sandbox_id, caller_of(request))
-        work = ask(record, worker, request.method, path, body, JSON)
-        status, data = await while_connected(request, work)
-        return Response(data, status, media_type="application/json")
-
     @router.post("/{sandbox_id}/stream", openapi_extra=documented(ExecCommand))
     async def stream_command(request: Request, sandbox_id: str) -> Response:
         """Run a command and send its output as it is written: `Streams.exec_stream`, as frames."""
@@ -47,7 +40,7 @@ def make_router(service: Service, gate: Gate) -> APIRouter:
     @router.get("/{sandbox_id}/spec")
     async def describe(request: Request, sandbox_id: str) -> Response:
         """Say what a sandbox was started or reset with, but for its files: for `Attaches`."""
-        return await pass_on(request, sandbox_id, "spec")
+        return await pass_on(service, request, sandbox_id, "spec")
 
     @router.get("/{sandbox_id}/refusals")
     async def follow_refusals(
@@ -62,17 +55,17 @@ def make_router(service: Service, gate: Gate) -> APIRouter:
     @router.post("/{sandbox_id}/shells", openapi_extra=documented(OpenShell))
     async def open_shell(request: Request, sandbox_id: str) -> Response:
         """Open a shell: `Shells.open_shell`."""
-        return await pass_on(request, sandbox_id, "shells")
+        return await pass_on(service, request, sandbox_id, "shells")
 
     @router.post("/{sandbox_id}/shells/{shell}/run", openapi_extra=documented(ExecCommand))
     async def run_in_shell(request: Request, sandbox_id: str, shell: ShellName) -> Response:
         """Run a command in a shell."""
-        return await pass_on(request, sandbox_id, f"shells/{shell}/run")
+        return await pass_on(service, request, sandbox_id, f"shells/{shell}/run")
 
     @router.delete("/{sandbox_id}/shells/{shell}")
     async def close_shell(request: Request, sandbox_id: str, shell: ShellName) -> Response:
         """End a shell. It is idempotent."""
-        return await pass_on(request, sandbox_id, f"shells/{shell}")
+        return await pass_on(service, request, sandbox_id, f"shells/{shell}")
 
     @router.put("/{sandbox_id}/tree")
     async def put_tree(request: Request, sandbox_id: str) -> Response:
@@ -92,7 +85,7 @@ def make_router(service: Service, gate: Gate) -> APIRouter:
     async def reset(request: Request, sandbox_id: str) -> Response:
         """Make a sandbox as new, with another environment, other files and labels: `Resets.reset`."""
         spec = ResetSandbox.model_validate_json(await request.body()).spec
-        response = await pass_on(request, sandbox_id, "reset")
+        response = await pass_on(service, request, sandbox_id, "reset")
         record = service.fleet.live.get(sandbox_id)
         if response.status_code == 200 and record is not None:
             record.labels, record.env = dict(spec.labels), dict(spec.env)
