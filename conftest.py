@@ -57,7 +57,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def _launchers() -> Iterator[None]:
     """Groups of ranks are forked from a process that has imported what they need, once for all tests."""
     try:
-        from ale_ranks import keep_launchers
+        from ale_torch.ranks import keep_launchers
     except ImportError:  # tests of a package that needs no ranks, where it is installed alone
         yield
         return

@@ -31,9 +31,9 @@ from ale.specs.driver import DriverContext
 from ale.specs.engine import GenerateRequest, Generation, InferenceEngine, Sampling
 from ale.specs.trainer import TrainBatch
 from ale.trajectory import Chunk, Sequence, Trajectory
-from ale_packing import Credit, pack
+from ale_train.batches import Credit, pack
+from ale_train.batches.mismatch import compare_logprobs, mismatch_metrics
 from ale_trainer_torch import TorchTrainer
-from ale_training import compare_logprobs, mismatch_metrics
 
 ENGINES = ("torch", "vllm", "sglang")
 DTYPES = ("float32", "bfloat16")

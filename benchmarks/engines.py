@@ -35,12 +35,13 @@ from ale.session.tokenizer import ChatTokenizer
 from ale.specs.driver import DriverContext
 from ale.specs.engine import GenerateRequest, InferenceEngine, MemoryTicket, PolicyVersion, Sampling
 from ale_engines.shared_memory import make_weights_folder, write_tensors
-from ale_tiny_models.decoder import TinyDecoder
+from ale_train.config.scratch_model import ScratchModel
+from ale_train.models.scratch import write_scratch_model
 
 TURNS, NEW, OBSERVED, MAX_CONTEXT = 4, 64, 80, 1024
 MODELS = {
-    "0.4M": TinyDecoder(hidden_size=128, layers=2, heads=2, kv_heads=2, vocab_size=720, max_length=MAX_CONTEXT),
-    "52M": TinyDecoder(hidden_size=768, layers=7, heads=12, kv_heads=4, vocab_size=720, max_length=MAX_CONTEXT),
+    "0.4M": ScratchModel(hidden_size=128, layers=2, heads=2, kv_heads=2, vocab_size=720, max_length=MAX_CONTEXT),
+    "52M": ScratchModel(hidden_size=768, layers=7, heads=12, kv_heads=4, vocab_size=720, max_length=MAX_CONTEXT),
 }
 TEXT = "the quick brown fox jumps over the lazy dog and lists files with ls -l, then reads them with cat. "
 
@@ -109,7 +110,7 @@ async def measure(name: str, model: str, agents: list[int], rounds: int, setting
     config = cls.Config.model_validate({"max_batch": max(64, *agents), "max_context": MAX_CONTEXT, **settings})
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
-        MODELS[model].write(folder, [TEXT * 20], seed=1)
+        write_scratch_model(MODELS[model], folder, [TEXT * 20], seed=1)
         tokenizer = ChatTokenizer.load(folder)
         observation = TEXT * 4
         observation = tokenizer.decode(tokenizer.encode(observation)[:OBSERVED])

@@ -22,7 +22,7 @@ from ale.store.encoding import encode
 from ale.store.run_store import RunStore
 from ale.trajectory import Chunk, Observation, Score, Sequence, Trajectory
 from ale_report.page import write_report
-from ale_rl.token_ledger import TokenLedger
+from ale_train.rl.token_ledger import TokenLedger
 
 CHUNKS, TOKENS, GROUP, GROUPS = 20, 24, 8, 16
 

@@ -100,7 +100,8 @@ def score(completion: str) -> float:
 
 def write_inputs(out: Path) -> None:
     """Write the scaffold as a plugin, and a model with random weights."""
-    from ale_tiny_models import TinyDecoder
+    from ale_train.config.scratch_model import ScratchModel
+    from ale_train.models.scratch import write_scratch_model
 
     info = out / "plugin" / "ale_bench_multiplex-0.dist-info"
     info.mkdir(parents=True, exist_ok=True)
@@ -108,7 +109,7 @@ def write_inputs(out: Path) -> None:
     (info / "entry_points.txt").write_text("[ale.scaffold]\nwriter = multiplex:Writer\n")
     if not (out / "model").exists():
         letters = random.Random(0).choices("aeinrst ", k=30_000)  # they make all tokens: the one that ends is rare
-        TinyDecoder.model_validate(SHAPE).write(out / "model", ["".join(letters)], seed=0)
+        write_scratch_model(ScratchModel.model_validate(SHAPE), out / "model", ["".join(letters)], seed=0)
 
 
 def write_run_file(file: Path, options: argparse.Namespace, load: str, seed: int, side: str, epochs: int) -> None:

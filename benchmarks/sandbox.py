@@ -15,13 +15,13 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+from ale.config.pool import PoolConfig
 from ale.errors import AleError
 from ale.registry.drivers import build_driver
+from ale.rollout.sandbox_pool.pool import SandboxPool
 from ale.specs.choice import PluginChoice
 from ale.specs.driver import DriverContext
 from ale.specs.sandbox import Resources, Sandbox, SandboxSpec
-from ale_sandbox_pool.config import PoolConfig
-from ale_sandbox_pool.pool import SandboxPool
 
 ROUNDS, STARTS, AT_ONCE = 40, 12, 100
 IMAGE = "ale-base:1"

@@ -41,14 +41,14 @@ from contenders.sessions import (
     make_environment,
 )
 
+from ale.config.pool import PoolConfig
 from ale.errors import AleError
 from ale.registry.drivers import build_driver
+from ale.rollout.sandbox_pool.pool import SandboxPool
 from ale.specs.choice import PluginChoice
 from ale.specs.driver import DriverContext
 from ale.specs.sandbox import Sandbox, SandboxSpec
 from ale.specs.sandbox_protocols import Resets, Shell, Shells
-from ale_sandbox_pool.config import PoolConfig
-from ale_sandbox_pool.pool import SandboxPool
 
 SWEREX, ROCK = ["swe-rex==1.4.0"], ["rl-rock==1.11.0", "fastapi", "uvicorn", "pexpect", "bashlex", "psutil"]
 

@@ -19,12 +19,14 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ale.config.run import RolloutConfig, SandboxNeeds
+from ale.config.episode import RolloutConfig, SandboxNeeds
+from ale.config.pool import PoolConfig
 from ale.errors import EngineError
 from ale.messages import Message, ToolCall, ToolSpec
 from ale.registry.drivers import build_driver
 from ale.registry.hooks import Hooks
 from ale.rollout.episode import Episodes, StageInfo
+from ale.rollout.sandbox_pool.pool import SandboxPool
 from ale.rollout.selection import Option, Selection
 from ale.session.session import Sessions
 from ale.session.tokenizer import byte_tokenizer
@@ -34,10 +36,8 @@ from ale.specs.driver import DriverContext
 from ale.specs.start import Demonstration, Opening, Reply, Start, StartContext
 from ale.task import Task, TaskTests
 from ale.trajectory import Trajectory
-from ale_replay import ExpertReplay, ExpertStates
-from ale_sandbox_pool.config import PoolConfig
-from ale_sandbox_pool.pool import SandboxPool
 from ale_testing.fake_engines import CannedEngine
+from ale_train.starts import ExpertReplay, ExpertStates
 
 CHUNKS, COMMAND_MS = (2, 5, 10), (0, 50, 500)
 FILES = {f"data/{i}.txt": f"{i}\n" * 200 for i in range(20)}

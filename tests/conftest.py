@@ -11,9 +11,9 @@ import pytest
 from ale_command import FINISH
 from run_files import MINIMAL, Load
 
-from ale.config.load import LoadedConfig, load_run_config
 from ale.config.yaml_text import dump_yaml
 from ale_testing.fake_packages import install as install
+from ale_train.config.load import LoadedConfig, load_run_config
 
 FIRST = (
     "tests/security/",

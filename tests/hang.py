@@ -13,14 +13,14 @@ from importlib import import_module
 from typing import Any
 
 PARTS = {
-    "exec": ("ale_resident.sandboxes.sandbox", "ResidentSandbox", "exec"),
+    "exec": ("ale_sandbox.sandboxes.sandbox", "ResidentSandbox", "exec"),
     "engine": ("ale_engine_torch.engine", "TorchEngine", "generate"),
     "reward": ("ale_tests.reward", "TestsReward", "score"),
-    "hook": ("ale_print", "PrintTracker", "ale_step_finished"),
+    "hook": ("ale_train.observers.print_metrics", "PrintTracker", "ale_step_finished"),
     "store": ("ale.store.run_store", "RunStore", "_insert_trajectory"),
     "sync": ("ale.store.run_store", "RunStore", "sync"),
-    "update": ("ale_torch_training.ranked_trainer", "RankedTrainer", "update"),
-    "save": ("ale_torch_training.ranked_trainer", "RankedTrainer", "save"),
+    "update": ("ale_torch.training.ranked_trainer", "RankedTrainer", "update"),
+    "save": ("ale_torch.training.ranked_trainer", "RankedTrainer", "save"),
 }
 FOREVER_S = 10_000
 
@@ -45,8 +45,8 @@ def main() -> None:
         left -= 1
         return left >= 0
 
-    from ale_rl.loop import Training
-    from ale_rl.watchdog import Watchdog
+    from ale_train.rl.loop import Training
+    from ale_train.rl.watchdog import Watchdog
 
     step, begin = Training._step, Watchdog.__init__
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ale_migration.table import FRAMEWORKS, Row, rows
+from ale_train.migration.table import FRAMEWORKS, Row, rows
 
 GLOSSARY = Path(__file__).parents[1] / "docs" / "glossary.md"
 TITLE = "## Keys of configurations\n"

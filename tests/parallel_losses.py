@@ -18,12 +18,12 @@ from ale.specs.trainer import TrainBatch
 from ale_ipa import IPA
 from ale_pg import PolicyGradient
 from ale_pg.variants import RULES
-from ale_policy_loss.correction_settings import Correction
-from ale_policy_loss.likelihood_loss import LikelihoodLoss
 from ale_ppo import PPO
-from ale_ranks import World
 from ale_sft import SFT
 from ale_testing.loss_samples import random_rollouts
+from ale_torch.losses.correction_settings import Correction
+from ale_torch.losses.likelihood_loss import LikelihoodLoss
+from ale_torch.ranks import World
 from ale_trainer_torch.learner import Learner
 from ale_trainer_torch.optimizer import Optimization
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from ale.config.load import LoadedConfig
 from ale.errors import ConfigError
+from ale_train.config.load import LoadedConfig
 
 MINIMAL = {"tasks": "bash", "engine": {"use": "scripted", "answers": ["hi"]}, "trainer": None}
 quick = settings(

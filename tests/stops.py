@@ -35,8 +35,8 @@ def main() -> None:
             stop()
 
     from ale.store.run_store import RunStore
-    from ale_rl.loop import Training
-    from ale_training import StageCheckpoints
+    from ale_train.checkpoints.stage_checkpoints import StageCheckpoints
+    from ale_train.rl.loop import Training
 
     train, make, save = Training._train, StageCheckpoints._step, RunStore.save_trajectory
     if stage == "rl":

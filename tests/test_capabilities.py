@@ -8,16 +8,17 @@ from typing import Any
 import pytest
 from ale_command import ale
 
-from ale.config.load import load_run_config
-from ale.config.preflight import check_capabilities, check_started, preflight
-from ale.config.run import RunConfig
+from ale.config.capabilities import Requirements
 from ale.errors import ConfigError, PluginError
 from ale.registry.drivers import load_driver_class
 from ale.specs.driver import DriverContext, PluginConfig
 from ale_local import LocalSandbox
-from ale_rl.checks import check_algorithm
-from ale_rl.config import RLConfig
 from ale_testing.fake_packages import Install
+from ale_train.config.load import load_run_config
+from ale_train.config.rl import RLConfig
+from ale_train.config.run import RunConfig
+from ale_train.pipeline.preflight import check_capabilities, plan_run
+from ale_train.rl.checks import check_algorithm
 
 BASE = """
 model: {scratch: {hidden_size: 32}}
@@ -119,7 +120,7 @@ def test_a_sources_needs_in_a_mix_concern_the_rules_that_its_tasks_can_reach(
     driver = load_driver_class("sandbox", "local")(PluginConfig(), DriverContext())
     for number, rule in enumerate(run.sandbox.rules):
         if rule.use == "local" and number not in blamed:
-            check_started(run, f"sandbox.select.{number}", "sandbox", driver)
+            Requirements(run).check_started(f"sandbox.select.{number}", "sandbox", driver)
 
 
 def test_limits_are_needed_where_the_file_asks_for_them(tmp_path: Path) -> None:
@@ -144,10 +145,10 @@ def test_states_of_experts_take_snapshots_and_an_agent_outside(tmp_path: Path) -
     plain = run_with(tmp_path, snapshot, "sandbox={use: local, isolation: none}", "needs.network=full")
     assert any("the algorithm plugin 'ipa' needs a sandbox with 'Snapshots'" in line for line in refusals(plain))
     driver: Any = load_driver_class("sandbox", "local")(PluginConfig(), DriverContext())
-    check_started(run_with(tmp_path, snapshot), "sandbox", "sandbox", driver)
+    Requirements(run_with(tmp_path, snapshot)).check_started("sandbox", "sandbox", driver)
     driver.sandbox_type = LocalSandbox
     with pytest.raises(PluginError, match="not on this machine"):
-        check_started(run_with(tmp_path, snapshot), "sandbox", "sandbox", driver)
+        Requirements(run_with(tmp_path, snapshot)).check_started("sandbox", "sandbox", driver)
     inside = run_with(tmp_path, snapshot, "scaffold={use: sweagent}", "needs.network=endpoint-only")
     with pytest.raises(ConfigError, match=r"algorithm\.experts\.start_states: every agent of the run is inside its"):
         check_algorithm(inside, RLConfig(), demonstrations=True)
@@ -254,12 +255,12 @@ def test_what_may_be_reached_is_said_whole_or_refused(tmp_path: Path, override: 
 def test_what_the_machine_took_from_a_started_driver_is_refused_too(tmp_path: Path) -> None:
     run = run_with(tmp_path, "needs.capabilities={sandbox: [limits]}")
     driver = load_driver_class("sandbox", "local")(PluginConfig(), DriverContext())
-    check_started(run, "sandbox", "sandbox", driver)
+    Requirements(run).check_started("sandbox", "sandbox", driver)
     driver.capabilities = driver.capabilities - {"limits"}  # type: ignore[misc]
     with pytest.raises(
         PluginError, match=r"sandbox: needs\.capabilities\.sandbox needs a sandbox with 'limits' .* not on this machine"
     ):
-        check_started(run, "sandbox", "sandbox", driver)
+        Requirements(run).check_started("sandbox", "sandbox", driver)
 
 
 def test_the_command_line_refuses_before_a_run_folder_is_made(tmp_path: Path) -> None:
@@ -286,19 +287,19 @@ def test_an_expert_that_comes_from_nowhere_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="experts has no source"):
         run_with(tmp_path, "algorithm={use: ipa, experts: {demonstrations: false}}")
     with pytest.raises(ConfigError, match="is no run folder"):
-        preflight(run_with(tmp_path, f"algorithm={{use: ipa, experts: {{data: [{tmp_path}]}}}}"))
+        plan_run(run_with(tmp_path, f"algorithm={{use: ipa, experts: {{data: [{tmp_path}]}}}}"))
     experts = "algorithm={use: ipa, experts: {}}"
     for name in ("config.json", "tokenizer.json", "chat_template.jinja", "model.safetensors"):
         (tmp_path / name).write_text("{}")
     with pytest.raises(ConfigError, match="the run makes no demonstrations"):
-        preflight(run_with(tmp_path, experts, "sft=null", "model.scratch=null", f"model.path={tmp_path}"))
+        plan_run(run_with(tmp_path, experts, "sft=null", "model.scratch=null", f"model.path={tmp_path}"))
     with pytest.raises(ConfigError, match=r"rl\.resample_even_groups takes away the groups"):
-        preflight(run_with(tmp_path, experts, "rl.resample_even_groups=2"))
+        plan_run(run_with(tmp_path, experts, "rl.resample_even_groups=2"))
 
 
 def test_groups_of_one_cannot_be_compared(tmp_path: Path) -> None:
     replaced, alone = "rl.resample_even_groups=3", "algorithm={use: ipa, group_size: 1}"
     with pytest.raises(ConfigError, match=r"rl\.resample_even_groups: with algorithm\.group_size=1"):
-        preflight(run_with(tmp_path, replaced, alone))
-    preflight(run_with(tmp_path, alone))
-    preflight(run_with(tmp_path, replaced, "algorithm={use: ipa, group_size: 2}"))
+        plan_run(run_with(tmp_path, replaced, alone))
+    plan_run(run_with(tmp_path, alone))
+    plan_run(run_with(tmp_path, replaced, "algorithm={use: ipa, group_size: 2}"))

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import yaml
 
-from ale.config.load import LoadedConfig
 from ale.errors import PluginError, SandboxError
-from ale_rl import eval_command
 from ale_testing.command_line import ale
+from ale_train.config.load import LoadedConfig
+from ale_train.rl import eval_command
 
 ALE = Path(sys.executable).with_name("ale")
 MINIMAL = "tasks: bash\nengine: {use: scripted, random: true}\ntrainer: null\n"

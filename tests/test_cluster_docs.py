@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import yaml
 
-from ale.config.load import load_run_config
 from ale.errors import ConfigError
 from ale.registry.drivers import load_plugin
 from ale_ray.command import cluster_app
 from ale_ray.connection import Room, check_room
 from ale_ray.settings import RayConfig
+from ale_train.config.load import load_run_config
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "cluster.md"

@@ -14,9 +14,7 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
-from ale.config.load import load_run_config
 from ale.config.plugin_field import plugin_places
-from ale.config.run import RunConfig
 from ale.config.yaml_text import parse_yaml
 from ale.errors import ConfigError
 from ale.registry.drivers import load_driver_class
@@ -29,6 +27,8 @@ from ale.specs.driver import Driver, DriverContext, PluginConfig
 from ale.specs.start import Opening, Start, StartContext
 from ale.task import Task, TaskTests
 from ale_testing.command_line import ale
+from ale_train.config.load import load_run_config
+from ale_train.config.run import RunConfig
 
 ROOT = Path(__file__).parents[1]
 MINIMAL = "tasks: bash\nengine: {use: scripted, answers: [x]}\ntrainer: null\n"

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from run_files import MINIMAL, Load, mistakes, quick
 
-from ale.config.run import RunConfig
+from ale.config.keys import describe_keys
 from ale.config.yaml_text import dump_yaml
 from ale.errors import ConfigError
-from ale_config_tools import describe_keys
+from ale_train.config.run import RunConfig
 
 # -- what holds ------------------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from ale_command import REPOSITORY, ale, summary_of
 
-from ale_python_api import evaluate, run
+from ale_train.python_api import evaluate, run
 
 
 @pytest.mark.slow

@@ -27,7 +27,7 @@ def test_engine_and_trainer_agree_on_a_gpu(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("window", [None, 3])
 def test_packed_attention_in_one_kernel_is_that_of_each_sequence(window: int | None) -> None:
-    from ale_torch_training.attention import has_kernel, packed_attention
+    from ale_torch.training.attention import has_kernel, packed_attention
 
     torch.manual_seed(0)
     lengths = [5, 1, 9]

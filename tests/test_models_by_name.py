@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from ale_command import TINY, ale_in_a_process, summary_of
 
-from ale_tiny_models import TinyDecoder
+from ale_train.config.scratch_model import ScratchModel
+from ale_train.models.scratch import write_scratch_model
 
 RunFile = Callable[[str], Path]
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -27,8 +28,8 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     folder = tmp_path / "home" / "hub" / "models--team--small"
     snapshot = folder / "snapshots" / COMMIT
-    shape = TinyDecoder.model_validate({"hidden_size": 32, "layers": 1, "heads": 2, "kv_heads": 1, "vocab_size": 320})
-    shape.write(snapshot, TEXTS, 1)
+    shape = ScratchModel.model_validate({"hidden_size": 32, "layers": 1, "heads": 2, "kv_heads": 1, "vocab_size": 320})
+    write_scratch_model(shape, snapshot, TEXTS, 1)
     (folder / "refs").mkdir()
     (folder / "refs" / "main").write_text(COMMIT)
     return folder

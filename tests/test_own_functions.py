@@ -10,8 +10,8 @@ import pytest
 from ale_command import REPOSITORY, ale, summary_of
 
 from ale.store.run_store import RunStore
-from ale_python_api import run
-from ale_rl.spares import SPARE_SEED
+from ale_train.python_api import run
+from ale_train.rl.spares import SPARE_SEED
 
 ROWS = [{"prompt": f"{n} + 1 =", "answer": str(n + 1), "level": "easy"} for n in range(6)]
 FUNCTIONS = """

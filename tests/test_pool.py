@@ -15,14 +15,14 @@ import pytest
 from ale_command import SCRIPTED, ale, summary_of
 from kit import run_kit_here
 
+from ale.config.pool import PoolConfig
 from ale.errors import SandboxError
 from ale.registry.drivers import build_driver
+from ale.rollout.sandbox_pool.pool import SandboxPool
 from ale.specs.choice import PluginChoice
 from ale.specs.driver import DriverContext
 from ale.specs.sandbox import TESTS, Resources, SandboxSpec
 from ale.store.run_store import RunStore
-from ale_sandbox_pool.config import PoolConfig
-from ale_sandbox_pool.pool import SandboxPool
 from ale_testing.fake_packages import write_package
 from ale_testing.sandbox_providers import must_answer
 
@@ -40,8 +40,8 @@ LITTER = (
     "rm -rf .[!.]* * ~/* /tmp/*; ln -s / all",
 )
 POOLED = """
-from ale_sandbox_pool.pool import SandboxPool
-from ale_sandbox_pool.config import PoolConfig
+from ale.rollout.sandbox_pool.pool import SandboxPool
+from ale.config.pool import PoolConfig
 from ale.specs.driver import Driver
 from ale_local import LocalSandboxProvider
 class Fixed(Driver, SandboxPool):

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from run_files import MINIMAL, Load, mistakes, outcome, quick
 
-from ale.config.run import RunConfig
+from ale.config.keys import describe_keys
 from ale.errors import ConfigError
-from ale_config_tools import describe_keys
+from ale_train.config.run import RunConfig
 
 FULL: dict[str, Any] = {
     "name": "full",

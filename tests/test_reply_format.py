@@ -14,9 +14,9 @@ from ale.messages import Message, ToolCall, ToolSpec
 from ale.session.recorder import Recorder
 from ale.session.reply_format import ReplyForm
 from ale.session.tokenizer import CHAT_TEMPLATE, byte_tokenizer
+from ale.session.tool_formats import Hermes, Llama, QwenXML
 from ale.specs.driver import Driver, DriverContext, PluginConfig
 from ale.specs.tool_format import ReadReply, ToolFormat
-from ale_tool_formats import Hermes, Llama, QwenXML
 
 TOOLS = (ToolSpec("shell", "Run.", {"type": "object", "properties": {"command": {"type": "string"}}}),)
 FORMS = {

@@ -17,11 +17,13 @@ from typing import Any
 import pytest
 from ale_command import FINISH, ale
 
-from ale.config.run import RolloutConfig, SandboxNeeds
+from ale.config.episode import RolloutConfig, SandboxNeeds
+from ale.config.pool import PoolConfig
 from ale.messages import Message, ToolCall
 from ale.registry.drivers import build_driver
 from ale.registry.hooks import Hooks
 from ale.rollout.episode import Episodes, StageInfo
+from ale.rollout.sandbox_pool.pool import SandboxPool
 from ale.rollout.selection import Option, Selection
 from ale.session.session import Sessions
 from ale.session.tokenizer import byte_tokenizer
@@ -34,12 +36,10 @@ from ale.specs.start import Demonstration, Reply
 from ale.store.run_store import RunStore
 from ale.task import Task, TaskTests
 from ale.trajectory import Score, Trajectory
-from ale_replay import ExpertReplay, ExpertStates, expert_steps
-from ale_sandbox_pool.config import PoolConfig
-from ale_sandbox_pool.pool import SandboxPool
 from ale_testing.fake_engines import ScriptedEngine
 from ale_testing.fake_packages import Install
 from ale_testing.sandbox_providers import must_answer, provider_of
+from ale_train.starts import ExpertReplay, ExpertStates, expert_steps
 
 Events = list[tuple[str, dict[str, Any]]]
 RL = StageInfo("rl", 1, "train", 1.0)
@@ -214,7 +214,7 @@ from dataclasses import replace
 from pathlib import Path
 from ale.specs.algorithm import Algorithm
 from ale.specs.driver import Driver, PluginConfig
-from ale_replay import ExpertReplay, ExpertStates
+from ale_train.starts import ExpertReplay, ExpertStates
 class Again(Driver, Algorithm):
     api_version = ">=1.0,<1.2"
     Config = PluginConfig

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import pytest
 
-from ale.config.run import RolloutConfig, SandboxNeeds
+from ale.config.episode import RolloutConfig, SandboxNeeds
 from ale.errors import AleError, EngineError, StartDiverged
 from ale.messages import Message, ToolCall, ToolSpec
 from ale.registry.hooks import Hooks
@@ -28,10 +28,10 @@ from ale.specs.scaffold import ModelSession, Scaffold
 from ale.specs.start import Opening, Reply, Start, StartContext
 from ale.task import Task, TaskTests
 from ale.trajectory import Chunk, Score, Trajectory
-from ale_packing import Credit, pack
 from ale_testing.fake_engines import ScriptedEngine
 from ale_testing.fake_sandboxes import MemoryProvider
 from ale_testing.sample_conversation import EXPERT, SAYS, START, TOOLS
+from ale_train.batches import Credit, pack
 
 TASK = Task(id="t", instruction="do it", tests=TaskTests(command="true"))
 

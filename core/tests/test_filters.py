@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from test_episode import Fixed, Program
 
-from ale.config.run import RolloutConfig, SandboxNeeds
+from ale.config.episode import RolloutConfig, SandboxNeeds
 from ale.errors import ApiError, EngineError, SandboxError, TaskError
 from ale.registry.hooks import Hooks
 from ale.rollout.episode import Episodes, StageInfo

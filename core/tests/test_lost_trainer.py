@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ale.errors import TrainerError, TrainerLost
-from ale.pipeline import run as pipeline
+from ale_train.pipeline import run as pipeline
 
 
 class Attempts:

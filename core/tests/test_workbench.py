@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from ale.errors import ConfigError
-from ale.pipeline.workbench import Workbench
+from ale_train.workbench.workbench import Workbench
 
 BENCH = SimpleNamespace(
     config=SimpleNamespace(tasks=SimpleNamespace(use="bash")),

@@ -13,17 +13,17 @@ Where = tuple[str, str, bool]
 before it)."""
 POINTS: dict[str, Where] = {
     "a rollout is stored": ("ale.store.run_store", "RunStore._insert_trajectory", True),
-    "an update is made": ("ale_torch_training.worker", "RankWorker.update", True),
-    "weights are published": ("ale_torch_training.worker", "RankWorker.publish", True),
+    "an update is made": ("ale_torch.training.worker", "RankWorker.update", True),
+    "weights are published": ("ale_torch.training.worker", "RankWorker.publish", True),
     "the engine loads weights": ("ale_engine_torch.engine", "TorchEngine.load_weights", False),
     "a step is committed": ("ale.store.run_store", "RunStore.add_metrics", True),
-    "the trainer's state is written": ("ale_torch_training.worker", "write_state", False),
-    "a checkpoint is put in place": ("ale_rl.checkpoint", "put_in_place", False),
-    "a checkpoint was put in place": ("ale_rl.checkpoint", "put_in_place", True),
-    "an evaluation begins": ("ale_evaluation.evaluate", "evaluate", False),
-    "a resumed run restores the trainer": ("ale_torch_training.worker", "RankWorker.restore", True),
-    "a resumed run undoes what came after": ("ale_rl.checkpoint", "undo_after", False),
-    "a resumed run has undone it": ("ale_rl.checkpoint", "undo_after", True),
+    "the trainer's state is written": ("ale_torch.training.worker", "write_state", False),
+    "a checkpoint is put in place": ("ale_train.rl.checkpoint", "put_in_place", False),
+    "a checkpoint was put in place": ("ale_train.rl.checkpoint", "put_in_place", True),
+    "an evaluation begins": ("ale_train.evaluation.evaluate", "evaluate", False),
+    "a resumed run restores the trainer": ("ale_torch.training.worker", "RankWorker.restore", True),
+    "a resumed run undoes what came after": ("ale_train.rl.checkpoint", "undo_after", False),
+    "a resumed run has undone it": ("ale_train.rl.checkpoint", "undo_after", True),
 }
 IN_A_RESUME = {name for name in POINTS if name.startswith("a resumed run")}
 

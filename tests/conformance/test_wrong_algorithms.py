@@ -12,7 +12,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.bwrap]
 ALGORITHM = """
 from ale_ipa import IPA
 from ale_ipa.objective import ChunkLoss
-from ale_replay import ExpertReplay
+from ale_train.starts import ExpertReplay
 from dataclasses import dataclass, fields, replace
 import numpy as np
 def vars_of(loss):

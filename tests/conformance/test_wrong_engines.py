@@ -10,7 +10,7 @@ from wrong import AWAITED_S, Wrong, assert_found
 pytestmark = [pytest.mark.slow, pytest.mark.bwrap]
 
 ENGINE = (
-    "from ale_scripted import ScriptedEngine\nfrom dataclasses import replace\nimport asyncio\n"
+    "from ale_engines.scripted import ScriptedEngine\nfrom dataclasses import replace\nimport asyncio\n"
     "class Fixed(ScriptedEngine):\n"
 )
 

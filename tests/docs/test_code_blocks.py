@@ -94,7 +94,7 @@ def test_python_runs(block: Block, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("block", of("yaml"), ids=str)
 def test_yaml_is_valid_in_a_run_file(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ale.config.load import load_run_config
+    from ale_train.config.load import load_run_config
 
     monkeypatch.chdir(tmp_path)
     write_files(block.page, tmp_path)

@@ -7,7 +7,7 @@ import re
 import pytest
 from key_table import GLOSSARY, read_table, render_table
 
-from ale_migration.table import FRAMEWORKS, rows
+from ale_train.migration.table import FRAMEWORKS, rows
 
 COLUMNS = ["term", "meaning", *FRAMEWORKS.values(), "others"]
 Terms = list[dict[str, str]]

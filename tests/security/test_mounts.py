@@ -186,7 +186,7 @@ for path in ("/sys/kernel/uevent_helper", "/sys/fs/cgroup/memory/release_agent",
 import shutil
 open("/tmp/own", "w").close()
 control("own file", write("/tmp/own", b"x") == 1)
-for folder in ("/.ale", "/.ale/ale_resident", "/.ale/program", "/.ale/program/ale_resident", "/.ale/so", "/.ale/bin",
+for folder in ("/.ale", "/.ale/ale_sandbox", "/.ale/program", "/.ale/program/ale_sandbox", "/.ale/so", "/.ale/bin",
                "/.ale/control", "/proc", "/sys"):
     attempt(f"a file in {folder}", lambda: os.close(os.open(folder + "/sitecustomize.py", os.O_CREAT | os.O_WRONLY)))
 for folder, _, names in os.walk("/.ale"):

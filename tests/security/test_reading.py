@@ -62,7 +62,7 @@ attempt("hard link to the host's secret", os.link, FACTS["secret"], "hard")
     Attack(
         "keeps the host's files by hard links out of what is mounted from there",
         """
-source = "/.ale/ale_resident/resident/loop.py" if os.path.exists("/.ale/ale_resident") else "/.ale/bin/python3"
+source = "/.ale/ale_sandbox/resident/loop.py" if os.path.exists("/.ale/ale_sandbox") else "/.ale/bin/python3"
 control("there it is", os.path.getsize(source) > 0)
 for folder in ("/tmp", "/workspace", "/dev/shm"):
     attempt(folder, os.link, source, folder + "/kept")

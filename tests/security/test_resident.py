@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ale_resident.resident.frames import DONE, EXEC, frame
+from ale_sandbox.resident.frames import DONE, EXEC, frame
 
 from .attack import ABSENT, DENIED, READ_ONLY, Attack
 from .conftest import each_provider, everywhere

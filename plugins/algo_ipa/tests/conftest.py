@@ -16,10 +16,10 @@ from ale.specs.trainer import LossInput, TrainBatch
 from ale.task import Task, TaskTests
 from ale.trajectory import Trajectory
 from ale_ipa import IPA
-from ale_replay import REPLAY_LOST, ExpertReplay
 from ale_testing.loss_samples import loss_input as input_of_part
 from ale_testing.loss_samples import rollout
 from ale_testing.recording_channel import RecordingChannel
+from ale_train.starts import REPLAY_LOST, ExpertReplay
 
 Build = Callable[..., Trajectory]
 TASKS = [Task(id=name, instruction="Do it.", tests=TaskTests(command="true")) for name in ("a", "b")]

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from ale.specs.trainer import LossInput
 from ale.trajectory import Trajectory
 from ale_ipa import IPA
-from ale_packing import split
 from ale_testing.loss_samples import rollout
+from ale_train.batches import split
 
 LEVELS = st.sampled_from(["chunk", "token", "trajectory"])
 LOGPROBS = st.floats(-8, -1 / 1024, width=32)

@@ -13,10 +13,10 @@ from pydantic import ValidationError
 from ale.errors import PluginError
 from ale.specs.trainer import LossInput
 from ale.trajectory import Chunk, ChunkError, Failure, Score, Trajectory
-from ale_packing import split
 from ale_pg import PolicyGradient
 from ale_pg.variants import RULES
-from ale_policy_loss.overlong import Overlong, length_penalty
+from ale_torch.losses.overlong import Overlong, length_penalty
+from ale_train.batches import split
 
 Make = Callable[..., PolicyGradient]
 Build = Callable[..., Trajectory]

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from ale.specs.trainer import LossInput
 from ale.trajectory import Trajectory
-from ale_packing import split
 from ale_pg import PolicyGradient
 from ale_pg.variants import RULES
+from ale_train.batches import split
 
 from .slow_loops import GROUPED, Rollout, logprobs, packed_rollouts, slow
 

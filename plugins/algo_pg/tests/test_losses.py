@@ -14,9 +14,9 @@ from torch import Tensor
 from ale_pg.cispo import cispo
 from ale_pg.reinforce import reinforce, tis
 from ale_pg.topr import topr
-from ale_policy_loss.ppo import ppo_clip
-from ale_policy_loss.ratios import log_ratio, mismatch_mask
-from ale_policy_loss.terms import Terms, even_shares, trajectory_shares
+from ale_torch.losses.ppo import ppo_clip
+from ale_torch.losses.ratios import log_ratio, mismatch_mask
+from ale_torch.losses.terms import Terms, even_shares, trajectory_shares
 
 Loss = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Terms]
 """(new, old, engine, advantages, trajectories) -> terms."""

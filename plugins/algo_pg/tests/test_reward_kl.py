@@ -13,9 +13,9 @@ from ale.specs.driver import DriverContext
 from ale.specs.trainer import TrainBatch
 from ale.trajectory import Score, Trajectory
 from ale_pg import PolicyGradient
-from ale_policy_loss.reward_kl import reward_kl
-from ale_policy_loss.token_order import in_order
 from ale_testing.loss_samples import loss_input, random_rollouts, rollout
+from ale_torch.losses.reward_kl import reward_kl
+from ale_torch.losses.token_order import in_order
 
 from .slow_loops import slow_token_advantages
 

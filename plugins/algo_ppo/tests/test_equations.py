@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from ale.specs.driver import DriverContext
 from ale.specs.trainer import LossInput, TrainBatch
 from ale.trajectory import Score, Trajectory
-from ale_policy_loss.correction_settings import Correction
-from ale_policy_loss.token_order import in_order
 from ale_ppo import PPO
 from ale_ppo.gae import gae, whiten
 from ale_testing.loss_samples import loss_input, random_rollouts, rollout
+from ale_torch.losses.correction_settings import Correction
+from ale_torch.losses.token_order import in_order
 
 numbers = st.floats(-3, 3)
 

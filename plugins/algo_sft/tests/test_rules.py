@@ -24,7 +24,7 @@ from ale_sft import SFT
 from ale_sft.contexts import overlap
 from ale_sft.rules import RULES, SIMILAR
 from ale_testing.fake_engines import CannedEngine
-from ale_training import retokenize
+from ale_train.batches.retokenization import retokenize
 
 SHELL = (ToolSpec("shell", "Run."), ToolSpec("task", "Ask a sub-agent."))
 READ = (ToolSpec("read", "Read."),)

@@ -16,9 +16,9 @@ from ale.specs.driver import DriverContext
 from ale.specs.trainer import TrainBatch
 from ale.trajectory import Trajectory
 from ale_sft import SFT
-from ale_supervised.pretraining import text_batch
-from ale_supervised.text_sequences import sequences_once, stream_sequences
 from ale_testing.tiny_model import write_tiny_model
+from ale_train.supervised.pretraining import text_batch
+from ale_train.supervised.text_sequences import sequences_once, stream_sequences
 
 trainer_torch = pytest.importorskip("ale_trainer_torch")
 LENGTH = 24

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ale.errors import ConfigError
-from ale_ranks import World
+from ale_torch.ranks import World
 
 
 class Member:

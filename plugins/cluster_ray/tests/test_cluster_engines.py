@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from ale.config.run import RunConfig
 from ale.errors import ConfigError, PluginError
 from ale.registry.validation import validate
 from ale.session.tokenizer import byte_tokenizer
@@ -20,6 +19,7 @@ from ale_ray import control
 from ale_ray.cluster import RayCluster
 from ale_ray.control import FOLDER, read_roles
 from ale_ray.settings import EnginePlaces, RayConfig, TrainerPlaces
+from ale_train.config.run import RunConfig
 
 from .conftest import FakeHost, Started
 

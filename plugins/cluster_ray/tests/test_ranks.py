@@ -25,17 +25,17 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy  # n
 
 from ale.errors import ConfigError, TrainerError  # noqa: E402
 from ale.specs.driver import DriverContext  # noqa: E402
+from ale.specs.ranks import RankPlaces  # noqa: E402
 from ale.specs.trainer import ChunkTable, LossInput, LossOutput, TrainBatch  # noqa: E402
-from ale_ranks import RanksLost  # noqa: E402
 from ale_ray import actors  # noqa: E402
 from ale_ray import ranks as ranks_module  # noqa: E402
 from ale_ray.ranks import RayRanks  # noqa: E402
 from ale_testing.loss_samples import TOKENS, write_small_policy  # noqa: E402
 from ale_testing.processes import running  # noqa: E402
-from ale_torch_training import RankPlaces  # noqa: E402
-from ale_torch_training.ranked_trainer import Workers  # noqa: E402
+from ale_torch.ranks import RanksLost  # noqa: E402
+from ale_torch.training.ranked_trainer import Workers  # noqa: E402
+from ale_torch.weights import receiver  # noqa: E402
 from ale_trainer_torch import TorchTrainer  # noqa: E402
-from ale_weight_transfer import receiver  # noqa: E402
 
 MEMBER = "ray_member:Member"
 NAMED = r"Rank %d of 2 \(process \d+ on the node [\d.]+\) failed in '%s', and not all did, so all were ended: "
@@ -122,7 +122,7 @@ def test_a_rank_computes_with_its_threads_and_knows_the_address_of_its_node(last
 
 
 def test_what_all_raise_is_raised_as_it_is_and_they_go_on(lasting: RayRanks, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ale_ranks.group.OTHERS_S", 0.1)
+    monkeypatch.setattr("ale_torch.ranks.group.OTHERS_S", 0.1)
     with pytest.raises(ConfigError, match=r"^The folder is damaged\.$") as refused:
         lasting.call("load", 0.7)
     assert type(refused.value) is ConfigError
@@ -138,7 +138,7 @@ def test_what_all_raise_is_raised_as_it_is_and_they_go_on(lasting: RayRanks, mon
 def test_if_only_some_fail_all_are_ended(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     two = start()
     running = processes_of(two)
-    monkeypatch.setattr("ale_ranks.group.OTHERS_S", 0.5)
+    monkeypatch.setattr("ale_torch.ranks.group.OTHERS_S", 0.5)
     with pytest.raises(RanksLost, match=NAMED % (1, "fail") + "ZeroDivisionError: nothing to divide by$"):
         two.call("fail", 1)
     with pytest.raises(RanksLost, match="Rank 1 of 2"):
@@ -173,7 +173,7 @@ def test_a_rank_that_stands_still_is_lost_and_one_that_works_for_long_is_not(
 ) -> None:
     monkeypatch.setattr(ranks_module, "LOOK_S", 1.0)
     monkeypatch.setattr(actors, "SILENT_S", 4.0)  # a busy machine may hold up a rank that moves for some of them
-    monkeypatch.setattr("ale_ranks.group.OTHERS_S", 0.5)
+    monkeypatch.setattr("ale_torch.ranks.group.OTHERS_S", 0.5)
     two = start()
     running = processes_of(two)
     assert two.call("apply", lambda world: time.sleep(5.5)) == [None, None]

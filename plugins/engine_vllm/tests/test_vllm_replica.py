@@ -18,9 +18,9 @@ from ale.specs.engine import PolicyVersion
 from ale_engines import fingerprint
 from ale_engines.server_replica import SILENCE_S
 from ale_engines.server_settings import ServerSettings
+from ale_torch.weights import GlooTicket, IpcTicket, TensorSpec
+from ale_torch.weights.sums import sum_weights
 from ale_vllm.replica import VllmReplica
-from ale_weight_transfer import GlooTicket, IpcTicket, TensorSpec
-from ale_weight_transfer.sums import sum_weights
 
 from .conftest import ModelOf, request
 

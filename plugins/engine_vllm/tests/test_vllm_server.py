@@ -25,8 +25,8 @@ from ale_engines.environments import find_python
 from ale_engines.replica import Interrupted
 from ale_engines.sampled import STREAM_INTERVAL
 from ale_engines.server_settings import ServerSettings
+from ale_torch.weights.sender import WeightSender
 from ale_vllm.replica import VllmReplica
-from ale_weight_transfer.sender import WeightSender
 
 from .conftest import ModelOf, logprobs_of, make_model, request
 

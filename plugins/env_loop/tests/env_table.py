@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ale.config.run import RolloutConfig, SandboxNeeds
+from ale.config.episode import RolloutConfig, SandboxNeeds
 from ale.messages import Message, ToolSpec
 from ale.registry.hooks import Hooks
 from ale.rollout.episode import Episodes, StageInfo

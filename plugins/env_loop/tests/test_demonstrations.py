@@ -7,7 +7,7 @@ from collections.abc import Callable
 from env_table import Table, first, world
 
 from ale.specs.start import Demonstration
-from ale_replay import ExpertReplay
+from ale_train.starts import ExpertReplay
 
 Tables = Callable[..., Table]
 ACT = "<act>(.*?)</act>"

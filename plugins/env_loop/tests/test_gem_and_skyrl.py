@@ -15,8 +15,8 @@ from env_table import Table, first, source
 
 from ale.errors import ConfigError
 from ale.task import Task
-from ale_replay import ExpertReplay
 from ale_testing.index_venvs import python_with
+from ale_train.starts import ExpertReplay
 
 Tables = Callable[..., Table]
 pytestmark = [pytest.mark.network, pytest.mark.slow]

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from ale.config.load import load_run_config
 from ale.errors import ConfigError
 from ale_lab.catalogue import EXPERIMENTS
 from ale_lab.commands import read_seeds
 from ale_lab.curve_summaries import SUMMARIES
 from ale_lab.experiment import Experiment
 from ale_lab.plan import Plan, Run
+from ale_train.config.load import load_run_config
 
 EACH = pytest.mark.parametrize("experiment", EXPERIMENTS.values(), ids=lambda e: e.name)
 

@@ -23,7 +23,7 @@ from ale_lab.simulation.loop import Machines, Simulation, TrainerSpeed
 from ale_lab.simulation.published import MARIN, fitted, ladder
 from ale_lab.simulation.scenes import read_scene
 from ale_lab.simulation.workload import Episode, LogNormal, Measured, Workload
-from ale_rl.multiplexing import Multiplexing
+from ale_train.rl.multiplexing import Multiplexing
 
 NO_PREFILL = float("inf")
 

@@ -108,7 +108,7 @@ a, _ = s.accept(); c.close(); a.close()'"""
 def hurry(base: Path | None) -> None:
     """Give the resets of a provider's sandboxes less time."""
     assert base is not None
-    program = base / "program" / "ale_resident" / "resident" / "reset" / "cleanup.py"
+    program = base / "program" / "ale_sandbox" / "resident" / "reset" / "cleanup.py"
     program.write_text(program.read_text().replace("DEADLINE_S = 10.0", "DEADLINE_S = 0.05"))
     for compiled in (program.parent / "__pycache__").glob("cleanup.*"):
         compiled.unlink()

@@ -8,7 +8,7 @@ import platform
 import pytest
 
 from ale_local import LocalSandbox
-from ale_resident.resident import seccomp
+from ale_sandbox.resident import seccomp
 
 
 @pytest.mark.bwrap

@@ -13,8 +13,8 @@ import pytest
 from ale.errors import SandboxError
 from ale.specs.sandbox import TESTS
 from ale_local import LocalSandbox
-from ale_resident.resident.trees import packing
-from ale_resident.trees.transfers import Transfer
+from ale_sandbox.resident.trees import packing
+from ale_sandbox.trees.transfers import Transfer
 
 from .conftest import contents
 

@@ -13,8 +13,8 @@ from ale.registry.drivers import validate_settings
 from ale.specs.driver import DriverContext
 from ale.specs.sandbox_protocols import Snapshots
 from ale.task import Task, TaskTests
-from ale_agents import AgentVariables
 from ale_cli import CommandLineAgent
+from ale_endpoint.agents import AgentVariables
 from ale_testing.fake_engines import session
 from ale_testing.fake_sandboxes import FolderSandbox
 

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from ale.specs.driver import DriverContext
 from ale.specs.sandbox_protocols import Snapshots
-from ale_agents import AgentVariables
+from ale_endpoint.agents import AgentVariables
 from ale_openhands import OpenHands
 
 LINE = AgentVariables("Say it's $HOME.", "http://127.0.0.1:8600/v1", "key-1")

@@ -13,7 +13,7 @@ import pytest
 
 from ale.specs.driver import DriverContext
 from ale.specs.sandbox import ExecResult
-from ale_agents import AgentVariables
+from ale_endpoint.agents import AgentVariables
 from ale_openhands import OpenHands
 from ale_testing.fake_sandboxes import FolderSandbox
 

@@ -12,7 +12,7 @@ import pytest
 from ale.specs.driver import DriverContext
 from ale.specs.sandbox import ExecResult
 from ale.specs.sandbox_protocols import Snapshots
-from ale_agents import AgentVariables
+from ale_endpoint.agents import AgentVariables
 from ale_sweagent import SweAgent, scaffold
 from ale_testing.fake_sandboxes import FolderSandbox
 

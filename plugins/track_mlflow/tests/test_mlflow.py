@@ -18,12 +18,12 @@ import pytest
 from mlflow import MlflowClient
 from pydantic import ValidationError
 
-from ale.pipeline.channel import RunChannel
 from ale.registry.hooks import Hooks
 from ale.specs.driver import DriverContext
 from ale_mlflow import MlflowTracker, tracker
 from ale_mlflow.names import allowed_name
 from ale_mlflow.tracker import MlflowConfig
+from ale_train.workbench.channel import RunChannel
 
 SECRET = "hunter2-hunter2"
 RUN = {"name": "spam", "rl": {"steps": 2, "more": {}}, "note": f"the key is {SECRET}", "sft": None, "list": [1, "ö"]}

@@ -22,12 +22,12 @@ import wandb
 from pydantic import ValidationError
 from wandb.proto.wandb_internal_pb2 import Record
 
-from ale.pipeline.channel import RunChannel
 from ale.registry.hooks import Hooks
 from ale.registry.installed import list_plugins
 from ale.specs.driver import DriverContext
 from ale_testing.import_check import check_import
 from ale_testing.temporary_files import nothing_left_in
+from ale_train.workbench.channel import RunChannel
 from ale_wandb import WandbConfig, WandbTracker
 
 BLOCK, HEADER = 32_768, 7

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, Qwen3Con
 from ale.errors import ConfigError, TrainerError
 from ale.specs.driver import DriverContext
 from ale.specs.trainer import LossInput, LossOutput
-from ale_ranks import World
+from ale_torch.ranks import World
 from ale_trainer_megatron import MegatronTrainer
 from ale_trainer_megatron.layout import Layout
 from ale_trainer_megatron.model import check_shape

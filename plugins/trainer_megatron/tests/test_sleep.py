@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from megatron_setup import Surrogate, build_batch
 
-from ale_ranks import Ranks
+from ale_torch.ranks import Ranks
 from ale_trainer_megatron import MegatronTrainer
 
 

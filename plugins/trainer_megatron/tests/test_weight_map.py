@@ -9,7 +9,7 @@ import torch
 from megatron_setup import CONFIGS
 from transformers import AutoModelForCausalLM
 
-from ale_ranks import World
+from ale_torch.ranks import World
 from ale_trainer_megatron.layout import Layout
 from ale_trainer_megatron.weight_map import parts_of
 

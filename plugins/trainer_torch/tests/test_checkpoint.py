@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from ale.errors import ConfigError, TrainerError
 from ale.specs.engine import FolderTicket, MemoryTicket, PolicyVersion
 from ale.specs.trainer import LossFunction, TrainBatch
-from ale_torch_training.checkpoint_folder import OPTIMIZER_FOLDER, STATE_FILE
+from ale_torch.training.checkpoint_folder import OPTIMIZER_FOLDER, STATE_FILE
 from ale_trainer_torch import TorchTrainer
 
 ModelFolder = Callable[[str], Path]

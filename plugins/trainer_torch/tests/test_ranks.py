@@ -21,8 +21,8 @@ from ale.errors import ConfigError, TrainerError
 from ale.specs.driver import DriverContext
 from ale.specs.engine import FolderTicket
 from ale.specs.trainer import LossFunction, TrainBatch
-from ale_ranks import Ranks
 from ale_testing.processes import below, running
+from ale_torch.ranks import Ranks
 from ale_trainer_torch import TorchTrainer
 
 ModelFolder = Callable[[str], Path]
@@ -141,7 +141,7 @@ async def test_a_rank_that_stopped_for_good_does_not_hold_up_the_end(
     likelihood_loss: LossFunction,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("ale_torch_training.ranked_trainer.CLOSE_S", 1.0)
+    monkeypatch.setattr("ale_torch.training.ranked_trainer.CLOSE_S", 1.0)
     async with trainer(model_folder("qwen2"), ranks=2) as t:
         parent, ranks = processes_of(t)
         os.kill(ranks[1], signal.SIGSTOP)
@@ -205,7 +205,7 @@ async def test_on_a_cluster_all_ranks_are_where_it_starts_them(
     batch, folder = random_batch(), model_folder("qwen2")
     async with trainer(folder) as one:
         expected = await one.update(batch, likelihood_loss)
-    monkeypatch.setattr("ale_torch_training.worker.pick_device", None)
+    monkeypatch.setattr("ale_torch.training.worker.pick_device", None)
     context = DriverContext(seed=5, ranks=Places(count))
     async with TorchTrainer(TorchTrainer.Config(threads=1), context) as t:
         assert t.transports == ("folder", "gloo")

@@ -16,7 +16,7 @@ import torch
 from ale.errors import ConfigError, TrainerError
 from ale.specs.engine import MemoryTicket
 from ale.specs.trainer import LossFunction, LossInput, LossOutput, TrainBatch
-from ale_packing import select
+from ale_train.batches import select
 from ale_trainer_torch import TorchTrainer
 from ale_trainer_torch.learner import Learner
 from ale_trainer_torch.optimizer import Optimization

@@ -2,22 +2,18 @@
 
 The entry point's name is the command with dots between its words (`report`, `plugins.new`); its value is a typer
 application or a function that typer can read. Only the package whose command was typed is imported; for `--help` and
-for an unknown word all of them are.
-
-A function in the group `ale.after_run` gets the folder of a finished run and returns the path of what it made from it,
-such as a report."""
+for an unknown word all of them are."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from importlib import metadata
-from pathlib import Path
 
 import typer
 
 log = logging.getLogger("ale.cli")
-COMMANDS, AFTER_RUN = "ale.commands", "ale.after_run"
+COMMANDS = "ale.commands"
 
 
 def add_commands(app: typer.Typer, groups: dict[str, typer.Typer], words: Sequence[str]) -> None:
@@ -49,15 +45,6 @@ def _add(app: typer.Typer, groups: dict[str, typer.Typer], entry: metadata.Entry
         groups[name] = command
     else:
         parent.command(name)(command)
-
-
-def after_run(folder: Path) -> Iterator[str]:
-    """Yield a line for each thing that installed packages make of a finished run; one that fails is logged."""
-    for entry in sorted(metadata.entry_points(group=AFTER_RUN)):
-        try:
-            yield f"{entry.name}: {entry.load()(folder)}"
-        except Exception as error:
-            _warn(f"{entry.name} of %s failed: %s", folder, error)
 
 
 def _warn(message: str, what: object, error: Exception) -> None:

@@ -10,13 +10,11 @@ import gc
 import os
 import sys
 from itertools import takewhile
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from ale import __version__
-from ale.cli.arguments import FromRun, Half, Overrides, RunFile
 from ale.cli.commands import add_commands
 from ale.errors import AleError, ConfigError
 
@@ -44,21 +42,6 @@ def _root(
     if version:
         print(__version__)
         raise typer.Exit
-
-
-@app.command("run")
-def run_(
-    file: RunFile,
-    overrides: Overrides = None,
-    only: Half = "all",
-    source: FromRun = None,
-    out: Annotated[Path | None, typer.Option(help="Run folder to write; default: a new one in run_dir.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="FILE is a run folder: go on where it was.")] = False,
-) -> None:
-    """Execute a run; the last line is the path of its summary.json."""
-    from ale.cli.run_command import run
-
-    run(file, overrides or [], only, source, out, resume)
 
 
 @plugins_app.command("list")

@@ -17,7 +17,6 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from ale.errors import AleError, ConfigError, PluginError
 from ale.registry.hints import ask_hints
-from ale.registry.package_field import installed_model
 
 M = TypeVar("M", bound=BaseModel)
 Mistake = tuple[tuple[str, ...], str]
@@ -124,8 +123,8 @@ def model_in(annotation: Any) -> type[BaseModel] | None:
 
 
 def section_model(field: FieldInfo) -> type[BaseModel] | None:
-    """Return the model of a field that holds a section, also one that a package defines; None for plain values."""
-    return installed_model(field) or model_in(field.annotation)
+    """Return the model of a field that holds a section; None for plain values."""
+    return model_in(field.annotation)
 
 
 @cache

@@ -17,12 +17,13 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
-from ale.config.run import OBSERVED, RolloutConfig, SandboxNeeds
+from ale.config.episode import RolloutConfig, SandboxNeeds
 from ale.errors import AgentError, AleError, BudgetExceeded, ConfigError, PluginError
 from ale.registry.hooks import Hooks
 from ale.registry.validation import as_plugin_error, describe_error
 from ale.rollout.no_sandbox import NoSandbox, NoSandboxes
 from ale.rollout.sandbox_spec import make_spec
+from ale.rollout.sandbox_wrappers.observed import ObservedSandbox
 from ale.rollout.selection import Selection
 from ale.rollout.side_calls import mark_side_calls
 from ale.session.session import RecordedSession, Sessions
@@ -248,8 +249,7 @@ class Episodes:
         """Return the sandbox itself, or a wrapper that calls the observers if one of them has hooks for commands."""
         if not self.hooks.has_implementation(*EXEC_HOOKS):
             return sandbox
-        wrapped: Sandbox = OBSERVED.require()(sandbox, episode_id, task, by, self.hooks)
-        return wrapped
+        return ObservedSandbox(sandbox, episode_id, task, by, self.hooks)
 
     async def _act(self, scaffold: Scaffold, task: Task, sandbox: Sandbox, session: RecordedSession) -> str:
         """Run the agent; a time-out or a used-up budget ends it, and what it left is scored all the same.

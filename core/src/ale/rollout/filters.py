@@ -1,22 +1,23 @@
 """Decides which finished rollouts cannot be trusted (paper 3.2.4.1).
 
 A *failing* agent is not an unreliable rollout: it stays, with its reward of zero. A rollout is rejected if it says
-nothing about the policy: infrastructure faults, rewards that could not be computed, what an installed package filters
-(`RolloutFilters`), and, in training alone, observers' vetoes: where a policy is judged (evaluation, pass rates), a
-vetoed rollout counts with its result."""
+nothing about the policy: infrastructure faults, rewards that could not be computed, tools that contradict themselves
+(`contradictions.py`), and, in training alone, illegal calls in a row and observers' vetoes: where a policy is judged
+(evaluation, pass rates), such a rollout counts with its result."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ale.config.run import FILTERS, RolloutConfig
+from ale.config.episode import RolloutConfig
 from ale.errors import StartDiverged
 from ale.registry.hooks import Hooks
-from ale.rollout.episode import TRAINED_STAGES
-from ale.specs.package_sections import RolloutFilters
+from ale.rollout.contradictions import KnownAnswers
+from ale.rollout.episode import RL_STAGE, TRAINED_STAGES
 from ale.trajectory import Trajectory
 
 NO_REWARD, NO_CALL, VETOED = "no reward", "no model call", "vetoed"
+ILLEGAL, UNRELIABLE = "illegal calls", "unreliable tool"
 DIVERGED = f"{StartDiverged.kind} failure"
 """The kind that `without_score` gives to a rollout that did not reach its start."""
 
@@ -38,9 +39,9 @@ class Filter:
     """
 
     def __init__(self, config: RolloutConfig, hooks: Hooks, tools: frozenset[str] = frozenset()) -> None:
-        tools |= frozenset(config.deterministic_tools)
-        asked = bool(config.max_illegal_calls or tools)
-        self._configured: RolloutFilters | None = FILTERS.require()(config, tools) if asked else None
+        self._max_illegal_calls = config.max_illegal_calls
+        self._tools = tools | frozenset(config.deterministic_tools)
+        self._answers = KnownAnswers(config.ignore_in_answers)
         self._hooks = hooks
 
     def rejection(self, trajectory: Trajectory) -> Rejection | None:
@@ -50,9 +51,12 @@ class Filter:
             return unscored
         if not trajectory.chunks:
             return Rejection(NO_CALL, NO_CALL)
-        found = None if self._configured is None else self._configured.rejection(trajectory)
-        if found is not None:
-            return Rejection(found[0], *found)
+        illegal = illegal_run(trajectory)
+        if trajectory.stage == RL_STAGE and 0 < self._max_illegal_calls <= illegal:
+            return Rejection(ILLEGAL, ILLEGAL, f"{illegal} illegal calls came in a row.")
+        contradiction = self._answers.contradiction(trajectory, self._tools)
+        if contradiction is not None:
+            return Rejection(UNRELIABLE, UNRELIABLE, contradiction)
         if trajectory.stage not in TRAINED_STAGES:
             return None
         veto = self._hooks.veto_reason("ale_filter_trajectory", trajectory=trajectory)
@@ -68,3 +72,15 @@ def without_score(trajectory: Trajectory) -> Rejection | None:
         reason = NO_REWARD if scoring else f"{failure.kind} failure"
         return Rejection(reason, reason, failure.message)
     return Rejection(NO_REWARD, NO_REWARD) if trajectory.reward is None else None
+
+
+def illegal_run(trajectory: Trajectory) -> int:
+    """Return the longest run of consecutive turns in which the policy's own tool call was illegal; side calls are no
+    turns, and the chunks that its start answered are not the policy's."""
+    longest = run = 0
+    for chunk in trajectory.turns:
+        if not chunk.sampled:
+            continue
+        run = run + 1 if chunk.error is not None and chunk.error.kind == "illegal_call" else 0
+        longest = max(longest, run)
+    return longest

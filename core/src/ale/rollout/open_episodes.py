@@ -4,15 +4,17 @@ Whoever makes episodes calls it: the run itself, and each worker of a cluster.""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from typing import Any
 
-from ale.config.preflight import check_started, sandbox_users
-from ale.config.run import RunConfig
+from ale.config.capabilities import Requirements
 from ale.registry.drivers import open_driver
 from ale.registry.hooks import Hooks
 from ale.rollout.episode import Episodes
 from ale.rollout.no_sandbox import NoSandboxes
+from ale.rollout.sandbox_pool.pool import SandboxPool
 from ale.rollout.selection import Option, Selection
 from ale.session.reply_format import ReplyForm
 from ale.session.session import Sessions
@@ -20,30 +22,45 @@ from ale.session.tokenizer import byte_tokenizer
 from ale.specs.choice import PluginChoice, Select
 from ale.specs.driver import DriverContext
 from ale.specs.engine import InferenceEngine
-from ale.specs.package_sections import PooledProvider
+from ale.specs.sandbox_protocols import ReportsMetrics
+
+
+@dataclass(frozen=True)
+class OpenEpisodes:
+    """Episodes whose drivers have started, and the pools of their sandbox plugins."""
+
+    episodes: Episodes
+    pools: Mapping[str, ReportsMetrics]
+    """By the plugin's name in the run; empty if the run has no pool."""
 
 
 async def start_driver(
-    stack: AsyncExitStack, config: RunConfig, context: DriverContext, kind: str, choice: PluginChoice, path: str = ""
+    stack: AsyncExitStack,
+    required: Requirements,
+    context: DriverContext,
+    kind: str,
+    choice: PluginChoice,
+    path: str = "",
 ) -> Any:
     """Start the driver at `path` of the run file (default: `kind`); the stack closes it. Raises `AleError`."""
     driver = await open_driver(stack, kind, choice, context, path or kind)
-    check_started(config, path or kind, kind, driver)
+    required.check_started(path or kind, kind, driver)
     return driver
 
 
 async def open_episodes(
-    stack: AsyncExitStack, config: RunConfig, context: DriverContext, hooks: Hooks, engine: InferenceEngine
-) -> tuple[Episodes, dict[str, PooledProvider]]:
-    """Return episodes that sample from this engine, and the pools of their sandbox plugins by name (none if the run has
-    no pool)."""
-    pools: dict[str, PooledProvider] = {}
+    stack: AsyncExitStack, required: Requirements, context: DriverContext, hooks: Hooks, engine: InferenceEngine
+) -> OpenEpisodes:
+    """Open the episodes of a configuration, which sample from this engine; the stack closes them. Raises `AleError`."""
+    config = required.config
+    pools: dict[str, SandboxPool] = {}
 
     async def start(kind: str, choice: PluginChoice, path: str = "") -> Any:
-        driver = await start_driver(stack, config, context, kind, choice, path)
+        driver = await start_driver(stack, required, context, kind, choice, path)
         if kind == "sandbox" and config.pool is not None:
             name = choice.use if choice.use not in pools else f"{choice.use}.{len(pools)}"
-            driver = pools[name] = await stack.enter_async_context(config.pool.pool(driver, context.channel))
+            pool = SandboxPool(driver, config.pool, context.channel)
+            driver = pools[name] = await stack.enter_async_context(pool)
         return driver
 
     async def select(kind: str, section: PluginChoice | Select) -> Selection[Any]:
@@ -65,9 +82,17 @@ async def open_episodes(
     reward = await select("reward", config.reward)
     scaffold = await select("scaffold", config.scaffold)
     provider: Selection[Any] = Selection("sandbox", [Option("none", NoSandboxes())])
-    if config.sandbox is not None and sandbox_users(config):
+    if config.sandbox is not None and required.sandbox_users:
         provider = await select("sandbox", config.sandbox)
     tool_format = await start("tool_format", config.session.tool_format, "session.tool_format")
-    sessions = Sessions(byte_tokenizer(), engine, hooks, ReplyForm(tool_format, config.session.thoughts))
-    made_with = provider, scaffold, reward, sessions, hooks, config.rollout, config.needs, context.labels
-    return Episodes(*made_with), pools
+    episodes = Episodes(
+        provider=provider,
+        scaffold=scaffold,
+        reward=reward,
+        sessions=Sessions(byte_tokenizer(), engine, hooks, ReplyForm(tool_format, config.session.thoughts)),
+        hooks=hooks,
+        config=config.rollout,
+        needs=config.needs,
+        labels=context.labels,
+    )
+    return OpenEpisodes(episodes, pools)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ale.config.preflight import NETWORKS
-from ale.config.run import SandboxNeeds
+from ale.config.capabilities import NETWORKS
+from ale.config.episode import SandboxNeeds
 from ale.errors import ConfigError
 from ale.rollout.no_sandbox import NoSandboxes
 from ale.specs.sandbox import NetworkMode, Resources, SandboxProvider, SandboxSpec

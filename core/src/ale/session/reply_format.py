@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
-from ale.config.run import DEFAULT_TOOL_FORMAT
+from ale.config.episode import DEFAULT_TOOL_FORMAT
 from ale.errors import AleError, PluginError
 from ale.messages import Message, ToolCall, ToolSpec
 from ale.registry.drivers import build_driver

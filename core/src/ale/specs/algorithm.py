@@ -151,7 +151,7 @@ class Algorithm(ABC):
         """Pack what is to be trained on; None if nothing carries a gradient. It changes nothing in the algorithm.
 
         It gets all rollouts of a step, so that statistics of groups and of the batch cover the whole step; the run then
-        cuts the batch between groups into `rl.updates_per_step` updates (`ale_packing.split`).
+        cuts the batch between groups into `rl.updates_per_step` updates (`ale_train.batches.split`).
 
         It gets no rejected trajectory. A trajectory without a `reward` (its sandbox was lost) is not a failed one: an
         algorithm that learns from rewards gives it no loss and does not let it change the others. What the algorithm

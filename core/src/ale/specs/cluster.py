@@ -7,9 +7,31 @@ of the trainer's ranks (`DriverContext.ranks`), and for episodes that are run el
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+from ale.specs.choice import PluginChoice
+from ale.specs.driver import Driver
 from ale.specs.engine import InferenceEngine
+from ale.specs.ranks import RankPlaces
+
+if TYPE_CHECKING:  # types alone: episodes are made on a higher floor
+    from ale.config.episode import EpisodeConfig
+    from ale.rollout.open_episodes import OpenEpisodes
+
+
+@dataclass(frozen=True)
+class EnginePlan:
+    """The engine that a run asks of its cluster."""
+
+    choice: PluginChoice
+    check: Callable[[Driver], None]
+    """It refuses a started engine that lacks what the run needs. Raises `PluginError`."""
+    beside_trainer: bool = True
+    """Whether the run has a trainer, whose ranks need room too."""
+    multiplexed: int = 0
+    """How many engines lie on the trainer's devices (`rl.multiplex`)."""
 
 
 class Cluster(ABC):
@@ -17,14 +39,14 @@ class Cluster(ABC):
 
     @property
     @abstractmethod
-    def ranks(self) -> Any:
+    def ranks(self) -> RankPlaces | None:
         """What the trainer's driver gets as `DriverContext.ranks`; None: its ranks are processes beside the run."""
 
     @abstractmethod
-    async def start_engine(self, run: Any) -> InferenceEngine:
-        """Return the engine of the `RunConfig` `run`, started; the cluster closes it. Raises `AleError`."""
+    async def start_engine(self, plan: EnginePlan) -> InferenceEngine:
+        """Return the engine, started; the cluster closes it. Raises `AleError`."""
 
     @abstractmethod
-    async def place_episodes(self, run: Any, episodes: Any, pools: Any) -> Any:
-        """Return the `ale.rollout.episode.Episodes` of the `RunConfig` `run` as workers of the cluster make them, and
-        their sandbox pools; both as they are if it has no workers. Raises `AleError`."""
+    async def place_episodes(self, config: EpisodeConfig, here: OpenEpisodes) -> OpenEpisodes:
+        """Return the episodes of a run as workers of the cluster make them, with their sandbox pools; those of the
+        run's own process (`here`) if it has no workers. Raises `AleError`."""

@@ -17,6 +17,8 @@ from typing import Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict
 
+from ale.specs.ranks import RankPlaces
+
 
 class PluginConfig(BaseModel):
     """Base of every plugin's `Config`: it is frozen and refuses unknown keys. Give every field a description."""
@@ -48,8 +50,8 @@ class DriverContext:
     seed: int = 0
     labels: Mapping[str, str] = field(default_factory=dict)
     channel: Channel = field(default_factory=Channel)
-    ranks: Any = None
-    """It starts the ranks of a trainer on a cluster's nodes (`ale_torch_training.RankPlaces`); None: there is none."""
+    ranks: RankPlaces | None = None
+    """Where a cluster has room for the ranks of a trainer; None: they are processes beside the run."""
 
 
 class Lifecycle:

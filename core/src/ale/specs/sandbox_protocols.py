@@ -41,6 +41,14 @@ class SandboxStats:
     """What its programs received from and sent to outside the sandbox, the model endpoint included."""
 
 
+class ReportsMetrics(Protocol):
+    """What a run asks for numbers at each step, such as a pool of sandboxes."""
+
+    def metrics(self) -> dict[str, float]:
+        """Return its counters."""
+        ...
+
+
 class Shell(ABC):
     """A shell that stays alive between commands: its folder, variables, functions and background jobs stay. `async
     with` ends it."""

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
 
 from ale.specs.start import Responder
 from ale.task import Task
@@ -25,20 +24,3 @@ class TaskSource(ABC):
         """Return a demonstrator, which solves the task in the model's place and reacts to the conversation; None if the
         source has none. Each answers in one episode, and those of one seed do the same."""
         return None
-
-
-@dataclass(frozen=True)
-class MixedSource:
-    """One source of a mixture; the caller that built it starts and closes it."""
-
-    use: str
-    tasks: TaskSource
-    weight: float = 1.0
-    tags: tuple[str, ...] = ()
-
-
-class TaskMixture(TaskSource):
-    """Several sources combined into one (`tasks.mix`); an installed package implements it."""
-
-    @abstractmethod
-    def __init__(self, sources: Sequence[MixedSource]) -> None: ...

@@ -174,7 +174,7 @@ async def _serve(plan: Plan) -> None:
 
     from starlette.middleware.trustedhost import TrustedHostMiddleware
 
-    from ale.cli.run_command import configure_messages
+    from ale.cli.messages import configure_messages
     from ale.errors import ConfigError
     from ale.registry.validation import one_line_error
     from ale_endpoint.forwarding import Forwarding

@@ -28,7 +28,7 @@ def engine_install(
 
     Prints the path of its Python. It takes one or two minutes and 3 to 4 GB (--cpu), more for GPUs.
     """
-    from ale.cli.run_command import run_until_signal
+    from ale.cli.signals import run_until_signal
     from ale_engines.environments import CPU, CUDA, pinned_environment
     from ale_engines.installation import install
 
@@ -59,7 +59,7 @@ def engine_remove(
     names: Annotated[list[str], typer.Argument(metavar="NAME...", help="As `ale engine list` lists them.")],
 ) -> None:
     """Remove installed servers; one that runs at that time fails."""
-    from ale.cli.run_command import run_until_signal
+    from ale.cli.signals import run_until_signal
     from ale_engines.installation import remove
 
     async def remove_each() -> None:

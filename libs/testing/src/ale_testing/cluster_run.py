@@ -1,4 +1,4 @@
-"""A run on the cluster under test, through real parts, as `ale.pipeline.workbench` opens one.
+"""A run on the cluster under test, through real parts, as `ale_train.workbench.workbench` opens one.
 
 1. The parts are ours: sandboxes of the plugin `local` without isolation, the agent `iflow`, the reward `tests`, a pool.
    `pip install 'ale-core[quickstart]'` brings them.
@@ -19,14 +19,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ale.config.run import RunConfig
+from ale.config.capabilities import Requirements
 from ale.errors import ConfigError
-from ale.pipeline.channel import RunChannel
 from ale.registry.drivers import open_driver
 from ale.registry.hooks import Hooks
 from ale.registry.validation import validate
 from ale.rollout.episode import Episodes, StageInfo
-from ale.rollout.open_episodes import open_episodes
+from ale.rollout.open_episodes import OpenEpisodes, open_episodes
 from ale.session.tokenizer import ChatTokenizer, byte_tokenizer
 from ale.specs.algorithm import RolloutRequest
 from ale.specs.engine import InferenceEngine
@@ -36,6 +35,9 @@ from ale.trajectory import Trajectory
 from ale_testing import processes
 from ale_testing.async_tests import patience_s
 from ale_testing.plugin_under_test import Subject
+from ale_train.config.run import RunConfig
+from ale_train.workbench.channel import RunChannel
+from ale_train.workbench.workbench import plan_engine
 
 STAGE = StageInfo("rl", 1, TRAIN, 1.0)
 WORK = '<tool_call>\n{"name": "shell", "arguments": {"command": "sh work.sh"}}\n</tool_call>'
@@ -97,12 +99,15 @@ async def open_run(subject: Subject, model: Path | None = None, **sections: Any)
     context = replace(subject.context(), channel=RunChannel(str, hooks))
     async with AsyncExitStack() as stack:
         cluster: Any = await stack.enter_async_context(subject.cls(subject.config, context))
-        engine = await cluster.start_engine(config)
+        required = Requirements(config)
+        engine = await cluster.start_engine(plan_engine(config, required, train=True))
         assert isinstance(engine, InferenceEngine), f"start_engine() must return an InferenceEngine, not {engine!r:.80}"
-        own, own_pools = await open_episodes(stack, config, context, hooks, engine)
-        episodes, pools = await cluster.place_episodes(config, own, own_pools)
+        here = await open_episodes(stack, required, context, hooks, engine)
+        placed = await cluster.place_episodes(config, here)
+        assert isinstance(placed, OpenEpisodes), f"place_episodes() must return OpenEpisodes, not {placed!r:.80}"
+        episodes, pools = placed.episodes, placed.pools
         assert isinstance(episodes, Episodes), f"place_episodes() must return Episodes, not {episodes!r:.80}"
-        assert set(pools) == set(own_pools), f"place_episodes() must return the pools {[*own_pools]}, not {[*pools]}"
+        assert set(pools) == set(here.pools), f"place_episodes() must return the pools {[*here.pools]}, not {[*pools]}"
         ranks = cluster.ranks
         assert ranks is None or callable(getattr(ranks, "start", None)), f"ranks must be None or start ranks: {ranks!r}"
         tokenizer = byte_tokenizer() if model is None else ChatTokenizer.load(model)
@@ -117,8 +122,8 @@ async def play_here(subject: Subject, task: Task) -> Trajectory:
     async with AsyncExitStack() as stack:
         engine: Any = await open_driver(stack, "engine", config.engine, context)
         await engine.load_model(None, byte_tokenizer())
-        episodes, _ = await open_episodes(stack, config, context, Hooks(), engine)
-        return await episodes.run(RolloutRequest(task, "kit", 1), STAGE)
+        opened = await open_episodes(stack, Requirements(config), context, Hooks(), engine)
+        return await opened.episodes.run(RolloutRequest(task, "kit", 1), STAGE)
 
 
 def make_config(subject: Subject, **sections: Any) -> RunConfig:

@@ -14,23 +14,23 @@ from importlib import import_module
 from pathlib import Path
 
 IMPORTS = (
-    "ale.cli.run_command",
-    "ale.pipeline.run",
+    "ale_train.commands.run_command",
+    "ale_train.pipeline.run",
     "ale_bash",
     "ale_engine_torch.load_decoder",
     "ale_engine_torch.scheduler",
-    "ale_evaluation.section",
+    "ale_train.evaluation.section",
     "ale_iflow.agent",
     "ale_ipa.loss",
     "ale_ipa.objective",
     "ale_local.provider",
     "ale_report.page",
-    "ale_rl.section",
-    "ale_rl.stages",
-    "ale_sandbox_pool.section",
-    "ale_supervised.stages",
+    "ale_train.rl.section",
+    "ale_train.rl.stage",
+    "ale.rollout.sandbox_pool.section",
+    "ale_train.supervised.stage",
     "ale_tests.reward",
-    "ale_tiny_models.decoder",
+    "ale_train.config.scratch_model",
     "ale_trainer_torch.worker",
 )
 """What a run of the tests imports; it computes nothing, so that there are no threads where processes are forked."""

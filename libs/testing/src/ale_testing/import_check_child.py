@@ -15,12 +15,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ale.config.keys import describe_keys
 from ale.errors import AleError
 from ale.registry.drivers import find_plugin, load_driver_class
 from ale.registry.installed import PluginInfo, list_plugins
 from ale.registry.validation import nearest_hint
 from ale.specs.kinds import CAPABILITIES
-from ale_config_tools import describe_keys
 
 OUTCOME, STDOUT, STDERR, EXIT_CODE = "outcome.json", "stdout", "stderr", "exit_code"
 """The files in a plugin's folder."""

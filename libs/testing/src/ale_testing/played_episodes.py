@@ -14,7 +14,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import Any
 
-from ale.config.run import RolloutConfig, SandboxNeeds
+from ale.config.episode import RolloutConfig, SandboxNeeds
 from ale.messages import Message
 from ale.registry.drivers import build_driver
 from ale.registry.hooks import Hooks

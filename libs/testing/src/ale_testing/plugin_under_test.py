@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ale.config.preflight import has
+from ale.config.capabilities import has
 from ale.errors import ConfigError
 from ale.registry.drivers import LoadedPlugin, find_plugin, load_driver_class, load_plugin, validate_settings
 from ale.registry.installed import PluginInfo

@@ -11,12 +11,12 @@ import sys
 from typing import Any
 
 from ale.config.plugin_field import PluginPlace, plugin_places
-from ale.config.run import RunConfig
 from ale.registry.installed import PluginInfo, list_plugins
 from ale.specs.choice import PluginRules
 from ale.specs.kinds import HOOKS, KINDS
 from ale_testing.import_check import check_imports
 from ale_testing.import_check_child import ImportFindings
+from ale_train.config.run import RunConfig
 
 REFERENCE = {"type": "string", "pattern": r"\$\{", "description": "An interpolation, such as ${seed}."}
 

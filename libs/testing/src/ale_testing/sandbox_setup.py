@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ale.config.preflight import NETWORKS
+from ale.config.capabilities import NETWORKS
 from ale.specs.sandbox import NetworkMode, Sandbox, SandboxSpec
 from ale_testing.async_tests import patience_s
 from ale_testing.plugin_under_test import Subject

@@ -18,10 +18,10 @@ from ale.specs.start import Reply, Start
 from ale.specs.trainer import TrainBatch
 from ale.task import Task, TaskTests
 from ale.trajectory import Score
-from ale_packing import split
 from ale_testing.async_tests import async_test
 from ale_testing.plugin_under_test import Subject
 from ale_testing.sample_batches import make_unscored, trajectory, two_groups, with_side_call
+from ale_train.batches import split
 
 TASKS = [Task(id=f"task-{i}", instruction="Do it.", tests=TaskTests(command="true")) for i in range(3)]
 
@@ -158,7 +158,7 @@ async def test_a_batch_can_be_split_between_groups(subject: Subject) -> None:
         table = batch.trajectories
         assert table is not None, (
             "batch() must give TrainBatch.trajectories, so that a step can be cut into rl.updates_per_step updates: "
-            "make it with ale_packing.pack"
+            "make it with ale_train.batches.pack"
         )
         assert len(table.group) == len(table.weight) > batch.trajectory.max(), "trajectories has a row a trajectory"
         assert (table.weight >= 0).all(), "a trajectory counts 0 or more in the normalizer"

@@ -8,7 +8,7 @@ import os
 
 import pytest
 
-from ale.config.preflight import has_now
+from ale.config.capabilities import has_now
 from ale.errors import ConfigError, SandboxError
 from ale.specs.sandbox import Resources
 from ale.specs.sandbox_protocols import Checkpoints

@@ -6,7 +6,7 @@ import asyncio
 import os
 import time
 
-from ale.config.preflight import NETWORKS, has_now
+from ale.config.capabilities import NETWORKS, has_now
 from ale.errors import AleError, ConfigError, PluginError, SandboxError
 from ale.specs.sandbox import Resources, SandboxSpec
 from ale.specs.sandbox_protocols import Snapshots

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from ale.config.preflight import has_now
+from ale.config.capabilities import has_now
 from ale.errors import AleError, ConfigError, SandboxError
 from ale.specs.sandbox import TESTS, Sandbox, SandboxProvider
 from ale.specs.sandbox_protocols import Resets, Shells

@@ -31,10 +31,10 @@ from ale_ipa.objective import ChunkLoss
 from ale_ipa.settings import ExpertsConfig, StartSettings
 from ale_ipa.signals import ReturnSignal, chunk_return, signals, step_signals
 from ale_ipa.sources import ExpertSources
-from ale_packing import Credit, pack
-from ale_policy_loss import Level
-from ale_policy_loss.groups import groups_of, sampled_size
-from ale_replay import ExpertStates
+from ale_torch.losses import Level
+from ale_torch.losses.groups import groups_of, sampled_size
+from ale_train.batches import Credit, pack
+from ale_train.starts import ExpertStates
 
 
 class IPA(Driver, Algorithm):

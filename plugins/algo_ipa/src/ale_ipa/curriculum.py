@@ -27,8 +27,8 @@ from ale.trajectory import Trajectory
 from ale_ipa.experts import ExpertStore, SavedTrajectories, chunk_count
 from ale_ipa.settings import StartSettings
 from ale_ipa.starts import Pointer, anchors, judge, spread
-from ale_policy_loss.groups import any_passed, select_trusted
-from ale_replay import REPLAY_LOST, ExpertReplay, ExpertStates
+from ale_torch.losses.groups import any_passed, select_trusted
+from ale_train.starts import REPLAY_LOST, ExpertReplay, ExpertStates
 
 KEPT_STEPS = 32
 """The curriculum remembers the starts of groups for this many steps."""

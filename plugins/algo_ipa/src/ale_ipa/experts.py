@@ -12,7 +12,7 @@ from typing import Any
 
 from ale.store.encoding import trajectory_from_dict, trajectory_to_dict
 from ale.trajectory import Trajectory
-from ale_policy_loss.groups import select_trusted
+from ale_torch.losses.groups import select_trusted
 
 MASTERED = 0.5
 """A task with at least this success rate from the beginning needs no expert."""

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Literal
 from ale.specs.trainer import LossInput
 from ale.trajectory import Trajectory
 from ale_ipa.curriculum import Placed
-from ale_policy_loss.groups import any_passed, select_trusted
+from ale_torch.losses.groups import any_passed, select_trusted
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -70,7 +70,7 @@ def imitation_loss(inputs: LossInput) -> tuple[Tensor, dict[str, Tensor]]:
     """Return `L_il` of Eq. 10 over imitated tokens [M], in float32 or better, and its sums over the micro-batch."""
     import torch
 
-    from ale_policy_loss.likelihood import weighted_likelihood
+    from ale_torch.losses.likelihood import weighted_likelihood
 
     logprobs = inputs.logprobs.to(torch.promote_types(inputs.logprobs.dtype, torch.float32))
     returns = inputs.chunks.returns[inputs.chunk_ids].to(logprobs.dtype)

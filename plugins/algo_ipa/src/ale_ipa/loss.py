@@ -1,7 +1,7 @@
 """This module has the loss of IPA as pure functions over packed tensors (paper, 3.2.4.3).
 
 There are M tokens with loss, in any order; `segments` [M] int64 gives the number, from 0, of the unit (token, chunk or
-trajectory) of each token. `ale_policy_loss` defines units, ratios (Eqs. 4, 8) and masks (Eqs. 6, 9).
+trajectory) of each token. `ale_torch.losses` defines units, ratios (Eqs. 4, 8) and masks (Eqs. 6, 9).
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ale_policy_loss.likelihood import weighted_likelihood
-from ale_policy_loss.ratios import log_ratio, mismatch_mask, ratio_of, truncate
+from ale_torch.losses.likelihood import weighted_likelihood
+from ale_torch.losses.ratios import log_ratio, mismatch_mask, ratio_of, truncate
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """A trainer calls the loss object of IPA, which computes Eq. 9, Eq. 10 for imitated chunks, and the KL penalty.
 
 The object holds only settings and imports torch when it is called, so it can be pickled into another process. The
-equations are pure functions in `loss.py`, `hybrid.py` and `ale_policy_loss`.
+equations are pure functions in `loss.py`, `hybrid.py` and `ale_torch.losses`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ale.errors import PluginError
 from ale.specs.algorithm import Loss
 from ale.specs.trainer import LossInput, LossOutput, TrainBatch
 from ale_ipa.hybrid import imitation_loss, select
-from ale_policy_loss import Level
+from ale_torch.losses import Level
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +39,8 @@ class ChunkLoss(Loss):
 
     def __call__(self, inputs: LossInput) -> LossOutput:
         """See `Loss`."""
-        from ale_policy_loss.entropy import entropy_bonus
-        from ale_policy_loss.reference import reference_penalty
+        from ale_torch.losses.entropy import entropy_bonus
+        from ale_torch.losses.reference import reference_penalty
 
         sampled = inputs.chunks.sampled[inputs.chunk_ids]
         penalty = reference_penalty(inputs, self.kl_coef)
@@ -57,7 +57,7 @@ class ChunkLoss(Loss):
     def normalize(self, batch: TrainBatch) -> TrainBatch:
         """See `Loss.normalize`: Z does not count masked tokens. The KL penalty is a mean over all
         tokens that the policy sampled, because it acts on all of them."""
-        from ale_policy_loss.masked import count_units, sampled_tokens, tokens_with_loss, unmasked_tokens
+        from ale_torch.losses.masked import count_units, sampled_tokens, tokens_with_loss, unmasked_tokens
 
         kept = unmasked_tokens(batch, self.mask_level, self.mismatch_threshold, self.mismatch_lower)
         packed, left, held = (
@@ -76,8 +76,8 @@ class ChunkLoss(Loss):
 
         from ale_ipa.loss import policy_loss
         from ale_ipa.report import loss_sums
-        from ale_policy_loss.report import ratio_maxima
-        from ale_policy_loss.units import segments_of
+        from ale_torch.losses.report import ratio_maxima
+        from ale_torch.losses.units import segments_of
 
         ids = inputs.chunk_ids
         old = inputs.old_logprobs

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ale.trajectory import Trajectory
-from ale_policy_loss.groups import groups_of, reward_of, select_trusted
-from ale_policy_loss.step_rewards import step_returns
+from ale_torch.losses.groups import groups_of, reward_of, select_trusted
+from ale_torch.losses.step_rewards import step_returns
 
 ReturnSignal = Literal["signed", "raw", "group_centered", "steps"]
 

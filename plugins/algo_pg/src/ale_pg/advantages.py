@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from ale.trajectory import Trajectory
 from ale_pg.variants import GROUP_BASELINES, Baseline, Scale, Settings
-from ale_policy_loss.step_rewards import states_of, step_returns
+from ale_torch.losses.step_rewards import states_of, step_returns
 
 EPSILON = 1e-6
 """This is added to a standard deviation before dividing by it."""

@@ -24,15 +24,15 @@ from ale.specs.algorithm import Algorithm, RunOutline
 from ale.specs.driver import Driver, DriverContext, PluginConfig
 from ale.specs.trainer import TrainBatch
 from ale.trajectory import Chunk, Trajectory
-from ale_packing import Credit, pack
 from ale_pg.advantages import advantages, step_advantages
 from ale_pg.objective import ADVANTAGES, PolicyGradientLoss
 from ale_pg.variants import GROUP_BASELINES, RULES, Baseline, ReturnSignal, Scale, Settings, Variant, weigh_trajectory
-from ale_policy_loss import Estimator, Level
-from ale_policy_loss.correction_settings import Correction
-from ale_policy_loss.groups import groups_of, reward_of, sampled_size, select_trusted
-from ale_policy_loss.overlong import Overlong, length_penalty, was_cut_off
-from ale_policy_loss.temperature import TEMPERATURE, require_same_temperature
+from ale_torch.losses import Estimator, Level
+from ale_torch.losses.correction_settings import Correction
+from ale_torch.losses.groups import groups_of, reward_of, sampled_size, select_trusted
+from ale_torch.losses.overlong import Overlong, length_penalty, was_cut_off
+from ale_torch.losses.temperature import TEMPERATURE, require_same_temperature
+from ale_train.batches import Credit, pack
 
 FOR_ALL = {
     "variant", "group_size", "kl_coef", "kl_estimator", "reward_kl_coef", "reward_kl_estimator", "entropy_coef",
@@ -253,7 +253,7 @@ class PolicyGradient(Driver, Algorithm):
     def credit(self, batch: TrainBatch, trajectories: Sequence[Trajectory]) -> TrainBatch:
         """See `Algorithm.credit`. With a KL penalty in the reward the advantages are computed again, for the same
         tokens: beside a reference, even groups are packed too. Without a baseline tokens have their own."""
-        from ale_policy_loss.reward_kl import reward_kl
+        from ale_torch.losses.reward_kl import reward_kl
 
         c = self.config
         if not c.reward_kl_coef:

@@ -6,9 +6,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ale_policy_loss.likelihood import weighted_likelihood
-from ale_policy_loss.ratios import LARGEST_LOG_RATIO, log_ratio
-from ale_policy_loss.terms import Terms
+from ale_torch.losses.likelihood import weighted_likelihood
+from ale_torch.losses.ratios import LARGEST_LOG_RATIO, log_ratio
+from ale_torch.losses.terms import Terms
 
 
 def cispo(

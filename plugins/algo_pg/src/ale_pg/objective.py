@@ -13,13 +13,13 @@ from ale.errors import PluginError
 from ale.specs.algorithm import Loss
 from ale.specs.trainer import LossInput, LossOutput, TrainBatch
 from ale_pg.variants import Settings, Variant, weigh_trajectory
-from ale_policy_loss import Estimator
-from ale_policy_loss.correction_settings import Correction
+from ale_torch.losses import Estimator
+from ale_torch.losses.correction_settings import Correction
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ale_policy_loss.terms import Terms
+    from ale_torch.losses.terms import Terms
 
 
 ADVANTAGES = "advantages"
@@ -47,11 +47,11 @@ class PolicyGradientLoss(Loss):
         import torch
 
         from ale_pg.report import loss_sums
-        from ale_policy_loss.correction import correct
-        from ale_policy_loss.entropy import entropy_bonus
-        from ale_policy_loss.reference import reference_normalizer, reference_penalty
-        from ale_policy_loss.report import ratio_maxima
-        from ale_policy_loss.units import segments_of
+        from ale_torch.losses.correction import correct
+        from ale_torch.losses.entropy import entropy_bonus
+        from ale_torch.losses.reference import reference_normalizer, reference_penalty
+        from ale_torch.losses.report import ratio_maxima
+        from ale_torch.losses.units import segments_of
 
         kind = torch.promote_types(inputs.logprobs.dtype, torch.float32)
         logprobs = inputs.logprobs.to(kind)
@@ -74,7 +74,7 @@ class PolicyGradientLoss(Loss):
 
     def normalize(self, batch: TrainBatch) -> TrainBatch:
         """See `Loss.normalize`: masked and rejected tokens count in the mean of the KL penalty only."""
-        from ale_policy_loss.masked import (
+        from ale_torch.losses.masked import (
             Tokens,
             accepted_tokens,
             count_by_trajectory,
@@ -98,7 +98,7 @@ class PolicyGradientLoss(Loss):
         """Return 0 for masked tokens and 1 for the others [M]; None for a variant without a mask."""
         import torch
 
-        from ale_policy_loss.ratios import mismatch_mask
+        from ale_torch.losses.ratios import mismatch_mask
 
         if self.variant != "topr_token_mask":
             return None
@@ -107,7 +107,7 @@ class PolicyGradientLoss(Loss):
 
     def _shares(self, logprobs: Tensor, trajectories: Tensor, z: float, mask: Tensor | None = None) -> Tensor:
         """Return each token's weight in the mean that the loss is [M]; masked tokens have none."""
-        from ale_policy_loss.terms import even_shares, trajectory_shares
+        from ale_torch.losses.terms import even_shares, trajectory_shares
 
         if self.settings.normalization == "trajectory_mean":
             return trajectory_shares(logprobs, trajectories, z, mask)
@@ -141,7 +141,7 @@ class PolicyGradientLoss(Loss):
         from ale_pg.cispo import cispo
         from ale_pg.reinforce import reinforce, tis
         from ale_pg.topr import topr
-        from ale_policy_loss.ppo import ppo_clip
+        from ale_torch.losses.ppo import ppo_clip
 
         s = self.settings
         if old is None or self.variant in ("reinforce", "rloo"):

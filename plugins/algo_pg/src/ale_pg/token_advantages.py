@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from ale.specs.trainer import TrainBatch
 from ale_pg.advantages import whiten
-from ale_policy_loss.token_order import in_order
+from ale_torch.losses.token_order import in_order
 
 Numbers = npt.NDArray[np.float64]
 

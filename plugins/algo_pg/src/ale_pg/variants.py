@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from ale_policy_loss import Level
+from ale_torch.losses import Level
 
 Variant = Literal[
     "reinforce",

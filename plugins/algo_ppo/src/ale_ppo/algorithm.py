@@ -19,15 +19,15 @@ from ale.specs.algorithm import Algorithm
 from ale.specs.driver import Driver, DriverContext, PluginConfig
 from ale.specs.trainer import TrainBatch
 from ale.trajectory import Chunk, Trajectory
-from ale_packing import Credit, pack
-from ale_policy_loss import Estimator
-from ale_policy_loss.correction_settings import Correction
-from ale_policy_loss.groups import reward_of, sampled_size, select_trusted
-from ale_policy_loss.overlong import Overlong, length_penalty, was_cut_off
-from ale_policy_loss.temperature import TEMPERATURE, require_same_temperature
-from ale_policy_loss.token_order import Places, in_order
 from ale_ppo.gae import Numbers, gae, whiten
 from ale_ppo.loss import PPOLoss
+from ale_torch.losses import Estimator
+from ale_torch.losses.correction_settings import Correction
+from ale_torch.losses.groups import reward_of, sampled_size, select_trusted
+from ale_torch.losses.overlong import Overlong, length_penalty, was_cut_off
+from ale_torch.losses.temperature import TEMPERATURE, require_same_temperature
+from ale_torch.losses.token_order import Places, in_order
+from ale_train.batches import Credit, pack
 
 
 class PPO(Driver, Algorithm):
@@ -125,7 +125,7 @@ class PPO(Driver, Algorithm):
 
     def credit(self, batch: TrainBatch, trajectories: Sequence[Trajectory]) -> TrainBatch:
         """See `Algorithm.credit`: the columns `advantages` and `targets`, and what the step's advantages are like."""
-        from ale_policy_loss.reward_kl import reward_kl
+        from ale_torch.losses.reward_kl import reward_kl
 
         c = self.config
         costs = reward_kl(batch, c.reward_kl_coef, c.reward_kl_estimator)

@@ -19,9 +19,9 @@ from ale.specs.algorithm import Algorithm, Loss
 from ale.specs.driver import Driver, PluginConfig
 from ale.specs.trainer import LossInput, LossOutput, TrainBatch
 from ale.trajectory import Chunk, Trajectory
-from ale_packing import Credit, pack
 from ale_sft.contexts import steps
 from ale_sft.rules import RULES
+from ale_train.batches import Credit, pack
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class LikelihoodLoss(Loss):
         """See `Loss`."""
         import torch  # imported here, so that settings can be checked without torch
 
-        from ale_policy_loss.likelihood import weighted_likelihood
+        from ale_torch.losses.likelihood import weighted_likelihood
 
         logprobs = inputs.logprobs.to(torch.promote_types(inputs.logprobs.dtype, torch.float32))
         sums = {

@@ -12,22 +12,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ale.config.preflight import check_started
-from ale.config.run import RunConfig
+from ale.config.episode import EpisodeConfig
 from ale.errors import ConfigError
 from ale.registry.drivers import load_plugin
 from ale.rollout.episode import Episodes
-from ale.specs.cluster import Cluster
+from ale.rollout.open_episodes import OpenEpisodes
+from ale.specs.cluster import Cluster, EnginePlan
 from ale.specs.driver import Channel, Driver, DriverContext
 from ale.specs.engine import InferenceEngine, MessageEngine
 from ale.specs.events import EXEC_HOOKS, HookSpecs
+from ale.specs.ranks import RankPlaces
 from ale_engines.member import State
 from ale_ray.calls import cancel
 from ale_ray.connection import Connection, Room, check_room, describe_gpus
@@ -36,6 +35,7 @@ from ale_ray.engine_host import EngineSpec
 from ale_ray.engines import RayEngines
 from ale_ray.episodes import RemoteEpisodes
 from ale_ray.outbox import EngineReport, Event, HookCall, Logged
+from ale_ray.rank_places import RayRankPlaces
 from ale_ray.replica import RayReplica
 from ale_ray.settings import RayConfig
 from ale_ray.worker import WorkerSpec
@@ -59,7 +59,7 @@ class RayCluster(Driver, Cluster):
         self._connection = Connection(config.address, namespace=context.run_id)
         self._engines: RayEngines | None = None
         self._workers: Workers | None = None
-        self._places: Any = None
+        self._places: RayRankPlaces | None = None
         self._folder: Path | None = None
         self._serving: asyncio.Task[None] | None = None
         self._showing: asyncio.Task[None] | None = None
@@ -69,7 +69,7 @@ class RayCluster(Driver, Cluster):
         self._next_engine = config.count_of("engine")
         self._lent: list[str] = []
         """The names of the engines on the trainer's devices."""
-        self._run: RunConfig | None = None
+        self._plan: EnginePlan | None = None
         # A run's channel holds its store; its function that removes secrets is plain data.
         self._redact = getattr(context.channel, "replace_secrets", _unchanged)
         self._portable = replace(context, channel=Channel())
@@ -85,8 +85,6 @@ class RayCluster(Driver, Cluster):
             self._serving = asyncio.create_task(serve_wishes(self._folder, self.scale))
             self._showing = asyncio.create_task(self._show_roles())
         if c.trainer.ranks:
-            from ale_ray.rank_places import RayRankPlaces
-
             self._places = RayRankPlaces(c.trainer, c.start_s)
 
     async def close(self) -> None:
@@ -103,15 +101,15 @@ class RayCluster(Driver, Cluster):
             await self._write_roles("ended")
 
     @property
-    def ranks(self) -> Any:
+    def ranks(self) -> RankPlaces | None:
         """See `Cluster.ranks`."""
         return self._places
 
     # --- engines
 
-    async def start_engine(self, run: RunConfig) -> InferenceEngine:
+    async def start_engine(self, plan: EnginePlan) -> InferenceEngine:
         """See `Cluster.start_engine`."""
-        choice = run.engine
+        choice = plan.choice
         plugin = load_plugin("engine", choice, "engine")
         if issubclass(plugin.cls, MessageEngine):
             raise ConfigError(
@@ -123,12 +121,12 @@ class RayCluster(Driver, Cluster):
             raise ConfigError(
                 f"engine.replicas is {own}: on a cluster each engine is an actor; say cluster.engine.replicas instead."
             )
-        places = self._places if run.trainer is not None else None
-        lent = int(getattr(run.rl, "multiplex", 0)) if run.trainer is not None else 0
+        places = self._places if plan.beside_trainer else None
+        lent = plan.multiplexed
         if lent and (objection := self.config.objection_to_lending(lent)):
             raise ConfigError(objection)
         await asyncio.to_thread(check_room, self._rooms(lent, 0 if places is None else places.count))
-        self._run = run
+        self._plan = plan
         replicas = [self._replica(number) for number in range(self.config.count_of("engine"))]
         if places is not None:
             await places.reserve(self.config.engine, lent)
@@ -148,12 +146,11 @@ class RayCluster(Driver, Cluster):
         return rooms + [Room("rollout", c.rollout.cpus)] * c.count_of("rollout")
 
     def _replica(self, number: int) -> RayReplica:
-        run, c = self._run, self.config.engine
-        assert run is not None, "start_engine comes first"
-        name = f"{run.engine.use} {number}"
-        spec = EngineSpec(name, number, run.engine, self._portable, self._redact, Path.cwd())
-        check = partial(check_started, run, "engine", "engine")
-        return RayReplica(spec, self._options(c.cpus, c.devices), self.config.start_s, self._receive, check)
+        plan, c = self._plan, self.config.engine
+        assert plan is not None, "start_engine comes first"
+        name = f"{plan.choice.use} {number}"
+        spec = EngineSpec(name, number, plan.choice, self._portable, self._redact, Path.cwd())
+        return RayReplica(spec, self._options(c.cpus, c.devices), self.config.start_s, self._receive, plan.check)
 
     def _options(self, cpus: float, devices: int = 0) -> dict[str, Any]:
         """Return the options of an actor that Ray places by itself."""
@@ -167,13 +164,12 @@ class RayCluster(Driver, Cluster):
 
     # --- episodes
 
-    async def place_episodes(
-        self, run: RunConfig, episodes: Episodes, pools: Mapping[str, Any]
-    ) -> tuple[Episodes, Mapping[str, Any]]:
+    async def place_episodes(self, config: EpisodeConfig, here: OpenEpisodes) -> OpenEpisodes:
         """See `Cluster.place_episodes`."""
         c, workers = self.config.rollout, self.config.count_of("rollout")
+        episodes = here.episodes
         if not workers:
-            return episodes, pools
+            return here
         if episodes.hooks.has_implementation(*EXEC_HOOKS):
             raise ConfigError(
                 "observers: one of them has hooks for the commands in sandboxes, which it can only get where the "
@@ -182,9 +178,9 @@ class RayCluster(Driver, Cluster):
         hooks = [
             name for name in vars(HookSpecs) if name.startswith("ale_") and episodes.hooks.has_implementation(name)
         ]
-        spec = WorkerSpec(run, self._portable, self._redact, Path.cwd(), hooks)
+        spec = WorkerSpec(config, self._portable, self._redact, Path.cwd(), hooks)
         options = self._options(c.cpus) | {"scheduling_strategy": "SPREAD"}
-        limits = 2 * run.rollout.concurrency, self.config.start_s  # so many act, and as many more may be scored
+        limits = 2 * config.rollout.concurrency, self.config.start_s  # so many act, and as many more may be scored
         event = self.context.channel.event
         self._workers = Workers(spec, options, *limits, self._receive, self._note, event, self._changed)
         assert self._engines is not None, "the engine comes first"
@@ -192,7 +188,8 @@ class RayCluster(Driver, Cluster):
         await self._engines.send_table()
         await self._workers.add(workers)
         given = {name: getattr(episodes, name) for name in Episodes.__dataclass_fields__}
-        return RemoteEpisodes(**given, workers=self._workers), {name: RemotePool(self._workers, name) for name in pools}
+        remote = {name: RemotePool(self._workers, name) for name in here.pools}
+        return OpenEpisodes(RemoteEpisodes(**given, workers=self._workers), remote)
 
     # --- scale and status
 

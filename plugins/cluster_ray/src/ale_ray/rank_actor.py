@@ -1,7 +1,7 @@
 """The actor of a trainer's rank, and its process: it joins the other ranks, and answers calls of `RayRanks`.
 
-Answers are bytes that hold what the rank returned or raised (`ale_ranks.rank.Answer`). So errors arrive as they were
-raised, which Ray would wrap, and arrays can be written to, which those in Ray's object store cannot.
+Answers are bytes that hold what the rank returned or raised (`ale_torch.ranks.rank.Answer`). So errors arrive as they
+were raised, which Ray would wrap, and arrays can be written to, which those in Ray's object store cannot.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ale_ranks import RankPlan, World
-from ale_ranks.rank import Rank, answer_with, open_store
 from ale_ray.calls import enter_folder
+from ale_torch.ranks import RankPlan, World
+from ale_torch.ranks.rank import Rank, answer_with, open_store
 
 PING = "ping"
 """The concurrency group of `RankActor.ping`."""

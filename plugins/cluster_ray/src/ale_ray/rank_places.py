@@ -13,7 +13,7 @@ from ale_ray.settings import EnginePlaces, TrainerPlaces
 
 
 class RayRankPlaces:
-    """See `ale_torch_training.RankPlaces`."""
+    """See `ale.specs.ranks.RankPlaces`."""
 
     def __init__(self, settings: TrainerPlaces, start_s: float) -> None:
         self.device = "cuda" if settings.devices else "cpu"
@@ -52,8 +52,8 @@ class RayRankPlaces:
 
     def start(self, target: str, args: tuple[Any, ...], *, threads: int, launched: Callable[[Any], None]) -> Any:
         """Start the ranks. It blocks; see `RayRanks`."""
-        from ale_ranks import backend_of
         from ale_ray.ranks import RayRanks
+        from ale_torch.ranks import backend_of
 
         s = self._settings
         options = [self._options(rank, s.cpus) for rank in range(s.ranks)]

@@ -1,4 +1,4 @@
-"""Trainer ranks as Ray actors: `RayRanks` is what `ale_ranks.Ranks` is, over the nodes of a cluster.
+"""Trainer ranks as Ray actors: `RayRanks` is what `ale_torch.ranks.Ranks` is, over the nodes of a cluster.
 
 1. Each rank is an actor, placed by the options that the caller gives. Rank 0's process holds the store by which all of
    them find each other, and torch connects them; Ray carries only calls and answers.
@@ -21,11 +21,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from ale.errors import TrainerError
-from ale_ranks import RankGroup, RankPlan
-from ale_ranks.rank import Answer
 from ale_ray import actors
 from ale_ray.calls import COLORS
 from ale_ray.rank_actor import PING, Place, RankActor
+from ale_torch.ranks import RankGroup, RankPlan
+from ale_torch.ranks.rank import Answer
 
 START_S = 600.0
 END_S = 10.0
@@ -37,7 +37,8 @@ SHOWN_CHARACTERS = 2000
 class RayRanks(RankGroup):
     """Actors that each hold an object made by `target(world, *args)`; `target` is `module:Class`.
 
-    `threads` are the CPU threads of each; `backend` is torch's name of what connects them (`ale_ranks.backend_of`).
+    `threads` are the CPU threads of each; `backend` is torch's name of what connects them
+    (`ale_torch.ranks.backend_of`).
     `options` are those of each rank's actor: where it is, its CPUs and GPUs, its name.
     """
 

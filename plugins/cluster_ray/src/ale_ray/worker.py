@@ -15,7 +15,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from ale.config.run import RunConfig
+from ale.config.capabilities import Requirements
+from ale.config.episode import EpisodeConfig
 from ale.errors import AleError
 from ale.rollout.episode import Episodes, StageInfo
 from ale.rollout.open_episodes import open_episodes
@@ -47,7 +48,7 @@ class Closable(Protocol):
 class WorkerSpec:
     """What a worker is made from."""
 
-    run: RunConfig
+    config: EpisodeConfig
     context: DriverContext
     """Without a channel."""
     redact: Callable[[str], str]
@@ -102,9 +103,11 @@ class RolloutWorker(RunActor):
         self._engine = RoutedEngine(lambda name, works: self._outbox.put(EngineReport(name, works)))
         self._channel = RemoteChannel(self._outbox, spec.redact)
         context, hooks = replace(spec.context, channel=self._channel), RemoteHooks(self._outbox, spec.hooks)
-        episodes, self._pools = await open_episodes(self._stack, spec.run, context, hooks, self._engine)
-        self._episodes: Episodes = replace(episodes, scoring=self._scoring)
-        episodes.sessions.sampling = self._sampling
+        required = Requirements(spec.config)
+        opened = await open_episodes(self._stack, required, context, hooks, self._engine)
+        self._pools = opened.pools
+        self._episodes: Episodes = replace(opened.episodes, scoring=self._scoring)
+        opened.episodes.sessions.sampling = self._sampling
         return ray.get_runtime_context().get_node_id(), os.getpid()
 
     @answered

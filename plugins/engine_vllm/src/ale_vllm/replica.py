@@ -20,8 +20,8 @@ from ale_engines.server_launch import Launch, ServerSetup
 from ale_engines.server_metrics import sum_samples
 from ale_engines.server_replica import SILENCE_S, ServerReplica
 from ale_engines.server_settings import ServerSettings
+from ale_torch.weights.tickets import BroadcastTicket, IpcTicket
 from ale_vllm.launch import SERVER, list_arguments
-from ale_weight_transfer.tickets import BroadcastTicket, IpcTicket
 
 CALL_S = 5.0
 """Seconds for what vLLM answers without its engine."""
@@ -194,7 +194,7 @@ class VllmReplica(ServerReplica):
 
 def receiver_file() -> str:
     """The file of the module that the server's processes import to receive weights; here it would bring torch."""
-    found = find_spec("ale_weight_transfer.receiver")
+    found = find_spec("ale_torch.weights.receiver")
     assert found is not None
     assert found.origin is not None
     return found.origin

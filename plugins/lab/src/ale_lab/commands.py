@@ -79,7 +79,7 @@ def _run_experiment(
     searched = () if search_seeds is None else read_seeds(search_seeds, "--search-seeds")
     lab = Lab(out.resolve() / ("quick" if quick else "."), jobs, quick, draw_only, print)
     earlier = read_earlier_results(known or (), quick)
-    from ale.cli.run_command import run_until_signal  # not above: `ale --help` imports this module
+    from ale.cli.signals import run_until_signal  # not above: `ale --help` imports this module
 
     results = run_until_signal(lambda: lab.run_experiment(experiment, chosen, searched, earlier))
     for path in write_outputs(results, lab.out / experiment.name):

@@ -9,12 +9,12 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from ale.config.load import load_run_config
 from ale.config.plugin_field import choices_in
 from ale.config.references import redact_json
 from ale.registry.drivers import load_plugin
 from ale.specs.choice import PluginChoice, PluginRules
 from ale.store.run_store import CONFIG_NAME
+from ale_train.config.load import load_run_config
 
 
 def print_differences(first: Path, second: Path) -> bool:

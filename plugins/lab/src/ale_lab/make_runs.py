@@ -15,10 +15,10 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from ale.config.load import load_run_config
 from ale.errors import AleError, ConfigError
 from ale.store.run_store import CONFIG_NAME, DB_NAME, SUMMARY_NAME, lock_folder
 from ale_lab.plan import Run
+from ale_train.config.load import load_run_config
 
 STOP_S = 20.0
 """How long a run may take to clean up when it is stopped."""

@@ -13,8 +13,8 @@ from functools import cache
 from hashlib import sha256
 from pathlib import Path
 
-from ale.config.load import load_run_config
 from ale_lab.experiment import Arm, Experiment, Probe, recipe_path
+from ale_train.config.load import load_run_config
 
 WARM_ONLY = ("rl=null", "eval.every=0")
 EVALUATE_ONLY = ("sft=null", "rl=null", "trainer=null", "model.scratch=null")

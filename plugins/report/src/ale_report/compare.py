@@ -1,7 +1,7 @@
 """Runs side by side: the newest evaluation of each, and how much better or worse it did than the first, task by task.
 
-Two runs that worked on the same tasks are compared by the differences on each task (`ale_evaluation.estimates`): how
-hard a task is cancels out, so that the interval of the difference is narrower than those of the two runs.
+Two runs that worked on the same tasks are compared by the differences on each task (`ale_train.evaluation.estimates`):
+how hard a task is cancels out, so that the interval of the difference is narrower than those of the two runs.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from pathlib import Path
 from ale.errors import ConfigError
 from ale.store.run_store import RunStore
 from ale.trajectory import Trajectory
-from ale_evaluation.estimates import Estimate, estimate_difference
-from ale_evaluation.figures import Figures, measure, reward_of
 from ale_report.facts import EVAL_STAGE, RL_STAGE, Metrics, RunFacts, eval_stages, read_facts, read_metrics
+from ale_train.evaluation.estimates import Estimate, estimate_difference
+from ale_train.evaluation.figures import Figures, measure, reward_of
 
 ByTask = Mapping[str, Sequence[float]]
 """The values of a task's runs, by the task's id."""

@@ -2,7 +2,7 @@
 and of rollout workers from the events of those who dispatch to them, a rollout's from its trajectory.
 
     rollout          queue (no place is free), start (its sandbox), model, tool (else of the agent), score, stop
-    trainer, engine  see `ale_rl.roles`
+    trainer, engine  see `ale_train.rl.roles`
     replica          see `ale_engines.member.State`
     worker           busy (it has episodes), idle, or one in which it gets none (leaving, lost, failed)
 

@@ -11,10 +11,10 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from ale.messages import Message
+from ale.registry.user_functions import UserFunction
 from ale.task import Task
 from ale.trajectory import Trajectory
 from ale_rewards.conversation import read_conversation
-from ale_user_functions import UserFunction
 
 CompletionForm = Literal["text", "messages"]
 PLURALS = {"prompt": "prompts", "completion": "completions"}

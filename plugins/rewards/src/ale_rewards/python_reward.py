@@ -19,6 +19,7 @@ from typing import Any
 from pydantic import Field, model_validator
 
 from ale.errors import ConfigError, PluginError, TaskError
+from ale.registry.user_functions import FunctionFailed, FunctionSetting, UserFunction, call_function, pick_arguments
 from ale.specs.driver import Driver, DriverContext, PluginConfig
 from ale.specs.reward import GradedSandbox, Reward
 from ale.specs.sandbox import Sandbox
@@ -26,7 +27,6 @@ from ale.task import Task
 from ale.trajectory import Score, Trajectory
 from ale_rewards.arguments import CompletionForm, as_batch, is_batched, offer_arguments
 from ale_rewards.returned_scores import combine, read_batch, read_returned
-from ale_user_functions import FunctionFailed, FunctionSetting, UserFunction, call_function, pick_arguments
 
 log = logging.getLogger("ale.reward.python")
 SANDBOX = "sandbox"

@@ -8,8 +8,8 @@ from pydantic import Field
 
 from ale.specs.driver import PluginConfig
 from ale_docker.engine import DockerEngine
-from ale_resident.containers.config import ContainerConfig
-from ale_resident.containers.provider import ContainerProvider
+from ale_sandbox.containers.config import ContainerConfig
+from ale_sandbox.containers.provider import ContainerProvider
 
 __all__ = ["DockerConfig", "DockerProvider"]
 

@@ -14,7 +14,7 @@ import aiohttp
 
 from ale.errors import ConfigError, SandboxError
 from ale.specs.sandbox_protocols import SandboxStats
-from ale_resident.containers.engine import (
+from ale_sandbox.containers.engine import (
     ANSWER_S,
     LABEL,
     REMOVE_S,

@@ -21,8 +21,8 @@ from functools import lru_cache
 from pathlib import Path, PurePosixPath
 
 from ale_local import program
-from ale_resident.host.program import resident_command
-from ale_resident.resident import seccomp
+from ale_sandbox.host.program import resident_command
+from ale_sandbox.resident import seccomp
 
 HOME = "/home/agent"
 TAKEN = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc", "/proc", "/dev", "/sys", "/.ale")
@@ -196,7 +196,7 @@ class Bubblewrap:
 
     def gate(self, folder: Path, allow: bool) -> list[str]:
         """Return the options for the network gate; with `allow` the resident gets the rights to set the network up (see
-        `ale_resident.resident.network.sockets`)."""
+        `ale_sandbox.resident.network.sockets`)."""
         inside = "" if self.namespaces is None else self.namespaces.stage
         source = f"{inside}/0/{folder.relative_to(self.base)}" if inside else str(folder)
         caps = NETWORK_CAPS if allow else ()

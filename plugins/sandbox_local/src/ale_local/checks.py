@@ -8,7 +8,7 @@ from ale.errors import ConfigError
 from ale.specs.sandbox import Resources, SandboxSpec
 from ale_local.bubblewrap import workdir_fault
 from ale_local.config import LocalSandboxConfig
-from ale_resident.network.policy import check_policy
+from ale_sandbox.network.policy import check_policy
 
 INSTALL = "install it (apt-get install bubblewrap, dnf install bubblewrap) and allow user namespaces"
 

@@ -12,7 +12,7 @@ from ale_local import state
 from ale_local.layers import HeldSnapshot, check_name
 from ale_local.sandbox import LocalSandbox
 from ale_local.snapshots import SnapshotMaker
-from ale_resident.sandboxes.resettable import ResettableSandbox
+from ale_sandbox.sandboxes.resettable import ResettableSandbox
 
 
 class IsolatedSandbox(LocalSandbox, ResettableSandbox):

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from ale_local.bubblewrap import Namespaces
-from ale_resident.host.threads import await_completion
+from ale_sandbox.host.threads import await_completion
 
 T = TypeVar("T")
 CLONE_FS, CLONE_NEWNS = 0x200, 0x20000

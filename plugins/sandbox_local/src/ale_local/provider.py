@@ -1,7 +1,7 @@
 """The provider of local sandboxes: chooses how they are isolated, starts them, lists and removes them.
 
 If bubblewrap works, a sandbox is a set of Linux namespaces (`bubblewrap.py`); otherwise it is a plain subprocess in a
-folder of its own. In both, one resident process (`ale_resident.resident`) runs the commands and moves the files.
+folder of its own. In both, one resident process (`ale_sandbox.resident`) runs the commands and moves the files.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from ale_local.launcher import Fork, Launcher, open_process
 from ale_local.layers import HeldSnapshot, Layers
 from ale_local.resident_setup import resident_constants
 from ale_local.sandbox import LocalSandbox
-from ale_resident.host import owner
-from ale_resident.host.channel import Channel
-from ale_resident.host.memory_watch import MemoryWatch
-from ale_resident.host.program import resident_command
-from ale_resident.host.threads import in_thread
-from ale_resident.network.gate import Gate
-from ale_resident.resident import seccomp
-from ale_resident.sandboxes.attach_client import AttachedSandbox, attach
-from ale_resident.sandboxes.attach_server import AttachServer
-from ale_resident.sandboxes.running_sandboxes import Running
+from ale_sandbox.host import owner
+from ale_sandbox.host.channel import Channel
+from ale_sandbox.host.memory_watch import MemoryWatch
+from ale_sandbox.host.program import resident_command
+from ale_sandbox.host.threads import in_thread
+from ale_sandbox.network.gate import Gate
+from ale_sandbox.resident import seccomp
+from ale_sandbox.sandboxes.attach_client import AttachedSandbox, attach
+from ale_sandbox.sandboxes.attach_server import AttachServer
+from ale_sandbox.sandboxes.running_sandboxes import Running
 
 log = logging.getLogger("ale.sandbox.local")
 

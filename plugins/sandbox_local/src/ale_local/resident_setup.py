@@ -9,7 +9,7 @@ from ale.specs.sandbox import Resources, SandboxSpec
 from ale_local import program, state
 from ale_local.bubblewrap import HOME
 from ale_local.config import LocalSandboxConfig
-from ale_resident.network.policy import network_plan
+from ale_sandbox.network.policy import network_plan
 
 
 def resident_constants(
@@ -20,7 +20,7 @@ def resident_constants(
     mode: str,
     groups: Container[str],
 ) -> list[bytes]:
-    """Make the resident's constants (see `set_up` in `ale_resident.resident.requests`). `mode` says which users exist:
+    """Make the resident's constants (see `set_up` in `ale_sandbox.resident.requests`). `mode` says which users exist:
     `users`, `single`, or `plain` without isolation; `groups` are the control groups that enforce limits."""
     if record.folder is None:
         workdir, home, tmp = spec.workdir, HOME, "/tmp"

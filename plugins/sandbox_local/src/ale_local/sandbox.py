@@ -14,8 +14,8 @@ from pathlib import Path
 from ale.specs.sandbox import SandboxSpec
 from ale.specs.sandbox_protocols import SandboxStats
 from ale_local import cgroups, state
-from ale_resident.host.channel import Channel
-from ale_resident.sandboxes.sandbox import ResidentSandbox
+from ale_sandbox.host.channel import Channel
+from ale_sandbox.sandboxes.sandbox import ResidentSandbox
 
 MOST_FILES = 200_000
 STARTUP_BYTES = 4000

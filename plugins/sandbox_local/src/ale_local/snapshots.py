@@ -1,7 +1,7 @@
 """Makes and restores snapshots of local sandboxes: the resident reads and writes the writable places.
 
 1. The host never reads a sandbox's files directly, because links could lead anywhere. The resident reads the places,
-   and its records are written like a downloaded tree (`ale_resident.resident.trees.unpacking`), but with owners, all
+   and its records are written like a downloaded tree (`ale_sandbox.resident.trees.unpacking`), but with owners, all
    mode bits and every link.
 2. Processes are stopped meanwhile, for at most ten seconds; a larger sandbox continues then, and its later writes may
    be in the snapshot only in part.
@@ -23,12 +23,12 @@ from typing import BinaryIO
 
 from ale.errors import SandboxError
 from ale_local.layers import Form, HeldSnapshot, Layers
-from ale_resident.host.channel import Channel
-from ale_resident.host.threads import in_thread
-from ale_resident.resident.frames import pack, unpack
-from ale_resident.resident.trees.packing import END, Refused
-from ale_resident.resident.trees.unpacking import Writer
-from ale_resident.trees.transfers import Transfer, as_sandbox_error, finish, read_pieces, receive
+from ale_sandbox.host.channel import Channel
+from ale_sandbox.host.threads import in_thread
+from ale_sandbox.resident.frames import pack, unpack
+from ale_sandbox.resident.trees.packing import END, Refused
+from ale_sandbox.resident.trees.unpacking import Writer
+from ale_sandbox.trees.transfers import Transfer, as_sandbox_error, finish, read_pieces, receive
 
 NAMES_BYTES = 1 << 28
 """The most bytes that names, modes and times may take in an archive."""

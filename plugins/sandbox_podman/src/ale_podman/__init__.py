@@ -8,9 +8,9 @@ from pydantic import Field
 
 from ale.specs.driver import PluginConfig
 from ale_podman.engine import PodmanEngine
-from ale_resident.containers.checkpoint_sandbox import CheckpointSandbox
-from ale_resident.containers.config import ContainerConfig
-from ale_resident.containers.provider import ContainerProvider
+from ale_sandbox.containers.checkpoint_sandbox import CheckpointSandbox
+from ale_sandbox.containers.config import ContainerConfig
+from ale_sandbox.containers.provider import ContainerProvider
 
 __all__ = ["PodmanConfig", "PodmanProvider"]
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-from ale_resident.containers.engine import Plan
+from ale_sandbox.containers.engine import Plan
 
 CGROUPS = Path("/sys/fs/cgroup")
 SYS_RESOURCE = 1 << 24

@@ -23,7 +23,7 @@ from ale.errors import ConfigError, SandboxError
 from ale.specs.sandbox_protocols import SandboxStats
 from ale_podman import checkpoint
 from ale_podman.leftover_cgroups import remove_groups
-from ale_resident.containers.engine import (
+from ale_sandbox.containers.engine import (
     ANSWER_S,
     LABEL,
     REMOVE_S,

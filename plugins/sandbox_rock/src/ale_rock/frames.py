@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterable
 STDOUT, STDERR, RESULT = b"1", b"2", b"R"
 """Of a command: a piece of its output, and last its result in JSON."""
 PIECE = b"P"
-"""A piece of a tree of files (`ale_resident.resident.frames.pack`)."""
+"""A piece of a tree of files (`ale_sandbox.resident.frames.pack`)."""
 FAULT = b"F"
 """In place of what should come: what went wrong, in JSON."""
 HEAD_BYTES = 5

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 _COMMAND = re.compile(r"^(\S+ (?:\(process \d+\) )?exec \d+(?: in shell [^:]*)?(?: as [^:]*)?): .*$", re.MULTILINE)
-"""How a sandbox's journal notes a command (`ale_resident.host.journal`)."""
+"""How a sandbox's journal notes a command (`ale_sandbox.host.journal`)."""
 
 
 def without_commands(text: str) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from pydantic import SecretStr
 
-from ale.cli.run_command import configure_messages
+from ale.cli.messages import configure_messages
 
 
 def show_messages(tokens: Iterable[SecretStr | None]) -> None:

@@ -20,15 +20,12 @@ from urllib.parse import urlsplit
 
 from pydantic import TypeAdapter
 
-from ale.config.preflight import NETWORKS
+from ale.config.capabilities import NETWORKS
 from ale.errors import ConfigError, SandboxError
 from ale.specs.driver import Driver, DriverContext, PluginConfig
 from ale.specs.sandbox import SandboxInfo, SandboxProvider, SandboxSpec
 from ale.specs.sandbox_protocols import Snapshots
 from ale.task import ImageBuild
-from ale_resident.host.owner import is_running, this_process
-from ale_resident.network.gate import report
-from ale_resident.network.policy import endpoint_address, network_plan
 from ale_rock.provider_config import LOOPBACK, RockConfig, headers_of
 from ale_rock.remote import RockSandbox
 from ale_rock.remote_attach import attach
@@ -38,6 +35,9 @@ from ale_rock.service_builds import ServiceBuilds
 from ale_rock.service_client import ALE, ANSWER_S, Missing, ServiceClient
 from ale_rock.service_snapshots import ServiceSnapshots, this_machine
 from ale_rock.wire import Spec
+from ale_sandbox.host.owner import is_running, this_process
+from ale_sandbox.network.gate import report
+from ale_sandbox.network.policy import endpoint_address, network_plan
 
 OWNER = "ale.rock.owner"
 """The label with a sandbox's owner; nobody sees it but this provider."""

@@ -9,10 +9,10 @@ from contextlib import suppress
 from pydantic import ValidationError
 
 from ale.errors import AleError, ConfigError
-from ale_resident.network.gate import Refusal
 from ale_rock.remote import RockSandbox
 from ale_rock.service_client import ANSWER_S, Missing
 from ale_rock.wire import RefusedConnection
+from ale_sandbox.network.gate import Refusal
 
 ENDED = b"null"
 AGAIN_S, MOST_AGAIN_S = 0.5, 30.0

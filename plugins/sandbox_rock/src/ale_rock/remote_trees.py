@@ -1,6 +1,6 @@
 """Trees of files on their way to a sandbox of a ROCK service and back.
 
-They go as the pieces that sandboxes exchange with their providers (`ale_resident.trees`), each a frame. A tree of the
+They go as the pieces that sandboxes exchange with their providers (`ale_sandbox.trees`), each a frame. A tree of the
 host is checked before anything is sent. A tree from a sandbox is treated as an attacker's work, as a local provider
 does.
 """
@@ -14,14 +14,14 @@ from contextlib import aclosing
 from pathlib import Path
 
 from ale.errors import ConfigError, SandboxError
-from ale_resident.host.threads import in_thread
-from ale_resident.resident.frames import pack, unpack
-from ale_resident.resident.trees.packing import Refused
-from ale_resident.resident.trees.unpacking import Writer
-from ale_resident.trees.transfers import TreeSource, as_sandbox_error, land, open_tree
 from ale_rock.frames import FAULT, PIECE, frame, read_frames
 from ale_rock.remote import RockSandbox
 from ale_rock.service_client import Missing
+from ale_sandbox.host.threads import in_thread
+from ale_sandbox.resident.frames import pack, unpack
+from ale_sandbox.resident.trees.packing import Refused
+from ale_sandbox.resident.trees.unpacking import Writer
+from ale_sandbox.trees.transfers import TreeSource, as_sandbox_error, land, open_tree
 
 PIECE_S = 300.0
 """How long a piece of an answer may take: of an upload, until the sandbox has written what it got."""

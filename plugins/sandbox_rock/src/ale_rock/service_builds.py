@@ -8,9 +8,9 @@ from weakref import WeakValueDictionary
 
 from ale.errors import ConfigError
 from ale.task import ImageBuild, as_bytes
-from ale_resident.containers.default_image import BASE, PYTHON, TAG
-from ale_resident.containers.image_builds import digest_of
 from ale_rock.service_client import ALE, ANSWER_S, ServiceClient
+from ale_sandbox.containers.default_image import BASE, PYTHON, TAG
+from ale_sandbox.containers.image_builds import digest_of
 
 SLACK_S = 2 * ANSWER_S
 

@@ -16,9 +16,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from ale.errors import AleError, ConfigError
-from ale_resident.host.owner import is_running, this_process
-from ale_resident.host.threads import await_completion
 from ale_rock.service_client import ALE, ServiceClient
+from ale_sandbox.host.owner import is_running, this_process
+from ale_sandbox.host.threads import await_completion
 
 SNAPSHOT_S = 300.0
 UNNAMED = "unnamed-"

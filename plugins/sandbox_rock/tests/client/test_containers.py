@@ -18,9 +18,9 @@ from rock.sdk.sandbox.client import RunMode
 from service_process import Service, StartSandbox, serving
 
 from ale.specs.sandbox import ENDPOINT_PORT
-from ale_resident.containers.engine import Found
-from ale_resident.containers.image_snapshots import OWNER
 from ale_rock.wire import ALE_BASE, ROCK_BASE
+from ale_sandbox.containers.engine import Found
+from ale_sandbox.containers.image_snapshots import OWNER
 from ale_testing.sandbox_providers import must_answer, provider_of
 
 pytestmark = [

@@ -14,7 +14,7 @@ from rock.sdk.envhub.client import EnvHubClient, EnvHubError
 from rock.sdk.envhub.schema import EnvHubClientConfig
 from service_process import Command, Service, serving
 
-from ale.config.run import RolloutConfig, SandboxNeeds
+from ale.config.episode import RolloutConfig, SandboxNeeds
 from ale.errors import TaskError
 from ale.registry.hooks import Hooks
 from ale.rollout.episode import Episodes, StageInfo

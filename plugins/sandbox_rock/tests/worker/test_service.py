@@ -17,13 +17,13 @@ import pytest
 from ale.errors import ConfigError, SandboxError
 from ale.specs.driver import DriverContext
 from ale.specs.sandbox import SandboxSpec
-from ale_resident.containers.config import ContainerConfig
-from ale_resident.containers.provider import ContainerProvider
 from ale_rock.wire import CreateSandbox
 from ale_rock.worker import leftovers
 from ale_rock.worker import ports as ports_module
 from ale_rock.worker.service import WorkerService
 from ale_rock.worker.settings import WorkerSettings
+from ale_sandbox.containers.config import ContainerConfig
+from ale_sandbox.containers.provider import ContainerProvider
 
 from .conftest import Worker, Workers, local_provider
 

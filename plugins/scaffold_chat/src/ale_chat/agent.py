@@ -15,13 +15,13 @@ from typing import Any
 from pydantic import Field, field_validator, model_validator
 
 from ale.messages import ChatReply, Message, ModelCall
+from ale.registry.user_functions import FunctionName, UserFunction
 from ale.specs.driver import Driver, DriverContext, PluginConfig
 from ale.specs.sandbox import Sandbox
 from ale.specs.scaffold import ModelSession, Scaffold
 from ale.task import Task
 from ale_chat.tools import FunctionTool, run_tool
 from ale_chat.user import SANDBOX, Turn, ask_user
-from ale_user_functions import FunctionName, UserFunction
 
 SEVERAL_TURNS = 8
 

@@ -20,9 +20,9 @@ from pydantic import BaseModel, ConfigDict, Field, PydanticSchemaGenerationError
 from pydantic.errors import PydanticInvalidForJsonSchema
 
 from ale.messages import ChunkErrorKind, ToolCall, ToolSpec
+from ale.registry.user_functions import FunctionFailed, UserFunction, call_function
 from ale.registry.validation import describe_error, format_value, one_line_error
 from ale_chat.user import Turn
-from ale_user_functions import FunctionFailed, UserFunction, call_function
 
 PROVIDED = ("sandbox", "state", "task")
 

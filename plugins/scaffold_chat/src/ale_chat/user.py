@@ -14,10 +14,10 @@ from typing import Any
 
 from ale.errors import PluginError
 from ale.messages import Message
+from ale.registry.user_functions import FunctionFailed, UserFunction, call_function, pick_arguments
 from ale.registry.validation import format_value
 from ale.specs.sandbox import Sandbox
 from ale.task import Task
-from ale_user_functions import FunctionFailed, UserFunction, call_function, pick_arguments
 
 SANDBOX = "sandbox"
 

@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ale_agents import Recipe, node_recipe
-from ale_agents.agent_variables import Dialect
+from ale_endpoint.agents import Recipe, node_recipe
+from ale_endpoint.agents.agent_variables import Dialect
 
 
 @dataclass(frozen=True)

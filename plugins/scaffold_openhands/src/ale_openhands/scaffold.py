@@ -10,7 +10,7 @@ from typing import Literal
 from pydantic import Field
 
 from ale.specs.sandbox import ExecResult, Sandbox
-from ale_agents import AgentVariables, CommandAgent, CommandAgentConfig, Launch, Recipe, python_recipe
+from ale_endpoint.agents import AgentVariables, CommandAgent, CommandAgentConfig, Launch, Recipe, python_recipe
 
 VERSION = "1.58.0"
 RECIPE = python_recipe(

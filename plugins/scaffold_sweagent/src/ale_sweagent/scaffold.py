@@ -7,7 +7,7 @@ import json
 from pydantic import Field
 
 from ale.specs.sandbox import ExecResult, Sandbox
-from ale_agents import AgentVariables, CommandAgent, CommandAgentConfig, Launch, Recipe, python_recipe
+from ale_endpoint.agents import AgentVariables, CommandAgent, CommandAgentConfig, Launch, Recipe, python_recipe
 
 # The newest litellm cannot be imported together with it, and has no advantage.
 RECIPE = python_recipe("mini-swe-agent-2.4.6", ("mini-swe-agent==2.4.6", "litellm==1.81.10"), "mini", minor=10)

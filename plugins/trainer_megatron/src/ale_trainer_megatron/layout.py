@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from megatron.core import parallel_state, tensor_parallel
 
-from ale_ranks.world import World
+from ale_torch.ranks.world import World
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,11 +23,11 @@ from torch import Tensor
 
 from ale.errors import TrainerError
 from ale.specs.trainer import LossFunction, PolicyRole, TrainBatch
-from ale_torch_training.asleep import tensors_of
-from ale_torch_training.batch_loss import BatchLoss, Passed, Totals
-from ale_torch_training.checkpoint_folder import OPTIMIZER_FOLDER
-from ale_torch_training.folder import save_pretrained
-from ale_torch_training.microbatch import LossGroup, MicroBatch, cut
+from ale_torch.training.asleep import tensors_of
+from ale_torch.training.batch_loss import BatchLoss, Passed, Totals
+from ale_torch.training.checkpoint_folder import OPTIMIZER_FOLDER
+from ale_torch.training.folder import save_pretrained
+from ale_torch.training.microbatch import LossGroup, MicroBatch, cut
 from ale_trainer_megatron.layout import Layout
 from ale_trainer_megatron.model import Policy, build_model
 from ale_trainer_megatron.optimizer_state import OptimizerState
@@ -84,7 +84,7 @@ class Learner:
         return self.dtype != torch.float32
 
     def tensors(self) -> Iterator[Tensor]:
-        """See `ale_torch_training.worker.Learner`. Gradients and weights are views of one buffer each."""
+        """See `ale_torch.training.worker.Learner`. Gradients and weights are views of one buffer each."""
         optimizers = [part.optimizer for part in getattr(self.optimizer, "chained_optimizers", [self.optimizer])]
         yield from tensors_of(self.module.module, self._reference_policy, optimizers=optimizers)
         yield from (p.main_grad for p in self.module.parameters() if getattr(p, "main_grad", None) is not None)

@@ -9,7 +9,7 @@ import torch
 from megatron.core.packed_seq_params import PackedSeqParams
 from torch import Tensor, nn
 
-from ale_torch_training.attention import packed_attention
+from ale_torch.training.attention import packed_attention
 
 
 class RMSNorm(nn.Module):

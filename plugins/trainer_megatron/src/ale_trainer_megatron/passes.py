@@ -20,8 +20,8 @@ from megatron.core.tensor_parallel.mappings import (
 )
 from torch import Tensor
 
-from ale_torch_training.batch_loss import Passed
-from ale_torch_training.microbatch import MicroBatch
+from ale_torch.training.batch_loss import Passed
+from ale_torch.training.microbatch import MicroBatch
 from ale_trainer_megatron.layout import Layout
 from ale_trainer_megatron.model import Policy, padded_vocabulary
 from ale_trainer_megatron.modules import Sequences

@@ -10,8 +10,9 @@ from typing import Any, Self
 from pydantic import Field, model_validator
 
 from ale.specs.driver import DriverContext
-from ale_torch_training.ranked_trainer import RankedTrainer, Workers, choose_ranks, start_ranks
-from ale_torch_training.settings import TrainerSettings
+from ale.specs.ranks import Workers
+from ale_torch.training.ranked_trainer import RankedTrainer, choose_ranks, start_ranks
+from ale_torch.training.settings import TrainerSettings
 
 
 class MegatronTrainer(RankedTrainer):

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from ale_trainer_megatron import megatron_imports  # noqa: F401
 
 # isort: split
-from ale_ranks.world import World
-from ale_torch_training.worker import RankWorker
+from ale_torch.ranks.world import World
+from ale_torch.training.worker import RankWorker
 from ale_trainer_megatron.cpu import run_on_cpu
 from ale_trainer_megatron.layout import Layout
 from ale_trainer_megatron.learner import Learner

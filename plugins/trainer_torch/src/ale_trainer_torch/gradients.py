@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from ale.specs.trainer import LossFunction, TrainBatch
-from ale_torch_training.batch_loss import BatchLoss, Passed, Totals
-from ale_torch_training.microbatch import LossGroup, MicroBatch
+from ale_torch.training.batch_loss import BatchLoss, Passed, Totals
+from ale_torch.training.microbatch import LossGroup, MicroBatch
 
 Forward = Callable[..., Passed]
 """Takes a micro-batch and whether entropies are wanted (`entropy=`)."""

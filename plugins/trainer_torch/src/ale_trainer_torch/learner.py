@@ -27,12 +27,12 @@ from torch import Tensor
 
 from ale.errors import TrainerError
 from ale.specs.trainer import LossFunction, PolicyRole, TrainBatch
-from ale_ranks.world import World
-from ale_torch_training.asleep import tensors_of
-from ale_torch_training.batch_loss import Passed, Totals
-from ale_torch_training.checkpoint_folder import OPTIMIZER_FOLDER
-from ale_torch_training.folder import read_model, save_pretrained
-from ale_torch_training.microbatch import LossGroup, MicroBatch, cut, padding_waste
+from ale_torch.ranks.world import World
+from ale_torch.training.asleep import tensors_of
+from ale_torch.training.batch_loss import Passed, Totals
+from ale_torch.training.checkpoint_folder import OPTIMIZER_FOLDER
+from ale_torch.training.folder import read_model, save_pretrained
+from ale_torch.training.microbatch import LossGroup, MicroBatch, cut, padding_waste
 from ale_trainer_torch.gradients import Gradients
 from ale_trainer_torch.lora import add_adapters, write_adapter
 from ale_trainer_torch.optimizer import Optimization, make_optimizer, set_rates
@@ -109,7 +109,7 @@ class Learner:
         read_shards(checkpoint / OPTIMIZER_FOLDER, self.model, self.optimizer, masters=self.how.has_masters)
 
     def tensors(self) -> Iterator[Tensor]:
-        """See `ale_torch_training.worker.Learner`. What was gathered of a sharded model for a pass does not stay."""
+        """See `ale_torch.training.worker.Learner`. What was gathered of a sharded model for a pass does not stay."""
         for compute in (self._compute, self._compute_reference):
             if isinstance(compute, PolicyModule):
                 compute.reshard()  # type: ignore[operator]  # `fully_shard` has made it a module that can

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from ale.errors import ConfigError
-from ale_torch_training.attention import PACKED
-from ale_torch_training.batch_loss import Passed
+from ale_torch.training.attention import PACKED
+from ale_torch.training.batch_loss import Passed
 from ale_trainer_torch.fused import logprobs_from_logits, token_logprobs
 
 log = logging.getLogger("ale.trainer.torch")

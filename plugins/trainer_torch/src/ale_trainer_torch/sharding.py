@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from ale_torch_training.batch_loss import Passed
+from ale_torch.training.batch_loss import Passed
 from ale_trainer_torch.lora import find_layers, merge, plain_name
 from ale_trainer_torch.optimizer import Optimization
 from ale_trainer_torch.policy import VALUE_HEAD, Policy

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ale_torch_training.moments import MASTER, MOMENTS, Shapes, read_entries, write_entries
+from ale_torch.training.moments import MASTER, MOMENTS, Shapes, read_entries, write_entries
 from ale_trainer_torch.optimizer import set_rates
 
 

@@ -1,8 +1,8 @@
 """The trainer `torch`: AdamW on a Hugging Face causal LM, in one process or over ranks (FSDP2).
 
 All work on the model is a `Worker`'s (`worker.py`). One in float32 lives in this process, in the training thread.
-Several ranks, or one that computes in bfloat16 from float32 masters, are processes of their own (`ale_ranks`), which
-need a process group; on a cluster all ranks are where it has room for them.
+Several ranks, or one that computes in bfloat16 from float32 masters, are processes of their own (`ale_torch.ranks`),
+which need a process group; on a cluster all ranks are where it has room for them.
 
 torch and transformers come in with `worker.py`, torch alone with `optimizer.py` on a cluster. The constructor imports
 them: settings are checked without them, and no thread is the first to import them while another one does.
@@ -19,9 +19,10 @@ from pydantic import Field, model_validator
 
 from ale.errors import ConfigError
 from ale.specs.driver import DriverContext
+from ale.specs.ranks import Workers
 from ale.specs.trainer import TrainBatch
-from ale_torch_training.ranked_trainer import RankedTrainer, Workers, choose_ranks, start_ranks
-from ale_torch_training.settings import TrainerSettings
+from ale_torch.training.ranked_trainer import RankedTrainer, choose_ranks, start_ranks
+from ale_torch.training.settings import TrainerSettings
 from ale_trainer_torch.lora import LoraSettings
 
 
@@ -115,7 +116,7 @@ class TorchTrainer(RankedTrainer):
             dtype=getattr(torch, c.dtype),
         )
         if not self._apart:
-            from ale_ranks import OneRank, World
+            from ale_torch.ranks import OneRank, World
             from ale_trainer_torch.worker import Worker
 
             if c.threads:

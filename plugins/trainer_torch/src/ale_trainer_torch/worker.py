@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ale.specs.trainer import TrainBatch
-from ale_ranks.world import World
-from ale_torch_training.worker import RankWorker
+from ale_torch.ranks.world import World
+from ale_torch.training.worker import RankWorker
 from ale_trainer_torch.learner import Learner
 from ale_trainer_torch.optimizer import Optimization
 

@@ -77,7 +77,7 @@ class AleWorker:
         self._ale_load(read_folder(folder))
 
     def ale_receive(self, module: str, request: str) -> None:
-        """Receive weights that a trainer broadcasts. `module` is the file of `ale_weight_transfer.receiver`."""
+        """Receive weights that a trainer broadcasts. `module` is the file of `ale_torch.weights.receiver`."""
         device = next(self.get_model().parameters()).device  # type: ignore[attr-defined]
         self._ale_load(_import_file(module).receive(self.rank, device, **json.loads(request)))  # type: ignore[attr-defined]
 

@@ -7,7 +7,7 @@ while the service has workers that do.
 
 from __future__ import annotations
 
-from ale.config.preflight import NETWORKS
+from ale.config.capabilities import NETWORKS
 from ale.specs.kinds import CAPABILITIES
 from ale.specs.sandbox_protocols import SANDBOX_PROTOCOLS, Snapshots, meaning
 from ale_rock.wire import CreateSandbox

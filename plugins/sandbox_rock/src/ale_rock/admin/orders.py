@@ -49,7 +49,7 @@ def explain(error: ValidationError | RequestValidationError) -> str:
 
 
 SNAPSHOT_IMAGES = "ale-snapshot:", "ale-checkpoint:"
-"""What the names of images have in them that container engines keep as snapshots (`ale_resident.containers`)."""
+"""What the names of images have in them that container engines keep as snapshots (`ale_sandbox.containers`)."""
 
 
 @dataclass(frozen=True, slots=True)

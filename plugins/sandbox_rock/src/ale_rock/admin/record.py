@@ -230,7 +230,7 @@ _PLAIN = (
 )
 
 BUILT = "ale-build:"
-"""How the names of images begin that workers build (`ale_resident.containers.image_builds`): no registry has them."""
+"""How the names of images begin that workers build (`ale_sandbox.containers.image_builds`): no registry has them."""
 
 
 def _without_nul(value: Any) -> Any:

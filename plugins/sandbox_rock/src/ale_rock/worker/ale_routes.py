@@ -17,13 +17,13 @@ from starlette.routing import Route
 from ale.errors import SandboxError
 from ale.specs.sandbox import AGENT, ExecResult, Sandbox, SandboxProvider
 from ale.specs.sandbox_protocols import KeepsSnapshots, Logs, Measures, Resets, Shells, Snapshots, Streams
-from ale_resident.sandboxes.sandbox import ResidentSandbox
 from ale_rock.disconnects import while_connected
 from ale_rock.worker.checks import caller, check_path, check_user, readable
 from ale_rock.worker.requests import EXPECTED, fault_of, json_response, query, read_body, whole_number
 from ale_rock.worker.service import WorkerService
 from ale_rock.worker.session import MOST_S
 from ale_rock.worker.spool import Spool
+from ale_sandbox.sandboxes.sandbox import ResidentSandbox
 
 PIECE_BYTES = 4 << 20
 MOST_OUTPUT_BYTES = 1 << 25

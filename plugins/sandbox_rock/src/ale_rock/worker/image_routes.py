@@ -9,12 +9,12 @@ from starlette.routing import Route
 from ale.errors import TaskError
 from ale.specs.sandbox_protocols import BuildsDockerfiles, lacks
 from ale.task import ImageBuild
-from ale_resident.containers.provider import ContainerProvider
 from ale_rock.disconnects import while_connected
 from ale_rock.wire import BuildImage, Fault, ImageBuilt, ImageFound, ImagePrepared, PrepareImage
 from ale_rock.worker.checks import caller, readable
 from ale_rock.worker.requests import EXPECTED, fault_of, json_response, read_body
 from ale_rock.worker.service import WorkerService
+from ale_sandbox.containers.provider import ContainerProvider
 
 
 class ImageRoutes:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from ale.errors import AleError
 from ale.specs.sandbox import SandboxProvider
-from ale_resident.containers.image_snapshots import REPOSITORY
-from ale_resident.containers.provider import ContainerProvider
+from ale_sandbox.containers.image_snapshots import REPOSITORY
+from ale_sandbox.containers.provider import ContainerProvider
 
 IMPLIED = "docker.io/library/", "docker.io/"
 """What clients leave out of an image's name, and Podman adds."""

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from ale.errors import AleError
 from ale.specs.sandbox import Sandbox, SandboxProvider
-from ale_resident.sandboxes.sandbox import ResidentSandbox
+from ale_sandbox.sandboxes.sandbox import ResidentSandbox
 
 log = logging.getLogger("ale.rock.worker")
 LOOK_S = 1.0

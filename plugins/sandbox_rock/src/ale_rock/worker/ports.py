@@ -18,9 +18,9 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from ale.errors import SandboxError
 from ale.specs.sandbox import Sandbox
-from ale_resident.host.port_connection import PortConnection
-from ale_resident.sandboxes.sandbox import ResidentSandbox
 from ale_rock.worker.checks import caller
+from ale_sandbox.host.port_connection import PortConnection
+from ale_sandbox.sandboxes.sandbox import ResidentSandbox
 
 MOST_PORTS = 64
 FAREWELL_S = 5.0

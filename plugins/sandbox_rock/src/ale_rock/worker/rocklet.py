@@ -15,7 +15,6 @@ import time
 from ale.errors import SandboxError
 from ale.specs.sandbox import AGENT, Sandbox
 from ale.specs.sandbox_protocols import Shell, Shells, lacks
-from ale_resident.sandboxes.sandbox import ResidentSandbox
 from ale_rock.wire import (
     CloseSessionRequest,
     CreateSessionRequest,
@@ -32,6 +31,7 @@ from ale_rock.wire import (
 from ale_rock.worker.checks import caller, check_env, check_path
 from ale_rock.worker.session import DEFAULT_TIMEOUT_S, MOST_OUTPUT_BYTES, MOST_S, Session, text_of
 from ale_rock.worker.spool import Spool
+from ale_sandbox.sandboxes.sandbox import ResidentSandbox
 
 MOST_SESSIONS = 256
 MOST_WORDS_CHARS = 1 << 15

@@ -19,7 +19,6 @@ from ale.errors import ConfigError, SandboxError
 from ale.specs.driver import Driver, Lifecycle
 from ale.specs.sandbox import Sandbox, SandboxProvider, SandboxSpec
 from ale.specs.sandbox_protocols import KeepsSnapshots, Shell, Snapshots, lacks
-from ale_resident.network.policy import network_plan
 from ale_rock.wire import CreateSandbox, HeldSandbox, SandboxCreated
 from ale_rock.worker.checks import caller
 from ale_rock.worker.images import images_of, may_be_gone
@@ -33,6 +32,7 @@ from ale_rock.worker.rocklet import Rocklet
 from ale_rock.worker.settings import WorkerSettings
 from ale_rock.worker.usage import UsageMeter
 from ale_rock.worker.warm import WarmSandboxes, memory_of
+from ale_sandbox.network.policy import network_plan
 
 log = logging.getLogger("ale.rock.worker")
 MOST_ENDED = 10_000

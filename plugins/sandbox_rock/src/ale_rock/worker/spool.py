@@ -16,9 +16,9 @@ from typing import BinaryIO, Self, cast
 from ale.errors import SandboxError
 from ale.specs.sandbox import AGENT, Sandbox
 from ale.specs.sandbox_protocols import Trees
-from ale_resident.host.threads import in_thread
 from ale_rock.forms import FormError, FormReader
 from ale_rock.worker.checks import caller, check_path
+from ale_sandbox.host.threads import in_thread
 
 IN_MEMORY_BYTES = 4 << 20
 MOST_FIELD_BYTES = 64 << 10

@@ -1,6 +1,6 @@
 """ALE's own routes that copy trees of files into a sandbox and out of it.
 
-A tree is the pieces that sandboxes exchange with their providers (`ale_resident.trees`), each a frame. Who sends one
+A tree is the pieces that sandboxes exchange with their providers (`ale_sandbox.trees`), each a frame. Who sends one
 has checked it, and who receives one checks it: here they pass through. So a tree of any size takes the memory of a few
 pieces.
 """
@@ -18,17 +18,17 @@ from starlette.routing import Route
 from ale.errors import AleError
 from ale.specs.sandbox import AGENT
 from ale.specs.sandbox_protocols import Trees, lacks
-from ale_resident.host.channel import Channel
-from ale_resident.host.commands import as_bytes
-from ale_resident.resident.frames import TREE, pack, unpack
-from ale_resident.sandboxes.sandbox import ResidentSandbox
-from ale_resident.trees.transfers import Transfer, found
 from ale_rock.disconnects import ClosingStream
 from ale_rock.frames import FAULT, PIECE, frame, read_frames
 from ale_rock.wire import Fault
 from ale_rock.worker.checks import caller, check_path, check_user, readable
 from ale_rock.worker.requests import EXPECTED, fault_of, json_response, query
 from ale_rock.worker.service import WorkerService
+from ale_sandbox.host.channel import Channel
+from ale_sandbox.host.commands import as_bytes
+from ale_sandbox.resident.frames import TREE, pack, unpack
+from ale_sandbox.sandboxes.sandbox import ResidentSandbox
+from ale_sandbox.trees.transfers import Transfer, found
 
 
 class TreeRoutes:

@@ -8,7 +8,7 @@
 3. One that is taken was never used. It gets its environment by a reset, and errors call it by the name of its start
    from then on; its provider goes on to list it under its own.
 
-A run's pool (`ale_sandbox_pool`) is for another case: it uses sandboxes again, and never those with a name.
+A run's pool (`ale.rollout.sandbox_pool`) is for another case: it uses sandboxes again, and never those with a name.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ale.registry.validation import one_line_error
 from ale.specs.driver import Lifecycle
 from ale.specs.sandbox import Sandbox, SandboxProvider, SandboxSpec
 from ale.specs.sandbox_protocols import Resets
-from ale_resident.sandboxes.sandbox import ResidentSandbox
+from ale_sandbox.sandboxes.sandbox import ResidentSandbox
 
 log = logging.getLogger("ale.rock.worker")
 EVERY_IMAGE = "*"

@@ -1,7 +1,0 @@
-"""Scaffolds around agents that are separate programs in the sandbox."""
-
-from ale_agents.agent import CommandAgent, CommandAgentConfig, Launch
-from ale_agents.agent_variables import AgentVariables
-from ale_agents.recipes import Recipe, node_recipe, python_recipe
-
-__all__ = ["AgentVariables", "CommandAgent", "CommandAgentConfig", "Launch", "Recipe", "node_recipe", "python_recipe"]

@@ -1,6 +1,0 @@
-"""Packs trajectories into batches (`packing.py`), and splits batches (`splitting.py`)."""
-
-from ale_packing.packing import Credit, count_tokens, pack
-from ale_packing.splitting import select, split
-
-__all__ = ["Credit", "count_tokens", "pack", "select", "split"]

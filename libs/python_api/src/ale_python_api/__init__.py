@@ -1,6 +1,0 @@
-"""Runs and evaluations from Python; `ale.run` and the others are these."""
-
-from ale_python_api.results import Result, read_run
-from ale_python_api.runs import evaluate, evaluate_async, run, run_async
-
-__all__ = ["Result", "evaluate", "evaluate_async", "read_run", "run", "run_async"]

@@ -1,0 +1,76 @@
+"""Runs commands in a sandbox, the host's side: makes their requests and reads their answers."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Mapping
+
+from ale.errors import SandboxError
+from ale.specs.sandbox import AGENT, TESTS, ExecResult
+from ale_sandbox.host.channel import Channel
+from ale_sandbox.resident.frames import CANCEL
+
+GRACE_S = 15.0
+"""A resident that has not answered this long after a command's time-out counts as dead."""
+NO_COMMAND = ExecResult(2, b"", b"The command or its environment holds a NUL byte, which no shell can take.\n", 0.0)
+
+
+def as_bytes(text: str) -> bytes:
+    """Encode a command or a path for the kernel, even if the policy wrote half a character."""
+    try:
+        return os.fsencode(text)
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "surrogatepass")
+
+
+def check_user(user: str) -> str:
+    """Check that a user is one of the contract's two roles."""
+    if user not in (AGENT, TESTS):
+        raise SandboxError(f"A sandbox has the users '{AGENT}' and '{TESTS}', not {user!r}.")
+    return user
+
+
+def request(
+    command: str, timeout_s: float, limit: int, cwd: str | None, env: Mapping[str, str] | None, stdin: bytes, user: str
+) -> list[bytes] | None:
+    """Make the fields of an EXEC (`limit`: its most bytes of output) or a STREAM (`limit`: bytes before it must wait).
+    None if no shell can take such a command (its result is then `NO_COMMAND`)."""
+    constants = [str(timeout_s), str(limit), check_user(user), cwd or "", command]
+    pairs = [as_bytes(f"{name}={value}") for name, value in (env or {}).items()]
+    if "\0" in command or any(b"\0" in pair for pair in pairs):
+        return None
+    return [*(as_bytes(text) for text in constants), stdin, *pairs]
+
+
+async def run(channel: Channel, kind: bytes, fields: list[bytes], timeout_s: float) -> ExecResult:
+    """Run a command and wait for its end. Cancelling this ends the command."""
+    number, future = channel.begin(kind, fields)
+    try:
+        async with asyncio.timeout(timeout_s + GRACE_S):
+            answer = await future
+    except TimeoutError:
+        raise close_unresponsive(channel) from None
+    except OSError as error:
+        raise SandboxError(f"The sandbox {channel.sandbox_id} cannot run a command: {error.strerror}.") from error
+    except asyncio.CancelledError:
+        channel.send(number, CANCEL)
+        raise
+    finally:
+        channel.calls.pop(number, None)
+    return result(channel, answer)
+
+
+def close_unresponsive(channel: Channel) -> SandboxError:
+    """End a sandbox whose resident did not end a command in time; return the error."""
+    channel.close(f"its resident process did not end a command {GRACE_S:.0f} s after its time-out")
+    return channel.error()
+
+
+def result(channel: Channel, answer: list[bytes]) -> ExecResult:
+    """Read the result of a command from the resident's answer."""
+    try:
+        code, timed_out, truncated, seconds, stdout, stderr = answer
+        return ExecResult(int(code), stdout, stderr, float(seconds), timed_out == b"1", truncated == b"1")
+    except ValueError as error:
+        raise SandboxError(f"The sandbox {channel.sandbox_id} gave an invalid answer ({error}).") from error

@@ -1,0 +1,1 @@
+"""The commands `ale run`, `eval`, `tasks` and `config`; each imports what it needs when it runs."""

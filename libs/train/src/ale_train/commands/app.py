@@ -1,0 +1,42 @@
+"""The arguments of `ale run` and `ale eval`. The code that does the work is imported when a command runs, so that
+`ale --help` is instant."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ale_train.commands.arguments import FromRun, Half, Overrides, RunFile
+
+
+def run_(
+    file: RunFile,
+    overrides: Overrides = None,
+    only: Half = "all",
+    source: FromRun = None,
+    out: Annotated[Path | None, typer.Option(help="Run folder to write; default: a new one in run_dir.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="FILE is a run folder: go on where it was.")] = False,
+) -> None:
+    """Execute a run; the last line is the path of its summary.json."""
+    from ale_train.commands.run_command import run
+
+    run(file, overrides or [], only, source, out, resume)
+
+
+def eval_(
+    target: Annotated[Path, typer.Argument(metavar="RUN|FILE", help="A run folder, or a run file with --model.")],
+    overrides: Overrides = None,
+    model: Annotated[Path | None, typer.Option(help="Model folder; default: the run's most trained policy.")] = None,
+    episodes: Annotated[int | None, typer.Option(min=1, help="Most held-out episodes (eval.episodes).")] = None,
+    n: Annotated[int | None, typer.Option("--n", min=1, help="Episodes of each task, for pass@k (eval.n).")] = None,
+    sets: Annotated[
+        list[str] | None, typer.Option("--set", metavar="NAME", help="Only this set of eval.sets; several times.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Run folder to write; default: a new one in run_dir.")] = None,
+) -> None:
+    """Held-out success of a policy, without training."""
+    from ale_train.commands.evaluate_command import evaluate
+
+    evaluate(target, model, overrides or [], episodes=episodes, n=n, sets=sets or [], out=out)

@@ -1,0 +1,49 @@
+"""`ale config show`, `ale config validate` and `ale config describe`. They import what they need when they run, so that
+`ale --help` is instant."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from ale_train.commands.arguments import FromRun, Half, Overrides, RunFile
+
+
+def show(file: RunFile, overrides: Overrides = None) -> None:
+    """The resolved configuration of a run file."""
+    from ale_train.config.load import load_run_config
+
+    print(load_run_config(file, overrides or []).to_yaml(), end="")
+
+
+def validate(file: RunFile, overrides: Overrides = None, only: Half = "all", source: FromRun = None) -> None:
+    """Check what `ale run` with the same arguments checks before anything starts."""
+    from ale_train.config.load import load_run_config
+    from ale_train.pipeline.preflight import plan_run
+    from ale_train.pipeline.stages import read_half
+
+    plan_run(load_run_config(file, overrides or []).run, read_half(only), source)
+    print(f"{file} is valid.")
+
+
+def describe(
+    kind: Annotated[str | None, typer.Argument(metavar="[KIND]", help="A kind of plugin.")] = None,
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="A plugin of that kind.")] = None,
+) -> None:
+    """Every key with type, default and meaning: of a run file, or of a plugin."""
+    from ale.cli.plugins_command import print_table
+    from ale.config.keys import describe_keys
+    from ale.errors import ConfigError
+    from ale.registry.drivers import load_driver_class
+    from ale.registry.installed import list_plugins
+    from ale_train.config.run import RunConfig
+
+    if kind is None:
+        rows = describe_keys(RunConfig)
+    else:
+        names = ", ".join(info.name for info in list_plugins(kind)) or "none"
+        if name is None:
+            raise ConfigError(f"Which {kind} plugin? Installed: {names}.")
+        rows = describe_keys(load_driver_class(kind, name, kind).Config)
+    print_table([("KEY", "TYPE", "DEFAULT", "MEANING"), *rows])

@@ -1,0 +1,48 @@
+"""`ale run`: execute a run file, show its progress, and clean up however it ends.
+
+Ctrl-C and SIGTERM cancel the run once: sandboxes are stopped, the summary is written, the exit code is 130 or 143. A
+second signal ends the process at once; sandboxes die with it, and the next start removes what else they left.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ale.cli.messages import configure_messages
+from ale.cli.signals import run_until_signal
+from ale.errors import ConfigError
+from ale.store.run_store import CONFIG_NAME
+from ale_train.config.load import load_run_config
+from ale_train.display.open_display import open_display
+from ale_train.evaluation.terminal import describe_run
+from ale_train.pipeline.run import RunResult
+from ale_train.pipeline.run import run as run_pipeline
+from ale_train.pipeline.stages import read_half
+
+
+def run(file: Path, overrides: list[str], only: str, source: Path | None, out: Path | None, resume: bool) -> int:
+    """Run, and print what a newcomer wants to know; the last line is the path of summary.json."""
+    chosen = read_half(only)
+    if resume:
+        if only != "all" or source is not None or out is not None:
+            raise ConfigError("--resume goes on in its run folder; leave out --only, --from and --out.")
+        file, out = file / CONFIG_NAME, file
+    loaded = load_run_config(file, overrides)
+    with open_display() as progress:
+        configure_messages(progress.note, loaded.values.redact)
+        result = run_until_signal(
+            lambda: run_pipeline(loaded, progress, only=chosen, source=source, folder=out, resume=resume)
+        )
+    print_result(result)
+    return 0
+
+
+def print_result(result: RunResult) -> None:
+    """Print what was lost, the evaluations with their intervals, and the path of the summary."""
+    failures = result.summary["failures"]
+    if failures:
+        counts = ", ".join(f"{count} {kind}" for kind, count in failures.items())
+        print(f"rollouts that could not be used: {counts} (of {result.summary['rollouts']})")
+    print(f"seconds: {result.summary['seconds']['total']:.0f} ({result.summary['rollouts']} rollouts)")
+    print(f"held-out success: {describe_run(result.folder)}")
+    print(result.summary_path)

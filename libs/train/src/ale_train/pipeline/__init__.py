@@ -1,0 +1,1 @@
+"""A run from beginning to end: checked (`preflight.py`), made of stages (`stages.py`), executed (`run.py`)."""

@@ -1,0 +1,222 @@
+"""A run from beginning to end: demonstrations, continual pre-training, supervised warm start, reinforcement learning,
+evaluation, summary.
+
+However a run ends (done, failed, interrupted), it leaves a readable run folder whose summary.json says how it ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import resource
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ale.config.environment import allowed_observers
+from ale.config.references import Resolved, redact_json
+from ale.config.yaml_text import dump_yaml
+from ale.errors import ConfigError, TrainerLost
+from ale.registry.hooks import Hooks
+from ale.registry.observers import open_observers
+from ale.specs.driver import DriverContext
+from ale.store.run_store import CONFIG_NAME, DB_NAME, OWN_WORDS, SUMMARY_NAME, RunStore, write_whole
+from ale.trajectory import Trajectory
+from ale_train.checkpoints.resume import newest_checkpoint, run_to_resume
+from ale_train.config.load import LoadedConfig
+from ale_train.config.run import RunConfig
+from ale_train.config.scratch_model import ScratchModel
+from ale_train.evaluation.evaluate import check_evaluation_tasks, evaluate_policy
+from ale_train.models.named_model import fetch_model
+from ale_train.models.scratch import write_scratch_model
+from ale_train.pipeline.preflight import RunPlan, plan_run
+from ale_train.pipeline.stages import Only, Stages, make_stages
+from ale_train.workbench.channel import RunChannel
+from ale_train.workbench.progress import Progress
+from ale_train.workbench.workbench import Workbench, open_workbench
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """The result of a run."""
+
+    folder: Path
+    summary_path: Path
+    summary: dict[str, Any]
+
+
+def new_run_folder(config: RunConfig) -> tuple[str, Path]:
+    """Return a new run id and the folder for it (which is not made yet)."""
+    run_id = f"{config.name}-{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:4]}"
+    return run_id, config.run_dir / run_id
+
+
+async def run(
+    loaded: LoadedConfig,
+    progress: Progress,
+    *,
+    only: Only = "all",
+    source: Path | None = None,
+    folder: Path | None = None,
+    resume: bool = False,
+) -> RunResult:
+    """Execute a run; an error that stopped it is raised after the summary is written. With `resume`, the run in
+    `folder` goes on where it was interrupted; so does one that lost its trainer, from each new checkpoint once."""
+    plan = plan_run(loaded.run, only, source)
+    run_id, default_folder = new_run_folder(loaded.run)
+    folder = folder or default_folder
+    if not resume and (folder / DB_NAME).exists():
+        raise ConfigError(f"{folder} holds a run already; go on with it (--resume), give another --out, or remove it.")
+    gone_on_from = ""
+    while True:
+        if resume:
+            run_id = run_to_resume(folder, loaded.to_yaml())
+        try:
+            return await _run_once(plan, loaded.values, progress, run_id, folder)
+        except TrainerLost as lost:
+            newest = newest_checkpoint(folder) if only == "all" else ""
+            if newest in ("", gone_on_from):
+                raise
+            resume, gone_on_from = True, newest
+            plan = replace(plan, stages=make_stages(plan.config, only, source))
+            progress.note(f"{lost} The run goes on from its checkpoint {newest}.")
+
+
+async def _run_once(plan: RunPlan, values: Resolved, progress: Progress, run_id: str, folder: Path) -> RunResult:
+    config = plan.config
+    try:
+        async with AsyncExitStack() as stack:
+            channel = RunChannel(values.redact, show=progress.note)
+            context = DriverContext(run_id, folder, config.seed, {"run": run_id}, channel)
+            hooks = await open_observers(config.observers, context, stack, allowed_observers())
+            return await _run_with_observers(plan, values, progress, context, hooks)
+    except BaseException as problem:
+        _redact(problem, values.redact)
+        raise
+
+
+async def _run_with_observers(
+    plan: RunPlan, values: Resolved, progress: Progress, context: DriverContext, hooks: Hooks
+) -> RunResult:
+    config, run_id, folder, redact = plan.config, context.run_id, context.run_dir, values.redact
+    assert folder is not None
+    store = RunStore.create(folder, redact)
+    store.resumed = store.meta("run_id") is not None
+    context = replace(context, channel=RunChannel(redact, hooks, store, progress.note))
+    text = dump_yaml(values.file)
+    store.set_meta({"run_id": run_id, "config": text})
+    write_whole(folder / CONFIG_NAME, text)  # a run has begun once it is there
+    began = time.monotonic()
+    status, error, bench = "failed", None, None
+    try:
+        hooks.call("ale_run_started", run_id=run_id, run_dir=folder, config=values.public)
+        store.add_event(
+            "run_resumed" if store.resumed else "run_started", run_id=run_id, seed=config.seed, only=plan.only
+        )
+        if config.model.path is not None and plan.message_engine is None:
+            found = await fetch_model(config.model.path, config.model.revision, context.channel)
+            config = config.model_copy(update={"model": config.model.model_copy(update={"path": found})})
+        async with open_workbench(
+            config, plan.required, context, hooks, store, progress, train=plan.only != "rollout"
+        ) as bench:
+            await run_stages(bench, plan.stages, plan.only)
+        status = "completed"
+    except asyncio.CancelledError:
+        status, error = "interrupted", "The run was interrupted."
+        raise
+    except BaseException as problem:
+        error = redact(str(problem)) or type(problem).__name__
+        raise
+    finally:
+        facts = {"run_id": run_id, "status": status, "error": error, "seed": config.seed}
+        seconds = time.monotonic() - began + float(store.meta("seconds") or 0)  # of earlier parts, too
+        summary = facts | summarize(bench, store, seconds)
+        summary = json.loads(redact_json(json.dumps(summary), redact, OWN_WORDS))
+        path = write_whole(folder / SUMMARY_NAME, json.dumps(summary, indent=2) + "\n")
+        store.set_meta({"seconds": str(seconds)})
+        store.add_event("run_finished", status=status, error=error)
+        hooks.call("ale_run_finished", run_id=run_id, summary=summary)
+        store.close()
+    return RunResult(folder, path, summary)
+
+
+def _redact(error: BaseException, redact: Callable[[str], str]) -> None:
+    """Remove secrets from the messages of an error, its parts and its causes."""
+    left, seen = [error], set()
+    while left:
+        error = left.pop()
+        if id(error) in seen:
+            continue
+        seen.add(id(error))
+        error.args = tuple(redact(a) if isinstance(a, str) else a for a in error.args)
+        left += [e for e in (error.__cause__, error.__context__) if e is not None]
+        if isinstance(error, BaseExceptionGroup):
+            left += error.exceptions
+
+
+async def run_stages(bench: Workbench, stages: Stages, only: Only) -> None:
+    """Run the stages in order, or half of the loop."""
+    config, loop = bench.config, stages.loop
+    if only != "all":
+        assert loop is not None
+        return await loop.train(bench)
+    for stage in stages:
+        stage.check_tasks(bench)
+    if config.eval is not None:
+        await check_evaluation_tasks(bench, config.eval)  # an unknown split is refused before the demonstrations
+    demonstrations = [t for stage in stages for t in await stage.gather(bench)]
+    if config.model.scratch is not None:
+        await bench.load_policy(await make_scratch_model(bench, config.model.scratch, demonstrations), train=True)
+    elif config.model.path is not None and bench.samples_policy:
+        await bench.load_policy(config.model.path, train=config.trains)
+    else:
+        await bench.engine.load_model(None, bench.sessions.tokenizer)
+    for stage in stages:
+        stage.prepare(bench, demonstrations)
+    for name, stage in stages.before.items():
+        if bench.store.resumed and (version := bench.store.meta(f"saved.{name}")):
+            await bench.restore(bench.folder / "model" / name, int(version))
+            continue
+        await stage.train(bench)
+        await bench.save(name)
+    label = "after_sft" if config.sft else "after_cpt" if config.cpt else "before_rl" if loop else ""
+    await evaluate_policy(bench, label, 0)
+    if loop:
+        await loop.train(bench)
+    if config.trains:
+        await bench.save("final")
+
+
+async def make_scratch_model(bench: Workbench, scratch: ScratchModel, demonstrations: Sequence[Trajectory]) -> Path:
+    """Make a model with random weights and a tokenizer trained on the demonstrations; returns its folder."""
+    folder = bench.folder / "model" / "initial"
+    with bench.stopwatch("model"):
+        tokenizer = bench.sessions.tokenizer
+        texts = [tokenizer.decode(s.token_ids) for t in demonstrations for s in t.sequences]
+        await asyncio.to_thread(write_scratch_model, scratch, folder, texts, bench.config.seed)
+    return folder
+
+
+def summarize(bench: Workbench | None, store: RunStore, seconds: float) -> dict[str, Any]:
+    """Return the figures of summary.json."""
+    stages, sampled = bench.seconds if bench else {}, store.sampled_tokens()
+    return {
+        "heldout": dict(bench.evaluations) if bench else {},
+        "seconds": {name: round(value, 3) for name, value in stages.items()} | {"total": round(seconds, 3)},
+        "rollouts": store.count(),
+        "sandboxes": {name: round(value, 4) for name, value in bench.pool_metrics().items()} if bench else {},
+        "sampled_tokens": sampled,
+        "tokens_per_s": round(sampled / max(1e-9, seconds), 1),
+        "peak_memory_mib": round(peak_memory_mib(), 1),
+        "final_policy_version": bench.engine.version if bench else 0,
+        "failures": store.failures(),
+    }
+
+
+def peak_memory_mib() -> float:
+    """Return the largest resident set of this process so far (that of its children is not included)."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

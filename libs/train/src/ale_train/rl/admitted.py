@@ -1,0 +1,52 @@
+"""A task on its way through the producer: admitted, planned, finished."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ale.specs.algorithm import RolloutRequest
+from ale.task import Task
+from ale.trajectory import Trajectory
+from ale_train.rl.buffer import OpenGroup
+
+
+@dataclass(slots=True)
+class Admitted:
+    """A task in the buffer."""
+
+    ordinal: int
+    nth: int
+    """Its number among the tasks that were taken from the source."""
+    task: Task
+    again: bool
+    """Whether a group of the task was dropped before."""
+    step: int = 0
+    requests: list[RolloutRequest] = field(default_factory=list)
+    """What was planned for it, in that step."""
+
+    def state(self, group: OpenGroup[Trajectory], diverged: bool) -> dict[str, Any]:
+        """Return the task and its group as JSON values. Requests with a start cannot be written. A group without a
+        rollout that can be trusted is made again, as whatever was at fault may be over, unless it never reached its
+        start."""
+        plain = all(request.start is None for request in self.requests)
+        made = group.rollouts or (() if diverged and group.rollouts is not None else None)
+        return {
+            "ordinal": self.ordinal,
+            "nth": self.nth,
+            "again": self.again,
+            "version": group.version,
+            "step": self.step,
+            "requests": [[request.group, request.seed] for request in self.requests if plain],
+            "rollouts": None if made is None else [trajectory.id for trajectory in made],
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The rollouts of an ordinal that no plan has seen, and the names of its groups."""
+
+    ordinal: int
+    rollouts: Sequence[Trajectory]
+    groups: frozenset[str]

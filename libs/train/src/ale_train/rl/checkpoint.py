@@ -1,0 +1,130 @@
+"""Checkpoints of the loop: each is one cut through trainer, producer, buffer and algorithm, whole or absent.
+
+    checkpoints/step_N/            what the trainer saved: a model folder with its optimizer and random state
+    checkpoints/step_N/loop.json   everything else (`Cut`)
+    checkpoints/LATEST             the name of the newest one
+
+1. A checkpoint is written beside, flushed to the disk and renamed. The state is copied before the first await, so that
+   nothing in it belongs to a later moment than the rest.
+2. On resume, what happened after the cut is undone in the store, in one transaction: what was trained on may be trained
+   on again, and rollouts with tokens of later versions are rejected, since the weights of that number will be others.
+   Rollouts of earlier versions alone are found again when they are asked for (`RunStore.find_rollout`).
+3. A checkpoint that is damaged is skipped, with a warning, for the one before. If there are some and none can be read,
+   the run is refused and nothing is undone: the fault may be the machine's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ale.errors import ConfigError
+from ale.rollout.episode import RL_STAGE
+from ale.store.run_store import REJECT, RunStore
+from ale_train.checkpoints.checkpoint_folders import CHECKPOINTS, complete, put_in_place, remove, restore_newest_whole
+from ale_train.workbench.workbench import Workbench
+
+LOOP_FILE, STEP = "loop.json", "step"
+LOST_VERSION = "lost_version"
+
+
+@dataclass(frozen=True)
+class Cut:
+    """The loop's state after step `step`, whose weights are `version`; all values are JSON."""
+
+    step: int
+    version: int
+    producer: dict[str, Any]
+    algorithm: dict[str, Any]
+    guard: dict[str, Any]
+    evaluations: dict[str, Any]
+    seconds: dict[str, float]
+    evaluation_due: tuple[str, int] | None = None
+    """Label and step of an evaluation that had begun and not ended."""
+    total_s: float = 0.0
+    """The seconds of the run until then, with those of its earlier parts."""
+
+
+async def write_checkpoint(bench: Workbench, cut: Cut, keep: int) -> None:
+    """Write a checkpoint, and remove all but the newest `keep` and the one that the run goes on from, whose files
+    trainer and engine may read again; 0: none is removed."""
+    text = json.dumps(vars(cut))
+    folder = bench.folder / CHECKPOINTS
+    making, target = folder / f".making_{cut.step}", folder / f"{STEP}_{cut.step}"
+    await bench.backend.save(making)
+    (making / LOOP_FILE).write_text(text)
+    await bench.store.sync()  # the rollouts that it names, and what was trained on
+    await asyncio.to_thread(put_in_place, making, target)
+    for _, old in complete(folder, STEP)[keep:] if keep else ():
+        if old not in (target, bench.policy_folder):
+            await asyncio.to_thread(remove, old)
+
+
+async def restore_newest(bench: Workbench) -> Cut | None:
+    """Restore trainer and engine from the newest checkpoint that is whole, and undo in the store what came after it;
+    returns the rest of its state. None if there is no checkpoint: then everything after the stages before is undone.
+    Raises `ConfigError` if there are some and none can be read."""
+    folder = bench.folder / CHECKPOINTS
+    for leftover in folder.glob(".*"):
+        await asyncio.to_thread(shutil.rmtree, leftover, ignore_errors=True)
+
+    async def restore(path: Path) -> Cut:
+        cut = _read_cut(path)
+        _check_rollouts(bench.store, cut)
+        await bench.restore(path, cut.version)
+        return cut
+
+    found = await restore_newest_whole(folder, STEP, restore, "reinforcement learning")
+    if found is None:
+        undo_after(bench.store, bench.engine.version, 0)
+        return None
+    _, _, cut = found
+    undo_after(bench.store, cut.version, cut.step)
+    if cut.total_s > float(bench.store.meta("seconds") or 0):  # it was killed, so that nothing counted them
+        bench.store.set_meta({"seconds": str(cut.total_s)})
+    bench.progress.note(f"The run goes on after step {cut.step}.")
+    return cut
+
+
+def _read_cut(checkpoint: Path) -> Cut:
+    try:
+        return Cut(**json.loads((checkpoint / LOOP_FILE).read_text()))
+    except TypeError as error:  # it has other keys
+        raise ValueError(f"{LOOP_FILE} is not of this release: {error}") from None
+
+
+def seconds_so_far(store: RunStore) -> float:
+    """Return the seconds of the run until now, with those of its earlier parts."""
+    began = "SELECT MAX(time) FROM events WHERE kind IN ('run_started', 'run_resumed')"
+    return time.time() - float(store.rows(began)[0][0]) + float(store.meta("seconds") or 0)
+
+
+def _check_rollouts(store: RunStore, cut: Cut) -> None:
+    """Raise `ConfigError` if the store lacks a rollout of a checkpoint, as after a power cut."""
+    lists = [one["rollouts"] or () for one in cut.producer["open"]] + [ids for _, ids, _ in cut.producer["finished"]]
+    ids = {id for each in lists for id in each}
+    lost = len(ids) - store.count("id IN (SELECT value FROM json_each(?))", (json.dumps(sorted(ids)),))
+    if lost:
+        raise ConfigError(f"{lost} of its rollouts are not in the run's database.")
+
+
+def undo_after(store: RunStore, version: int, step: int) -> None:
+    """Undo in the store what happened after this version and step."""
+    began_after = "SELECT id FROM trajectories WHERE rejected IS NULL AND policy_version > ?"
+    lost = [id for (id,) in store.rows(began_after, (version,))]
+    untrained = "id NOT IN (SELECT trajectory FROM trained WHERE version <= ?)"
+    began_before = f"stage = ? AND rejected IS NULL AND policy_version <= ? AND {untrained}"
+    for t in store.trajectories(began_before, (RL_STAGE, version, version)):
+        if any(v > version for chunk in t.chunks for v in chunk.versions):
+            lost.append(t.id)
+    store.change(
+        ("DELETE FROM trained WHERE version > ?", [(version,)]),
+        ("DELETE FROM metrics WHERE stage = ? AND step > ?", [(RL_STAGE, step)]),
+        ("DELETE FROM metrics WHERE (stage = 'eval' OR stage LIKE 'eval.%') AND step > ?", [(step,)]),
+        (REJECT, [(LOST_VERSION, id) for id in lost]),
+    )

@@ -1,0 +1,315 @@
+"""The loop of reinforcement learning: rollouts and training overlap, under a hard bound on staleness.
+
+1. `Producer` admits groups into the buffer and makes their rollouts; `train` takes batches from it, packs them, updates
+   the policy and publishes the weights. Both run at once in one task group: if one fails, the run ends with its error.
+2. `rl.async_ratio` is the bound: how many versions newer than the one that began a rollout the policy may be that is
+   trained on it. `rl.ahead` is how many batches sampling may be ahead of training. With 0, the default, a step
+   samples, waits for its last rollout, trains and publishes, and only then does the next step sample.
+3. An evaluation measures one version: new weights are published when it has ended. Training goes on meanwhile.
+4. A step that has begun to train is finished even if the run is stopped; then a checkpoint is left (`checkpoint.py`),
+   also where it is stopped or fails in the evaluation after the last step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from ale.errors import AleError
+from ale.rollout.episode import RL_STAGE
+from ale.task import Task
+from ale.trajectory import Trajectory
+from ale_train.config.rl import RLConfig
+from ale_train.evaluation.evaluate import evaluate_policy
+from ale_train.rl.buffer import OpenGroup, SampleBuffer
+from ale_train.rl.checkpoint import Cut, restore_newest, seconds_so_far, write_checkpoint
+from ale_train.rl.checks import note_short_context
+from ale_train.rl.collapse_guard import CollapseGuard
+from ale_train.rl.in_flight import limited_places
+from ale_train.rl.lending import LOOK_S, Lending
+from ale_train.rl.loop_watch import LoopWatch
+from ale_train.rl.places import Places
+from ale_train.rl.produce import Producer
+from ale_train.rl.resources import resource_metrics
+from ale_train.rl.rollout_metrics import rollout_metrics
+from ale_train.rl.train_step import load_reference, pack_step, train_step
+from ale_train.rl.watchdog import Watchdog
+from ale_train.workbench.publishing import publish
+from ale_train.workbench.workbench import Workbench
+
+LAST_S = 60.0
+"""How long engines may take to fall asleep before the last checkpoint."""
+
+
+async def reinforce(
+    bench: Workbench, config: RLConfig, tasks: Iterator[Task], demonstrations: Sequence[Trajectory] = ()
+) -> None:
+    """Run all RL steps on these tasks, with the evaluations between and after them."""
+    note_short_context(bench)
+    producer = Producer(bench, config, make_buffer(config), tasks, demonstrations)
+    async with limited_places(bench, config) as places:
+        training = Training(bench, config, producer, places)
+        async with training.devices():
+            cut = await restore_newest(bench) if bench.store.resumed else None
+            if cut is None:
+                await load_reference(bench)
+        if cut is not None:
+            training.restore(cut)
+        await run_together(producer.run(), training.run())
+
+
+async def run_together(*halves: Coroutine[Any, Any, None]) -> None:
+    """Run both halves of the loop; if one fails, the other is cancelled and the error is raised."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            for half in halves:
+                group.create_task(half)
+    except BaseExceptionGroup as several:
+        raise first_of(several) from several  # one mistake may fail every rollout; the user needs its sentence alone
+
+
+def make_buffer(config: RLConfig) -> SampleBuffer[Trajectory]:
+    """Return the empty buffer of a run."""
+    return SampleBuffer(
+        config.prompts_per_step, config.async_ratio, config.batches_ahead, config.patience_s, time.monotonic
+    )
+
+
+def first_of(several: BaseExceptionGroup) -> BaseException:
+    """Return the first exception that is no group."""
+    first: BaseException = several
+    while isinstance(first, BaseExceptionGroup):
+        first = first.exceptions[0]
+    return first
+
+
+class Training:
+    """The half of the loop that trains; see the module's docstring."""
+
+    def __init__(self, bench: Workbench, config: RLConfig, producer: Producer, places: Places) -> None:
+        self._bench, self._config, self._producer = bench, config, producer
+        self._guard = CollapseGuard(config.min_entropy, "rl.lr" if config.lr is not None else "trainer.lr")
+        self._evaluation: asyncio.Task[None] | None = None
+        self._evaluation_due: tuple[str, int] | None = None
+        self._saved = 0
+        """The step of the newest checkpoint."""
+        self._between_steps = True
+        """Whether trainer and producer are at the same step; while one is trained on they are not."""
+        self._watch = LoopWatch(bench, config, places, producer)
+        self._lending: Lending | None = None
+        if config.multiplex:
+            batch, watch, sleep = config.prompts_per_step, self._watch, bench.backend.sleep
+            self._lending = Lending(
+                bench.engine, config.multiplex, batch, lambda: producer.ready, lambda: watch.at_engines, sleep
+            )
+        self._watchdog = Watchdog(
+            bench, config.stall_s, self._watch.moves, self._watch.achieved, producer.is_open, self._watch.states
+        )
+
+    def restore(self, cut: Cut) -> None:
+        """Go on after the step of a checkpoint."""
+        bench = self._bench
+        bench.algorithm.restore(cut.algorithm)
+        self._producer.restore(cut.producer, cut.step)
+        self._guard.restore(cut.guard)
+        self._saved, self._evaluation_due = cut.step, cut.evaluation_due
+        bench.evaluations.update(cut.evaluations)
+        for name, seconds in cut.seconds.items():
+            bench.seconds[name] = bench.seconds.get(name, 0.0) + seconds
+
+    async def run(self) -> None:
+        """Train all steps, and leave a checkpoint if the run is stopped."""
+        began = time.monotonic()
+        first = self._producer.steps_done
+        try:
+            async with self._watch, asyncio.TaskGroup() as group:
+                watching = group.create_task(self._watchdog.run())
+                if self._evaluation_due is not None:
+                    self._evaluate(group, *self._evaluation_due)
+                for step in range(first + 1, self._config.steps + 1):
+                    metrics = await self._step(step)
+                    self._report(step, metrics, (time.monotonic() - began) / (step - first))
+                    await self._evaluate_if_due(group, step)
+                    self._producer.admit_more()
+                    if self._is_saved_after(step):
+                        await self._save()
+                    await self._lend_if_due()
+                if not self._watchdog.failed:
+                    watching.cancel()
+            if self._lending is not None and self._bench.config.eval is not None:
+                await self._lending.serve_all()
+            await evaluate_policy(self._bench, "after_rl", self._config.steps)
+            if self._lending is not None:
+                await self._lending.take_back_to_wake()
+        except BaseException:
+            stalled = self._watchdog.failed  # then it may hang again
+            if self._between_steps and self._producer.steps_done > self._saved and not stalled:
+                await self._save(last=True)
+            raise
+        finally:
+            if self._lending is not None:
+                await self._lending.close()
+
+    async def _step(self, step: int) -> dict[str, float]:
+        """Wait for a batch, train on it and publish; returns the step's metrics."""
+        began, version = time.monotonic(), self._bench.engine.version
+        self._watch.trainer.enter("wait_data")
+        batch = self._producer.next_batch(step)
+        if self._lending is None:
+            groups = await batch
+        else:
+            groups = await self._lending.wait_for(batch, self._watch.trainer.enter)
+        waited = time.monotonic() - began
+        training = asyncio.ensure_future(self._train(step, groups, version, waited))
+        try:
+            return await asyncio.shield(training)
+        except asyncio.CancelledError:  # the step is finished all the same, so that the checkpoint has it
+            if self._evaluation is not None:
+                self._evaluation.cancel()
+            if self._watchdog.failed:
+                training.cancel()
+            await training
+            raise
+
+    async def _train(
+        self, step: int, groups: list[OpenGroup[Trajectory]], version: int, waited: float
+    ) -> dict[str, float]:
+        bench, config, watch, began = self._bench, self._config, self._watch, time.monotonic()
+        watch.trainer.enter("logprobs")
+        rollouts = self._producer.require_rollouts(groups, step)
+        self._between_steps = False
+        metrics: dict[str, float] = {}
+        if rollouts:
+            metrics = rollout_metrics(rollouts, version)
+            with bench.stopwatch("training"):
+                packed = await pack_step(bench, config, rollouts, step, version)
+                watch.trainer.enter("update")
+                metrics |= await train_step(bench, config, packed, step)
+                if self._evaluation is not None:
+                    watch.trainer.enter("wait_evaluation")
+                    while not self._evaluation.done():
+                        if self._lending is not None:  # the engines that sample may be given up meanwhile
+                            await self._lending.serve_evaluation()
+                        await asyncio.wait([self._evaluation], timeout=None if self._lending is None else LOOK_S)
+                    if self._lending is not None:
+                        await self._lending.take_back_to_wake()
+                with watch.publishing():
+                    await publish(bench)
+        if self._lending is not None:
+            if step < config.steps or bench.config.eval is not None:  # something is sampled next
+                self._lending.decide()
+            if not (self._is_saved_after(step) and self._lending.trainer_sleeps):  # it would have to wake to save
+                await self._lend_if_due()
+            metrics |= self._lending.metrics()
+        if rollouts:
+            metrics |= {"rollout_s": waited, "train_s": time.monotonic() - began}
+            sampling_s = waited + (metrics["train_s"] if config.async_ratio else 0.0)
+            metrics["tokens_per_s"] = metrics["sampled_tokens"] / max(1e-9, sampling_s)
+        watch.trainer.enter("save")
+        metrics |= self._producer.metrics() | bench.rollouts.metrics(RL_STAGE) | resource_metrics(bench)
+        metrics |= watch.step_metrics(step, rollouts)
+        trained = [(t.id, group.ordinal, bench.engine.version) for group in groups for t in group.rollouts or ()]
+        bench.finish_step(RL_STAGE, step, metrics, trained)
+        self._producer.close_step()
+        self._between_steps = True
+        return metrics
+
+    def _is_saved_after(self, step: int) -> bool:
+        every = self._config.checkpoint_every
+        return every > 0 and step % every == 0
+
+    async def _lend_if_due(self) -> None:
+        if self._lending is not None:
+            self._watch.trainer.enter("switch")
+            await self._lending.lend_if_due()
+
+    def _report(self, step: int, metrics: dict[str, float], seconds_a_step: float) -> None:
+        """Show the metrics of a step. Raises `TrainerError` if the policy collapses."""
+        bench, config = self._bench, self._config
+        if "success" not in metrics:
+            return
+        bench.progress.numbers(
+            remaining_s=seconds_a_step * (config.steps - step),
+            success=metrics["success"],
+            entropy=metrics.get("entropy", 0.0),
+            tokens_per_s=metrics["tokens_per_s"],
+        )
+        if self._guard.blind(metrics):
+            bench.progress.note(
+                f"rl.min_entropy has no effect: the algorithm '{bench.config.algorithm.use}' reports no metric "
+                "'entropy'"
+            )
+        self._guard.check(metrics)
+
+    async def _evaluate_if_due(self, group: asyncio.TaskGroup, step: int) -> None:
+        every = self._bench.config.eval.every if self._bench.config.eval is not None else 0
+        if every and step % every == 0 and step < self._config.steps:
+            self._evaluate(group, f"step_{step}", step)
+            if not self._config.async_ratio and self._evaluation is not None:
+                await self._lend_if_due()  # else it could wait for ever
+                self._watch.trainer.enter("wait_evaluation")
+                await self._evaluation
+
+    def _evaluate(self, group: asyncio.TaskGroup, label: str, step: int) -> None:
+        """Begin an evaluation."""
+
+        async def evaluate() -> None:
+            await evaluate_policy(self._bench, label, step)
+            self._evaluation_due = None
+
+        self._evaluation_due = label, step
+        self._evaluation = group.create_task(evaluate())
+
+    @asynccontextmanager
+    async def devices(self, limit_s: float | None = None) -> AsyncIterator[None]:
+        """Meanwhile the trainer has its devices, if it needs them to itself. With a limit it may not get them: engines
+        that cannot fall asleep are no reason to lose what is to be saved."""
+        taken = False
+        if self._lending is not None:
+            try:
+                async with asyncio.timeout(limit_s):
+                    taken = await self._lending.take_back_to_wake()
+            except (AleError, TimeoutError):
+                if limit_s is None:
+                    raise
+                self._bench.progress.note("The engines on the trainer's devices did not fall asleep.")
+        yield
+        if taken and self._lending is not None:
+            self._lending.lend()
+
+    async def _save(self, *, last: bool = False) -> None:
+        """Write a checkpoint of the state as it is now; it is finished even if the run is stopped meanwhile. After the
+        `last` one the run ends."""
+        if self._lending is not None:
+            self._watch.trainer.enter("switch")
+        async with self.devices(LAST_S if last else None):
+            await self._write_checkpoint()
+
+    async def _write_checkpoint(self) -> None:
+        self._watch.trainer.enter("save")
+        bench, step, due = self._bench, self._producer.steps_done, self._evaluation_due
+        if due is not None and due[1] != step:  # an evaluation measures one version, and that one is no more
+            bench.progress.note(f"The evaluation {due[0]} was broken off; it is not made again if the run goes on.")
+            due = None
+        cut = Cut(
+            step,
+            bench.engine.version,
+            self._producer.state(),
+            bench.algorithm.state(),
+            self._guard.state(),
+            dict(bench.evaluations),
+            dict(bench.seconds),
+            due,
+            seconds_so_far(bench.store),
+        )
+        saving = asyncio.ensure_future(write_checkpoint(bench, cut, self._config.checkpoint_keep))
+        try:
+            await asyncio.shield(saving)
+        finally:
+            if self._watchdog.failed:  # the trainer may hang in it for good
+                saving.cancel()
+            await saving
+            self._saved = step

@@ -1,5 +1,0 @@
-"""Engines of several kinds, such as vLLM beside SGLang, as one pool."""
-
-from ale_engine_mixed.engine import MixedEngine
-
-__all__ = ["MixedEngine"]
