@@ -58,7 +58,6 @@ class WaitingAgent(IFlow):
     config: Config
 
     async def run(self, task: Task, sandbox: Sandbox, session: ModelSession) -> str:
-        """See `Scaffold.run`."""
         spread = math.sqrt(math.log(1 + self.config.cv**2))
         middle = math.log(self.config.mean_s) - spread**2 / 2
 
@@ -91,21 +90,19 @@ class NoSandbox(Sandbox):
         self.id, self.spec = f"nothing-{next(NUMBERS)}", spec
 
     async def exec(self, command: str, **options: Any) -> ExecResult:
-        """See `Sandbox.exec`."""
         return ExecResult(0, b"", b"", 0.0)
 
     async def upload(self, files: Mapping[str, bytes], *, user: str = AGENT, mode: int = 0o644) -> None:
-        """See `Sandbox.upload`."""
+        pass
 
     async def download(self, path: str, *, max_bytes: int = 1 << 28) -> bytes:
-        """See `Sandbox.download`."""
         raise FileNotFoundError(path)
 
     async def kill_agent_processes(self) -> None:
-        """See `Sandbox.kill_agent_processes`."""
+        pass
 
     async def stop(self) -> None:
-        """See `Sandbox.stop`."""
+        pass
 
 
 class Nothing(Driver, SandboxProvider):
@@ -115,15 +112,13 @@ class Nothing(Driver, SandboxProvider):
     capabilities = frozenset({"users", "network_none", "network_full"})
 
     async def start_sandbox(self, spec: SandboxSpec) -> Sandbox:
-        """See `SandboxProvider.start_sandbox`."""
         return NoSandbox(spec)
 
     async def list(self) -> list[SandboxInfo]:
-        """See `SandboxProvider.list`."""
         return []
 
     async def remove(self, sandbox_id: str) -> None:
-        """See `SandboxProvider.remove`."""
+        pass
 
 
 class Sampler(Observer):

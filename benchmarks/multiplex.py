@@ -78,11 +78,10 @@ class Writer(Driver, Scaffold):
 
     @classmethod
     def uses_sandbox(cls, config: Any) -> bool:
-        """See `Scaffold.uses_sandbox`."""
         return False
 
     async def run(self, task: Task, sandbox: Sandbox, session: ModelSession) -> str:
-        """See `Scaffold.run`. A reply that ends too early is followed by another one."""
+        """A reply that ends too early is followed by another one."""
         lengths = task.metadata["lengths"]
         left, history = int(lengths[self._begun[task.id] % len(lengths)]), [Message("user", task.instruction)]
         self._begun[task.id] += 1

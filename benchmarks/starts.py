@@ -69,7 +69,6 @@ class ScriptedAfter(Start):
     policy: Policy
 
     def open(self, context: StartContext) -> Opening:
-        """See `Start.open`."""
         opening = self.first.open(context)
         replay = opening.respond
 

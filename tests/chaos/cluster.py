@@ -101,11 +101,9 @@ class DamagedRun:
         self._starts += 1
 
     def goes_on(self) -> bool:
-        """See `faults.Run`."""
         return self._process.poll() is None
 
     def kill(self) -> None:
-        """See `faults.Run`."""
         self.end()
         self._start(["--resume", str(self.folder)])
 

@@ -238,7 +238,6 @@ class Places:
     def start(
         self, target: str, args: tuple[Any, ...], *, threads: int, launched: Callable[[Workers], None]
     ) -> Workers:
-        """See `RankPlaces`."""
         return RayRanks(target, args, count=2, threads=threads, backend="gloo", options=self.options, launched=launched)
 
 

@@ -35,7 +35,6 @@ class SecretiveChannel(RecordingChannel):
     """It replaces the one secret of the run."""
 
     def redact(self, text: str) -> str:
-        """See `Channel.redact`."""
         return text.replace(SECRET, "${oc.env:KEY}")
 
 

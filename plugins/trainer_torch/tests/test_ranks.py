@@ -189,7 +189,6 @@ class Places:
         self.count = count
 
     def start(self, target: str, args: tuple[Any, ...], *, threads: int, launched: Callable[[Any], None]) -> Ranks:
-        """See `RankPlaces`."""
         return Ranks(target, self.count, args, threads=threads, backend="gloo", launched=launched)
 
 

@@ -73,7 +73,7 @@ class RecordedSession(ModelSession):
         return min(self._max_context, self._sessions.engine.max_context)
 
     async def answer(self, request: ModelCall) -> list[ChatReply]:
-        """See `ModelSession.answer`. The session limits the answer's length; an agent may ask for a lower limit. A call
+        """The session limits the answer's length; an agent may ask for a lower limit. A call
         that is running when the session is closed ends as if its budget were used up."""
         if isinstance(self.fault, StartDiverged):
             raise self.fault

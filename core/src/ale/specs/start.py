@@ -116,7 +116,6 @@ class Demonstration(Start):
     demonstrator: Callable[[], Responder | None]
 
     def open(self, context: StartContext) -> Opening:
-        """See `Start.open`."""
         return _Demonstrated(self.demonstrator())
 
 

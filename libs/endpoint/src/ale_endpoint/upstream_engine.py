@@ -82,7 +82,7 @@ class UpstreamEngine(Driver, InferenceEngine):
             await self._upstream.__aexit__()
 
     async def answer(self, call: ModelCall) -> Answer:
-        """See `MessageEngine`. Raises as `Upstream.answer` does."""
+        """Raises as `Upstream.answer` does."""
         return await self._upstream.answer(call)
 
     async def load_model(self, folder: Path | None, tokenizer: Tokenizer) -> None:

@@ -41,7 +41,7 @@ class EnginePlace(Place, ABC):
 
     @abstractmethod
     async def generate(self, request: GenerateRequest) -> Generation:
-        """See `Replica.generate`."""
+        pass
 
     @abstractmethod
     def finish(self) -> None:

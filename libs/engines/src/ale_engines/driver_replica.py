@@ -40,7 +40,7 @@ class Followed(Protocol):
     """A driver that can say what it has sampled while it samples."""
 
     def sampled_so_far(self, request: GenerateRequest, after: int = 0) -> Generation:
-        """See `Replica.sampled_so_far`."""
+        pass
 
 
 class DriverReplica(Replica):
@@ -55,12 +55,10 @@ class DriverReplica(Replica):
 
     @property
     def name(self) -> str:
-        """See `Replica.name`."""
         return self._name
 
     @property
     def slots(self) -> int:
-        """See `Replica.slots`."""
         return self._slots
 
     @property
@@ -75,17 +73,15 @@ class DriverReplica(Replica):
 
     @property
     def max_context(self) -> int:
-        """See `InferenceEngine.max_context`."""
         return self._driver.max_context
 
     @property
     def version(self) -> int:
-        """See `InferenceEngine.version`."""
         return self._driver.version
 
     @property
     def frees_memory(self) -> bool:
-        """See `Replica.frees_memory`: a driver without a `sleep` of its own frees nothing."""
+        """A driver without a `sleep` of its own frees nothing."""
         return type(self._driver).sleep is not InferenceEngine.sleep
 
     async def start(self) -> None:
@@ -99,16 +95,14 @@ class DriverReplica(Replica):
             await self._driver.close()
 
     async def load_model(self, folder: Path | None, tokenizer: Tokenizer) -> None:
-        """See `InferenceEngine.load_model`."""
         await self._driver.load_model(folder, tokenizer)
         self._asleep = False
 
     async def load_weights(self, policy: PolicyVersion) -> None:
-        """See `InferenceEngine.load_weights`."""
         await self._driver.load_weights(policy)
 
     async def generate(self, request: GenerateRequest) -> Generation:
-        """See `Replica.generate`. While it sleeps, another replica shall serve the request."""
+        """While it sleeps, another replica shall serve the request."""
         if self._asleep:
             raise Interrupted(f"{self.name} is asleep.", NOTHING)
         task = asyncio.get_running_loop().create_task(self._begin(request, self._interruptions))
@@ -131,7 +125,6 @@ class DriverReplica(Replica):
         return generation
 
     def sampled_so_far(self, request: GenerateRequest, after: int = 0) -> Generation:
-        """See `Replica.sampled_so_far`."""
         return self._driver.sampled_so_far(request, after) if isinstance(self._driver, Followed) else NOTHING
 
     async def _begin(self, request: GenerateRequest, interruptions: int) -> Generation:
@@ -140,7 +133,7 @@ class DriverReplica(Replica):
         return await self._driver.generate(request)
 
     async def interrupt(self) -> None:
-        """See `Replica.interrupt`. It returns when all have ended."""
+        """It returns when all have ended."""
         self._interruptions += 1
         before = set(self._running)
         if isinstance(self._driver, Interruptible):
@@ -152,7 +145,7 @@ class DriverReplica(Replica):
             await asyncio.wait(before)
 
     async def check(self) -> None:
-        """See `Replica.check`: a driver without a method `check` is taken to serve."""
+        """A driver without a method `check` is taken to serve."""
         if isinstance(self._driver, Checkable):
             await self._driver.check()
 
@@ -161,24 +154,20 @@ class DriverReplica(Replica):
         raise EngineError(f"{self.name} cannot be started again by itself: the process in which it runs must be.")
 
     async def pause(self) -> None:
-        """See `InferenceEngine.pause`."""
         await self._driver.pause()
 
     async def resume(self) -> None:
-        """See `InferenceEngine.resume`."""
         await self._driver.resume()
 
     async def sleep(self) -> None:
-        """See `InferenceEngine.sleep`. What still runs is interrupted."""
+        """What still runs is interrupted."""
         self._asleep = True
         await self.interrupt()
         await self._driver.sleep()
 
     async def wake(self) -> None:
-        """See `InferenceEngine.wake`."""
         await self._driver.wake()
         self._asleep = False
 
     def metrics(self) -> dict[str, float]:
-        """See `InferenceEngine.metrics`."""
         return self._driver.metrics()

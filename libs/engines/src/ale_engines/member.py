@@ -91,12 +91,10 @@ class Member(EnginePlace):
 
     @property
     def ready(self) -> bool:
-        """See `EnginePlace.ready`."""
         return self.state in (State.SERVING, State.LOADING)
 
     @property
     def leaving(self) -> bool:
-        """See `EnginePlace.leaving`."""
         return self.state in (State.LEAVING, State.ASLEEP)
 
     @property
@@ -111,7 +109,6 @@ class Member(EnginePlace):
 
     @property
     def max_context(self) -> int:
-        """See `EnginePlace.max_context`."""
         return self.replica.max_context
 
     @property
@@ -120,7 +117,6 @@ class Member(EnginePlace):
         return Seat(self.name, self.slots, self.state, self.version, self.max_context)
 
     async def generate(self, request: GenerateRequest) -> Generation:
-        """See `Replica.generate`."""
         return await self.replica.generate(request)
 
     # --- changes of its state
@@ -132,11 +128,9 @@ class Member(EnginePlace):
             self.on_change()
 
     def finish(self) -> None:
-        """See `EnginePlace.finish`."""
         self.failures = self.interruptions = 0
 
     def broke_off(self) -> None:
-        """See `EnginePlace.broke_off`."""
         self.interruptions += 1
         self.suspect()
 

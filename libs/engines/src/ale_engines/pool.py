@@ -74,14 +74,13 @@ class Engines(Lifecycle, InferenceEngine):
         return min(serving, default=current.version if current else 0)
 
     def metrics(self) -> dict[str, float]:
-        """See `pool_metrics.py`."""
         return collect_metrics(self._members)
 
     # --- what a process that dispatches to the same replicas knows and reports
 
     @property
     def listeners(self) -> list[Callable[[], None]]:
-        """See `Members.listeners`: what `seats` returns may have changed."""
+        """What `seats` returns may have changed."""
         return self._members.listeners
 
     def seats(self) -> tuple[Seat, ...]:
@@ -134,7 +133,7 @@ class Engines(Lifecycle, InferenceEngine):
             await finish_all(replica.close() for replica in self.replicas)
 
     async def load_model(self, folder: Path | None, tokenizer: Tokenizer) -> None:
-        """See `InferenceEngine.load_model`. All replicas load it at once, but those that were given up."""
+        """All replicas load it at once, but those that were given up."""
         async with self._updating:
             self._model, self._members.policy = (folder, tokenizer), None
             there = [member for member in self._members if member.state is not State.FAILED]
@@ -205,11 +204,11 @@ class Engines(Lifecycle, InferenceEngine):
     # --- requests
 
     async def generate(self, request: GenerateRequest) -> Generation:
-        """See `InferenceEngine.generate`. Raises `EngineError` too if no replica is left."""
+        """Raises `EngineError` too if no replica is left."""
         return await dispatch(self._admission, request, self._members.counts)
 
     async def load_weights(self, policy: PolicyVersion) -> None:
-        """See `InferenceEngine.load_weights` and `weights.py`. Raises `EngineError` if no replica takes them; then they
+        """Raises `EngineError` if no replica takes them; then they
         all have the weights that they had."""
         if policy.ticket.transport not in self.transports:
             raise EngineError(

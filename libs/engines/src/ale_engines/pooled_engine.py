@@ -34,12 +34,10 @@ class PooledEngine(Driver, InferenceEngine):
 
     @property
     def max_context(self) -> int:
-        """See `InferenceEngine.max_context`."""
         return self._pool.max_context
 
     @property
     def version(self) -> int:
-        """See `InferenceEngine.version`."""
         return self._pool.version
 
     async def start(self) -> None:
@@ -51,50 +49,39 @@ class PooledEngine(Driver, InferenceEngine):
         await self._pool.close()
 
     async def load_model(self, folder: Path | None, tokenizer: Tokenizer) -> None:
-        """See `InferenceEngine.load_model`; servers start with it."""
+        """Servers start with it."""
         await self._pool.load_model(folder, tokenizer)
         self.transports = self._pool.transports  # known once the servers run
 
     async def generate(self, request: GenerateRequest) -> Generation:
-        """See `InferenceEngine.generate`."""
         return await self._pool.generate(request)
 
     async def load_weights(self, policy: PolicyVersion) -> None:
-        """See `InferenceEngine.load_weights`."""
         await self._pool.load_weights(policy)
 
     async def pause(self) -> None:
-        """See `InferenceEngine.pause`."""
         await self._pool.pause()
 
     async def resume(self) -> None:
-        """See `InferenceEngine.resume`."""
         await self._pool.resume()
 
     async def sleep(self) -> None:
-        """See `InferenceEngine.sleep`."""
         await self._pool.sleep()
 
     async def wake(self) -> None:
-        """See `InferenceEngine.wake`."""
         await self._pool.wake()
 
     def seats(self) -> tuple[Seat, ...]:
-        """See `Engines.seats`."""
         return self._pool.seats()
 
     def objection_to_lending(self, count: int) -> str:
-        """See `Engines.objection_to_lending`."""
         return self._pool.objection_to_lending(count)
 
     async def shrink(self, names: Sequence[str]) -> None:
-        """See `Engines.shrink`."""
         await self._pool.shrink(names)
 
     async def expand(self, names: Sequence[str]) -> None:
-        """See `Engines.expand`."""
         await self._pool.expand(names)
 
     def metrics(self) -> dict[str, float]:
-        """See `InferenceEngine.metrics`."""
         return self._pool.metrics()

@@ -19,9 +19,8 @@ class ServerEngine(PooledEngine):
     config: ServerSettings
 
     def count_replicas(self) -> int:
-        """See `PooledEngine.count_replicas`."""
         return len(self.config.urls) or self.config.replicas
 
     @abstractmethod
     def make_replica(self, number: int) -> ServerReplica:
-        """See `PooledEngine.make_replica`."""
+        pass

@@ -96,27 +96,23 @@ class ServerReplica(ServerContract, Replica):
 
     @property
     def name(self) -> str:
-        """See `Replica.name`."""
         return f"{self.server} {self.number}"
 
     @property
     def slots(self) -> int:
-        """See `Replica.slots`."""
         return self.settings.max_batch
 
     @property
     def place(self) -> str:
-        """See `Replica.place`: the devices of a server that ALE has started."""
+        """The devices of a server that ALE has started."""
         return self._devices
 
     @property
     def version(self) -> int:
-        """See `InferenceEngine.version`."""
         return self._version
 
     @property
     def max_context(self) -> int:
-        """See `InferenceEngine.max_context`."""
         wanted = self.settings.max_context
         return self.model.max_context(wanted) if self.model is not None else wanted
 
@@ -134,20 +130,19 @@ class ServerReplica(ServerContract, Replica):
             log[1].close()
 
     async def load_model(self, folder: Path | None, tokenizer: Tokenizer) -> None:
-        """See `InferenceEngine.load_model`: the server is started, or started again, with it."""
+        """The server is started, or started again, with it."""
         async with self._updating:
             self.model = await asyncio.to_thread(read_model_folder, folder, self.server)
             await self._serve_model(self.model)
 
     async def restart(self) -> None:
-        """See `Replica.restart`."""
         async with self._updating:
             if self.model is None:
                 raise EngineError(f"{self.name} has had no model yet; call load_model first.")
             await self._serve_model(self.model)
 
     async def check(self) -> None:
-        """See `Replica.check`; it also fetches the server's metrics."""
+        """It also fetches the server's metrics."""
         if self._fault:
             raise EngineError(self._fault)
         try:
@@ -161,7 +156,6 @@ class ServerReplica(ServerContract, Replica):
             raise EngineError(await self._describe_loss(error)) from None
 
     async def generate(self, request: GenerateRequest) -> Generation:
-        """See `Replica.generate`."""
         room = self.max_context - len(request.token_ids)
         check_request(request, room, self.name)
         interruptions = self._interruptions
@@ -186,12 +180,11 @@ class ServerReplica(ServerContract, Replica):
         return sampled.as_generation("stop" if reason == "stop" else "length")
 
     def sampled_so_far(self, request: GenerateRequest, after: int = 0) -> Generation:
-        """See `Replica.sampled_so_far`."""
         found = (sampled for asked, sampled in self._running.values() if asked is request)
         return next(found, Sampled(self.name)).as_generation(after=after)
 
     async def interrupt(self) -> None:
-        """See `Replica.interrupt`. It returns when all have ended."""
+        """It returns when all have ended."""
         self._interruptions += 1
         before = set(self._running)
         while left := before & self._running.keys():
@@ -200,7 +193,7 @@ class ServerReplica(ServerContract, Replica):
             await asyncio.sleep(0.02)
 
     async def load_weights(self, policy: PolicyVersion) -> None:
-        """See `InferenceEngine.load_weights`. A folder may be a LoRA adapter for the model of `load_model`."""
+        """A folder may be a LoRA adapter for the model of `load_model`."""
         async with self._updating:
             if self.process is None and not self.url:
                 raise EngineError(self._fault or f"{self.name} is not running.")

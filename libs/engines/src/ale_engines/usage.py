@@ -31,7 +31,7 @@ class Usage:
             self._active -= 1
 
     def metrics(self) -> dict[str, float]:
-        """See `InferenceEngine.metrics`. A request that runs counts as one that samples."""
+        """A request that runs counts as one that samples."""
         self._advance()
         return {
             "requests": self.requests,

@@ -48,7 +48,6 @@ class Asks(Scaffold):
         return False
 
     async def run(self, task: Task, sandbox: Sandbox, session: ModelSession) -> str:
-        """See `Scaffold.run`."""
         await session.chat([*task.messages, Message("user", task.instruction)])
         return "finish"
 
@@ -62,7 +61,6 @@ class Takes(Reward):
         return False
 
     async def score(self, task: Task, sandbox: GradedSandbox, trajectory: Trajectory) -> Score:
-        """See `Reward.score`."""
         return Score(0.0, False)
 
 

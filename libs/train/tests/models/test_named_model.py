@@ -12,8 +12,8 @@ from huggingface_hub import constants
 
 from ale.errors import ConfigError
 from ale_train.config.run import ModelConfig
-from ale_train.models.named_model import check_model
 from ale_train.models.model_files import choose_files
+from ale_train.models.named_model import check_model
 
 
 def refusal(path: str | Path, revision: str | None = None) -> str:

@@ -41,4 +41,3 @@ def test_a_model_is_a_folder_made_from_the_seed(tmp_path: Path, architecture: st
 def test_a_shape_that_does_not_fit_is_a_sentence(heads: int, kv_heads: int, says: str) -> None:
     with pytest.raises(ValidationError, match=says):
         ScratchModel(hidden_size=32, heads=heads, kv_heads=kv_heads)
-

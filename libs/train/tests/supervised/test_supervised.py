@@ -26,8 +26,8 @@ from ale.trajectory import Trajectory
 from ale_testing.sample_batches import trajectory
 from ale_train.batches import Credit, pack
 from ale_train.config.run import RunConfig
-from ale_train.pipeline.preflight import plan_run
 from ale_train.config.supervised import CPTConfig, CPTStage, Curation, SFTConfig, SFTSteps
+from ale_train.pipeline.preflight import plan_run
 from ale_train.supervised.pretraining import pretrain, run_in_thread
 from ale_train.supervised.warm_start import fine_tune, learning_rate
 

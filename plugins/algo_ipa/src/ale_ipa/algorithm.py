@@ -184,15 +184,15 @@ class IPA(Driver, Algorithm):
 
     @classmethod
     def objections(cls, config: Any, run: RunOutline) -> Iterable[str]:
-        """See `Algorithm.objections`: this objects to a run without the experts that the settings ask for."""
+        """It objects to a run without the experts that the settings ask for."""
         return () if config.experts is None else config.experts.objections(run)
 
     def prepare(self, tasks: Sequence[Task], history: RolloutHistory) -> list[RolloutRequest]:
-        """See `Algorithm.prepare`: this requests demonstrations of tasks that have no expert."""
+        """It requests demonstrations of tasks that have no expert."""
         return [] if self._sources is None else self._sources.ask(tasks, history)
 
     def plan(self, tasks: Sequence[Task], history: RolloutHistory) -> list[RolloutRequest]:
-        """See `Algorithm.plan`. In a run with experts, a task's rollouts may start on its expert's path."""
+        """In a run with experts, a task's rollouts may start on its expert's path."""
         requests = super().plan(tasks, history)
         if self._sources is None:
             return requests
@@ -201,7 +201,7 @@ class IPA(Driver, Algorithm):
 
     @classmethod
     def needs(cls, config: Any) -> Mapping[str, Collection[str | type]]:
-        """See `Algorithm.needs`: `demonstrate` needs a demonstrator, and `start_states: snapshot` needs snapshots."""
+        """`demonstrate` needs a demonstrator, and `start_states: snapshot` needs snapshots."""
         found: dict[str, list[str | type]] = {}
         if config.experts and config.experts.demonstrate:
             found["tasks"] = ["demonstrations"]
@@ -210,7 +210,7 @@ class IPA(Driver, Algorithm):
         return found
 
     def batch(self, trajectories: Sequence[Trajectory]) -> TrainBatch | None:
-        """See `Algorithm.batch`. Trajectories without a trusted reward are left out.
+        """Trajectories without a trusted reward are left out.
 
         Even groups (`group_centered`) have no policy gradient. With a KL term or an entropy bonus they are packed with
         a return of 0; else they are left out. Both ways they count in Z. After the rollouts, the batch holds the
@@ -255,7 +255,6 @@ class IPA(Driver, Algorithm):
 
     @property
     def loss(self) -> ChunkLoss:
-        """See `Algorithm.loss`."""
         c = self.config
         return ChunkLoss(
             ratio_level=c.ratio_level or c.level,
@@ -271,12 +270,11 @@ class IPA(Driver, Algorithm):
         )
 
     def state(self) -> dict[str, Any]:
-        """See `Algorithm.state`: the state holds the curriculum and the experts."""
+        """The state holds the curriculum and the experts."""
         demonstrated = self._sources.state() if self._sources else {}
         return {**self._curriculum.state(), "demonstrated": demonstrated}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """See `Algorithm.restore`."""
         self._curriculum.restore(state)
         if self._sources is not None:
             self._sources.restore(state["demonstrated"])

@@ -98,7 +98,7 @@ class Curriculum:
         return out
 
     def state(self) -> dict[str, Any]:
-        """See `Algorithm.state`: the state consists of JSON values."""
+        """The state consists of JSON values."""
         table = SavedTrajectories()
         return {
             "experts": self.experts.state(table),
@@ -117,7 +117,7 @@ class Curriculum:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """See `Algorithm.restore`: an earlier state replaces this one."""
+        """An earlier state replaces this one."""
         table = SavedTrajectories.of(state["trajectories"])
         self.experts.restore(state["experts"], table)
         self._pointers = {

@@ -34,11 +34,9 @@ class ChunkLoss(Loss):
 
     @property
     def entropy_gradient(self) -> bool:
-        """See `LossInput`."""
         return self.entropy_coef != 0
 
     def __call__(self, inputs: LossInput) -> LossOutput:
-        """See `Loss`."""
         from ale_torch.losses.entropy import entropy_bonus
         from ale_torch.losses.reference import reference_penalty
 
@@ -55,7 +53,7 @@ class ChunkLoss(Loss):
         return LossOutput(total, sums, maxima)
 
     def normalize(self, batch: TrainBatch) -> TrainBatch:
-        """See `Loss.normalize`: Z does not count masked tokens. The KL penalty is a mean over all
+        """Z does not count masked tokens. The KL penalty is a mean over all
         tokens that the policy sampled, because it acts on all of them."""
         from ale_torch.losses.masked import count_units, sampled_tokens, tokens_with_loss, unmasked_tokens
 

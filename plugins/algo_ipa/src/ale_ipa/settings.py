@@ -57,7 +57,6 @@ class ExpertsConfig(PluginConfig):
         return self
 
     def objections(self, run: RunOutline) -> Iterator[str]:
-        """See `Algorithm.objections`."""
         for path in self.data:
             if not (path / DB_NAME).is_file():
                 yield f"algorithm.experts.data: {path} is no run folder (it holds no {DB_NAME})."

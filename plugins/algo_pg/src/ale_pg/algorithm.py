@@ -231,7 +231,7 @@ class PolicyGradient(Driver, Algorithm):
 
     @classmethod
     def objections(cls, config: Any, run: RunOutline) -> Iterable[str]:
-        """See `Algorithm.objections`: a loss without a ratio cannot make up for rollouts of older policies."""
+        """A loss without a ratio cannot make up for rollouts of older policies."""
         if run.async_ratio and config.settings().old_logprobs == "none":
             yield (
                 f"rl.async_ratio: the variant '{config.variant}' neither clips nor truncates, so that it must not be "
@@ -240,7 +240,7 @@ class PolicyGradient(Driver, Algorithm):
             )
 
     def batch(self, trajectories: Sequence[Trajectory]) -> TrainBatch | None:
-        """See `Algorithm.batch`. Trajectories without a trusted reward are left out.
+        """Trajectories without a trusted reward are left out.
 
         A chunk's value is `A + step_weight * A_S`: the advantage of its episode, and that of its step, whose return is
         compared as the episode's reward is, with the other chunks of its group (of its group and state with `gigpo`).
@@ -251,7 +251,7 @@ class PolicyGradient(Driver, Algorithm):
         return self._pack(select_trusted(trajectories))
 
     def credit(self, batch: TrainBatch, trajectories: Sequence[Trajectory]) -> TrainBatch:
-        """See `Algorithm.credit`. With a KL penalty in the reward the advantages are computed again, for the same
+        """With a KL penalty in the reward the advantages are computed again, for the same
         tokens: beside a reference, even groups are packed too. Without a baseline tokens have their own."""
         from ale_torch.losses.reward_kl import reward_kl
 
@@ -338,6 +338,5 @@ class PolicyGradient(Driver, Algorithm):
 
     @property
     def loss(self) -> PolicyGradientLoss:
-        """See `Algorithm.loss`."""
         c = self.config
         return PolicyGradientLoss(c.variant, self.settings, c.kl_coef, c.correction, c.entropy_coef, c.kl_estimator)

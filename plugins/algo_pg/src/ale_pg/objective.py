@@ -39,11 +39,9 @@ class PolicyGradientLoss(Loss):
 
     @property
     def entropy_gradient(self) -> bool:
-        """See `LossInput`."""
         return self.entropy_coef != 0
 
     def __call__(self, inputs: LossInput) -> LossOutput:
-        """See `Loss`."""
         import torch
 
         from ale_pg.report import loss_sums
@@ -73,7 +71,7 @@ class PolicyGradientLoss(Loss):
         return LossOutput(terms.loss + penalty.loss + bonus, sums, maxima)
 
     def normalize(self, batch: TrainBatch) -> TrainBatch:
-        """See `Loss.normalize`: masked and rejected tokens count in the mean of the KL penalty only."""
+        """Masked and rejected tokens count in the mean of the KL penalty only."""
         from ale_torch.losses.masked import (
             Tokens,
             accepted_tokens,

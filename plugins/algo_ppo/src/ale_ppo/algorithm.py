@@ -100,7 +100,6 @@ class PPO(Driver, Algorithm):
 
     @classmethod
     def needs(cls, config: Any) -> Mapping[str, Collection[str | type]]:
-        """See `Driver.needs`."""
         return {"trainer": ("values",)}
 
     def __init__(self, config: Any, context: DriverContext) -> None:
@@ -110,7 +109,7 @@ class PPO(Driver, Algorithm):
         self.reference = config.kl_coef > 0 or config.reward_kl_coef > 0
 
     def batch(self, trajectories: Sequence[Trajectory]) -> TrainBatch | None:
-        """See `Algorithm.batch`. A chunk's return is the reward of its episode, for reports alone."""
+        """A chunk's return is the reward of its episode, for reports alone."""
         kept = select_trusted(trajectories)
         masked = {id(t) for t in kept if self.config.mask_truncated and was_cut_off(t)}
         rewards = {id(t): self._reward(t) for t in kept}
@@ -124,7 +123,7 @@ class PPO(Driver, Algorithm):
         return None if batch is None else replace(batch, temperature=self.config.temperature)
 
     def credit(self, batch: TrainBatch, trajectories: Sequence[Trajectory]) -> TrainBatch:
-        """See `Algorithm.credit`: the columns `advantages` and `targets`, and what the step's advantages are like."""
+        """The columns `advantages` and `targets`, and what the step's advantages are like."""
         from ale_torch.losses.reward_kl import reward_kl
 
         c = self.config
@@ -147,7 +146,6 @@ class PPO(Driver, Algorithm):
 
     @property
     def loss(self) -> PPOLoss:
-        """See `Algorithm.loss`."""
         c = self.config
         return PPOLoss(
             c.clip_low,

@@ -40,11 +40,10 @@ class PPOLoss(Loss):
 
     @property
     def entropy_gradient(self) -> bool:
-        """See `LossInput`."""
         return self.entropy_coef != 0
 
     def __call__(self, inputs: LossInput) -> LossOutput:
-        """See `Loss`. Raises `PluginError` where the trainer gave no values, or the run no columns."""
+        """Raises `PluginError` where the trainer gave no values, or the run no columns."""
         import torch
 
         from ale_torch.losses.correction import correct
@@ -98,7 +97,7 @@ class PPOLoss(Loss):
         return LossOutput(loss, sums, ratio_maxima(terms.ratio))
 
     def normalize(self, batch: TrainBatch) -> TrainBatch:
-        """See `Loss.normalize`: rejected tokens do not count in the surrogate's mean, but in the others."""
+        """Rejected tokens do not count in the surrogate's mean, but in the others."""
         from ale_torch.losses.masked import accepted_tokens, tokens_with_loss
 
         packed = float(tokens_with_loss(batch).sum())

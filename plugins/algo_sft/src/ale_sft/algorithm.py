@@ -29,7 +29,6 @@ class LikelihoodLoss(Loss):
     """Computes Eq. 1 over one micro-batch, in float32 or better."""
 
     def __call__(self, inputs: LossInput) -> LossOutput:
-        """See `Loss`."""
         import torch  # imported here, so that settings can be checked without torch
 
         from ale_torch.losses.likelihood import weighted_likelihood
@@ -84,7 +83,7 @@ class SFT(Driver, Algorithm):
         return errors, frozenset().union(*(RULES[name](trajectory) for name in self.config.task_rules))
 
     def batch(self, trajectories: Sequence[Trajectory]) -> TrainBatch | None:
-        """See `Algorithm.batch`. Turns count even if the policy did not sample them, as in demonstrations.
+        """Turns count even if the policy did not sample them, as in demonstrations.
 
         Metrics: `masked_error` and `masked_task` are the shares of turns with `m_err = 0` and `m_task = 0`."""
         masked: set[int] = set()

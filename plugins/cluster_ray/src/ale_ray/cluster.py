@@ -102,13 +102,11 @@ class RayCluster(Driver, Cluster):
 
     @property
     def ranks(self) -> RankPlaces | None:
-        """See `Cluster.ranks`."""
         return self._places
 
     # --- engines
 
     async def start_engine(self, plan: EnginePlan) -> InferenceEngine:
-        """See `Cluster.start_engine`."""
         choice = plan.choice
         plugin = load_plugin("engine", choice, "engine")
         if issubclass(plugin.cls, MessageEngine):
@@ -165,7 +163,6 @@ class RayCluster(Driver, Cluster):
     # --- episodes
 
     async def place_episodes(self, config: EpisodeConfig, here: OpenEpisodes) -> OpenEpisodes:
-        """See `Cluster.place_episodes`."""
         c, workers = self.config.rollout, self.config.count_of("rollout")
         episodes = here.episodes
         if not workers:

@@ -63,7 +63,7 @@ class EngineFacts:
     devices: str = ""
     """What Ray has given it, for people: `cpu`, or how many GPUs."""
     frees_memory: bool = True
-    """See `Replica.frees_memory`; without a GPU there is nothing that others wait for."""
+    """Without a GPU there is nothing that others wait for."""
     part: str = ""
     """Its name among the replicas of an engine that has several kinds of them, such as `vllm 0` of `mixed`."""
 
@@ -107,19 +107,18 @@ class EngineHost(RunActor):
 
     @answered
     async def load_model(self, folder: Path | None) -> EngineFacts:
-        """See `InferenceEngine.load_model`; the tokenizer is read from the folder."""
+        """The tokenizer is read from the folder."""
         tokenizer = byte_tokenizer() if folder is None else await asyncio.to_thread(ChatTokenizer.load, folder)
         await self._engine.load_model(folder, tokenizer)
         return self._facts()
 
     @answered
     async def load_weights(self, policy: PolicyVersion) -> None:
-        """See `InferenceEngine.load_weights`."""
         await self._engine.load_weights(policy)
 
     @answered
     async def generate(self, name: str, request: GenerateRequest) -> Generation | BrokenOff | None:
-        """See `Replica.generate`; `name` is for `abort`, after which this returns None."""
+        """`name` is for `abort`, after which this returns None."""
         if name in self._aborted:
             self._aborted.remove(name)
             return None

@@ -39,14 +39,13 @@ class RayEngines(Engines):
         self._members.deliver_changes = self._deliver
 
     async def load_model(self, folder: Path | None, tokenizer: Tokenizer) -> None:
-        """See `InferenceEngine.load_model`."""
         await super().load_model(folder, tokenizer)
         if self.workers is not None:
             await self.workers.use_model(folder)
         await self.send_table()
 
     async def load_weights(self, policy: PolicyVersion) -> None:
-        """See `InferenceEngine.load_weights`; the workers know the new version when this returns."""
+        """The workers know the new version when this returns."""
         await super().load_weights(policy)
         await self.send_table()
         if self.workers is not None:
@@ -91,7 +90,6 @@ class RayEngines(Engines):
         self._report_change()
 
     async def close(self) -> None:
-        """See `Engines.close`."""
         for task in self._sending:
             task.cancel()
         await super().close()

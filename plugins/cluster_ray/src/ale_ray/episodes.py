@@ -41,7 +41,6 @@ class RemoteEpisodes(Episodes):
     workers: Workers = None  # type: ignore[assignment]  # set when made
 
     def expect(self, requests: Sequence[RolloutRequest], stage: StageInfo) -> None:
-        """See `Episodes.expect`."""
         super().expect([request for request in requests if not is_portable(request)], stage)
         groups: dict[str, list[RolloutRequest]] = {}
         for request in requests:
@@ -53,7 +52,7 @@ class RemoteEpisodes(Episodes):
                 worker.actor.expect.remote(portable, stage)
 
     async def run(self, request: RolloutRequest, stage: StageInfo) -> Trajectory:
-        """See `Episodes.run`. Raises `EngineError` if no worker is left."""
+        """Raises `EngineError` if no worker is left."""
         if not is_portable(request):
             return await super().run(request, stage)
         beginnings = 0

@@ -145,15 +145,12 @@ class RemoteChannel(Channel):
         self._outbox, self._redact = outbox, redact
 
     def event(self, kind: str, **data: Any) -> None:
-        """See `Channel.event`."""
         self._outbox.pack(Event(kind, data))
 
     def notify(self, hook: str, **arguments: Any) -> None:
-        """See `Channel.notify`."""
         self._outbox.pack(HookCall(hook, arguments))
 
     def redact(self, text: str) -> str:
-        """See `Channel.redact`."""
         return self._redact(text)
 
 
@@ -165,7 +162,6 @@ class RemoteHooks(Hooks):
         self._outbox, self._implemented = outbox, frozenset(implemented)
 
     def has_implementation(self, *names: str) -> bool:
-        """See `Hooks.has_implementation`."""
         return not self._implemented.isdisjoint(names)
 
     def call(self, name: str, receive: Callable[[Any], None] = lambda answer: None, **arguments: Any) -> None:

@@ -56,32 +56,28 @@ class RayReplica(Replica):
 
     @property
     def name(self) -> str:
-        """See `Replica.name`."""
         return self.spec.name
 
     @property
     def slots(self) -> int:
-        """See `Replica.slots`."""
         return self.facts.slots
 
     @property
     def place(self) -> str:
-        """See `Replica.place`."""
         return f"{self.facts.node[:8]} · {self.facts.devices}"
 
     @property
     def requests(self) -> int:
-        """See `Replica.requests`: rollout workers send theirs without the pool."""
+        """Rollout workers send theirs without the pool."""
         return self._requests
 
     @property
     def frees_memory(self) -> bool:
-        """See `Replica.frees_memory`."""
         return self.facts.frees_memory
 
     @property
     def capabilities(self) -> frozenset[str]:
-        """See `Driver.capabilities`: those of the engine on its node."""
+        """Those of the engine on its node."""
         return self.facts.capabilities
 
     @property
@@ -91,12 +87,10 @@ class RayReplica(Replica):
 
     @property
     def max_context(self) -> int:
-        """See `InferenceEngine.max_context`."""
         return self.facts.max_context
 
     @property
     def version(self) -> int:
-        """See `InferenceEngine.version`."""
         return self._version
 
     def metrics(self) -> dict[str, float]:
@@ -125,26 +119,21 @@ class RayReplica(Replica):
         await end_actor(self.name, actor, listening, CLOSE_S)
 
     async def load_model(self, folder: Path | None, tokenizer: Tokenizer) -> None:
-        """See `InferenceEngine.load_model`."""
         self._model = folder
         self.facts = await self._ask(self.actor.load_model.remote(folder), None, "load the model")
         self._version = 0
 
     async def generate(self, request: GenerateRequest) -> Generation:
-        """See `Replica.generate`."""
         return await self._calls.generate(request)
 
     async def load_weights(self, policy: PolicyVersion) -> None:
-        """See `InferenceEngine.load_weights`."""
         await self._ask(self.actor.load_weights.remote(policy), None, "load weights")
         self._version = policy.version
 
     async def check(self) -> None:
-        """See `Replica.check`."""
         await self._call("check", CALL_S)
 
     async def interrupt(self) -> None:
-        """See `Replica.interrupt`."""
         await self._call("interrupt", CALL_S)
         self._metrics, self._requests = await self._ask(self.actor.state.remote(), CALL_S, "say its state")
 
@@ -157,19 +146,15 @@ class RayReplica(Replica):
         self._version = 0
 
     async def pause(self) -> None:
-        """See `InferenceEngine.pause`."""
         await self._call("pause", CALL_S)
 
     async def resume(self) -> None:
-        """See `InferenceEngine.resume`."""
         await self._call("resume", CALL_S)
 
     async def sleep(self) -> None:
-        """See `InferenceEngine.sleep`."""
         await self._call("sleep", CALL_S)
 
     async def wake(self) -> None:
-        """See `InferenceEngine.wake`."""
         await self._call("wake", CALL_S)
 
     async def _call(self, method: str, limit_s: float) -> None:

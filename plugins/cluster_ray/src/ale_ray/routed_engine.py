@@ -65,21 +65,17 @@ class RemotePlace(EnginePlace):
 
     @property
     def max_context(self) -> int:
-        """See `EnginePlace`."""
         return self.row.max_context
 
     @property
     def ready(self) -> bool:
-        """See `EnginePlace`."""
         return self.serving or self.row.state is State.LOADING
 
     @property
     def leaving(self) -> bool:
-        """See `EnginePlace`."""
         return self.row.state in (State.LEAVING, State.ASLEEP)
 
     async def generate(self, request: GenerateRequest) -> Generation:
-        """See `EnginePlace`."""
         return await self._calls.generate(request)
 
     def finish(self) -> None:
@@ -135,7 +131,7 @@ class RoutedEngine(InferenceEngine):
 
     @property
     def version(self) -> int:
-        """See `Engines.version`: the pool's, so that episodes have the same wherever they begin."""
+        """The pool's, so that episodes have the same wherever they begin."""
         return self._table.version
 
     async def load_model(self, folder: Path | None, tokenizer: Tokenizer) -> None:
@@ -147,5 +143,4 @@ class RoutedEngine(InferenceEngine):
         raise NotImplementedError
 
     async def generate(self, request: GenerateRequest) -> Generation:
-        """See `InferenceEngine.generate`."""
         return await dispatch(self._admission, request, self._counts)

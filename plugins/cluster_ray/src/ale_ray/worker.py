@@ -117,16 +117,13 @@ class RolloutWorker(RunActor):
         self._episodes.sessions.tokenizer = tokenizer
 
     async def use_engines(self, table: EngineTable) -> None:
-        """See `RoutedEngine.update`."""
         self._engine.update(table)
 
     @answered
     async def expect(self, requests: Sequence[RolloutRequest], stage: StageInfo) -> None:
-        """See `Episodes.expect`."""
         self._episodes.expect([self._move(request) for request in requests], stage)
 
     async def exchange(self, pickled: bytes) -> list[Any]:
-        """See `Callee.exchange`."""
         return await self._callee.exchange(pickled)
 
     async def act(self, name: str, request: RolloutRequest, stage: StageInfo) -> Encoded | Acted | None:

@@ -39,7 +39,6 @@ class ParquetTable(Table):
         self.path, self.name = path, str(path)
 
     def rows(self) -> Iterator[Row]:
-        """See `Table.rows`."""
         number = 0
         try:
             with self._parquet.ParquetFile(self.path) as file:
@@ -51,7 +50,6 @@ class ParquetTable(Table):
             raise self._unreadable(error) from None
 
     def fetch(self, at: int, number: int) -> Row:
-        """See `Table.fetch`."""
         try:
             if self._whole is None:
                 self._whole = self._parquet.read_table(self.path)
@@ -71,7 +69,6 @@ class DataSetTable(Table):
         self.name, self._data = name, data_set.with_format("arrow")  # so pictures and sounds are not decoded
 
     def rows(self) -> Iterator[Row]:
-        """See `Table.rows`."""
         number = 0
         for batch in self._data.iter(BATCH_ROWS):
             for values in batch.to_pylist():
@@ -79,7 +76,6 @@ class DataSetTable(Table):
                 yield Row(as_json(values), f"{self.name}, row {number}", number - 1)
 
     def fetch(self, at: int, number: int) -> Row:
-        """See `Table.fetch`."""
         (values,) = self._data[at].to_pylist()
         return Row(as_json(values), f"{self.name}, row {number}", at)
 

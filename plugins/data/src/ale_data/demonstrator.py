@@ -19,7 +19,6 @@ class CompletionDemonstrator:
         self._replies = iter(replies)
 
     async def __call__(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Reply | None:
-        """See `ale.specs.start.Responder`."""
         reply = next(self._replies, None)
         return None if reply is None else Reply(reply)
 

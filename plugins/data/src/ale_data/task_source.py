@@ -69,7 +69,6 @@ class JsonlTasks(Driver, TaskSource):
                 await asyncio.sleep(0)
 
     def tasks(self, split: str) -> Iterable[Task]:
-        """See `TaskSource.tasks`."""
         return islice(self._tasks(split), self.config.limit)
 
     def demonstrator(self, task: Task, seed: int) -> Responder | None:

@@ -51,7 +51,6 @@ class JsonlTable(_TextTable):
     """A file with one JSON object a line; empty lines are skipped."""
 
     def rows(self) -> Iterator[Row]:
-        """See `Table.rows`."""
         at = 0
         with self._open() as file:
             for number, line in enumerate(file, 1):
@@ -61,7 +60,6 @@ class JsonlTable(_TextTable):
                 at += len(line)
 
     def fetch(self, at: int, number: int) -> Row:
-        """See `Table.fetch`."""
         place = f"{self.name}, row {number}"
         with self._open(at) as file:
             return Row(self._read_object(file.readline(), place), place, at)
@@ -101,7 +99,6 @@ class CsvTable(_TextTable):
         self._header: list[str] | None = None
 
     def rows(self) -> Iterator[Row]:
-        """See `Table.rows`."""
         with self._open() as file:
             header: list[str] | None = None
             for fields, place, at in self._records(file, 0, 1):
@@ -111,7 +108,6 @@ class CsvTable(_TextTable):
                     yield Row(self._by_column(header, fields, place), place, at)
 
     def fetch(self, at: int, number: int) -> Row:
-        """See `Table.fetch`."""
         if self._header is None:
             next(self.rows(), None)
         with self._open(at) as file:

@@ -10,5 +10,4 @@ class SglangEngine(ServerEngine):
     """The engine `sglang`."""
 
     def make_replica(self, number: int) -> SglangReplica:
-        """See `ServerEngine.make_replica`."""
         return SglangReplica(self.config, self.context, number)

@@ -49,19 +49,16 @@ class SglangReplica(ServerReplica):
 
     @property
     def frees_memory(self) -> bool:
-        """See `Replica.frees_memory`: what SGLang has taken of a GPU it keeps."""
+        """What SGLang has taken of a GPU it keeps."""
         return self.device == "cpu"
 
     def find_python(self, device: str) -> Path | None:
-        """See `ServerContract.find_python`."""
         return find_python(self.server, device)
 
     def make_argv(self, launch: Launch) -> list[str]:
-        """See `ServerContract.make_argv`."""
         return [str(launch.python), str(SERVER), *list_arguments(launch, self.settings)]
 
     def make_own_environment(self, launch: Launch) -> Mapping[str, str]:
-        """See `ServerContract.make_own_environment`."""
         return {
             "ALE_SOCKET": str(launch.work / "socket"),
             "ALE_WORK": str(launch.work),
@@ -73,11 +70,9 @@ class SglangReplica(ServerReplica):
         }
 
     def make_client(self, launch: Launch) -> ServerClient:
-        """See `ServerContract.make_client`."""
         return ServerClient(self.name, "http://localhost", launch.work / "socket")
 
     async def ask_release(self) -> str:
-        """See `ServerContract.ask_release`."""
         await self.client.get("/ready", CALL_S)
         info = await self.client.get("/server_info", CALL_S)
         found = re.search(r'"version":"([^"]*)","frontend"', info)
@@ -87,7 +82,6 @@ class SglangReplica(ServerReplica):
         return found[1]
 
     async def ask_setup(self) -> ServerSetup:
-        """See `ServerContract.ask_setup`."""
         found = re.search(r'"ale_dtype":"([^"]*)","ale_context":(\d+)', await self.client.get("/server_info", CALL_S))
         if found is None:
             raise EngineError(
@@ -98,7 +92,6 @@ class SglangReplica(ServerReplica):
         return ServerSetup(found[1], int(found[2]) - RESERVE)
 
     async def sample(self, request: GenerateRequest, max_tokens: int, request_id: str, sampled: Sampled) -> str:
-        """See `ServerContract.sample`."""
         name = whole_name(request_id)
         body = {
             "rid": name,
@@ -125,12 +118,11 @@ class SglangReplica(ServerReplica):
         return str(ended["type"] if ended["type"] in ("stop", "length") else ended.get("message") or ended["type"])
 
     async def abort(self, request_ids: list[str]) -> None:
-        """See `ServerContract.abort`."""
         for request_id in request_ids:
             await self.client.post("/abort_request", {"rid": whole_name(request_id)}, CALL_S)
 
     async def send_folder(self, folder: Path, version: int) -> None:
-        """See `ServerContract.send_folder`. Running requests give their cache up; it is computed again with the new
+        """Running requests give their cache up; it is computed again with the new
         weights."""
         limit_s = self.settings.request_timeout_s
         await self.client.post("/pause_generation", {"mode": "retract"}, limit_s)
@@ -142,7 +134,6 @@ class SglangReplica(ServerReplica):
                 await self.client.post("/continue_generation", {}, limit_s)
 
     async def ask_fingerprint(self) -> Mapping[str, int]:
-        """See `ServerContract.ask_fingerprint`."""
         body = {"action": "ale_fingerprint", "selector": "target"}
         answer = await self.client.post("/weights_checker", body, self.settings.request_timeout_s)
         sums: dict[str, int] = {}
@@ -152,17 +143,14 @@ class SglangReplica(ServerReplica):
         return sums
 
     async def ask_metrics(self) -> dict[str, float]:
-        """See `ServerContract.ask_metrics`."""
         return sum_samples(await self.client.get("/metrics", CHECK_S), METRICS)
 
     async def pause(self) -> None:
-        """See `InferenceEngine.pause`."""
         self._paused = True  # first: an update that ends meanwhile lets the server go on otherwise
         # Requests that wait in the queue can be aborted while the server is paused; others could not.
         await self.client.post("/pause_generation", {"mode": "retract"}, self.settings.request_timeout_s)
 
     async def resume(self) -> None:
-        """See `InferenceEngine.resume`."""
         self._paused = False
         await self.client.post("/continue_generation", {}, self.settings.request_timeout_s)
 

@@ -124,7 +124,7 @@ class TorchEngine(Driver, InferenceEngine):
         await asyncio.shield(asyncio.get_running_loop().run_in_executor(None, thread.join))
 
     async def load_model(self, folder: Path | None, tokenizer: Tokenizer) -> None:
-        """See `InferenceEngine.load_model`. What the engine was generating fails; an engine that sleeps wakes up."""
+        """What the engine was generating fails; an engine that sleeps wakes up."""
         if folder is None:
             raise ConfigError("engine: 'torch' needs a model; give model.path or model.scratch.")
 
@@ -150,7 +150,6 @@ class TorchEngine(Driver, InferenceEngine):
         return load_decoder(folder, c.max_batch, c.max_context, torch.device(name), c.dtype, c.quantization)
 
     async def load_weights(self, policy: PolicyVersion) -> None:
-        """See `InferenceEngine.load_weights`."""
         from ale_engine_torch.load_decoder import read_weights
 
         match policy.ticket:
@@ -173,7 +172,6 @@ class TorchEngine(Driver, InferenceEngine):
         await self._mailbox.call(replace)
 
     async def generate(self, request: GenerateRequest) -> Generation:
-        """See `InferenceEngine.generate`."""
         from ale_engine_torch.scheduler import Job
 
         self._check_request(request)

@@ -12,5 +12,4 @@ class VllmEngine(ServerEngine):
     transports = ("memory", "folder", "gloo", "nccl", "ipc")  # an object names those of its machine
 
     def make_replica(self, number: int) -> VllmReplica:
-        """See `ServerEngine.make_replica`."""
         return VllmReplica(self.config, self.context, number)

@@ -47,16 +47,13 @@ class VllmReplica(ServerReplica):
     versions = ("0.32", "0.33")
 
     def find_python(self, device: str) -> Path | None:
-        """See `ServerContract.find_python`."""
         return find_python(self.server, device)
 
     def make_argv(self, launch: Launch) -> list[str]:
-        """See `ServerContract.make_argv`."""
         self.transports = choose_transports(launch.cuda, self.settings)
         return [str(launch.python), str(SERVER), *list_arguments(launch, self.settings)]
 
     def make_own_environment(self, launch: Launch) -> Mapping[str, str]:
-        """See `ServerContract.make_own_environment`."""
         own = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1"}
         own |= {"ALE_SHM_NAME": launch.work.name, "VLLM_RPC_BASE_PATH": str(launch.work)}
         own["VLLM_HTTP_TIMEOUT_KEEP_ALIVE"] = str(KEEP_ALIVE_S)
@@ -70,11 +67,9 @@ class VllmReplica(ServerReplica):
         return own
 
     def make_client(self, launch: Launch) -> ServerClient:
-        """See `ServerContract.make_client`."""
         return ServerClient(self.name, "http://localhost", launch.work / "socket")
 
     async def ask_release(self) -> str:
-        """See `ServerContract.ask_release`."""
         try:
             info = await self.client.post("/ale/info", timeout_s=CALL_S)
         except EngineError as error:
@@ -87,12 +82,10 @@ class VllmReplica(ServerReplica):
         return str(info["release"])
 
     async def ask_setup(self) -> ServerSetup:
-        """See `ServerContract.ask_setup`."""
         info = await self.client.post("/ale/info", timeout_s=CALL_S)
         return ServerSetup(info["dtype"], info["max_context"])
 
     async def sample(self, request: GenerateRequest, max_tokens: int, request_id: str, sampled: Sampled) -> str:
-        """See `ServerContract.sample`."""
         wanted = request.sampling
         sampling: dict[str, Any] = {
             "temperature": wanted.temperature,
@@ -117,16 +110,13 @@ class VllmReplica(ServerReplica):
         return part.get("finish_reason") or "its answer broke off"
 
     async def abort(self, request_ids: list[str]) -> None:
-        """See `ServerContract.abort`."""
         await self.client.post("/ale/abort", {"ids": request_ids}, CALL_S)
 
     async def send_folder(self, folder: Path, version: int) -> None:
-        """See `ServerContract.send_folder`."""
         body = {"folder": absolute(folder), "version": version}
         await self.client.post("/ale/load", body, self.settings.request_timeout_s)
 
     async def check_ticket(self, ticket: Ticket, version: int) -> None:
-        """See `ServerContract.check_ticket`."""
         assert self.model is not None
         match ticket:
             case BroadcastTicket():
@@ -143,7 +133,6 @@ class VllmReplica(ServerReplica):
                         )
 
     async def send_ticket(self, ticket: Ticket, version: int) -> Mapping[str, int]:
-        """See `ServerContract.send_ticket`."""
         assert self.model is not None
         module, limit_s = receiver_file(), self.settings.request_timeout_s
         match ticket:
@@ -160,34 +149,30 @@ class VllmReplica(ServerReplica):
         return fingerprint.merge(ticket.sums[self.dtype], self.model.tied)
 
     async def ask_fingerprint(self) -> Mapping[str, int]:
-        """See `ServerContract.ask_fingerprint`."""
         return cast(
             dict[str, int], await self.client.post("/ale/fingerprint", timeout_s=self.settings.request_timeout_s)
         )
 
     async def ask_metrics(self) -> dict[str, float]:
-        """See `ServerContract.ask_metrics`; it also asks whether the engine behind the routes lives."""
+        """It also asks whether the engine behind the routes lives."""
         info = await self.client.post("/ale/info", timeout_s=CHECK_S)
         if info["silent_s"] > SILENCE_S:
             raise EngineError(f"The engine of {self.name} has not answered its server for {info['silent_s']:.0f} s.")
         return sum_samples(await self.client.get("/metrics", CHECK_S), METRICS)
 
     async def pause(self) -> None:
-        """See `InferenceEngine.pause`."""
         await self.client.post("/ale/pause", timeout_s=self.settings.request_timeout_s)
 
     async def resume(self) -> None:
-        """See `InferenceEngine.resume`."""
         await self.client.post("/ale/resume", timeout_s=self.settings.request_timeout_s)
 
     async def sleep(self) -> None:
-        """See `InferenceEngine.sleep`: on a GPU, the weights move to the CPU's memory, the cache is dropped, and what
+        """On a GPU, the weights move to the CPU's memory, the cache is dropped, and what
         runs is interrupted. A server on the CPU has nothing to free."""
         if self.launch is None or self.launch.cuda:
             await self.client.post("/ale/sleep", timeout_s=self.settings.request_timeout_s)
 
     async def wake(self) -> None:
-        """See `InferenceEngine.wake`."""
         if self.launch is None or self.launch.cuda:
             await self.client.post("/ale/wake", timeout_s=self.settings.request_timeout_s)
 

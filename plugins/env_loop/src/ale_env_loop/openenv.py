@@ -120,7 +120,7 @@ class WebSocketSession(OpenEnvSession):
         self._socket: aiohttp.ClientWebSocketResponse | None = None
 
     async def reset(self, seed: int, row: Mapping[str, Any] | None) -> Step:
-        """See `Environment.reset`. Waits while the server has no free session."""
+        """Waits while the server has no free session."""
         message = {"type": "reset", "data": {**(row or {}), "seed": seed}}
         deadline = asyncio.get_running_loop().time() + self._start_timeout_s
         while True:
@@ -137,7 +137,6 @@ class WebSocketSession(OpenEnvSession):
             await asyncio.sleep(RETRY_S)
 
     async def step(self, action: str) -> Step:
-        """See `Environment.step`."""
         return self._read_reply(await self._ask({"type": "step", "data": as_action(action, self._server.actions)}))
 
     async def close(self) -> None:
@@ -198,11 +197,9 @@ class HttpSession(OpenEnvSession):
     """Requests to `/reset` and `/step`."""
 
     async def reset(self, seed: int, row: Mapping[str, Any] | None) -> Step:
-        """See `Environment.reset`."""
         return await self._post("reset", {**(row or {}), "seed": seed})
 
     async def step(self, action: str) -> Step:
-        """See `Environment.step`."""
         return await self._post("step", {"action": as_action(action, self._server.actions)})
 
     async def _post(self, operation: str, data: dict[str, Any]) -> Step:

@@ -32,13 +32,11 @@ class ProcessEnvironment(Environment):
         self._timeout_s = timeout_s
 
     async def reset(self, seed: int, row: Mapping[str, Any] | None) -> Step:
-        """See `Environment.reset`."""
         self._process.forget_output()
         answer = await self._process.request("reset", self._timeout_s, seed=seed, row=row)
         return read_step(answer, f"The environment {self._process.name}")
 
     async def step(self, action: str) -> Step:
-        """See `Environment.step`."""
         answer = await self._process.request("step", self._timeout_s, action=action)
         return read_step(answer, f"The environment {self._process.name}")
 

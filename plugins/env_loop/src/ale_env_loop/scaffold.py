@@ -55,7 +55,7 @@ class EnvScaffold(Driver, Scaffold):
         await self._environments.close()
 
     async def run(self, task: Task, sandbox: Sandbox, session: ModelSession) -> str:
-        """See `Scaffold.run`. Returns `terminated` or `truncated` as the environment says, or `max_turns`."""
+        """Returns `terminated` or `truncated` as the environment says, or `max_turns`."""
         episode = read_episode(task)
         async with self._environments.open(episode) as environment:
             try:

@@ -61,7 +61,7 @@ class EnvTasksConfig(PluginConfig, EnvironmentSettings):
 
 
 class EnvTasks(Driver, TaskSource):
-    """See `TaskSource`. A subclass may set another default for `Config.env`."""
+    """A subclass may set another default for `Config.env`."""
 
     api_version = ">=1.0,<1.2"
     capabilities = frozenset({"demonstrations"})
@@ -94,7 +94,6 @@ class EnvTasks(Driver, TaskSource):
         await self._environments.close()
 
     def tasks(self, split: str) -> Iterable[Task]:
-        """See `TaskSource.tasks`."""
         if split not in (TRAIN, HELDOUT):
             raise ConfigError(f"The task source 'env' has the splits {TRAIN} and {HELDOUT}, not '{split}'.")
         return self._episodes(split)

@@ -54,7 +54,6 @@ class CodeReward(Driver, Reward):
         self._cases = Column("reward.cases", config.cases)
 
     async def score(self, task: Task, sandbox: GradedSandbox, trajectory: Trajectory) -> Score:
-        """See `Reward.score`."""
         started = time.monotonic()
         try:
             cases = read_cases(self._cases.read(task))

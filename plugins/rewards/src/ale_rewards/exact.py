@@ -58,7 +58,6 @@ class ExactReward(Driver, Reward):
         return False
 
     async def score(self, task: Task, sandbox: GradedSandbox, trajectory: Trajectory) -> Score:
-        """See `Reward.score`."""
         right = self._answers.read(task)
         answers = [as_text(one) for one in (right if isinstance(right, list | tuple) else [right])]
         found = extract_answer(read_conversation(task, trajectory).reply, self.config.extract)

@@ -106,7 +106,7 @@ class JudgeReward(Driver, Reward):
             await self._upstream.__aexit__()
 
     async def score(self, task: Task, sandbox: GradedSandbox, trajectory: Trajectory) -> Score:
-        """See `Reward.score`. Raises `ApiError` if the judge does not answer or gives no score, `PluginError` if it
+        """Raises `ApiError` if the judge does not answer or gives no score, `PluginError` if it
         refuses."""
         started = time.monotonic()
         talk = self._question(task, trajectory)

@@ -78,7 +78,7 @@ class MathReward(Driver, Reward):
             await comparer.stop()
 
     async def score(self, task: Task, sandbox: GradedSandbox, trajectory: Trajectory) -> Score:
-        """See `Reward.score`. Raises `TaskError` if the right answer cannot be read."""
+        """Raises `TaskError` if the right answer cannot be read."""
         started = time.monotonic()
         right, reply = as_text(self._answers.read(task)), read_conversation(task, trajectory).reply
         comparer = await self._idle.get()

@@ -93,7 +93,7 @@ class PythonReward(Driver, Reward):
         return any(function.names(SANDBOX) for _, function in named_functions(config))
 
     async def score(self, task: Task, sandbox: GradedSandbox, trajectory: Trajectory) -> Score:
-        """See `Reward.score`. Raises `PluginError` if a function fails, `TaskError` if none gives a reward."""
+        """Raises `PluginError` if a function fails, `TaskError` if none gives a reward."""
         started = time.monotonic()
         calls = [(function, self._bind(function, task, sandbox, trajectory)) for _, function in self._functions]
         self._was_bound = True

@@ -31,7 +31,7 @@ class StepsReward(Driver, Reward):
         return False
 
     async def score(self, task: Task, sandbox: GradedSandbox, trajectory: Trajectory) -> Score:
-        """See `Reward.score`. Each step's reward goes to the chunk that made the step."""
+        """Each step's reward goes to the chunk that made the step."""
         by_chunk = [
             math.fsum(o.reward for o in trajectory.observations if o.chunk == chunk.index and o.reward is not None)
             for chunk in trajectory.chunks

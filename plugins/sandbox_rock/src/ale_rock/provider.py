@@ -234,29 +234,26 @@ class RockProvider(Driver, SandboxProvider):
             return await self._remove_ownerless()
 
     async def attach(self, sandbox_id: str) -> RockSandbox:
-        """See `Attaches`: to any of this user's at the service, also one that a killed run has left, until the next
+        """To any of this user's at the service, also one that a killed run has left, until the next
         start on that run's machine removes it."""
         box = await attach(self, headers_of(self.config), sandbox_id)
         box.spec = box.spec.model_copy(update={"labels": visible(box.spec.labels)})
         return box
 
     async def snapshots(self) -> builtins.list[str]:
-        """See `KeepsSnapshots`: this user's at the service, whichever machine made them."""
+        """It user's at the service, whichever machine made them."""
         async with self._asked():
             return await self.own_snapshots.names()
 
     async def remove_snapshot(self, name: str) -> None:
-        """See `KeepsSnapshots`."""
         async with self._asked():
             await self.own_snapshots.remove(name)
 
     async def image_from(self, build: ImageBuild) -> str:
-        """See `BuildsDockerfiles`."""
         async with self._asked():
             return await self._builds.image_from(build)
 
     async def build_image(self, name: str | None = None, *, python: bool = False) -> str:
-        """See `BuildsImages`."""
         async with self._asked():
             return await self._builds.small_image(name, python)
 

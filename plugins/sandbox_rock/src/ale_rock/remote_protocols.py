@@ -41,7 +41,6 @@ class StreamingSandbox(RockSandbox):
         stdin: bytes = b"",
         user: str = AGENT,
     ) -> AsyncGenerator[Output | ExecResult, None]:
-        """See `Streams`."""
         asked = json.dumps(command_body(command, timeout_s, cwd, env, stdin, user)).encode()
         request = self.client.request("POST", f"{self.path}/stream", asked, timeout_s + ANSWER_S, headers=STREAM)
         async with AsyncExitStack() as stack:
@@ -71,7 +70,6 @@ class ShellSandbox(RockSandbox):
     async def open_shell(
         self, *, cwd: str | None = None, env: Mapping[str, str] | None = None, user: str = AGENT
     ) -> Shell:
-        """See `Shells`."""
         asked = {"cwd": cwd, "env": dict(env or {}), "user": user}
         opened = await self.call(self.client.json("POST", f"{self.path}/shells", asked))
         path = f"{self.path}/shells/{opened['shell']}"
@@ -117,11 +115,9 @@ class TreeSandbox(RockSandbox):
     """Has `Trees`."""
 
     async def upload_tree(self, source: Path, target: str, *, user: str = AGENT) -> None:
-        """See `Trees`."""
         await self.call(remote_trees.upload(self, Path(source), target, user))
 
     async def download_tree(self, source: str, target: Path, *, max_bytes: int = 1 << 32) -> None:
-        """See `Trees`."""
         await self.call(remote_trees.download(self, source, Path(target), max_bytes))
 
 
@@ -129,7 +125,7 @@ class SnapshotSandbox(RockSandbox):
     """Has `Snapshots`."""
 
     async def snapshot(self, name: str | None = None) -> str:
-        """See `Snapshots`; the snapshot lies on the disk of this sandbox's worker, and others start from it there."""
+        """The snapshot lies on the disk of this sandbox's worker, and others start from it there."""
         return await self.call(self.owner.own_snapshots.take(self.path, name))
 
 
@@ -137,7 +133,6 @@ class ResettableSandbox(RockSandbox):
     """Has `Resets`."""
 
     async def reset(self, spec: SandboxSpec) -> None:
-        """See `Resets`."""
         for name in SandboxSpec.model_fields.keys() - {"env", "files", "labels"}:
             if getattr(spec, name) != getattr(self.spec, name):
                 raise ConfigError(
@@ -153,7 +148,6 @@ class MeasuredSandbox(RockSandbox):
     """Has `Measures`."""
 
     async def stats(self) -> SandboxStats:
-        """See `Measures`."""
         asked = self.client.rock("GET", "/get_sandbox_statistics", query={"sandbox_id": self.id})
         now = (await self.call(asked))["now"]
         if now is None:
@@ -165,7 +159,6 @@ class LoggedSandbox(RockSandbox):
     """Has `Logs`."""
 
     async def logs(self) -> str:
-        """See `Logs`."""
 
         async def get() -> str:
             path = f"{ROCK}/sandboxes/{self.path.rpartition('/')[2]}/logs"

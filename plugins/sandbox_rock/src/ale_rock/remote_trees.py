@@ -28,7 +28,6 @@ PIECE_S = 300.0
 
 
 async def upload(box: RockSandbox, source: Path, target: str, user: str) -> None:
-    """See `Trees.upload_tree`."""
     what = f"The tree {source} cannot be put into the sandbox {box.id}"
     tree = open_tree(source, what)
     body = _Body(tree)
@@ -77,7 +76,6 @@ class _Body:
 
 
 async def download(box: RockSandbox, source: str, target: Path, max_bytes: int) -> None:
-    """See `Trees.download_tree`."""
     what = f"The tree {source} of the sandbox {box.id} was not downloaded"
     await land(what, source, target, max_bytes, lambda writer: _receive(box, source, writer))
 

@@ -25,7 +25,6 @@ class ServiceBuilds:
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def image_from(self, build: ImageBuild) -> str:
-        """See `BuildsDockerfiles.image_from`."""
         digest = digest_of(build)
         async with self._locks.setdefault(digest, asyncio.Lock()):
             image = self._built.get(digest)
@@ -35,7 +34,7 @@ class ServiceBuilds:
         return image
 
     async def small_image(self, name: str | None, python: bool) -> str:
-        """See `BuildsImages.build_image`: the small image that each worker makes of its machine's programs. Raises
+        """The small image that each worker makes of its machine's programs. Raises
         `ConfigError` for a name, since the workers name images by what is in them."""
         if name is not None:
             raise ConfigError(f"The workers of a ROCK service name their images themselves; leave out {name!r}.")

@@ -99,7 +99,7 @@ class Chat(Driver, Scaffold):
         return any(function.names(SANDBOX) for function in functions_of(config))
 
     async def run(self, task: Task, sandbox: Sandbox, session: ModelSession) -> str:
-        """See `Scaffold.run`. It ends as `answer`, `stop` (a stop rule), `finish` (the user's) or `max_turns`."""
+        """It ends as `answer`, `stop` (a stop rule), `finish` (the user's) or `max_turns`."""
         history = self._opening(task)
         state: dict[str, Any] = {}
         for number in range(1, self._max_turns + 1):

@@ -103,7 +103,6 @@ class CommandLineAgent(CommandAgent):
         self.dialect = self.config.dialect or self.config.shipped.dialect
 
     def launch(self, line: AgentVariables) -> Launch:
-        """See `CommandAgent.launch`."""
         own, shipped = self.config, self.config.shipped
         env = {name: line.fill(value) for name, value in {**shipped.env, **own.env}.items()}
         files = {path: line.fill_file(path, text) for path, text in {**shipped.files, **own.files}.items()}

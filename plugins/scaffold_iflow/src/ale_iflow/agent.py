@@ -39,7 +39,6 @@ class IFlow(Driver, Scaffold):
     config: Config
 
     async def run(self, task: Task, sandbox: Sandbox, session: ModelSession) -> str:
-        """See `Scaffold.run`."""
         box = ToolBox(sandbox, self.config.command_timeout_s, self.config.max_output_chars)
         history = [Message("system", self.config.system_prompt), Message("user", task.instruction)]
         for _ in range(self.config.max_turns):

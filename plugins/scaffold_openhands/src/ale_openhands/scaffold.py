@@ -55,7 +55,6 @@ class OpenHands(CommandAgent):
     config: OpenHandsConfig
 
     def launch(self, line: AgentVariables) -> Launch:
-        """See `CommandAgent.launch`."""
         wanted = {
             "tools": self.config.tools,
             "system_prompt": self.config.system_prompt,
@@ -66,5 +65,4 @@ class OpenHands(CommandAgent):
         return Launch(line.command([python, "-"]), {**ENVIRONMENT, "ALE_OPENHANDS": json.dumps(wanted)}, runner)
 
     async def end_reason(self, result: ExecResult, sandbox: Sandbox) -> str:
-        """See `CommandAgent.end_reason`."""
         return "max_turns" if result.exit_code == TURNS_SPENT else await super().end_reason(result, sandbox)

@@ -51,7 +51,6 @@ class SweAgent(CommandAgent):
     config: SweAgentConfig
 
     def launch(self, line: AgentVariables) -> Launch:
-        """See `CommandAgent.launch`."""
         settings = [*self.config.config, f"agent.step_limit={self.config.step_limit}"]
         options = [word for setting in settings for word in ("-c", setting)]
         program = f"{RECIPE.place}/bin/mini" if self.config.install else "mini"

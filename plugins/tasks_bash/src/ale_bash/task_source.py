@@ -90,7 +90,6 @@ class BashTasks(Driver, TaskSource):
     config: Config
 
     def tasks(self, split: str) -> Iterable[Task]:
-        """See `TaskSource.tasks`."""
         if split == GRADED:
             return graded_tasks()
         if split not in (TRAIN, HELDOUT):

@@ -84,7 +84,7 @@ class Learner:
         return self.dtype != torch.float32
 
     def tensors(self) -> Iterator[Tensor]:
-        """See `ale_torch.training.worker.Learner`. Gradients and weights are views of one buffer each."""
+        """Gradients and weights are views of one buffer each."""
         optimizers = [part.optimizer for part in getattr(self.optimizer, "chained_optimizers", [self.optimizer])]
         yield from tensors_of(self.module.module, self._reference_policy, optimizers=optimizers)
         yield from (p.main_grad for p in self.module.parameters() if getattr(p, "main_grad", None) is not None)

@@ -57,7 +57,6 @@ class MegatronTrainer(RankedTrainer):
         self.transports = (*gpu, "folder") if self._device.startswith("cuda") else ("folder", "gloo")
 
     def make_workers(self) -> Workers:
-        """See `RankedTrainer.make_workers`."""
         return start_ranks(
             "ale_trainer_megatron.worker:Worker",
             self._ranks,

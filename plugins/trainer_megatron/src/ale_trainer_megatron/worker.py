@@ -30,5 +30,4 @@ class Worker(RankWorker[Learner]):
         self._layout.start(self.device)
 
     def make_learner(self, folder: Path) -> Learner:
-        """See `RankWorker.make_learner`."""
         return Learner(folder, self.device, self._how, self._layout)

@@ -109,7 +109,7 @@ class Learner:
         read_shards(checkpoint / OPTIMIZER_FOLDER, self.model, self.optimizer, masters=self.how.has_masters)
 
     def tensors(self) -> Iterator[Tensor]:
-        """See `ale_torch.training.worker.Learner`. What was gathered of a sharded model for a pass does not stay."""
+        """What was gathered of a sharded model for a pass does not stay."""
         for compute in (self._compute, self._compute_reference):
             if isinstance(compute, PolicyModule):
                 compute.reshard()  # type: ignore[operator]  # `fully_shard` has made it a module that can
@@ -130,7 +130,7 @@ class Learner:
 
     @torch.no_grad()
     def values(self, batch: TrainBatch) -> npt.NDArray[np.float32]:
-        """See `TrainerBackend.values`. [N]"""
+        """[N]"""
         if self._policy.value_head is None:
             raise TrainerError("The trainer 'torch' has no value head; set trainer.value_head to true.")
         return self._of_tokens(batch, self._compute, "values")

@@ -28,7 +28,6 @@ class PolicyModule(nn.Module):
         self._policy = policy
 
     def forward(self, *args: Any, **how: Any) -> Passed:
-        """See `Policy.logprobs`."""
         return self._policy.logprobs(*args, **how)
 
 

@@ -84,16 +84,13 @@ class TorchTrainer(RankedTrainer):
 
     @classmethod
     def provides(cls, config: Any) -> frozenset[str]:
-        """See `Driver.provides`."""
         return cls.capabilities if config.value_head else frozenset()
 
     async def values(self, batch: TrainBatch) -> npt.NDArray[np.float32]:
-        """See `TrainerBackend.values`."""
         found: npt.NDArray[np.float32] = await self._call("values", batch)
         return found
 
     def make_workers(self) -> Workers:
-        """See `RankedTrainer.make_workers`."""
         import torch
 
         from ale_trainer_torch.optimizer import Optimization

@@ -22,9 +22,7 @@ class Worker(RankWorker[Learner]):
         self._how = how
 
     def make_learner(self, folder: Path) -> Learner:
-        """See `RankWorker.make_learner`."""
         return Learner(folder, self.device, self._how, self.world)
 
     def values(self, batch: TrainBatch) -> npt.NDArray[np.float32]:
-        """See `TrainerBackend.values`."""
         return self.learner.values(batch)

@@ -30,7 +30,6 @@ class Hermes(Driver, ToolFormat):
     api_version = ">=1.0,<1.2"
 
     def read(self, text: str, tools: Sequence[ToolSpec]) -> ReadReply:
-        """See `ToolFormat.read`."""
         if OPEN not in text:
             return ReadReply(text)
         calls: list[FoundCall] = []
@@ -46,7 +45,6 @@ class Hermes(Driver, ToolFormat):
         return ReadReply((rest + text[at:]).strip(), tuple(calls))
 
     def write(self, content: str, calls: Sequence[ToolCall]) -> str:
-        """See `ToolFormat.write`."""
         return content + "".join(
             f'{OPEN}\n{{"name": {json.dumps(c.name)}, "arguments": {c.arguments}}}\n{CLOSE}' for c in calls
         )

@@ -27,7 +27,7 @@ class Llama(Driver, ToolFormat):
     api_version = ">=1.0,<1.2"
 
     def read(self, text: str, tools: Sequence[ToolSpec]) -> ReadReply:
-        """See `ToolFormat.read`. A reply is a call if it begins with `<|python_tag|>` or as the JSON of a call."""
+        """A reply is a call if it begins with `<|python_tag|>` or as the JSON of a call."""
         rest = text.strip()
         if not (rest.startswith(MARK) or _BEGINS.match(rest)):
             return ReadReply(text)
@@ -47,7 +47,7 @@ class Llama(Driver, ToolFormat):
             at = after.end()
 
     def write(self, content: str, calls: Sequence[ToolCall]) -> str:
-        """See `ToolFormat.write`. If there are calls, this format has no place for the content."""
+        """If there are calls, this format has no place for the content."""
         if not calls:
             return content
         return "; ".join(f'{{"name": {json.dumps(c.name)}, "parameters": {c.arguments}}}' for c in calls)

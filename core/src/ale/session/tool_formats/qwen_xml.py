@@ -35,7 +35,6 @@ class QwenXML(Driver, ToolFormat):
     api_version = ">=1.0,<1.2"
 
     def read(self, text: str, tools: Sequence[ToolSpec]) -> ReadReply:
-        """See `ToolFormat.read`."""
         if OPEN not in text:
             return ReadReply(text)
         schemas = {tool.name: tool.parameters.get("properties") for tool in tools}
@@ -56,7 +55,6 @@ class QwenXML(Driver, ToolFormat):
         return ReadReply((rest + text[at:]).strip(), tuple(calls))
 
     def write(self, content: str, calls: Sequence[ToolCall]) -> str:
-        """See `ToolFormat.write`."""
         return content + "".join(map(_write_call, calls))
 
 

@@ -120,7 +120,6 @@ class CommandAgent(Driver, Scaffold):
         await self._server.close()
 
     async def prepare(self, spec: SandboxSpec, provider: SandboxProvider) -> SandboxSpec:
-        """See `Scaffold.prepare`."""
         if spec.network == "none" and self.config.unix is None and self.dialect != "chat":
             raise ConfigError(
                 "needs.network: without a network an agent asks the model through files, as chat completions, but this "
@@ -136,7 +135,7 @@ class CommandAgent(Driver, Scaffold):
         """Return how to start the agent for an episode."""
 
     async def run(self, task: Task, sandbox: Sandbox, session: ModelSession) -> str:
-        """See `Scaffold.run`. Raises `AgentError` if the agent ends without having asked the model."""
+        """Raises `AgentError` if the agent ends without having asked the model."""
         async with self._model(sandbox, session) as (origin, api_key):
             limits = (session.max_context, session.max_tokens) if isinstance(session, Limited) else ()
             line = AgentVariables(task.instruction, base_url(origin, self.dialect), api_key, MODEL, *limits)

@@ -42,13 +42,13 @@ class MixedEngine(PooledEngine):
 
     @classmethod
     def provides(cls, config: MixedSettings) -> frozenset[str]:
-        """See `Driver.provides`: what all parts can do."""
+        """What all parts can do."""
         loaded = [load_plugin("engine", part) for part in config.parts]
         return cls.capabilities.intersection(*(plugin.cls.provides(plugin.config) for plugin in loaded))
 
     @classmethod
     def needs(cls, config: MixedSettings) -> Mapping[str, Collection[str | type]]:
-        """See `Driver.needs`: what any part needs."""
+        """What any part needs."""
         found: dict[str, list[str | type]] = {}
         for part in config.parts:
             plugin = load_plugin("engine", part)
@@ -57,11 +57,10 @@ class MixedEngine(PooledEngine):
         return found
 
     def count_replicas(self) -> int:
-        """See `PooledEngine.count_replicas`."""
         return len(self._places)
 
     def make_replica(self, number: int) -> Replica:
-        """See `PooledEngine.make_replica`. A cluster may ask for more than the parts have: they take turns then, each
+        """A cluster may ask for more than the parts have: they take turns then, each
         as often as it has replicas."""
         turn, place = divmod(number, len(self._places))
         part, own, count = self._places[place]

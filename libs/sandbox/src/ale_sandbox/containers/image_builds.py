@@ -47,7 +47,7 @@ class ImageBuilds:
         self._failures: dict[str, Failure] = {}
 
     async def image_from(self, build: ImageBuild) -> str:
-        """See `BuildsDockerfiles.image_from`. A build that failed is not tried again for `FAILED_S`."""
+        """A build that failed is not tried again for `FAILED_S`."""
         name = f"{NAME}:{digest_of(build)}"
         async with self._locks.setdefault(name, asyncio.Lock()):
             if await self.engine.find_image(name) is None:

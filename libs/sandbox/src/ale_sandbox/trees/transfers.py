@@ -235,7 +235,6 @@ async def land(
 
 
 async def upload(channel: Channel, source: Path, target: bytes, user: str) -> None:
-    """See `Sandbox.upload_tree`."""
     what = f"The tree {source} cannot be put into the sandbox {channel.sandbox_id}"
     tree = open_tree(source, what)
     with as_sandbox_error(what), closing(tree):
@@ -247,7 +246,6 @@ async def upload(channel: Channel, source: Path, target: bytes, user: str) -> No
 
 
 async def download(channel: Channel, source: bytes, target: Path, max_bytes: int) -> None:
-    """See `Sandbox.download_tree`."""
 
     async def fetch(writer: Writer) -> bool:
         async with Transfer(channel) as transfer:

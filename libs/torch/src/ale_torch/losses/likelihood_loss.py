@@ -15,7 +15,7 @@ class LikelihoodLoss(Loss):
     `Z` the batch's normalizer. It is on-policy: nothing corrects for rollouts of an older policy."""
 
     def __call__(self, inputs: LossInput) -> LossOutput:
-        """See `Loss`. It imports torch when it is called."""
+        """It imports torch when it is called."""
         from ale_torch.losses.likelihood import weighted_likelihood
 
         advantages = inputs.chunks.returns[inputs.chunk_ids]

@@ -78,7 +78,7 @@ def has_kernel(query: Tensor) -> bool:
 def _in_one_kernel(
     query: Tensor, key: Tensor, value: Tensor, lengths: list[int], scale: float | None, window: int | None
 ) -> Tensor:
-    """See `packed_attention`; one row. [1, heads, N, D] -> [1, N, heads, D]"""
+    """One row. [1, heads, N, D] -> [1, N, heads, D]"""
     ends = torch.tensor([0, *lengths], device=query.device).cumsum(0, dtype=torch.int32)
     q, k, v = (x[0].transpose(0, 1).contiguous() for x in (query, key, value))
     out: Tensor = KERNEL(

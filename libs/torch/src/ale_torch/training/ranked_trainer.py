@@ -69,23 +69,21 @@ class RankedTrainer(Driver, TrainerBackend):
             await asyncio.to_thread(workers.close)
 
     async def load(self, folder: Path, policy: PolicyRole = "current") -> None:
-        """See `TrainerBackend.load`; the reference policy is on the trainer's device too."""
+        """The reference policy is on the trainer's device too."""
         await self._call("load", folder, policy)
 
     async def logprobs(self, batch: TrainBatch, policy: PolicyRole = "current") -> npt.NDArray[np.float32]:
-        """See `TrainerBackend.logprobs`."""
         found: npt.NDArray[np.float32] = await self._call("logprobs", batch, policy)
         return found
 
     async def update(
         self, batch: TrainBatch, loss: LossFunction, *, lr: float | None = None, weight_decay: float | None = None
     ) -> dict[str, float]:
-        """See `TrainerBackend.update`."""
         totals: dict[str, float] = await self._call("update", batch, loss, lr, weight_decay)
         return totals
 
     async def publish(self, transport: str, folder: Path) -> PolicyVersion:
-        """See `TrainerBackend.publish`. Weights in memory are copies; a folder has the tokenizer's files too."""
+        """Weights in memory are copies; a folder has the tokenizer's files too."""
         if transport not in self.transports:
             raise TrainerError(
                 f"The trainer '{self.name}' publishes weights by {' or '.join(self.transports)}, not by '{transport}'."
@@ -94,16 +92,16 @@ class RankedTrainer(Driver, TrainerBackend):
         return policy
 
     async def sleep(self) -> bool:
-        """See `TrainerBackend.sleep`. What is published by `ipc` or `nccl` stays."""
+        """What is published by `ipc` or `nccl` stays."""
         given: bool = await self._call("sleep")
         return given
 
     async def save(self, folder: Path) -> None:
-        """See `TrainerBackend.save`; the tokenizer's files come along, so the folder serves as `model.path` too."""
+        """The tokenizer's files come along, so the folder serves as `model.path` too."""
         await self._call("save", folder)
 
     async def restore(self, folder: Path) -> None:
-        """See `TrainerBackend.restore`; ranks of another number or layout may have saved it."""
+        """Ranks of another number or layout may have saved it."""
         await self._call("restore", folder)
 
     async def _call(self, method: str, *args: Any) -> Any:

@@ -65,15 +65,11 @@ class Learner(Protocol):
         """Yield all tensors that stay between calls: the policy's, the optimizer's, the reference's."""
         ...
 
-    def logprobs(self, batch: TrainBatch, role: PolicyRole) -> npt.NDArray[np.float32]:
-        """See `TrainerBackend.logprobs`."""
-        ...
+    def logprobs(self, batch: TrainBatch, role: PolicyRole) -> npt.NDArray[np.float32]: ...
 
     def update(
         self, batch: TrainBatch, loss: LossFunction, lr: float | None, weight_decay: float | None
-    ) -> dict[str, float]:
-        """See `TrainerBackend.update`."""
-        ...
+    ) -> dict[str, float]: ...
 
 
 L = TypeVar("L", bound=Learner)
@@ -119,7 +115,6 @@ class RankWorker(ABC, Generic[L]):
         return self._learner
 
     def load(self, folder: Path, policy: PolicyRole) -> None:
-        """See `TrainerBackend.load`."""
         if policy == "reference":
             self.learner.read_reference(folder)
             self._read = None
@@ -127,24 +122,22 @@ class RankWorker(ABC, Generic[L]):
             self._learner, self._read, self._asleep = self.make_learner(folder), None, None
 
     def sleep(self) -> bool:
-        """See `TrainerBackend.sleep`. On a CPU there is nothing to be gained."""
+        """On a CPU there is nothing to be gained."""
         if self.device.type != "cpu" and self._learner is not None and self._asleep is None:
             self._asleep = Asleep(self._learner.tensors(), self.device.type)
         return self._asleep is not None and self._asleep.size > 0
 
     def logprobs(self, batch: TrainBatch, policy: PolicyRole) -> npt.NDArray[np.float32]:
-        """See `TrainerBackend.logprobs`."""
         return self.learner.logprobs(batch, policy)
 
     def update(
         self, batch: TrainBatch, loss: LossFunction, lr: float | None, weight_decay: float | None
     ) -> dict[str, float]:
-        """See `TrainerBackend.update`."""
         self._read = None
         return self.learner.update(batch, loss, lr, weight_decay)
 
     def publish(self, transport: str, folder: Path) -> PolicyVersion | None:
-        """See `TrainerBackend.publish`; only rank 0 returns the version."""
+        """Only rank 0 returns the version."""
         self._read, learner = None, self.learner
         version = learner.version + 1
         weights = learner.weights()
@@ -153,7 +146,6 @@ class RankWorker(ABC, Generic[L]):
         return None if ticket is None else PolicyVersion(version, ticket)
 
     def save(self, folder: Path) -> None:
-        """See `TrainerBackend.save`."""
         learner, first = self.learner, self.world.rank == 0
         with write_atomically(folder, self.world) as new:
             weights = learner.weights()
@@ -166,7 +158,7 @@ class RankWorker(ABC, Generic[L]):
                 write_state(new, learner.version, self.device)
 
     def restore(self, folder: Path) -> None:
-        """See `TrainerBackend.restore`. A run that goes on restores one checkpoint after another: what has not changed
+        """A run that goes on restores one checkpoint after another: what has not changed
         since it was restored is dropped first, so that there need not be room for two."""
         if self.world.rank == 0:
             recover_checkpoint(folder)

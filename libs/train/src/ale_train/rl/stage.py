@@ -28,7 +28,7 @@ class Reinforcement(TrainingStage):
         self._demonstrations: Sequence[Trajectory] = ()
 
     def check(self, config: RunConfig) -> None:
-        """See `TrainingStage.check`: this checks the file of tasks and the algorithm's objections to the run."""
+        """It checks the file of tasks and the algorithm's objections to the run."""
         if self._config.instances is not None:
             read_instances(self._config.instances)
         check_algorithm(config, self._config, demonstrations=config.sft is not None)
@@ -38,17 +38,15 @@ class Reinforcement(TrainingStage):
         check_policy_to_train(config)
 
     def check_tasks(self, bench: Workbench) -> None:
-        """See `TrainingStage.check_tasks`; engines are known by now, too."""
+        """Engines are known by now, too."""
         if self._config.multiplex:
             require_elastic(bench.engine, self._config.multiplex)
         self._tasks = repeat_tasks(bench, self._config.instances)
 
     def prepare(self, bench: Workbench, demonstrations: Sequence[Trajectory]) -> None:
-        """See `TrainingStage.prepare`."""
         self._demonstrations = demonstrations
 
     async def train(self, bench: Workbench) -> None:
-        """See `TrainingStage.train`."""
         await reinforce(bench, self._config, self._tasks, self._demonstrations)
 
 
@@ -59,14 +57,12 @@ class RolloutHalf(TrainingStage):
         self._config, self._source = config, source
 
     def check(self, config: RunConfig) -> None:
-        """See `TrainingStage.check`."""
         if self._config.instances is not None:
             read_instances(self._config.instances)
         check_algorithm(config, self._config, demonstrations=False)
         check_policy_to_sample(config, self._source)
 
     async def train(self, bench: Workbench) -> None:
-        """See `TrainingStage.train`."""
         await roll_out_only(bench, self._config, self._source)
 
 
@@ -77,5 +73,4 @@ class TrainingHalf(TrainingStage):
         self._config, self._source = config, source
 
     async def train(self, bench: Workbench) -> None:
-        """See `TrainingStage.train`."""
         await train_only(bench, self._config, self._source)

@@ -38,7 +38,6 @@ class ExpertReplay(Start):
 
     @property
     def task_id(self) -> str:
-        """See `Start.task_id`."""
         return self.expert.task_id
 
     @property
@@ -47,17 +46,16 @@ class ExpertReplay(Start):
         return self.expert.made_with
 
     def move(self, shared: dict[Any, Any], channel: Channel) -> ExpertReplay:
-        """See `Start.move`: all replays there share the states of that process."""
+        """All replays there share the states of that process."""
         if self.states is None:
             return self
         return replace(self, states=shared.setdefault(ExpertStates, ExpertStates(channel.event)))
 
     def open(self, context: StartContext) -> Opening:
-        """See `Start.open`."""
         return _Replay(self, context, self._find_expert_key(context))
 
     def expect(self, context: StartContext) -> None:
-        """See `Start.expect`: a single replay makes the states of all these rollouts."""
+        """A single replay makes the states of all these rollouts."""
         expert = self._find_expert_key(context)
         if self.states is not None and expert is not None:
             self.states.want(expert, self.chunks)
@@ -84,7 +82,6 @@ class _Replay(Opening):
 
     @asynccontextmanager
     async def prepare(self, spec: SandboxSpec) -> AsyncIterator[SandboxSpec]:
-        """See `Opening.prepare`."""
         states = self._start.states
         if states is None or self._kept is None:
             yield spec
@@ -94,7 +91,7 @@ class _Replay(Opening):
             yield spec if self._state is None else self._state.fork(self._spec_for_snapshots(spec))
 
     def wrap(self, sandbox: Sandbox) -> Sandbox:
-        """See `Opening.wrap`: in a fork, the agent's calls up to the start are answered from the record."""
+        """In a fork, the agent's calls up to the start are answered from the record."""
         state, states = self._state, self._start.states
         if state is None or states is None:
             return sandbox
@@ -103,7 +100,6 @@ class _Replay(Opening):
         return self._sandbox
 
     async def respond(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Reply | None:
-        """See `Opening.respond`."""
         step = self._replies.next(messages, tools)
         if step is not None:
             return Reply(step.reply, step.token_ids)
@@ -112,7 +108,6 @@ class _Replay(Opening):
         return None
 
     def check(self) -> None:
-        """See `Opening.check`."""
         self._replies.check_done()
         if self._sandbox is not None:
             self._sandbox.check()

@@ -22,12 +22,11 @@ class Pretraining(TrainingStage):
         self._config = config
 
     def check(self, config: RunConfig) -> None:
-        """See `TrainingStage.check`: this refuses text that does not exist and sequences too long for the model."""
+        """It refuses text that does not exist and sequences too long for the model."""
         check_policy_to_train(config)
         check_texts(self._config, config.model)
 
     async def train(self, bench: Workbench) -> None:
-        """See `TrainingStage.train`."""
         await pretrain(bench, self._config)
 
 
@@ -40,19 +39,16 @@ class WarmStart(TrainingStage):
         self._selected: list[list[Trajectory]] = []
 
     def check(self, config: RunConfig) -> None:
-        """See `TrainingStage.check`."""
         check_policy_to_train(config)
 
     async def gather(self, bench: Workbench) -> list[Trajectory]:
-        """See `TrainingStage.gather`."""
         self._gathered = await gather_demonstrations(bench, self._config)
         return [*{id(t): t for stage in self._gathered for t in stage}.values()]
 
     def prepare(self, bench: Workbench, demonstrations: Sequence[Trajectory]) -> None:
-        """See `TrainingStage.prepare`: this selects the data of each stage."""
+        """It selects the data of each stage."""
         self._selected = select_data(bench, self._config, self._gathered)
 
     async def train(self, bench: Workbench) -> None:
-        """See `TrainingStage.train`."""
         await evaluate_policy(bench, "before_sft", -1)
         await fine_tune(bench, self._config, self._selected)

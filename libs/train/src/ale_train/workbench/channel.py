@@ -22,17 +22,14 @@ class RunChannel(Channel):
     """It shows a sentence in the progress display."""
 
     def event(self, kind: str, **data: Any) -> None:
-        """See `Channel.event`."""
         if self.store is not None:
             self.store.add_event(kind, **data)
         if kind == "note":
             self.show(data["text"])
 
     def notify(self, hook: str, **arguments: Any) -> None:
-        """See `Channel.notify`."""
         if self.hooks is not None:
             self.hooks.call(hook, **arguments)
 
     def redact(self, text: str) -> str:
-        """See `Channel.redact`."""
         return self.replace_secrets(text)

@@ -35,17 +35,14 @@ class ProviderSandboxes:
         self._running: dict[str, Sandbox] = {}
 
     async def start(self, spec: SandboxSpec, caller: None) -> str:
-        """See `Sandboxes.start`."""
         box: Sandbox = await self._provider.start_sandbox(spec)
         self._running[box.id] = box
         return box.id
 
     async def labels(self, sandbox_id: str, caller: None) -> Mapping[str, str]:
-        """See `Sandboxes.labels`."""
         return self._find(sandbox_id).spec.labels
 
     def open(self, sandbox_id: str, caller: None, spec: SandboxSpec | None = None) -> GradedSandbox:
-        """See `Sandboxes.open`."""
         box: Any = self._find(sandbox_id)
         own = box.spec.model_copy(update={"id": None})
         box.open_another = lambda: open_sandbox(self._provider, own)  # it is a `GradedSandbox` now
@@ -53,7 +50,6 @@ class ProviderSandboxes:
         return graded
 
     async def remove(self, sandbox_id: str, caller: None) -> None:
-        """See `Sandboxes.remove`."""
         box = self._running.pop(sandbox_id, None)
         if box is not None:
             await box.stop()

@@ -32,7 +32,7 @@ class ProgramPlayer(Generic[Caller]):
         self._sandboxes = sandboxes
 
     async def make(self, plan: EnvironmentPlan, spec: SandboxSpec, caller: Caller) -> str:
-        """See `Player.make`. Raises `TaskError` if the environment cannot be made, `SandboxError`."""
+        """Raises `TaskError` if the environment cannot be made, `SandboxError`."""
         labels = {**spec.labels, PYTHON_LABEL: plan.python}
         sandbox_id = await self._sandboxes.start(spec.model_copy(update={"labels": labels}), caller)
         python, settings = shlex.quote(plan.python), shlex.quote(json.dumps(dict(plan.settings)))
@@ -54,12 +54,10 @@ class ProgramPlayer(Generic[Caller]):
     async def reset(
         self, sandbox_id: str, labels: Mapping[str, str], seed: int | None, caller: Caller
     ) -> dict[str, Any]:
-        """See `Player.reset`."""
         found: dict[str, Any] = await self._ask(sandbox_id, labels, caller, STEP_S, op="reset", seed=seed)
         return found
 
     async def step(self, sandbox_id: str, labels: Mapping[str, str], action: Action, caller: Caller) -> dict[str, Any]:
-        """See `Player.step`."""
         found: dict[str, Any] = await self._ask(sandbox_id, labels, caller, STEP_S, op="step", action=action)
         return found
 

@@ -68,14 +68,14 @@ class Episode:
 
 
 class TaskPlayer(Generic[Caller]):
-    """See `Player`. What is played is kept in memory: after a restart an environment has to be reset."""
+    """What is played is kept in memory: after a restart an environment has to be reset."""
 
     def __init__(self, sandboxes: Sandboxes[Caller], sources: TaskSources) -> None:
         self._sandboxes, self._sources = sandboxes, sources
         self._episodes: OrderedDict[str, Episode] = OrderedDict()
 
     async def make(self, plan: EnvironmentPlan, spec: SandboxSpec, caller: Caller) -> str:
-        """See `Player.make`. Raises `ConfigError` if there is no such task or it cannot be played, `SandboxError`."""
+        """Raises `ConfigError` if there is no such task or it cannot be played, `SandboxError`."""
         try:
             settings = TaskSettings.model_validate(dict(plan.settings))
         except ValidationError as error:
@@ -96,7 +96,6 @@ class TaskPlayer(Generic[Caller]):
     async def reset(
         self, sandbox_id: str, labels: Mapping[str, str], seed: int | None, caller: Caller
     ) -> dict[str, Any]:
-        """See `Player.reset`."""
         task = await self._sources.find(labels[ENV_LABEL], secrets.randbelow(MOST_TASKS) if seed is None else seed)
         episode = self._episodes.get(sandbox_id)
         if episode is None or episode.begun or episode.task != task:
@@ -112,7 +111,6 @@ class TaskPlayer(Generic[Caller]):
         return {"observation": dict.fromkeys(episode.agents, shown), "info": dict.fromkeys(episode.agents, info)}
 
     async def step(self, sandbox_id: str, labels: Mapping[str, str], action: Action, caller: Caller) -> dict[str, Any]:
-        """See `Player.step`."""
         episode = self._episodes.get(sandbox_id)
         if episode is None or not episode.begun or episode.over:
             raise TaskError(f"No episode is under way in {labels[ENV_LABEL]} ({sandbox_id}); reset it first.")
@@ -140,7 +138,6 @@ class TaskPlayer(Generic[Caller]):
         return {"observation": {agent: shown.get(agent, "") for agent in heard}, **by_agent}
 
     def forget(self, sandbox_id: str) -> None:
-        """See `Player.forget`."""
         self._episodes.pop(sandbox_id, None)
 
     def _remember(self, sandbox_id: str, episode: Episode) -> None:
