@@ -13,8 +13,8 @@ import yaml
 
 from ale.errors import PluginError, SandboxError
 from ale_testing.command_line import ale
+from ale_train.commands import evaluate_command
 from ale_train.config.load import LoadedConfig
-from ale_train.rl import eval_command
 
 ALE = Path(sys.executable).with_name("ale")
 MINIMAL = "tasks: bash\nengine: {use: scripted, random: true}\ntrainer: null\n"
@@ -248,8 +248,8 @@ def test_an_evaluation_says_which_policy_it_took(
         assert loaded.run.eval is not None
         assert loaded.run.eval.label == f"policy at step 3 of {tmp_path.name}"  # type: ignore[attr-defined]
 
-    monkeypatch.setattr(eval_command, "run_pipeline", run)
-    monkeypatch.setattr(eval_command, "print_result", lambda result: None)
-    eval_command.evaluate(tmp_path, None)
+    monkeypatch.setattr(evaluate_command, "run_pipeline", run)
+    monkeypatch.setattr(evaluate_command, "print_result", lambda result: None)
+    evaluate_command.evaluate(tmp_path, None)
     assert taken == [tmp_path / "checkpoints/step_3"]
     assert f"The policy is {taken[0]}." in capsys.readouterr().err

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from ale_command import REPOSITORY, ale, summary_of
 
-from ale import run
 from ale.store.run_store import RunStore
+from ale_train import run
 
 RunFile = Callable[[str], Path]
 

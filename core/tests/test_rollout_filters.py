@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from ale.rollout.configured_filters import illegal_run
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,7 +13,7 @@ from ale.config.episode import RolloutConfig
 from ale.messages import Message, ToolCall
 from ale.registry.hooks import Hooks
 from ale.rollout.contradictions import KnownAnswers, tool_answers
-from ale.rollout.filters import Filter
+from ale.rollout.filters import Filter, illegal_run
 from ale.trajectory import Chunk, ChunkError, Observation, Sequence, Trajectory
 from ale_testing.sample_trajectory import build_trajectory
 

@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.bwrap]
 
 TRAINER = (
     "from ale_trainer_torch import TorchTrainer\nimport numpy as np\nfrom dataclasses import replace\n"
-    "import asyncio\nclass Fixed(TorchTrainer):\n"
+    "import asyncio\nfrom ale_testing.function_loss import FunctionLoss\nclass Fixed(TorchTrainer):\n"
 )
 
 WRONG = {
@@ -120,7 +120,7 @@ WRONG = {
     async def update(self, batch, loss, *, lr=None, weight_decay=None):
         def own(inputs):
             return loss(replace(inputs, normalizer=float(len(inputs.logprobs)) + 0.5))
-        return await super().update(batch, own, lr=lr, weight_decay=weight_decay)
+        return await super().update(batch, FunctionLoss(own), lr=lr, weight_decay=weight_decay)
 """,
         "test_the_loss_receives_whole_trajectories_and_the_batchs_normalizer",
         "normalizer is the batch's",
@@ -154,7 +154,7 @@ WRONG = {
         + """
     async def update(self, batch, loss, *, lr=None, weight_decay=None):
         hidden = lambda inputs: replace(loss(inputs), maxima={})
-        return await super().update(batch, hidden, lr=lr, weight_decay=weight_decay)
+        return await super().update(batch, FunctionLoss(hidden), lr=lr, weight_decay=weight_decay)
 """,
         "test_metrics_named_as_maxima",
         "update() must return LossOutput.maxima too",

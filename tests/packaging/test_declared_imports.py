@@ -21,13 +21,13 @@ IF_INSTALLED = {
     "ale-testing": {"numpy", "ray", "safetensors", "torch", "transformers"},
     "ale-plugin-data": {"datasets", "pyarrow"},  # its extras: formats that most users do not have
     "ale-plugin-rock": {"ray"},  # its extra: `--cluster ray` says so where it is missing
-    "ale-plugin-rewards": {"math_verify"},  # the reward `math` says so where it is missing
+    "ale-plugin-rewards": {"ale_endpoint", "math_verify"},  # the rewards `judge` and `math` say so where it is missing
     "ale-plugin-openhands": {"openhands"},  # in the agent's own environment, where this file runs
     # What runs in the servers' own environments imports what these have.
     "ale-plugin-engine-sglang": {"sglang", "torch", "uvicorn"},
     "ale-plugin-engine-vllm": {"msgspec", "safetensors", "starlette", "torch", "uvloop", "vllm"},
     "ale-plugin-trainer-torch": {"torchao"},  # its extra: `optimizer: adamw_8bit` says so where it is missing
-    "ale-weight-transfer": {"torch"},  # the trainer that sends has it, and so has the server that receives
+    "ale-train": {"ale_torch"},  # `model.scratch` says so where it is missing
 }
 """What a package uses only where it is installed anyway."""
 IN_OTHER_VENVS = {"ale-plugin-env-loop": {"gem", "openenv", "skyrl_gym"}, "ale-plugin-trainer-torch": {"torchao"}}

@@ -9,16 +9,17 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Generic, TypeVar
 
 from ale.specs.choice import PluginChoice
 from ale.specs.driver import Driver
 from ale.specs.engine import InferenceEngine
 from ale.specs.ranks import RankPlaces
 
-if TYPE_CHECKING:  # types alone: episodes are made on a higher floor
-    from ale.config.episode import EpisodeConfig
-    from ale.rollout.open_episodes import OpenEpisodes
+ConfigT = TypeVar("ConfigT")
+"""The configuration of episodes: `ale.config.episode.EpisodeConfig`, which is on a higher floor than this contract."""
+EpisodesT = TypeVar("EpisodesT")
+"""Episodes whose drivers have started, and their sandbox pools: `ale.rollout.open_episodes.OpenEpisodes`."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class EnginePlan:
     """How many engines lie on the trainer's devices (`rl.multiplex`)."""
 
 
-class Cluster(ABC):
+class Cluster(ABC, Generic[ConfigT, EpisodesT]):
     """It has room for the run from its `start` on."""
 
     @property
@@ -47,6 +48,6 @@ class Cluster(ABC):
         """Return the engine, started; the cluster closes it. Raises `AleError`."""
 
     @abstractmethod
-    async def place_episodes(self, config: EpisodeConfig, here: OpenEpisodes) -> OpenEpisodes:
+    async def place_episodes(self, config: ConfigT, here: EpisodesT) -> EpisodesT:
         """Return the episodes of a run as workers of the cluster make them, with their sandbox pools; those of the
         run's own process (`here`) if it has no workers. Raises `AleError`."""

@@ -6,13 +6,12 @@ import io
 import sys
 
 import pytest
-from ale_train.display.notes import display
 from rich.console import Console
 from rich.progress import Progress as Bar
 from rich.progress import TextColumn
 
-from ale.cli import progress as core_progress
 from ale_train.display.live_line import LiveLine
+from ale_train.display.open_display import open_display
 from ale_train.display.plain_lines import PlainLines
 
 
@@ -26,7 +25,7 @@ class Terminal(io.StringIO):
 def test_a_terminal_gets_the_live_line_and_a_file_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     for stream, expected in ((Terminal(), LiveLine), (io.StringIO(), PlainLines)):
         monkeypatch.setattr(sys, "stderr", stream)
-        with display() as progress:
+        with open_display() as progress:
             assert type(progress) is expected
             progress.stage("evaluation", 4)
             progress.note("Something that one should know.")
@@ -53,16 +52,3 @@ def test_plain_lines_show_a_stage_that_takes_a_while(capsys: pytest.CaptureFixtu
     lines.numbers(success=0.25, remaining_s=9.0)
     lines.advance(3)
     assert capsys.readouterr().err.endswith("rollouts: 3/8  success 0.25  9 s of RL left\n")
-
-
-def test_without_the_package_only_notes_are_printed(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(core_progress, "DISPLAYS", "ale.no-such-group")
-    with display() as shown:
-        shown.stage("rollouts", 8)
-        shown.advance()
-        shown.numbers(success=1.0)
-        shown.note("Look here.")
-    assert capsys.readouterr().err.endswith("Look here.\n")
-    assert capsys.readouterr().err.count("\n") == 0

@@ -13,9 +13,9 @@ import pytest
 
 from ale.errors import TrainerError
 from ale.registry.hooks import Hooks
-from ale.specs.algorithm import Algorithm, Loss
+from ale.specs.algorithm import Algorithm
 from ale.specs.driver import Driver, DriverContext, PluginConfig
-from ale.specs.trainer import LossInput, LossOutput, TrainBatch
+from ale.specs.trainer import Loss, LossInput, LossOutput, TrainBatch
 from ale.trajectory import Score, Trajectory
 from ale_testing.sample_trajectory import build_trajectory
 from ale_train.batches import Credit, pack

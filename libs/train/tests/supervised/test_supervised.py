@@ -18,10 +18,10 @@ import pytest
 from ale.errors import ConfigError
 from ale.registry.validation import validate
 from ale.session.tokenizer import byte_tokenizer
-from ale.specs.algorithm import Algorithm, Loss
+from ale.specs.algorithm import Algorithm
 from ale.specs.driver import Driver, DriverContext, PluginConfig
 from ale.specs.engine import FolderTicket, PolicyVersion
-from ale.specs.trainer import LossInput, LossOutput, TrainBatch
+from ale.specs.trainer import Loss, LossInput, LossOutput, TrainBatch
 from ale.trajectory import Trajectory
 from ale_testing.sample_batches import trajectory
 from ale_train.batches import Credit, pack

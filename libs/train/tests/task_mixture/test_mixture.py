@@ -11,9 +11,9 @@ import pytest
 
 from ale.errors import ConfigError
 from ale.specs.driver import Driver, DriverContext, PluginConfig
-from ale.specs.tasks import MixedSource, TaskSource
+from ale.specs.tasks import TaskSource
 from ale.task import Task, TaskTests
-from ale_train.task_mixture import MixedTasks
+from ale_train.task_mixture import MixedSource, MixedTasks
 
 
 class Listed(Driver, TaskSource):

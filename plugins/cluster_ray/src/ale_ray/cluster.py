@@ -47,7 +47,7 @@ ROLES_S = 0.5
 """How late `roles.json` may be: engines change often, and the disk may be a slow one."""
 
 
-class RayCluster(Driver, Cluster):
+class RayCluster(Driver, Cluster[EpisodeConfig, OpenEpisodes]):
     """See the module."""
 
     api_version = ">=1.0,<1.2"

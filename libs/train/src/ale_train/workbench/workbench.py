@@ -14,10 +14,11 @@ from types import MappingProxyType
 from typing import Any
 
 from ale.config.capabilities import Requirements
+from ale.config.episode import EpisodeConfig
 from ale.errors import ConfigError, PluginError
 from ale.registry.hooks import Hooks
 from ale.registry.validation import as_plugin_error
-from ale.rollout.open_episodes import open_episodes, start_driver
+from ale.rollout.open_episodes import OpenEpisodes, open_episodes, start_driver
 from ale.rollout.scheduler import Rollouts
 from ale.session.session import Sessions
 from ale.session.tokenizer import ChatTokenizer
@@ -227,7 +228,7 @@ async def open_workbench(
         algorithm = await start("algorithm", config.algorithm)
         of_stages = config.stage_algorithms().items() if train else ()
         stage_algorithms = {path: await start("algorithm", choice, path) for path, choice in of_stages}
-        cluster: Cluster | None = await start("cluster", config.cluster) if config.cluster and engine is None else None
+        cluster: Cluster[EpisodeConfig, OpenEpisodes] | None = await start("cluster", config.cluster) if config.cluster and engine is None else None
         if cluster is not None:
             engine = await cluster.start_engine(plan_engine(config, required, train=train))
         elif engine is None:
