@@ -37,7 +37,7 @@ import torch
 
 from ale.session.tokenizer import train_tokenizer
 from ale.specs.driver import DriverContext
-from ale.specs.trainer import ChunkTable, LossInput, LossOutput, TrainBatch
+from ale.specs.trainer import ChunkTable, Loss, LossInput, LossOutput, TrainBatch
 
 MODELS = {
     "0.4 M": {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 720},
@@ -59,7 +59,7 @@ MIB = 1 << 20
 
 
 @dataclass(frozen=True)
-class Surrogate:
+class Surrogate(Loss):
     """REINFORCE with advantages of both signs."""
 
     def __call__(self, inputs: LossInput) -> LossOutput:

@@ -19,6 +19,7 @@ from ale.specs.trainer import LossInput, LossOutput
 from ale.task import Task, TaskTests
 from ale.trajectory import Chunk, Sequence, Trajectory
 from ale_ipa import IPA
+from ale_testing.function_loss import FunctionLoss
 from ale_testing.loss_samples import TOKENS, random_rollouts, write_small_policy
 
 trainer_torch = pytest.importorskip("ale_trainer_torch")
@@ -130,7 +131,7 @@ async def test_a_failing_chunk_with_a_large_ratio_pushes_no_harder_than_one(
         for shift in (-2.0, 0.0, 2.0):
             old = np.where(packed.chunk_ids >= 0, now - shift, 0).astype(np.float32)
             # The engine agrees with pi_old: only the ratio to the current policy is at stake.
-            await trainer.update(replace(packed, old_logprobs=old, engine_logprobs=old), watched)
+            await trainer.update(replace(packed, old_logprobs=old, engine_logprobs=old), FunctionLoss(watched))
             now = await trainer.logprobs(packed)
     third = 1 / 3
     assert gradients[0] == pytest.approx([third * np.exp(-2.0)] * 3, rel=1e-3)

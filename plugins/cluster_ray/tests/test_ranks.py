@@ -30,6 +30,7 @@ from ale.specs.trainer import ChunkTable, LossInput, LossOutput, TrainBatch  # n
 from ale_ray import actors  # noqa: E402
 from ale_ray import ranks as ranks_module  # noqa: E402
 from ale_ray.ranks import RayRanks  # noqa: E402
+from ale_testing.function_loss import FunctionLoss  # noqa: E402
 from ale_testing.loss_samples import TOKENS, write_small_policy  # noqa: E402
 from ale_testing.processes import running  # noqa: E402
 from ale_torch.ranks import RanksLost  # noqa: E402
@@ -272,7 +273,7 @@ async def test_a_trainer_on_a_cluster_makes_the_same_updates_and_its_weights_com
         found = {}
         for trainer in (here, there):
             await trainer.load(folder)
-            totals = [await trainer.update(batch, likelihood) for _ in range(2)]
+            totals = [await trainer.update(batch, FunctionLoss(likelihood)) for _ in range(2)]
             found[trainer] = (totals, await trainer.logprobs(batch))
         for name in ("loss", "grad_norm", "n", "tokens"):
             for mine, others in zip(found[there][0], found[here][0], strict=True):

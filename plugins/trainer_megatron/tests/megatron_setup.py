@@ -12,7 +12,7 @@ import torch
 from transformers import LlamaConfig, PreTrainedConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig
 
 from ale.specs.driver import DriverContext
-from ale.specs.trainer import ChunkTable, LossInput, LossOutput, TrainBatch, TrainerBackend
+from ale.specs.trainer import ChunkTable, Loss, LossInput, LossOutput, TrainBatch, TrainerBackend
 from ale_trainer_megatron import MegatronTrainer
 from ale_trainer_torch import TorchTrainer
 
@@ -73,7 +73,7 @@ async def _load(trainer: TrainerBackend, folder: Path | None) -> None:
         await trainer.load(folder)
 
 
-class Surrogate:
+class Surrogate(Loss):
     """Advantages of both signs and an entropy bonus. Ranks get it by value, since they cannot import this file."""
 
     entropy_gradient = True

@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, Qwen3Con
 from ale.errors import ConfigError, TrainerError
 from ale.specs.driver import DriverContext
 from ale.specs.trainer import LossInput, LossOutput
+from ale_testing.function_loss import FunctionLoss
 from ale_torch.ranks import World
 from ale_trainer_megatron import MegatronTrainer
 from ale_trainer_megatron.layout import Layout
@@ -85,9 +86,9 @@ async def test_what_fails_on_all_ranks_leaves_the_weights_and_the_ranks(
         with pytest.raises(TrainerError, match="highest token id is 301"):
             await trainer.logprobs(replace(batch, token_ids=batch.token_ids + 1))
         with pytest.raises(TrainerError, match=r"The loss is -?inf; the weights were left as they are"):
-            await trainer.update(batch, infinite)
+            await trainer.update(batch, FunctionLoss(infinite))
         with pytest.raises(TrainerError, match="The gradient norm is nan; the weights were left as they are"):
-            await trainer.update(batch, steep)
+            await trainer.update(batch, FunctionLoss(steep))
         assert (await trainer.logprobs(batch) == before).all()
         totals = await trainer.update(batch, Surrogate())
         assert totals["loss"] == totals["loss"]

@@ -22,7 +22,8 @@ from transformers import (
 )
 
 from ale.specs.driver import DriverContext
-from ale.specs.trainer import ChunkTable, LossFunction, LossInput, LossOutput, TrainBatch
+from ale.specs.trainer import ChunkTable, Loss, LossInput, LossOutput, TrainBatch
+from ale_testing.function_loss import FunctionLoss
 from ale_trainer_torch import TorchTrainer
 
 VOCAB = 300
@@ -129,14 +130,14 @@ def random_batch() -> Callable[..., TrainBatch]:
 
 
 @pytest.fixture
-def likelihood_loss() -> LossFunction:
+def likelihood_loss() -> Loss:
     """A loss that every policy can lower. Ranks get it by value, since they cannot import this file."""
 
     def mean_negative_likelihood(inputs: LossInput) -> LossOutput:
         loss = -inputs.logprobs.sum() / inputs.normalizer
         return LossOutput(loss, {"n": torch.tensor(float(len(inputs.logprobs))), "entropy": inputs.entropy.sum()})
 
-    return mean_negative_likelihood
+    return FunctionLoss(mean_negative_likelihood)
 
 
 def build_batch(seed: int = 0, trajectories: int = 6) -> TrainBatch:

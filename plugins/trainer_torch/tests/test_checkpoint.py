@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from ale.errors import ConfigError, TrainerError
 from ale.specs.engine import FolderTicket, MemoryTicket, PolicyVersion
-from ale.specs.trainer import LossFunction, TrainBatch
+from ale.specs.trainer import Loss, TrainBatch
 from ale_torch.training.checkpoint_folder import OPTIMIZER_FOLDER, STATE_FILE
 from ale_trainer_torch import TorchTrainer
 
@@ -28,7 +28,7 @@ async def test_a_run_that_stops_and_goes_on_ends_at_the_very_same_weights(
     model_folder: ModelFolder,
     trainer: Trainers,
     random_batch: Batches,
-    likelihood_loss: LossFunction,
+    likelihood_loss: Loss,
     tmp_path: Path,
     name: str,
 ) -> None:
@@ -133,7 +133,7 @@ async def test_damaged_or_foreign_states_are_sentences(
     model_folder: ModelFolder,
     trainer: Trainers,
     random_batch: Batches,
-    likelihood_loss: LossFunction,
+    likelihood_loss: Loss,
     tmp_path: Path,
 ) -> None:
     async with trainer(model_folder("qwen2")) as t:

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from ale.errors import ConfigError, TrainerError
 from ale.specs.engine import FolderTicket
-from ale.specs.trainer import LossFunction, TrainBatch
+from ale.specs.trainer import Loss, TrainBatch
 from ale_trainer_torch import TorchTrainer
 
 ModelFolder = Callable[[str], Path]
@@ -40,7 +40,7 @@ async def test_what_is_published_is_the_model_that_was_trained(
     model_folder: ModelFolder,
     trainer: Trainers,
     random_batch: Batches,
-    likelihood_loss: LossFunction,
+    likelihood_loss: Loss,
     tmp_path: Path,
 ) -> None:
     folder, batch = model_folder(name), random_batch()
@@ -65,7 +65,7 @@ async def test_a_checkpoint_goes_on_bitwise_and_has_the_adapter_as_peft_writes_i
     model_folder: ModelFolder,
     trainer: Trainers,
     random_batch: Batches,
-    likelihood_loss: LossFunction,
+    likelihood_loss: Loss,
     tmp_path: Path,
 ) -> None:
     folder, batch = model_folder("qwen2"), random_batch()
@@ -94,7 +94,7 @@ async def test_two_ranks_in_bfloat16_train_the_adapters_as_one_does(
     model_folder: ModelFolder,
     trainer: Trainers,
     random_batch: Batches,
-    likelihood_loss: LossFunction,
+    likelihood_loss: Loss,
     tmp_path: Path,
 ) -> None:
     folder, batches = model_folder("qwen2"), [random_batch(seed) for seed in range(3)]

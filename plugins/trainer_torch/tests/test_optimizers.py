@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from ale.errors import ConfigError
 from ale.specs.driver import DriverContext
-from ale.specs.trainer import LossFunction, TrainBatch
+from ale.specs.trainer import Loss, TrainBatch
 from ale_torch.training.asleep import Asleep, storages_of, tensors_of
 from ale_trainer_torch import TorchTrainer
 
@@ -51,7 +51,7 @@ async def test_other_optimizers_step_much_as_adamw_does_and_go_on_from_their_che
     model_folder: ModelFolder,
     trainer: Trainers,
     random_batch: Batches,
-    likelihood_loss: LossFunction,
+    likelihood_loss: Loss,
     uncompiled: None,
     tmp_path: Path,
 ) -> None:

@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 from ale.errors import ConfigError, TrainerError
 from ale.specs.driver import DriverContext
 from ale.specs.engine import FolderTicket
-from ale.specs.trainer import LossFunction, TrainBatch
+from ale.specs.trainer import Loss, TrainBatch
 from ale_testing.processes import below, running
 from ale_torch.ranks import Ranks
 from ale_trainer_torch import TorchTrainer
@@ -64,7 +64,7 @@ async def test_two_ranks_train_and_save_as_one_does(
     model_folder: ModelFolder,
     trainer: Trainers,
     random_batch: Batches,
-    likelihood_loss: LossFunction,
+    likelihood_loss: Loss,
     tmp_path: Path,
 ) -> None:
     folder, batches = model_folder("qwen2"), [random_batch(seed) for seed in range(3)]
@@ -100,7 +100,7 @@ async def test_steps_too_small_for_bfloat16_are_not_lost(
     model_folder: ModelFolder,
     trainer: Trainers,
     random_batch: Batches,
-    likelihood_loss: LossFunction,
+    likelihood_loss: Loss,
     tmp_path: Path,
 ) -> None:
     batch = random_batch()
@@ -122,7 +122,7 @@ async def test_steps_too_small_for_bfloat16_are_not_lost(
 
 
 async def test_a_rank_that_dies_is_an_error_and_leaves_no_process(
-    model_folder: ModelFolder, trainer: Trainers, random_batch: Batches, likelihood_loss: LossFunction
+    model_folder: ModelFolder, trainer: Trainers, random_batch: Batches, likelihood_loss: Loss
 ) -> None:
     async with trainer(model_folder("qwen2"), ranks=2) as t:
         parent, ranks = processes_of(t)
@@ -138,7 +138,7 @@ async def test_a_rank_that_stopped_for_good_does_not_hold_up_the_end(
     model_folder: ModelFolder,
     trainer: Trainers,
     random_batch: Batches,
-    likelihood_loss: LossFunction,
+    likelihood_loss: Loss,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("ale_torch.training.ranked_trainer.CLOSE_S", 1.0)
@@ -198,7 +198,7 @@ async def test_on_a_cluster_all_ranks_are_where_it_starts_them(
     model_folder: ModelFolder,
     trainer: Trainers,
     random_batch: Batches,
-    likelihood_loss: LossFunction,
+    likelihood_loss: Loss,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     batch, folder = random_batch(), model_folder("qwen2")

@@ -13,7 +13,8 @@ import torch
 
 from ale.errors import TrainerError
 from ale.specs.engine import MemoryTicket
-from ale.specs.trainer import LossFunction, LossInput, LossOutput, TrainBatch
+from ale.specs.trainer import Loss, LossInput, LossOutput, TrainBatch
+from ale_testing.function_loss import FunctionLoss
 from ale_trainer_torch import TorchTrainer
 
 ModelFolder = Callable[[str], Path]
@@ -33,7 +34,7 @@ async def test_the_reference_is_asked_as_the_policy_is_and_gives_the_very_same_n
     model_folder: ModelFolder,
     trainer: Trainers,
     random_batch: Batches,
-    likelihood_loss: LossFunction,
+    likelihood_loss: Loss,
     name: str,
     checkpointing: bool,
 ) -> None:
@@ -49,7 +50,7 @@ async def test_the_reference_is_asked_as_the_policy_is_and_gives_the_very_same_n
 
 
 async def test_a_reference_changes_nothing_for_the_policy(
-    model_folder: ModelFolder, trainer: Trainers, random_batch: Batches, likelihood_loss: LossFunction
+    model_folder: ModelFolder, trainer: Trainers, random_batch: Batches, likelihood_loss: Loss
 ) -> None:
     found = []
     for reference in (False, True):
@@ -76,7 +77,7 @@ async def test_a_checkpoint_without_a_reference_forgets_it(
 
 
 async def test_a_step_whose_gradient_was_cut_says_so(
-    model_folder: ModelFolder, trainer: Trainers, random_batch: Batches, likelihood_loss: LossFunction
+    model_folder: ModelFolder, trainer: Trainers, random_batch: Batches, likelihood_loss: Loss
 ) -> None:
     for bound, cut in ((1e-6, 1.0), (1e6, 0.0)):
         async with trainer(model_folder("qwen2"), max_grad_norm=bound) as t:
@@ -84,7 +85,7 @@ async def test_a_step_whose_gradient_was_cut_says_so(
 
 
 async def test_of_maxima_the_largest_over_micro_batches_counts(
-    model_folder: ModelFolder, trainer: Trainers, random_batch: Batches, likelihood_loss: LossFunction
+    model_folder: ModelFolder, trainer: Trainers, random_batch: Batches, likelihood_loss: Loss
 ) -> None:
     def with_maximum(inputs: LossInput) -> LossOutput:
         return replace(likelihood_loss(inputs), maxima={"highest": inputs.logprobs.detach().max()})
@@ -92,4 +93,4 @@ async def test_of_maxima_the_largest_over_micro_batches_counts(
     batch = random_batch()
     async with trainer(model_folder("qwen2"), micro_batch_tokens=1) as t:
         highest = (await t.logprobs(batch))[batch.chunk_ids >= 0].max()
-        assert (await t.update(batch, with_maximum))["highest"] == pytest.approx(float(highest), rel=1e-6)
+        assert (await t.update(batch, FunctionLoss(with_maximum)))["highest"] == pytest.approx(float(highest), rel=1e-6)

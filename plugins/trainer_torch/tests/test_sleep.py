@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from ale.errors import TrainerError
-from ale.specs.trainer import LossFunction, TrainBatch
+from ale.specs.trainer import Loss, TrainBatch
 from ale_torch.ranks import World
 from ale_torch.training.asleep import Asleep, storages_of
 from ale_trainer_torch.lora import LoraSettings
@@ -62,7 +62,7 @@ def test_it_goes_on_as_one_that_did_not_sleep(
     world: None,
     model_folder: Callable[[str], Path],
     random_batch: Callable[..., TrainBatch],
-    likelihood_loss: LossFunction,
+    likelihood_loss: Loss,
     tmp_path: Path,
 ) -> None:
     slept, awake = (worker(model_folder("qwen2"), **how) for _ in range(2))

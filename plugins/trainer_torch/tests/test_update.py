@@ -15,7 +15,8 @@ import torch
 
 from ale.errors import ConfigError, TrainerError
 from ale.specs.engine import MemoryTicket
-from ale.specs.trainer import LossFunction, LossInput, LossOutput, TrainBatch
+from ale.specs.trainer import Loss, LossInput, LossOutput, TrainBatch
+from ale_testing.function_loss import FunctionLoss
 from ale_train.batches import select
 from ale_trainer_torch import TorchTrainer
 from ale_trainer_torch.learner import Learner
@@ -36,7 +37,7 @@ def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
 
 
-def squared_loss(inputs: LossInput) -> LossOutput:
+def squared_error(inputs: LossInput) -> LossOutput:
     """Looks across each trajectory: the square of its summed log-probability."""
     owner = inputs.chunks.trajectory[inputs.chunk_ids]
     sums = torch.zeros(int(owner.max()) + 1).index_add_(0, owner, inputs.logprobs)
@@ -45,7 +46,7 @@ def squared_loss(inputs: LossInput) -> LossOutput:
 
 @pytest.mark.parametrize("name", ["qwen2", "gpt2", "cohere"])
 async def test_the_loss_falls(
-    model_folder: ModelFolder, trainer: Trainers, name: str, random_batch: Batches, likelihood_loss: LossFunction
+    model_folder: ModelFolder, trainer: Trainers, name: str, random_batch: Batches, likelihood_loss: Loss
 ) -> None:
     batch = random_batch()
     async with trainer(model_folder(name), lr=1e-2) as t:
@@ -55,7 +56,7 @@ async def test_the_loss_falls(
     assert -after.sum() / batch.normalizer < losses[0]
 
 
-def gradient(folder: Path, batch: TrainBatch, loss: LossFunction, **how: Any) -> torch.Tensor:
+def gradient(folder: Path, batch: TrainBatch, loss: Loss, **how: Any) -> torch.Tensor:
     """The gradient of the batch, all parameters end to end."""
     settings = {"micro_batch_tokens": 16384, "logit_chunk": 1024, "packing": True, **how}
     learner = Learner(folder, torch.device("cpu"), Optimization(1e-3, (0.9, 0.95), 1e-8, 0.0, 1e9, **settings))
@@ -70,10 +71,10 @@ def test_the_gradient_does_not_depend_on_how_the_batch_is_cut(
     name: str,
     across: bool,
     random_batch: Batches,
-    likelihood_loss: LossFunction,
+    likelihood_loss: Loss,
 ) -> None:
     batch, folder = random_batch(1), model_folder(name)
-    loss = squared_loss if across else likelihood_loss
+    loss = FunctionLoss(squared_error) if across else likelihood_loss
     expected = gradient(folder, batch, loss, micro_batch_tokens=1, packing=False, logit_chunk=None)
     assert expected.abs().max() > 0.01
     for packing in (True, False):
@@ -103,7 +104,7 @@ async def test_logprobs_do_not_depend_on_padding_and_are_zero_without_loss(
 
 
 async def test_an_update_sees_the_very_numbers_that_logprobs_gave(
-    model_folder: ModelFolder, trainer: Trainers, random_batch: Batches, likelihood_loss: LossFunction
+    model_folder: ModelFolder, trainer: Trainers, random_batch: Batches, likelihood_loss: Loss
 ) -> None:
     def identical(inputs: LossInput) -> LossOutput:
         assert torch.equal(inputs.logprobs.detach(), inputs.old_logprobs)
@@ -113,22 +114,22 @@ async def test_an_update_sees_the_very_numbers_that_logprobs_gave(
     # gpt2's own configuration has dropout: it must be off.
     for name in ("gpt2", "gemma2"):
         async with trainer(model_folder(name), micro_batch_tokens=120, logit_chunk=5) as t:
-            await t.update(replace(batch, old_logprobs=await t.logprobs(batch)), identical)
+            await t.update(replace(batch, old_logprobs=await t.logprobs(batch)), FunctionLoss(identical))
 
 
 async def test_a_batch_without_old_logprobs_says_so_to_the_loss(
-    model_folder: ModelFolder, trainer: Trainers, random_batch: Batches, likelihood_loss: LossFunction
+    model_folder: ModelFolder, trainer: Trainers, random_batch: Batches, likelihood_loss: Loss
 ) -> None:
     def absent(inputs: LossInput) -> LossOutput:
         assert inputs.old_logprobs is None
         return likelihood_loss(inputs)
 
     async with trainer(model_folder("qwen2")) as t:
-        await t.update(random_batch(), absent)
+        await t.update(random_batch(), FunctionLoss(absent))
 
 
 async def test_metrics_tell_what_the_contract_promises(
-    model_folder: ModelFolder, trainer: Trainers, random_batch: Batches, likelihood_loss: LossFunction
+    model_folder: ModelFolder, trainer: Trainers, random_batch: Batches, likelihood_loss: Loss
 ) -> None:
     batch = random_batch()
     async with trainer(model_folder("qwen2"), micro_batch_tokens=80, lr=3e-4) as t:
@@ -156,7 +157,7 @@ async def test_weight_decay_is_that_of_the_step_or_the_configured_one_and_of_mat
         weights = await weights_of(t)
         for given, left in ((None, 0.9), (5.0, 0.5), (0.0, 1.0), (None, 0.9)):
             before = {name: value.clone() for name, value in weights.items()}
-            await t.update(batch, still, weight_decay=given)
+            await t.update(batch, FunctionLoss(still), weight_decay=given)
             weights = await weights_of(t)
             for name, value in weights.items():
                 expected = before[name] * (left if value.dim() >= 2 else 1.0)
@@ -165,14 +166,14 @@ async def test_weight_decay_is_that_of_the_step_or_the_configured_one_and_of_mat
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 async def test_a_loss_that_is_not_finite_leaves_weights_and_optimizer_alone(
-    model_folder: ModelFolder, trainer: Trainers, bad: float, random_batch: Batches, likelihood_loss: LossFunction
+    model_folder: ModelFolder, trainer: Trainers, bad: float, random_batch: Batches, likelihood_loss: Loss
 ) -> None:
     batch = random_batch()
     async with trainer(model_folder("qwen2")) as t:
         await t.update(batch, likelihood_loss)
         before = await weights_of(t)
         with pytest.raises(TrainerError, match="weights were left as they are"):
-            await t.update(batch, lambda inputs: LossOutput(inputs.logprobs.sum() * bad, {}))
+            await t.update(batch, FunctionLoss(lambda inputs: LossOutput(inputs.logprobs.sum() * bad, {})))
         assert same(await weights_of(t), before)
         expected = await t.update(batch, likelihood_loss)
     async with trainer(model_folder("qwen2")) as t:
@@ -187,12 +188,12 @@ async def test_a_gradient_that_is_not_finite_leaves_the_weights_alone(
         before = await weights_of(t)
         with pytest.raises(TrainerError, match="gradient norm is"):
             # sqrt at 0: the value is finite, its slope is not.
-            await t.update(random_batch(), lambda i: LossOutput((i.logprobs.sum() * 0).sqrt(), {}))
+            await t.update(random_batch(), FunctionLoss(lambda i: LossOutput((i.logprobs.sum() * 0).sqrt(), {})))
         assert same(await weights_of(t), before)
 
 
 async def test_published_weights_are_copies_under_rising_versions(
-    model_folder: ModelFolder, trainer: Trainers, random_batch: Batches, likelihood_loss: LossFunction
+    model_folder: ModelFolder, trainer: Trainers, random_batch: Batches, likelihood_loss: Loss
 ) -> None:
     async with trainer(model_folder("qwen2"), lr=1e-2) as t:
         first = await weights_of(t)
@@ -207,7 +208,7 @@ async def test_published_weights_are_copies_under_rising_versions(
 
 @pytest.mark.parametrize("name", ["qwen2", "gpt2", "window"])
 async def test_recomputed_activations_give_the_same_step(
-    model_folder: ModelFolder, trainer: Trainers, name: str, random_batch: Batches, likelihood_loss: LossFunction
+    model_folder: ModelFolder, trainer: Trainers, name: str, random_batch: Batches, likelihood_loss: Loss
 ) -> None:
     norms = []
     for recompute in (False, True):
@@ -217,7 +218,7 @@ async def test_recomputed_activations_give_the_same_step(
 
 
 async def test_the_event_loop_stays_free_during_an_update(
-    model_folder: ModelFolder, trainer: Trainers, random_batch: Batches, likelihood_loss: LossFunction
+    model_folder: ModelFolder, trainer: Trainers, random_batch: Batches, likelihood_loss: Loss
 ) -> None:
     ticks = 0
     async with trainer(model_folder("qwen2"), micro_batch_tokens=1) as t:
@@ -230,7 +231,7 @@ async def test_the_event_loop_stays_free_during_an_update(
 
 
 async def test_sequences_beyond_the_model_are_a_sentence(
-    model_folder: ModelFolder, trainer: Trainers, random_batch: Batches, likelihood_loss: LossFunction
+    model_folder: ModelFolder, trainer: Trainers, random_batch: Batches, likelihood_loss: Loss
 ) -> None:
     batch = random_batch()
     async with trainer(model_folder("gpt2")) as t:

@@ -16,7 +16,7 @@ from typing import Any
 
 from ale.errors import PluginError
 from ale.specs.start import Responder, Start
-from ale.specs.trainer import LossInput, LossOutput, TrainBatch
+from ale.specs.trainer import Loss, TrainBatch
 from ale.task import Task
 from ale.trajectory import Trajectory
 
@@ -80,31 +80,6 @@ class RunOutline:
     """The key of the same name in the section `rl`: how stale the rollouts may be."""
     agents_inside: bool = False
     """Whether every agent of the run is a process inside its sandbox."""
-
-
-class Loss(ABC):
-    """The function that an update minimises. Make it a frozen dataclass of settings.
-
-    A trainer may pickle it into other processes, so it must not hold the algorithm, a context or tensors, and it must
-    import the tensor library only when it is called."""
-
-    @abstractmethod
-    def __call__(self, inputs: LossInput) -> LossOutput:
-        """Compute the loss of one micro-batch; the losses of the micro-batches add up."""
-
-    def normalize(self, batch: TrainBatch) -> TrainBatch:
-        """Return the batch of one update with its normalizers set. The run calls it once log-probabilities are known.
-
-        A loss whose mask depends on log-probabilities subtracts the masked tokens from `normalizer` here, where the
-        batch is whole, so that all micro-batches and ranks share one number. By default nothing changes."""
-        return batch
-
-    def metrics(self, totals: Mapping[str, float]) -> dict[str, float]:
-        """Return readable metrics from the totals that `TrainerBackend.update` returned.
-
-        `entropy` is the policy's mean entropy in nats over the tokens with loss. `rl.min_entropy` is compared with it,
-        and the progress display and the report show it; without it nothing guards a run against entropy collapse."""
-        return dict(totals)
 
 
 class Algorithm(ABC):

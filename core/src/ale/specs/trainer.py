@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -90,10 +90,10 @@ class LossInput:
     """What a loss sees of one micro-batch: the backend's tensors for the M tokens with loss, in the batch's order.
 
     Tokens without loss (`TrainBatch.chunk_ids` -1) are not among them, so every `chunk_ids` is at least 0. `logprobs`
-    [M] carries the gradient; `entropy` [M] (nats) does if the loss's attribute `entropy_gradient` is true. `chunk_ids`
-    [M] index `chunks`, the table of the *whole* batch, as tensors. `old_logprobs` is None if the batch has none: the
-    loss then decides whether to use the engine's. `reference_logprobs` [M] is None if the batch has none. `normalizer`
-    and `reference_normalizer` are the batch's, and so are `columns`, each [M]. `values` [M] are the value head's, with
+    [M] carries the gradient; `entropy` [M] (nats) does if `Loss.entropy_gradient` is true. `chunk_ids` [M] index
+    `chunks`, the table of the *whole* batch, as tensors. `old_logprobs` is None if the batch has none: the loss then
+    decides whether to use the engine's. `reference_logprobs` [M] is None if the batch has none. `normalizer` and
+    `reference_normalizer` are the batch's, and so are `columns`, each [M]. `values` [M] are the value head's, with
     gradient; None without one."""
 
     logprobs: Any
@@ -132,11 +132,35 @@ class LossOutput:
     maxima: Mapping[str, Any] = field(default_factory=dict)
 
 
-class LossFunction(Protocol):
-    """`Algorithm.loss` as a backend sees it. It can be pickled, so a backend may call it in other processes."""
+class Loss(ABC):
+    """The function that an update minimises. Make it a frozen dataclass of settings.
 
+    A trainer may pickle it into other processes, so it must not hold the algorithm, a context or tensors, and it must
+    import the tensor library only when it is called."""
+
+    @property
+    def entropy_gradient(self) -> bool:
+        """Whether the loss has a gradient through `LossInput.entropy`, as an entropy bonus does. The trainer gives the
+        entropy no gradient where it has none."""
+        return False
+
+    @abstractmethod
     def __call__(self, inputs: LossInput) -> LossOutput:
-        """Compute the loss of one micro-batch."""
+        """Compute the loss of one micro-batch; the losses of the micro-batches add up."""
+
+    def normalize(self, batch: TrainBatch) -> TrainBatch:
+        """Return the batch of one update with its normalizers set. The run calls it once log-probabilities are known.
+
+        A loss whose mask depends on log-probabilities subtracts the masked tokens from `normalizer` here, where the
+        batch is whole, so that all micro-batches and ranks share one number. By default nothing changes."""
+        return batch
+
+    def metrics(self, totals: Mapping[str, float]) -> dict[str, float]:
+        """Return readable metrics from the totals that `TrainerBackend.update` returned.
+
+        `entropy` is the policy's mean entropy in nats over the tokens with loss. `rl.min_entropy` is compared with it,
+        and the progress display and the report show it; without it nothing guards a run against entropy collapse."""
+        return dict(totals)
 
 
 PolicyRole = Literal["current", "reference"]
@@ -173,7 +197,7 @@ class TrainerBackend(ABC):
 
     @abstractmethod
     async def update(
-        self, batch: TrainBatch, loss: LossFunction, *, lr: float | None = None, weight_decay: float | None = None
+        self, batch: TrainBatch, loss: Loss, *, lr: float | None = None, weight_decay: float | None = None
     ) -> dict[str, float]:
         """Make one optimizer step. `lr` and `weight_decay` override the configured ones for this step; decay, by `lr *
         weight_decay` of a weight, applies to matrices only.

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from ale.specs.algorithm import Algorithm
-from ale.specs.trainer import ChunkTensors, LossFunction, LossInput, TrainBatch
+from ale.specs.trainer import ChunkTensors, Loss, LossInput, TrainBatch
 from ale.trajectory import Trajectory
 from ale_testing.async_tests import async_test
 from ale_testing.plugin_under_test import Subject
@@ -59,7 +59,7 @@ def normalize_batch(algorithm: Algorithm, batch: TrainBatch) -> TrainBatch:
     return made
 
 
-def inputs(batch: TrainBatch, loss: LossFunction, shift: float = 0.0) -> tuple[LossInput, Any]:
+def inputs(batch: TrainBatch, loss: Loss, shift: float = 0.0) -> tuple[LossInput, Any]:
     """What a trainer would hand to the loss, as float64 tensors; and the tensor that carries the gradient."""
     torch = pytest.importorskip("torch", reason="a loss needs tensors to work on")
     trained = batch.chunk_ids >= 0
@@ -68,7 +68,7 @@ def inputs(batch: TrainBatch, loss: LossFunction, shift: float = 0.0) -> tuple[L
     c = batch.chunks
     tensors = ChunkTensors(*(torch.from_numpy(getattr(c, f.name)) for f in fields(ChunkTensors)))
     ids = torch.from_numpy(batch.chunk_ids[trained])
-    entropy = torch.full_like(old, ENTROPY).requires_grad_(bool(getattr(loss, "entropy_gradient", False)))
+    entropy = torch.full_like(old, ENTROPY).requires_grad_(loss.entropy_gradient)
     normalizers = batch.normalizer, batch.reference_normalizer
     columns = {name: torch.from_numpy(column[trained]) for name, column in batch.columns.items()}
     values = columns["values"].double().requires_grad_() if "values" in columns else None

@@ -15,8 +15,9 @@ import numpy as np
 
 from ale.errors import AleError, TrainerError
 from ale.specs.engine import MemoryTicket
-from ale.specs.trainer import ChunkTable, LossInput, LossOutput, TrainBatch, TrainerBackend
+from ale.specs.trainer import ChunkTable, Loss, LossInput, LossOutput, TrainBatch, TrainerBackend
 from ale_testing.async_tests import async_test, cancelled, close, fails_with
+from ale_testing.function_loss import FunctionLoss
 from ale_testing.plugin_under_test import Subject
 from ale_testing.sample_batches import mixed_group, pack_trajectories, pair_contexts
 from ale_testing.tiny_model import write_tiny_model
@@ -45,7 +46,7 @@ def likelihood(inputs: LossInput) -> LossOutput:
 
 
 @dataclass(frozen=True)
-class Looking:
+class Looking(Loss):
     """The likelihood, which leaves a line in a file for each micro-batch: a trainer may call it in another process."""
 
     file: Path
@@ -85,6 +86,9 @@ def still(inputs: LossInput) -> LossOutput:
     """A loss whose gradient is 0 everywhere."""
     good = likelihood(inputs)
     return LossOutput(good.loss * 0, good.sums)
+
+
+LIKELIHOOD, BROKEN, STEEP, STILL = map(FunctionLoss, (likelihood, broken, steep, still))
 
 
 def every_next_token(vocabulary: int) -> TrainBatch:
@@ -151,7 +155,7 @@ async def test_logits_are_divided_by_the_batchs_temperature(subject: Subject) ->
         assert np.abs(halved - expected).max() < 1e-4, (
             "with TrainBatch.temperature 2 the log-probabilities are those of halved logits"
         )
-        totals = await trainer.update(replace(given, temperature=2.0), likelihood, lr=1e-3)
+        totals = await trainer.update(replace(given, temperature=2.0), LIKELIHOOD, lr=1e-3)
         assert abs(totals["loss"] + float(halved.sum()) / given.normalizer) < 1e-3, (
             "the loss of an update must see log-probabilities of logits divided by TrainBatch.temperature too"
         )
@@ -193,7 +197,7 @@ async def test_an_update_makes_trained_tokens_likelier(subject: Subject) -> None
         given = batch()
         before = trained_mean(await trainer.logprobs(given), given)
         for _ in range(5):
-            totals = await trainer.update(given, likelihood, lr=1e-2)
+            totals = await trainer.update(given, LIKELIHOOD, lr=1e-2)
         after = trained_mean(await trainer.logprobs(given), given)
         assert after > before + 0.01, (
             f"five updates must raise the likelihood of what they train on: {before:.4f} -> {after:.4f}"
@@ -210,13 +214,13 @@ async def test_weight_decay_shrinks_weights_without_a_gradient(subject: Subject)
     async with loaded(subject) as trainer:
         given = batch()
         before, first = await trainer.logprobs(given), await weights_in_memory(trainer, subject)
-        entropy = (await trainer.update(given, still, lr=1e-2, weight_decay=0.0))["entropy"]
+        entropy = (await trainer.update(given, STILL, lr=1e-2, weight_decay=0.0))["entropy"]
         assert np.abs(await trainer.logprobs(given) - before).max() < 1e-6, (
             "without gradient and with weight_decay=0 an update must change nothing"
         )
-        await trainer.update(given, still, lr=1e-2, weight_decay=50.0)  # to half of what they were
+        await trainer.update(given, STILL, lr=1e-2, weight_decay=50.0)  # to half of what they were
         decayed, second = await trainer.logprobs(given), await weights_in_memory(trainer, subject)
-        flatter = (await trainer.update(given, still, lr=1e-2, weight_decay=0.0))["entropy"]
+        flatter = (await trainer.update(given, STILL, lr=1e-2, weight_decay=0.0))["entropy"]
         assert flatter > entropy + 1e-3, (
             f"weight_decay= must pull the weights towards 0, and the policy towards chance: entropy {entropy:.4f} -> "
             f"{flatter:.4f}"
@@ -226,7 +230,7 @@ async def test_weight_decay_shrinks_weights_without_a_gradient(subject: Subject)
             assert abs(second[name] - left * old).max() < 1e-4, (
                 f"lr 0.01 x weight_decay 50 leaves half of a matrix, and all of a vector: not so of {name}"
             )
-        await trainer.update(given, still, lr=1e-3)  # any usual decay is next to nothing at this rate
+        await trainer.update(given, STILL, lr=1e-3)  # any usual decay is next to nothing at this rate
         assert np.abs(await trainer.logprobs(given) - decayed).max() < 5e-3, (
             "weight_decay= must hold for that step alone"
         )
@@ -237,7 +241,7 @@ async def test_an_update_does_not_depend_on_the_order_of_trajectories(subject: S
     results = []
     for order in ([0, 1, 2, 3, 4, 5], [5, 3, 1, 4, 2, 0]):
         async with loaded(subject) as trainer:
-            totals = await trainer.update(batch(order=order), likelihood, lr=1e-3)
+            totals = await trainer.update(batch(order=order), LIKELIHOOD, lr=1e-3)
             results.append((totals["loss"], totals["grad_norm"]))
     (loss, norm), (other_loss, other_norm) = results
     assert abs(loss - other_loss) < 1e-4 * abs(loss), f"the loss must not depend on the order: {loss} and {other_loss}"
@@ -251,12 +255,12 @@ async def test_a_nan_loss_or_gradient_is_refused_and_changes_nothing(subject: Su
     async with loaded(subject) as trainer:
         given = batch()
         before = await trainer.logprobs(given)
-        await fails_with(trainer.update(given, broken), TrainerError, why="a loss that is not finite")
-        await fails_with(trainer.update(given, steep), TrainerError, why="a gradient that is not finite")
+        await fails_with(trainer.update(given, BROKEN), TrainerError, why="a loss that is not finite")
+        await fails_with(trainer.update(given, STEEP), TrainerError, why="a gradient that is not finite")
         assert np.abs(await trainer.logprobs(given) - before).max() == 0, (
             "weights must be unchanged after a refused update"
         )
-        await trainer.update(given, likelihood, lr=1e-3)
+        await trainer.update(given, LIKELIHOOD, lr=1e-3)
         assert np.isfinite(await trainer.logprobs(given)).all(), "the next good update must work"
 
 
@@ -268,7 +272,7 @@ async def test_metrics_named_as_maxima_are_combined_by_the_maximum(subject: Subj
     async with loaded(subject) as trainer:
         given = batch()
         found = (await trainer.logprobs(given))[given.chunk_ids >= 0].max()
-        totals = await trainer.update(given, with_maximum, lr=1e-3)
+        totals = await trainer.update(given, FunctionLoss(with_maximum), lr=1e-3)
         assert "lowest" in totals, "update() must return LossOutput.maxima too"
         assert abs(totals["lowest"] - found) < 1e-4, (
             f"of maxima the largest over all micro-batches counts: {found:.4f}, not {totals['lowest']:.4f}"
@@ -279,16 +283,16 @@ async def test_metrics_named_as_maxima_are_combined_by_the_maximum(subject: Subj
 async def test_a_checkpoint_restores_the_saved_state(subject: Subject) -> None:
     given, folder = batch(), subject.folder / "saved"
     async with loaded(subject) as trainer:
-        await trainer.update(given, likelihood, lr=1e-2)
+        await trainer.update(given, LIKELIHOOD, lr=1e-2)
         await trainer.save(folder)
         expected = await trainer.logprobs(given)
-        await trainer.update(given, likelihood, lr=1e-2)
+        await trainer.update(given, LIKELIHOOD, lr=1e-2)
         further = await trainer.logprobs(given)
     assert (folder / "config.json").is_file(), "save() must write a Hugging Face folder"
     async with loaded(subject, seed=1) as fresh:
         await fresh.restore(folder)
         assert np.abs(await fresh.logprobs(given) - expected).max() < 1e-5, "restore() must bring the weights back"
-        await fresh.update(given, likelihood, lr=1e-2)
+        await fresh.update(given, LIKELIHOOD, lr=1e-2)
         apart = np.abs(await fresh.logprobs(given) - further).max()
         assert apart < 1e-3, f"restore() must bring the optimizer back too: the next update differs by {apart:.2g}"
 
@@ -331,7 +335,7 @@ async def test_a_trainer_works_after_a_cancelled_call(subject: Subject) -> None:
     async with loaded(subject) as trainer:
         given = batch()
         for after_s in (0.0, 0.002, 0.02):
-            await cancelled(trainer.update(given, likelihood, lr=1e-3), after_s)
+            await cancelled(trainer.update(given, LIKELIHOOD, lr=1e-3), after_s)
             await cancelled(trainer.logprobs(given), after_s)
         assert np.isfinite(await asyncio.wait_for(trainer.logprobs(given), 60)).all(), (
             "a cancelled update must not spoil the next call"
@@ -341,7 +345,7 @@ async def test_a_trainer_works_after_a_cancelled_call(subject: Subject) -> None:
 @async_test
 async def test_close_returns_during_an_update(subject: Subject) -> None:
     async with loaded(subject) as trainer:
-        busy = asyncio.ensure_future(trainer.update(batch(), likelihood))
+        busy = asyncio.ensure_future(trainer.update(batch(), LIKELIHOOD))
         await asyncio.sleep(0)
         await asyncio.wait_for(close(trainer), 60)
         done, _ = await asyncio.wait([busy], timeout=60)

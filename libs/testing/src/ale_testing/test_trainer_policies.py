@@ -9,14 +9,14 @@ import pytest
 
 from ale.errors import AleError, TrainerError
 from ale.specs.engine import FolderTicket
-from ale.specs.trainer import LossInput, LossOutput
+from ale.specs.trainer import Loss, LossInput, LossOutput
 from ale_testing.async_tests import async_test, fails_with
 from ale_testing.plugin_under_test import Subject
-from ale_testing.test_trainer import Looking, batch, likelihood, loaded, weights_in_memory
+from ale_testing.test_trainer import LIKELIHOOD, Looking, batch, likelihood, loaded, weights_in_memory
 
 
 @dataclass(frozen=True)
-class Bonus:
+class Bonus(Loss):
     """A loss that is lower, the higher the mean entropy."""
 
     entropy_gradient: bool = True
@@ -36,7 +36,7 @@ async def test_updates_do_not_change_the_reference_policy(subject: Subject) -> N
         kept = await trainer.logprobs(given, "reference")
         assert kept.dtype == np.float32, f"float32, not {kept.dtype}"
         assert np.abs(kept - first).max() < 1e-5, "the same folder must give the same log-probabilities as a reference"
-        await trainer.update(given, likelihood, lr=1e-2)
+        await trainer.update(given, LIKELIHOOD, lr=1e-2)
         assert np.abs(await trainer.logprobs(given, "reference") - kept).max() < 1e-6, (
             "an update must not change the reference"
         )
@@ -81,7 +81,7 @@ async def test_a_checkpoint_holds_the_reference_policy(subject: Subject) -> None
     async with loaded(subject) as trainer:
         await trainer.load(subject.folder / "tiny-0", "reference")
         expected = await trainer.logprobs(given, "reference")
-        await trainer.update(given, likelihood, lr=1e-2)
+        await trainer.update(given, LIKELIHOOD, lr=1e-2)
         await trainer.save(folder)
     async with loaded(subject, seed=1) as fresh:
         await fresh.restore(folder)
@@ -114,7 +114,7 @@ async def test_a_trainer_that_slept_goes_on_as_it_was(subject: Subject) -> None:
         async with loaded(subject) as trainer:
             await trainer.load(subject.folder / "tiny-0", "reference")
             for _ in range(2):
-                await trainer.update(given, likelihood, lr=1e-2)
+                await trainer.update(given, LIKELIHOOD, lr=1e-2)
                 if sleeps:
                     await trainer.sleep()
             found.append((await trainer.logprobs(given), await trainer.logprobs(given, "reference")))
@@ -131,7 +131,7 @@ async def test_weights_published_in_memory_are_copies(subject: Subject) -> None:
     async with loaded(subject) as trainer:
         first = await weights_in_memory(trainer, subject)
         copies = {name: value + 0 for name, value in first.items()}
-        await trainer.update(batch(), likelihood, lr=1e-3)
+        await trainer.update(batch(), LIKELIHOOD, lr=1e-3)
         second = await weights_in_memory(trainer, subject)
         assert all(bool((first[name] == value).all()) for name, value in copies.items()), (
             "published weights are copies: an update must not change those of the version before"
@@ -146,13 +146,13 @@ async def test_weights_published_in_memory_are_copies(subject: Subject) -> None:
 async def test_weights_published_in_a_folder_are_a_whole_model(subject: Subject) -> None:
     place, given = subject.folder / "weights", batch()
     async with loaded(subject) as trainer:
-        await trainer.update(given, likelihood, lr=1e-2)
+        await trainer.update(given, LIKELIHOOD, lr=1e-2)
         expected = await trainer.logprobs(given)
         policy = await trainer.publish("folder", place)
         assert isinstance(policy.ticket, FolderTicket), "the transport 'folder' has a FolderTicket"
         found = policy.ticket.folder
         assert found == place / str(policy.version), f"written to {place}/{policy.version}, not to {found}"
-        await trainer.update(given, likelihood, lr=1e-2)
+        await trainer.update(given, LIKELIHOOD, lr=1e-2)
         assert sorted(path.name for path in place.iterdir()) == [found.name], "nothing else is left beside it"
         assert (found / "config.json").is_file(), "a published folder must be a Hugging Face model"
         assert list(found.glob("*.safetensors")), "weights in a folder are *.safetensors files"

@@ -9,6 +9,7 @@ import pytest
 
 from ale.specs.trainer import LossInput, LossOutput, TrainBatch
 from ale_testing.async_tests import async_test
+from ale_testing.function_loss import FunctionLoss
 from ale_testing.plugin_under_test import Subject
 from ale_testing.test_trainer import batch, likelihood, loaded, weights_in_memory
 
@@ -28,13 +29,16 @@ def squared_error(inputs: LossInput) -> LossOutput:
     return LossOutput(error.sum() / inputs.normalizer, likelihood(inputs).sums)
 
 
+SQUARED_ERROR = FunctionLoss(squared_error)
+
+
 @needs_values
 @async_test
 async def test_values_are_those_of_tokens_with_loss_however_the_batch_is_ordered(subject: Subject) -> None:
     async with loaded(subject) as trainer:
         given = with_targets(batch())
         for _ in range(5):
-            await trainer.update(given, squared_error, lr=1e-2)
+            await trainer.update(given, SQUARED_ERROR, lr=1e-2)
         values = await trainer.values(given)
         assert values.shape == given.token_ids.shape, "values() must give a number for each token"
         assert values.dtype == np.float32, f"values() must give float32, not {values.dtype}"
@@ -57,9 +61,9 @@ async def test_values_are_those_of_tokens_with_loss_however_the_batch_is_ordered
 async def test_a_loss_of_values_trains_the_value_head(subject: Subject) -> None:
     async with loaded(subject) as trainer:
         given = with_targets(batch())
-        first = (await trainer.update(given, squared_error, lr=1e-2))["loss"]
+        first = (await trainer.update(given, SQUARED_ERROR, lr=1e-2))["loss"]
         for _ in range(20):
-            last = (await trainer.update(given, squared_error, lr=1e-2))["loss"]
+            last = (await trainer.update(given, SQUARED_ERROR, lr=1e-2))["loss"]
         assert last < 0.9 * first, (
             f"20 updates on one batch must lower the error of the values: {first:.3f} -> {last:.3f}"
         )
@@ -71,10 +75,10 @@ async def test_a_checkpoint_has_the_value_head_and_published_weights_have_not(su
     async with loaded(subject) as trainer:
         given = with_targets(batch())
         for _ in range(3):
-            await trainer.update(given, squared_error, lr=1e-2)
+            await trainer.update(given, SQUARED_ERROR, lr=1e-2)
         before = await trainer.values(given)
         await trainer.save(subject.folder / "with-values")
-        await trainer.update(given, squared_error, lr=1e-2)
+        await trainer.update(given, SQUARED_ERROR, lr=1e-2)
         assert np.abs(await trainer.values(given) - before).max() > 0, "an update must change the values"
         await trainer.restore(subject.folder / "with-values")
         apart = float(np.abs(await trainer.values(given) - before).max())

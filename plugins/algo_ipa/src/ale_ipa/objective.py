@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from ale.errors import PluginError
-from ale.specs.algorithm import Loss
-from ale.specs.trainer import LossInput, LossOutput, TrainBatch
+from ale.specs.trainer import Loss, LossInput, LossOutput, TrainBatch
 from ale_ipa.hybrid import imitation_loss, select
 from ale_torch.losses import Level
 

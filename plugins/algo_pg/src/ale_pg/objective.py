@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ale.errors import PluginError
-from ale.specs.algorithm import Loss
-from ale.specs.trainer import LossInput, LossOutput, TrainBatch
+from ale.specs.trainer import Loss, LossInput, LossOutput, TrainBatch
 from ale_pg.variants import Settings, Variant, weigh_trajectory
 from ale_torch.losses import Estimator
 from ale_torch.losses.correction_settings import Correction

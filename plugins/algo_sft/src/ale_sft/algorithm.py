@@ -15,9 +15,9 @@ from dataclasses import dataclass
 
 from pydantic import Field, field_validator
 
-from ale.specs.algorithm import Algorithm, Loss
+from ale.specs.algorithm import Algorithm
 from ale.specs.driver import Driver, PluginConfig
-from ale.specs.trainer import LossInput, LossOutput, TrainBatch
+from ale.specs.trainer import Loss, LossInput, LossOutput, TrainBatch
 from ale.trajectory import Chunk, Trajectory
 from ale_sft.contexts import steps
 from ale_sft.rules import RULES

@@ -22,7 +22,7 @@ from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from torch import Tensor
 
 from ale.errors import TrainerError
-from ale.specs.trainer import LossFunction, PolicyRole, TrainBatch
+from ale.specs.trainer import Loss, PolicyRole, TrainBatch
 from ale_torch.training.asleep import tensors_of
 from ale_torch.training.batch_loss import BatchLoss, Passed, Totals
 from ale_torch.training.checkpoint_folder import OPTIMIZER_FOLDER
@@ -138,7 +138,7 @@ class Learner:
         return out
 
     def update(
-        self, batch: TrainBatch, loss: LossFunction, lr: float | None, weight_decay: float | None = None
+        self, batch: TrainBatch, loss: Loss, lr: float | None, weight_decay: float | None = None
     ) -> dict[str, float]:
         """One optimizer step; see `TrainerBackend.update`."""
         began = time.monotonic()
@@ -157,7 +157,7 @@ class Learner:
             "seconds": time.monotonic() - began,
         }
 
-    def accumulate(self, batch: TrainBatch, loss: LossFunction) -> Totals:
+    def accumulate(self, batch: TrainBatch, loss: Loss) -> Totals:
         """Compute the gradient of a batch; return what all its losses come to."""
         self._clear()
         groups = self._cut(batch)[self.layout.data_rank]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from ale.specs.trainer import LossFunction, TrainBatch
+from ale.specs.trainer import Loss, TrainBatch
 from ale_torch.training.batch_loss import BatchLoss, Passed, Totals
 from ale_torch.training.microbatch import LossGroup, MicroBatch
 
@@ -18,7 +18,7 @@ Forward = Callable[..., Passed]
 class Gradients:
     """Adds to the gradients of the model that `forward` passes through, and to `totals`."""
 
-    def __init__(self, forward: Forward, device: torch.device, batch: TrainBatch, loss: LossFunction) -> None:
+    def __init__(self, forward: Forward, device: torch.device, batch: TrainBatch, loss: Loss) -> None:
         self._forward = forward
         self._loss = BatchLoss(device, batch, loss)
 

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from ale.errors import TrainerError
-from ale.specs.trainer import LossFunction, PolicyRole, TrainBatch
+from ale.specs.trainer import Loss, PolicyRole, TrainBatch
 from ale_torch.ranks.world import World
 from ale_torch.training.asleep import tensors_of
 from ale_torch.training.batch_loss import Passed, Totals
@@ -149,7 +149,7 @@ class Learner:
         return out
 
     def update(
-        self, batch: TrainBatch, loss: LossFunction, lr: float | None, weight_decay: float | None = None
+        self, batch: TrainBatch, loss: Loss, lr: float | None, weight_decay: float | None = None
     ) -> dict[str, float]:
         """One optimizer step; see `TrainerBackend.update`."""
         began = time.monotonic()
@@ -167,7 +167,7 @@ class Learner:
             "seconds": time.monotonic() - began,
         }
 
-    def accumulate(self, batch: TrainBatch, loss: LossFunction) -> Accumulated:
+    def accumulate(self, batch: TrainBatch, loss: Loss) -> Accumulated:
         """Add the gradient of a batch to the accumulated gradients."""
         shares = self._cut(batch)
         gradients = Gradients(partial(self.forward, temperature=batch.temperature), self.device, batch, loss)

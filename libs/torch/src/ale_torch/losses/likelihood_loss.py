@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ale.specs.algorithm import Loss
-from ale.specs.trainer import LossInput, LossOutput
+from ale.specs.trainer import Loss, LossInput, LossOutput
 
 
 @dataclass(frozen=True)

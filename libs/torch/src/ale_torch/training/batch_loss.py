@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ale.specs.trainer import ChunkTensors, LossFunction, LossInput, TrainBatch
+from ale.specs.trainer import ChunkTensors, Loss, LossInput, TrainBatch
 from ale_torch.training.microbatch import LossGroup
 
 
@@ -69,9 +69,9 @@ def _number(value: Any) -> float:
 class BatchLoss:
     """The loss function of a batch; it adds what it computes to `totals`."""
 
-    def __init__(self, device: torch.device, batch: TrainBatch, loss: LossFunction) -> None:
+    def __init__(self, device: torch.device, batch: TrainBatch, loss: Loss) -> None:
         self.totals = Totals()
-        self.of_entropy = bool(getattr(loss, "entropy_gradient", False))
+        self.of_entropy = loss.entropy_gradient
         self._device = device
         self._batch = batch
         self._loss = loss

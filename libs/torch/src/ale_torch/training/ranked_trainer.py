@@ -24,7 +24,7 @@ from ale.errors import ConfigError, TrainerError
 from ale.specs.driver import Driver
 from ale.specs.engine import PolicyVersion
 from ale.specs.ranks import RankPlaces, Workers
-from ale.specs.trainer import LossFunction, PolicyRole, TrainBatch, TrainerBackend
+from ale.specs.trainer import Loss, PolicyRole, TrainBatch, TrainerBackend
 
 CLOSE_S = 60.0
 """How long `close` waits for the current work before it ends the ranks by force: one may have stopped for good."""
@@ -77,7 +77,7 @@ class RankedTrainer(Driver, TrainerBackend):
         return found
 
     async def update(
-        self, batch: TrainBatch, loss: LossFunction, *, lr: float | None = None, weight_decay: float | None = None
+        self, batch: TrainBatch, loss: Loss, *, lr: float | None = None, weight_decay: float | None = None
     ) -> dict[str, float]:
         totals: dict[str, float] = await self._call("update", batch, loss, lr, weight_decay)
         return totals

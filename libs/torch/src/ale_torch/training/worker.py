@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ale.errors import ConfigError, TrainerError
 from ale.specs.engine import FolderTicket, MemoryTicket, PolicyVersion, Ticket
-from ale.specs.trainer import LossFunction, PolicyRole, TrainBatch
+from ale.specs.trainer import Loss, PolicyRole, TrainBatch
 from ale_torch.ranks.world import World
 from ale_torch.training.asleep import Asleep
 from ale_torch.training.checkpoint_folder import (
@@ -68,7 +68,7 @@ class Learner(Protocol):
     def logprobs(self, batch: TrainBatch, role: PolicyRole) -> npt.NDArray[np.float32]: ...
 
     def update(
-        self, batch: TrainBatch, loss: LossFunction, lr: float | None, weight_decay: float | None
+        self, batch: TrainBatch, loss: Loss, lr: float | None, weight_decay: float | None
     ) -> dict[str, float]: ...
 
 
@@ -130,9 +130,7 @@ class RankWorker(ABC, Generic[L]):
     def logprobs(self, batch: TrainBatch, policy: PolicyRole) -> npt.NDArray[np.float32]:
         return self.learner.logprobs(batch, policy)
 
-    def update(
-        self, batch: TrainBatch, loss: LossFunction, lr: float | None, weight_decay: float | None
-    ) -> dict[str, float]:
+    def update(self, batch: TrainBatch, loss: Loss, lr: float | None, weight_decay: float | None) -> dict[str, float]:
         self._read = None
         return self.learner.update(batch, loss, lr, weight_decay)
 

@@ -48,7 +48,7 @@ async def pack_step(
     batches = []
     differences = []
     # What these terms of a loss pull at is there where all returns are 0, too.
-    pulls = algorithm.reference or algorithm.critic or getattr(algorithm.loss, "entropy_gradient", False)
+    pulls = algorithm.reference or algorithm.critic or algorithm.loss.entropy_gradient
     for batch in parts:
         if not (batch.chunks.returns.any() or pulls):
             continue  # an update without a gradient would only follow the optimizer's momentum
