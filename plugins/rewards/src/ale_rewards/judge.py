@@ -5,14 +5,16 @@
 2. It must end with a line `Score: N`. An answer without a number of the scale is asked again; after `asks` answers the
    reward has failed. A judge that does not answer has failed too: neither is a zero.
 3. Every call is stored as an event `judge` of the run: what was asked, what was answered, the score.
+4. The client of the server is that of ale-endpoint, which `ale-plugin-rewards[judge]` installs.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import secrets
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, SecretStr, model_validator
 
@@ -23,9 +25,11 @@ from ale.specs.driver import Driver, DriverContext, PluginConfig
 from ale.specs.reward import GradedSandbox, Reward
 from ale.task import Task
 from ale.trajectory import Score, Trajectory
-from ale_endpoint.upstream import Route, Upstream
 from ale_rewards.conversation import read_conversation
 from ale_rewards.returned_scores import reaches
+
+if TYPE_CHECKING:
+    from ale_endpoint.upstream import Route
 
 SCORE = re.compile(r"score\s*\**\s*[:=]\s*\**\s*(-?\d+(?:\.\d+)?)", re.IGNORECASE)
 DETAIL_CHARS = 2000
@@ -65,6 +69,8 @@ class JudgeReward(Driver, Reward):
 
         @model_validator(mode="after")
         def _can_be_asked(self) -> JudgeReward.Config:
+            if importlib.util.find_spec("ale_endpoint") is None:
+                raise ValueError("this reward needs ale-endpoint: pip install 'ale-plugin-rewards[judge]'")
             if not self.scale[0] < self.scale[1]:
                 raise ValueError("'scale' must be a worst and a better number, such as [0, 10]")
             for name in ("messages", "tools", "model", "n", "stream"):
@@ -79,6 +85,8 @@ class JudgeReward(Driver, Reward):
     config: Config
 
     def __init__(self, config: Config, context: DriverContext) -> None:
+        from ale_endpoint.upstream import Upstream
+
         super().__init__(config, context)
         temperature = {} if config.temperature is None else {"temperature": config.temperature}
         self._upstream = Upstream(
@@ -176,5 +184,7 @@ def read_score(said: str, low: float, high: float) -> float | None:
 
 def route_of(config: JudgeReward.Config) -> Route:
     """Return the route to the judge. Raises `ConfigError` if the URL or the key is invalid."""
+    from ale_endpoint.upstream import Route
+
     key = None if config.key is None else config.key.get_secret_value()
     return Route(config.url, model=config.model, key=key, key_from="reward.key")
