@@ -155,5 +155,8 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     html = (tmp_path / "site" / "plugins" / "sandbox" / "index.html").read_text()
     for word in ("start_sandbox", "max_output_bytes", "kill_agent_processes", "SandboxSpec", "from_snapshot"):
         assert word in html, "the contract's page is made from the contract"
+    tasks = (tmp_path / "site" / "plugins" / "data" / "index.html").read_text()
+    assert "CPU cores; fractions are allowed." in tasks, "a pydantic field has its description"
+    assert ">test_a_dead_sandbox_never_scores_zero<" in (tmp_path / "site/plugins/reward/index.html").read_text()
     fetched = re.findall(r'<(?:script|link|img)[^>]+(?:src|href)="(https?://[^"]+)"', html)
     assert [url for url in fetched if "canonical" not in url] == [], "a page fetches nothing from elsewhere"

@@ -27,7 +27,7 @@ def test_every_suite_of_the_kit_stands_on_the_page_of_its_kind() -> None:
     found = [
         (page.stem, suite)
         for page in PAGES.glob("*.md")
-        for suite in re.findall(r"^<!-- kit: (\w+) -->$", page.read_text(), re.MULTILINE)
+        for suite in re.findall(r"^::: ale_testing\.(\w+)$", page.read_text(), re.MULTILINE)
     ]
     assert len(SUITES) > 10
     assert sorted(found) == sorted((kind_of(suite), suite) for suite in SUITES)
