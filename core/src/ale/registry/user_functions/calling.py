@@ -16,7 +16,8 @@ from contextlib import suppress
 from typing import Any
 
 from ale.errors import AleError, ConfigError
-from ale.registry.user_functions.loading import UserFunction, line_in
+from ale.registry.user_files import line_in
+from ale.registry.user_functions.loading import UserFunction
 from ale.registry.validation import describe_error, nearest_hint
 
 

@@ -1,19 +1,12 @@
 """Imports a function of the user's from a file or from a module, and reads its signature.
 
-1. A file is imported once for each state that it has on disk, under a name of its own in `sys.modules`, where its
-   classes and pickles are found again.
-2. Every mistake (no such file, an error in it, no such function, a signature that cannot be called by names) is a
-   `ConfigError` that says so; `FunctionSetting.load` is called while a run file is validated.
+Every mistake (no such file, an error in it, no such function, a signature that cannot be called by names) is a
+`ConfigError` that says so; `FunctionSetting.load` is called while a run file is validated.
 """
 
 from __future__ import annotations
 
-import hashlib
-import importlib
-import importlib.util
 import inspect
-import sys
-import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +16,8 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field
 
 from ale.errors import ConfigError
-from ale.registry.validation import describe_error, nearest_hint
+from ale.registry.user_files import import_file, import_module
+from ale.registry.validation import nearest_hint
 from ale.specs.driver import PluginConfig
 
 
@@ -86,7 +80,7 @@ def load_function(function: str, path: Path | None = None) -> UserFunction:
         raise ConfigError(f"the function {function!r} names a place, and so does path: {path}; leave one of them out.")
     if path is None and module_name.endswith(".py"):
         path = Path(module_name)
-    module = _import_module(module_name) if path is None else _import_file(path)
+    module = import_module(module_name) if path is None else import_file(path)
     return read_signature(_find_in(module, name, module_name if path is None else str(path)), name, module_name or path)
 
 
@@ -120,50 +114,3 @@ def _find_in(module: ModuleType, name: str, place: str) -> Callable[..., Any]:
     raise ConfigError(
         f"{place} {what} '{name}'.{nearest_hint(name, there)} It has: {', '.join(there) or 'no functions'}."
     )
-
-
-def _import_file(path: Path) -> ModuleType:
-    file = path.expanduser().resolve()
-    if not file.is_file():
-        raise ConfigError(f"there is no file {path} (looked for {file}).")
-    stat = file.stat()
-    digest = hashlib.sha256(f"{file}\0{stat.st_mtime_ns}\0{stat.st_size}".encode("utf-8", "surrogateescape"))
-    name = f"ale_user_{digest.hexdigest()[:16]}"
-    if name in sys.modules:
-        return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, file)
-    if spec is None or spec.loader is None:
-        raise ConfigError(f"the file {path} is no Python file; its name must end in .py.")
-    _add_to_path(file.parent)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
-        del sys.modules[name]
-        raise ConfigError(
-            f"the file {path} cannot be imported: {describe_error(error)}{line_in(error, file)}."
-        ) from error
-    return module
-
-
-def _import_module(name: str) -> ModuleType:
-    _add_to_path(Path.cwd())
-    try:
-        return importlib.import_module(name)
-    except (Exception, SystemExit) as error:
-        raise ConfigError(f"the module '{name}' cannot be imported: {describe_error(error)}.") from error
-
-
-def _add_to_path(folder: Path) -> None:
-    """Let the user's modules import what lies beside them; whatever else has the same name comes first."""
-    if str(folder) not in sys.path:
-        sys.path.append(str(folder))
-
-
-def line_in(error: BaseException, file: Path | str) -> str:
-    """Return ` (FILE, line N)` for the last line of a file that an error passed through, or nothing."""
-    if isinstance(error, SyntaxError):
-        return ""  # its message has the line
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)]
-    return f" ({Path(file).name}, line {lines[-1]})" if lines else ""
