@@ -16,7 +16,7 @@ from ale_command import TINY, ale
 
 from ale.errors import ConfigError
 from ale.store.run_store import RunStore
-from ale_sandbox.host.owner import start_time
+from ale_sandbox.host.owned_folders import start_time
 from ale_testing.forked_ale import ForkedAle
 
 STATE = Path(tempfile.gettempdir()) / f"ale-local-{os.geteuid()}"

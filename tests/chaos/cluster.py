@@ -40,7 +40,7 @@ from faults import FAULTS
 from nodes import Nodes
 
 from ale_local.state import reclaim
-from ale_sandbox.host.owner import state_folder
+from ale_sandbox.host.owned_folders import state_folder
 from ale_testing.forked_ale import CONTEXT, IMPORTS, ForkedAle
 
 RATIOS = (2, 0)

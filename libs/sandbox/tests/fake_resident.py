@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from ale_sandbox.host.channel import Channel
 from ale_sandbox.resident.frames import DATA as MORE
 from ale_sandbox.resident.frames import DONE, TREE, frame, take_frame, unpack
-from ale_sandbox.resident.trees.packing import DATA, END, FILE, FOLDER, LINK
+from ale_sandbox.resident.trees.tree_reader import DATA, END, FILE, FOLDER, LINK
 
 FACTS = b"420 1700000000000000000 %d 1000"
 Piece = list[bytes]

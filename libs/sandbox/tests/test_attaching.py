@@ -14,7 +14,7 @@ import pytest
 
 from ale.errors import SandboxError
 from ale.specs.driver import DriverContext
-from ale_sandbox.host.owner import start_time
+from ale_sandbox.host.owned_folders import start_time
 from ale_sandbox.resident.frames import frame
 from ale_sandbox.sandboxes.attach_client import attach
 from ale_sandbox.sandboxes.attach_server import NAME, OPEN

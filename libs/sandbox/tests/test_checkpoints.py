@@ -18,7 +18,7 @@ from ale.errors import ConfigError, SandboxError
 from ale.specs.sandbox import Resources, SandboxSpec
 from ale.specs.sandbox_protocols import Checkpoints
 from ale_sandbox.containers.checkpoints import ABOUT, ARCHIVE, DRAFT, PREFIX, CheckpointStore
-from ale_sandbox.host.owner import this_process
+from ale_sandbox.host.owned_folders import this_process
 from ale_testing.echo_service import echo
 from ale_testing.sandbox_providers import answers, provider_of
 

@@ -18,10 +18,10 @@ import pytest
 
 from ale.errors import ConfigError, SandboxError
 from ale.specs.sandbox import TESTS, Resources, SandboxSpec
-from ale_sandbox.containers.engine import LABEL, Plan
+from ale_sandbox.containers.engine import LABEL, ContainerPlan
 from ale_sandbox.containers.image_snapshots import OWNER
 from ale_sandbox.containers.planning import CREATED
-from ale_sandbox.host.owner import state_folder, this_process
+from ale_sandbox.host.owned_folders import state_folder, this_process
 from ale_testing.sandbox_providers import provider_of
 
 OWNER_PROGRAM = """
@@ -79,7 +79,7 @@ async def test_what_a_dead_owner_never_started_is_removed_by_the_next_start(prov
     name = f"ale-test-{os.getpid()}-{engine}-stale"
     await provider.images.provide("ale-base:1")
     labels = {LABEL: name, OWNER: "999999-1", CREATED: "0"}
-    await provider.engine.create(Plan(name, "ale-base:1", ["/bin/sh"], labels, (), False, Resources(), ()))
+    await provider.engine.create(ContainerPlan(name, "ale-base:1", ["/bin/sh"], labels, (), False, Resources(), ()))
     # It is there now, unless a provider of another test, which starts at this moment, has removed it already.
     async with provider_of(engine) as other:
         assert name not in await names(other)

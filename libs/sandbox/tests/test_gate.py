@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from ale.errors import ConfigError
 from ale.specs.sandbox import SandboxSpec
-from ale_sandbox.network import gate as gate_module
-from ale_sandbox.network.gate import Gate, Refusal
+from ale_sandbox.network import egress_gate
+from ale_sandbox.network.egress_gate import BlockedConnection, Gate
 from ale_sandbox.network.policy import check_policy, network_plan
 from ale_sandbox.resident.network.dns import Names, question
 from ale_sandbox.resident.network.relay import destination
@@ -29,12 +29,12 @@ Pair = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 @asynccontextmanager
 async def gate_of(
     tmp_path: Path, *allow: str, endpoint: str | None = None
-) -> AsyncIterator[tuple[Gate, list[Refusal]]]:
+) -> AsyncIterator[tuple[Gate, list[BlockedConnection]]]:
     """An open gate and what it refused."""
     spec = SandboxSpec(network="allow", allow=allow or ("nothing.invalid:1",), endpoint=endpoint)
     gate = await Gate.open(spec, tmp_path / "gate")
     assert gate is not None
-    refused: list[Refusal] = []
+    refused: list[BlockedConnection] = []
     gate.refused = refused.append
     try:
         yield gate, refused
@@ -99,7 +99,7 @@ async def test_a_name_never_leads_to_this_machine(tmp_path: Path, spelling: str)
                 assert "may not lead to" in refused[0].reason
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         sock.connect(("192.0.2.1", 9))  # nothing is sent
-        assert gate_module.is_own(sock.getsockname()[0])
+        assert egress_gate.is_own(sock.getsockname()[0])
 
 
 def test_names_may_lead_to_networks_of_ones_own_and_patterns_to_public_hosts_alone(tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ async def test_nonsense_ends_its_own_connection_and_no_other(tmp_path: Path, lin
 async def test_reports_are_told_of_one_by_one_up_to_a_number_then_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gate_module, "MOST_REFUSALS", 3)
+    monkeypatch.setattr(egress_gate, "MOST_REFUSALS", 3)
     async with gate_of(tmp_path) as (gate, refused):
         reader, writer = await dial(gate, b"refused\n")
         for i in range(6):

@@ -14,11 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ale.errors import SandboxError
-from ale_sandbox.host.owner import remove_folder
+from ale_sandbox.host import tree_links as links
+from ale_sandbox.host import tree_transfers as transfers
+from ale_sandbox.host.owned_folders import remove_folder
 from ale_sandbox.resident.frames import CANCEL, DONE, frame
-from ale_sandbox.resident.trees import unpacking
-from ale_sandbox.resident.trees.packing import DATA, PIPE, REFUSED
-from ale_sandbox.trees import links, transfers
+from ale_sandbox.resident.trees import tree_writer
+from ale_sandbox.resident.trees.tree_reader import DATA, PIPE, REFUSED
 
 from .fake_resident import END_RECORD, FACTS, Piece, fake_resident, file, folder, link
 
@@ -161,7 +162,7 @@ async def test_a_cancelled_download_leaves_nothing_and_says_so_inside(tmp_path: 
 async def test_a_tree_without_bounds_is_refused(
     limit: str, piece: Piece, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(unpacking, limit, 50)
+    monkeypatch.setattr(tree_writer, limit, 50)
     endless = ([field.replace(b"%d", b"%d" % n) for field in piece] for n in itertools.count())
     async with fake_resident(itertools.chain([folder()], endless)) as (channel, _):
         with pytest.raises(SandboxError, match=sentence):
@@ -250,7 +251,7 @@ def test_whatever_is_sent_nothing_is_written_beside_the_root(whole: bool, merge:
     @given(records=st.lists(RECORDS, max_size=12))
     def write(records: list[Piece]) -> None:
         parent = os.open(tmp_path, os.O_RDONLY)
-        writer = unpacking.Writer(parent, b"root", merge=merge, whole=whole, max_bytes=100)
+        writer = tree_writer.Writer(parent, b"root", merge=merge, whole=whole, max_bytes=100)
         try:
             writer.take([*folder(), *(field for record in records for field in record), *END_RECORD])
             list(writer.finish())
@@ -271,7 +272,7 @@ def test_a_snapshot_keeps_links_that_lead_out_and_follows_none(tmp_path: Path) -
     kept = tmp_path / "kept"
     kept.write_text("kept")
     before = kept.stat()
-    writer = unpacking.Writer(os.open(tmp_path, os.O_RDONLY), b"root", whole=True)
+    writer = tree_writer.Writer(os.open(tmp_path, os.O_RDONLY), b"root", whole=True)
     writer.take([*folder(), *link(b"l", os.fsencode(kept)), *link(b"up", b"../kept"), *END_RECORD])
     list(writer.finish())
     writer.close()
@@ -281,7 +282,7 @@ def test_a_snapshot_keeps_links_that_lead_out_and_follows_none(tmp_path: Path) -
 
 
 def test_a_snapshot_is_no_larger_than_its_sandbox(tmp_path: Path) -> None:
-    writer = unpacking.Writer(os.open(tmp_path, os.O_RDONLY), b"root", whole=True, max_bytes=5)
+    writer = tree_writer.Writer(os.open(tmp_path, os.O_RDONLY), b"root", whole=True, max_bytes=5)
     holes = [DATA, b"999999", b"12345", b""]
     writer.take([*folder(), *file(b"sparse", b"", size=1_000_004), *holes])
     with pytest.raises(OSError, match="larger than 5 bytes"):

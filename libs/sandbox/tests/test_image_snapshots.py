@@ -15,7 +15,7 @@ from ale.errors import ConfigError
 from ale.specs.sandbox import SandboxSpec
 from ale_sandbox.containers.engine import FoundImage
 from ale_sandbox.containers.image_snapshots import OWNER, is_owned
-from ale_sandbox.host.owner import this_process
+from ale_sandbox.host.owned_folders import this_process
 from ale_testing.sandbox_providers import provider_of
 
 OWNER_PROGRAM = """

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ale_sandbox.host.owner import remove_folder
+from ale_sandbox.host.owned_folders import remove_folder
 
 
 @pytest.mark.parametrize("seen", [1, 3, 20])

@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 
 import ale_sandbox
-from ale_sandbox.host.program import module_names, write_program
+from ale_sandbox.host.resident_program import module_names, write_program
 
-ROOMS = ("resident", "host", "trees", "network", "sandboxes", "containers")
+ROOMS = ("resident", "host", "network", "sandboxes", "containers", "commands")
 """The lowest first."""
 
 

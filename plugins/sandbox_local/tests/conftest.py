@@ -17,7 +17,7 @@ from ale.specs.driver import DriverContext
 from ale.specs.sandbox import Resources, SandboxSpec
 from ale_local import LocalSandbox, LocalSandboxConfig, LocalSandboxProvider
 from ale_local.layers import Layers
-from ale_sandbox.host.owner import state_folder
+from ale_sandbox.host.owned_folders import state_folder
 
 as_root = pytest.mark.skipif(os.getuid() != 0, reason="overlays are for root")
 SMALL = Resources(memory_mib=256, pids=64, disk_mib=16)

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from ale_local import LocalSandbox
-from ale_sandbox.trees.transfers import Transfer
+from ale_sandbox.host.tree_transfers import Transfer
 
 
 async def test_what_the_agent_had_stopped_stays_so_and_the_rest_goes_on(box: LocalSandbox) -> None:

@@ -18,7 +18,7 @@ from ale.errors import ConfigError, SandboxError
 from ale.specs.sandbox import Resources, SandboxSpec
 from ale_local import LocalSandboxProvider, state
 from ale_local.checks import check_spec
-from ale_sandbox.host.owner import remove_folder, start_time, state_folder
+from ale_sandbox.host.owned_folders import remove_folder, start_time, state_folder
 
 from .conftest import provider_for, spec_of
 

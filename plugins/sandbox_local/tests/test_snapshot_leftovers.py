@@ -15,7 +15,7 @@ import pytest
 from ale.errors import SandboxError
 from ale.specs.sandbox import SandboxSpec
 from ale_local import LocalSandbox, LocalSandboxProvider, state
-from ale_sandbox.host.owner import start_time, state_folder
+from ale_sandbox.host.owned_folders import start_time, state_folder
 
 from .conftest import as_root, layers, provider_for
 from .test_lifetime import eventually, sleepers

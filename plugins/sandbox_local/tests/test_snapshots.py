@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ale.specs.sandbox import TESTS, Resources, SandboxSpec
 from ale_local import LocalSandboxProvider
-from ale_sandbox.host.owner import state_folder
+from ale_sandbox.host.owned_folders import state_folder
 
 from .conftest import as_root
 

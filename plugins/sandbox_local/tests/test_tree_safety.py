@@ -13,8 +13,8 @@ import pytest
 from ale.errors import SandboxError
 from ale.specs.sandbox import TESTS
 from ale_local import LocalSandbox
-from ale_sandbox.resident.trees import packing
-from ale_sandbox.trees.transfers import Transfer
+from ale_sandbox.host.tree_transfers import Transfer
+from ale_sandbox.resident.trees import tree_reader
 
 from .conftest import contents
 
@@ -124,10 +124,10 @@ async def test_a_folder_that_is_there_takes_the_tree_in(sandbox: LocalSandbox, t
 @pytest.mark.parametrize("name", [b"/tmp/evil", b"../evil", b"a/../../evil", b"a//b", b".", b"a\0b"])
 async def test_the_resident_writes_nothing_outside_the_target(sandbox: LocalSandbox, name: bytes) -> None:
     facts = b"420 0 1 0"
-    root, end = [packing.FOLDER, b"", b"493 0 0 0", b""], [packing.END, b"", b"", b""]
+    root, end = [tree_reader.FOLDER, b"", b"493 0 0 0", b""], [tree_reader.END, b"", b"", b""]
     async with Transfer(sandbox.channel) as transfer:
         await transfer.answer(transfer.ask(b"in", b"t", b"agent"))
-        records = [*root, packing.FILE, name, facts, b"", packing.DATA, b"0", b"x", b"", *end]
+        records = [*root, tree_reader.FILE, name, facts, b"", tree_reader.DATA, b"0", b"x", b"", *end]
         with pytest.raises(OSError, match="is no path within a tree"):
             await transfer.answer(transfer.ask(b"piece", *records))
     assert (await sandbox.exec("ls -d /tmp/evil evil t/a a; ls -A t")).stdout == b""

@@ -11,7 +11,7 @@ import pytest
 from ale.errors import SandboxError
 from ale.specs.sandbox import Resources, SandboxSpec
 from ale_local import LocalSandbox, LocalSandboxProvider
-from ale_sandbox.trees.transfers import Transfer
+from ale_sandbox.host.tree_transfers import Transfer
 
 from .conftest import contents
 

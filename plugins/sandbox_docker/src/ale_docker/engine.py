@@ -19,10 +19,10 @@ from ale_sandbox.containers.engine import (
     LABEL,
     REMOVE_S,
     BuildFailed,
+    ContainerPlan,
     Engine,
-    Found,
+    FoundContainer,
     FoundImage,
-    Plan,
     read_build_line,
     read_image_env,
 )
@@ -66,7 +66,7 @@ class DockerEngine(Engine):
         if client is not None:
             await client.close()
 
-    async def create(self, plan: Plan) -> None:
+    async def create(self, plan: ContainerPlan) -> None:
         limits = plan.resources
         host: dict[str, Any] = {
             "AutoRemove": True,
@@ -135,12 +135,12 @@ class DockerEngine(Engine):
                 raise SandboxError(f"Docker could not remove the container {name}: {explain(problem)}") from problem
             await asyncio.sleep(0.01)
 
-    async def containers(self) -> list[Found]:
+    async def containers(self) -> list[FoundContainer]:
         filters = json.dumps({"label": [LABEL]})
         async with docker_errors("list containers"):
             listed = await self.client.containers.list(all=True, filters=filters)
         return [
-            Found(str(c["Names"][0]).lstrip("/"), dict(c["Labels"]), c["State"] == "running")
+            FoundContainer(str(c["Names"][0]).lstrip("/"), dict(c["Labels"]), c["State"] == "running")
             for c in listed
             if c["Names"] and c["State"] != "removing"
         ]

@@ -21,7 +21,7 @@ from functools import lru_cache
 from pathlib import Path, PurePosixPath
 
 from ale_local import program
-from ale_sandbox.host.program import resident_command
+from ale_sandbox.host.resident_program import resident_command
 from ale_sandbox.resident import seccomp
 
 HOME = "/home/agent"
@@ -196,7 +196,7 @@ class Bubblewrap:
 
     def gate(self, folder: Path, allow: bool) -> list[str]:
         """Return the options for the network gate; with `allow` the resident gets the rights to set the network up (see
-        `ale_sandbox.resident.network.sockets`)."""
+        `ale_sandbox.resident.network.network_setup`)."""
         inside = "" if self.namespaces is None else self.namespaces.stage
         source = f"{inside}/0/{folder.relative_to(self.base)}" if inside else str(folder)
         caps = NETWORK_CAPS if allow else ()

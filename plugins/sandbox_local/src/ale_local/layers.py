@@ -21,7 +21,7 @@ from secrets import token_hex
 from typing import Literal
 
 from ale.errors import ConfigError
-from ale_sandbox.host.owner import is_running, remove_folder, this_process
+from ale_sandbox.host.owned_folders import is_running, remove_folder, this_process
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 UNNAMED = "unnamed-"

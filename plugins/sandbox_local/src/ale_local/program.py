@@ -13,8 +13,8 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from ale_sandbox.host.owner import new_base
-from ale_sandbox.host.program import write_program
+from ale_sandbox.host.owned_folders import new_base
+from ale_sandbox.host.resident_program import write_program
 
 ETC = (
     *("alternatives", "bash.bashrc", "ca-certificates.conf", "inputrc", "ld.so.cache", "ld.so.conf", "ld.so.conf.d"),

@@ -31,16 +31,16 @@ from ale_local.launcher import Fork, Launcher, open_process
 from ale_local.layers import HeldSnapshot, Layers
 from ale_local.resident_setup import resident_constants
 from ale_local.sandbox import LocalSandbox
-from ale_sandbox.host import owner
+from ale_sandbox.host import owned_folders as owner
 from ale_sandbox.host.channel import Channel
 from ale_sandbox.host.memory_watch import MemoryWatch
-from ale_sandbox.host.program import resident_command
+from ale_sandbox.host.resident_program import resident_command
 from ale_sandbox.host.threads import in_thread
-from ale_sandbox.network.gate import Gate
+from ale_sandbox.network.egress_gate import Gate
 from ale_sandbox.resident import seccomp
 from ale_sandbox.sandboxes.attach_client import AttachedSandbox, attach
 from ale_sandbox.sandboxes.attach_server import AttachServer
-from ale_sandbox.sandboxes.running_sandboxes import Running
+from ale_sandbox.sandboxes.running_sandboxes import RunningSandboxes
 
 log = logging.getLogger("ale.sandbox.local")
 
@@ -67,7 +67,7 @@ class LocalSandboxProvider(Driver, SandboxProvider):
 
     def __init__(self, config: LocalSandboxConfig, context: DriverContext) -> None:
         super().__init__(config, context)
-        self.sandboxes: Running[LocalSandbox] = Running()
+        self.sandboxes: RunningSandboxes[LocalSandbox] = RunningSandboxes()
         self.groups: dict[str, Path] = {}
         self.folder: Path | None = None
         self.base: Path | None = None

@@ -1,7 +1,7 @@
 """Makes and restores snapshots of local sandboxes: the resident reads and writes the writable places.
 
 1. The host never reads a sandbox's files directly, because links could lead anywhere. The resident reads the places,
-   and its records are written like a downloaded tree (`ale_sandbox.resident.trees.unpacking`), but with owners, all
+   and its records are written like a downloaded tree (`ale_sandbox.resident.trees.tree_writer`), but with owners, all
    mode bits and every link.
 2. Processes are stopped meanwhile, for at most ten seconds; a larger sandbox continues then, and its later writes may
    be in the snapshot only in part.
@@ -25,10 +25,10 @@ from ale.errors import SandboxError
 from ale_local.layers import Form, HeldSnapshot, Layers
 from ale_sandbox.host.channel import Channel
 from ale_sandbox.host.threads import in_thread
+from ale_sandbox.host.tree_transfers import Transfer, as_sandbox_error, finish, read_pieces, receive
 from ale_sandbox.resident.frames import pack, unpack
-from ale_sandbox.resident.trees.packing import END, Refused
-from ale_sandbox.resident.trees.unpacking import Writer
-from ale_sandbox.trees.transfers import Transfer, as_sandbox_error, finish, read_pieces, receive
+from ale_sandbox.resident.trees.tree_reader import END, InvalidTree
+from ale_sandbox.resident.trees.tree_writer import Writer
 
 NAMES_BYTES = 1 << 28
 """The most bytes that names, modes and times may take in an archive."""
@@ -58,7 +58,7 @@ class ArchiveWriter:
         data = pack(fields)
         self.left -= len(data) + 4
         if self.left < 0:
-            raise Refused("it holds more than the sandbox's limits allow")
+            raise InvalidTree("it holds more than the sandbox's limits allow")
         if data:
             self.file.write(len(data).to_bytes(4, "big") + data)
         return fields[-4:-3] == [END]
@@ -127,7 +127,7 @@ async def archive(path: Path, transfer: Transfer, max_bytes: int) -> int:
                 ended = await in_thread(writer.take, fields)
                 if ended:
                     return file.tell()
-    raise Refused("the records of a place are cut short")
+    raise InvalidTree("the records of a place are cut short")
 
 
 async def restore(held: HeldSnapshot, channel: Channel) -> None:

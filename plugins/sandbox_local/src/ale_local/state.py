@@ -17,7 +17,7 @@ from pathlib import Path
 from ale.errors import ConfigError, SandboxError
 from ale.specs.sandbox import Resources
 from ale_local import cgroups
-from ale_sandbox.host.owner import reclaim_bases, remove_folder, start_time
+from ale_sandbox.host.owned_folders import reclaim_bases, remove_folder, start_time
 
 MARKER = "ALE_SANDBOX"
 """Environment variable with a process's sandbox id, by which leftovers of a plain sandbox are found."""

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-from ale_sandbox.containers.engine import Plan
+from ale_sandbox.containers.engine import ContainerPlan
 
 CGROUPS = Path("/sys/fs/cgroup")
 SYS_RESOURCE = 1 << 24
@@ -84,7 +84,7 @@ def enable_loopback(process: int) -> None:
         raise OSError(f"its loopback device stays down ({done.stderr.strip()[-200:]})")
 
 
-def rewrite(archive: Path, changed: IO[bytes], plan: Plan) -> None:
+def rewrite(archive: Path, changed: IO[bytes], plan: ContainerPlan) -> None:
     """Rewrite the archive for the plan's container. Raises `OSError`, or `ValueError` if the archive is invalid."""
     try:
         with tarfile.open(archive) as source, tarfile.open(fileobj=changed, mode="w") as target:
@@ -102,12 +102,12 @@ def rewrite(archive: Path, changed: IO[bytes], plan: Plan) -> None:
         raise ValueError(f"{archive} is damaged ({error}); remove that snapshot and make another") from error
 
 
-def relabel(config: dict[str, Any], plan: Plan) -> None:
+def relabel(config: dict[str, Any], plan: ContainerPlan) -> None:
     """Another's labels."""
     config["labels"] = dict(plan.labels)
 
 
-def remount(spec: dict[str, Any], plan: Plan) -> None:
+def remount(spec: dict[str, Any], plan: ContainerPlan) -> None:
     """Replace the host folders of the mounts by those of the new container."""
     sources = {inside: here for here, inside, _ in plan.mounts}
     for mount in spec["mounts"]:

@@ -28,10 +28,10 @@ from ale_sandbox.containers.engine import (
     LABEL,
     REMOVE_S,
     BuildFailed,
+    ContainerPlan,
     Engine,
-    Found,
+    FoundContainer,
     FoundImage,
-    Plan,
     read_build_line,
     read_image_env,
 )
@@ -90,7 +90,7 @@ class PodmanEngine(Engine):
         if client is not None:
             client.close()  # type: ignore[no-untyped-call]
 
-    async def create(self, plan: Plan) -> None:
+    async def create(self, plan: ContainerPlan) -> None:
         limits, options = plan.resources, ["exec", "nosuid", "nodev"]
         held: dict[str, Any] = {"pids": {"limit": limits.pids or PIDS_MAX}}
         if limits.memory_mib is not None:
@@ -170,7 +170,7 @@ class PodmanEngine(Engine):
 
         await self._do(f"checkpoint the processes of {name}", work)
 
-    async def restore(self, plan: Plan, archive: Path) -> int:
+    async def restore(self, plan: ContainerPlan, archive: Path) -> int:
         def work(client: Any) -> int:
             with tempfile.TemporaryFile(dir=archive.parent.parent) as changed:
                 checkpoint.rewrite(archive, changed, plan)
@@ -207,13 +207,13 @@ class PodmanEngine(Engine):
         for container in removed:
             await remove_groups(container)
 
-    async def containers(self) -> list[Found]:
-        def work(client: Any) -> list[Found]:
+    async def containers(self) -> list[FoundContainer]:
+        def work(client: Any) -> list[FoundContainer]:
             params = {"all": True, "filters": json.dumps({"label": [LABEL]})}
             response = client.api.get("/containers/json", params=params)
             response.raise_for_status()
             return [
-                Found(c["Names"][0], dict(c["Labels"] or {}), c["State"] == "running")
+                FoundContainer(c["Names"][0], dict(c["Labels"] or {}), c["State"] == "running")
                 for c in response.json()
                 if c["Names"] and c["State"] not in ("removing", "stopping")
             ]

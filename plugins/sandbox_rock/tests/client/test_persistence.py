@@ -71,7 +71,7 @@ async def test_a_sandbox_starts_from_an_image_that_was_committed(start: StartSan
 
 async def test_a_deleted_sandbox_leaves_no_snapshot(start: StartSandbox) -> None:
     from ale_local.layers import Layers
-    from ale_sandbox.host.owner import state_folder
+    from ale_sandbox.host.owned_folders import state_folder
 
     layers = Layers(state_folder("local"))
     before = set(layers.names())

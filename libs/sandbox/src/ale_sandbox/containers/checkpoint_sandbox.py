@@ -8,8 +8,7 @@ from typing import Any
 
 from ale.errors import ConfigError, SandboxError
 from ale_sandbox.containers.checkpoints import CheckpointStore
-from ale_sandbox.containers.connection import SOCKET, accept
-from ale_sandbox.containers.sandbox import ContainerSandbox
+from ale_sandbox.containers.sandbox import SOCKET, ContainerSandbox, accept
 from ale_sandbox.host.threads import await_completion, in_thread
 from ale_sandbox.host.unix_socket import listener
 

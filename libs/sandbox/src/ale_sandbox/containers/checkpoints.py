@@ -16,7 +16,7 @@ from typing import Any
 from ale.errors import ConfigError
 from ale.specs.sandbox import SandboxSpec
 from ale_sandbox.containers.image_snapshots import UNNAMED, check_name
-from ale_sandbox.host.owner import is_running, remove_folder, this_process
+from ale_sandbox.host.owned_folders import is_running, remove_folder, this_process
 
 PREFIX, ARCHIVE, ABOUT, DRAFT = "ale-checkpoint:", "archive.tar", "about.json", ".draft-"
 FREE = ("id", "image", "from_snapshot", "endpoint", "files", "env", "labels", "lifetime_s", "idle_s")

@@ -22,7 +22,7 @@ REMOVE_S = 30.0
 
 
 @dataclass(frozen=True)
-class Plan:
+class ContainerPlan:
     """A container to create."""
 
     name: str
@@ -42,7 +42,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundContainer:
     """An existing container of a sandbox."""
 
     name: str
@@ -93,7 +93,7 @@ class Engine(ABC):
         """Disconnect. Idempotent."""
 
     @abstractmethod
-    async def create(self, plan: Plan) -> None:
+    async def create(self, plan: ContainerPlan) -> None:
         """Create a container that the engine removes when it ends. Raises `SandboxError` if the name is taken."""
 
     @abstractmethod
@@ -106,7 +106,7 @@ class Engine(ABC):
         refuses for `REMOVE_S`, or does not answer in time."""
 
     @abstractmethod
-    async def containers(self) -> list[Found]:
+    async def containers(self) -> list[FoundContainer]:
         """List all containers with the label `LABEL`."""
 
     @abstractmethod
@@ -150,7 +150,7 @@ class Engine(ABC):
         """Write a container and its processes, which continue, to a new file."""
         raise SandboxError(f"{self.name} cannot checkpoint the processes of {name}.")
 
-    async def restore(self, plan: Plan, archive: Path) -> int:
+    async def restore(self, plan: ContainerPlan, archive: Path) -> int:
         """Restore a container from a checkpoint and let it continue; only image and command of the plan are not used.
         Returns the id of its first process."""
         raise SandboxError(f"{self.name} cannot restore {plan.name} from a checkpoint.")

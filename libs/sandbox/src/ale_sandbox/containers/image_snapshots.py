@@ -14,7 +14,7 @@ from contextlib import suppress
 
 from ale.errors import ConfigError, SandboxError
 from ale_sandbox.containers.engine import Engine
-from ale_sandbox.host.owner import is_running
+from ale_sandbox.host.owned_folders import is_running
 from ale_sandbox.host.threads import await_completion
 
 REPOSITORY, UNNAMED, OWNER = "ale-snapshot:", "unnamed-", "ale.owner"

@@ -11,10 +11,10 @@ from pathlib import Path
 from ale.errors import ConfigError
 from ale.specs.sandbox import Resources, SandboxSpec
 from ale_sandbox.containers.config import ContainerConfig
-from ale_sandbox.containers.engine import LABEL, Plan
+from ale_sandbox.containers.engine import LABEL, ContainerPlan
 from ale_sandbox.containers.image_snapshots import OWNER
 from ale_sandbox.containers.images import DEFAULT_IMAGE
-from ale_sandbox.host.owner import this_process
+from ale_sandbox.host.owned_folders import this_process
 from ale_sandbox.network.policy import check_policy, network_plan
 
 CREATED, USER_LABEL = "ale.created", "ale.label."
@@ -61,12 +61,12 @@ def make_plan(
     command: list[str],
     mounts: list[tuple[str, str, bool]],
     run_labels: Mapping[str, str],
-) -> Plan:
-    """Plan the container. Raises `ConfigError` if the engine cannot enforce its limits."""
+) -> ContainerPlan:
+    """ContainerPlan the container. Raises `ConfigError` if the engine cannot enforce its limits."""
     limits = limits_of(spec, config)
     own_labels = {f"{USER_LABEL}{key}": value for key, value in {**run_labels, **spec.labels}.items()}
     capabilities = RESIDENT_CAPS if user_of(spec, config) == "agent" else ROOT_CAPS
-    return Plan(
+    return ContainerPlan(
         name,
         image,
         command,

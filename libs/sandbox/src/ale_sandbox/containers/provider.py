@@ -31,8 +31,7 @@ from ale_sandbox.containers.checkpoint_sandbox import CheckpointSandbox
 from ale_sandbox.containers.checkpoints import PREFIX as CHECKPOINT
 from ale_sandbox.containers.checkpoints import Checkpoint, CheckpointStore, check_same
 from ale_sandbox.containers.config import ContainerConfig
-from ale_sandbox.containers.connection import SOCKET, accept
-from ale_sandbox.containers.engine import LABEL, Engine, Plan
+from ale_sandbox.containers.engine import LABEL, ContainerPlan, Engine
 from ale_sandbox.containers.image_builds import ImageBuilds
 from ale_sandbox.containers.image_snapshots import OWNER, is_owned
 from ale_sandbox.containers.images import DEFAULT_IMAGE, Images
@@ -44,16 +43,16 @@ from ale_sandbox.containers.planning import (
     resident_constants,
     user_of,
 )
-from ale_sandbox.containers.sandbox import ContainerSandbox
+from ale_sandbox.containers.sandbox import SOCKET, ContainerSandbox, accept
 from ale_sandbox.host.channel import Channel
 from ale_sandbox.host.memory_watch import MemoryWatch, groups_of, peer_pid
-from ale_sandbox.host.owner import new_base, reclaim_bases, remove_folder, state_folder
+from ale_sandbox.host.owned_folders import new_base, reclaim_bases, remove_folder, state_folder
 from ale_sandbox.host.threads import in_thread
 from ale_sandbox.host.unix_socket import listener
-from ale_sandbox.network.gate import Gate
+from ale_sandbox.network.egress_gate import Gate
 from ale_sandbox.sandboxes.attach_client import AttachedSandbox, attach, attach_by_id
 from ale_sandbox.sandboxes.attach_server import AttachServer
-from ale_sandbox.sandboxes.running_sandboxes import Running
+from ale_sandbox.sandboxes.running_sandboxes import RunningSandboxes
 
 BUNDLE = ".bundle"
 """The bundle's folder, which lies beside those of sandboxes; their names never begin with a dot."""
@@ -86,7 +85,7 @@ class ContainerProvider(Driver, SandboxProvider):
         self.engine = self.make_engine()
         self.images = Images(self.engine, config.pull)
         self.builds = ImageBuilds(self.engine, self.images)
-        self.sandboxes: Running[ContainerSandbox] = Running()
+        self.sandboxes: RunningSandboxes[ContainerSandbox] = RunningSandboxes()
         self.base: Path | None = None
         self.attach_server: AttachServer | None = None
         self.unnamed: set[str] = set()
@@ -222,7 +221,7 @@ class ContainerProvider(Driver, SandboxProvider):
                 remove_folder(control)
             raise
 
-    async def _create(self, plan: Plan, checkpoint: Checkpoint | None) -> int | None:
+    async def _create(self, plan: ContainerPlan, checkpoint: Checkpoint | None) -> int | None:
         """Create and start the container. After a restore, return the id of the resident among its processes."""
         if checkpoint is not None:
             return await self.engine.restore(plan, checkpoint.archive)

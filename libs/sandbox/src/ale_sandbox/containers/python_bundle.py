@@ -17,7 +17,7 @@ import tempfile
 from pathlib import Path
 
 from ale.errors import ConfigError
-from ale_sandbox.host.program import module_names, resident_command, with_bytecode, write_files, write_program
+from ale_sandbox.host.resident_program import module_names, resident_command, with_bytecode, write_files, write_program
 
 PLACE = "/.ale"
 CONTROL, GATE = f"{PLACE}/control", f"{PLACE}/gate"

@@ -1,8 +1,9 @@
-"""A sandbox that is a container."""
+"""A sandbox that is a container, and how its resident connects to this process."""
 
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,8 +15,21 @@ from ale_sandbox.containers import image_snapshots
 from ale_sandbox.containers.checkpoints import PREFIX
 from ale_sandbox.containers.engine import Engine
 from ale_sandbox.host.channel import Channel
-from ale_sandbox.host.owner import remove_folder
+from ale_sandbox.host.memory_watch import peer_pid
+from ale_sandbox.host.owned_folders import remove_folder
 from ale_sandbox.sandboxes.resettable import ResettableSandbox
+
+SOCKET = "socket"
+"""The name of the socket in a container's folder `control`, to which its resident connects."""
+
+
+async def accept(waiting: socket.socket, process: int | None) -> socket.socket:
+    """Accept a connection, if `process` is named only from that process: others in the sandbox may try to connect."""
+    while True:
+        sock, _ = await asyncio.get_running_loop().sock_accept(waiting)
+        if process is None or peer_pid(sock) == process:
+            return sock
+        sock.close()
 
 
 class ContainerSandbox(ResettableSandbox):

@@ -10,8 +10,8 @@ from ale.specs.sandbox import ENDPOINT_PORT, SandboxSpec, host_and_port
 
 
 def network_plan(spec: SandboxSpec) -> list[str]:
-    """List what the sandbox's relay listens for (see `resident/network/sockets.py`), one line each; empty if it has no
-    relay."""
+    """List what the sandbox's relay listens for, one line each (`resident/network/network_setup.py` reads them). It is
+    empty if the sandbox has no relay."""
     if spec.network == "none":
         return []
     plan = [] if spec.endpoint is None else [f"endpoint - {ENDPOINT_PORT}"]

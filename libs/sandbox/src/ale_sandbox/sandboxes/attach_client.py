@@ -12,7 +12,7 @@ from ale.errors import SandboxError
 from ale.specs.sandbox import SandboxSpec
 from ale.specs.sandbox_protocols import SandboxStats
 from ale_sandbox.host.channel import Channel
-from ale_sandbox.host.owner import is_running
+from ale_sandbox.host.owned_folders import is_running
 from ale_sandbox.resident.frames import unpack
 from ale_sandbox.sandboxes.attach_server import GONE, LOGS, NAME, OPEN, STATS
 from ale_sandbox.sandboxes.sandbox import ResidentSandbox

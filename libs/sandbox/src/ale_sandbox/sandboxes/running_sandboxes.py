@@ -17,7 +17,7 @@ S = TypeVar("S", bound=ResidentSandbox)
 log = logging.getLogger("ale.sandbox")
 
 
-class Running(dict[str, S]):
+class RunningSandboxes(dict[str, S]):
     """The running sandboxes by id."""
 
     def __init__(self) -> None:

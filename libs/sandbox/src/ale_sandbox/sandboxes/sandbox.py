@@ -15,14 +15,14 @@ from ale.specs.driver import DriverContext
 from ale.specs.sandbox import AGENT, ExecResult, Sandbox, SandboxSpec
 from ale.specs.sandbox_protocols import Output, SandboxStats
 from ale_sandbox.host import commands, output_stream
+from ale_sandbox.host import tree_transfers as transfers
 from ale_sandbox.host.channel import Channel
 from ale_sandbox.host.commands import NO_COMMAND, as_bytes, check_user
 from ale_sandbox.host.journal import printable
 from ale_sandbox.host.port_connection import PortConnection
 from ale_sandbox.host.shell import ResidentShell
-from ale_sandbox.network.gate import Gate, Refusal, report
+from ale_sandbox.network.egress_gate import BlockedConnection, Gate, report
 from ale_sandbox.resident.frames import EXEC, INIT, KILL, READ, USAGE, WRITE
-from ale_sandbox.trees import transfers
 
 START_S = 60.0
 """A sandbox that is not ready after this long never will be; on a busy machine many may start at once."""
@@ -250,7 +250,7 @@ class ResidentSandbox(Sandbox):
         if gate is not None:
             gate.refused = partial(self.refused, context)
 
-    def refused(self, context: DriverContext, refusal: Refusal) -> None:
+    def refused(self, context: DriverContext, refusal: BlockedConnection) -> None:
         """Record a connection that the network policy refused."""
         self.note(f"network refused: {refusal}")
         report(self, context, refusal)

@@ -28,7 +28,7 @@ from ale_sandbox.host.channel import Channel
 from ale_sandbox.host.commands import as_bytes
 from ale_sandbox.resident.frames import TREE, pack, unpack
 from ale_sandbox.sandboxes.sandbox import ResidentSandbox
-from ale_sandbox.trees.transfers import Transfer, found
+from ale_sandbox.host.tree_transfers import Transfer, found
 
 
 class TreeRoutes:

@@ -15,7 +15,7 @@ import os
 import select
 import time
 
-from ale_sandbox.resident.network.sockets import NetworkSockets, Socket, Target
+from ale_sandbox.resident.network.network_setup import NetworkSockets, Socket, Target
 
 ROOM = 1 << 16
 MOST_CONNECTIONS = 400

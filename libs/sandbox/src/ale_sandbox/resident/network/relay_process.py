@@ -6,8 +6,8 @@ import _signal as sig  # type: ignore[import-not-found]
 import os
 import time
 
+from ale_sandbox.resident.network.network_setup import NetworkSockets
 from ale_sandbox.resident.network.relay import Relay
-from ale_sandbox.resident.network.sockets import NetworkSockets
 from ale_sandbox.resident.privileges import prctl
 from ale_sandbox.resident.processes import send_signal
 

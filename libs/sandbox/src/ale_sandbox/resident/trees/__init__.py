@@ -1,1 +1,1 @@
-"""Trees of files: packing and unpacking on both sides of the connection, and freezing processes for a snapshot."""
+"""Trees of files: reading and writing them on both sides of the connection, and freezing processes for a snapshot."""

@@ -11,8 +11,8 @@ import errno
 import os
 
 from ale_sandbox.resident.trees.freeze import Freeze
-from ale_sandbox.resident.trees.packing import Reader
-from ale_sandbox.resident.trees.unpacking import Writer
+from ale_sandbox.resident.trees.tree_reader import Reader
+from ale_sandbox.resident.trees.tree_writer import Writer
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -1,11 +1,11 @@
-"""The host's end of a sandbox's network: a Unix socket, the *gate*, behind which this process decides what may pass.
+"""The host's end of a sandbox's network: an egress proxy on a Unix socket, the *gate*. It decides what may pass.
 
 1. A connection of the sandbox's relay begins with one line: `endpoint`, `connect HOST PORT` or `refused`. The gate
    checks the policy itself and trusts nothing that the sandbox claims.
 2. The host resolves names, and connects to the very address that it checked. A name never leads to this machine, to a
    link-local (metadata) address or to containers of this machine, and a pattern (`*.example.org`, `*`) only to public
    addresses. An address that the user wrote into the policy is connected to as it is.
-3. Whatever the gate or the relay refuses becomes a `Refusal`.
+3. Whatever the gate or the relay refuses becomes a `BlockedConnection`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 
 from ale.specs.driver import DriverContext
 from ale.specs.sandbox import Sandbox, SandboxSpec, host_and_port
-from ale_sandbox.host.owner import remove_folder
+from ale_sandbox.host.owned_folders import remove_folder
 from ale_sandbox.host.unix_socket import listen
 from ale_sandbox.network.policy import endpoint_address, network_plan
 
@@ -36,8 +36,8 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 @dataclass(frozen=True)
-class Refusal:
-    """A refused attempt to reach something."""
+class BlockedConnection:
+    """An attempt of a program in the sandbox to reach something, which the policy forbids."""
 
     protocol: str
     """`tcp`, `udp`, `icmp`, `name` (a DNS query), `endpoint`, or `other` (too many to be reported one by one)."""
@@ -53,13 +53,13 @@ class Refusal:
 
 
 class Gate:
-    """The gate of one sandbox, in its own folder. It calls `refused` for each refusal."""
+    """The gate of one sandbox, in its own folder. It calls `refused` for each blocked connection."""
 
     def __init__(self, spec: SandboxSpec, folder: Path) -> None:
         self.folder = folder
         self.endpoint = None if spec.endpoint is None else endpoint_address(spec.endpoint)
         self.allow = [host_and_port(entry) for entry in spec.allow] if spec.network == "allow" else []
-        self.refused: Callable[[Refusal], None] = lambda _: None
+        self.refused: Callable[[BlockedConnection], None] = lambda _: None
         self.bytes_in = self.bytes_out = 0
         """Bytes that the sandbox received and sent."""
         self.reported = self.unreported = 0
@@ -91,7 +91,9 @@ class Gate:
         await asyncio.gather(*tasks, return_exceptions=True)
         remove_folder(self.folder)
         if self.unreported:
-            self.refused(Refusal("other", "*", 0, self.unreported, "more refusals than are reported one by one"))
+            self.refused(
+                BlockedConnection("other", "*", 0, self.unreported, "more refusals than are reported one by one")
+            )
             self.unreported = 0
 
     # --- connections
@@ -125,7 +127,7 @@ class Gate:
             writer.write(b"-")
             await writer.drain()
             if isinstance(error, PermissionError) and len(words) == 3:
-                self._report_refusal(Refusal("tcp", words[1], int(words[2]), 1, str(error.strerror)))
+                self._report_refusal(BlockedConnection("tcp", words[1], int(words[2]), 1, str(error.strerror)))
             return
         try:
             writer.write(b"+")
@@ -217,9 +219,9 @@ class Gate:
         if len(words) == 4 and words[2].isdigit() and words[3].isdigit():
             protocol, host, port, count = words[0][:12], words[1], int(words[2]), int(words[3])
             reason = "the name is not among the allowed hosts" if protocol == "name" else "nothing there is allowed"
-            self._report_refusal(Refusal(protocol, host, port, count, reason))
+            self._report_refusal(BlockedConnection(protocol, host, port, count, reason))
 
-    def _report_refusal(self, refusal: Refusal) -> None:
+    def _report_refusal(self, refusal: BlockedConnection) -> None:
         if self.reported < MOST_REFUSALS:
             self.reported += 1
             self.refused(refusal)
@@ -227,7 +229,7 @@ class Gate:
             self.unreported += refusal.count
 
 
-def report(sandbox: Sandbox, context: DriverContext, refusal: Refusal) -> None:
+def report(sandbox: Sandbox, context: DriverContext, refusal: BlockedConnection) -> None:
     """Record a refusal as an event of the run and call the observers' hooks."""
     labels = {**context.labels, **sandbox.spec.labels}
     found = asdict(refusal)

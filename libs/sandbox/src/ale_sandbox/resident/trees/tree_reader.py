@@ -1,4 +1,4 @@
-"""Packs a tree of files into records, for the channel and for snapshots; `unpacking.py` writes them again.
+"""Packs a tree of files into records, for the channel and for snapshots; `tree_writer.py` writes them again.
 
 1. A record has four fields. An entry has kind, name, facts, and a link's target; content has `DATA`, offset, bytes; the
    last record is `END`. Names are bytes relative to the root, whose own name is empty; a folder comes before its
@@ -32,7 +32,7 @@ VANISHED = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO)
 """The errors of opening a name that is gone or was replaced."""
 
 
-class Refused(OSError):
+class InvalidTree(OSError):
     """A tree holds a forbidden entry, or a record is invalid."""
 
     def __init__(self, reason: str) -> None:
@@ -45,20 +45,20 @@ def quote(name: bytes) -> str:
 
 
 def split_name(name: bytes) -> list[bytes]:
-    """Split a record's name. Raises `Refused` if it could lead out of the root or is too long."""
+    """Split a record's name. Raises `InvalidTree` if it could lead out of the root or is too long."""
     if not name:
         return []
     parts = name.split(b"/")
     if b"" in parts or b"." in parts or b".." in parts or b"\0" in name:
-        raise Refused(f"{quote(name)} is no path within a tree")
+        raise InvalidTree(f"{quote(name)} is no path within a tree")
     if len(name) > MAX_NAME_BYTES or len(parts) > MAX_DEPTH:
-        raise Refused(f"{quote(name[:80])}... is too long or lies too deep (over {MAX_DEPTH} folders)")
+        raise InvalidTree(f"{quote(name[:80])}... is too long or lies too deep (over {MAX_DEPTH} folders)")
     return parts
 
 
 def unreadable(name: bytes, error: OSError) -> OSError:
     """Add the entry's name to an error."""
-    if isinstance(error, Refused):
+    if isinstance(error, InvalidTree):
         return error
     return OSError(error.errno, f"{quote(name)} cannot be read: {error.strerror}")
 

@@ -1,4 +1,4 @@
-"""Writes a tree from its records (`packing.py`). The records are not trusted: nothing is written outside the root.
+"""Writes a tree from its records (`tree_reader.py`). The records are not trusted: nothing is written outside the root.
 
 1. The root is a name in an open folder. Every entry is made by a system call relative to its open parent folder, which
    is opened from the root component by component without following a link.
@@ -14,7 +14,7 @@ from __future__ import annotations
 import errno
 import os
 
-from ale_sandbox.resident.trees.packing import (
+from ale_sandbox.resident.trees.tree_reader import (
     DATA,
     END,
     FILE,
@@ -22,7 +22,7 @@ from ale_sandbox.resident.trees.packing import (
     LINK,
     PIPE,
     REFUSED,
-    Refused,
+    InvalidTree,
     open_below,
     quote,
     split_name,
@@ -43,16 +43,16 @@ EXISTING = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Entry:
-    """A parsed record of an entry. Raises `Refused` if the record is invalid."""
+    """A parsed record of an entry. Raises `InvalidTree` if the record is invalid."""
 
     def __init__(self, kind: bytes, name: bytes, facts: bytes, target: bytes) -> None:
         numbers = facts.split(b" ")
         if len(numbers) != 4 or not all(n.removeprefix(b"-").isdigit() and len(n) < 20 for n in numbers):
-            raise Refused(f"{quote(name[:80])} comes with facts that make no sense")
+            raise InvalidTree(f"{quote(name[:80])} comes with facts that make no sense")
         self.mode, self.time_ns, self.size, self.owner = map(int, numbers)
         sane = 0 <= self.mode <= 0o7777 and self.size >= 0 and 0 <= self.owner < 1 << 16
         if not sane or not -(1 << 62) < self.time_ns < 1 << 62:
-            raise Refused(f"{quote(name[:80])} comes with facts that make no sense")
+            raise InvalidTree(f"{quote(name[:80])} comes with facts that make no sense")
         self.kind, self.name, self.target = kind, name, target
         parts = split_name(name)
         self.above, self.base = b"/".join(parts[:-1]), parts[-1] if parts else b""
@@ -95,14 +95,14 @@ class Writer:
     def take(self, fields: list[bytes]) -> bool:
         """Write a piece; return whether the tree is complete. Raises `OSError` that names the entry."""
         if len(fields) % 4:
-            raise Refused("a piece of the tree is cut short")
+            raise InvalidTree("a piece of the tree is cut short")
         self.idle += not fields
         if self.idle > MAX_ENTRIES:
-            raise Refused("the tree has no end")
+            raise InvalidTree("the tree has no end")
         for at in range(0, len(fields), 4):
             kind, name, facts, target = fields[at : at + 4]
             if self.ended:
-                raise Refused("something comes after the tree's end")
+                raise InvalidTree("something comes after the tree's end")
             if kind == DATA:
                 self.write(name, facts)
                 continue
@@ -112,16 +112,16 @@ class Writer:
             elif self.entries:
                 self.ended = True
             else:
-                raise Refused("the tree is empty")
+                raise InvalidTree("the tree is empty")
         return self.ended
 
     def make(self, entry: Entry) -> None:
         """Make an entry, or remember it for the end."""
         self.entries += 1
         if self.entries > MAX_ENTRIES:
-            raise Refused(f"the tree holds more than {MAX_ENTRIES} entries")
+            raise InvalidTree(f"the tree holds more than {MAX_ENTRIES} entries")
         if (self.entries == 1) == bool(entry.name):
-            raise Refused(f"{quote(entry.name)} comes where the root of the tree belongs, or is a second one")
+            raise InvalidTree(f"{quote(entry.name)} comes where the root of the tree belongs, or is a second one")
         if entry.kind == FOLDER:
             self.remember(entry)
             self.make_as_owner(entry, self.make_folder)
@@ -131,23 +131,23 @@ class Writer:
         elif entry.kind == LINK and entry.name and entry.target and b"\0" not in entry.target:
             self.remember(entry)
             if self.links.setdefault(entry.name, entry) is not entry:
-                raise Refused(f"{quote(entry.name)} comes twice")
+                raise InvalidTree(f"{quote(entry.name)} comes twice")
         elif entry.kind == PIPE and entry.name and self.whole:
             self.make_as_owner(entry, self.make_pipe)
         elif entry.kind == REFUSED:
             what = entry.target[:40].decode("ascii", "replace")
-            raise Refused(f"{quote(entry.name)} is a {what!r}, which a tree must not hold")
+            raise InvalidTree(f"{quote(entry.name)} is a {what!r}, which a tree must not hold")
         else:
-            raise Refused(f"{quote(entry.name)} is of an unknown kind")
+            raise InvalidTree(f"{quote(entry.name)} is of an unknown kind")
 
     def write(self, offset: bytes, data: bytes) -> None:
         """Write content into the open file."""
         if self.file is None:
-            raise Refused("content comes without a file")
+            raise InvalidTree("content comes without a file")
         entry, fd = self.file
         at = int(offset) if offset.isdigit() and len(offset) < 20 else -1
         if at < self.at or at + len(data) > entry.size:
-            raise Refused(f"{quote(entry.name)} holds more than its record says")
+            raise InvalidTree(f"{quote(entry.name)} holds more than its record says")
         if self.whole:
             self.count(len(data))
         self.at = at + len(data)
@@ -163,13 +163,13 @@ class Writer:
         """Remember an entry that must be finished at the end."""
         self.remembered += len(entry.name) + len(entry.target)
         if self.remembered > MAX_REMEMBERED_BYTES:
-            raise Refused("the tree holds too many folders and links")
+            raise InvalidTree("the tree holds too many folders and links")
 
     def count(self, size: int) -> None:
         """Count bytes against the limits."""
         self.bytes += size
         if self.max_bytes is not None and self.bytes > self.max_bytes:
-            raise Refused(f"the tree is larger than {self.max_bytes} bytes")
+            raise InvalidTree(f"the tree is larger than {self.max_bytes} bytes")
 
     # --- the file system
 
@@ -277,7 +277,7 @@ class Writer:
     def finish(self) -> Iterator[None]:
         """After the tree is complete, make the links, then set the folders' modes and times, one step each."""
         if not self.ended:
-            raise Refused("the tree is cut short")
+            raise InvalidTree("the tree is cut short")
         for entry in self.links.values():
             self.make_as_owner(entry, self.make_link)
             yield
@@ -304,7 +304,7 @@ class Writer:
 
 def unwritable(entry: Entry, error: OSError) -> OSError:
     """Add the entry's name to an error."""
-    if isinstance(error, Refused):
+    if isinstance(error, InvalidTree):
         return error
     why = "it comes twice" if error.errno == errno.EEXIST else error.strerror
     return OSError(error.errno, f"{quote(entry.name)} cannot be written: {why}")

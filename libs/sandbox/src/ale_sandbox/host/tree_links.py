@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ale_sandbox.resident.trees.packing import MAX_DEPTH, Refused, quote
+from ale_sandbox.resident.trees.tree_reader import MAX_DEPTH, InvalidTree, quote
 
 MAX_HOPS = 40
 """As many links as the kernel follows."""
@@ -13,7 +13,7 @@ MAX_STEPS = 5_000_000
 
 
 def check_links(links: Mapping[bytes, bytes]) -> None:
-    """Check the links of a tree, name -> target. Raises `Refused` if one leads out of the tree or in a circle. May
+    """Check the links of a tree, name -> target. Raises `InvalidTree` if one leads out of the tree or in a circle. May
     block for seconds."""
     steps = 0
     for name in links:
@@ -38,6 +38,6 @@ def check_links(links: Mapping[bytes, bytes]) -> None:
             leads_out = hops > MAX_HOPS or len(at) > MAX_DEPTH or (target or b"").startswith(b"/")
         if leads_out:
             where = quote(links[name][:80])
-            raise Refused(f"the link {quote(name)} leads out of the tree or in a circle (to {where})")
+            raise InvalidTree(f"the link {quote(name)} leads out of the tree or in a circle (to {where})")
         if steps > MAX_STEPS:
-            raise Refused("the tree's links lead through one another too often")
+            raise InvalidTree("the tree's links lead through one another too often")

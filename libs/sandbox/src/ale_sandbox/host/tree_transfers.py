@@ -4,7 +4,7 @@
    tree of any size takes the memory of a few pieces on either side, and a slow disk slows the other side down.
 2. A tree of the host is checked before anything is sent; one with forbidden entries is refused.
 3. A tree from a sandbox is treated as an attacker's work. It is written beside its target under a temporary name
-   (`unpacking.py` makes sure that nothing is written elsewhere), and gets its own name when it is complete and its
+   (`tree_writer.py` makes sure that nothing is written elsewhere), and gets its own name when it is complete and its
    links have been checked; in every other case it is removed.
 """
 
@@ -23,12 +23,12 @@ from typing import Self
 from ale.errors import SandboxError
 from ale_sandbox.host.channel import Channel
 from ale_sandbox.host.journal import printable
-from ale_sandbox.host.owner import remove_folder
+from ale_sandbox.host.owned_folders import remove_folder
 from ale_sandbox.host.threads import in_thread
+from ale_sandbox.host.tree_links import check_links
 from ale_sandbox.resident.frames import CANCEL, DATA, DONE, FAILED, TREE, frame, unpack
-from ale_sandbox.resident.trees.packing import LINK, REFUSED, Reader, Refused, quote
-from ale_sandbox.resident.trees.unpacking import Writer
-from ale_sandbox.trees.links import check_links
+from ale_sandbox.resident.trees.tree_reader import LINK, REFUSED, InvalidTree, Reader, quote
+from ale_sandbox.resident.trees.tree_writer import Writer
 
 ANSWER_S = 60.0
 """A resident that is silent for this long counts as dead."""
@@ -145,7 +145,7 @@ class TreeSource:
                     self.links[name] = target
                 elif kind == REFUSED:
                     what = f"{quote(name)} in it is" if name else "it is"
-                    raise Refused(f"{what} a {target.decode()}, which a tree must not hold")
+                    raise InvalidTree(f"{what} a {target.decode()}, which a tree must not hold")
         await in_thread(check_links, self.links)
         self.reader.close()
         self.reader = Reader(os.dup(self.root))
@@ -155,7 +155,7 @@ class TreeSource:
         fields, last = self.reader.piece()
         for kind, name, _, target in zip(*(fields[i::4] for i in range(4)), strict=True):
             if kind == REFUSED or (kind == LINK and self.links.get(name) != target):
-                raise Refused(f"{quote(name)} was changed while the tree was read")
+                raise InvalidTree(f"{quote(name)} was changed while the tree was read")
         return fields, last
 
     def close(self) -> None:
@@ -186,7 +186,7 @@ class TemporaryTree:
     def take_name(self) -> None:
         """Give the complete tree its own name."""
         if os.path.lexists(self.target):
-            raise Refused(f"something else was put at {self.target} during the download")
+            raise InvalidTree(f"something else was put at {self.target} during the download")
         os.rename(self.base, self.target.name, src_dir_fd=self.folder, dst_dir_fd=self.folder)
 
     def close(self) -> None:
@@ -278,7 +278,7 @@ async def receive(transfer: Transfer, writer: Writer) -> None:
             if ended:
                 break
     if not ended:
-        raise Refused("the tree is cut short")
+        raise InvalidTree("the tree is cut short")
 
 
 async def finish(writer: Writer) -> None:

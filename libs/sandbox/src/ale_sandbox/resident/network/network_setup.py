@@ -1,8 +1,8 @@
 """Sets up the network inside a sandbox that may reach something, before any command runs.
 
 1. The only way out of the sandbox's network namespace is a Unix socket, the *gate*, behind which the host decides
-   (`ale_sandbox.network.gate`). A relay (`relay.py`) listens where programs expect their hosts and forwards their
-   connections to the gate.
+   (`ale_sandbox.network.egress_gate`). A relay (`relay.py`) listens where programs expect their hosts and forwards
+   their connections to the gate.
 2. With `allow`, all addresses belong to the sandbox itself (a `local` route to the loopback device), so the relay can
    listen at `10.0.0.5:5432` or at the address that stands for `pypi.org`, and programs need no proxy settings. The
    kernel refuses connections to all other addresses at once, and a packet socket shows these attempts to the relay.
