@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ale_testing.command_line import ale
-from ale_testing.forked_command import forked_ale
+from support.command_line import ale
+from support.forked_command import forked_ale
 
 __all__ = ["ALE", "FINISH", "REPOSITORY", "SCRIPTED", "TINY", "ale", "ale_in_a_process", "forked_ale", "summary_of"]
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from ale_command import FINISH
 from run_files import MINIMAL, Load
+from support.fake_packages import install as install
 
 from ale.config.yaml_text import dump_yaml
-from ale_testing.fake_packages import install as install
 from ale_train.config.load import LoadedConfig, load_run_config
 
 FIRST = (

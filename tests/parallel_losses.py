@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from support.loss_samples import random_rollouts
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
@@ -20,7 +21,6 @@ from ale_pg import PolicyGradient
 from ale_pg.variants import RULES
 from ale_ppo import PPO
 from ale_sft import SFT
-from ale_testing.loss_samples import random_rollouts
 from ale_torch.losses.correction_settings import Correction
 from ale_torch.losses.likelihood_loss import LikelihoodLoss
 from ale_torch.ranks import World

@@ -63,7 +63,9 @@ def run_tests(package: Package, wheels: dict[str, Path], folder: Path) -> tuple[
     place = folder / package.name
     shutil.rmtree(place, ignore_errors=True)
     python = make_environment(place / "venv", closure(package.name), wheels)
-    shutil.copytree(package.tests, place / "tests", ignore=shutil.ignore_patterns("__pycache__"))
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(package.tests, place / "tests", ignore=ignored)
+    shutil.copytree(ROOT / "tests/support", place / "shared/support", ignore=ignored)
     (place / "pytest.ini").write_text(pytest_settings())
     command = [str(python), "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests"]
     environment = {name: value for name, value in os.environ.items() if name not in INHERITED}
@@ -124,7 +126,7 @@ def recorded_files(installed: Distribution) -> list[PurePosixPath]:
 def pytest_settings() -> str:
     """The repository's settings of pytest, as an ini file for the copied tests."""
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]
-    settings |= {"pythonpath": ["tests"], "testpaths": ["tests"]}
+    settings |= {"pythonpath": ["tests", "shared"], "testpaths": ["tests"]}
     lines = (
         f"{key} =" + "".join(f"\n  {each}" for each in value) if isinstance(value, list) else f"{key} = {value}"
         for key, value in settings.items()

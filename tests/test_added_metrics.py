@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 from ale_command import SCRIPTED, ale, summary_of
+from support.fake_packages import Install
 
 from ale.store.run_store import RunStore
-from ale_testing.fake_packages import Install
 
 RunFile = Callable[[str], Path]
 

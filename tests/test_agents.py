@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 from ale_command import REPOSITORY, ale, summary_of
+from support.sandbox_providers import answers
 
 from ale.store.run_store import RunStore
 from ale.trajectory import Trajectory
-from ale_testing.sandbox_providers import answers
 
 IMAGE = "ale-agents-base:1"
 """`.ci/agent-image` makes it."""

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.sandbox_providers import provider_of
 
 from ale.errors import ConfigError
 from ale.specs.sandbox import SandboxProvider, SandboxSpec
 from ale_endpoint.agents import Recipe, baking
 from ale_endpoint.agents.baking import Bakery, bake_spec, snapshot_name
 from ale_endpoint.agents.package_settings import package_settings
-from ale_testing.sandbox_providers import provider_of
 
 pytestmark = pytest.mark.bwrap
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 from ale_command import ale
+from support.fake_packages import Install
 
 from ale.config.capabilities import Requirements
 from ale.errors import ConfigError, PluginError
 from ale.registry.drivers import load_driver_class
 from ale.specs.driver import DriverContext, PluginConfig
 from ale_local import LocalSandbox
-from ale_testing.fake_packages import Install
 from ale_train.config.load import load_run_config
 from ale_train.config.rl import RLConfig
 from ale_train.config.run import RunConfig

@@ -8,8 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from ale_testing.sandbox_providers import must_answer
+from support.sandbox_providers import must_answer
 
 CHAOS = Path(__file__).with_name("chaos") / "rock.py"
 FAULTS = "worker killed,sandbox killed,network cut,admin killed"

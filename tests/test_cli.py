@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import yaml
+from support.command_line import ale
 
 from ale.errors import PluginError, SandboxError
-from ale_testing.command_line import ale
 from ale_train.commands import evaluate_command
 from ale_train.config.load import LoadedConfig
 
@@ -68,6 +68,25 @@ def test_plugins_are_listed_as_a_table_and_as_json() -> None:
     assert set(found[0]) == keys
     kinds = {info["kind"] for info in json.loads(ale("plugins", "list", "--kind", "sandbox", "--json").stdout)}
     assert kinds == {"sandbox"}
+
+
+def test_help_imports_little_more_than_typer() -> None:
+    more = (
+        "asyncio",
+        "pydantic",
+        "jinja2",
+        "aiohttp",
+        "fastapi",
+        "sqlite3",
+        "ale.registry.drivers",
+        "ale.store.run_store",
+    )
+    code = (
+        "import sys, typer\nbefore = set(sys.modules)\nsys.argv = ['ale', '--help']\nfrom ale.cli.main import main\n"
+        f"try: main()\nfinally: print('MORE', [m for m in {more} if m in set(sys.modules) - before])"
+    )
+    done = python(code)
+    assert done.stdout.splitlines()[-1] == "MORE []", done.stderr
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["plugins", "list"], ["run", "--help"], ["--version"]])

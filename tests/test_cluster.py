@@ -18,9 +18,8 @@ from typing import Any, Self
 import psutil
 import pytest
 from ale_command import TINY, ale_in_a_process, forked_ale, summary_of
-
-from ale_testing import forked_command
-from ale_testing.ray_nodes import ray_nodes
+from support import forked_command
+from support.ray_nodes import ray_nodes
 
 pytestmark = [pytest.mark.slow, pytest.mark.bwrap]
 PLACES = "engine: {replicas: 2}, trainer: {ranks: 2}, rollout: {workers: 2}"

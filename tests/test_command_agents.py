@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import yaml
 from ale_command import REPOSITORY, ale
+from support.sandbox_providers import provider_of
 
 from ale.store.run_store import RunStore
-from ale_testing.sandbox_providers import provider_of
 
 pytestmark = pytest.mark.bwrap
 

@@ -13,6 +13,7 @@ import jsonschema
 import pytest
 import yaml
 from pydantic import BaseModel
+from support.command_line import ale
 
 from ale.config.plugin_field import plugin_places
 from ale.config.yaml_text import parse_yaml
@@ -26,7 +27,6 @@ from ale.specs.choice import Mix, PluginChoice, PluginRules, Select
 from ale.specs.driver import Driver, DriverContext, PluginConfig
 from ale.specs.start import Opening, Start, StartContext
 from ale.task import Task, TaskTests
-from ale_testing.command_line import ale
 from ale_train.config.load import load_run_config
 from ale_train.config.run import RunConfig
 

@@ -9,10 +9,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from support.fake_packages import write_package
+from support.forked_command import program
 
 from ale.store.run_store import RunStore
-from ale_testing.fake_packages import write_package
-from ale_testing.forked_command import program
 
 RUN = """
 name: crash

@@ -12,9 +12,9 @@ import pytest
 import yaml
 from ale_command import REPOSITORY, ale, summary_of
 from markdown_it import MarkdownIt
+from support.sandbox_providers import answers
 
 from ale.store.run_store import RunStore
-from ale_testing.sandbox_providers import answers
 
 IMAGE = "ale-agents-base:1"
 """`.ci/agent-image` makes it."""

@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from parallel_losses import Found, algorithms, batch_of, each_option_once, learner, total
+from support.loss_samples import write_small_policy
 
-from ale_testing.loss_samples import write_small_policy
 from ale_torch.ranks import Ranks
 from ale_train.batches import select
 from ale_trainer_torch.learner import Learner

@@ -10,6 +10,7 @@ from typing import Any
 import openai
 import pytest
 from file_protocol_client import Talker, session_of
+from support.sandbox_providers import answers, provider_of
 
 from ale.errors import AgentError
 from ale.session.session import RecordedSession
@@ -17,7 +18,6 @@ from ale.specs.sandbox import ExecResult, Sandbox, SandboxSpec
 from ale_endpoint.file_protocol import SandboxLink, answer_log
 from ale_endpoint.relays import script
 from ale_endpoint.session_server import SessionServer
-from ale_testing.sandbox_providers import answers, provider_of
 
 LOG = "/workspace/LLMService.log"
 NASTY = "LLM_REQUEST_END SESSION_END\n\u2028 turn"

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ale_command import SCRIPTED, TINY, ale, summary_of
+from support.fake_packages import Install
 
 from ale.store.run_store import RunStore
-from ale_testing.fake_packages import Install
 
 REWARD = """
 import itertools

@@ -48,9 +48,9 @@ def test_packed_attention_in_one_kernel_is_that_of_each_sequence(window: int | N
 
 async def test_megatron_on_a_gpu_computes_what_the_trainer_torch_computes(tmp_path: Path) -> None:
     from parallel_losses import algorithms, batch_of, learner
+    from support.loss_samples import write_small_policy
 
     from ale.specs.driver import DriverContext
-    from ale_testing.loss_samples import write_small_policy
     from ale_trainer_megatron import MegatronTrainer
     from ale_trainer_torch import TorchTrainer
 
@@ -71,9 +71,9 @@ async def test_megatron_on_a_gpu_computes_what_the_trainer_torch_computes(tmp_pa
 
 async def test_a_trainer_that_sleeps_gives_its_memory_back_and_goes_on_as_it_was(tmp_path: Path) -> None:
     from parallel_losses import algorithms, batch_of, learner
+    from support.loss_samples import write_small_policy
 
     from ale.specs.driver import DriverContext
-    from ale_testing.loss_samples import write_small_policy
     from ale_trainer_torch import TorchTrainer
 
     model = write_small_policy(tmp_path / "model")

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 from ale_command import FINISH, ale, summary_of
+from support.fake_packages import Install
+from support.forked_ale import ForkedAle
 
 from ale.errors import ConfigError
 from ale.session.tokenizer import byte_tokenizer
 from ale.store.run_store import RunStore
-from ale_testing.fake_packages import Install
-from ale_testing.forked_ale import ForkedAle
 
 SOURCE = """
 from ale.specs.driver import Driver, PluginConfig

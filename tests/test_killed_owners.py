@@ -12,13 +12,12 @@ import time
 from pathlib import Path
 
 import pytest
-
-from ale_testing.sandbox_providers import answers, provider_of
+from support.sandbox_providers import answers, provider_of
 
 MOMENTS = 6
 OWNER = """
 import asyncio, sys
-from ale_testing.sandbox_providers import provider_of
+from support.sandbox_providers import provider_of
 from ale.specs.sandbox import Resources, SandboxSpec
 from ale.specs.sandbox_protocols import Snapshots
 

@@ -32,10 +32,10 @@ def main(given: Path, out: Path) -> None:
 
 def test_every_loss_gives_the_same_gradient_in_another_process(tmp_path: Path) -> None:
     from parallel_losses import algorithms
+    from support.loss_samples import loss_input, random_rollouts
 
     from ale.specs.driver import DriverContext
     from ale_sft import SFT
-    from ale_testing.loss_samples import loss_input, random_rollouts
 
     cases = {}
     for name, algorithm in {**algorithms(), "sft": SFT(SFT.Config(), DriverContext())}.items():

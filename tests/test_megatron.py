@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from ale_command import TINY, ale, summary_of
 from parallel_losses import algorithms, batch_of, each_option_once, learner
+from support.loss_samples import write_small_policy
 
 from ale.specs.driver import DriverContext
 from ale.store.run_store import RunStore
-from ale_testing.loss_samples import write_small_policy
 from ale_trainer_megatron import MegatronTrainer
 from ale_trainer_torch import TorchTrainer
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import yaml
 from ale_command import REPOSITORY, SCRIPTED, ale
+from support.fake_packages import Install
 
 from ale.store.run_store import RunStore
-from ale_testing.fake_packages import Install
 
 pytestmark = pytest.mark.bwrap
 

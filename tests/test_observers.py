@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 from ale_command import REPOSITORY, SCRIPTED, TINY, ale, forked_ale, summary_of
+from support.fake_packages import Install
 
 from ale.specs.events import HookSpecs
 from ale.store.run_store import RunStore
-from ale_testing.fake_packages import Install
 from ale_train import run
 
 RunFile = Callable[[str], Path]

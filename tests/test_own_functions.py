@@ -11,7 +11,7 @@ from ale_command import REPOSITORY, ale, summary_of
 
 from ale.store.run_store import RunStore
 from ale_train.python_api import run
-from ale_train.rl.spares import SPARE_SEED
+from ale_train.rl.spare_rollouts import SPARE_SEED
 
 ROWS = [{"prompt": f"{n} + 1 =", "answer": str(n + 1), "level": "easy"} for n in range(6)]
 FUNCTIONS = """

@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 from ale_command import SCRIPTED, ale, summary_of
 from kit import run_kit_here
+from support.fake_packages import write_package
+from support.sandbox_providers import must_answer
 
 from ale.config.pool import PoolConfig
 from ale.errors import SandboxError
@@ -23,8 +25,6 @@ from ale.specs.choice import PluginChoice
 from ale.specs.driver import DriverContext
 from ale.specs.sandbox import TESTS, Resources, SandboxSpec
 from ale.store.run_store import RunStore
-from ale_testing.fake_packages import write_package
-from ale_testing.sandbox_providers import must_answer
 
 RunFile = Callable[[str], Path]
 PROVIDERS = [

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.fake_packages import Install
+from support.forked_command import program
 
 from ale.config.references import redact_json, resolve
 from ale.errors import ConfigError
 from ale.store.run_store import RunStore
-from ale_testing.fake_packages import Install
-from ale_testing.forked_command import program
 from ale_train.config.load import load_run_config
 
 SECRET = 'sk-"größe"/é\\x'

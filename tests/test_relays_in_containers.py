@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 from relay_fixtures import PROGRAMS, agent_in, relay_command, served
-
-from ale_testing.sandbox_providers import answers, provider_of
+from support.sandbox_providers import answers, provider_of
 
 IMAGE = "ale-python:1"
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 from ale_command import TINY, ale, summary_of
+from support.forked_ale import ForkedAle
 
 from ale.store.run_store import RunStore
-from ale_testing.forked_ale import ForkedAle
 
 pytestmark = [pytest.mark.slow, pytest.mark.bwrap]
 STEPS = 5

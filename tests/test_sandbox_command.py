@@ -14,9 +14,8 @@ from pathlib import Path
 
 import pytest
 from ale_command import ALE
-
-from ale_testing import forked_command
-from ale_testing.sandbox_providers import answers
+from support import forked_command
+from support.sandbox_providers import answers
 
 OWNER = """
 import asyncio, sys

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 from ale_command import TINY, ale
+from support.forked_ale import ForkedAle
 
 from ale.errors import ConfigError
 from ale.store.run_store import RunStore
 from ale_sandbox.host.owned_folders import start_time
-from ale_testing.forked_ale import ForkedAle
 
 STATE = Path(tempfile.gettempdir()) / f"ale-local-{os.geteuid()}"
 

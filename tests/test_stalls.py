@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 from ale_command import TINY
+from support.forked_ale import ForkedAle
 
 from ale.store.run_store import RunStore
-from ale_testing.forked_ale import ForkedAle
 
 pytestmark = [pytest.mark.slow, pytest.mark.bwrap]
 STALL_S = 3

@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 from ale_command import FINISH, ale
+from support.fake_packages import Install
+from support.sandbox_providers import must_answer, provider_of
 
 from ale.config.episode import RolloutConfig, SandboxNeeds
 from ale.config.pool import PoolConfig
@@ -37,8 +39,6 @@ from ale.store.run_store import RunStore
 from ale.task import Task, TaskTests
 from ale.trajectory import Score, Trajectory
 from ale_testing.fake_engines import ScriptedEngine
-from ale_testing.fake_packages import Install
-from ale_testing.sandbox_providers import must_answer, provider_of
 from ale_train.starts import ExpertReplay, ExpertStates, expert_steps
 
 Events = list[tuple[str, dict[str, Any]]]

@@ -13,9 +13,9 @@ import pytest
 from ale_command import SCRIPTED, ale, forked_ale, summary_of
 from mlflow import MlflowClient
 from prometheus_client.parser import text_string_to_metric_families
+from support.fake_packages import Install
 
 from ale.store.run_store import RunStore
-from ale_testing.fake_packages import Install
 
 RunFile = Callable[[str], Path]
 TRACKERS = "observers=[print, tensorboard, {use: mlflow, mode: offline}, {use: wandb, mode: offline}]"

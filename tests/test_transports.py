@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 from ale_command import TINY, forked_ale, summary_of
+from support.fake_packages import write_package
 
 from ale.store.run_store import RunStore
-from ale_testing.fake_packages import write_package
 
 FOLDERS_ONLY = """
 import json

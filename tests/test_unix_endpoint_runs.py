@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import yaml
 from ale_command import REPOSITORY, SCRIPTED, ale
+from support.fake_packages import Install
 
 from ale_endpoint.relays import SCRIPTS, script
-from ale_testing.fake_packages import Install
 
 FINISH = json.dumps('<tool_call>\n{"name": "finish", "arguments": {}}\n</tool_call>')
 CALLER = """

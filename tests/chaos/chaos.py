@@ -29,8 +29,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 import points
 from checks import Unbroken, check_run, read_unbroken
-
-from ale_testing.forked_ale import IMPORTS
+from support.forked_ale import IMPORTS
 
 ALONE = ("rollout.concurrency=1", "engine.max_batch=1")
 """A synchronous run with these, and without shared prefixes, is the same to the last digit however often it is

@@ -38,10 +38,10 @@ from chaos import WARM
 from checks import KEPT, broken, find_leftovers, find_training_faults
 from faults import FAULTS
 from nodes import Nodes
+from support.forked_ale import CONTEXT, IMPORTS, ForkedAle
 
 from ale_local.state import reclaim
 from ale_sandbox.host.owned_folders import state_folder
-from ale_testing.forked_ale import CONTEXT, IMPORTS, ForkedAle
 
 RATIOS = (2, 0)
 STEPS, PROMPTS = 10, 2

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from namespaces import processes
+from support import forked_worker, ray_nodes
 
-from ale_testing import forked_worker, ray_nodes
 from ale_testing.processes import below
 
 NODE = {"num_cpus": 8, "setup_worker_path": forked_worker.__file__}

@@ -32,7 +32,7 @@ from rock_faults import FAULTS, possible
 from rock_load import Client, Load
 from rock_parts import TOKENS, RockService, has_network, make_bridge
 
-from ale_rock.service_client import ServiceClient
+from ale_rock.client.service_client import ServiceClient
 from ale_testing.processes import below, command_line, running
 
 WORKERS, CLIENTS = 2, 6

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 from rock_parts import Machine
 
 from ale.errors import AleError, SandboxError
-from ale_rock.service_client import ALE, ServiceClient
+from ale_rock.client.service_client import ALE, ServiceClient
 
 T = TypeVar("T")
 AGAIN_S = 0.2

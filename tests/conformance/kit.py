@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from support.fake_packages import packages_at
+from support.forked_server import IMPORTS, forking_python
 
-from ale_engines.environments import find_python
-from ale_testing.fake_packages import packages_at
-from ale_testing.forked_server import IMPORTS, forking_python
+from ale_engines.server.python_environments import find_python
 
 OPTIONS = ("-q", "--tb=native", "-p", "no:cacheprovider", "--pyargs", "ale_testing")
 """With Python's own tracebacks: in Python 3.11 pytest's reader of sources fails ("AST constructor recursion depth

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 from kit import ANY_AGENT, assert_keeps_contract
-
-from ale_testing.sandbox_providers import must_answer
+from support.sandbox_providers import must_answer
 
 pytestmark = [pytest.mark.slow, pytest.mark.docker, pytest.mark.timeout(600)]
 

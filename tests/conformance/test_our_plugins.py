@@ -16,11 +16,11 @@ from pathlib import Path
 import pytest
 import yaml
 from kit import assert_keeps_contract, run_kit_here
+from support.fake_packages import write_package
 from test_wrong_scaffolds import SCAFFOLD
 
 import ale_testing
 from ale.registry.installed import list_plugins
-from ale_testing.fake_packages import write_package
 
 HERE = Path(__file__).parent
 SUITES = sorted(Path(ale_testing.__file__).parent.glob("test_*.py"))

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 from kit import assert_keeps_contract
-
-from ale_testing.ray_nodes import ray_nodes
+from support.ray_nodes import ray_nodes
 
 
 @pytest.mark.slow

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 from kit import assert_keeps_contract, run_kit_here
 from service_process import serving
-
-from ale_testing.sandbox_providers import must_answer
+from support.sandbox_providers import must_answer
 
 
 @pytest.mark.slow

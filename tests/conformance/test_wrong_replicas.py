@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 from kit import run_kit_here
+from support.fake_packages import write_package
 from wrong import Wrong, assert_found
-
-from ale_testing.fake_packages import write_package
 
 pytestmark = [pytest.mark.slow, pytest.mark.bwrap]
 
@@ -18,7 +17,7 @@ from dataclasses import replace
 from ale.errors import EngineError
 from ale.specs.engine import Generation
 from ale_engine_torch import TorchEngine
-from ale_engines.replica import Interrupted
+from ale_engines.pool.replica import Interrupted
 class Served(TorchEngine):
     server = folder = None
     async def load_model(self, folder, tokenizer):

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kit import run_kit, run_kit_here
-
-from ale_testing.fake_packages import write_package
+from support.fake_packages import write_package
 
 SANDBOX = """
 from ale.errors import SandboxError

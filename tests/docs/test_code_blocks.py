@@ -16,8 +16,7 @@ from pathlib import Path
 import pytest
 import yaml
 from markdown_it import MarkdownIt
-
-from ale_testing import forked_command
+from support import forked_command
 
 ROOT = Path(__file__).parents[2]
 PAGES = [

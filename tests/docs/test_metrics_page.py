@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from ale_command import TINY, ale, summary_of
 from parallel_losses import algorithms, batch_of, learner, total
+from support.loss_samples import write_small_policy
 
 from ale.store.run_store import RunStore
-from ale_testing.loss_samples import write_small_policy
 
 ROOT = Path(__file__).parents[2]
 ROWS = set(re.findall(r"^\| `([^`]+)` \|", (ROOT / "docs" / "metrics.md").read_text(), flags=re.MULTILINE))

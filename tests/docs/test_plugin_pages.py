@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 from kit import run_kit
+from support.fake_packages import write_package
 
 from ale.specs.kinds import ALL_KINDS
-from ale_testing.fake_packages import write_package
 
 ROOT = Path(__file__).parents[2]
 PAGES = ROOT / "docs" / "plugins"

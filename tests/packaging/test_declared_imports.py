@@ -54,6 +54,7 @@ def imported(path: Path) -> Iterator[str]:
 def test_the_tests_of_a_package_import_what_it_declares(package: Package) -> None:
     declared, files = closure(package.name), sorted(package.tests.rglob("*.py"))
     own = {path.stem for path in files} | sys.stdlib_module_names | IN_OTHER_VENVS.get(package.name, set())
+    own |= {"support"}  # tests/support, which `make test-alone` puts beside them
     undeclared = {
         f"{path.relative_to(package.folder)} imports {module}"
         for path in files

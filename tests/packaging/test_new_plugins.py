@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 from ale_command import ale
 from kit import run_kit_here
+from support.fake_packages import write_package
 
-from ale_testing.fake_packages import write_package
 from ale_testing.plugin_templates import ABOUT, NEW_KINDS, PARTS
 from ale_testing.template_leftovers import find_in_text
 

@@ -11,8 +11,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 import pytest_asyncio
-
-from ale_testing.sandbox_providers import answers, provider_of
+from support.sandbox_providers import answers, provider_of
 
 from .attack import Attack
 from .host import Host

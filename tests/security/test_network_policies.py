@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+from support.echo_service import echo
 
 from ale.specs.driver import DriverContext
-from ale_testing.echo_service import echo
 from ale_testing.recording_channel import RecordingChannel
 
 from .attack import Attack, judge

@@ -2,4 +2,4 @@
 
 from __future__ import annotations
 
-from ale_testing.fake_packages import install as install
+from support.fake_packages import install as install

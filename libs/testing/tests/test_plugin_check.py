@@ -8,11 +8,11 @@ import time
 from pathlib import Path
 
 import pytest
+from support.command_line import ale
+from support.fake_packages import REWARD, Install
+from support.temporary_files import nothing_left_in
 
 from ale.registry.installed import list_plugins
-from ale_testing.command_line import ale
-from ale_testing.fake_packages import REWARD, Install
-from ale_testing.temporary_files import nothing_left_in
 
 LIMIT_S = "8"
 """For each import: what hangs takes it, and a busy machine may need some of it for the others."""

@@ -38,7 +38,7 @@ ABOUT = {
         "sandbox: {name}\nneeds: {{network: full}}   # it cannot cut the network, so a run must say that it need not",
         "it isolates nothing: commands run as this user, on this machine, with its network.",
         ("network_full",),
-        ("ale-resident>=0.1,<0.2",),
+        ("ale-sandbox>=0.1,<0.2",),
         ("sandbox_claims", "sandbox_lifetime"),
     ),
     "engine": Template(
@@ -59,7 +59,7 @@ ABOUT = {
         "algorithm: {{use: {name}, group_size: 4}}",
         "on-policy: nothing corrects for rollouts of an older policy.",
         (),
-        ("ale-packing>=0.1,<0.2", "ale-policy-loss>=0.1,<0.2"),
+        ("ale-torch>=0.1,<0.2", "ale-train>=0.1,<0.2"),
         ("algorithm_loss",),
     ),
     "scaffold": Template(
@@ -92,6 +92,6 @@ ABOUT = {
         "tasks: {name}\nscaffold: {name}\nreward: {name}\nsandbox: none   # it runs in a process of its own",
         "one game, with numbers from 1 to 8.",
         needs=("ale-plugin-env-loop>=0.1,<0.2", "ale-plugin-rewards>=0.1,<0.2"),
-        tested_with=("ale-plugin-scripted",),
+        tested_with=("ale-engines", "ale-train"),
     ),
 }

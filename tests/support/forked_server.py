@@ -39,7 +39,7 @@ START_S = 300.0
 @contextmanager
 def forking_python(python: Path, imports: Sequence[str]) -> Iterator[Path]:
     """A program that stands for this Python, which has imported these modules."""
-    from ale_testing.forked_command import PROGRAM
+    from support.forked_command import PROGRAM
 
     folder = Path(tempfile.mkdtemp(prefix="ale-forked-", dir="/tmp"))  # sockets need a short path
     address = folder / "socket"

@@ -4,7 +4,7 @@ seconds, and a run starts six.
 1. Ray starts a worker by `python SETUP default_worker.py ...`, where SETUP is a script that a node is given. This file
    is one: it sends its arguments, environment, folder and output to the server, and ends. So it imports nothing else
    of this package.
-2. The server, `python -m ale_testing.forked_worker`, forks, and the child becomes Ray's worker. Ray knows it by the
+2. The server, `python -m support.forked_worker`, forks, and the child becomes Ray's worker. Ray knows it by the
    process id that it registers with. The server computes nothing, so that it has no threads.
 """
 
@@ -34,8 +34,10 @@ LIMIT = 1 << 18
 def start_server(address: Path) -> subprocess.Popen[bytes]:
     """Start the server; nodes that this process starts from now on find it, and it ends with this process."""
     os.environ[SOCKET] = str(address)
-    python = [sys.executable, "-P", "-m", "ale_testing.forked_worker"]
-    server = subprocess.Popen(["setpriv", "--pdeathsig", "KILL", *python])
+    python = [sys.executable, "-P", "-m", "support.forked_worker"]
+    places = [str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]  # where `support` is
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(places)}
+    server = subprocess.Popen(["setpriv", "--pdeathsig", "KILL", *python], env=environment)
     while not address.exists():
         assert server.poll() is None, "the server of Ray's workers has ended"
         time.sleep(0.05)
@@ -52,7 +54,7 @@ def send() -> None:
 
 def serve() -> None:
     """Make workers for ever."""
-    from ale_testing.forked_ale import IMPORTS as RUN
+    from support.forked_ale import IMPORTS as RUN
 
     for name in (*RUN, *IMPORTS):
         with suppress(ImportError):  # a package's tests have only what they need

@@ -22,8 +22,8 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
-from ale_testing.forked_ale import CONTEXT
-from ale_testing.forked_worker import fork_for_each, take_over
+from support.forked_ale import CONTEXT
+from support.forked_worker import fork_for_each, take_over
 
 PR_SET_PDEATHSIG = 1
 PROGRAM = """#!{python} -SE

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from ale.cli import main
-from ale_testing.fake_packages import packages_at
+from support.fake_packages import packages_at
 
 
 def ale(*arguments: str | Path, cwd: Path | None = None, path: Path | None = None) -> subprocess.CompletedProcess[str]:

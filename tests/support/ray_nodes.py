@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ale_testing import forked_worker
+from support import forked_worker
 
 ENVIRONMENT = {
     "RAY_AUTH_MODE": "disabled",  # before the import: else a token appears in the home folder
