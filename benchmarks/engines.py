@@ -34,7 +34,7 @@ from ale.session.session import Sessions
 from ale.session.tokenizer import ChatTokenizer
 from ale.specs.driver import DriverContext
 from ale.specs.engine import GenerateRequest, InferenceEngine, MemoryTicket, PolicyVersion, Sampling
-from ale_engines.shared_memory import make_weights_folder, write_tensors
+from ale_engines.weights.shared_memory import make_weights_folder, write_tensors
 from ale_train.config.scratch_model import ScratchModel
 from ale_train.models.scratch import write_scratch_model
 

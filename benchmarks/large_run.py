@@ -22,7 +22,7 @@ from ale.store.encoding import encode
 from ale.store.run_store import RunStore
 from ale.trajectory import Chunk, Observation, Score, Sequence, Trajectory
 from ale_report.page import write_report
-from ale_train.rl.token_ledger import TokenLedger
+from ale_train.rl.token_accounting import TokenAccounting
 
 CHUNKS, TOKENS, GROUP, GROUPS = 20, 24, 8, 16
 
@@ -101,7 +101,7 @@ def main() -> None:
     print(f"| list | {timed(options.repeat, lambda: listed(options.out))} |", flush=True)
     print(f"| open the report | {timed(options.repeat, lambda: write_report(options.out))} |", flush=True)
     with RunStore.open(options.out) as store:
-        ledger = TokenLedger(store)
+        ledger = TokenAccounting(store)
         print(f"| token ledger, a step | {timed(options.repeat, lambda: ledger.close([], [(1, 'g0')], 0))} |")
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import requests
 from rock_parts.service import ROCK, Service
 
-from ale_rock.admin.answers import INTERNAL
+from ale_rock.admin.responses import INTERNAL
 
 ANSWER_S, SHOWN, MOST_TIME = 60.0, 20, 4
 SETTINGS: dict[str, Any] = {

@@ -6,7 +6,7 @@ import asyncio
 import sys
 from pathlib import Path
 
-from ale_rock.serving import run
+from ale_rock.http.server import run
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "plugins/sandbox_rock/tests"))
 from simulated_workers import SimulatedWorkers

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from support.fake_packages import install as install
+from support.sample_trajectory import build_trajectory
 
 from ale.trajectory import Trajectory
-from ale_testing.fake_packages import install as install
-from ale_testing.sample_trajectory import build_trajectory
 
 
 @pytest.fixture

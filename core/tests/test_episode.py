@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 
 import pytest
+from support.sample_conversation import EXPERT, SAYS, START, TOOLS
 
 from ale.config.episode import RolloutConfig, SandboxNeeds
 from ale.errors import AleError, EngineError, StartDiverged
@@ -30,7 +31,6 @@ from ale.task import Task, TaskTests
 from ale.trajectory import Chunk, Score, Trajectory
 from ale_testing.fake_engines import ScriptedEngine
 from ale_testing.fake_sandboxes import MemoryProvider
-from ale_testing.sample_conversation import EXPERT, SAYS, START, TOOLS
 from ale_train.batches import Credit, pack
 
 TASK = Task(id="t", instruction="do it", tests=TaskTests(command="true"))

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.sample_conversation import SAYS
 from test_episode import Fixed, Program
 
 from ale.config.episode import RolloutConfig, SandboxNeeds
@@ -28,7 +29,6 @@ from ale.task import Task, TaskTests
 from ale.trajectory import Failure, Score, Trajectory
 from ale_testing.fake_engines import ScriptedEngine
 from ale_testing.fake_sandboxes import MemoryProvider
-from ale_testing.sample_conversation import SAYS
 
 TASK = Task(id="t", instruction="do it", tests=TaskTests(command="true"))
 BARE = Trajectory("r", "t", "train", "rl", 1, "g", 0, 0, (), ())

@@ -7,13 +7,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.fake_packages import REWARD, Install
 
 from ale.errors import ConfigError, PluginError
 from ale.registry.drivers import build_driver, load_driver_class
 from ale.registry.installed import list_plugins
 from ale.specs.choice import PluginChoice
 from ale.specs.driver import DriverContext
-from ale_testing.fake_packages import REWARD, Install
 
 
 def refusal(name: str, kind: str = "reward") -> str:
@@ -56,7 +56,7 @@ def test_listing_imports_no_plugin(install: Install) -> None:
 def test_a_manifest_that_makes_no_sense_leaves_the_summary_of_the_package(install: Install, manifest: str) -> None:
     install("far-away", manifest=manifest)
     (info,) = [i for i in list_plugins("reward") if i.name == "fixed"]
-    assert (info.status, info.summary, info.capabilities) == ("ok", "From afar.", ())
+    assert (info.status, info.summary, info.capabilities) == ("ok", "From afar.", None)
 
 
 def test_metadata_that_cannot_be_read_hides_only_its_own_package(install: Install, tmp_path: Path) -> None:
@@ -75,11 +75,19 @@ def test_an_unknown_name_says_what_is_installed_and_the_nearest() -> None:
     assert refusal("testz") == f"reward: there is no reward plugin 'testz'. Did you mean 'tests'? Installed: {names}."
 
 
-def test_a_plugin_that_is_missing_names_the_package_that_usually_brings_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plugin_that_is_missing_names_the_package_that_brings_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ale.registry.drivers.list_plugins", lambda kind: [])
     assert refusal("tests") == (
-        "reward: there is no reward plugin 'tests'. Its package is usually called ale-plugin-tests "
-        "or ale-plugin-reward-tests. Installed: none."
+        "reward: there is no reward plugin 'tests'. It comes with ale-plugin-tests: `pip install ale-plugin-tests`. "
+        "Installed: none."
+    )
+
+
+def test_a_plugin_that_nobody_knows_gets_the_usual_names_of_a_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ale.registry.drivers.list_plugins", lambda kind: [])
+    assert refusal("crate_digger") == (
+        "reward: there is no reward plugin 'crate_digger'. Its package is usually called ale-plugin-crate-digger "
+        "or ale-plugin-reward-crate-digger. Installed: none."
     )
 
 

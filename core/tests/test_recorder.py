@@ -9,6 +9,7 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.sample_conversation import TOKENIZERS
 
 from ale.errors import BudgetExceeded
 from ale.messages import Message, ToolCall, ToolSpec
@@ -19,7 +20,6 @@ from ale.session.tokenizer import ChatTokenizer
 from ale.specs.driver import Driver, DriverContext, PluginConfig
 from ale.specs.engine import GenerateRequest, Generation, InferenceEngine, PolicyVersion, Sampling
 from ale.specs.start import Reply
-from ale_testing.sample_conversation import TOKENIZERS
 
 TOOLS = (ToolSpec("shell", "Run a command.", {"type": "object", "properties": {"command": {"type": "string"}}}),)
 TEXT = st.text(st.characters(exclude_categories=("Cs",)), max_size=30)

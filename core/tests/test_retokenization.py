@@ -6,10 +6,10 @@ import asyncio
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.sample_conversation import TOKENIZERS
 from test_recorder import TOOLS, open_session
 
 from ale.messages import Message
-from ale_testing.sample_conversation import TOKENIZERS
 
 BPE = TOKENIZERS["bpe"]
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.sample_trajectory import build_trajectory
 
 from ale.config.episode import RolloutConfig
 from ale.messages import Message, ToolCall
@@ -15,7 +16,6 @@ from ale.registry.hooks import Hooks
 from ale.rollout.contradictions import KnownAnswers, tool_answers
 from ale.rollout.filters import Filter, illegal_run
 from ale.trajectory import Chunk, ChunkError, Observation, Sequence, Trajectory
-from ale_testing.sample_trajectory import build_trajectory
 
 BARE = Trajectory("r", "t", "train", "rl", 1, "g", 0, 0, (), ())
 Make = Callable[..., Trajectory]

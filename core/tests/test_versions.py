@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.fake_packages import REWARD, Install
 
 from ale.errors import PluginError
 from ale.registry.drivers import load_driver_class
 from ale.registry.versions import current_range, describe_mismatch
 from ale.specs import kinds
-from ale_testing.fake_packages import REWARD, Install
 
 DECLARED = 'api_version = ">=1.0,<1.2"'
 MANIFEST = {"plugins": [{"kind": "reward", "name": "fixed", "capabilities": []}]}

@@ -13,6 +13,7 @@ from typing import Any
 
 import httpx
 import openai
+from support.ports import held_port
 
 from ale.registry.hooks import Hooks
 from ale.session.session import RecordedSession, Sessions
@@ -21,7 +22,6 @@ from ale.specs.driver import Driver, DriverContext, PluginConfig
 from ale.specs.engine import GenerateRequest, Generation, InferenceEngine, Sampling
 from ale_endpoint.relays import script
 from ale_endpoint.relays.log import Log, Record, append, encode, parse
-from ale_testing.ports import held_port
 
 
 class Service:

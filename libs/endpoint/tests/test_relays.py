@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 from relay_fixtures import PROGRAMS, agent_in, file_of, relay_command, served
+from support.ports import held_port
 
 from ale.errors import ConfigError
 from ale_endpoint.relays import script
-from ale_testing.ports import held_port
 
 BOX = ("bwrap", "--unshare-net", "--unshare-pid", "--die-with-parent", "--dev-bind", "/", "/", "--proc", "/proc")
 each_relay = pytest.mark.parametrize("name", list(PROGRAMS))

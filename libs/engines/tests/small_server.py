@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-from ale_engines.environments import Environment
+from ale_engines.server.python_environments import Environment
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,12 @@ from aiohttp import web
 
 from ale.errors import EngineError
 from ale.specs.engine import Generation
-from ale_engines import client as client_module
-from ale_engines.client import ConnectionLost, ServerClient
-from ale_engines.sampled import Sampled
-from ale_engines.server_metrics import sum_samples
-from ale_engines.shared_memory import SHARED_MEMORY, make_weights_folder
-from ale_engines.usage import Usage
+from ale_engines.server import http_client as client_module
+from ale_engines.server.http_client import ConnectionLost, ServerClient
+from ale_engines.server.metrics import sum_samples
+from ale_engines.server.sampled_tokens import Sampled
+from ale_engines.server.usage import Usage
+from ale_engines.weights.shared_memory import SHARED_MEMORY, make_weights_folder
 
 
 @pytest.fixture

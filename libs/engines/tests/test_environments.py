@@ -19,13 +19,19 @@ from packaging.requirements import Requirement
 from small_server import Index, SmallServer, package_index
 
 from ale.errors import ConfigError, EngineError
-from ale_engines import environments
-from ale_engines.environments import PACKAGES, VERSIONS, find_python, installed_environments, pinned_environment
-from ale_engines.installation import install, remove
+from ale_engines.installation.install import install, remove
+from ale_engines.server import python_environments as environments
+from ale_engines.server.python_environments import (
+    PACKAGES,
+    VERSIONS,
+    find_python,
+    installed_environments,
+    pinned_environment,
+)
 
 OWNER = """
 import asyncio
-from ale_engines.installation import install
+from ale_engines.installation.install import install
 from small_server import SmallServer
 asyncio.run(install(SmallServer(), "", print))
 """

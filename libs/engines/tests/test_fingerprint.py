@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import save_file
 
 from ale.errors import EngineError
-from ale_engines import fingerprint
-from ale_engines.tensor_files import FORMATS, StoredTensor, cast, read_folder, write_file
+from ale_engines.weights import fingerprint
+from ale_engines.weights.tensor_files import FORMATS, StoredTensor, cast, read_folder, write_file
 
 NAME = "model.layers.0.self_attn"
 

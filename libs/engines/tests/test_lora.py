@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from ale.errors import EngineError
-from ale_engines.lora import whole_model
+from ale_engines.weights.lora import whole_model
 
 LAYER = "model.layers.0.self_attn.q_proj"
 

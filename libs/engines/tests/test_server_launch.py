@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from ale.errors import ConfigError
-from ale_engines import environments, server_launch
-from ale_engines.model_folder import ModelFolder
-from ale_engines.server_launch import Launch, choose_python, describe_devices, list_gpus, make_environment
-from ale_engines.server_settings import ServerSettings
+from ale_engines.server import launch as server_launch
+from ale_engines.server import python_environments as environments
+from ale_engines.server.launch import Launch, choose_python, describe_devices, list_gpus, make_environment
+from ale_engines.server.model_folder import ModelFolder
+from ale_engines.server.settings import ServerSettings
 
 
 def launch_on(cuda: bool) -> Launch:

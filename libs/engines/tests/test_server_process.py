@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from ale.errors import EngineError
-from ale_engines.server_process import ServerProcess
+from ale_engines.server.process import ServerProcess
 from ale_testing.processes import running
 
 FAMILY = """
@@ -38,7 +38,7 @@ time.sleep(100)
 OWNER = """
 import asyncio, sys
 from pathlib import Path
-from ale_engines.server_process import ServerProcess
+from ale_engines.server.process import ServerProcess
 async def main():
     folder = Path(sys.argv[1])
     remove = [folder / "shm", folder / "*mine-*"]

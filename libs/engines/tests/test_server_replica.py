@@ -18,14 +18,15 @@ from ale.errors import EngineError
 from ale.session.tokenizer import byte_tokenizer
 from ale.specs.driver import DriverContext
 from ale.specs.engine import FolderTicket, GenerateRequest, Generation, PolicyVersion, Sampling
-from ale_engines import fingerprint, server_replica
-from ale_engines.client import ConnectionLost, NoAnswer, ServerClient
-from ale_engines.continuation import NOTHING
-from ale_engines.sampled import Sampled
-from ale_engines.server_launch import Launch, ServerSetup
-from ale_engines.server_replica import ServerReplica
-from ale_engines.server_settings import ServerSettings
-from ale_engines.tensor_files import StoredTensor, write_file
+from ale_engines.pool.continuation import NOTHING
+from ale_engines.server import replica as server_replica
+from ale_engines.server.http_client import ConnectionLost, NoAnswer, ServerClient
+from ale_engines.server.launch import Launch, ServerSetup
+from ale_engines.server.replica import ServerReplica
+from ale_engines.server.sampled_tokens import Sampled
+from ale_engines.server.settings import ServerSettings
+from ale_engines.weights import fingerprint
+from ale_engines.weights.tensor_files import StoredTensor, write_file
 from ale_testing.recording_channel import RecordingChannel
 
 

@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from support.sandbox_providers import must_answer, provider_of
 
 from ale.specs.driver import Channel, DriverContext
-from ale_testing.sandbox_providers import must_answer, provider_of
 
 from .attached_client import spec_for
 

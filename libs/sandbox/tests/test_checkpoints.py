@@ -13,20 +13,20 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from support.echo_service import echo
+from support.sandbox_providers import answers, provider_of
 
 from ale.errors import ConfigError, SandboxError
 from ale.specs.sandbox import Resources, SandboxSpec
 from ale.specs.sandbox_protocols import Checkpoints
 from ale_sandbox.containers.checkpoints import ABOUT, ARCHIVE, DRAFT, PREFIX, CheckpointStore
 from ale_sandbox.host.owned_folders import this_process
-from ale_testing.echo_service import echo
-from ale_testing.sandbox_providers import answers, provider_of
 
 pytestmark = pytest.mark.podman
 
 OWNER = """
 import asyncio, sys
-from ale_testing.sandbox_providers import provider_of
+from support.sandbox_providers import provider_of
 from ale.specs.sandbox import SandboxSpec
 async def main():
     async with provider_of("podman", user="root") as provider:

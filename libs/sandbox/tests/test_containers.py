@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.sandbox_providers import provider_of
 
 from ale.errors import ConfigError, SandboxError
 from ale.specs.sandbox import TESTS, Resources, SandboxSpec
@@ -22,7 +23,6 @@ from ale_sandbox.containers.engine import LABEL, ContainerPlan
 from ale_sandbox.containers.image_snapshots import OWNER
 from ale_sandbox.containers.planning import CREATED
 from ale_sandbox.host.owned_folders import state_folder, this_process
-from ale_testing.sandbox_providers import provider_of
 
 OWNER_PROGRAM = """
 import asyncio, sys

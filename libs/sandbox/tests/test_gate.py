@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.echo_service import echo
 
 from ale.errors import ConfigError
 from ale.specs.sandbox import SandboxSpec
@@ -21,7 +22,6 @@ from ale_sandbox.network.egress_gate import BlockedConnection, Gate
 from ale_sandbox.network.policy import check_policy, network_plan
 from ale_sandbox.resident.network.dns import Names, question
 from ale_sandbox.resident.network.relay import destination
-from ale_testing.echo_service import echo
 
 Pair = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 

@@ -10,13 +10,13 @@ from collections.abc import Collection
 from typing import Any
 
 import pytest
+from support.sandbox_providers import provider_of
 
 from ale.errors import ConfigError
 from ale.specs.sandbox import SandboxSpec
 from ale_sandbox.containers.engine import FoundImage
 from ale_sandbox.containers.image_snapshots import OWNER, is_owned
 from ale_sandbox.host.owned_folders import this_process
-from ale_testing.sandbox_providers import provider_of
 
 OWNER_PROGRAM = """
 import asyncio, sys

@@ -7,11 +7,11 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from support.sandbox_providers import provider_of
 
 from ale.errors import UncleanError
 from ale.specs.sandbox import TESTS, Resources, SandboxSpec
 from ale_sandbox.containers.default_image import PYTHON, TAG
-from ale_testing.sandbox_providers import provider_of
 
 SPEC = SandboxSpec(image=f"{PYTHON}:{TAG}")
 IN_MEMORY = SandboxSpec(resources=Resources(disk_mib=16))

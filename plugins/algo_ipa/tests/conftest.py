@@ -9,6 +9,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
+from support.loss_samples import loss_input as input_of_part
+from support.loss_samples import rollout
 
 from ale.specs.algorithm import RolloutHistory, RolloutRequest
 from ale.specs.driver import DriverContext
@@ -16,8 +18,6 @@ from ale.specs.trainer import LossInput, TrainBatch
 from ale.task import Task, TaskTests
 from ale.trajectory import Trajectory
 from ale_ipa import IPA
-from ale_testing.loss_samples import loss_input as input_of_part
-from ale_testing.loss_samples import rollout
 from ale_testing.recording_channel import RecordingChannel
 from ale_train.starts import REPLAY_LOST, ExpertReplay
 

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.loss_samples import rollout
 
 from ale.errors import PluginError
 from ale.specs.trainer import LossInput, TrainBatch
 from ale.trajectory import Chunk, ChunkError, Failure, Score, Sequence, Trajectory
 from ale_ipa import IPA
 from ale_ipa.signals import signals
-from ale_testing.loss_samples import rollout
 
 Make = Callable[..., IPA]
 Build = Callable[..., Trajectory]

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from support.loss_samples import rollout
 
 from ale.specs.trainer import LossInput
 from ale.trajectory import Trajectory
 from ale_ipa import IPA
-from ale_testing.loss_samples import rollout
 from ale_train.batches import split
 
 LEVELS = st.sampled_from(["chunk", "token", "trajectory"])

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.loss_samples import TOKENS, random_rollouts, write_small_policy
 
 from ale.specs.algorithm import RolloutHistory
 from ale.specs.driver import DriverContext
@@ -20,7 +21,6 @@ from ale.task import Task, TaskTests
 from ale.trajectory import Chunk, Sequence, Trajectory
 from ale_ipa import IPA
 from ale_testing.function_loss import FunctionLoss
-from ale_testing.loss_samples import TOKENS, random_rollouts, write_small_policy
 
 trainer_torch = pytest.importorskip("ale_trainer_torch")
 

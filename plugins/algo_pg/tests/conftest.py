@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.loss_samples import loss_input as input_of_part
+from support.loss_samples import rollout
 
 from ale.specs.driver import DriverContext
 from ale.specs.trainer import LossInput, TrainBatch
 from ale.trajectory import Trajectory
 from ale_pg import PolicyGradient
-from ale_testing.loss_samples import loss_input as input_of_part
-from ale_testing.loss_samples import rollout
 
 
 def make_pg(variant: str = "grpo", **config: Any) -> PolicyGradient:

@@ -7,13 +7,13 @@ from statistics import fmean, stdev
 
 import numpy as np
 import pytest
+from support.loss_samples import loss_input, random_rollouts, rollout
 
 from ale.errors import PluginError
 from ale.specs.driver import DriverContext
 from ale.specs.trainer import TrainBatch
 from ale.trajectory import Score, Trajectory
 from ale_pg import PolicyGradient
-from ale_testing.loss_samples import loss_input, random_rollouts, rollout
 from ale_torch.losses.reward_kl import reward_kl
 from ale_torch.losses.token_order import in_order
 

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.loss_samples import TOKENS, random_rollouts, write_small_policy
 
 from ale.specs.driver import DriverContext
 from ale.trajectory import Chunk, Sequence, Trajectory
 from ale_pg import PolicyGradient
 from ale_pg.variants import RULES
-from ale_testing.loss_samples import TOKENS, random_rollouts, write_small_policy
 
 trainer_torch = pytest.importorskip("ale_trainer_torch")
 

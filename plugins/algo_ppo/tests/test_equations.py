@@ -11,13 +11,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from support.loss_samples import loss_input, random_rollouts, rollout
 
 from ale.specs.driver import DriverContext
 from ale.specs.trainer import LossInput, TrainBatch
 from ale.trajectory import Score, Trajectory
 from ale_ppo import PPO
 from ale_ppo.gae import gae, whiten
-from ale_testing.loss_samples import loss_input, random_rollouts, rollout
 from ale_torch.losses.correction_settings import Correction
 from ale_torch.losses.token_order import in_order
 

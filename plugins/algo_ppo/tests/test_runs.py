@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import torch
 from pydantic import ValidationError
+from support.loss_samples import loss_input, random_rollouts, rollout, write_small_policy
 
 from ale.errors import PluginError
 from ale.specs.driver import DriverContext
 from ale.specs.trainer import TrainBatch
 from ale.trajectory import CUT_OFF
 from ale_ppo import PPO
-from ale_testing.loss_samples import loss_input, random_rollouts, rollout, write_small_policy
 
 trainer_torch = pytest.importorskip("ale_trainer_torch")
 

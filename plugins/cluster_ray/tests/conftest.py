@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from ale.specs.engine import Generation, PolicyVersion
-from ale_engines.continuation import NOTHING
+from ale_engines.pool.continuation import NOTHING
 from ale_ray import actors, replica, workers
 from ale_ray.engine_host import EngineFacts
 from ale_ray.outbox import Closed, Event, Outbox

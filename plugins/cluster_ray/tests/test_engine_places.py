@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from ale_testing.ray_nodes import ENVIRONMENT, connected_nodes
+from support.ray_nodes import ENVIRONMENT, connected_nodes
 
 os.environ |= ENVIRONMENT
 pytest.importorskip("ray")

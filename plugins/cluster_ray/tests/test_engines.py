@@ -13,8 +13,8 @@ from ale.session.tokenizer import byte_tokenizer
 from ale.specs.choice import PluginChoice
 from ale.specs.driver import Channel, DriverContext
 from ale.specs.engine import FolderTicket, PolicyVersion
-from ale_engines import member
-from ale_engines.member import State
+from ale_engines.pool import member
+from ale_engines.pool.member import State
 from ale_ray.engine_host import EngineSpec
 from ale_ray.engines import RayEngines
 from ale_ray.replica import RayReplica

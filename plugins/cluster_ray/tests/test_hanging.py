@@ -11,8 +11,7 @@ from typing import Any
 
 import psutil
 import pytest
-
-from ale_testing.ray_nodes import ENVIRONMENT, connected_nodes
+from support.ray_nodes import ENVIRONMENT, connected_nodes
 
 os.environ |= ENVIRONMENT
 pytest.importorskip("ray")
@@ -22,7 +21,7 @@ from ale.session.tokenizer import byte_tokenizer
 from ale.specs.choice import PluginChoice
 from ale.specs.driver import DriverContext
 from ale.specs.engine import FolderTicket, PolicyVersion
-from ale_engines.server_process import ServerProcess
+from ale_engines.server.process import ServerProcess
 from ale_ray import actors
 from ale_ray.actors import end_actor, start_actor
 from ale_ray.calls import ask

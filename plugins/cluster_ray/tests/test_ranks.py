@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-
-from ale_testing.ray_nodes import ENVIRONMENT, connected_nodes
+from support.ray_nodes import ENVIRONMENT, connected_nodes
 
 os.environ |= ENVIRONMENT
 ray = pytest.importorskip("ray")
 torch = pytest.importorskip("torch")
 
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy  # noqa: E402
+from support.loss_samples import TOKENS, write_small_policy  # noqa: E402
 
 from ale.errors import ConfigError, TrainerError  # noqa: E402
 from ale.specs.driver import DriverContext  # noqa: E402
@@ -31,7 +31,6 @@ from ale_ray import actors  # noqa: E402
 from ale_ray import ranks as ranks_module  # noqa: E402
 from ale_ray.ranks import RayRanks  # noqa: E402
 from ale_testing.function_loss import FunctionLoss  # noqa: E402
-from ale_testing.loss_samples import TOKENS, write_small_policy  # noqa: E402
 from ale_testing.processes import running  # noqa: E402
 from ale_torch.ranks import RanksLost  # noqa: E402
 from ale_torch.training.ranked_trainer import Workers  # noqa: E402

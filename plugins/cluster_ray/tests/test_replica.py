@@ -14,8 +14,8 @@ from ale.session.tokenizer import byte_tokenizer
 from ale.specs.choice import PluginChoice
 from ale.specs.driver import Channel, DriverContext
 from ale.specs.engine import FolderTicket, GenerateRequest, Generation, PolicyVersion, Sampling
-from ale_engines import health, member
-from ale_engines.replica import Interrupted
+from ale_engines.pool import health, member
+from ale_engines.pool.replica import Interrupted
 from ale_ray import actors as actors_module
 from ale_ray import engine_calls
 from ale_ray import replica as replica_module

@@ -10,8 +10,8 @@ import pytest
 
 from ale.errors import EngineError
 from ale.specs.engine import GenerateRequest, Generation, Sampling
-from ale_engines.member import State
-from ale_engines.replica import Interrupted
+from ale_engines.pool.member import State
+from ale_engines.pool.replica import Interrupted
 from ale_ray import routed_engine
 from ale_ray.engine_calls import EngineCalls
 from ale_ray.routed_engine import EngineTable, RoutedEngine, TableRow

@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 import torch
+from support.temporary_files import nothing_left_in
 from transformers import AutoModelForCausalLM, Qwen2Config
 
 from ale.session.tokenizer import byte_tokenizer
 from ale.specs.driver import DriverContext
 from ale.specs.engine import GenerateRequest, Sampling
-from ale_engines.environments import find_python
-from ale_engines.server_settings import ServerSettings
+from ale_engines.server.python_environments import find_python
+from ale_engines.server.settings import ServerSettings
 from ale_sglang.replica import SglangReplica
-from ale_testing.temporary_files import nothing_left_in
 
 CONTEXT = 512
 VOCAB = 300

@@ -14,8 +14,8 @@ import pytest
 from ale.session.tokenizer import byte_tokenizer
 from ale.specs.driver import DriverContext
 from ale.specs.engine import FolderTicket, PolicyVersion
-from ale_engines.replica import Interrupted
-from ale_engines.server_settings import ServerSettings
+from ale_engines.pool.replica import Interrupted
+from ale_engines.server.settings import ServerSettings
 from ale_sglang.replica import SglangReplica
 
 from .conftest import LONG, request, wait_for_tokens
@@ -26,7 +26,7 @@ import asyncio, sys
 from pathlib import Path
 from ale.session.tokenizer import byte_tokenizer
 from ale.specs.driver import DriverContext
-from ale_engines.server_settings import ServerSettings
+from ale_engines.server.settings import ServerSettings
 from ale_sglang.replica import SglangReplica
 
 async def main():

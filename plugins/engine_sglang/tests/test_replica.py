@@ -13,8 +13,8 @@ from aiohttp import web
 
 from ale.errors import EngineError
 from ale.specs.driver import DriverContext
-from ale_engines.server_launch import ServerSetup
-from ale_engines.server_settings import ServerSettings
+from ale_engines.server.launch import ServerSetup
+from ale_engines.server.settings import ServerSettings
 from ale_sglang.launch import RESERVE
 from ale_sglang.replica import SglangReplica
 

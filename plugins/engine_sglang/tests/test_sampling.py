@@ -9,7 +9,7 @@ import pytest
 
 from ale.errors import EngineError
 from ale.specs.engine import GenerateRequest, Generation
-from ale_engines.replica import Interrupted
+from ale_engines.pool.replica import Interrupted
 from ale_sglang.replica import SglangReplica
 from ale_testing.hugging_face import logprobs
 

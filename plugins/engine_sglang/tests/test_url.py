@@ -9,17 +9,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.ports import held_port
 
 from ale.errors import EngineError
 from ale.session.tokenizer import byte_tokenizer
 from ale.specs.driver import DriverContext
 from ale.specs.engine import FolderTicket, PolicyVersion
-from ale_engines.environments import find_python
-from ale_engines.server_process import ServerProcess
-from ale_engines.server_settings import ServerSettings
+from ale_engines.server.process import ServerProcess
+from ale_engines.server.python_environments import find_python
+from ale_engines.server.settings import ServerSettings
 from ale_sglang import SglangEngine
 from ale_sglang.launch import RESERVE, SERVER
-from ale_testing.ports import held_port
 
 from .conftest import CONTEXT, request
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from support.temporary_files import nothing_left_in
 from transformers import AutoModelForCausalLM, Qwen2Config
 
 from ale.specs.engine import GenerateRequest, Generation, Sampling
-from ale_testing.temporary_files import nothing_left_in
 
 VOCAB = 80
 """No multiple of 64, to which vLLM pads the embedding."""

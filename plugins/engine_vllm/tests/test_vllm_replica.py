@@ -15,9 +15,9 @@ from ale.errors import EngineError
 from ale.session.tokenizer import byte_tokenizer
 from ale.specs.driver import DriverContext
 from ale.specs.engine import PolicyVersion
-from ale_engines import fingerprint
-from ale_engines.server_replica import SILENCE_S
-from ale_engines.server_settings import ServerSettings
+from ale_engines.server.replica import SILENCE_S
+from ale_engines.server.settings import ServerSettings
+from ale_engines.weights import fingerprint
 from ale_torch.weights import GlooTicket, IpcTicket, TensorSpec
 from ale_torch.weights.sums import sum_weights
 from ale_vllm.replica import VllmReplica

@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.forked_server import IMPORTS, forking_python
 
 from ale.session.tokenizer import byte_tokenizer
 from ale.specs.driver import DriverContext
 from ale.specs.engine import FolderTicket, PolicyVersion
-from ale_engines.environments import find_python
-from ale_testing.forked_server import IMPORTS, forking_python
+from ale_engines.server.python_environments import find_python
 from ale_testing.recording_channel import RecordingChannel
 from ale_vllm import VllmEngine
 

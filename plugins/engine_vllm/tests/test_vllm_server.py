@@ -21,10 +21,10 @@ from ale.errors import EngineError
 from ale.session.tokenizer import byte_tokenizer
 from ale.specs.driver import DriverContext
 from ale.specs.engine import FolderTicket, GenerateRequest, Generation, MemoryTicket, PolicyVersion
-from ale_engines.environments import find_python
-from ale_engines.replica import Interrupted
-from ale_engines.sampled import STREAM_INTERVAL
-from ale_engines.server_settings import ServerSettings
+from ale_engines.pool.replica import Interrupted
+from ale_engines.server.python_environments import find_python
+from ale_engines.server.sampled_tokens import STREAM_INTERVAL
+from ale_engines.server.settings import ServerSettings
 from ale_torch.weights.sender import WeightSender
 from ale_vllm.replica import VllmReplica
 

@@ -11,7 +11,7 @@ from aiohttp import web
 from ale.errors import ConfigError, EngineError
 from ale.session.tokenizer import byte_tokenizer
 from ale.specs.driver import DriverContext
-from ale_engines.server_settings import ServerSettings
+from ale_engines.server.settings import ServerSettings
 from ale_vllm import VllmEngine
 from ale_vllm.replica import VllmReplica, choose_transports
 

@@ -8,14 +8,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.ports import held_port
 
 from ale.errors import EngineError
 from ale.session.tokenizer import byte_tokenizer
 from ale.specs.driver import DriverContext
 from ale.specs.engine import FolderTicket, MemoryTicket, PolicyVersion
-from ale_engines.environments import find_python
-from ale_engines.server_process import ServerProcess
-from ale_testing.ports import held_port
+from ale_engines.server.process import ServerProcess
+from ale_engines.server.python_environments import find_python
 from ale_vllm import VllmEngine
 from ale_vllm.launch import SERVER
 

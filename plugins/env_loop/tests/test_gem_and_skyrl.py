@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 from env_table import Table, first, source
+from support.index_venvs import python_with
 
 from ale.errors import ConfigError
 from ale.task import Task
-from ale_testing.index_venvs import python_with
 from ale_train.starts import ExpertReplay
 
 Tables = Callable[..., Table]

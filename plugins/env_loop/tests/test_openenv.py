@@ -17,6 +17,8 @@ from pathlib import Path
 
 import pytest
 from env_table import Table, children, first, source, until
+from support.index_venvs import python_with
+from support.ports import held_port
 
 from ale.errors import ConfigError
 from ale.messages import Message, ToolSpec
@@ -26,8 +28,6 @@ from ale.specs.algorithm import RolloutRequest
 from ale.specs.start import Demonstration, Reply, Responder
 from ale.store.run_store import RunStore
 from ale.trajectory import Trajectory
-from ale_testing.index_venvs import python_with
-from ale_testing.ports import held_port
 
 Tables = Callable[..., Table]
 OBEDIENT = Path(__file__).with_name("obedient_env")

@@ -5,8 +5,7 @@ from __future__ import annotations
 import sys
 
 import pytest
-
-from ale_testing.forked_command import program
+from support.forked_command import program
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ale_testing.command_line import ale
+from support.command_line import ale
 
 MINIMAL = "tasks: bash\nengine: {use: scripted, answers: [x]}\ntrainer: null\n"
 

@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.command_line import ale
 
 from ale_lab.catalogue import EXPERIMENTS
-from ale_testing.command_line import ale
 
 
 def lab(*arguments: str | Path) -> subprocess.CompletedProcess[str]:

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.sample_trajectory import build_trajectory
 
 from ale.store.run_store import SUMMARY_NAME, RunStore, write_whole
 from ale.trajectory import Failure, Trajectory
-from ale_testing.sample_trajectory import build_trajectory
 
 Make = Callable[..., Trajectory]
 EVIL = "</script><script>document.documentElement.dataset.pwned=1</script><!--<script><img src=x onerror=alert(1)>"

@@ -10,11 +10,11 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
+from support.sandbox_providers import must_answer
 
 from ale.specs.driver import DriverContext
 from ale.specs.sandbox import SandboxSpec
 from ale_docker import DockerConfig, DockerProvider, engine
-from ale_testing.sandbox_providers import must_answer
 
 pytestmark = pytest.mark.docker
 

@@ -6,10 +6,11 @@ import asyncio
 import sys
 import tempfile
 
+from support.echo_service import echo
+
 from ale.specs.driver import DriverContext
 from ale.specs.sandbox import SandboxSpec
 from ale_local import LocalSandboxConfig, LocalSandboxProvider
-from ale_testing.echo_service import echo
 
 
 async def main() -> None:

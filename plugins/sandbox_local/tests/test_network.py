@@ -6,10 +6,10 @@ import os
 from collections.abc import Callable
 
 import pytest
+from support.echo_service import echo
 
 from ale.specs.sandbox import SandboxSpec
 from ale_local import LocalSandboxProvider
-from ale_testing.echo_service import echo
 
 pytestmark = pytest.mark.bwrap
 

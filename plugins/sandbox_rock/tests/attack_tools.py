@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 
-from ale_rock.wire import ROCK_BASE
+from ale_rock.schemas import ROCK_BASE
 
 TOKENS = {"admin": "a" * 20, "anna": "b" * 20, "bert": "c" * 20, "worker": "d" * 20}
 SETTINGS: dict[str, Any] = {

@@ -18,7 +18,7 @@ from aiohttp import web
 from pydantic import ValidationError
 from pydantic_core import to_json
 
-from ale_rock.wire import (
+from ale_rock.schemas import (
     BAD_REQUEST,
     WORKERS_BASE,
     BuildImage,

@@ -9,9 +9,9 @@ import socket
 from pathlib import Path
 
 import pytest
+from support.command_line import ale
 
-from ale_rock.admin.one_service import database_of_this_service
-from ale_testing.command_line import ale
+from ale_rock.admin.database_lock import database_of_this_service
 
 SECRET = "secret-of-the-operator"
 

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 from service_process import START_S, Command, Service, serving
-
-from ale_testing.sandbox_providers import must_answer
+from support.sandbox_providers import must_answer
 
 pytestmark = [pytest.mark.bwrap, pytest.mark.slow]
 START = "/apis/envs/sandbox/v1/start_async"

@@ -15,16 +15,16 @@ from typing import Any
 import httpx
 import pytest
 from service_process import ALE, PATIENT, Command, Service, serving
+from support.ports import held_port
+from support.sandbox_providers import must_answer
 
 from ale.errors import ConfigError, SandboxError
 from ale.specs.driver import Channel, DriverContext
 from ale.specs.sandbox import Resources, SandboxSpec
 from ale.specs.sandbox_protocols import SANDBOX_PROTOCOLS, Checkpoints
+from ale_rock.client.config import RockConfig
+from ale_rock.client.provider import RockProvider
 from ale_rock.gem.client import make
-from ale_rock.provider import RockProvider
-from ale_rock.provider_config import RockConfig
-from ale_testing.ports import held_port
-from ale_testing.sandbox_providers import must_answer
 
 pytestmark = [pytest.mark.bwrap, pytest.mark.slow]
 SMALL = Resources(memory_mib=256, pids=64, disk_mib=16)
@@ -32,8 +32,8 @@ OWNER = """
 import asyncio, sys
 from ale.specs.driver import Channel, DriverContext
 from ale.specs.sandbox import SandboxSpec
-from ale_rock.provider import RockProvider
-from ale_rock.provider_config import RockConfig
+from ale_rock.client.provider import RockProvider
+from ale_rock.client.config import RockConfig
 
 async def main():
     provider = RockProvider(RockConfig(url=sys.argv[1]), DriverContext())

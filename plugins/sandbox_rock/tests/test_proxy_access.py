@@ -8,8 +8,7 @@ import aiohttp
 import httpx
 import pytest
 from service_process import Service, serving
-
-from ale_testing.sandbox_providers import must_answer
+from support.sandbox_providers import must_answer
 
 pytestmark = pytest.mark.bwrap
 ANNA, BERT, ADMIN = "token-of-anna-0123456789", "token-of-bert-0123456789", "token-of-admin-0123456789"

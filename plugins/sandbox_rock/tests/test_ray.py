@@ -13,14 +13,15 @@ from typing import Any
 
 import pytest
 from service_process import ALE, Command, Service
+from support import forked_worker
+from support.ray_nodes import ENVIRONMENT, connected_nodes
+from support.sandbox_providers import must_answer
 
 from ale.errors import SandboxError
-from ale_rock import ray_nodes
-from ale_rock.ray_nodes import Node, NodeWorkers, at_address, describe_distance
+from ale_rock.ray_cluster import nodes as nodes_module
+from ale_rock.ray_cluster.nodes import Node, NodeWorkers, at_address, describe_distance
 from ale_rock.worker.settings import WorkerSettings
-from ale_testing import forked_worker, processes
-from ale_testing.ray_nodes import ENVIRONMENT, connected_nodes
-from ale_testing.sandbox_providers import must_answer
+from ale_testing import processes
 
 os.environ |= ENVIRONMENT
 ray: Any = pytest.importorskip("ray")
@@ -182,11 +183,11 @@ async def test_while_rays_head_does_not_answer_no_node_is_forgotten(
     def fail() -> None:
         raise RuntimeError("the head is away")
 
-    monkeypatch.setattr(ray_nodes, "read_nodes", fail)
+    monkeypatch.setattr(nodes_module, "read_nodes", fail)
     workers, nodes = NodeWorkers(WorkerSettings(), {}, False), {"1": Node("1", "a", "10.0.0.7")}
     assert [await workers._look_again(nodes) for _ in range(2)] == [nodes, nodes]
     assert caplog.text.count("the head is away") == 1
-    monkeypatch.setattr(ray_nodes, "SILENT_S", -1.0)
+    monkeypatch.setattr(nodes_module, "SILENT_S", -1.0)
     with pytest.raises(SandboxError, match="the head is away"):
         await workers._look_again(nodes)
 

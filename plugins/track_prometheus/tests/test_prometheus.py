@@ -18,6 +18,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_open_metrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
+from support.ports import held_port
 
 from ale.errors import ConfigError
 from ale.registry.hooks import Hooks
@@ -25,7 +26,6 @@ from ale.specs.driver import DriverContext
 from ale_prometheus.gauges import gauge_name
 from ale_prometheus.server import Handler, MetricsServer
 from ale_prometheus.tracker import PrometheusConfig, PrometheusTracker
-from ale_testing.ports import held_port
 from ale_testing.recording_channel import RecordingChannel
 
 SECRET = "hunter2"

@@ -20,13 +20,13 @@ from typing import Any
 import pytest
 import wandb
 from pydantic import ValidationError
+from support.temporary_files import nothing_left_in
 from wandb.proto.wandb_internal_pb2 import Record
 
 from ale.registry.hooks import Hooks
 from ale.registry.installed import list_plugins
 from ale.specs.driver import DriverContext
 from ale_testing.import_check import check_import
-from ale_testing.temporary_files import nothing_left_in
 from ale_train.workbench.channel import RunChannel
 from ale_wandb import WandbConfig, WandbTracker
 

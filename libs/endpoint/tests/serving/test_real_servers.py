@@ -11,7 +11,9 @@ import anthropic
 import openai
 import pytest
 
-environments = pytest.importorskip("ale_engines.environments", reason="no engine that is a server is installed")
+environments = pytest.importorskip(
+    "ale_engines.server.python_environments", reason="no engine that is a server is installed"
+)
 HELLO: Any = [{"role": "user", "content": "hello"}]
 
 

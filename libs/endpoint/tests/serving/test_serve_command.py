@@ -17,8 +17,7 @@ import anthropic
 import httpx
 import openai
 import pytest
-
-from ale_testing.command_line import ale
+from support.command_line import ale
 
 from .conftest import READY
 

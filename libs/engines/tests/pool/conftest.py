@@ -12,10 +12,10 @@ import pytest
 from ale.errors import EngineError
 from ale.session.tokenizer import byte_tokenizer
 from ale.specs.engine import FolderTicket, GenerateRequest, Generation, PolicyVersion, Sampling, Tokenizer
-from ale_engines import health, member
-from ale_engines.continuation import NOTHING, join_parts
-from ale_engines.pool import Engines
-from ale_engines.replica import Interrupted, Replica
+from ale_engines.pool import health, member
+from ale_engines.pool.continuation import NOTHING, join_parts
+from ale_engines.pool.engines import Engines
+from ale_engines.pool.replica import Interrupted, Replica
 from ale_testing.async_tests import require_no_other_task
 
 VOCAB = 50

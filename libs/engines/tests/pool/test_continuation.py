@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ale.specs.engine import Generation
-from ale_engines.continuation import NOTHING, finish_if_complete, join_parts, request_rest
+from ale_engines.pool.continuation import NOTHING, finish_if_complete, join_parts, request_rest
 
 from .conftest import ask
 

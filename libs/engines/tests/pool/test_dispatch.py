@@ -9,8 +9,8 @@ import pytest
 
 from ale.errors import EngineError
 from ale.specs.engine import GenerateRequest, Generation
-from ale_engines.admission import Admission
-from ale_engines.dispatch import EnginePlace, dispatch
+from ale_engines.pool.admission import Admission
+from ale_engines.pool.dispatch import EnginePlace, dispatch
 
 from .conftest import FakeReplica, ask, expected
 

@@ -22,10 +22,10 @@ from ale.specs.engine import (
     Tokenizer,
 )
 from ale_engine_torch import TorchEngine
-from ale_engines.continuation import NOTHING, join_parts, request_rest
-from ale_engines.driver_replica import DriverReplica
-from ale_engines.pool import Engines
-from ale_engines.replica import Interrupted
+from ale_engines.pool.continuation import NOTHING, join_parts, request_rest
+from ale_engines.pool.driver_replica import DriverReplica
+from ale_engines.pool.engines import Engines
+from ale_engines.pool.replica import Interrupted
 from ale_testing.async_tests import cancelled, fails_with
 from ale_testing.tiny_model import write_tiny_model
 

@@ -8,8 +8,8 @@ import pytest
 
 from ale.errors import EngineError
 from ale.specs.engine import PolicyVersion
-from ale_engines import multiplexing
-from ale_engines.member import State
+from ale_engines.pool import sleep as multiplexing
+from ale_engines.pool.member import State
 from ale_testing.async_tests import cancelled
 
 from .conftest import FakeReplica, ask, expected, policy, pool_of, until

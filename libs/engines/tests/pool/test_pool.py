@@ -9,7 +9,7 @@ import pytest
 from ale.errors import EngineError
 from ale.session.tokenizer import byte_tokenizer
 from ale.specs.engine import MemoryTicket, PolicyVersion
-from ale_engines.pool import Engines
+from ale_engines.pool.engines import Engines
 from ale_testing.async_tests import cancelled
 
 from .conftest import FakeReplica, ask, expected, policy, pool_of, until

@@ -15,9 +15,9 @@ from ale.session.tokenizer import byte_tokenizer
 from ale.specs.driver import DriverContext
 from ale.specs.engine import FolderTicket, GenerateRequest, Generation, PolicyVersion, Sampling, Tokenizer
 from ale_engine_torch import TorchEngine
-from ale_engines.continuation import NOTHING, finish_if_complete, join_parts, request_rest
-from ale_engines.pool import Engines
-from ale_engines.replica import Interrupted, Replica
+from ale_engines.pool.continuation import NOTHING, finish_if_complete, join_parts, request_rest
+from ale_engines.pool.engines import Engines
+from ale_engines.pool.replica import Interrupted, Replica
 from ale_testing.tiny_model import write_tiny_model
 
 from .conftest import until

@@ -14,9 +14,9 @@ import psutil
 
 from ale.errors import EngineError
 from ale.specs.engine import FolderTicket, GenerateRequest, Generation, PolicyVersion, Tokenizer
-from ale_engines.continuation import NOTHING, join_parts
-from ale_engines.replica import Interrupted, Replica
-from ale_engines.server_process import ServerProcess
+from ale_engines.pool.continuation import NOTHING, join_parts
+from ale_engines.pool.replica import Interrupted, Replica
+from ale_engines.server.process import ServerProcess
 
 from .conftest import ask, expected, policy, pool_of, until
 

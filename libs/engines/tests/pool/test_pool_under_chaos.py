@@ -9,7 +9,7 @@ import pytest
 
 from ale.errors import EngineError
 from ale.specs.engine import Generation, PolicyVersion
-from ale_engines.member import State
+from ale_engines.pool.member import State
 
 from .conftest import FakeReplica, ask, next_token, policy, pool_of, until
 

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ale.errors import EngineError
-from ale_engines.admission import Admission
-from ale_engines.routing import REMEMBERED, SHARE, Place, Router
+from ale_engines.pool.admission import Admission
+from ale_engines.pool.routing import REMEMBERED, SHARE, Place, Router
 
 SLOTS = st.lists(st.integers(1, 9), min_size=1, max_size=5)
 EVENTS = st.lists(st.tuples(st.sampled_from("abcdefghijkl"), st.booleans()), max_size=120)

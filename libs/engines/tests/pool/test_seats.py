@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from ale_engines import member
-from ale_engines.member import INTERRUPTED_ROUNDS, Seat, State
+from ale_engines.pool import member
+from ale_engines.pool.member import INTERRUPTED_ROUNDS, Seat, State
 
 from .conftest import FakeReplica, ask, policy, pool_of, until
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from ale.session.tokenizer import byte_tokenizer
-from ale_engines.member import Member, State
-from ale_engines.members import Members
-from ale_engines.pool import Engines
-from ale_engines.state_log import StateLog, read_states
+from ale_engines.pool.engines import Engines
+from ale_engines.pool.member import Member, State
+from ale_engines.pool.members import Members
+from ale_engines.pool.state_log import StateLog, read_states
 from ale_testing.recording_channel import RecordingChannel
 
 from .conftest import FakeReplica, policy, until

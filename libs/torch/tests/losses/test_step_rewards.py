@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.loss_samples import rollout
 
 from ale.messages import Message
 from ale.trajectory import Score, Sequence, Trajectory
-from ale_testing.loss_samples import rollout
 from ale_torch.losses.step_rewards import observed_before, states_of, step_returns
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.command_line import ale
+from support.fake_packages import write_package
 
 from ale.store.run_store import RunStore
-from ale_testing.command_line import ale
-from ale_testing.fake_packages import write_package
 
 RUN = """
 name: judged

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from support.sample_trajectory import build_trajectory
 
 from ale.trajectory import Score, Trajectory
-from ale_testing.sample_trajectory import build_trajectory
 from ale_train.evaluation.figures import measure, sum_up, tries
 from ale_train.evaluation.terminal import describe
 

@@ -14,7 +14,7 @@ from ale.specs.choice import PluginChoice
 from ale.specs.driver import Driver, PluginConfig
 from ale_train.config.rl import RLConfig
 from ale_train.rl.checks import check_multiplex, note_short_context
-from ale_train.rl.lending import require_elastic
+from ale_train.rl.device_sharing import require_elastic
 
 
 class TwoLent(PluginConfig):

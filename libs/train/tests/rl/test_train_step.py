@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+from support.sample_trajectory import build_trajectory
 
 from ale.errors import TrainerError
 from ale.registry.hooks import Hooks
@@ -17,7 +18,6 @@ from ale.specs.algorithm import Algorithm
 from ale.specs.driver import Driver, DriverContext, PluginConfig
 from ale.specs.trainer import Loss, LossInput, LossOutput, TrainBatch
 from ale.trajectory import Score, Trajectory
-from ale_testing.sample_trajectory import build_trajectory
 from ale_train.batches import Credit, pack
 from ale_train.config.rl import RLConfig
 from ale_train.rl.collapse_guard import CollapseGuard

@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
+from support.sample_conversation import START, TOOLS
 
 from ale.config.episode import RolloutConfig, SandboxNeeds
 from ale.errors import AleError, ConfigError
@@ -32,7 +33,6 @@ from ale.task import Task, TaskTests
 from ale.trajectory import Score, Trajectory
 from ale_testing.fake_engines import ScriptedEngine
 from ale_testing.fake_sandboxes import MemoryProvider, MemorySandbox
-from ale_testing.sample_conversation import START, TOOLS
 from ale_train.starts import ExpertReplay, ExpertStates
 
 TASK = Task(id="t", instruction="do it", tests=TaskTests(command="true"), files={"a": "0"})

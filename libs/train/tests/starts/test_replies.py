@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
+from support.sample_conversation import EXPERT, SAYS, START, TOKENIZERS, TOOLS, act, open_session
 
 from ale.errors import ConfigError, StartDiverged
 from ale.messages import Message
@@ -15,7 +16,6 @@ from ale.specs.start import Opening, StartContext
 from ale.task import Task, TaskTests
 from ale.trajectory import Trajectory
 from ale_testing.fake_engines import ScriptedEngine
-from ale_testing.sample_conversation import EXPERT, SAYS, START, TOKENIZERS, TOOLS, act, open_session
 from ale_train.starts import ExpertReplay, expert_steps
 
 TASK = Task(id="t", instruction="do it", tests=TaskTests(command="true"))

@@ -9,11 +9,11 @@ from contextlib import suppress
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.sample_conversation import EXPERT, TOOLS
 
 from ale.errors import StartDiverged
 from ale.messages import ToolSpec
 from ale.specs.sandbox import AGENT, Sandbox, SandboxSpec
-from ale_testing.sample_conversation import EXPERT, TOOLS
 from ale_train.starts import ExpertReplies
 from ale_train.starts.sandboxes import RecordingSandbox, ReplayedSandbox
 

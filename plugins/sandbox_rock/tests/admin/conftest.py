@@ -16,13 +16,13 @@ import httpx
 import pytest
 from postgres_server import PostgresServer, why_not
 from simulated_workers import SimulatedWorkers
+from support.ports import held_port
 
-from ale_rock.admin.app import make_app
 from ale_rock.admin.service import Service
 from ale_rock.admin.settings import Settings
-from ale_rock.serving import listener_at, serving, url_of
-from ale_rock.wire import ROCK_BASE
-from ale_testing.ports import held_port
+from ale_rock.app import make_app
+from ale_rock.http.server import listener_at, serving, url_of
+from ale_rock.schemas import ROCK_BASE
 
 
 @dataclass

@@ -10,7 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 from ale_rock.admin.settings import Settings
-from ale_rock.wire import ALE_BASE, ROCK_BASE, WORKERS_BASE
+from ale_rock.schemas import ALE_BASE, ROCK_BASE, WORKERS_BASE
 
 TOKENS = {"admin": "a" * 20, "anna": "b" * 20, "bert": "c" * 20, "worker": "d" * 20, "team": "e" * 20}
 SETTINGS = {

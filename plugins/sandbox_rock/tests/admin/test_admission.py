@@ -10,7 +10,7 @@ import pytest
 from ale_rock.admin.queue import MOST_SHAPES, Queue
 from ale_rock.admin.record import Need, Record
 from ale_rock.admin.reservations import Reservations
-from ale_rock.wire import ALE_BASE
+from ale_rock.schemas import ALE_BASE
 
 from .test_choice import worker
 

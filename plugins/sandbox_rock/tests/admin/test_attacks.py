@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from attack_tools import SETTINGS, operations, sentence_of, shown
 
-from ale_rock.wire import ALE_BASE, ROCK_BASE
+from ale_rock.schemas import ALE_BASE, ROCK_BASE
 
 IDS = [
     "..",

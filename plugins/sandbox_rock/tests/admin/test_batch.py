@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ale_rock.wire import Usage
+from ale_rock.schemas import Usage
 
 from .test_access import SETTINGS, shown
 

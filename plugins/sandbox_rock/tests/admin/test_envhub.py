@@ -12,9 +12,10 @@ from attack_tools import SETTINGS, shown
 from sqlalchemy import text
 
 import ale_rock.admin
-from ale_rock.admin.envhub_store import EnvHub, Environment
 from ale_rock.admin.store import Store, connect
-from ale_rock.wire import ALE_BASE
+from ale_rock.envhub.models import Environment
+from ale_rock.envhub.store import EnvHub
+from ale_rock.schemas import ALE_BASE
 
 PLAYED = {"env": "ale:bash/train/0"}
 

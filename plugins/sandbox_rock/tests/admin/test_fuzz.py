@@ -18,10 +18,10 @@ from hypothesis import HealthCheck, settings
 from schemathesis.specs.openapi.checks import content_type_conformance, unsupported_method
 from simulated_workers import SimulatedWorkers
 
-from ale_rock.admin.answers import INTERNAL
-from ale_rock.admin.app import make_app
+from ale_rock.admin.responses import INTERNAL
 from ale_rock.admin.settings import Settings
-from ale_rock.serving import listener_at, serving, url_of
+from ale_rock.app import make_app
+from ale_rock.http.server import listener_at, serving, url_of
 
 EXAMPLES, ANSWER_S = 5, 60.0
 LIMITS: dict[str, Any] = {"answer_within_s": 0.2, "startup_timeout_s": 0.5, "sandboxes_per_user": 1000}

@@ -20,10 +20,10 @@ from attack_tools import (
     shown,
 )
 
-from ale_rock.admin.app import make_app
 from ale_rock.admin.settings import Settings
-from ale_rock.serving import listener_at, serving, url_of
-from ale_rock.wire import ALE_BASE, ROCK_BASE
+from ale_rock.app import make_app
+from ale_rock.http.server import listener_at, serving, url_of
+from ale_rock.schemas import ALE_BASE, ROCK_BASE
 
 BROKEN = {
     "nothing": b"",

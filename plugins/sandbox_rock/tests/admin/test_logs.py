@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from ale_rock.admin.store import Store
-from ale_rock.wire import ROCK_BASE
+from ale_rock.schemas import ROCK_BASE
 
 from .test_access import SETTINGS, shown
 

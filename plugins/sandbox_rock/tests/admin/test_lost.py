@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from ale_rock.wire import WORKERS_BASE, Fault
+from ale_rock.schemas import WORKERS_BASE, Fault
 
 FAST = {"worker_timeout_s": 0.6, "reconcile_s": 0.3}
 

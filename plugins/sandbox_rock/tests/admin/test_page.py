@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from ale_rock.admin.page import read_page
-from ale_rock.wire import ALE_BASE, ROCK_BASE
+from ale_rock.schemas import ALE_BASE, ROCK_BASE
 
 from .test_access import SETTINGS, shown
 

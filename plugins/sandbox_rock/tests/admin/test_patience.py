@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 
-from ale_rock.wire import ROCK_BASE
+from ale_rock.schemas import ROCK_BASE
 
 GIVES_UP_S = 5.0
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from starlette.routing import Match
 
-from ale_rock.admin.app import make_app
 from ale_rock.admin.settings import Settings
-from ale_rock.wire import ALE_BASE, ROCK_BASE, WORKERS_BASE
+from ale_rock.app import make_app
+from ale_rock.schemas import ALE_BASE, ROCK_BASE, WORKERS_BASE
 
 JSON = "application/json"
 

@@ -15,14 +15,14 @@ import httpx
 import pytest
 from simulated_workers import SimulatedWorkers
 from sqlalchemy import NullPool, create_engine, select, update
+from support.ports import held_port
 
 from ale_rock.admin.tables import SANDBOXES
-from ale_rock.wire import ROCK_BASE
-from ale_testing.ports import held_port
+from ale_rock.schemas import ROCK_BASE
 
 PROGRAM = """
 import json, sys, uvicorn
-from ale_rock.admin.app import make_app
+from ale_rock.app import make_app
 from ale_rock.admin.settings import Settings
 given = json.loads(sys.argv[1])
 port = given.pop("port")

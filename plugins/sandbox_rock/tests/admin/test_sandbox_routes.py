@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ale_rock.wire import ALE_BASE, ROCK_BASE, WORKERS_BASE, Fault
+from ale_rock.schemas import ALE_BASE, ROCK_BASE, WORKERS_BASE, Fault
 
 from .test_access import SETTINGS, shown
 

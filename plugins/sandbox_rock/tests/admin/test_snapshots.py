@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ale_rock.wire import ALE_BASE
+from ale_rock.schemas import ALE_BASE
 
 from .test_access import SETTINGS, shown
 

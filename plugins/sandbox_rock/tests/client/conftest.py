@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 from service_process import Service, StartSandbox, serving
-
-from ale_testing.sandbox_providers import must_answer
+from support.sandbox_providers import must_answer
 
 
 @pytest.fixture(scope="module")

@@ -16,10 +16,10 @@ import httpx
 import pytest
 from attack_tools import TOKENS, sentence_of, shown
 from service_process import Service, serving
+from support.sandbox_providers import must_answer
 
 from ale.specs.sandbox import ENDPOINT_PORT
-from ale_rock.wire import ALE_BASE, ROCK_BASE
-from ale_testing.sandbox_providers import must_answer
+from ale_rock.schemas import ALE_BASE, ROCK_BASE
 
 pytestmark = [pytest.mark.bwrap, pytest.mark.slow]
 SMALL = {"image": "python:3.11", "memory": "256m", "cpus": 0.5}

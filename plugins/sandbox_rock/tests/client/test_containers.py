@@ -16,12 +16,12 @@ from rock.actions import Command, CreateBashSessionRequest, ReadFileRequest, Upl
 from rock.sdk.common.exceptions import BadRequestRockError
 from rock.sdk.sandbox.client import RunMode
 from service_process import Service, StartSandbox, serving
+from support.sandbox_providers import must_answer, provider_of
 
 from ale.specs.sandbox import ENDPOINT_PORT
-from ale_rock.wire import ALE_BASE, ROCK_BASE
+from ale_rock.schemas import ALE_BASE, ROCK_BASE
 from ale_sandbox.containers.engine import Found
 from ale_sandbox.containers.image_snapshots import OWNER
-from ale_testing.sandbox_providers import must_answer, provider_of
 
 pytestmark = [
     pytest.mark.slow,

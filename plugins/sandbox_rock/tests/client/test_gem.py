@@ -13,6 +13,8 @@ import rock.sdk.envs
 from rock.sdk.envhub.client import EnvHubClient, EnvHubError
 from rock.sdk.envhub.schema import EnvHubClientConfig
 from service_process import Command, Service, serving
+from support.index_venvs import python_with
+from support.sandbox_providers import must_answer
 
 from ale.config.episode import RolloutConfig, SandboxNeeds
 from ale.errors import TaskError
@@ -29,8 +31,6 @@ from ale_env_loop import EnvScaffold, EnvTasks, EnvTasksConfig
 from ale_rewards.steps import StepsReward
 from ale_rock.gem.client import ServedEnvironment
 from ale_testing.fake_engines import TOKENIZER, CannedEngine
-from ale_testing.index_venvs import python_with
-from ale_testing.sandbox_providers import must_answer
 
 pytestmark = [pytest.mark.bwrap, pytest.mark.slow]
 COUNTING = """

@@ -25,9 +25,9 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
+from support.ports import held_port
 
-from ale_rock.serving import listener_at, serving, url_of
-from ale_testing.ports import held_port
+from ale_rock.http.server import listener_at, serving, url_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:deprecated|Use arun instead|.*websockets")]
 MARKER = "SHELLPS1PREFIX"

@@ -12,9 +12,8 @@ from rock.sdk.sandbox.client import Sandbox
 from rock.sdk.sandbox.config import SandboxConfig
 from service_process import PATIENT, Service
 from service_process import Command as Process
-
-from ale_testing.ports import held_port
-from ale_testing.sandbox_providers import must_answer
+from support.ports import held_port
+from support.sandbox_providers import must_answer
 
 pytestmark = [pytest.mark.bwrap, pytest.mark.slow, pytest.mark.filterwarnings("ignore:deprecated")]
 SMALL = {"memory": "256m", "cpus": 0.5, "disk": "64m"}

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from support.sandbox_providers import must_answer
 
 from ale.errors import ConfigError, TaskError
 from ale.specs.sandbox import SandboxSpec
-from ale_rock.gem.environments import EnvironmentPlan
+from ale_rock.envhub.models import EnvironmentPlan
 from ale_rock.gem.in_process import SandboxedEnvironments
 from ale_rock.gem.task_sources import TaskSources
-from ale_testing.sandbox_providers import must_answer
 
 pytestmark = pytest.mark.bwrap
 TASK = "ale:bash/heldout/0"

@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 import pytest
 import uvicorn
+from support.sandbox_providers import must_answer
 
 from ale.specs.driver import DriverContext
 from ale.specs.sandbox import Resources
@@ -22,7 +23,6 @@ from ale_local import LocalSandboxConfig, LocalSandboxProvider
 from ale_rock.worker.app import make_app
 from ale_rock.worker.service import WorkerService
 from ale_rock.worker.settings import WorkerSettings
-from ale_testing.sandbox_providers import must_answer
 
 SMALL = Resources(memory_mib=256, pids=256, disk_mib=64)
 Body = dict[str, Any]

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from ale_rock.wire import WORKER_ID, Fault, Heartbeat, HeartbeatAnswer, Register, Registered
+from ale_rock.schemas import WORKER_ID, Fault, Heartbeat, HeartbeatAnswer, Register, Registered
 from ale_rock.worker import registration
 
 from .conftest import Worker, Workers, bound, served, url_of

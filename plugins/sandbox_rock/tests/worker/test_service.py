@@ -17,7 +17,7 @@ import pytest
 from ale.errors import ConfigError, SandboxError
 from ale.specs.driver import DriverContext
 from ale.specs.sandbox import SandboxSpec
-from ale_rock.wire import CreateSandbox
+from ale_rock.schemas import CreateSandbox
 from ale_rock.worker import leftovers
 from ale_rock.worker import ports as ports_module
 from ale_rock.worker.service import WorkerService

@@ -11,10 +11,10 @@ import pytest
 
 from ale.specs.driver import DriverContext
 from ale_local import LocalSandboxConfig, LocalSandboxProvider
-from ale_rock.admin.app import make_app as make_admin
 from ale_rock.admin.settings import Settings
-from ale_rock.serving import listener_at, serving
-from ale_rock.wire import ROCK_BASE
+from ale_rock.app import make_app as make_admin
+from ale_rock.http.server import listener_at, serving
+from ale_rock.schemas import ROCK_BASE
 from ale_rock.worker.app import make_app
 from ale_rock.worker.settings import WorkerSettings
 

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ale_train.config.rl import RLConfig
-from ale_train.rl.in_flight import InFlightLimit, scoring_places
-from ale_train.rl.places import IN_FRONT, Places
+from ale_train.rl.concurrency_limit import InFlightLimit, scoring_slots
+from ale_train.rl.rollout_slots import IN_FRONT, RolloutSlots
 
 
 @given(
@@ -27,13 +27,13 @@ def test_no_more_than_the_limit_run_and_no_place_is_lost(
     """Each acts and is scored for some turns of the event loop, may be cancelled, and may be made again."""
 
     async def main() -> None:
-        places = Places(limit, scoring)
+        slots = RolloutSlots(limit, scoring)
         acting: set[int] = set()
         scored: set[int] = set()
 
         async def one(number: int, act: int, score: int, again: bool) -> None:
             for _ in range(1 + again):
-                async with places:
+                async with slots:
                     acting.add(number)
                     assert len(acting) <= limit
                     try:
@@ -41,7 +41,7 @@ def test_no_more_than_the_limit_run_and_no_place_is_lost(
                             await asyncio.sleep(0)
                     finally:
                         acting.discard(number)
-                    async with places.scoring():
+                    async with slots.scoring():
                         scored.add(number)
                         assert len(scored) <= scoring
                         try:
@@ -60,22 +60,22 @@ def test_no_more_than_the_limit_run_and_no_place_is_lost(
             for task in tasks:
                 with suppress(asyncio.CancelledError):
                     await task
-        assert (places.running, places.waiting) == (0, 0)
-        async with places:
-            assert places.running == 1
+        assert (slots.running, slots.waiting) == (0, 0)
+        async with slots:
+            assert slots.running == 1
 
     asyncio.run(main())
 
 
 async def test_what_is_made_again_comes_before_what_is_younger() -> None:
-    places, order = Places(1, 1), []
+    slots, order = RolloutSlots(1, 1), []
 
     async def one(name: str, tries: int) -> None:
         for attempt in range(tries):
-            async with places:
+            async with slots:
                 order.append(f"{name}{attempt}")
                 await asyncio.sleep(0.03)
-                async with places.scoring():
+                async with slots.scoring():
                     await asyncio.sleep(0.01)
 
     await asyncio.gather(one("a", 2), one("b", 1), one("c", 1), one("d", 1))
@@ -83,11 +83,11 @@ async def test_what_is_made_again_comes_before_what_is_younger() -> None:
 
 
 async def test_what_is_in_front_comes_before_all_that_wait() -> None:
-    places, order = Places(1, 1), []
+    slots, order = RolloutSlots(1, 1), []
 
     async def one(name: str) -> None:
         IN_FRONT.set(name == "spare")
-        async with places:
+        async with slots:
             order.append(name)
             await asyncio.sleep(0.01)
 
@@ -96,31 +96,31 @@ async def test_what_is_in_front_comes_before_all_that_wait() -> None:
 
 
 async def test_a_rollout_that_is_scored_holds_no_place() -> None:
-    places, scored, go = Places(1, 1), asyncio.Event(), asyncio.Event()
+    slots, scored, go = RolloutSlots(1, 1), asyncio.Event(), asyncio.Event()
 
     async def one() -> None:
-        async with places, places.scoring():
+        async with slots, slots.scoring():
             scored.set()
             await go.wait()
 
     task = asyncio.create_task(one())
     await scored.wait()
-    async with asyncio.timeout(60), places:
-        assert places.running == 1
+    async with asyncio.timeout(60), slots:
+        assert slots.running == 1
     go.set()
     await task
-    assert places.left == 2
+    assert slots.left == 2
 
 
 async def test_a_higher_limit_lets_those_who_wait_run() -> None:
-    places = Places(1, 1)
-    async with places:
-        task = asyncio.create_task(places.__aenter__())
+    slots = RolloutSlots(1, 1)
+    async with slots:
+        task = asyncio.create_task(slots.__aenter__())
         await asyncio.sleep(0)
-        assert (places.running, places.waiting) == (1, 1)
-        places.limit = 2
+        assert (slots.running, slots.waiting) == (1, 1)
+        slots.limit = 2
         await asyncio.wait_for(task, 60)
-        assert (places.running, places.waiting) == (2, 0)
+        assert (slots.running, slots.waiting) == (2, 0)
 
 
 LOOKS = st.lists(
@@ -169,19 +169,19 @@ def test_the_limit_is_cut_and_grows_by_the_rule() -> None:
 
 
 @pytest.mark.parametrize(
-    ("chosen", "most", "places"),
+    ("chosen", "most", "slots"),
     [(None, None, 8), (3, None, 3), (None, 16, 4), (None, 100, 8), (None, 8, 1), (5, 16, 5)],
 )
 def test_rewards_leave_room_for_the_sandboxes_that_there_may_be(
-    chosen: int | None, most: int | None, places: int
+    chosen: int | None, most: int | None, slots: int
 ) -> None:
     """With room for 16, eight agents leave eight: four that are scored, each of which may open a second one."""
     run: Any = SimpleNamespace(rollout=SimpleNamespace(concurrency=8), pool=SimpleNamespace(max_sandboxes=most))
-    assert scoring_places(run, RLConfig(scoring_concurrency=chosen)) == places
+    assert scoring_slots(run, RLConfig(scoring_concurrency=chosen)) == slots
 
 
 def test_a_limit_that_was_lower_for_a_while_is_reported_once() -> None:
-    places = Places(48, 1)
-    places.limit = 38
-    places.limit = 48
-    assert [places.take_lowest(), places.take_lowest()] == [38, 48]
+    slots = RolloutSlots(48, 1)
+    slots.limit = 38
+    slots.limit = 48
+    assert [slots.take_lowest(), slots.take_lowest()] == [38, 48]

@@ -13,8 +13,8 @@ from ale.rollout.episode import StageInfo
 from ale.specs.algorithm import RolloutRequest
 from ale.task import Task, TaskTests
 from ale.trajectory import Score, Trajectory
-from ale_train.rl import spares
-from ale_train.rl.spares import SPARE_SEED, Spares
+from ale_train.rl import spare_rollouts
+from ale_train.rl.spare_rollouts import SPARE_SEED, SpareRollouts
 
 STAGE = StageInfo("rl", 1, "train", 1.0)
 TASK = Task(id="t", instruction="", tests=TaskTests(command="true"))
@@ -39,7 +39,7 @@ class Scene:
         )
         episodes = SimpleNamespace(config=SimpleNamespace(max_resamples=0), ended={})
         self.rollouts: Any = SimpleNamespace(run=self.run, running={}, store=store, episodes=episodes, judge=None)
-        self.spares = Spares(self.rollouts, most, lambda: self.now)
+        self.spares = SpareRollouts(self.rollouts, most, lambda: self.now)
         self.requests = [RolloutRequest(TASK, "g", seed) for seed in range(size)]
 
     async def run(self, requests: Sequence[RolloutRequest], stage: StageInfo) -> list[Trajectory]:
@@ -63,7 +63,7 @@ class Scene:
 
 @pytest.fixture(autouse=True)
 def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spares, "LOOK_S", 0.005)
+    monkeypatch.setattr(spare_rollouts, "LOOK_S", 0.005)
 
 
 async def test_a_spare_begins_where_tools_take_three_times_the_median_of_half_of_the_group() -> None:

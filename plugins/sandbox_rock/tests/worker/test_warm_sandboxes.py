@@ -13,7 +13,7 @@ from ale.errors import ConfigError, SandboxError
 from ale.specs.sandbox import Sandbox
 from ale_rock.worker.service import WorkerService
 from ale_rock.worker.settings import WorkerSettings
-from ale_rock.worker.warm import read_counts
+from ale_rock.worker.warm_sandboxes import read_counts
 from ale_testing.fake_sandboxes import MemoryProvider
 
 from .conftest import Worker, Workers, local_provider

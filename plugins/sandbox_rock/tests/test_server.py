@@ -7,7 +7,7 @@ import sys
 
 PROGRAM = """
 import resource
-from ale_rock.serving import run
+from ale_rock.http.server import run
 
 async def say(limits=resource.getrlimit):
     print(*limits(resource.RLIMIT_NOFILE))

@@ -16,7 +16,7 @@ from ale.store.run_store import RunStore
 from ale_train.config.rl import RLConfig
 from ale_train.rl import loop
 from ale_train.rl.loop import Training
-from ale_train.rl.stage import Reinforcement
+from ale_train.rl.stages import Reinforcement
 
 MADE = SimpleNamespace(id="rollout")
 METRICS = {"sampled_tokens": 1.0}
@@ -76,7 +76,6 @@ def training_with(engines: Engines, rollouts: list[Any], monkeypatch: pytest.Mon
     for name, function in {"pack_step": pack, "train_step": train, "publish": publish}.items():
         monkeypatch.setattr(loop, name, function)
     monkeypatch.setattr(loop, "rollout_metrics", lambda *arguments: {})
-    monkeypatch.setattr(loop, "resource_metrics", lambda bench: {})
     bench: Any = SimpleNamespace(
         engine=engines,
         backend=SimpleNamespace(sleep=sleep),
@@ -87,6 +86,8 @@ def training_with(engines: Engines, rollouts: list[Any], monkeypatch: pytest.Mon
         evaluations={},
         seconds={},
         store=None,
+        config=SimpleNamespace(eval=None),
+        resource_metrics=dict,
         progress=Notes(),
     )
     producer: Any = SimpleNamespace(
@@ -99,8 +100,8 @@ def training_with(engines: Engines, rollouts: list[Any], monkeypatch: pytest.Mon
         steps_done=1,
         state=dict,
     )
-    places: Any = SimpleNamespace(limit=4)
-    made = Training(bench, RLConfig(multiplex=1, **settings), producer, places)
+    slots: Any = SimpleNamespace(limit=4)
+    made = Training(bench, RLConfig(multiplex=1, **settings), producer, slots)
     made._watch.step_metrics = lambda step, trained: {}  # type: ignore[method-assign]
     return made
 
@@ -191,7 +192,7 @@ def run_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., 
         with RunStore.create(tmp_path) as bench.store:
             bench.store.add_event("run_started")
             async with asyncio.timeout(30):
-                async with training.devices():  # as before the first step
+                async with training.devices.held():  # as before the first step
                     pass
                 await training.run()
         assert sorted(folder.name for folder in (tmp_path / "checkpoints").glob("step_*"))[-1] == "step_3"

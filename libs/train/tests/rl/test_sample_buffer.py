@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ale_train.rl.buffer import SampleBuffer
+from ale_train.rl.sample_buffer import SampleBuffer
 
 
 class Clock:

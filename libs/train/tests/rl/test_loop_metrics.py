@@ -10,8 +10,8 @@ import pytest
 
 from ale.store.run_store import RunStore
 from ale_train.config.rl import RLConfig
-from ale_train.rl.loop_watch import LoopWatch
-from ale_train.rl.places import Places
+from ale_train.rl.loop_metrics import LoopMetrics
+from ale_train.rl.rollout_slots import RolloutSlots
 
 
 @pytest.mark.parametrize(("backend", "place"), [(SimpleNamespace(place="cuda:1"), "cuda:1"), (SimpleNamespace(), "")])
@@ -27,7 +27,7 @@ async def test_the_event_of_a_step_says_where_the_trainer_is_if_it_knows(
             sessions=SimpleNamespace(),
             rollouts=SimpleNamespace(advance=lambda: None),
         )
-        watch = LoopWatch(bench, RLConfig(), Places(4, 1), producer)
+        watch = LoopMetrics(bench, RLConfig(), RolloutSlots(4, 1), producer)
         async with watch:
             watch.step_metrics(1, [])
         ((_, kind, data),) = store.events()

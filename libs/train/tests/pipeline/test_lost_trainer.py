@@ -10,6 +10,8 @@ import pytest
 
 from ale.errors import TrainerError, TrainerLost
 from ale_train.pipeline import run as pipeline
+from ale_train.pipeline.preflight import RunPlan
+from ale_train.pipeline.stages import Stages
 
 
 class Attempts:
@@ -18,26 +20,29 @@ class Attempts:
     def __init__(self, checkpoints: list[str], errors: list[Exception]) -> None:
         self.checkpoints, self.errors = checkpoints, errors
         self.run_ids: list[str] = []
+        self.stages: list[Stages] = []
         self.notes: list[str] = []
 
-    async def run_once(self, loaded: Any, progress: Any, run_id: str, folder: Path, *half: Any) -> str:
+    async def run_once(self, plan: RunPlan, values: Any, progress: Any, run_id: str, folder: Path) -> str:
         self.run_ids.append(run_id)
+        self.stages.append(plan.stages)
         if len(self.run_ids) <= len(self.errors):
             raise self.errors[len(self.run_ids) - 1]
         return "done"
 
-    def run_id(self, folder: Path, config: str) -> str:
-        return "resumed"
-
-    def checkpoint(self, folder: Path) -> str:
-        return self.checkpoints[len(self.run_ids) - 1]
-
     async def run(self, monkeypatch: pytest.MonkeyPatch, folder: Path, **more: Any) -> Any:
-        monkeypatch.setattr(pipeline, "preflight", lambda *arguments: None)
+        config: Any = SimpleNamespace(cpt=None, sft=None, rl=None)
+        required: Any = None
+
+        def plan_run(run: Any, only: Any, source: Any) -> RunPlan:
+            return RunPlan(config, required, Stages(), only, None)
+
+        monkeypatch.setattr(pipeline, "plan_run", plan_run)
         monkeypatch.setattr(pipeline, "new_run_folder", lambda config: ("new", folder))
-        monkeypatch.setattr(pipeline, "RESUME", SimpleNamespace(require=lambda: lambda: self))
+        monkeypatch.setattr(pipeline, "run_to_resume", lambda folder, config: "resumed")
+        monkeypatch.setattr(pipeline, "newest_checkpoint", lambda folder: self.checkpoints[len(self.run_ids) - 1])
         monkeypatch.setattr(pipeline, "_run_once", self.run_once)
-        loaded: Any = SimpleNamespace(run=None, to_yaml=lambda: "")
+        loaded: Any = SimpleNamespace(run=None, values=None, to_yaml=lambda: "")
         progress: Any = SimpleNamespace(note=self.notes.append)
         return await pipeline.run(loaded, progress, **more)
 
@@ -49,6 +54,7 @@ async def test_it_goes_on_from_its_newest_checkpoint(monkeypatch: pytest.MonkeyP
     attempts = Attempts(["sft_20", "step_10"], [LOST, LOST])
     assert await attempts.run(monkeypatch, tmp_path) == "done"
     assert attempts.run_ids == ["new", "resumed", "resumed"]
+    assert len({id(stages) for stages in attempts.stages}) == 3, "each attempt has stages of its own"
     assert attempts.notes == [f"A rank died. The run goes on from its checkpoint {at}." for at in ("sft_20", "step_10")]
 
 

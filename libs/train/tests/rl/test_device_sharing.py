@@ -12,8 +12,8 @@ import pytest
 
 from ale.errors import ConfigError, EngineError
 from ale_testing.async_tests import require_no_other_task
-from ale_train.rl import lending
-from ale_train.rl.lending import Lending
+from ale_train.rl import device_sharing
+from ale_train.rl.device_sharing import SharedDevices
 
 SLOTS = 4
 BATCH = 8
@@ -22,7 +22,7 @@ BATCH = 8
 @pytest.fixture(autouse=True)
 def look_often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ask the policy at once."""
-    monkeypatch.setattr(lending, "LOOK_S", 0.001)
+    monkeypatch.setattr(device_sharing, "LOOK_S", 0.001)
 
 
 class Engines:
@@ -68,10 +68,20 @@ class Scene:
         self.engines = Engines(engines)
         self.ready = self.at_engines = 0
         engine: Any = self.engines
-        self.lending = Lending(engine, lent, BATCH, lambda: self.ready, lambda: self.at_engines, self.sleep)
+        self.states: list[str] = []
+        self.notes: list[str] = []
+        self.devices = SharedDevices(
+            engine,
+            count=lent,
+            batch_size=BATCH,
+            ready=lambda: self.ready,
+            at_engines=lambda: self.at_engines,
+            sleep=self.sleep,
+            enter=self.states.append,
+            note=self.notes.append,
+        )
         self.batch: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.broken_off = False
-        self.states: list[str] = []
 
     async def sleep(self) -> bool:
         self.engines.did.append("trainer sleeps")
@@ -88,13 +98,12 @@ class Scene:
         """The trainer waits for the next batch."""
         if self.batch.done():
             self.batch = asyncio.get_running_loop().create_future()
-        return asyncio.create_task(self.lending.wait_for(self.next_batch(), self.states.append))
+        return asyncio.create_task(self.devices.wait_for(self.next_batch()))
 
     async def update(self, waited_s: float = 0.0) -> None:
         """The trainer trains, after it has waited for so long."""
-        self.lending.waited_s = waited_s
-        self.lending.decide()
-        await self.lending.lend_if_due()
+        self.devices.waited_s = waited_s
+        await self.devices.finish_update(sampling_follows=True, save_follows=False)
 
     async def take(self, ready: int = 0) -> None:
         """Wait for a batch that is there soon."""
@@ -112,7 +121,7 @@ async def scene(engines: int, lent: int) -> AsyncIterator[Scene]:
     try:
         yield made
     finally:
-        await made.lending.close()
+        await made.devices.close()
         await require_no_other_task(before)
 
 
@@ -158,7 +167,7 @@ async def test_they_are_lent_again_in_the_background_where_the_trainer_waits_for
         await s.take()
         s.engines.gate.clear()
         await s.update(waited_s=100.0)
-        found = s.lending.metrics()
+        found = s.devices.metrics()
         assert found["lent"] == 1.0
         assert found["switch_s"] > 0
         await until(lambda: s.engines.did[-1] == "expands")
@@ -176,25 +185,25 @@ async def test_they_sleep_on_where_the_trainer_does_not_wait() -> None:
     async with scene(2, 1) as s:
         await s.take()
         await s.update()
-        s.lending.metrics()
+        s.devices.metrics()
         await s.take()
         await s.update()
         assert s.states == ["switch"], "the second batch was waited for without them"
         assert s.engines.did == ["shrinks", "shrunk"]
-        assert s.lending.metrics() == {"lent": 0.0, "switch_s": 0.0}
-        await s.lending.serve_all()
+        assert s.devices.metrics() == {"lent": 0.0, "switch_s": 0.0}
+        await s.devices.serve_all()
         assert s.engines.asleep == set(), "what comes after the loop has all of them"
 
 
 async def test_they_are_lent_only_once_the_trainer_has_used_them_for_what_comes_first() -> None:
     async with scene(2, 1) as s:
         await s.take()
-        s.lending.waited_s = 100.0
-        s.lending.decide()
-        assert s.lending.metrics()["lent"] == 1.0, "soon"
-        assert not await s.lending.take_back_to_wake(), "it still has them"
+        s.devices.waited_s = 100.0
+        s.devices.decide()
+        assert s.devices.metrics()["lent"] == 1.0, "soon"
+        assert not await s.devices.take_back_to_wake(), "it still has them"
         assert s.engines.asleep == {"engine 1"}
-        await s.lending.lend_if_due()
+        await s.devices.lend_if_due()
         await until(lambda: not s.engines.asleep)
 
 
@@ -217,7 +226,7 @@ async def test_if_all_engines_are_lent_they_serve_whenever_the_trainer_does_not_
         await s.update()
         assert s.engines.asleep == set(), "at once, as nothing is sampled before"
         await s.take()
-        await s.lending.serve_evaluation()
+        await s.devices.serve_evaluation()
         assert s.engines.asleep == set(), "an evaluation goes on before the weights are published"
         await s.update()
         await s.take()
@@ -230,10 +239,10 @@ async def test_if_all_engines_are_lent_they_serve_whenever_the_trainer_does_not_
 async def test_a_trainer_that_gives_memory_back_never_wakes_beside_the_engines() -> None:
     async with scene(2, 2) as s:
         s.gives_memory = True
-        assert await s.lending.take_back_to_wake()
+        assert await s.devices.take_back_to_wake()
         assert s.engines.asleep == {"engine 0", "engine 1"}
-        assert not await s.lending.take_back_to_wake(), "it has them"
-        s.lending.lend()
+        assert not await s.devices.take_back_to_wake(), "it has them"
+        s.devices.lend()
         await s.take()
         await s.update()
         assert s.engines.asleep == set()
@@ -245,7 +254,7 @@ async def test_engines_that_do_not_wake_are_an_error_at_once_and_not_only_once_a
     async with scene(2, 2) as s:
         await s.take()
         s.engines.fault = EngineError("It does not wake up.")
-        s.lending.lend()
+        s.devices.lend()
         with pytest.raises(EngineError, match="It does not wake up"):
             async with asyncio.timeout(60):
                 await s.wait()
@@ -254,7 +263,7 @@ async def test_engines_that_do_not_wake_are_an_error_at_once_and_not_only_once_a
 async def test_an_evaluation_has_the_engines_that_are_not_lent() -> None:
     async with scene(2, 1) as s:
         await s.take()
-        await s.lending.serve_evaluation()
+        await s.devices.serve_evaluation()
         assert s.engines.asleep == {"engine 1"}
 
 
@@ -268,7 +277,7 @@ async def test_engines_come_and_leave_while_the_run_goes_on() -> None:
         s.batch.set_result("batch")
         await waiting
         assert s.engines.asleep == {"engine 1"}, "one that joined is nobody's, and has room for others' requests"
-        await s.lending.serve_all()
+        await s.devices.serve_all()
         assert s.engines.asleep == set()
 
 
@@ -276,7 +285,7 @@ async def test_if_the_others_are_given_up_the_lent_ones_go_on_alone() -> None:
     async with scene(2, 1) as s:
         await s.take()
         s.engines.failed = {"engine 0"}
-        await s.lending.serve_evaluation()
+        await s.devices.serve_evaluation()
         assert s.engines.asleep == set(), "else the evaluation would never end"
         await s.take()
         await s.update()
@@ -332,7 +341,7 @@ async def test_engines_that_wake_up_when_the_run_ends_are_not_waited_for() -> No
         await s.take()
         s.engines.gate.clear()
         await s.update(waited_s=100.0)
-        await s.lending.close()
+        await s.devices.close()
 
 
 async def test_an_error_of_a_batch_or_of_the_engines_is_raised_at_once() -> None:

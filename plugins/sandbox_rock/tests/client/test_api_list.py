@@ -14,8 +14,7 @@ from rock.sdk.common.exceptions import BadRequestRockError, InternalServerRockEr
 from rock.sdk.sandbox.client import RunMode, Sandbox, UploadMode
 from rock.sdk.sandbox.config import SandboxConfig
 from service_process import Service, StartSandbox, serving
-
-from ale_testing.sandbox_providers import must_answer
+from support.sandbox_providers import must_answer
 
 pytestmark = [pytest.mark.bwrap, pytest.mark.filterwarnings("ignore:deprecated|Use arun instead")]
 

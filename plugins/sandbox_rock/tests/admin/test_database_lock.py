@@ -15,14 +15,14 @@ import service_process
 from postgres_server import PostgresServer
 from service_process import Command
 
-from ale_rock.admin import one_service
+from ale_rock.admin import database_lock
 from ale_rock.admin import store as store_module
-from ale_rock.admin.one_service import DatabaseTaken
+from ale_rock.admin.database_lock import DatabaseTaken
 from ale_rock.admin.record import Need, Record
 from ale_rock.admin.store import Store
 
-IMPATIENT = "from ale_rock.admin import one_service, store; one_service.WAIT_S = 0.5; store.CHECK_S = 0.1; "
-WAIT_IN_LINE = one_service.TAKE.replace("pg_try_advisory_lock", "pg_advisory_lock")
+IMPATIENT = "from ale_rock.admin import database_lock, store; database_lock.WAIT_S = 0.5; store.CHECK_S = 0.1; "
+WAIT_IN_LINE = database_lock.TAKE.replace("pg_try_advisory_lock", "pg_advisory_lock")
 """The server gives the lock to who waits for it as soon as its holder has ended: nobody is faster."""
 
 
@@ -41,7 +41,7 @@ class Database:
     def holder(self) -> int | None:
         """Return the server's process of the connection that holds the lock."""
         with self.connect() as operator:
-            found = operator.execute(one_service.HOLDER).fetchone()
+            found = operator.execute(database_lock.HOLDER).fetchone()
             return found[0] if found else None
 
     def cut(self) -> int:
@@ -117,7 +117,7 @@ def test_a_service_that_was_killed_is_started_again_at_once(shared: Database, tm
 
 async def test_a_start_waits_until_the_server_has_noticed_that_the_last_service_ended(shared, caplog, until):
     with shared.connect() as last:
-        last.execute(one_service.TAKE)
+        last.execute(database_lock.TAKE)
         store = Store(shared.url)
         starting = asyncio.create_task(store.start())
         await until(lambda: "A service holds the database still" in caplog.text)
@@ -134,7 +134,7 @@ async def test_a_connection_that_was_cut_is_made_again_with_the_lock_while_nothi
     async with started(shared.url) as store:
         cut = shared.cut()
         await until(lambda: shared.holder() not in (None, cut))
-        monkeypatch.setattr(one_service, "WAIT_S", 0.1)
+        monkeypatch.setattr(database_lock, "WAIT_S", 0.1)
         with pytest.raises(DatabaseTaken):
             async with started(shared.url):
                 pass
@@ -144,7 +144,7 @@ async def test_a_connection_that_was_cut_is_made_again_with_the_lock_while_nothi
 
 async def test_a_service_whose_database_was_taken_in_a_cut_writes_no_more(shared, monkeypatch, until):
     monkeypatch.setattr(store_module, "CHECK_S", 0.05)
-    monkeypatch.setattr(one_service, "WAIT_S", 0.1)
+    monkeypatch.setattr(database_lock, "WAIT_S", 0.1)
     async with started(shared.url) as store:
         ended = asyncio.Event()
         store.on_taken = ended.set
@@ -183,7 +183,7 @@ async def test_the_server_notices_a_machine_that_has_vanished_before_a_start_giv
     asked += ", current_setting('tcp_keepalives_count')::int, current_setting('tcp_user_timeout')::int"
     async with started(shared.url) as store:
         idle_s, interval_s, count, limit_ms = (await store.run(lambda rows: rows.exec_driver_sql(asked).all()))[0]
-        assert (idle_s + interval_s * count, limit_ms / 1000) == (one_service.NOTICED_S,) * 2
-    assert one_service.NOTICED_S < one_service.WAIT_S
+        assert (idle_s + interval_s * count, limit_ms / 1000) == (database_lock.NOTICED_S,) * 2
+    assert database_lock.NOTICED_S < database_lock.WAIT_S
     async with started(f"{shared.url}?options=-ctcp_keepalives_idle%3D77") as store:
         assert (await store.run(lambda rows: rows.exec_driver_sql(asked).all()))[0][0] == 77

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ale.errors import ConfigError
-from ale_train.rl.saved_policies import before_rl, most_trained
+from ale_train.checkpoints.saved_policies import before_rl, most_trained
 
 
 def saved(run: Path, *places: str) -> None:

@@ -22,9 +22,9 @@ from ale.specs.trainer import TrainBatch
 from ale.task import Task, TaskTests
 from ale.trajectory import Score, Trajectory
 from ale_train.config.rl import RLConfig
-from ale_train.rl.buffer import SampleBuffer
 from ale_train.rl.loop import make_buffer
-from ale_train.rl.produce import Producer
+from ale_train.rl.rollout_producer import RolloutProducer
+from ale_train.rl.sample_buffer import SampleBuffer
 
 
 def task(number: int) -> Task:
@@ -89,7 +89,7 @@ class Scene:
             progress=SimpleNamespace(stage=lambda name, total: None),
             stopwatch=lambda stage: nullcontext(),
         )
-        self.producer = Producer(
+        self.producer = RolloutProducer(
             bench, self.config, self.buffer, map(task, itertools.chain(tasks, itertools.count(90)))
         )
 

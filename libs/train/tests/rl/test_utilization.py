@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ale_train.rl.roles import ENGINE_STATES, TRAINER_STATES, EngineRole, Role, advice, coarsen, role_metrics
+from ale_train.rl.utilization import ENGINE_STATES, TRAINER_STATES, EngineRole, Role, advice, coarsen, role_metrics
 
 
 class Clock:

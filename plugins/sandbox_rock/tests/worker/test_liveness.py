@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from ale.specs.sandbox import SandboxSpec
-from ale_rock.wire import CreateSandbox
+from ale_rock.schemas import CreateSandbox
 from ale_rock.worker.service import WorkerService
 from ale_rock.worker.settings import WorkerSettings
 from ale_testing.fake_sandboxes import MemoryProvider

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from ale_rock.admin.choice import Choice
 from ale_rock.admin.record import Need
 from ale_rock.admin.settings import Settings
+from ale_rock.admin.worker_choice import Choice
 from ale_rock.admin.workers import Worker
-from ale_rock.wire import Register
+from ale_rock.schemas import Register
 
 GIB = 1 << 30
 NEED = Need(1, GIB, GIB)

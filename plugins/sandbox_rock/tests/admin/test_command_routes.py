@@ -7,8 +7,8 @@ import secrets
 
 import httpx
 
-from ale_rock.admin.upload import MOST_BEFORE
-from ale_rock.wire import ALE_BASE, ROCK_BASE
+from ale_rock.admin.upload_form import MOST_BEFORE
+from ale_rock.schemas import ALE_BASE, ROCK_BASE
 
 
 async def test_actions_reach_the_sandbox_and_come_back(admin):
