@@ -217,15 +217,20 @@ def _of_its_class(cls: type[Driver], capability: str | type) -> bool:
 
 
 def _having(need: Need) -> list[str]:
-    """Return the installed plugins that have the capability; for a protocol, their classes are imported."""
-    working = [info for info in list_plugins(need.kind) if info.status == "ok"]
-    if isinstance(need.capability, str):
-        return sorted({info.name for info in working if need.capability in info.capabilities})
+    """Return the installed plugins that have the capability. Their classes are imported, unless they declare their
+    capabilities without an import."""
     names = set()
-    for info in working:
-        with suppress(AleError):  # of a plugin that cannot be imported
-            if _of_its_class(load_driver_class(need.kind, info.name), need.capability):
-                names.add(info.name)
+    for info in list_plugins(need.kind):
+        if info.status != "ok":
+            continue
+        if isinstance(need.capability, str) and info.capabilities is not None:
+            able = need.capability in info.capabilities
+        else:
+            able = False
+            with suppress(AleError):  # of a plugin that cannot be imported
+                able = _of_its_class(load_driver_class(need.kind, info.name), need.capability)
+        if able:
+            names.add(info.name)
     return sorted(names)
 
 

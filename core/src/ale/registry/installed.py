@@ -32,7 +32,8 @@ class PluginInfo:
 
     `status`: ok; broken (it cannot be imported in its present state); incompatible (made for other versions of the
     contracts); shadowed (another package has a plugin of the same name, so that a run must say `package:name`).
-    `reason` is a sentence unless the status is ok. `api_version` is what the manifest declares, or empty.
+    `reason` is a sentence unless the status is ok. `api_version` and `capabilities` are what is declared without an
+    import; empty and None if nothing is. `package` is empty for a class of the user's, which is not listed.
     """
 
     kind: str
@@ -43,7 +44,7 @@ class PluginInfo:
     status: Status
     reason: str
     summary: str
-    capabilities: tuple[str, ...]
+    capabilities: tuple[str, ...] | None
     target: str
 
 
@@ -137,7 +138,7 @@ def _read_plugin_info(package: _Package, entry: metadata.EntryPoint) -> PluginIn
         status,
         reason,
         " ".join(str(about.get("summary") or package.summary).split()),
-        tuple(map(str, capabilities)) if isinstance(capabilities, list) else (),
+        tuple(map(str, capabilities)) if isinstance(capabilities, list) else None,
         entry.value,
     )
 

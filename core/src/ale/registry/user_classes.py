@@ -16,13 +16,10 @@ from typing import Any
 from ale.errors import ConfigError
 from ale.registry.user_files import import_file, import_module, show_path
 from ale.registry.validation import nearest_hint
-from ale.specs.events import PROJECT
 from ale.specs.kinds import HOOKS
 
 _FILE = re.compile(r"(?P<file>.*\.py)(:(?P<name>[^/:]*))?", re.DOTALL)
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
-HOOK_MARK = f"{PROJECT}_impl"
-"""The attribute of a function that carries `hookimpl`."""
 
 
 def split_file(use: str) -> tuple[str, str] | None:
@@ -63,7 +60,7 @@ def find_class(kind: str, use: str) -> Any:
         raise ConfigError(
             f"{shown} has no class '{name}'.{nearest_hint(name, _list_names(kind, module))} It has: {there}."
         )
-    if inspect.isroutine(found) and hasattr(found, HOOK_MARK):
+    if kind == HOOKS and inspect.isroutine(found) and _is_hook(found):
         return SimpleNamespace(**{name: found})
     return found
 
@@ -81,5 +78,12 @@ def _list_names(kind: str, module: ModuleType) -> list[str]:
         for name, found in vars(module).items()
         if not name.startswith("_")
         and getattr(found, "__module__", "") == module.__name__
-        and (inspect.isclass(found) or (kind == HOOKS and hasattr(found, HOOK_MARK)))
+        and (inspect.isclass(found) or (kind == HOOKS and _is_hook(found)))
     ]
+
+
+def _is_hook(found: Any) -> bool:
+    """Return whether a function carries `hookimpl`."""
+    from ale.specs.events import PROJECT  # pluggy is imported only where an observer is named
+
+    return hasattr(found, f"{PROJECT}_impl")

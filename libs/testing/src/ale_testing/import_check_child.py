@@ -65,7 +65,7 @@ def examine(kind: str, name: str) -> ImportFindings:
 
 def _describe_disagreement(info: PluginInfo, capabilities: tuple[str, ...]) -> str | None:
     """A sentence where the class contradicts its manifest, by which runs choose, or has an unknown capability."""
-    if set(capabilities) != set(info.capabilities):
+    if info.capabilities is not None and set(capabilities) != set(info.capabilities):
         return (
             f"Its class can do {', '.join(capabilities) or 'nothing special'}, its ale-plugin.json says "
             f"{', '.join(sorted(info.capabilities)) or 'nothing'}; write the same into both."

@@ -7,9 +7,18 @@
 
 import sys
 
-from ale.registry.user_files.loading import UserFiles, import_file, import_module, line_in, show_path, text_of
+from ale.registry.user_files.loading import (
+    PACKAGE,
+    UserFiles,
+    import_file,
+    import_module,
+    line_in,
+    search_current_folder,
+    show_path,
+    text_of,
+)
 
 if not any(isinstance(finder, UserFiles) for finder in sys.meta_path):
     sys.meta_path.append(UserFiles())
 
-__all__ = ["import_file", "import_module", "line_in", "show_path", "text_of"]
+__all__ = ["PACKAGE", "import_file", "import_module", "line_in", "search_current_folder", "show_path", "text_of"]

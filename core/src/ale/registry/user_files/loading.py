@@ -85,7 +85,7 @@ def import_file(path: Path) -> ModuleType:
 
 def import_module(name: str) -> ModuleType:
     """Import a module by its name, also from the current folder. Raises `ConfigError`."""
-    _add_to_path(Path.cwd())
+    search_current_folder()
     try:
         return importlib.import_module(name)
     except KeyboardInterrupt:
@@ -115,6 +115,11 @@ def line_in(error: BaseException, file: Path | str) -> str:
         return ""  # its message has the line
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)]
     return f" ({Path(file).name}, line {lines[-1]})" if lines else ""
+
+
+def search_current_folder() -> None:
+    """Let modules be found in the current folder; whatever else has the same name comes first."""
+    _add_to_path(Path.cwd())
 
 
 def _add_to_path(folder: Path) -> None:
