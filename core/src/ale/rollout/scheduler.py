@@ -58,12 +58,12 @@ class Rollouts:
     """By group, the requests of which every try was rejected, by the last reason. The reader clears it."""
     running: dict[asyncio.Task[object], RolloutRequest] = field(default_factory=dict)
     """What runs; what began first is first."""
-    places: AbstractAsyncContextManager[object] = None  # type: ignore[assignment]  # set when made
-    """Each rollout holds a place while it runs; the default has `concurrency` of them."""
+    slots: AbstractAsyncContextManager[object] = None  # type: ignore[assignment]  # set when made
+    """Each rollout holds a slot while it runs; by default there are `concurrency` of them."""
     _counts: dict[str, RejectionCounts] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.places = self.places or asyncio.Semaphore(self.episodes.config.concurrency)
+        self.slots = self.slots or asyncio.Semaphore(self.episodes.config.concurrency)
         if self.judge is None:
             declared = (option.driver.deterministic_tools for option in self.episodes.scaffold.options)
             tools = frozenset[str]().union(*declared)
@@ -96,7 +96,7 @@ class Rollouts:
                 return made
         given_up = ""
         for attempt in range(tries):
-            async with self.places, AsyncExitStack() as stack:
+            async with self.slots, AsyncExitStack() as stack:
                 self.running[task] = request
                 stack.callback(self.running.pop, task)
                 tried = replace(request, seed=request.seed + attempt * RESEED)

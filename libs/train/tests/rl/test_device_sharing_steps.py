@@ -174,7 +174,7 @@ def run_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., 
             engines.done.append("saves")
             await asyncio.to_thread(folder.mkdir, parents=True)
 
-        async def evaluate(label: str, step: int) -> None:
+        async def evaluate(bench: Any, label: str, step: int) -> None:
             if evaluated:
                 await engines.serves.wait()
                 engines.done.append("is evaluated")
@@ -183,7 +183,8 @@ def run_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., 
             training._producer.steps_done += 1
 
         bench: Any = training._bench
-        bench.folder, bench.policy_folder, bench.evaluate, bench.backend.save = tmp_path, None, evaluate, save
+        monkeypatch.setattr(loop, "evaluate_policy", evaluate)
+        bench.folder, bench.policy_folder, bench.backend.save = tmp_path, None, save
         bench.config = SimpleNamespace(eval=SimpleNamespace(every=1) if evaluated else None)
         bench.sessions = SimpleNamespace()
         bench.rollouts.advance, bench.rollouts.running = lambda: None, {}

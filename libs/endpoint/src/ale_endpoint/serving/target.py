@@ -25,9 +25,9 @@ from ale.registry.validation import format_value, nearest_hint, validate
 from ale.specs.choice import PluginChoice, Section
 from ale.specs.engine import MessageEngine
 from ale.store.run_store import CONFIG_NAME
+from ale_train.checkpoints.saved_policies import POLICIES, most_trained, name_policy
 from ale_train.config.run_file import apply_override, read_run_file
 from ale_train.models.model_files import find_missing_in
-from ale_train.rl.saved_policies import POLICIES, most_trained, name_policy
 
 SAMPLING = ("temperature", "top_p", "top_k")
 

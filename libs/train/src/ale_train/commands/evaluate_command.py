@@ -11,11 +11,11 @@ from ale.cli.signals import run_until_signal
 from ale.errors import ConfigError
 from ale.registry.validation import nearest_hint
 from ale.store.run_store import CONFIG_NAME
+from ale_train.checkpoints.saved_policies import most_trained, name_policy
 from ale_train.commands.run_command import print_result
 from ale_train.config.load import LoadedConfig, load_run_config
 from ale_train.display.open_display import open_display
 from ale_train.pipeline.run import run as run_pipeline
-from ale_train.rl.saved_policies import most_trained, name_policy
 
 WITHOUT_TRAINING = ("cpt=null", "sft=null", "rl=null", "trainer=null", "model.scratch=null")
 

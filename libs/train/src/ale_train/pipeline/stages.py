@@ -10,7 +10,7 @@ from typing import Literal
 from ale.errors import ConfigError
 from ale_train.config.rl import RLConfig
 from ale_train.config.run import RunConfig
-from ale_train.rl.stage import Reinforcement, RolloutHalf, TrainingHalf
+from ale_train.rl.stages import Reinforcement, RolloutOnly, TrainOnly
 from ale_train.supervised.stage import Pretraining, WarmStart
 from ale_train.workbench.training_stage import TrainingStage
 
@@ -44,10 +44,10 @@ def make_stages(run: RunConfig, only: Only, source: Path | None) -> Stages:
     """Return the stages of the run, or half of its loop. `source` is the run folder from which it takes its policy or
     its rollouts."""
     if only == "rollout":
-        return Stages(loop=RolloutHalf(run.rl or RLConfig(steps=1), source))
+        return Stages(loop=RolloutOnly(run.rl or RLConfig(steps=1), source))
     if only == "train":
         assert source is not None, "checked before"
-        return Stages(loop=TrainingHalf(run.rl or RLConfig(), source))
+        return Stages(loop=TrainOnly(run.rl or RLConfig(), source))
     before: dict[str, TrainingStage] = {}
     if run.cpt is not None:
         before["cpt"] = Pretraining(run.cpt)

@@ -1,7 +1,8 @@
 """The loop of reinforcement learning: rollouts and training overlap, under a hard bound on staleness.
 
-1. `Producer` admits groups into the buffer and makes their rollouts; `train` takes batches from it, packs them, updates
-   the policy and publishes the weights. Both run at once in one task group: if one fails, the run ends with its error.
+1. `RolloutProducer` admits groups into the buffer and makes their rollouts. `Training` takes batches from it, packs
+   them, updates the policy and publishes the weights. Both run at once in one task group: if one fails, the run ends
+   with its error.
 2. `rl.async_ratio` is the bound: how many versions newer than the one that began a rollout the policy may be that is
    trained on it. `rl.ahead` is how many batches sampling may be ahead of training. With 0, the default, a step
    samples, waits for its last rollout, trains and publishes, and only then does the next step sample.
@@ -14,27 +15,24 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Coroutine, Iterator, Sequence
 from typing import Any
 
-from ale.errors import AleError
 from ale.rollout.episode import RL_STAGE
 from ale.task import Task
 from ale.trajectory import Trajectory
 from ale_train.config.rl import RLConfig
 from ale_train.evaluation.evaluate import evaluate_policy
-from ale_train.rl.buffer import OpenGroup, SampleBuffer
 from ale_train.rl.checkpoint import Cut, restore_newest, seconds_so_far, write_checkpoint
 from ale_train.rl.checks import note_short_context
 from ale_train.rl.collapse_guard import CollapseGuard
-from ale_train.rl.in_flight import limited_places
-from ale_train.rl.lending import LOOK_S, Lending
-from ale_train.rl.loop_watch import LoopWatch
-from ale_train.rl.places import Places
-from ale_train.rl.produce import Producer
-from ale_train.rl.resources import resource_metrics
+from ale_train.rl.concurrency_limit import limited_slots
+from ale_train.rl.device_sharing import DedicatedDevices, SharedDevices, TrainerDevices
+from ale_train.rl.loop_metrics import LoopMetrics
 from ale_train.rl.rollout_metrics import rollout_metrics
+from ale_train.rl.rollout_producer import RolloutProducer
+from ale_train.rl.rollout_slots import RolloutSlots
+from ale_train.rl.sample_buffer import OpenGroup, SampleBuffer
 from ale_train.rl.train_step import load_reference, pack_step, train_step
 from ale_train.rl.watchdog import Watchdog
 from ale_train.workbench.publishing import publish
@@ -49,10 +47,10 @@ async def reinforce(
 ) -> None:
     """Run all RL steps on these tasks, with the evaluations between and after them."""
     note_short_context(bench)
-    producer = Producer(bench, config, make_buffer(config), tasks, demonstrations)
-    async with limited_places(bench, config) as places:
-        training = Training(bench, config, producer, places)
-        async with training.devices():
+    producer = RolloutProducer(bench, config, make_buffer(config), tasks, demonstrations)
+    async with limited_slots(bench, config) as slots:
+        training = Training(bench, config, producer, slots)
+        async with training.devices.held():
             cut = await restore_newest(bench) if bench.store.resumed else None
             if cut is None:
                 await load_reference(bench)
@@ -78,6 +76,22 @@ def make_buffer(config: RLConfig) -> SampleBuffer[Trajectory]:
     )
 
 
+def make_devices(bench: Workbench, config: RLConfig, producer: RolloutProducer, watch: LoopMetrics) -> TrainerDevices:
+    """Return the trainer's devices, with which engines sample in turns if `rl.multiplex` says so."""
+    if not config.multiplex:
+        return DedicatedDevices()
+    return SharedDevices(
+        bench.engine,
+        count=config.multiplex,
+        batch_size=config.prompts_per_step,
+        ready=lambda: producer.ready,
+        at_engines=lambda: watch.at_engines,
+        sleep=bench.backend.sleep,
+        enter=watch.trainer.enter,
+        note=bench.progress.note,
+    )
+
+
 def first_of(several: BaseExceptionGroup) -> BaseException:
     """Return the first exception that is no group."""
     first: BaseException = several
@@ -89,7 +103,7 @@ def first_of(several: BaseExceptionGroup) -> BaseException:
 class Training:
     """The half of the loop that trains; see the module's docstring."""
 
-    def __init__(self, bench: Workbench, config: RLConfig, producer: Producer, places: Places) -> None:
+    def __init__(self, bench: Workbench, config: RLConfig, producer: RolloutProducer, slots: RolloutSlots) -> None:
         self._bench, self._config, self._producer = bench, config, producer
         self._guard = CollapseGuard(config.min_entropy, "rl.lr" if config.lr is not None else "trainer.lr")
         self._evaluation: asyncio.Task[None] | None = None
@@ -98,13 +112,8 @@ class Training:
         """The step of the newest checkpoint."""
         self._between_steps = True
         """Whether trainer and producer are at the same step; while one is trained on they are not."""
-        self._watch = LoopWatch(bench, config, places, producer)
-        self._lending: Lending | None = None
-        if config.multiplex:
-            batch, watch, sleep = config.prompts_per_step, self._watch, bench.backend.sleep
-            self._lending = Lending(
-                bench.engine, config.multiplex, batch, lambda: producer.ready, lambda: watch.at_engines, sleep
-            )
+        self._watch = LoopMetrics(bench, config, slots, producer)
+        self.devices = make_devices(bench, config, producer, self._watch)
         self._watchdog = Watchdog(
             bench, config.stall_s, self._watch.moves, self._watch.achieved, producer.is_open, self._watch.states
         )
@@ -136,32 +145,24 @@ class Training:
                     self._producer.admit_more()
                     if self._is_saved_after(step):
                         await self._save()
-                    await self._lend_if_due()
+                    await self.devices.lend_if_due()
                 if not self._watchdog.failed:
                     watching.cancel()
-            if self._lending is not None and self._bench.config.eval is not None:
-                await self._lending.serve_all()
-            await evaluate_policy(self._bench, "after_rl", self._config.steps)
-            if self._lending is not None:
-                await self._lending.take_back_to_wake()
+            async with self.devices.lent_to_evaluation(samples=self._bench.config.eval is not None):
+                await evaluate_policy(self._bench, "after_rl", self._config.steps)
         except BaseException:
             stalled = self._watchdog.failed  # then it may hang again
             if self._between_steps and self._producer.steps_done > self._saved and not stalled:
                 await self._save(last=True)
             raise
         finally:
-            if self._lending is not None:
-                await self._lending.close()
+            await self.devices.close()
 
     async def _step(self, step: int) -> dict[str, float]:
         """Wait for a batch, train on it and publish; returns the step's metrics."""
         began, version = time.monotonic(), self._bench.engine.version
         self._watch.trainer.enter("wait_data")
-        batch = self._producer.next_batch(step)
-        if self._lending is None:
-            groups = await batch
-        else:
-            groups = await self._lending.wait_for(batch, self._watch.trainer.enter)
+        groups = await self.devices.wait_for(self._producer.next_batch(step))
         waited = time.monotonic() - began
         training = asyncio.ensure_future(self._train(step, groups, version, waited))
         try:
@@ -190,26 +191,20 @@ class Training:
                 metrics |= await train_step(bench, config, packed, step)
                 if self._evaluation is not None:
                     watch.trainer.enter("wait_evaluation")
-                    while not self._evaluation.done():
-                        if self._lending is not None:  # the engines that sample may be given up meanwhile
-                            await self._lending.serve_evaluation()
-                        await asyncio.wait([self._evaluation], timeout=None if self._lending is None else LOOK_S)
-                    if self._lending is not None:
-                        await self._lending.take_back_to_wake()
+                    await self.devices.wait_for_evaluation(self._evaluation)
                 with watch.publishing():
                     await publish(bench)
-        if self._lending is not None:
-            if step < config.steps or bench.config.eval is not None:  # something is sampled next
-                self._lending.decide()
-            if not (self._is_saved_after(step) and self._lending.trainer_sleeps):  # it would have to wake to save
-                await self._lend_if_due()
-            metrics |= self._lending.metrics()
+        await self.devices.finish_update(
+            sampling_follows=step < config.steps or bench.config.eval is not None,
+            save_follows=self._is_saved_after(step),
+        )
+        metrics |= self.devices.metrics()
         if rollouts:
             metrics |= {"rollout_s": waited, "train_s": time.monotonic() - began}
             sampling_s = waited + (metrics["train_s"] if config.async_ratio else 0.0)
             metrics["tokens_per_s"] = metrics["sampled_tokens"] / max(1e-9, sampling_s)
         watch.trainer.enter("save")
-        metrics |= self._producer.metrics() | bench.rollouts.metrics(RL_STAGE) | resource_metrics(bench)
+        metrics |= self._producer.metrics() | bench.rollouts.metrics(RL_STAGE) | bench.resource_metrics()
         metrics |= watch.step_metrics(step, rollouts)
         trained = [(t.id, group.ordinal, bench.engine.version) for group in groups for t in group.rollouts or ()]
         bench.finish_step(RL_STAGE, step, metrics, trained)
@@ -220,11 +215,6 @@ class Training:
     def _is_saved_after(self, step: int) -> bool:
         every = self._config.checkpoint_every
         return every > 0 and step % every == 0
-
-    async def _lend_if_due(self) -> None:
-        if self._lending is not None:
-            self._watch.trainer.enter("switch")
-            await self._lending.lend_if_due()
 
     def _report(self, step: int, metrics: dict[str, float], seconds_a_step: float) -> None:
         """Show the metrics of a step. Raises `TrainerError` if the policy collapses."""
@@ -249,7 +239,7 @@ class Training:
         if every and step % every == 0 and step < self._config.steps:
             self._evaluate(group, f"step_{step}", step)
             if not self._config.async_ratio and self._evaluation is not None:
-                await self._lend_if_due()  # else it could wait for ever
+                await self.devices.lend_if_due()  # else it could wait for ever
                 self._watch.trainer.enter("wait_evaluation")
                 await self._evaluation
 
@@ -263,29 +253,10 @@ class Training:
         self._evaluation_due = label, step
         self._evaluation = group.create_task(evaluate())
 
-    @asynccontextmanager
-    async def devices(self, limit_s: float | None = None) -> AsyncIterator[None]:
-        """Meanwhile the trainer has its devices, if it needs them to itself. With a limit it may not get them: engines
-        that cannot fall asleep are no reason to lose what is to be saved."""
-        taken = False
-        if self._lending is not None:
-            try:
-                async with asyncio.timeout(limit_s):
-                    taken = await self._lending.take_back_to_wake()
-            except (AleError, TimeoutError):
-                if limit_s is None:
-                    raise
-                self._bench.progress.note("The engines on the trainer's devices did not fall asleep.")
-        yield
-        if taken and self._lending is not None:
-            self._lending.lend()
-
     async def _save(self, *, last: bool = False) -> None:
         """Write a checkpoint of the state as it is now; it is finished even if the run is stopped meanwhile. After the
         `last` one the run ends."""
-        if self._lending is not None:
-            self._watch.trainer.enter("switch")
-        async with self.devices(LAST_S if last else None):
+        async with self.devices.held(LAST_S if last else None):
             await self._write_checkpoint()
 
     async def _write_checkpoint(self) -> None:

@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from ale.specs.trainer import TrainBatch
+import numpy as np
+
+from ale.specs.trainer import TrainBatch, TrainerBackend
 from ale.trajectory import Trajectory
-from ale_train.batches import split
-from ale_train.batches.mismatch import mismatch_metrics
+from ale_train.batches import select, split
+from ale_train.batches.mismatch import Differences, compare_logprobs, mismatch_metrics
 from ale_train.config.rl import RLConfig
-from ale_train.rl.mismatch import compare_engine
 from ale_train.workbench.workbench import Workbench
+
+ONE_IN = 8
+"""Of so many trajectories, one is compared if the algorithm does not use the trainer's log-probabilities."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,20 @@ async def pack_step(
             differences.append(await compare_engine(bench.backend, batch, version))
         batches.append(algorithm.loss.normalize(batch))
     return PackedStep(batches, mismatch_metrics(differences))
+
+
+async def compare_engine(backend: TrainerBackend, batch: TrainBatch, version: int) -> Differences:
+    """Compare the engine's log-probabilities in a batch with those of the trainer, whose weights are `version`'s.
+
+    An algorithm that trains on old log-probabilities of the trainer has them for every token, so the comparison is
+    free. For another one a forward pass over the whole batch would cost a third of its update: there, one trajectory in
+    `ONE_IN` is compared."""
+    old = batch.old_logprobs if batch.temperature == 1 else None  # the engine's are at temperature 1
+    if old is None:
+        batch = replace(batch, temperature=1.0)
+        batch = select(batch, np.unique(batch.trajectory)[::ONE_IN].tolist())
+        old = await backend.logprobs(batch)
+    return compare_logprobs(batch, old, version)
 
 
 async def train_step(bench: Workbench, config: RLConfig, packed: PackedStep, step: int) -> dict[str, float]:

@@ -135,6 +135,10 @@ class Workbench:
             for metric, value in pool.metrics().items()
         }
 
+    def resource_metrics(self) -> dict[str, float]:
+        """Return the metrics of the sandbox pools as `pool/<metric>`, and those of the engine as `engine/<metric>`."""
+        return self.pool_metrics() | {f"engine/{name}": value for name, value in self.engine.metrics().items()}
+
     def finish_step(
         self, stage: str, step: int, metrics: Mapping[str, float], trained: Iterable[tuple[str, int, int]] = ()
     ) -> None:
@@ -228,7 +232,9 @@ async def open_workbench(
         algorithm = await start("algorithm", config.algorithm)
         of_stages = config.stage_algorithms().items() if train else ()
         stage_algorithms = {path: await start("algorithm", choice, path) for path, choice in of_stages}
-        cluster: Cluster[EpisodeConfig, OpenEpisodes] | None = await start("cluster", config.cluster) if config.cluster and engine is None else None
+        cluster: Cluster[EpisodeConfig, OpenEpisodes] | None = (
+            await start("cluster", config.cluster) if config.cluster and engine is None else None
+        )
         if cluster is not None:
             engine = await cluster.start_engine(plan_engine(config, required, train=train))
         elif engine is None:

@@ -21,8 +21,8 @@ from ale_lab.simulation.engine import EngineSpeed, SimulatedEngine, Turn
 from ale_lab.simulation.events import Events
 from ale_lab.simulation.workload import Episode, Episodes
 from ale_train.config.rl import RLConfig
-from ale_train.rl.buffer import OpenGroup, SampleBuffer
 from ale_train.rl.multiplexing import Multiplexing
+from ale_train.rl.sample_buffer import OpenGroup, SampleBuffer
 
 LOAD_BOUND, CHOICES = 1.25, 8
 """A turn goes to the engine that has its prefix, unless that has so many times the turns of the mean engine."""

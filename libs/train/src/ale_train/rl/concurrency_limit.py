@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from ale_train.config.rl import RLConfig
 from ale_train.config.run import RunConfig
-from ale_train.rl.places import Places
+from ale_train.rl.rollout_slots import RolloutSlots
 from ale_train.workbench.workbench import Workbench
 
 log = logging.getLogger("ale.rl")
@@ -78,7 +78,7 @@ class InFlightLimit:
         self._left, self._queued = left, 0
 
 
-def scoring_places(run: RunConfig, config: RLConfig) -> int:
+def scoring_slots(run: RunConfig, config: RLConfig) -> int:
     """Return how many rewards may be computed at once. If sandboxes are limited, those that are scored must leave room
     for the rest, and for the second one that a reward may open."""
     ceiling, most = run.rollout.concurrency, getattr(run.pool, "max_sandboxes", None)
@@ -88,32 +88,32 @@ def scoring_places(run: RunConfig, config: RLConfig) -> int:
 
 
 @asynccontextmanager
-async def limited_places(bench: Workbench, config: RLConfig) -> AsyncIterator[Places]:
-    """Give the rollouts of a loop their places, whose limit follows the engine's cache."""
+async def limited_slots(bench: Workbench, config: RLConfig) -> AsyncIterator[RolloutSlots]:
+    """Give the rollouts of a loop their slots, whose limit follows the engine's cache."""
     rollouts, ceiling = bench.rollouts, bench.config.rollout.concurrency
-    scoring = scoring_places(bench.config, config)
+    scoring = scoring_slots(bench.config, config)
     if config.scoring_concurrency is None and scoring < ceiling:
         bench.progress.note(
             f"At most {scoring} {'reward is' if scoring == 1 else 'rewards are'} computed at once, for which "
             f"pool.max_sandboxes has room beside rollout.concurrency ({ceiling}); raise it, or set "
             "rl.scoring_concurrency."
         )
-    places, limit = Places(ceiling, scoring), InFlightLimit(ceiling)
-    before = rollouts.places, rollouts.episodes
+    slots, limit = RolloutSlots(ceiling, scoring), InFlightLimit(ceiling)
+    before = rollouts.slots, rollouts.episodes
 
     async def adapt() -> None:
         while True:
             await asyncio.sleep(LOOK_S)
             try:
-                places.limit = limit.look(bench.engine.metrics(), places.running, places.left)
+                slots.limit = limit.look(bench.engine.metrics(), slots.running, slots.left)
             except Exception:  # a plugin's metrics must not end the run, nor this
-                log.exception("the limit of running rollouts stays at %d: the engine's metrics failed", places.limit)
+                log.exception("the limit of running rollouts stays at %d: the engine's metrics failed", slots.limit)
 
     adapting = asyncio.create_task(adapt())
-    rollouts.places, rollouts.episodes = places, replace(rollouts.episodes, scoring=places.scoring)
+    rollouts.slots, rollouts.episodes = slots, replace(rollouts.episodes, scoring=slots.scoring)
     try:
-        yield places
+        yield slots
     finally:
-        rollouts.places, rollouts.episodes = before
+        rollouts.slots, rollouts.episodes = before
         adapting.cancel()
         await asyncio.wait([adapting])

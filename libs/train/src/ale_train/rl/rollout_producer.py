@@ -27,16 +27,16 @@ from ale.task import TRAIN, Task
 from ale.trajectory import Trajectory
 from ale_train.batches.retokenization import retokenize
 from ale_train.config.rl import RLConfig
-from ale_train.rl.admitted import Admitted, Finished
-from ale_train.rl.buffer import OpenGroup, SampleBuffer
 from ale_train.rl.rollout_metrics import is_even
-from ale_train.rl.spares import Spares
+from ale_train.rl.sample_buffer import OpenGroup, SampleBuffer
+from ale_train.rl.spare_rollouts import SpareRollouts
+from ale_train.rl.task_groups import FinishedGroup, TaskGroup
 from ale_train.workbench.workbench import Workbench
 
 LATE = "late"
 
 
-class Producer:
+class RolloutProducer:
     """See the module's docstring. `changed` is set whenever the buffer has got rollouts."""
 
     def __init__(
@@ -52,11 +52,11 @@ class Producer:
         """The steps that have been trained, which the trainer counts up."""
         self._bench, self._config, self._buffer = bench, config, buffer
         self._tasks, self._demonstrations = tasks, demonstrations
-        self.spares = Spares(bench.rollouts, bench.config.rollout.spare)
+        self.spares = SpareRollouts(bench.rollouts, bench.config.rollout.spare)
         self._taken = 0
         self._returned: deque[tuple[int, Task]] = deque()
-        self._admitted: dict[int, Admitted] = {}
-        self._finished: list[Finished] = []
+        self._admitted: dict[int, TaskGroup] = {}
+        self._finished: list[FinishedGroup] = []
         self._places: Counter[int] = Counter()
         """For each step, how many groups were planned for it."""
         self._ordinal = 0
@@ -64,7 +64,7 @@ class Producer:
         self._even = self._replaced = self._late = 0
         self.replaced_tokens = 0
         """The tokens that were sampled for even groups that gave way to others."""
-        self._leaving: dict[int, Admitted] = {}
+        self._leaving: dict[int, TaskGroup] = {}
         """The groups that were dropped as late, and still run."""
         self._diverged: set[int] = set()
         """The open groups of which a rollout was given up because it never reached its start."""
@@ -73,7 +73,7 @@ class Producer:
         """Admit groups until the last batch is complete, and make their rollouts."""
         running: set[asyncio.Task[None]] = set()
 
-        def begin(members: Iterable[Admitted]) -> None:
+        def begin(members: Iterable[TaskGroup]) -> None:
             for member in members:
                 task = groups.create_task(self._roll_out(member))
                 running.add(task)
@@ -195,14 +195,14 @@ class Producer:
         stored = self._load(ids)
         for one in state["open"]:
             task = tasks[one["nth"]]
-            admitted = Admitted(one["ordinal"], one["nth"], task, one["again"], one["step"])
+            admitted = TaskGroup(one["ordinal"], one["nth"], task, one["again"], one["step"])
             admitted.requests = [RolloutRequest(task, group, seed) for group, seed in one["requests"]]
             self._admitted[admitted.ordinal] = admitted
             self._buffer.admit(admitted.ordinal, one["version"])
             if one["rollouts"] is not None:
                 self._buffer.finish(admitted.ordinal, [stored[id] for id in one["rollouts"]], one["version"])
         for ordinal, rollouts, groups in state["finished"]:
-            self._finished.append(Finished(ordinal, [stored[id] for id in rollouts], frozenset(groups)))
+            self._finished.append(FinishedGroup(ordinal, [stored[id] for id in rollouts], frozenset(groups)))
         self._bench.rollouts.given_up.update({group: Counter(kinds) for group, kinds in state["given_up"].items()})
         self._diverged = set(state["diverged"])
         self._even, self._replaced, self._late, self.replaced_tokens = state["counts"]
@@ -212,7 +212,7 @@ class Producer:
         wanted = "id IN (SELECT value FROM json_each(?))"
         return {t.id: t for t in self._bench.store.trajectories(wanted, (json.dumps(sorted(ids)),))}
 
-    async def _restored(self) -> list[Admitted]:
+    async def _restored(self) -> list[TaskGroup]:
         """Return the groups of a checkpoint that were running; those without requests are planned again."""
         waiting = {group.ordinal for group in self._buffer.groups() if group.running}
         members = [one for ordinal, one in sorted(self._admitted.items()) if ordinal in waiting]
@@ -226,20 +226,20 @@ class Producer:
         """The number of groups that the remaining steps need besides the open ones."""
         return (self._config.steps - self.steps_done) * self._config.prompts_per_step - self._buffer.open
 
-    def _admit(self) -> Admitted:
+    def _admit(self) -> TaskGroup:
         again = bool(self._returned)
         nth, task = self._returned.popleft() if again else (self._taken, next(self._tasks))
         self._taken += not again
-        admitted = Admitted(self._ordinal, nth, task, again)
+        admitted = TaskGroup(self._ordinal, nth, task, again)
         self._admitted[self._ordinal] = admitted
         self._buffer.admit(self._ordinal, self._bench.engine.version)
         self._ordinal += 1
         return admitted
 
-    def _by_step(self, admitted: Sequence[Admitted]) -> Iterator[tuple[int, list[Admitted]]]:
+    def _by_step(self, admitted: Sequence[TaskGroup]) -> Iterator[tuple[int, list[TaskGroup]]]:
         """Yield the step for which groups are planned, and the groups; a task is at most once among them."""
         before = self._buffer.open - len(admitted)
-        members: list[Admitted] = []
+        members: list[TaskGroup] = []
         last = 0
         for i, one in enumerate(admitted):
             step = self.steps_done + 1 + (before + i) // self._config.prompts_per_step
@@ -251,7 +251,7 @@ class Producer:
         if members:
             yield last, members
 
-    async def _plan(self, step: int, members: Sequence[Admitted]) -> None:
+    async def _plan(self, step: int, members: Sequence[TaskGroup]) -> None:
         """Let the algorithm plan these groups."""
         bench, algorithm = self._bench, self._bench.algorithm
         tasks = [member.task for member in members]
@@ -289,7 +289,7 @@ class Producer:
                 )
             of_task[request.task.id].requests.append(request)
 
-    async def _roll_out(self, member: Admitted) -> None:
+    async def _roll_out(self, member: TaskGroup) -> None:
         bench, c, ordinal = self._bench, self._bench.config.rollout, member.ordinal
         stage = StageInfo(RL_STAGE, member.step, TRAIN, c.temperature, c.top_p, c.top_k)
         rollouts = await self.spares.run(member.requests, stage)
@@ -309,7 +309,7 @@ class Producer:
             self.replaced_tokens += sum(trajectory.sampled_tokens for trajectory in rollouts)
             rollouts = []
             self._room.set()
-        self._finished.append(Finished(ordinal, rollouts, groups))
+        self._finished.append(FinishedGroup(ordinal, rollouts, groups))
         self.changed.set()
 
     def _is_replaced(self, rollouts: Sequence[Trajectory]) -> bool:

@@ -15,10 +15,10 @@ from typing import Any, Protocol, runtime_checkable
 from ale.session.session import RecordedSession
 from ale.trajectory import Trajectory
 from ale_train.config.rl import RLConfig
-from ale_train.rl.places import Places
-from ale_train.rl.produce import Producer
-from ale_train.rl.roles import TRAINER_STATES, EngineRole, Role, Span, advice, coarsen, role_metrics
-from ale_train.rl.token_ledger import TokenLedger
+from ale_train.rl.rollout_producer import RolloutProducer
+from ale_train.rl.rollout_slots import RolloutSlots
+from ale_train.rl.token_accounting import TokenAccounting
+from ale_train.rl.utilization import TRAINER_STATES, EngineRole, Role, Span, advice, coarsen, role_metrics
 from ale_train.workbench.workbench import Workbench
 
 LAPS = 4
@@ -35,11 +35,11 @@ class Placed(Protocol):
         ...
 
 
-class LoopWatch:
+class LoopMetrics:
     """Use it as a context manager around the steps; see the module's docstring."""
 
-    def __init__(self, bench: Workbench, config: RLConfig, places: Places, producer: Producer) -> None:
-        self._bench, self._config, self._places, self._producer = bench, config, places, producer
+    def __init__(self, bench: Workbench, config: RLConfig, slots: RolloutSlots, producer: RolloutProducer) -> None:
+        self._bench, self._config, self._slots, self._producer = bench, config, slots, producer
         self.trainer = Role(TRAINER_STATES)
         self._engine = EngineRole()
         self._good = 0
@@ -47,7 +47,9 @@ class LoopWatch:
         self._laps: deque[tuple[dict[str, float], dict[str, float]]] = deque(maxlen=LAPS)
 
     async def __aenter__(self) -> None:
-        self._ledger = TokenLedger(self._bench.store)  # a resumed run has undone by now what came after its checkpoint
+        self._ledger = TokenAccounting(
+            self._bench.store
+        )  # a resumed run has undone by now what came after its checkpoint
         self._bench.sessions.sampling = self._sampling
         self._advance, self._bench.rollouts.advance = self._bench.rollouts.advance, self._count
         self._lap()
@@ -111,7 +113,7 @@ class LoopWatch:
         """Return the metrics of the step that ends now, and note its spans and advice."""
         trainer, engine = self._lap()
         found = role_metrics(trainer, engine) | self._producer.buffer_metrics()
-        found["in_flight/limit"] = float(self._places.take_lowest())
+        found["in_flight/limit"] = float(self._slots.take_lowest())
         self._laps.append((trainer, engine))
         said = advice(self._laps, self._config.async_ratio, self._config.batches_ahead)
         roles = {"trainer": _in_unix_time(self.trainer.spans), "engine": _in_unix_time(coarsen(self._engine.spans))}

@@ -9,11 +9,11 @@ from typing import Any
 from ale.specs.algorithm import RolloutRequest
 from ale.task import Task
 from ale.trajectory import Trajectory
-from ale_train.rl.buffer import OpenGroup
+from ale_train.rl.sample_buffer import OpenGroup
 
 
 @dataclass(slots=True)
-class Admitted:
+class TaskGroup:
     """A task in the buffer."""
 
     ordinal: int
@@ -44,7 +44,7 @@ class Admitted:
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
+class FinishedGroup:
     """The rollouts of an ordinal that no plan has seen, and the names of its groups."""
 
     ordinal: int

@@ -11,9 +11,9 @@ from ale_train.config.checks import check_policy_to_train
 from ale_train.config.rl import RLConfig
 from ale_train.config.run import RunConfig
 from ale_train.rl.checks import check_algorithm, check_groups, check_multiplex, check_policy_to_sample
-from ale_train.rl.halves import roll_out_only, train_only
-from ale_train.rl.lending import require_elastic
+from ale_train.rl.device_sharing import require_elastic
 from ale_train.rl.loop import reinforce
+from ale_train.rl.single_phase import roll_out_only, train_only
 from ale_train.rl.task_selection import read_instances, repeat_tasks
 from ale_train.workbench.training_stage import TrainingStage
 from ale_train.workbench.workbench import Workbench
@@ -50,7 +50,7 @@ class Reinforcement(TrainingStage):
         await reinforce(bench, self._config, self._tasks, self._demonstrations)
 
 
-class RolloutHalf(TrainingStage):
+class RolloutOnly(TrainingStage):
     """Runs `--only rollout`: it stores the rollouts of `rl.steps` steps, all with one policy, in a run folder."""
 
     def __init__(self, config: RLConfig, source: Path | None) -> None:
@@ -66,7 +66,7 @@ class RolloutHalf(TrainingStage):
         await roll_out_only(bench, self._config, self._source)
 
 
-class TrainingHalf(TrainingStage):
+class TrainOnly(TrainingStage):
     """Runs `--only train`: it makes updates on the rollouts that another run has stored."""
 
     def __init__(self, config: RLConfig, source: Path) -> None:

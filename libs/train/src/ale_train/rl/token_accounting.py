@@ -16,15 +16,15 @@ from ale.rollout.episode import RL_STAGE
 from ale.store.run_store import RunStore
 from ale.trajectory import Trajectory
 from ale_train.rl.checkpoint import LOST_VERSION
-from ale_train.rl.produce import LATE
-from ale_train.rl.spares import SPARE
+from ale_train.rl.rollout_producer import LATE
+from ale_train.rl.spare_rollouts import SPARE
 
 _OF_GROUPS = """SELECT COALESCE(SUM(sampled_tokens), 0) FROM trajectories WHERE stage = ? AND rejected IS NULL
   AND (step, grp) IN (SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]') FROM json_each(?))"""
 _TRAINED = "SELECT COALESCE(SUM(sampled_tokens), 0) FROM trained JOIN trajectories ON trajectories.id = trajectory"
 
 
-class TokenLedger:
+class TokenAccounting:
     """It counts the tokens of a run's stage `rl`."""
 
     def __init__(self, store: RunStore) -> None:

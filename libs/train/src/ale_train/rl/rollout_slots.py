@@ -1,6 +1,6 @@
-"""Which rollouts run: each holds a place until its agent has ended, and then one of the places for scoring.
+"""Slots for rollouts: each rollout holds one until its agent has ended, and then one of the slots for scoring.
 
-Places are given in the order in which rollouts first asked for one, so that a rollout that is made again comes before
+Slots are given in the order in which rollouts first asked for one, so that a rollout that is made again comes before
 younger ones; those that set `IN_FRONT` come before all. The limit may change at any time; what runs then goes on.
 """
 
@@ -19,8 +19,8 @@ Task = asyncio.Task[Any]
 IN_FRONT: ContextVar[bool] = ContextVar("in_front", default=False)
 
 
-class Places:
-    """`limit` rollouts run, and `scoring` rewards are computed at once. As a context manager it is the place of the
+class RolloutSlots:
+    """`limit` rollouts run, and `scoring` rewards are computed at once. As a context manager it is the slot of the
     task that enters it."""
 
     def __init__(self, limit: int, scoring: int) -> None:
@@ -32,7 +32,7 @@ class Places:
         self._waiting: list[tuple[int, int, Task, asyncio.Future[None]]] = []
         """Rank of the task, number of the request."""
         self.left = 0
-        """How many places have been given back."""
+        """How many slots have been given back."""
 
     @property
     def limit(self) -> int:
@@ -51,7 +51,7 @@ class Places:
 
     @property
     def running(self) -> int:
-        """How many rollouts hold a place."""
+        """How many rollouts hold a slot."""
         return len(self._held)
 
     @property
@@ -78,8 +78,8 @@ class Places:
 
     @asynccontextmanager
     async def scoring(self) -> AsyncIterator[None]:
-        """Hold a place for scoring, and give that of this task back once there is one: so the sandboxes are at most as
-        many as both kinds of places."""
+        """Hold a slot for scoring, and give that of this task back once there is one: so there are at most as many
+        sandboxes as slots of both kinds."""
         async with self._scorers:
             self._leave(_current())
             yield
@@ -100,5 +100,5 @@ class Places:
 
 def _current() -> Task:
     task = asyncio.current_task()
-    assert task is not None, "places are for tasks"
+    assert task is not None, "slots are for tasks"
     return task

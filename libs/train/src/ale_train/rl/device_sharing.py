@@ -1,22 +1,26 @@
-"""Engines on the trainer's devices: they sample while the trainer waits, and sleep while it trains (`rl.multiplex`).
+"""Who has the trainer's devices while a loop runs: the trainer alone, or engines in turns with it (`rl.multiplex`).
 
-1. All engines sample at first. While the trainer waits for its batch, the policy (`multiplexing.py`) says when to take
-  its devices back: what these engines sample goes on at the others, and their memory is freed.
-2. After an update the policy says whether to lend the devices again: the trainer then sleeps, and the engines load the
-  newest weights. If all engines lie there, nothing else samples, so they are lent after every update, and for an
-  evaluation that still runs.
-3. A trainer that gives memory back while it sleeps wakes by itself when it is called, so that it has its devices alone
-  then. A checkpoint that is due after a step is therefore written before the devices are lent.
+`DedicatedDevices` are always the trainer's. `SharedDevices` change sides:
+
+1. All engines sample at first. While the trainer waits for its batch, the policy (`multiplexing.py`) decides when to
+   take its devices back: what these engines sample goes on at the others, and their memory is freed.
+2. After an update the policy decides whether to lend the devices again: the trainer then sleeps, and the engines load
+   the newest weights. If all engines lie there, nothing else samples, so they are lent after every update, and for an
+   evaluation that still runs.
+3. A trainer that gives memory back while it sleeps wakes by itself when it is called, so it must have its devices alone
+   then. A checkpoint that is due after a step is therefore written before the devices are lent.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
-from ale.errors import ConfigError
+from ale.errors import AleError, ConfigError
 from ale.specs.engine import InferenceEngine
 from ale_train.rl.checks import LendsDevices
 from ale_train.rl.multiplexing import Multiplexing
@@ -59,20 +63,92 @@ def require_elastic(engine: InferenceEngine, count: int) -> Elastic:
     return engine
 
 
-class Lending:
-    """See the module. `ready` is the number of groups that are there, `at_engines` that of requests at the engines, and
-    `sleep` is the trainer's."""
+class TrainerDevices(ABC):
+    """The devices that the trainer computes on, as the loop uses them."""
+
+    @abstractmethod
+    async def wait_for(self, batch: Awaitable[T]) -> T:
+        """Wait for a batch of rollouts; the trainer has its devices when this returns."""
+
+    @abstractmethod
+    async def wait_for_evaluation(self, evaluation: asyncio.Future[None]) -> None:
+        """Wait until an evaluation has ended, during a step; the trainer has its devices when this returns."""
+
+    @abstractmethod
+    async def finish_update(self, *, sampling_follows: bool, save_follows: bool) -> None:
+        """Decide after an update who has the devices next. `sampling_follows`: another batch or evaluation is sampled;
+        `save_follows`: a checkpoint comes before that."""
+
+    @abstractmethod
+    async def lend_if_due(self) -> None:
+        """Lend the devices to engines if that was decided and has not begun."""
+
+    @abstractmethod
+    def lent_to_evaluation(self, *, samples: bool) -> AbstractAsyncContextManager[None]:
+        """Lend the devices to the evaluation after the last step, if it `samples`; after it the trainer has them."""
+
+    @abstractmethod
+    def held(self, limit_s: float | None = None) -> AbstractAsyncContextManager[None]:
+        """Keep the devices for the trainer inside the block, if it needs them to itself. With a limit it may not get
+        them: engines that cannot fall asleep are no reason to lose what is to be saved."""
+
+    @abstractmethod
+    def metrics(self) -> dict[str, float]:
+        """Return the metrics of a step."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """End what was begun; engines and trainer stay as they are."""
+
+
+class DedicatedDevices(TrainerDevices):
+    """Devices that no engine uses: the trainer always has them."""
+
+    async def wait_for(self, batch: Awaitable[T]) -> T:
+        return await batch
+
+    async def wait_for_evaluation(self, evaluation: asyncio.Future[None]) -> None:
+        await asyncio.wait([evaluation])
+
+    async def finish_update(self, *, sampling_follows: bool, save_follows: bool) -> None:
+        """It has nothing to decide."""
+
+    async def lend_if_due(self) -> None:
+        """It never lends them."""
+
+    @asynccontextmanager
+    async def lent_to_evaluation(self, *, samples: bool) -> AsyncIterator[None]:
+        yield
+
+    @asynccontextmanager
+    async def held(self, limit_s: float | None = None) -> AsyncIterator[None]:
+        yield
+
+    def metrics(self) -> dict[str, float]:
+        return {}
+
+    async def close(self) -> None:
+        """It has begun nothing."""
+
+
+class SharedDevices(TrainerDevices):
+    """Devices on which `count` engines sample while the trainer waits."""
 
     def __init__(
         self,
         engine: InferenceEngine,
+        *,
         count: int,
         batch_size: int,
         ready: Callable[[], int],
         at_engines: Callable[[], int],
         sleep: Callable[[], Awaitable[bool]],
+        enter: Callable[[str], None],
+        note: Callable[[str], None],
     ) -> None:
-        """Raises `ConfigError` as `require_elastic` does."""
+        """`ready` returns the number of groups that are finished, `at_engines` that of requests at the engines, and
+        `sleep` is the trainer's. `enter` gets the trainer's state when it changes here, and `note` a sentence for
+        people. Raises `ConfigError` as `require_elastic` does."""
         self._engine = require_elastic(engine, count)
         seats = self._engine.seats()
         rest = seats[: len(seats) - count]
@@ -80,6 +156,7 @@ class Lending:
         self._policy = Multiplexing(batch_size, count / len(seats)) if rest else None
         self._rest = len(rest) / len(seats)
         self._ready, self._at_engines, self._sleep = ready, at_engines, sleep
+        self._enter, self._note = enter, note
         self._lent = True
         """Whether the devices are the engines', or will be once `_expanding` has ended."""
         self._slept: bool | None = None
@@ -92,9 +169,7 @@ class Lending:
         self._switch_s = 0.0
         self._switched_s = 0.0
 
-    async def wait_for(self, batch: Awaitable[T], waiting: Callable[[str], None]) -> T:
-        """Wait for a batch of rollouts; the trainer has its devices when this returns. `waiting` gets the trainer's
-        state when that changes."""
+    async def wait_for(self, batch: Awaitable[T]) -> T:
         began, ready = time.monotonic(), self._ready()
         coming = asyncio.ensure_future(batch)
         back: asyncio.Task[None] | None = None
@@ -112,11 +187,44 @@ class Lending:
                     self.lend()
             self.waited_s = time.monotonic() - began
             if self._lent:
-                waiting("switch")
+                self._enter("switch")
                 await (back or self._take_back())
             return await coming
         finally:
             await _end(coming, back)
+
+    async def wait_for_evaluation(self, evaluation: asyncio.Future[None]) -> None:
+        while not evaluation.done():
+            await self.serve_evaluation()  # the engines that sample may be given up meanwhile
+            await asyncio.wait([evaluation], timeout=LOOK_S)
+        await self.take_back_to_wake()
+
+    async def finish_update(self, *, sampling_follows: bool, save_follows: bool) -> None:
+        if sampling_follows:
+            self.decide()
+        if not (save_follows and self._slept):  # it would have to wake up to save
+            await self.lend_if_due()
+
+    @asynccontextmanager
+    async def lent_to_evaluation(self, *, samples: bool) -> AsyncIterator[None]:
+        if samples:
+            await self.serve_all()
+        yield
+        await self.take_back_to_wake()
+
+    @asynccontextmanager
+    async def held(self, limit_s: float | None = None) -> AsyncIterator[None]:
+        taken = False
+        try:
+            async with asyncio.timeout(limit_s):
+                taken = await self.take_back_to_wake()
+        except (AleError, TimeoutError):
+            if limit_s is None:
+                raise
+            self._note("The engines on the trainer's devices did not fall asleep.")
+        yield
+        if taken:
+            self.lend()
 
     async def take_back_to_wake(self) -> bool:
         """Take the devices back if the trainer, which is to be called now, needs what it gave back, or what it would
@@ -125,6 +233,7 @@ class Lending:
             self._slept = await self._sleep()
         if not (self._lent and self._slept):
             return False
+        self._enter("switch")
         await self._take_back()
         return True
 
@@ -159,11 +268,6 @@ class Lending:
         self._lent = False
         self._note_switch(time.monotonic() - began)
 
-    @property
-    def trainer_sleeps(self) -> bool:
-        """Whether the trainer cannot be called while its devices are lent."""
-        return bool(self._slept)
-
     def decide(self) -> None:
         """Decide after an update whether to lend the devices again: if that is worth it, or if nothing else samples."""
         if self._policy is None or not self._find_rest():
@@ -172,11 +276,14 @@ class Lending:
             self._due = self._policy.expand(self._ready(), self.waited_s, 2 * self._switch_s)
 
     async def lend_if_due(self) -> None:
-        """Lend the devices if that was decided; if nothing else samples, engines serve when this returns."""
+        """If nothing else samples, engines serve when this returns."""
         due, self._due = self._due, False
-        if due and self._policy is not None and self._find_rest():
+        if not due:
+            return
+        self._enter("switch")
+        if self._policy is not None and self._find_rest():
             self.lend()
-        elif due:
+        else:
             await self.serve_all()
 
     async def serve_evaluation(self) -> None:
@@ -192,7 +299,6 @@ class Lending:
             await self._expanding
 
     async def close(self) -> None:
-        """End what this does; the engines stay as they are."""
         await _end(self._expanding)
 
     async def _wake(self) -> None:

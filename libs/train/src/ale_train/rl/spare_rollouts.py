@@ -27,7 +27,7 @@ from ale.session.session import RecordedSession
 from ale.specs.algorithm import RolloutRequest
 from ale.store.run_store import REJECT
 from ale.trajectory import Trajectory
-from ale_train.rl.places import IN_FRONT
+from ale_train.rl.rollout_slots import IN_FRONT
 from ale_train.rl.watchdog import await_chain, is_episode
 
 SPARE = "spare"
@@ -70,7 +70,7 @@ class Member:
     good: Trajectory | None = None
 
 
-class Spares:
+class SpareRollouts:
     """It makes the rollouts of groups as `Rollouts.run` does, with at most `most` spares in each."""
 
     def __init__(self, rollouts: Rollouts, most: int, clock: Callable[[], float] = time.monotonic) -> None:

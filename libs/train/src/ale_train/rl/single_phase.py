@@ -13,15 +13,14 @@ from ale.errors import ConfigError
 from ale.rollout.episode import RL_STAGE
 from ale.store.run_store import RunStore
 from ale.trajectory import Trajectory
+from ale_train.checkpoints.saved_policies import before_rl, most_trained
 from ale_train.config.rl import RLConfig
 from ale_train.evaluation.evaluate import evaluate_policy
 from ale_train.rl.checks import note_short_context
-from ale_train.rl.in_flight import limited_places
+from ale_train.rl.concurrency_limit import limited_slots
 from ale_train.rl.loop import make_buffer, run_together
-from ale_train.rl.produce import Producer
-from ale_train.rl.resources import resource_metrics
 from ale_train.rl.rollout_metrics import rollout_metrics
-from ale_train.rl.saved_policies import before_rl, most_trained
+from ale_train.rl.rollout_producer import RolloutProducer
 from ale_train.rl.task_selection import repeat_tasks
 from ale_train.rl.train_step import load_reference, pack_step, train_step
 from ale_train.workbench.publishing import publish
@@ -57,21 +56,21 @@ async def roll_out_only(bench: Workbench, config: RLConfig, source: Path | None)
         bench.progress.note(f"{', '.join(idle)}: without effect here; every rollout is kept, and none is stale.")
     config = config.model_copy(update=dict.fromkeys(WITH_TRAINING, 0))
     note_short_context(bench)
-    producer = Producer(bench, config, make_buffer(config), repeat_tasks(bench, config.instances))
+    producer = RolloutProducer(bench, config, make_buffer(config), repeat_tasks(bench, config.instances))
 
     async def store_steps() -> None:
         for step in range(1, config.steps + 1):
             rollouts = producer.require_rollouts(await producer.next_batch(step), step)
             metrics = rollout_metrics(rollouts, bench.engine.version) if rollouts else {}
-            metrics |= producer.spares.metrics() | {"in_flight/limit": float(places.take_lowest())}
-            bench.finish_step(RL_STAGE, step, metrics | bench.rollouts.metrics(RL_STAGE) | resource_metrics(bench))
+            metrics |= producer.spares.metrics() | {"in_flight/limit": float(slots.take_lowest())}
+            bench.finish_step(RL_STAGE, step, metrics | bench.rollouts.metrics(RL_STAGE) | bench.resource_metrics())
             if rollouts:
                 bench.progress.numbers(success=metrics["success"])
             producer.close_step()
             producer.admit_more()
 
     bench.sessions.sampling = producer.spares.sampling
-    async with limited_places(bench, config) as places:
+    async with limited_slots(bench, config) as slots:
         await run_together(producer.run(), store_steps())
 
 
