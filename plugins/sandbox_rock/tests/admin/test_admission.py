@@ -12,7 +12,7 @@ from ale_rock.admin.record import Need, Record
 from ale_rock.admin.reservations import Reservations
 from ale_rock.schemas import ALE_BASE
 
-from .test_choice import worker
+from .test_worker_choice import worker
 
 GIB = 1 << 30
 

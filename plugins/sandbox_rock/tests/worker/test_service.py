@@ -18,7 +18,7 @@ from ale.errors import ConfigError, SandboxError
 from ale.specs.driver import DriverContext
 from ale.specs.sandbox import SandboxSpec
 from ale_rock.schemas import CreateSandbox
-from ale_rock.worker import leftovers
+from ale_rock.worker import failed_removals
 from ale_rock.worker import ports as ports_module
 from ale_rock.worker.service import WorkerService
 from ale_rock.worker.settings import WorkerSettings
@@ -98,7 +98,7 @@ async def test_a_removal_that_fails_is_reported_and_tried_again(
     async def fail(*_: object) -> None:
         raise SandboxError("The disk is busy.")
 
-    monkeypatch.setattr(leftovers, "AGAIN_S", 0.05)
+    monkeypatch.setattr(failed_removals, "AGAIN_S", 0.05)
     asked, alone = await worker.create(), await worker.create()
     for box in (asked, alone):
         monkeypatch.setattr(worker.service.held[box].sandbox, "clean_up", fail)

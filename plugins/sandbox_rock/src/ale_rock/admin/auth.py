@@ -23,7 +23,7 @@ from ale_rock.admin.settings import Role, Settings, Token, is_loopback
 LONGEST = 256
 
 
-class Denied(Exception):
+class AccessDenied(Exception):
     """The caller may not do this; `status` is the HTTP status where there is no envelope."""
 
     def __init__(self, sentence: str, status: int = 401) -> None:
@@ -63,35 +63,45 @@ class Gate:
         return hmac.digest(self._key, token.encode("utf-8", "surrogateescape"), "sha256")
 
     def admit(self, headers: Mapping[str, str], *roles: Role) -> Caller:
-        """Return who calls. Raises `Denied`."""
+        """Return who calls. Raises `AccessDenied`."""
         user, experiment, namespace = (
             headers.get(name) or None for name in ("x-user-id", "x-experiment-id", "x-namespace")
         )
         for value in (user, experiment, namespace):
             if value is not None and (len(value) > LONGEST or not value.isprintable()):
-                raise Denied(f"A header that names a user, experiment or namespace is not printable, or longer than "
-                             f"{LONGEST} characters.", 400)  # fmt: skip
+                raise AccessDenied(
+                    "A header that names a user, experiment or namespace is not printable, or longer than "
+                    f"{LONGEST} characters.",
+                    400,
+                )
         if not self._tokens:
             host = headers.get("host", "")
             if not is_loopback(host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host):
-                raise Denied(f"Nobody needs a token here, so only requests to this machine by its own name are "
-                             f"answered; the header Host says {host[:LONGEST]!r}.", 403)  # fmt: skip
+                raise AccessDenied(
+                    "Nobody needs a token here, so only requests to this machine by its own name are answered; the "
+                    f"header Host says {host[:LONGEST]!r}.",
+                    403,
+                )
             if headers.get("origin", f"http://{host}").partition("://")[2] != host:
-                raise Denied("Nobody needs a token here, so no page of another site may send requests.", 403)
+                raise AccessDenied("Nobody needs a token here, so no page of another site may send requests.", 403)
             return Caller("admin", None, user, experiment, namespace)
         shown = [self._digest(token) for token in _shown(headers).values()]
         if not shown:
-            raise Denied("This service needs a token: send it as `Authorization: Bearer TOKEN` or `X-API-Key: TOKEN`.")
+            raise AccessDenied(
+                "This service needs a token: send it as `Authorization: Bearer TOKEN` or `X-API-Key: TOKEN`."
+            )
         digest = next((each for each in shown if each in self._tokens), shown[0])
         token = self._tokens.get(digest)
         if token is None:
-            raise Denied("The token is not one of this service's.")
+            raise AccessDenied("The token is not one of this service's.")
         if token.role not in roles:
-            raise Denied(f"A token of the role {token.role} may not do this; it is for {' or '.join(roles)}.", 403)
+            raise AccessDenied(
+                f"A token of the role {token.role} may not do this; it is for {' or '.join(roles)}.", 403
+            )
         if token.role == "user":
             self._spend(digest)
         if token.user is not None and user is not None and user != token.user and token.role != "admin":
-            raise Denied(
+            raise AccessDenied(
                 f"X-User-Id says {user!r}, and the token belongs to {token.user!r}; leave the header out.", 403
             )
         if token.role == "admin":
@@ -102,10 +112,10 @@ class Gate:
 
     @staticmethod
     def _namespace(token: Token, asked: str | None) -> str | None:
-        """Return the namespace of a caller whose token decides that. Raises `Denied`."""
+        """Return the namespace of a caller whose token decides that. Raises `AccessDenied`."""
         if asked is not None and asked not in token.namespaces:
             own = ", ".join(token.namespaces) or "none"
-            raise Denied(f"The namespace {asked!r} is not one of this token's; it has {own}.", 403)
+            raise AccessDenied(f"The namespace {asked!r} is not one of this token's; it has {own}.", 403)
         return asked or next(iter(token.namespaces), None)
 
     def headers_with_tokens(self, headers: Mapping[str, str]) -> set[str]:
@@ -121,7 +131,9 @@ class Gate:
         left = min(float(self._burst), left + (now - at) * self._rate)
         if left < 1:
             wait_s = (1 - left) / self._rate
-            raise Denied(f"These are more than {self._rate:g} requests a second; come back in {wait_s:.2f} s.", 429)
+            raise AccessDenied(
+                f"These are more than {self._rate:g} requests a second; come back in {wait_s:.2f} s.", 429
+            )
         self._spent[digest] = (left - 1, now)
 
     def charge(self, headers: Mapping[str, str], more: int) -> None:

@@ -13,14 +13,13 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
-from ale_rock.admin.answers import answer, caller_of, plain_route
 from ale_rock.admin.auth import Gate
-from ale_rock.admin.orders import Refused
 from ale_rock.admin.record import BUILT
+from ale_rock.admin.responses import answer, caller_of, plain_route
 from ale_rock.admin.service import Service
 from ale_rock.admin.workers import Worker, WorkerFailed, WorkerRefused
-from ale_rock.disconnects import while_connected
-from ale_rock.wire import ALE_BASE, SERVICE_ERROR, BuildImage, ImageBuilt
+from ale_rock.http.disconnects import while_connected
+from ale_rock.schemas import ALE_BASE, SERVICE_ERROR, BuildImage, ImageBuilt, RockError
 
 AT_ONCE = 8
 """Builds at once; others wait. Each is in memory, with all of its files."""
@@ -42,14 +41,14 @@ def make_router(service: Service, gate: Gate) -> APIRouter:
         its output."""
         caller = caller_of(request)
         if caller.role != "admin" and (caller.user is not None or "full" not in (service.settings.networks or ())):
-            raise Refused(
+            raise RockError(
                 "Only an admin may have images built, or a token without a user's name where the service's setting "
                 "`networks` names 'full': what a Dockerfile runs reaches what its worker reaches, and it may name "
                 "images that keep the files of others."
             )
         workers = [each for each in service.fleet.workers.values() if "builds" in (each.capabilities or ())]
         if not workers:
-            raise Refused("No worker of this service builds images; start one with docker or podman.")
+            raise RockError("No worker of this service builds images; start one with docker or podman.")
         async with turns:
             done = await while_connected(request, build_on(workers, body))
         images = [each for each in done if isinstance(each, str)]
@@ -58,7 +57,7 @@ def make_router(service: Service, gate: Gate) -> APIRouter:
         for each in done:
             if isinstance(each, WorkerRefused):
                 return answer({"detail": str(each), "fault": "caller", "is_task": True}, 422)
-        raise Refused(f"The image was built by no worker: {done[0]}", SERVICE_ERROR)
+        raise RockError(f"The image was built by no worker: {done[0]}", SERVICE_ERROR)
 
     async def build_on(workers: list[Worker], body: BuildImage) -> list[str | WorkerFailed]:
         sent = body.model_dump_json().encode()

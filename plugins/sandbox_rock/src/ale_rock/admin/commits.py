@@ -19,13 +19,12 @@ from uuid import uuid4
 from sqlalchemy import Connection, delete, insert, select
 from sqlalchemy.exc import SQLAlchemyError
 
-from ale_rock.admin.find import using
-from ale_rock.admin.orders import Refused
 from ale_rock.admin.record import Record, iso
+from ale_rock.admin.sandbox_lookup import using
 from ale_rock.admin.service import Service
 from ale_rock.admin.tables import COMMITS
 from ale_rock.admin.workers import Worker, WorkerFailed, WorkerRefused
-from ale_rock.wire import BAD_REQUEST, SERVICE_ERROR, Code, CommitResult
+from ale_rock.schemas import BAD_REQUEST, SERVICE_ERROR, Code, CommitResult, RockError
 
 ANSWER_S = 20.0
 """A commit that takes longer is answered as RUNNING; the client then asks for its state."""
@@ -97,30 +96,30 @@ class Commits:
         return None if commit is None else commit.snapshot
 
     async def commit(self, record: Record, worker: Worker, owner: str | None, image_tag: str) -> Commit:
-        """Make an image of a sandbox that runs; returns its state. Raises `Refused`."""
+        """Make an image of a sandbox that runs; returns its state. Raises `RockError`."""
         if record.id in self._tasks:
             running = self.latest(record.id)
             if running.image_tag != image_tag:
-                raise Refused(f"The sandbox {record.id} is being committed to {running.image_tag}; wait for its end.")
+                raise RockError(f"The sandbox {record.id} is being committed to {running.image_tag}; wait for its end.")
             return running
         key = owner or "", image_tag
         old = self._commits.get(key)
         if old is not None and old.phase == "RUNNING":
-            raise Refused(f"The sandbox {old.sandbox_id} is being committed to {image_tag}; wait for its end.")
+            raise RockError(f"The sandbox {old.sandbox_id} is being committed to {image_tag}; wait for its end.")
         snapshot = None if old is None else old.snapshot
         commit = self._commits[key] = Commit(*key, record.id, started=time.time(), snapshot=snapshot)
         task = self._tasks[record.id] = asyncio.create_task(self._run(commit, record, worker))
         task.add_done_callback(lambda _: self._tasks.pop(record.id))
         await asyncio.wait([task], timeout=ANSWER_S)
         if commit.error_code in FAULTS:
-            raise Refused(commit.error_message or "", FAULTS[commit.error_code])
+            raise RockError(commit.error_message or "", FAULTS[commit.error_code])
         return commit
 
     def latest(self, sandbox_id: str) -> Commit:
-        """Return the latest commit of a sandbox. Raises `Refused` if there was none."""
+        """Return the latest commit of a sandbox. Raises `RockError` if there was none."""
         found = [commit for commit in self._commits.values() if commit.sandbox_id == sandbox_id]
         if not found:
-            raise Refused(f"No commit of the sandbox {sandbox_id} was ever begun.")
+            raise RockError(f"No commit of the sandbox {sandbox_id} was ever begun.")
         return max(found, key=lambda commit: commit.started)
 
     async def _run(self, commit: Commit, record: Record, worker: Worker) -> None:

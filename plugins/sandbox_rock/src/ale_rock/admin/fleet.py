@@ -12,12 +12,12 @@ import time
 from collections import Counter, OrderedDict, deque
 from dataclasses import dataclass
 
-from ale_rock.admin.choice import Choice
 from ale_rock.admin.deadlines import Deadlines
 from ale_rock.admin.record import HISTORY, Record
 from ale_rock.admin.store import Store
+from ale_rock.admin.worker_choice import Choice
 from ale_rock.admin.workers import Worker
-from ale_rock.wire import LIVE, Code, State
+from ale_rock.schemas import LIVE, Code, State
 
 log = logging.getLogger(__name__)
 RECENT = 500
@@ -102,9 +102,9 @@ class Fleet:
                 self.counts[each] += sign
         self.note(record, event)
         if state == "running":
-            record.started, record.used, record.order = now, now, None
+            record.started, record.used, record.create_request = now, now, None
         elif state == "stopped":
-            record.stopped, record.order, record.unconfirmed = now, None, False
+            record.stopped, record.create_request, record.unconfirmed = now, None, False
         elif state == "archived":
             record.archived = now
         elif state == "deleted":

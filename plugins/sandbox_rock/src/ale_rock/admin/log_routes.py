@@ -7,15 +7,14 @@ from collections.abc import AsyncIterator
 from fastapi import APIRouter, Request
 from starlette.responses import Response, StreamingResponse
 
-from ale_rock.admin.answers import caller_of, plain_route
 from ale_rock.admin.auth import Gate
-from ale_rock.admin.find import find
-from ale_rock.admin.orders import Refused
 from ale_rock.admin.record import Record
+from ale_rock.admin.responses import caller_of, plain_route
+from ale_rock.admin.sandbox_lookup import find
 from ale_rock.admin.service import Service
 from ale_rock.admin.workers import CALL_S, Worker, WorkerFailed, read_fault
-from ale_rock.disconnects import while_connected
-from ale_rock.wire import ROCK_BASE, SERVICE_ERROR
+from ale_rock.http.disconnects import while_connected
+from ale_rock.schemas import ROCK_BASE, SERVICE_ERROR, RockError
 
 TEXT = "text/plain; charset=utf-8"
 
@@ -48,7 +47,7 @@ def make_router(service: Service, gate: Gate) -> APIRouter:
                     raise WorkerFailed(read_fault(data, response.status, worker.name).detail)
                 return Response(data, media_type=TEXT)
         except WorkerFailed as error:
-            raise Refused(str(error), SERVICE_ERROR) from None
+            raise RockError(str(error), SERVICE_ERROR) from None
 
     return router
 

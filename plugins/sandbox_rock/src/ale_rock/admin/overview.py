@@ -16,14 +16,14 @@ from typing import Annotated, Any, Literal, TypeVar
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
-from ale_rock.admin.answers import answer, caller_of, plain_route
 from ale_rock.admin.auth import Caller, Gate
 from ale_rock.admin.fleet import Event
 from ale_rock.admin.record import Record
+from ale_rock.admin.responses import answer, caller_of, plain_route
 from ale_rock.admin.service import Service
 from ale_rock.admin.status_routes import describe, images_for, is_shown
 from ale_rock.admin.workers import Worker
-from ale_rock.wire import ALE_BASE
+from ale_rock.schemas import ALE_BASE
 
 PAGE, LARGEST_PAGE, WORKERS = 25, 500, 10
 IMAGES, LINES, EVENTS = 50, 100, 50
@@ -35,7 +35,7 @@ PageNumber = Annotated[int, Query(ge=1, le=10**6)]
 
 
 def make_router(service: Service, gate: Gate) -> APIRouter:
-    """Make the route."""
+    """Make the routes."""
     router = APIRouter(prefix=ALE_BASE, route_class=plain_route(gate, "admin", "user"), tags=["ALE"])
     fleet = service.fleet
 
@@ -82,6 +82,13 @@ def make_router(service: Service, gate: Gate) -> APIRouter:
                 "events": [asdict(each) for each in islice(seen_by(caller, reversed(fleet.recent)), EVENTS)],
             }
         )
+
+    @router.get("/events")
+    async def events(request: Request, after: Annotated[float, Query(ge=0)] = 0.0) -> Response:
+        """Return the latest events of workers, and of the sandboxes that the caller sees, the oldest first; those that
+        happened after a time (seconds since 1970)."""
+        found = seen_by(caller_of(request), fleet.recent)
+        return answer({"events": [asdict(each) for each in found if each.at > after]})
 
     return router
 

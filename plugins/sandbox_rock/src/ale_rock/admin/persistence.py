@@ -12,11 +12,11 @@
 
 from __future__ import annotations
 
-from ale_rock.admin.orders import Refused, order_again
 from ale_rock.admin.record import Record
 from ale_rock.admin.service import Service, durable
+from ale_rock.admin.start_requests import request_for_restart
 from ale_rock.admin.workers import WorkerFailed
-from ale_rock.wire import BAD_REQUEST, SERVICE_ERROR
+from ale_rock.schemas import BAD_REQUEST, SERVICE_ERROR, RockError
 
 AGAIN_S = 600
 """An archive that failed by itself is tried again so much later."""
@@ -25,21 +25,23 @@ ASK += "to keep_stopped."
 
 
 async def restart(service: Service, record: Record) -> Record:
-    """Start a sandbox again; returns as `Service.start` does. Raises `Refused`."""
+    """Start a sandbox again; returns as `Service.start` does. Raises `RockError`."""
     record = service.fleet.get(record.id) or record
     if record.state not in ("stopped", "archived"):
-        raise Refused(f"The sandbox {record.id} is {record.state}; only one that is stopped or archived is restarted.")
+        raise RockError(
+            f"The sandbox {record.id} is {record.state}; only one that is stopped or archived is restarted."
+        )
     _refuse_without_files(record)
-    record.order = order_again(record)
+    record.create_request = request_for_restart(record)
     service.start_again(record)
     await service.wait_settled(record, service.settings.answer_within_s)
     if not record.live:
-        raise Refused(record.reason or f"The sandbox {record.id} was stopped.", SERVICE_ERROR)
+        raise RockError(record.reason or f"The sandbox {record.id} was stopped.", SERVICE_ERROR)
     return record
 
 
 async def archive(service: Service, record: Record) -> None:
-    """Archive a sandbox. It is idempotent. Raises `Refused`; one that runs then goes on."""
+    """Archive a sandbox. It is idempotent. Raises `RockError`; one that runs then goes on."""
     fleet = service.fleet
     record = fleet.get(record.id) or record
     if record.state in ("archived", "archiving"):
@@ -47,18 +49,18 @@ async def archive(service: Service, record: Record) -> None:
     if record.state == "running":
         problem = await service.kept.keep(record)
         if problem is not None and record.state == "running":
-            raise Refused(f"The files of the sandbox {record.id} cannot be kept: {problem}", BAD_REQUEST)
+            raise RockError(f"The files of the sandbox {record.id} cannot be kept: {problem}", BAD_REQUEST)
         await service.halt(record, "stop")
     if record.state != "stopped":
-        raise Refused(f"The sandbox {record.id} is {record.state}; only one that runs or is stopped is archived.")
+        raise RockError(f"The sandbox {record.id} is {record.state}; only one that runs or is stopped is archived.")
     _refuse_without_files(record)
     fleet.move(record, "archiving", "archive")
     problem = await _missing(service, record)
     if record.deleted is not None:
-        raise Refused(f"The sandbox {record.id} was deleted while it was archived.")
+        raise RockError(f"The sandbox {record.id} was deleted while it was archived.")
     if problem is not None:
         await durable(fleet.move(record, "stopped", "archive_failed", problem))
-        raise Refused(problem, SERVICE_ERROR)
+        raise RockError(problem, SERVICE_ERROR)
     await durable(fleet.move(record, "archived", "archive_done"))
 
 
@@ -66,7 +68,7 @@ async def archive_when_due(service: Service, record: Record) -> None:
     """Archive a sandbox whose `auto_archive_seconds` are over; if that fails, later again."""
     try:
         await archive(service, record)
-    except Refused:
+    except RockError:
         record.archive_s = max(record.archive_s or 0, AGAIN_S)
         service.fleet.deadlines.schedule(record)
 
@@ -74,7 +76,7 @@ async def archive_when_due(service: Service, record: Record) -> None:
 def _refuse_without_files(record: Record) -> None:
     if record.snapshot is None:
         why = f" {record.reason.rstrip('.')}." if record.reason else ""
-        raise Refused(f"No files of the sandbox {record.id} were kept.{why} {ASK}")
+        raise RockError(f"No files of the sandbox {record.id} were kept.{why} {ASK}")
 
 
 async def _missing(service: Service, record: Record) -> str | None:

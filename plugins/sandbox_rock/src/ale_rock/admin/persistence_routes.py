@@ -5,13 +5,13 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from ale_rock.admin.answers import caller_of, rock_route, rock_success
 from ale_rock.admin.auth import Gate
 from ale_rock.admin.commits import Commits
-from ale_rock.admin.find import find, find_running
 from ale_rock.admin.persistence import archive, restart
+from ale_rock.admin.responses import caller_of, rock_route, rock_success
+from ale_rock.admin.sandbox_lookup import find, find_running
 from ale_rock.admin.service import Service
-from ale_rock.wire import ROCK_BASE, CommitRequest, SandboxRef
+from ale_rock.schemas import ROCK_BASE, CommitRequest, SandboxRef
 
 
 def make_router(service: Service, commits: Commits, gate: Gate) -> APIRouter:

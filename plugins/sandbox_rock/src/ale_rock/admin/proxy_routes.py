@@ -15,14 +15,13 @@ from starlette.responses import Response
 from starlette.websockets import WebSocket
 from yarl import URL
 
-from ale_rock.admin.answers import answer, fault_of, plain_route
 from ale_rock.admin.auth import Gate
-from ale_rock.admin.find import find_running, using
-from ale_rock.admin.orders import Refused
 from ale_rock.admin.record import Record
+from ale_rock.admin.responses import answer, fault_of, plain_route
+from ale_rock.admin.sandbox_lookup import find_running, using
 from ale_rock.admin.service import Service
 from ale_rock.admin.workers import Worker, WorkerFailed
-from ale_rock.proxying import (
+from ale_rock.http.proxy import (
     CREDENTIALS,
     METHODS,
     TARGET,
@@ -32,7 +31,7 @@ from ale_rock.proxying import (
     pass_websocket_on,
     passed_on,
 )
-from ale_rock.wire import ROCK_BASE, SERVICE_ERROR, Fault
+from ale_rock.schemas import ROCK_BASE, SERVICE_ERROR, Fault, RockError
 
 PORT_HEADER, DEFAULT_PORT = "x-rock-target-port", 8080
 PATH = re.compile(rf"{ROCK_BASE}/sandboxes/[^/]+/proxy(?:/port/([^/]*))?(/.*)?")
@@ -80,7 +79,7 @@ class ProxyRoutes:
             await websocket.send_denial_response(fault_of(error))
 
     async def find(self, websocket: WebSocket) -> tuple[Record, Worker]:
-        """Let a caller in, and return the sandbox and its worker. Raises `Denied` or `Refused`."""
+        """Let a caller in, and return the sandbox and its worker. Raises `AccessDenied` or `RockError`."""
         caller = self.gate.admit(websocket.headers, "admin", "user")
         return await find_running(self.service, websocket.path_params["sandbox_id"], caller)
 
@@ -99,16 +98,16 @@ class ProxyRoutes:
             raise lost(worker, record, error) from None
 
     def target_of(self, request: HTTPConnection) -> tuple[int, Headers]:
-        """Return the port, and the headers for the worker. Raises `Refused`."""
+        """Return the port, and the headers for the worker. Raises `RockError`."""
         raw: bytes = request.scope["raw_path"]
         query: bytes = request.scope["query_string"]
         target = raw.decode("latin-1") + (f"?{query.decode('latin-1')}" if query else "")
         found = PATH.fullmatch(raw.decode("latin-1"))
         if found is None or not re.fullmatch(r"[!-~]*", target) or "#" in target:
-            raise Refused("The path of the request holds what no URL may hold.")
+            raise RockError("The path of the request holds what no URL may hold.")
         named, port_header = found[1], request.headers.get(PORT_HEADER)
         if named is not None and port_header is not None:
-            raise Refused("The port is named twice, in the path and in a header; leave out one.")
+            raise RockError("The port is named twice, in the path and in a header; leave out one.")
         port = named if named is not None else port_header
         own = {*self.gate.headers_with_tokens(request.headers), PORT_HEADER, TARGET, CREDENTIALS}
         headers = passed_on(request.headers.raw, own)
@@ -118,9 +117,9 @@ class ProxyRoutes:
 
 
 def port_of(text: str) -> int:
-    """Read a port. Raises `Refused`."""
+    """Read a port. Raises `RockError`."""
     if not re.fullmatch(r"[0-9]{1,5}", text) or not 0 < int(text) < 65536:
-        raise Refused(f"{text[:100]!r} is no port; a port is a number from 1 to 65535.")
+        raise RockError(f"{text[:100]!r} is no port; a port is a number from 1 to 65535.")
     return int(text)
 
 
@@ -129,7 +128,7 @@ def url_of(worker: Worker, record: Record, path: str) -> URL:
     return URL(f"{worker.url}/sandboxes/{record.id}/{path}", encoded=True)
 
 
-def lost(worker: Worker, record: Record, error: Exception) -> Refused:
+def lost(worker: Worker, record: Record, error: Exception) -> RockError:
     """Return what to say of a worker that does not answer."""
     why = f"The sandbox {record.id} is {record.state}: {record.reason}" if not record.live and record.reason else None
-    return Refused(why or f"The worker {worker.name} does not answer ({error}).", SERVICE_ERROR)
+    return RockError(why or f"The worker {worker.name} does not answer ({error}).", SERVICE_ERROR)

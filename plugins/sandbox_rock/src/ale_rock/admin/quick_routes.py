@@ -29,7 +29,7 @@ class QuickRoute(APIRoute):
     """A route with a gate before it. `answers` makes the classes that say who is let in and what errors look like."""
 
     def admit(self, headers: Mapping[str, str]) -> Caller:
-        """Return who calls. Raises `Denied`."""
+        """Return who calls. Raises `AccessDenied`."""
         raise NotImplementedError
 
     def refuse(self, error: Exception) -> Response:

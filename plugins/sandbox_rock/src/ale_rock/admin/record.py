@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from ale_rock.wire import LIVE, CreateSandbox, Phase, StartResult, State, StateChange, StatusResult
+from ale_rock.schemas import LIVE, CreateSandbox, Phase, StartResult, State, StateChange, StatusResult
 
 HISTORY = 50
 """Entries of the history that are kept."""
@@ -76,7 +76,7 @@ class Record:
     history: list[tuple[str, str, str, float]] = field(default_factory=list)
 
     # What follows lives in memory only.
-    order: CreateSandbox | None = None
+    create_request: CreateSandbox | None = None
     """What the worker is asked for; until the sandbox runs."""
     for_rock: bool = True
     """Whether ROCK's request was translated; else the order is a spec of ALE's own."""
@@ -142,9 +142,9 @@ class Record:
     @property
     def source(self) -> str | None:
         """What it starts from, if that is only on some workers: a snapshot, or an image that was built for a task."""
-        if self.order is None:
+        if self.create_request is None:
             return None
-        spec = self.order.spec
+        spec = self.create_request.spec
         return spec.from_snapshot or (spec.image if (spec.image or "").startswith(BUILT) else None)
 
     @property

@@ -10,19 +10,19 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
-from ale_rock.admin.answers import caller_of, envelope_of, headers_of, rock_route, rock_success
 from ale_rock.admin.auth import Caller, Gate
-from ale_rock.admin.find import find
-from ale_rock.admin.orders import Refused
+from ale_rock.admin.prepare_images import warm_up
 from ale_rock.admin.record import Record
+from ale_rock.admin.responses import caller_of, envelope_of, headers_of, rock_route, rock_success
+from ale_rock.admin.sandbox_lookup import find
 from ale_rock.admin.service import Service
 from ale_rock.admin.statistics import describe_use, measure, shares
-from ale_rock.admin.warm_up import warm_up
-from ale_rock.disconnects import while_connected
-from ale_rock.wire import (
+from ale_rock.http.disconnects import while_connected
+from ale_rock.schemas import (
     ROCK_BASE,
     BatchStartRequest,
     BatchStatusRequest,
+    RockError,
     SandboxRef,
     StartRequest,
     State,
@@ -81,7 +81,7 @@ def make_router(service: Service, gate: Gate) -> APIRouter:
         """Say whether commands can run in a sandbox."""
         try:
             record = await find(service, sandbox_id, caller_of(request), ended_too=True)
-        except Refused as error:
+        except RockError as error:
             return rock_success({"is_alive": False, "message": error.sentence})
         return rock_success({"is_alive": record.alive, "message": record.reason or record.host_name or ""})
 
@@ -103,7 +103,7 @@ def make_router(service: Service, gate: Gate) -> APIRouter:
     async def warm_up_workers(request: Request, body: WarmupRequest) -> Response:
         """Bring an image to every worker that has images; the answer comes when that is done. It is for admins."""
         if caller_of(request).role != "admin":
-            raise Refused("Only an admin may bring an image to every worker; a start brings it to the one it gets.")
+            raise RockError("Only an admin may bring an image to every worker; a start brings it to the one it gets.")
         return rock_success({"workers": await while_connected(request, warm_up(service, body.image))})
 
     @router.get("/get_token")

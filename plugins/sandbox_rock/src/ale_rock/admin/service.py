@@ -22,14 +22,14 @@ from ale_rock.admin.admission import Admission
 from ale_rock.admin.auth import Caller
 from ale_rock.admin.fleet import Fleet
 from ale_rock.admin.kept_files import KeptFiles
-from ale_rock.admin.orders import Headers, Refused, from_snapshot, make_record, order_for
 from ale_rock.admin.queue import Queue
 from ale_rock.admin.record import Need, Record
 from ale_rock.admin.reservations import Reservations
 from ale_rock.admin.settings import Settings
+from ale_rock.admin.start_requests import StartHeaders, from_snapshot, make_record, request_for_worker
 from ale_rock.admin.workers import Worker, WorkerFailed, WorkerRefused
 from ale_rock.log_text import the_end, without_commands
-from ale_rock.wire import BAD_REQUEST, SERVICE_ERROR, Code, StartRequest
+from ale_rock.schemas import BAD_REQUEST, SERVICE_ERROR, Code, RockError, StartRequest
 
 SAVED_S = 5.0
 NOTHING = Need(0.0, 0, 0)
@@ -79,9 +79,9 @@ class Service:
 
     # --- starting
 
-    async def start(self, request: StartRequest, caller: Caller, headers: Headers = Headers()) -> Record:  # noqa: B008
+    async def start(self, request: StartRequest, caller: Caller, headers: StartHeaders = StartHeaders()) -> Record:  # noqa: B008
         """Start a sandbox, or find the one of this id; returns once it runs, or after `answer_within_s` while it is
-        still pending. Raises `Refused`."""
+        still pending. Raises `RockError`."""
         asked = make_record(request, headers, caller, self.settings)
         ended: Record | None = None
         if asked.id not in self.fleet.live and asked.id in (request.sandbox_id, request.spec and request.spec.id):
@@ -91,10 +91,10 @@ class Service:
             snapshot = self.snapshot_of_image(caller.acts_for, asked.image)
             record = self._admit(asked if snapshot is None else from_snapshot(asked, snapshot), ended, caller)
         elif record.fingerprint != asked.fingerprint or not caller.sees(record):
-            raise Refused(f"A sandbox {asked.id} exists with another spec; stop it, or choose another sandbox_id.")
+            raise RockError(f"A sandbox {asked.id} exists with another spec; stop it, or choose another sandbox_id.")
         await self.wait_settled(record, self.settings.answer_within_s)
         if not record.live:
-            raise Refused(record.reason or f"The sandbox {record.id} was stopped.", _code(record))
+            raise RockError(record.reason or f"The sandbox {record.id} was stopped.", _code(record))
         return record
 
     async def wait_settled(self, record: Record, limit_s: float) -> None:
@@ -105,7 +105,7 @@ class Service:
 
     def _admit(self, record: Record, ended: Record | None, caller: Caller) -> Record:
         if ended is not None and not caller.sees(ended):
-            raise Refused(f"The sandbox_id {record.id} is taken; choose another one.")
+            raise RockError(f"The sandbox_id {record.id} is taken; choose another one.")
         self.admission.check(record)
         if ended is not None:
             self.fleet.revive(record, ended)
@@ -118,7 +118,7 @@ class Service:
         return record
 
     def start_again(self, record: Record) -> None:
-        """Start a sandbox that has ended, with the order that it has now. Raises `Refused`."""
+        """Start a sandbox that has ended, with the order that it has now. Raises `RockError`."""
         self.admission.check(record)
         record.worker = record.host_name = record.host_ip = record.started = record.stopped = record.archived = None
         record.attempts, record.asked, record.revived = 0, time.time(), True
@@ -188,7 +188,7 @@ class Service:
             await self.fleet.store.save(record)
             if record.state == "pending":
                 left_s = (record.start_by or 0) - time.time()
-                created = await worker.create(order_for(record, worker), max(left_s, 0.1))
+                created = await worker.create(request_for_worker(record, worker), max(left_s, 0.1))
         except WorkerRefused as error:
             self._fail(record, "start_refused", str(error), BAD_REQUEST)
         except WorkerFailed as error:

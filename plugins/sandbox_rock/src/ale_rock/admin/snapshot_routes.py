@@ -14,15 +14,14 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
-from ale_rock.admin.answers import answer, caller_of, plain_route
 from ale_rock.admin.auth import Gate
-from ale_rock.admin.find import find_running, using
-from ale_rock.admin.orders import Refused
+from ale_rock.admin.responses import answer, caller_of, plain_route
+from ale_rock.admin.sandbox_lookup import find_running, using
 from ale_rock.admin.service import Service
 from ale_rock.admin.snapshot_names import NAME, is_owned, name_for
 from ale_rock.admin.workers import Worker, WorkerFailed, WorkerRefused
-from ale_rock.disconnects import while_connected
-from ale_rock.wire import ALE_BASE, BAD_REQUEST, SERVICE_ERROR, HeldSnapshots, SnapshotTaken, TakeSnapshot
+from ale_rock.http.disconnects import while_connected
+from ale_rock.schemas import ALE_BASE, BAD_REQUEST, SERVICE_ERROR, HeldSnapshots, RockError, SnapshotTaken, TakeSnapshot
 
 SnapshotName = Annotated[str, Query(min_length=1, max_length=256)]
 
@@ -37,18 +36,18 @@ def make_router(service: Service, gate: Gate) -> APIRouter:
         """Keep the files of a sandbox: `Snapshots.snapshot`; returns the name from which others start."""
         caller = caller_of(request)
         if not NAME.fullmatch(body.name):
-            raise Refused(f"A snapshot cannot be named {body.name!r}; use up to 47 letters, digits, '-' and '_'.")
+            raise RockError(f"A snapshot cannot be named {body.name!r}; use up to 47 letters, digits, '-' and '_'.")
         record, worker = await find_running(service, sandbox_id, caller)
         making = worker.take_snapshot(record.id, name_for(caller.acts_for, body.name))
         try:
             with using(record):
                 taken = await while_connected(request, making)
         except WorkerRefused as error:
-            raise Refused(str(error), BAD_REQUEST) from None
+            raise RockError(str(error), BAD_REQUEST) from None
         except WorkerFailed as error:
-            raise Refused(str(error), SERVICE_ERROR) from None
+            raise RockError(str(error), SERVICE_ERROR) from None
         if worker.lost:
-            raise Refused(f"The worker {worker.name} was lost when it had made the snapshot.", SERVICE_ERROR)
+            raise RockError(f"The worker {worker.name} was lost when it had made the snapshot.", SERVICE_ERROR)
         worker.new_snapshots[taken] = time.monotonic()
         choice.set_images(worker, worker.images | {taken})
         for other in choice.holders(taken):
@@ -85,7 +84,7 @@ def make_router(service: Service, gate: Gate) -> APIRouter:
         try:
             await worker.remove_snapshot(name)
         except WorkerFailed as error:
-            raise Refused(str(error), SERVICE_ERROR) from None
+            raise RockError(str(error), SERVICE_ERROR) from None
         forget(worker, name)
 
     def forget(worker: Worker, name: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from ale_rock.admin.record import Record
 from ale_rock.admin.service import Service
 from ale_rock.admin.workers import WorkerFailed
-from ale_rock.wire import Usage
+from ale_rock.schemas import Usage
 
 
 def describe_use(record: Record) -> dict[str, Any]:

@@ -10,13 +10,13 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from ale_rock.admin.answers import answer, caller_of, plain_route
 from ale_rock.admin.auth import Caller, Gate
 from ale_rock.admin.fleet import Fleet
+from ale_rock.admin.responses import answer, caller_of, plain_route
 from ale_rock.admin.service import Service
 from ale_rock.admin.snapshot_names import is_snapshot
 from ale_rock.admin.workers import Worker
-from ale_rock.wire import ALE_BASE
+from ale_rock.schemas import ALE_BASE
 
 
 def make_router(service: Service, gate: Gate) -> APIRouter:

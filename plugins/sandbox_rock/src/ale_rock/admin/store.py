@@ -28,8 +28,8 @@ from sqlalchemy.exc import DataError, IntegrityError
 from sqlalchemy.exc import TimeoutError as DatabaseTimeout
 from sqlalchemy.pool import StaticPool
 
+from ale_rock.admin.database_lock import DatabaseTaken, lock_connections
 from ale_rock.admin.log_store import forget_logs, read_log, write_logs
-from ale_rock.admin.one_service import DatabaseTaken, lock_connections
 from ale_rock.admin.record import Record, from_row
 from ale_rock.admin.tables import COMMITS, SANDBOXES, SERVICE
 

@@ -13,12 +13,11 @@ from contextlib import suppress
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from ale_rock.admin.orders import Refused
 from ale_rock.admin.persistence import archive_when_due
 from ale_rock.admin.record import Record
 from ale_rock.admin.service import Service
 from ale_rock.admin.workers import Worker, WorkerFailed
-from ale_rock.wire import Heartbeat, HeartbeatAnswer, Register, Registered
+from ale_rock.schemas import Heartbeat, HeartbeatAnswer, Register, Registered, RockError
 
 TICK_S = 0.25
 STARTING_POLL_S = 0.25
@@ -76,7 +75,7 @@ class Watch:
         try:
             worker = Worker(register, self.settings)
         except ValueError as error:
-            raise Refused(f"The worker's URL cannot be used: {error}.") from None
+            raise RockError(f"The worker's URL cannot be used: {error}.") from None
         old = await self._predecessor(worker)
         here = set(register.sandboxes)
         records = self._unconfirmed.pop(register.name, [])
@@ -105,8 +104,8 @@ class Watch:
         return Registered(worker_id=worker.id, heartbeat_s=self.heartbeat_s)
 
     async def _predecessor(self, worker: Worker) -> Worker | None:
-        """Return the worker of this name that is known, if it is the same one, or one that has ended. Raises `Refused`
-        if another lives: two of one name would end each other's sandboxes."""
+        """Return the known worker of this name if it is the same one, or one that has ended. Raises `RockError` if
+        another lives: two of one name would end each other's sandboxes."""
         while (old := self.fleet.workers.get(worker.name)) is not None and old.url != worker.url:
             try:
                 await old.held()
@@ -114,7 +113,7 @@ class Watch:
                 if old is self.fleet.workers.get(worker.name):
                     return old
             else:
-                raise Refused(
+                raise RockError(
                     f"A worker {worker.name} runs already, at {old.url}; start this one with another name (--name)."
                 )
         return old

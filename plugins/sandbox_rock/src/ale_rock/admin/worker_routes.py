@@ -5,10 +5,10 @@ from __future__ import annotations
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from ale_rock.admin.answers import answer, plain_route
 from ale_rock.admin.auth import Gate
+from ale_rock.admin.responses import answer, plain_route
 from ale_rock.admin.watch import Watch
-from ale_rock.wire import WORKERS_BASE, Heartbeat, Register
+from ale_rock.schemas import WORKERS_BASE, Heartbeat, Register
 
 
 def make_router(watch: Watch, gate: Gate) -> APIRouter:

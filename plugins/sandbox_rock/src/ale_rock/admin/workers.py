@@ -21,7 +21,7 @@ from yarl import URL
 from ale_rock.admin.record import Need
 from ale_rock.admin.settings import Settings
 from ale_rock.admin.worker_connections import CONNECT_S, Connections
-from ale_rock.wire import (
+from ale_rock.schemas import (
     WORKER_ID,
     CreateSandbox,
     Fault,
@@ -252,9 +252,9 @@ class Worker:
             why = "is lost" if self.lost else f"does not answer ({type(error).__name__})"
             raise WorkerFailed(f"The worker {self.name} {why}.") from None
 
-    async def create(self, order: CreateSandbox, timeout_s: float) -> SandboxCreated:
+    async def create(self, request: CreateSandbox, timeout_s: float) -> SandboxCreated:
         """Start a sandbox. Raises `WorkerRefused` or `WorkerFailed`."""
-        return await self._call("POST", "/sandboxes", SandboxCreated, body=order, timeout_s=timeout_s)
+        return await self._call("POST", "/sandboxes", SandboxCreated, body=request, timeout_s=timeout_s)
 
     async def delete(self, sandbox_id: str) -> str:
         """Remove a sandbox; returns its log. Raises `WorkerFailed`."""

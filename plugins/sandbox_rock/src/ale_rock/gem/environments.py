@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass, field
 from secrets import randbelow
 from typing import Any, Generic, Protocol, TypeVar
 from uuid import uuid4
@@ -24,6 +23,7 @@ from weakref import WeakValueDictionary
 from ale.errors import TaskError
 from ale.specs.reward import GradedSandbox
 from ale.specs.sandbox import SandboxSpec
+from ale_rock.envhub.models import EnvironmentPlan
 
 ENV_LABEL, MEMBERS_LABEL = "ale.gem.env", "ale.gem.sandboxes"
 TASKS = "ale:"
@@ -48,29 +48,6 @@ class Sandboxes(Protocol[Caller]):
 
     async def remove(self, sandbox_id: str, caller: Caller) -> None:
         """Remove it. It is idempotent."""
-
-
-@dataclass(frozen=True)
-class EnvironmentPlan:
-    """How an environment is made."""
-
-    env_id: str
-    """Its name in its library: `game:GuessTheNumber-v0-easy`, or `module:Class`; or `ale:SOURCE/SPLIT/TASK`."""
-    spec: SandboxSpec = field(default_factory=SandboxSpec)
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    python: str = "python3"
-    """The Python in the sandbox that has the library."""
-    start_up: str | None = None
-    """A command that runs in the sandbox first."""
-    agents: tuple[str, ...] = ()
-    separate: bool = False
-    """Whether each agent has a sandbox of its own."""
-
-    def __post_init__(self) -> None:
-        if len(set(self.agents)) < len(self.agents) or "" in self.agents:
-            raise ValueError("agents: each needs a name of its own")
-        if self.separate and not self.agents:
-            raise ValueError("sandboxes: separate sandboxes are for several agents; name them as `agents`")
 
 
 class Player(Protocol[Caller]):

@@ -18,8 +18,9 @@ from ale.specs.choice import PluginChoice
 from ale.specs.driver import DriverContext
 from ale.specs.reward import GradedSandbox
 from ale.specs.sandbox import Sandbox, SandboxSpec
+from ale_rock.envhub.models import EnvironmentPlan
 from ale_rock.gem.client import GemEnvironment
-from ale_rock.gem.environments import TASKS, EnvironmentPlan, Environments
+from ale_rock.gem.environments import TASKS, Environments
 from ale_rock.gem.programs import ProgramPlayer
 from ale_rock.gem.task_sources import TaskSources, parse
 from ale_rock.gem.tasks import TaskPlayer

@@ -16,7 +16,8 @@ from typing import Any, Generic
 
 from ale.errors import SandboxError, TaskError
 from ale.specs.sandbox import SandboxSpec
-from ale_rock.gem.environments import ENV_LABEL, Action, Caller, EnvironmentPlan, Sandboxes
+from ale_rock.envhub.models import EnvironmentPlan
+from ale_rock.gem.environments import ENV_LABEL, Action, Caller, Sandboxes
 
 PROGRAM = Path(__file__).with_name("program.py")
 FOLDER = "/tmp/.ale-gem"

@@ -29,7 +29,8 @@ from ale.specs.driver import DriverContext
 from ale.specs.sandbox import SandboxSpec
 from ale.task import Task, as_bytes
 from ale.trajectory import Score, Trajectory
-from ale_rock.gem.environments import ENV_LABEL, Action, Caller, EnvironmentPlan, Sandboxes, check_agents
+from ale_rock.envhub.models import EnvironmentPlan
+from ale_rock.gem.environments import ENV_LABEL, Action, Caller, Sandboxes, check_agents
 from ale_rock.gem.task_sources import MOST_TASKS, TaskSources
 
 PLAN_LABEL = "ale.gem.plan"

@@ -17,12 +17,13 @@ from starlette.routing import Route
 from ale.errors import SandboxError
 from ale.specs.sandbox import AGENT, ExecResult, Sandbox, SandboxProvider
 from ale.specs.sandbox_protocols import KeepsSnapshots, Logs, Measures, Resets, Shells, Snapshots, Streams
-from ale_rock.disconnects import while_connected
-from ale_rock.worker.checks import caller, check_path, check_user, readable
-from ale_rock.worker.requests import EXPECTED, fault_of, json_response, query, read_body, whole_number
+from ale_rock.http.disconnects import while_connected
+from ale_rock.schemas import RockError
+from ale_rock.worker.responses import EXPECTED, fault_of, json_response, query, read_body, whole_number
 from ale_rock.worker.service import WorkerService
 from ale_rock.worker.session import MOST_S
 from ale_rock.worker.spool import Spool
+from ale_rock.worker.validation import check_path, check_user, readable
 from ale_sandbox.sandboxes.sandbox import ResidentSandbox
 
 PIECE_BYTES = 4 << 20
@@ -149,7 +150,7 @@ def outcome_of(done: ExecResult) -> dict[str, Any]:
 
 def exec_arguments(body: bytes) -> dict[str, Any]:
     """Return the arguments of `Sandbox.exec`. Not a pydantic model, because the texts of a policy may hold half a
-    character, which a sandbox takes and pydantic does not. Raises `Refusal`."""
+    character, which a sandbox takes and pydantic does not. Raises `RockError`."""
     try:
         asked = json.loads(body)
         stdin = b64decode(asked.get("stdin") or "", validate=True)
@@ -161,7 +162,7 @@ def exec_arguments(body: bytes) -> dict[str, Any]:
         if not (timeout_s > 0 and math.isfinite(timeout_s)) or most < 0:
             raise ValueError("timeout_s must be above 0 and finite, max_output_bytes not below 0")
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, binascii.Error) as error:
-        raise caller(f"The request is no command: {type(error).__name__}: {str(error)[:300]}.") from None
+        raise RockError(f"The request is no command: {type(error).__name__}: {str(error)[:300]}.") from None
     return {
         "command": command,
         "timeout_s": min(timeout_s, MOST_S),

@@ -23,34 +23,35 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ale.specs.sandbox import SandboxProvider
-from ale_rock import wire
-from ale_rock.disconnects import while_connected
+from ale_rock import schemas
+from ale_rock.http.disconnects import while_connected
+from ale_rock.schemas import RockError
 from ale_rock.worker.ale_routes import AleRoutes
 from ale_rock.worker.attach_routes import AttachRoutes
-from ale_rock.worker.checks import caller, readable
 from ale_rock.worker.image_routes import ImageRoutes
-from ale_rock.worker.inside_routes import InsideRoutes
 from ale_rock.worker.port_routes import PortRoutes
+from ale_rock.worker.protocol_routes import InsideRoutes
 from ale_rock.worker.registration import Registration
-from ale_rock.worker.requests import EXPECTED, envelope_of, fault_of, json_response, read_body
+from ale_rock.worker.responses import EXPECTED, envelope_of, fault_of, json_response, read_body
 from ale_rock.worker.rocklet import Rocklet
 from ale_rock.worker.service import Held, WorkerService
 from ale_rock.worker.settings import WorkerSettings, secret
 from ale_rock.worker.snapshot_routes import SnapshotRoutes
 from ale_rock.worker.spool import Spool, UploadForm
 from ale_rock.worker.tree_routes import TreeRoutes
+from ale_rock.worker.validation import readable
 
-ROCK_ACTIONS: dict[str, tuple[type[wire.SandboxRef], Callable[[Rocklet, Any], Coroutine[Any, Any, BaseModel]]]] = {
-    "create_session": (wire.CreateSessionRequest, Rocklet.create_session),
-    "run_in_session": (wire.RunInSessionRequest, Rocklet.run_in_session),
-    "close_session": (wire.CloseSessionRequest, Rocklet.close_session),
-    "execute": (wire.ExecuteRequest, Rocklet.execute),
-    "read_file": (wire.ReadFileRequest, Rocklet.read_file),
-    "write_file": (wire.WriteFileRequest, Rocklet.write_file),
+ROCK_ACTIONS: dict[str, tuple[type[schemas.SandboxRef], Callable[[Rocklet, Any], Coroutine[Any, Any, BaseModel]]]] = {
+    "create_session": (schemas.CreateSessionRequest, Rocklet.create_session),
+    "run_in_session": (schemas.RunInSessionRequest, Rocklet.run_in_session),
+    "close_session": (schemas.CloseSessionRequest, Rocklet.close_session),
+    "execute": (schemas.ExecuteRequest, Rocklet.execute),
+    "read_file": (schemas.ReadFileRequest, Rocklet.read_file),
+    "write_file": (schemas.WriteFileRequest, Rocklet.write_file),
 }
 
 
-SENT_FOR = wire.WORKER_ID.lower().encode()
+SENT_FOR = schemas.WORKER_ID.lower().encode()
 
 
 def make_app(provider: SandboxProvider, settings: WorkerSettings) -> Starlette:
@@ -85,7 +86,7 @@ async def hung_up(request: Request, error: Exception) -> Response:
 
 
 class Admission:
-    """Refuses requests without the worker's token, and those that come late (`wire.WORKER_ID`)."""
+    """Refuses requests without the worker's token, and those that come late (`schemas.WORKER_ID`)."""
 
     def __init__(self, app: ASGIApp, service: WorkerService) -> None:
         self.app, self.service = app, service
@@ -97,11 +98,11 @@ class Admission:
             sent = dict(scope["headers"])
             if self._expected is not None and not hmac.compare_digest(sent.get(b"authorization", b""), self._expected):
                 detail = "This worker asks for its token, as 'Authorization: Bearer TOKEN'."
-                await json_response(wire.Fault(detail=detail, fault="caller"), 401)(scope, receive, send)
+                await json_response(schemas.Fault(detail=detail, fault="caller"), 401)(scope, receive, send)
                 return
             if self.service.is_late(sent.get(SENT_FOR, b"").decode("latin-1")):
                 detail = "This request was sent before the worker registered again; nothing was done."
-                await json_response(wire.Fault(detail=detail), 409)(scope, receive, send)
+                await json_response(schemas.Fault(detail=detail), 409)(scope, receive, send)
                 return
         await self.app(scope, receive, send)
 
@@ -127,13 +128,13 @@ class WorkerRoutes:
         """Start a sandbox; the answer comes when commands can run in it."""
         try:
             body = await read_body(request, self.settings.max_body_bytes)
-            return json_response(await self.service.create(wire.CreateSandbox.model_validate_json(body)))
+            return json_response(await self.service.create(schemas.CreateSandbox.model_validate_json(body)))
         except EXPECTED as error:
             return fault_of(error)
 
     async def list(self, request: Request) -> Response:
         """List the sandboxes."""
-        return json_response(wire.HeldSandboxes(sandboxes=self.service.list()))
+        return json_response(schemas.HeldSandboxes(sandboxes=self.service.list()))
 
     async def remove(self, request: Request) -> Response:
         """Stop a sandbox; the answer has its log."""
@@ -141,7 +142,7 @@ class WorkerRoutes:
             log = await self.service.remove(request.path_params["id"])
         except EXPECTED as error:
             return fault_of(error)
-        return json_response(wire.Removed(log=log))
+        return json_response(schemas.Removed(log=log))
 
     async def act(self, request: Request) -> Response:
         """Do one of ROCK's actions in a sandbox; what the client leaves unfinished is ended."""
@@ -150,13 +151,13 @@ class WorkerRoutes:
             result = await self._act(request, held, request.path_params["action"])
         except EXPECTED as error:
             return json_response(envelope_of(error))
-        return json_response(wire.success(result))
+        return json_response(schemas.success(result))
 
     async def _act(self, request: Request, held: Held, action: str) -> BaseModel:
         if action == "upload":
             return await self._upload(request, held)
         if action not in ROCK_ACTIONS:
-            raise caller(f"There is no action {action[:100]!r}; there are {', '.join(wire.ACTIONS)}.")
+            raise RockError(f"There is no action {action[:100]!r}; there are {', '.join(schemas.ACTIONS)}.")
         model, method = ROCK_ACTIONS[action]
         asked = model.model_validate_json(await read_body(request, self.settings.max_body_bytes))
         check_id(asked.sandbox_id, request)
@@ -170,10 +171,10 @@ class WorkerRoutes:
             target = form.target()
             await held.rocklet.put_file(spool, target)
         target = readable(target)
-        return wire.UploadResult(message=f"Wrote {target}.", file_name=target.rpartition("/")[2])
+        return schemas.UploadResult(message=f"Wrote {target}.", file_name=target.rpartition("/")[2])
 
 
 def check_id(sent: str, request: Request) -> None:
     """Refuse a request whose body names another sandbox than its path: the admin has judged only one of them."""
     if sent != request.path_params["id"]:
-        raise caller("The sandbox_id of the request's body is not the one that the request was sent to.")
+        raise RockError("The sandbox_id of the request's body is not the one that the request was sent to.")

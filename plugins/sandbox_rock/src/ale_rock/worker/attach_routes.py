@@ -7,10 +7,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from ale_rock.disconnects import ClosingStream
-from ale_rock.wire import SandboxDescription
+from ale_rock.http.disconnects import ClosingStream
+from ale_rock.schemas import SandboxDescription
 from ale_rock.worker.ale_routes import protocols_of
-from ale_rock.worker.requests import EXPECTED, fault_of, json_response, query, whole_number
+from ale_rock.worker.responses import EXPECTED, fault_of, json_response, query, whole_number
 from ale_rock.worker.service import WorkerService
 
 MOST = 1 << 31

@@ -9,11 +9,11 @@ from starlette.routing import Route
 from ale.errors import TaskError
 from ale.specs.sandbox_protocols import BuildsDockerfiles, lacks
 from ale.task import ImageBuild
-from ale_rock.disconnects import while_connected
-from ale_rock.wire import BuildImage, Fault, ImageBuilt, ImageFound, ImagePrepared, PrepareImage
-from ale_rock.worker.checks import caller, readable
-from ale_rock.worker.requests import EXPECTED, fault_of, json_response, read_body
+from ale_rock.http.disconnects import while_connected
+from ale_rock.schemas import BuildImage, Fault, ImageBuilt, ImageFound, ImagePrepared, PrepareImage, RockError
+from ale_rock.worker.responses import EXPECTED, fault_of, json_response, read_body
 from ale_rock.worker.service import WorkerService
+from ale_rock.worker.validation import readable
 from ale_sandbox.containers.provider import ContainerProvider
 
 
@@ -52,7 +52,7 @@ class ImageRoutes:
         try:
             asked = BuildImage.model_validate_json(await read_body(request, service.settings.max_body_bytes))
             if not isinstance(provider, BuildsDockerfiles) or "builds" not in provider.capabilities:
-                raise caller(str(lacks(provider, BuildsDockerfiles)))
+                raise RockError(str(lacks(provider, BuildsDockerfiles)))
             wanted = ImageBuild(dockerfile=asked.dockerfile, files=dict(asked.files), timeout_s=asked.timeout_s)
             image = await while_connected(request, provider.image_from(wanted))
         except TaskError as error:

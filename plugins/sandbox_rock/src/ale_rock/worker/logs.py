@@ -16,7 +16,7 @@ from ale.errors import AleError
 from ale.specs.sandbox import Sandbox
 from ale.specs.sandbox_protocols import Logs
 from ale_rock.log_text import the_end
-from ale_rock.worker.checks import readable
+from ale_rock.worker.validation import readable
 
 MOST_BYTES = 64 << 10
 """How much of one log is handed out: the end of it."""

@@ -10,7 +10,7 @@ from starlette.routing import Route, WebSocketRoute
 from starlette.websockets import WebSocket
 from yarl import URL
 
-from ale_rock.proxying import (
+from ale_rock.http.proxy import (
     CREDENTIALS,
     METHODS,
     TARGET,
@@ -20,9 +20,8 @@ from ale_rock.proxying import (
     pass_websocket_on,
     passed_on,
 )
-from ale_rock.wire import Fault
-from ale_rock.worker.checks import caller
-from ale_rock.worker.requests import EXPECTED, fault_of, json_response
+from ale_rock.schemas import Fault, RockError
+from ale_rock.worker.responses import EXPECTED, fault_of, json_response
 from ale_rock.worker.service import WorkerService
 
 
@@ -71,10 +70,10 @@ class PortRoutes:
 
 
 def target_of(request: HTTPConnection) -> tuple[URL, Headers]:
-    """Return the URL at the program, and the headers that it gets. Raises `Refusal`."""
+    """Return the URL at the program, and the headers that it gets. Raises `RockError`."""
     target = request.headers.get(TARGET, "/")
     if not re.fullmatch(r"/[!-~]*", target) or "#" in target:
-        raise caller(f"{target[:100]!r} is no path of a URL.")
+        raise RockError(f"{target[:100]!r} is no path of a URL.")
     named = passed_on(request.headers.raw, {"authorization", TARGET})
     headers = [("authorization" if name == CREDENTIALS else name, value) for name, value in named]
     return URL(f"http://127.0.0.1:{request.path_params['port']}{target}", encoded=True), headers

@@ -18,7 +18,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from ale.errors import SandboxError
 from ale.specs.sandbox import Sandbox
-from ale_rock.worker.checks import caller
+from ale_rock.schemas import RockError
 from ale_sandbox.host.port_connection import PortConnection
 from ale_sandbox.sandboxes.sandbox import ResidentSandbox
 
@@ -43,17 +43,17 @@ class SandboxPorts:
 
     def _resident(self) -> ResidentSandbox:
         if not isinstance(self._sandbox, ResidentSandbox):
-            raise caller("The worker's provider has no way to the ports of its sandboxes.")
+            raise RockError("The worker's provider has no way to the ports of its sandboxes.")
         if self._closed:
             raise SandboxError("The sandbox is stopped.")
         return self._sandbox
 
     async def connect(self, port: int) -> PortConnection:
-        """Connect to a port. Raises `Refusal`, `SandboxError` or `OSError`."""
+        """Connect to a port. Raises `RockError`, `SandboxError` or `OSError`."""
         return await self._resident().connect(port)
 
     async def session(self, port: int) -> aiohttp.ClientSession:
-        """Return an HTTP client whose every connection goes to this port. Raises `Refusal`, `SandboxError` or
+        """Return an HTTP client whose every connection goes to this port. Raises `RockError`, `SandboxError` or
         `OSError`."""
         async with self._opening:
             self._resident()
@@ -79,10 +79,10 @@ class SandboxPorts:
             return self._open[port][1]
 
     async def _give_up_one(self) -> None:
-        """Close the socket of the port that was not used for longest. Raises `Refusal` if all are in use."""
+        """Close the socket of the port that was not used for longest. Raises `RockError` if all are in use."""
         unused = next((port for port in self._open if not self._in_use[port]), None)
         if unused is None:
-            raise caller(f"At most {MOST_PORTS} ports of a sandbox are reached by HTTP at once.")
+            raise RockError(f"At most {MOST_PORTS} ports of a sandbox are reached by HTTP at once.")
         server, session = self._open.pop(unused)
         server.close()
         await session.close()

@@ -19,7 +19,7 @@ import aiohttp
 from pydantic import BaseModel, ValidationError
 
 from ale.specs.driver import Driver, Lifecycle
-from ale_rock.wire import WORKERS_BASE, EndedSandbox, Fault, Heartbeat, HeartbeatAnswer, Register, Registered
+from ale_rock.schemas import WORKERS_BASE, EndedSandbox, Fault, Heartbeat, HeartbeatAnswer, Register, Registered
 from ale_rock.worker.ale_routes import protocols_of
 from ale_rock.worker.machine import capacity, cpu_load, disk_free_bytes, memory_used_bytes
 from ale_rock.worker.service import WorkerService
@@ -36,11 +36,11 @@ SERVED_TRIES = 40
 A = TypeVar("A", bound=BaseModel)
 
 
-class Refused(Exception):
+class AdminError(Exception):
     """The admin answered with an error."""
 
 
-class NotWanted(Refused):
+class RegistrationRefused(AdminError):
     """The admin does not take this worker, and says why."""
 
 
@@ -72,7 +72,7 @@ class Registration(Lifecycle):
             await asyncio.gather(task, return_exceptions=True)
         if self.service.worker_id is not None and self.service.ids:
             self._ended |= dict.fromkeys(self.service.ids, "its worker was stopped")
-            with suppress(TimeoutError, aiohttp.ClientError, Refused):
+            with suppress(TimeoutError, aiohttp.ClientError, AdminError):
                 async with asyncio.timeout(FAREWELL_S):
                     while self._ended and await self._beat(self.service.worker_id):
                         pass
@@ -99,9 +99,9 @@ class Registration(Lifecycle):
                 if silent:
                     log.warning("The admin answers again.")
                 silent = False
-            except (aiohttp.ClientError, TimeoutError, Refused) as error:
+            except (aiohttp.ClientError, TimeoutError, AdminError) as error:
                 refused = self.service.on_refused
-                if isinstance(error, NotWanted) and not self.service.ids and refused is not None:
+                if isinstance(error, RegistrationRefused) and not self.service.ids and refused is not None:
                     refused(f"The admin at {self.service.settings.admin_url} refuses this worker: {error}")
                     return
                 if not silent:
@@ -182,13 +182,13 @@ class Registration(Lifecycle):
         async with self._session.post(url, data=data, headers={"Content-Type": "application/json"}) as response:
             text = await response.read()
             if response.status == 400 and what == "register":
-                raise NotWanted(read_detail(text))
+                raise RegistrationRefused(read_detail(text))
             if response.status != 200:
-                raise Refused(f"it answered {what} with the HTTP status {response.status}: {read_detail(text)}")
+                raise AdminError(f"it answered {what} with the HTTP status {response.status}: {read_detail(text)}")
         try:
             return answer.model_validate_json(text)
         except ValidationError as error:
-            raise Refused(f"its answer to {what} is not valid: {error}") from None
+            raise AdminError(f"its answer to {what} is not valid: {error}") from None
 
 
 def read_detail(text: bytes) -> str:

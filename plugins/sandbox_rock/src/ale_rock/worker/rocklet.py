@@ -1,7 +1,7 @@
 """What ROCK's rocklet does, for one sandbox: sessions, commands and files.
 
 ROCK starts a server in each sandbox. Here the worker does its work through ALE's sandbox, so nothing listens inside.
-Commands are data: their failures are results, or a `Refusal` where the client asked for one. Only a sandbox that is
+Commands are data: their failures are results, or a `RockError` where the client asked for one. Only a sandbox that is
 gone raises `SandboxError`.
 """
 
@@ -15,22 +15,23 @@ import time
 from ale.errors import SandboxError
 from ale.specs.sandbox import AGENT, Sandbox
 from ale.specs.sandbox_protocols import Shell, Shells, lacks
-from ale_rock.wire import (
+from ale_rock.schemas import (
     CloseSessionRequest,
     CreateSessionRequest,
     ExecuteRequest,
     ExecuteResult,
     ReadFileRequest,
     ReadFileResult,
+    RockError,
     RunInSessionRequest,
     RunResult,
     SessionResult,
     WriteFileRequest,
     WriteFileResult,
 )
-from ale_rock.worker.checks import caller, check_env, check_path
 from ale_rock.worker.session import DEFAULT_TIMEOUT_S, MOST_OUTPUT_BYTES, MOST_S, Session, text_of
 from ale_rock.worker.spool import Spool
+from ale_rock.worker.validation import check_env, check_path
 from ale_sandbox.sandboxes.sandbox import ResidentSandbox
 
 MOST_SESSIONS = 256
@@ -63,14 +64,14 @@ class Rocklet:
         if not isinstance(sandbox, Shells):
             raise lacks(sandbox, Shells)
         if asked.remote_user not in OWN_USERS:
-            raise caller(
+            raise RockError(
                 f"A session runs as the sandbox's own user, not as {asked.remote_user!r}; leave remote_user out."
             )
         await self._close_temporary()
         if asked.session in self.sessions:
-            raise caller(f"The session {asked.session!r} exists already; close it, or choose another name.")
+            raise RockError(f"The session {asked.session!r} exists already; close it, or choose another name.")
         if len(self.sessions) >= MOST_SESSIONS:
-            raise caller(f"A sandbox has at most {MOST_SESSIONS} sessions at once; close some.")
+            raise RockError(f"A sandbox has at most {MOST_SESSIONS} sessions at once; close some.")
         env = check_env(asked.env or {})
         self.sessions[asked.session] = None
         try:
@@ -85,7 +86,7 @@ class Rocklet:
         """Run a command in a session."""
         session = self.sessions.get(asked.session)
         if session is None:
-            raise caller(f"There is no session {asked.session!r} in this sandbox; create it with create_session.")
+            raise RockError(f"There is no session {asked.session!r} in this sandbox; create it with create_session.")
         try:
             return await session.run(asked)
         except SandboxError as error:
@@ -95,7 +96,7 @@ class Rocklet:
         """Close a session. Jobs that the client started with nohup go on."""
         session = self.sessions.get(asked.session)
         if session is None:
-            raise caller(f"There is no session {asked.session!r} in this sandbox.")
+            raise RockError(f"There is no session {asked.session!r} in this sandbox.")
         del self.sessions[asked.session]
         await self._close(session)
         return SessionResult()
@@ -123,13 +124,15 @@ class Rocklet:
     async def execute(self, asked: ExecuteRequest) -> ExecuteResult:
         """Run a program without a shell; text is split into words as a shell would. A time-out gives 124."""
         if isinstance(asked.command, str) and len(asked.command) > MOST_WORDS_CHARS:  # splitting takes quadratic time
-            raise caller(f"A command of more than {MOST_WORDS_CHARS} characters is not split into words; send a list.")
+            raise RockError(
+                f"A command of more than {MOST_WORDS_CHARS} characters is not split into words; send a list."
+            )
         try:
             words = shlex.split(asked.command) if isinstance(asked.command, str) else asked.command
         except ValueError as error:
-            raise caller(f"The command cannot be split into words: {error}. Send a list.") from None
+            raise RockError(f"The command cannot be split into words: {error}. Send a list.") from None
         if not words or not words[0]:
-            raise caller("The command is empty.")
+            raise RockError("The command is empty.")
         done = await self.sandbox.exec(
             f"exec {shlex.join(words)}",
             timeout_s=min(asked.timeout or DEFAULT_TIMEOUT_S, MOST_S),
@@ -145,16 +148,16 @@ class Rocklet:
         """Read a text file."""
         try:
             if codecs.lookup(asked.encoding or "utf-8").name not in ENCODINGS:
-                raise caller(f"Text is not read as {asked.encoding}; choose one of {', '.join(ENCODINGS)}.")
+                raise RockError(f"Text is not read as {asked.encoding}; choose one of {', '.join(ENCODINGS)}.")
             content = await self.sandbox.download(check_path(asked.path), max_bytes=self.max_read_bytes)
             return ReadFileResult(content=content.decode(asked.encoding or "utf-8", asked.errors or "strict"))
         except FileNotFoundError:
-            raise caller(f"There is no file {asked.path}.") from None
+            raise RockError(f"There is no file {asked.path}.") from None
         except IsADirectoryError:
-            raise caller(f"{asked.path} is a folder, not a file.") from None
+            raise RockError(f"{asked.path} is a folder, not a file.") from None
         except UnicodeDecodeError as error:
             where = f"{error.reason} at byte {error.start}"
-            raise caller(f"{asked.path} is no text in {error.encoding}: {where}.") from None
+            raise RockError(f"{asked.path} is no text in {error.encoding}: {where}.") from None
         except (LookupError, ValueError, OSError, SandboxError) as error:
             raise self.blame(error) from None
 
@@ -178,4 +181,4 @@ class Rocklet:
         """Return what to raise for what a living sandbox could not do: the caller's fault. If it may be gone, the error
         stays the service's."""
         alive = isinstance(self.sandbox, ResidentSandbox) and not self.sandbox.channel.closed.is_set()
-        return caller(str(error)) if alive or not isinstance(error, SandboxError) else error
+        return RockError(str(error)) if alive or not isinstance(error, SandboxError) else error

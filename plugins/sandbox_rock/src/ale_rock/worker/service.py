@@ -19,19 +19,18 @@ from ale.errors import ConfigError, SandboxError
 from ale.specs.driver import Driver, Lifecycle
 from ale.specs.sandbox import Sandbox, SandboxProvider, SandboxSpec
 from ale.specs.sandbox_protocols import KeepsSnapshots, Shell, Snapshots, lacks
-from ale_rock.wire import CreateSandbox, HeldSandbox, SandboxCreated
-from ale_rock.worker.checks import caller
+from ale_rock.schemas import CreateSandbox, HeldSandbox, RockError, SandboxCreated
+from ale_rock.worker.failed_removals import Leftovers
 from ale_rock.worker.images import images_of, may_be_gone
-from ale_rock.worker.leftovers import Leftovers
-from ale_rock.worker.life import LifeWatch
+from ale_rock.worker.liveness import LifeWatch
 from ale_rock.worker.logs import SandboxLogs
 from ale_rock.worker.machine import capacity
 from ale_rock.worker.ports import SandboxPorts
-from ale_rock.worker.refusals import RefusalChannel
+from ale_rock.worker.refused_connections import RefusedConnectionChannel
 from ale_rock.worker.rocklet import Rocklet
 from ale_rock.worker.settings import WorkerSettings
 from ale_rock.worker.usage import UsageMeter
-from ale_rock.worker.warm import WarmSandboxes, memory_of
+from ale_rock.worker.warm_sandboxes import WarmSandboxes, memory_of
 from ale_sandbox.network.policy import network_plan
 
 log = logging.getLogger("ale.rock.worker")
@@ -62,7 +61,7 @@ class WorkerService(Lifecycle):
         self.held: dict[str, Held] = {}
         self.ended: dict[str, str] = {}
         """The latest sandboxes that ended by themselves, and why."""
-        self.logs, self.refusals = SandboxLogs(), RefusalChannel()
+        self.logs, self.refusals = SandboxLogs(), RefusedConnectionChannel()
         self.images: set[str] = set(settings.images)
         self.on_ended: Callable[[str, str], None] | None = None
         """Called with id and reason when a sandbox has ended by itself."""
@@ -146,7 +145,7 @@ class WorkerService(Lifecycle):
         id, or the spec cannot be met) and `SandboxError`. If the caller gives up, the start goes on."""
         held = self.held.get(request.id)
         if request.keeps_files and not issubclass(self.provider.sandbox_type, Snapshots):
-            raise caller(f"Its files could not be kept: {lacks(self.provider, Snapshots)}")
+            raise RockError(f"Its files could not be kept: {lacks(self.provider, Snapshots)}")
         if held is None:
             starting = self._starting.get(request.id)
             if starting is None:
@@ -217,20 +216,20 @@ class WorkerService(Lifecycle):
 
     async def prepare_image(self, image: str) -> float:
         """Bring an image to this machine, by a sandbox that is started from it and stopped; returns the seconds that
-        this took. Raises `Refusal`, `ConfigError` or `SandboxError`."""
+        this took. Raises `RockError`, `ConfigError` or `SandboxError`."""
         if "images" not in self.provider.capabilities:
-            raise caller(f"The sandboxes of the worker {self.settings.name} are not started from images.")
+            raise RockError(f"The sandboxes of the worker {self.settings.name} are not started from images.")
         began = time.monotonic()
         async with await self.provider.start_sandbox(SandboxSpec(image=image)):
             self.images.add(image)
         return round(time.monotonic() - began, 3)
 
     async def snapshot(self, sandbox_id: str, name: str) -> str:
-        """Keep the files of a sandbox under a name; returns what the provider made of the name. Raises `Refusal` where
-        it cannot, and `ConfigError` or `SandboxError`."""
+        """Keep the files of a sandbox under a name; returns the provider's name for the snapshot. Raises `RockError` if
+        the provider makes none, and `ConfigError` or `SandboxError`."""
         sandbox = self.find(sandbox_id).sandbox
         if not isinstance(sandbox, Snapshots) or not isinstance(self.provider, KeepsSnapshots):
-            raise caller(str(lacks(sandbox, Snapshots)))
+            raise RockError(str(lacks(sandbox, Snapshots)))
         async with self._names.setdefault(name, asyncio.Lock()):
             taken = await sandbox.snapshot(name)
             self.images.add(taken)

@@ -14,8 +14,7 @@ from shlex import quote
 
 from ale.specs.sandbox import ExecResult
 from ale.specs.sandbox_protocols import Shell, Shells
-from ale_rock.wire import COMMAND_ERROR, RunInSessionRequest, RunResult
-from ale_rock.worker.checks import Refusal
+from ale_rock.schemas import COMMAND_ERROR, RockError, RunInSessionRequest, RunResult
 from ale_rock.worker.nohup import ALIVE, PID, RUNS, START_WAIT_S, Jobs, find_job, sentence
 
 DEFAULT_TIMEOUT_S = 300.0
@@ -57,7 +56,7 @@ class Session:
         return session, text_of(done.stdout + done.stderr).rstrip()
 
     async def run(self, asked: RunInSessionRequest) -> RunResult:
-        """Run a command. Raises `Refusal` if it fails and `check` is `raise`, and `SandboxError`."""
+        """Run a command. Raises `RockError` if it fails and `check` is `raise`, and `SandboxError`."""
         self.busy += 1
         try:
             return await self._answer(asked)
@@ -87,7 +86,7 @@ class Session:
             fault = self.jobs.report(asked.command)
         if fault and asked.check == "raise":
             quoted = f" Its output:\n{output[-MOST_QUOTED:]}" if output else ""
-            raise Refusal(COMMAND_ERROR, fault + quoted, done.exit_code or 1)
+            raise RockError(fault + quoted, COMMAND_ERROR, done.exit_code or 1)
         cut = f"Only the first {MOST_OUTPUT_BYTES >> 20} MiB of the output were kept." if done.truncated else ""
         code = None if asked.check == "ignore" else done.exit_code
         return RunResult(output=output, exit_code=code, failure_reason=f"{fault} {cut}".strip())

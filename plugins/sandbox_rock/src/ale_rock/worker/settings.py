@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
-from ale_rock.wire import Name
+from ale_rock.schemas import Name
 
 
 class WorkerSettings(BaseModel):

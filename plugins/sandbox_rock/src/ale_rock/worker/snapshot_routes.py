@@ -6,10 +6,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from ale_rock.disconnects import while_connected
-from ale_rock.wire import HeldSnapshots, SnapshotTaken, TakeSnapshot
-from ale_rock.worker.checks import caller
-from ale_rock.worker.requests import EXPECTED, fault_of, json_response, query, read_body
+from ale_rock.http.disconnects import while_connected
+from ale_rock.schemas import HeldSnapshots, RockError, SnapshotTaken, TakeSnapshot
+from ale_rock.worker.responses import EXPECTED, fault_of, json_response, query, read_body
 from ale_rock.worker.service import WorkerService
 
 
@@ -45,7 +44,7 @@ class SnapshotRoutes:
         try:
             name = query(request).get("name", "")
             if not name:
-                raise caller("The query names no snapshot.")
+                raise RockError("The query names no snapshot.")
             await self.service.remove_snapshot(name)
         except EXPECTED as error:
             return fault_of(error)

@@ -16,8 +16,9 @@ from typing import BinaryIO, Self, cast
 from ale.errors import SandboxError
 from ale.specs.sandbox import AGENT, Sandbox
 from ale.specs.sandbox_protocols import Trees
-from ale_rock.forms import FormError, FormReader
-from ale_rock.worker.checks import caller, check_path
+from ale_rock.http.multipart import FormError, FormReader
+from ale_rock.schemas import RockError
+from ale_rock.worker.validation import check_path
 from ale_sandbox.host.threads import in_thread
 
 IN_MEMORY_BYTES = 4 << 20
@@ -41,10 +42,10 @@ class Spool:
             self._file.close()
 
     def add(self, data: bytes | memoryview) -> None:
-        """Take a piece. Raises `Refusal` if the file becomes too large."""
+        """Take a piece. Raises `RockError` if the file becomes too large."""
         self.size += len(data)
         if self.size > self.max_bytes:
-            raise caller(f"The file is larger than {self.max_bytes >> 20} MiB, the most that this worker takes.")
+            raise RockError(f"The file is larger than {self.max_bytes >> 20} MiB, the most that this worker takes.")
         self._buffer += data
 
     async def settle(self, at: int = IN_MEMORY_BYTES) -> None:
@@ -82,7 +83,7 @@ class Spool:
 
 
 class UploadForm(FormReader):
-    """The form of ROCK's upload: the field `target_path`, and the file. Raises `Refusal` for what is none."""
+    """The form of ROCK's upload: the field `target_path`, and the file. Raises `RockError` for what is none."""
 
     def __init__(self, content_type: str, spool: Spool) -> None:
         with _refusals():
@@ -94,22 +95,22 @@ class UploadForm(FormReader):
         self._field: bytearray | None = None
 
     async def read(self, body: AsyncIterator[bytes]) -> None:
-        """Read the whole form. Raises `Refusal` if it is none, and `OSError` if the disk cannot take the file."""
+        """Read the whole form. Raises `RockError` if it is none, and `OSError` if the disk cannot take the file."""
         async for chunk in body:
             with _refusals():
                 self.feed(chunk)
             await self.spool.settle()
         if not self.complete:
-            raise caller("The form of the upload is cut short.")
+            raise RockError("The form of the upload is cut short.")
 
     def text(self, name: str) -> str:
         """Return a field."""
         return bytes(self.fields.get(name, b"")).decode("utf-8", "surrogateescape")
 
     def target(self) -> str:
-        """Return the path to write to. Raises `Refusal` if the form has no path or no file."""
+        """Return the path to write to. Raises `RockError` if the form has no path or no file."""
         if self.file_name is None:
-            raise caller("The upload has no file: the form needs the fields 'file' and 'target_path'.")
+            raise RockError("The upload has no file: the form needs the fields 'file' and 'target_path'.")
         return check_path(self.text("target_path"))
 
     def begin(self, name: str, file_name: str | None) -> None:
@@ -117,7 +118,7 @@ class UploadForm(FormReader):
         if name != "file":
             self._field = self.fields[name] = bytearray()
         elif self.file_name is not None:
-            raise caller("The upload has more than one file; send them one by one.")
+            raise RockError("The upload has more than one file; send them one by one.")
         else:
             self.file_name = file_name or ""
 
@@ -125,7 +126,7 @@ class UploadForm(FormReader):
         if self._field is None:
             self.spool.add(data)
         elif len(self._field) + len(data) > MOST_FIELD_BYTES:
-            raise caller(f"A field of the upload's form is longer than {MOST_FIELD_BYTES} bytes.")
+            raise RockError(f"A field of the upload's form is longer than {MOST_FIELD_BYTES} bytes.")
         else:
             self._field += data
 
@@ -135,4 +136,4 @@ def _refusals() -> Iterator[None]:
     try:
         yield
     except FormError as error:
-        raise caller(str(error)) from None
+        raise RockError(str(error)) from None

@@ -18,17 +18,17 @@ from starlette.routing import Route
 from ale.errors import AleError
 from ale.specs.sandbox import AGENT
 from ale.specs.sandbox_protocols import Trees, lacks
-from ale_rock.disconnects import ClosingStream
-from ale_rock.frames import FAULT, PIECE, frame, read_frames
-from ale_rock.wire import Fault
-from ale_rock.worker.checks import caller, check_path, check_user, readable
-from ale_rock.worker.requests import EXPECTED, fault_of, json_response, query
+from ale_rock.http.disconnects import ClosingStream
+from ale_rock.http.streaming import FAULT, PIECE, frame, read_frames
+from ale_rock.schemas import Fault, RockError
+from ale_rock.worker.responses import EXPECTED, fault_of, json_response, query
 from ale_rock.worker.service import WorkerService
+from ale_rock.worker.validation import check_path, check_user, readable
 from ale_sandbox.host.channel import Channel
 from ale_sandbox.host.commands import as_bytes
+from ale_sandbox.host.tree_transfers import Transfer, found
 from ale_sandbox.resident.frames import TREE, pack, unpack
 from ale_sandbox.sandboxes.sandbox import ResidentSandbox
-from ale_sandbox.host.tree_transfers import Transfer, found
 
 
 class TreeRoutes:
@@ -62,7 +62,7 @@ class TreeRoutes:
             raise
         except OSError as error:
             await drain(body)
-            return fault_of(caller(error.strerror or str(error)))
+            return fault_of(RockError(error.strerror or str(error)))
         except EXPECTED as error:
             await drain(body)
             return fault_of(error)
@@ -79,20 +79,20 @@ class TreeRoutes:
                     return json_response({"detail": f"There is no {readable(path)}.", "kind": "missing"}, 404)
                 return ClosingStream(pieces_out(transfer, stack.pop_all()), media_type="application/octet-stream")
         except OSError as error:
-            return fault_of(caller(error.strerror or str(error)))
+            return fault_of(RockError(error.strerror or str(error)))
         except EXPECTED as error:
             return fault_of(error)
 
 
 async def pieces_in(body: AsyncIterator[bytes]) -> AsyncIterator[list[bytes]]:
-    """Yield the pieces of a body. Raises `Refusal` for what is none."""
+    """Yield the pieces of a body. Raises `RockError` for what is none."""
     try:
         async for kind, data in read_frames(body):
             if kind != PIECE:
                 raise ValueError(f"a frame {kind!r} is no piece of a tree")
             yield unpack(data)
     except ValueError as error:
-        raise caller(f"The body of the request is no tree: {error}.") from None
+        raise RockError(f"The body of the request is no tree: {error}.") from None
 
 
 async def pieces_out(transfer: Transfer, held: AsyncExitStack) -> AsyncGenerator[bytes, None]:

@@ -6,7 +6,7 @@ import time
 
 from ale.specs.sandbox import Sandbox
 from ale.specs.sandbox_protocols import Measures, lacks
-from ale_rock.wire import Usage
+from ale_rock.schemas import Usage
 
 
 class UsageMeter:
