@@ -16,10 +16,15 @@ import venv
 import zipfile
 from collections.abc import Callable
 from email.parser import Parser
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pytest
+from declared_packages import closure, our_packages
+from install_lines import documents, install_lines
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 from run_alone import build_wheels
 
 pytestmark = pytest.mark.slow
@@ -65,22 +70,31 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.fixture(scope="module")
 def clean(wheels: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The bin folder of an environment in which only the wheels are installed."""
-    root = tmp_path_factory.mktemp("clean")
-    venv.create(root / "venv", with_pip=False, symlinks=True)
-    python = root / "venv" / "bin" / "python"
+    python = new_environment(tmp_path_factory.mktemp("clean"))
     # Installed before the links are there: pip must not take anything for already installed.
     flags = ["--quiet", "--no-deps", "--no-index", "--no-compile", "--no-warn-script-location"]
     call(sys.executable, "-m", "pip", "--python", python, "install", *flags, *wheels.values())
-    third_party = root / "third-party"
+    link_third_parties(python)
+    return python.parent
+
+
+def new_environment(folder: Path) -> Path:
+    """Make an empty environment; returns its Python."""
+    venv.create(folder / "venv", with_pip=False, symlinks=True)
+    return folder / "venv" / "bin" / "python"
+
+
+def link_third_parties(python: Path) -> None:
+    """Let an environment see what this one has besides ALE's packages."""
+    third_party = python.parents[2] / "third-party"
     third_party.mkdir()
     for folder in {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}:
         for entry in Path(folder).iterdir():
             # Neither ALE's own packages nor the .pth files of editable installs, which lead to the checkout.
             if not entry.name.startswith("ale_") and entry.suffix != ".pth":
                 (third_party / entry.name).symlink_to(entry)
-    (site,) = (root / "venv" / "lib").glob("python*/site-packages")
+    (site,) = (python.parents[1] / "lib").glob("python*/site-packages")
     (site / "third-party.pth").write_text(f"{third_party}\n")
-    return python.parent
 
 
 @pytest.mark.parametrize("package", PACKAGES, ids=lambda p: p.name)
@@ -105,18 +119,18 @@ def test_a_plugins_wheel_says_what_it_brings(wheels: dict[str, Path], package: P
     manifests = [json.loads(wheel.read(n)) for n in wheel.namelist() if n.endswith("/ale-plugin.json")]
     listed = [plugin for manifest in manifests for plugin in manifest["plugins"]]
     entries = {(g, name) for g, names in about["entry-points"].items() for name in names}
-    no_plugins = ("ale.commands", "ale.after_run", "ale.readers")
+    no_plugins = ("ale.commands", "ale.doctor", "ale.readers")
     drivers = {(group, name) for group, name in entries if group not in no_plugins}
     assert {(f"ale.{p['kind']}", p["name"]) for p in listed} == drivers
     assert entries, "a plugin brings something"
     assert len(manifests) == bool(drivers)
     assert all(p["summary"] for p in listed)
-    (metadata,) = [wheel.read(n).decode() for n in wheel.namelist() if n.endswith(".dist-info/METADATA")]
-    headers = Parser().parsestr(metadata)
+    (text,) = [wheel.read(n).decode() for n in wheel.namelist() if n.endswith(".dist-info/METADATA")]
+    headers = Parser().parsestr(text)
     assert any(r.startswith("ale-core") for r in headers.get_all("Requires-Dist", []))
     assert headers["License-Expression"] == "Apache-2.0"
     assert headers["Requires-Python"] == ">=3.11"
-    assert str(ROOT) not in metadata
+    assert str(ROOT) not in text
 
 
 def test_the_wheels_are_fit_for_an_index(wheels: dict[str, Path], tmp_path: Path) -> None:
@@ -130,16 +144,63 @@ def test_the_extras_of_the_core_name_packages_that_there_are(wheels: dict[str, P
     extras = {extra: [name.partition("[")[0] for name in group] for extra, group in extras.items()}
     ours = {name for group in extras.values() for name in group if name.startswith("ale-plugin-")}
     assert ours == {name for name in wheels if name.startswith("ale-plugin-")}, "every plugin of ours is in some set"
-    assert {name for name in extras["all"] if name.startswith("ale-plugin-")} == ours
+    assert ours <= closure("ale-core", "all")
     assert {name for group in extras.values() for name in group} <= set(wheels)
+
+
+@pytest.fixture(scope="module")
+def resolve(wheels: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Callable[..., set[str]]:
+    """Lets pip resolve what it is asked to install, from the wheels and this environment's third parties alone; returns
+    the packages that it would install."""
+    folder = tmp_path_factory.mktemp("resolved")
+    python = new_environment(folder)
+    link_third_parties(python)
+
+    def would_install(*what: str) -> set[str]:
+        report = folder / "report.json"
+        flags = ["--quiet", "--dry-run", "--no-index", "--find-links", str(next(iter(wheels.values())).parent)]
+        call(sys.executable, "-m", "pip", "--python", python, "install", *flags, "--report", report, *what)
+        return {canonicalize_name(each["metadata"]["name"]) for each in json.loads(report.read_text())["install"]}
+
+    return would_install
+
+
+def test_every_line_of_the_docs_that_installs_packages_of_ours_can_be_resolved(
+    resolve: Callable[..., set[str]],
+) -> None:
+    ours = {a for line in install_lines(documents()) for a in line.arguments if not a.startswith((".", "/"))}
+    ours = {a for a in ours if Requirement(a).name in our_packages() and third_parties_are_here(Requirement(a))}
+    assert ours >= {"ale-core[all]", "ale-core[quickstart]", "ale-plugin-ipa"}
+    # What can be installed together can be installed line by line.
+    assert resolve(*sorted(ours)) == set(our_packages())
+
+
+def third_parties_are_here(requirement: Requirement) -> bool:
+    """Whether this environment has what an extra brings, such as torchao, which few machines have."""
+    names = {name for extra in requirement.extras for name in closure(requirement.name, extra)} - set(our_packages())
+    return all(find_distribution(name) for name in names)
+
+
+def find_distribution(name: str) -> bool:
+    try:
+        return bool(metadata.distribution(name))
+    except metadata.PackageNotFoundError:
+        return False
+
+
+@pytest.mark.parametrize(("what", "most"), [(["ale-core", "ale-plugin-ipa"], 4), (["ale-core[quickstart]"], 16)])
+def test_what_most_users_install_brings_few_packages(
+    resolve: Callable[..., set[str]], what: list[str], most: int
+) -> None:
+    brought = resolve(*what)
+    assert brought <= set(our_packages()), "the third parties are there already"
+    assert len(brought) <= most, sorted(brought)
 
 
 @pytest.fixture(scope="module")
 def from_the_index(wheels: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """Installs packages of ours and, from the index, what they depend on; the bin folder of the one environment."""
-    folder = tmp_path_factory.mktemp("index")
-    venv.create(folder / "venv", with_pip=False, symlinks=True)
-    python = folder / "venv" / "bin" / "python"
+    python = new_environment(tmp_path_factory.mktemp("index"))
 
     def install(*what: str) -> Path:
         found = ["--quiet", "--no-compile", "--find-links", str(next(iter(wheels.values())).parent)]
@@ -157,11 +218,13 @@ def test_the_core_alone_says_what_to_install(from_the_index: Callable[..., Path]
     assert "No sandbox plugin is installed; `pip" in call(bin_ / "ale", "plugins", "list", "--kind", "sandbox")
     checked = subprocess.run([bin_ / "ale", "plugins", "check"], capture_output=True, text=True, check=False)
     assert checked.returncode == 2
-    assert "`pip install 'ale-core[all]'` has all of ours." in checked.stderr
-    (tmp_path / "run.yaml").write_text("tasks: bash\n")
-    done = subprocess.run([bin_ / "ale", "run", tmp_path / "run.yaml"], capture_output=True, text=True, check=False)
+    assert (
+        "`ale plugins check` comes with ale-testing, which is not installed: `pip install ale-testing`."
+        in checked.stderr
+    )
+    done = subprocess.run([bin_ / "ale", "run", "run.yaml"], capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert "error: tasks: there is no tasks plugin 'bash'. Its package is usually called ale-plugin-bash" in done.stderr
+    assert "`ale run` comes with ale-train, which is not installed: `pip install ale-train`." in done.stderr
     heavy = "import importlib.util as u; print([m for m in ('torch', 'ray', 'pytest') if u.find_spec(m)])"
     assert call(bin_ / "python", "-c", heavy).strip() == "[]", "the core brings none of them"
 

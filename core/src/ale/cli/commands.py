@@ -2,12 +2,12 @@
 
 The entry point's name is the command with dots between its words (`report`, `plugins.new`); its value is a typer
 application or a function that typer can read. Only the package whose command was typed is imported; for `--help` and
-for an unknown word all of them are."""
+for an unknown word, all that add a command of one word are. Their modules import what they need when a command runs."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib import metadata
 
 import typer
@@ -20,14 +20,40 @@ def add_commands(app: typer.Typer, groups: dict[str, typer.Typer], words: Sequen
     """Add the commands that these words may mean to `app` and to its `groups`, which are given by their names."""
     if words and words[0] in {command.name for command in app.registered_commands}:
         return
-    found = sorted(metadata.entry_points(group=COMMANDS), key=lambda entry: entry.name.count("."))
+    found = sorted(_installed_commands(), key=lambda entry: entry.name.count("."))
     wanted = [entry for entry in found if _may_mean(words, entry.name.split("."))]
     whole = bool(words) and (words[0] in groups or any("." not in entry.name for entry in wanted))
-    for entry in wanted if whole else found:
+    for entry in wanted if whole else (entry for entry in found if "." not in entry.name):
         try:
             _add(app, groups, entry)
         except Exception as error:
             _warn("the command '%s' cannot be loaded: %s", entry.name.replace(".", " "), error)
+
+
+def explain_unknown(words: Sequence[str]) -> str:
+    """Return a sentence about words that mean no installed command: which package brings it, if one of ours does."""
+    from ale.registry.packages import find_command
+
+    known = find_command(words)
+    if known is not None and known[0] not in {entry.name.replace(".", " ") for entry in _installed_commands()}:
+        return f"`ale {known[0]}` comes with {known[1]}, which is not installed: `pip install {known[1]}`."
+    return "Packages bring commands of their own; `pip install 'ale-core[all]'` has all of ours."
+
+
+def _installed_commands() -> Iterator[metadata.EntryPoint]:
+    """Yield every entry point of the group. Most packages have none, and their files are not parsed, which is faster
+    than `metadata.entry_points`."""
+    seen: set[str] = set()
+    for distribution in metadata.distributions():
+        try:
+            if f"[{COMMANDS}]" not in (distribution.read_text("entry_points.txt") or ""):
+                continue
+            entries = [entry for entry in distribution.entry_points if entry.group == COMMANDS]
+        except Exception:  # whatever the files of another package contain, the other commands are there
+            continue
+        if entries and distribution.name not in seen:  # Python imports the first one on the path
+            seen.add(distribution.name)
+            yield from entries
 
 
 def _may_mean(words: Sequence[str], name: Sequence[str]) -> bool:

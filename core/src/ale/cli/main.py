@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 
 from ale import __version__
-from ale.cli.commands import add_commands
+from ale.cli.commands import add_commands, explain_unknown
 from ale.errors import AleError, ConfigError
 
 app = typer.Typer(
@@ -85,9 +85,7 @@ def main() -> None:
             raise
         error.show()  # type: ignore[attr-defined]
         if "No such command" in str(getattr(error, "message", "")):
-            print(
-                "Packages bring commands of their own; `pip install 'ale-core[all]'` has all of ours.", file=sys.stderr
-            )
+            print(explain_unknown(arguments[len(options) :]), file=sys.stderr)
         sys.exit(ConfigError.exit_code)
     if code == 130:  # newer releases of typer turn a Ctrl-C into this number, older ones into an exception
         print("interrupted", file=sys.stderr)

@@ -1,19 +1,23 @@
 """Loads drivers by name: it finds them among the installed packages and imports only those that a run names.
 
-1. `installed.py` lists them; it also detects two packages with the same name, and `package:name` selects one.
+1. `installed.py` lists them; it also detects two packages with the same name, and `package:name` selects one. A name
+   may also mean a class of the user's, in a file or a module (`user_classes.py`).
 2. stevedore imports the one driver that is wanted, and nothing else.
 3. Any error of a plugin on import becomes a sentence that names the plugin (`SystemExit` too).
-4. Before it is built, the class must implement its kind's contract, in a range of versions that includes this ALE's.
+4. Before it is built, the class must implement its kind's contract, in a range of versions that includes this ALE's. A
+   user's own class need not say for which versions it was made: it goes with the run.
 """
 
 from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from importlib import import_module, metadata
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
@@ -21,6 +25,9 @@ from pydantic import BaseModel
 from ale.errors import ConfigError, PluginError
 from ale.registry.hints import ask_hints
 from ale.registry.installed import PluginInfo, list_plugins
+from ale.registry.packages import our_plugins
+from ale.registry.user_classes import find_class, may_be_module, split_file
+from ale.registry.user_files import PACKAGE, search_current_folder, show_path
 from ale.registry.validation import add_place, as_plugin_error, describe_error, lenient_model, nearest_hint, validate
 from ale.registry.versions import describe_mismatch
 from ale.specs.choice import PluginChoice
@@ -73,17 +80,28 @@ def load_plugin(kind: str, choice: PluginChoice, yaml_path: str = "", beside: Se
 
 
 def find_plugin(kind: str, name: str) -> PluginInfo:
-    """Find the plugin that `name` (or `package:name`) means. Raises `ConfigError` or `PluginError` with a sentence."""
+    """Find the plugin that `name` means: a name, `package:name`, `file.py:Class` or `module:Class`. Raises
+    `ConfigError` or `PluginError` with a sentence."""
     with add_place(kind):
         return _find(kind, name)
 
 
 def _find(kind: str, name: str) -> PluginInfo:
     installed = list_plugins(kind)
+    if split_file(name) is not None:
+        return _user_class(kind, name)
     package, _, bare = name.rpartition(":")
     matches = [i for i in installed if i.name == bare and package in ("", i.package)]
+    if not matches and may_be_module(name) and _is_module(package):
+        return _user_class(kind, name)
     if not matches:
-        raise ConfigError(f"there is no {kind} plugin '{name}'.{_install_hint(kind, package, bare, installed)}")
+        names = {i.name for i in installed}
+        also, hint = "", _install_hint(kind, package, bare, installed)
+        if "/" in name:
+            hint = " A class in a file is written ./mine.py:Mine."
+        elif may_be_module(name) and bare not in names:
+            also, hint = f", and no module '{package}'", f" Installed: {', '.join(sorted(names)) or 'none'}."
+        raise ConfigError(f"there is no {kind} plugin '{name}'{also}.{hint}")
     if len(matches) > 1:
         packages = " and ".join(i.package for i in matches)
         choices = " or ".join(f"{i.package}:{i.name}" for i in matches)
@@ -95,10 +113,25 @@ def _find(kind: str, name: str) -> PluginInfo:
     return info
 
 
+def _is_module(name: str) -> bool:
+    """Return whether Python finds the first package of a module's name, also in the current folder."""
+    search_current_folder()
+    try:
+        return find_spec(name.partition(".")[0]) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def _user_class(kind: str, use: str) -> PluginInfo:
+    """Describe a class of the user's, which belongs to no package."""
+    file, name = split_file(use) or ("", use.rpartition(":")[2])
+    return PluginInfo(kind, name or Path(file).stem, "", "", "", "ok", "", "", None, use)
+
+
 def load_driver_class(kind: str, name: str, yaml_path: str = "") -> type[Driver]:
     """Import a driver; `yaml_path` says where the run file names it. Raises `ConfigError` or `PluginError`.
 
-    For an observer that is no driver (a module, an object, a plain class) it returns a `FoundObserver`.
+    For an observer that is no driver (a module, an object, a function, a plain class) it returns a `FoundObserver`.
     """
     with add_place(yaml_path or kind):
         return _load_class(kind, name)
@@ -107,42 +140,70 @@ def load_driver_class(kind: str, name: str, yaml_path: str = "") -> type[Driver]
 def _load_class(kind: str, name: str) -> type[Driver]:
     info = _find(kind, name)
     what = _plugin_phrase(info)
-    loaded = _import_target(info, what)
+    loaded = _import_target(info, what) if info.package else find_class(kind, name)
     if kind == HOOKS and not (isinstance(loaded, type) and issubclass(loaded, Driver)):
         loaded = type("Found", (FoundObserver,), {"found": staticmethod(loaded) if callable(loaded) else loaded})
-    contract: type = getattr(import_module(f"ale.specs.{kind}"), CONTRACTS[kind]) if kind in CONTRACTS else Driver
+    _check_class(info, what, loaded)
+    return loaded  # type: ignore[no-any-return]
+
+
+def _check_class(info: PluginInfo, what: str, loaded: Any) -> None:
+    """Refuse a class that does not keep the contract of its kind. Raises `PluginError`."""
+    kind, named = info.kind, info.target if info.package else info.name
+    contract: type = _contract(kind) if kind in CONTRACTS else Driver
     if not (isinstance(loaded, type) and issubclass(loaded, contract) and issubclass(loaded, Driver)):
+        others = " and ".join(f"'{other}'" for other in _kinds_of(loaded) if other != kind)
         raise PluginError(
-            f"{what} is no {kind} driver: {info.target} must be a class made from ale.specs.{kind}.{contract.__name__} "
-            "and from ale.specs.driver.Driver."
+            f"{what} is no {kind} driver{f' (it is one of kind {others})' if others else ''}: {named} must be a class "
+            f"made from ale.specs.{kind}.{contract.__name__} and from ale.specs.driver.Driver."
         )
-    unfit = describe_mismatch(str(loaded.api_version), info.package) if kind != HOOKS or loaded.api_version else None
+    declared = str(loaded.api_version)
+    unfit = describe_mismatch(declared, info.package) if declared or (info.package and kind != HOOKS) else None
     if unfit is not None:
-        raise PluginError(f"{what} {unfit}")
+        mend = "" if info.package else " A class in a file of your own may leave api_version out."
+        raise PluginError(f"{what} {unfit if info.package else unfit.partition(';')[0] + '.'}{mend}")
     missing = ", ".join(sorted(getattr(loaded, "__abstractmethods__", ())))
     if missing:
-        raise PluginError(f"{what} is unfinished: {info.target} lacks {missing}, which the contract asks for.")
+        raise PluginError(f"{what} is unfinished: {named} lacks {missing}, which the contract asks for.")
     for name in sorted(getattr(contract, "__abstractmethods__", ())):  # an observer has none
         unlike = _unlike_contract(getattr(contract, name), getattr(loaded, name))
         if unlike:
-            raise PluginError(f"{what}: {info.target}.{name} {unlike}.")
+            raise PluginError(f"{what}: {named}.{name} {unlike}.")
     if not (inspect.isclass(loaded.Config) and issubclass(loaded.Config, BaseModel)):
-        raise PluginError(
-            f"{what}: {info.target}.Config must be a pydantic model, such as ale.specs.driver.PluginConfig."
-        )
+        raise PluginError(f"{what}: {named}.Config must be a pydantic model, such as ale.specs.driver.PluginConfig.")
     if open_model := lenient_model(loaded.Config):
         raise PluginError(
             f"{what}: {open_model} takes keys that it does not know, so that a typo would do nothing in silence; "
             "make it from ale.specs.driver.PluginConfig, or set extra='forbid'."
         )
     if kind == HOOKS:
-        from ale.registry.hooks import Hooks
+        _check_hooks(info.name, what, loaded.found if issubclass(loaded, FoundObserver) else loaded)
 
-        try:
-            Hooks([(info.name, loaded.found if issubclass(loaded, FoundObserver) else loaded)])
-        except PluginError as error:
-            raise PluginError(f"{what}: {error}") from error
-    return loaded
+
+def _check_hooks(name: str, what: str, observer: Any) -> None:
+    """Refuse an observer whose hooks do not fit, or that has none. Raises `PluginError`."""
+    from ale.registry.hooks import Hooks
+    from ale.specs.events import HookSpecs
+
+    try:
+        hooks = Hooks([(name, observer)])
+    except PluginError as error:
+        raise PluginError(f"{what}: {error}") from error
+    if not hooks.has_implementation(*vars(HookSpecs)):
+        unmarked = [word for word in dir(observer) if hasattr(HookSpecs, word) and word.startswith("ale_")]
+        of = f"put @hookimpl above {unmarked[0]}" if unmarked else "mark the functions that are hooks with @hookimpl"
+        raise PluginError(f"{what} observes nothing: {of} (from ale.specs.events import hookimpl).")
+
+
+def _contract(kind: str) -> type:
+    found: type = getattr(import_module(f"ale.specs.{kind}"), CONTRACTS[kind])
+    return found
+
+
+def _kinds_of(loaded: Any) -> Iterator[str]:
+    """Yield the kinds whose contract a class is made from."""
+    if isinstance(loaded, type):
+        yield from (kind for kind in CONTRACTS if issubclass(loaded, _contract(kind)))
 
 
 def _unlike_contract(contract: Any, method: Any) -> str | None:
@@ -185,7 +246,9 @@ def validate_settings(
     cls: type[Driver], settings: Mapping[str, Any], yaml_path: str, beside: Sequence[str] = ()
 ) -> BaseModel:
     """Read a plugin's `Config` from its section; `beside` are its other keys. Raises `Mistakes`, `PluginError`."""
-    what = f"the checks in {cls.__module__}.{cls.__qualname__}.Config failed"  # in one of the plugin's validators
+    own = cls.__module__.startswith(f"{PACKAGE}.")
+    place = cls.__qualname__ if own else f"{cls.__module__}.{cls.__qualname__}"
+    what = f"the checks in {place}.Config failed"  # in one of the plugin's validators
     with as_plugin_error(f"{yaml_path}: {what}" if yaml_path else what):
         return validate(cls.Config, dict(settings), yaml_path, beside)
 
@@ -219,15 +282,22 @@ def _load(info: PluginInfo) -> Any:
 
 
 def _plugin_phrase(info: PluginInfo) -> str:
+    if not info.package:
+        file, name = split_file(info.target) or ("", info.name)
+        place = show_path(file) if file else f"the module {info.target.partition(':')[0]}"
+        return f"{name} of {place}" if name else place
     return f"the {info.kind} plugin '{info.name}' of {info.package} {info.version}"
 
 
 def _install_hint(kind: str, package: str, name: str, installed: list[PluginInfo]) -> str:
-    names, usual = sorted({i.name for i in installed}), name.replace("_", "-")
+    names, ours = sorted({i.name for i in installed}), our_plugins(kind)
     if package and name in names:
         hint = f" '{name}' comes from {', '.join(i.package for i in installed if i.name == name)}."
+    elif name in ours:
+        hint = f" It comes with {ours[name]}: `pip install {ours[name]}`."
     else:
+        usual = name.replace("_", "-")
         called = f"ale-plugin-{usual} or ale-plugin-{kind}-{usual}"
         guess = f" Its package is usually called {called}." if re.fullmatch(r"[\w-]+", name) else ""
-        hint = ask_hints("plugins", kind, name) or nearest_hint(name, names) or guess
+        hint = ask_hints("plugins", kind, name) or nearest_hint(name, names) or nearest_hint(name, ours) or guess
     return f"{hint} Installed: {', '.join(names) or 'none'}."

@@ -12,9 +12,7 @@ import json
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from ale.store.run_store import RunStore, write_whole
 from ale.trajectory import Trajectory
@@ -24,14 +22,6 @@ from ale_report.spans import Member, Span, StepRoles, lanes, replica_states, rol
 
 TRACE_NAME = "trace.json"
 TRAINER, ENGINE, ROLLOUTS = 1, 2, 3
-
-
-def trace(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="The run folder.")],
-    output: Annotated[Path | None, typer.Option(help="Where to write; default: trace.json in the run folder.")] = None,
-) -> None:
-    """Write who was in which state when, as a Chrome trace (open it in Perfetto)."""
-    print(write_trace(run, output))
 
 
 def write_trace(folder: Path, output: Path | None = None) -> Path:
