@@ -17,7 +17,7 @@ from ale.messages import Message, ToolCall, ToolSpec
 from ale.session.reply_format import ReplyForm
 from ale.session.tokenizer import ChatTokenizer, byte_tokenizer, train_tokenizer
 from ale.trajectory import Trajectory
-from ale_train.supervised.recorded_data import read_demonstrations
+from ale_train.supervised.demonstrations import read_demonstrations
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 TOOLS = [{"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": SCHEMA}}]

@@ -52,7 +52,7 @@ async def test_what_cannot_be_recorded_is_replayed(
     bench: Bench, after: str, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if after == "none":
-        monkeypatch.setattr("ale_train.starts.sandboxes.MOST_BYTES", 0)
+        monkeypatch.setattr("ale_train.starts.recording_sandbox.MOST_BYTES", 0)
     expert = await bench.expert()
     bench.hands.after = after
     done = [await bench.roll(expert, start) for start in (1, 4, 4)]

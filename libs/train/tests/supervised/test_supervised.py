@@ -29,7 +29,7 @@ from ale_train.config.run import RunConfig
 from ale_train.config.supervised import CPTConfig, CPTStage, Curation, SFTConfig, SFTSteps
 from ale_train.pipeline.preflight import plan_run
 from ale_train.supervised.pretraining import pretrain, run_in_thread
-from ale_train.supervised.warm_start import fine_tune, learning_rate
+from ale_train.supervised.sft import fine_tune, learning_rate
 
 STAGE = {"data": ["x.txt"], "steps": 4, "batch_tokens": 64, "sequence_tokens": 32}
 

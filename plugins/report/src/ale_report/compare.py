@@ -16,7 +16,7 @@ from ale.store.run_store import RunStore
 from ale.trajectory import Trajectory
 from ale_report.facts import EVAL_STAGE, RL_STAGE, Metrics, RunFacts, eval_stages, read_facts, read_metrics
 from ale_train.evaluation.estimates import Estimate, estimate_difference
-from ale_train.evaluation.figures import Figures, measure, reward_of
+from ale_train.evaluation.metrics import Figures, measure, reward_of
 
 ByTask = Mapping[str, Sequence[float]]
 """The values of a task's runs, by the task's id."""

@@ -14,7 +14,7 @@ from ale.errors import ConfigError
 from ale.store.run_store import CONFIG_NAME
 from ale_train.config.load import load_run_config
 from ale_train.display.open_display import open_display
-from ale_train.evaluation.terminal import describe_run
+from ale_train.evaluation.describe import describe_run
 from ale_train.pipeline.run import RunResult
 from ale_train.pipeline.run import run as run_pipeline
 from ale_train.pipeline.stages import read_half

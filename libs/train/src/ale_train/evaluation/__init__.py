@@ -1,2 +1,2 @@
-"""The evaluations of a run: the section `eval` (`section.py`), one evaluation (`evaluate.py`), its figures
-(`figures.py`), and estimates over tasks with their intervals (`estimates.py`)."""
+"""Evaluations of a policy on held-out tasks: one evaluation (`evaluate.py`), its metrics (`metrics.py`), estimates over
+tasks with confidence intervals (`estimates.py`), and its results as text (`describe.py`)."""

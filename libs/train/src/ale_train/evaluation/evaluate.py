@@ -24,8 +24,8 @@ from ale.specs.algorithm import RolloutRequest
 from ale.specs.tasks import TaskSource
 from ale.task import Task
 from ale_train.config.evaluation import EvaluationConfig, EvaluationSet
-from ale_train.evaluation.figures import Figures, measure, sum_up
-from ale_train.evaluation.terminal import describe, in_words
+from ale_train.evaluation.describe import describe, in_words
+from ale_train.evaluation.metrics import Figures, measure, sum_up
 from ale_train.workbench.workbench import Workbench
 
 EVAL_STAGE = "eval"

@@ -11,7 +11,7 @@ from ale.errors import ConfigError
 from ale_train.config.rl import RLConfig
 from ale_train.config.run import RunConfig
 from ale_train.rl.stages import Reinforcement, RolloutOnly, TrainOnly
-from ale_train.supervised.stage import Pretraining, WarmStart
+from ale_train.supervised.stages import FineTuning, Pretraining
 from ale_train.workbench.training_stage import TrainingStage
 
 Only = Literal["all", "rollout", "train"]
@@ -52,5 +52,5 @@ def make_stages(run: RunConfig, only: Only, source: Path | None) -> Stages:
     if run.cpt is not None:
         before["cpt"] = Pretraining(run.cpt)
     if run.sft is not None:
-        before["sft"] = WarmStart(run.sft)
+        before["sft"] = FineTuning(run.sft)
     return Stages(before, None if run.rl is None else Reinforcement(run.rl))

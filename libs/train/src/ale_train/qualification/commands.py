@@ -22,9 +22,8 @@ from ale_train.display.open_display import open_display
 from ale_train.models.named_model import fetch_model
 from ale_train.pipeline.preflight import RunPlan, plan_run
 from ale_train.pipeline.run import new_run_folder
-from ale_train.qualification.judgement import Instance, InstanceReport, Limits
-from ale_train.qualification.no_engine import NoEngine
-from ale_train.qualification.qualify import Policy, qualify
+from ale_train.qualification.instance_report import Instance, InstanceReport, Limits
+from ale_train.qualification.qualify import NoEngine, Policy, qualify
 from ale_train.workbench.channel import RunChannel
 from ale_train.workbench.progress import Progress
 from ale_train.workbench.workbench import open_workbench

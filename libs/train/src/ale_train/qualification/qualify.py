@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ale.errors import ConfigError
+from ale.errors import ConfigError, EngineError
 from ale.rollout.episode import StageInfo
 from ale.rollout.filters import without_score
 from ale.rollout.scheduler import Rollouts
@@ -24,12 +24,13 @@ from ale.rollout.selection import Option, Selection
 from ale.session.tokenizer import ChatTokenizer
 from ale.specs.algorithm import RolloutRequest
 from ale.specs.driver import Driver
+from ale.specs.engine import GenerateRequest, Generation, InferenceEngine, PolicyVersion, Tokenizer
 from ale.specs.reward import Reward
 from ale.specs.sandbox import Sandbox
 from ale.specs.scaffold import ModelSession, Scaffold
 from ale.store.run_store import RunStore
 from ale.task import Task
-from ale_train.qualification.judgement import Checks, Instance, Limits, Rate, judge, why_unsound
+from ale_train.qualification.instance_report import Checks, Instance, Limits, Rate, judge, why_unsound
 from ale_train.workbench.workbench import Workbench
 
 UNTOUCHED, SOLUTION, ATTEMPT = "check untouched", "check solution", "attempt"
@@ -56,6 +57,24 @@ class Policy:
         files = sorted(path for path in folder.rglob("*") if path.is_file())
         stamps = [(str(path.relative_to(folder)), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
         return cls(str(folder), _digest(f"{folder.resolve()} {stamps}"), folder)
+
+
+class NoEngine(InferenceEngine):
+    """The engine of a run in which nothing samples, such as a check of tasks: it holds no model and answers every
+    request with an `EngineError`."""
+
+    max_context = 1 << 30
+    version = 0
+
+    async def load_model(self, folder: Path | None, tokenizer: Tokenizer) -> None:
+        """Do nothing."""
+
+    async def load_weights(self, policy: PolicyVersion) -> None:
+        """Do nothing."""
+
+    async def generate(self, request: GenerateRequest) -> Generation:
+        """Raise `EngineError`."""
+        raise EngineError("This run has no engine: nothing samples.")
 
 
 class Untouched(Scaffold):

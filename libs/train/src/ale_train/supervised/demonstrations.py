@@ -1,16 +1,36 @@
-"""This module makes demonstrations: every command is really run in a sandbox, and every reward is computed."""
+"""Demonstrations for the supervised stages: made now by the task source's demonstrator, or recorded before.
+
+1. `run_demonstrations` really runs every command in a sandbox and computes every reward.
+2. `read_demonstrations` takes from a run folder every trajectory of the split `train` that was not rejected, whoever
+   made it, and from anything else what a reader returns. A reader is a function in the entry-point group `ale.readers`
+   under the name of its format: `recording` of ale-endpoint reads what `ale endpoint serve` writes, `rows` of
+   ale-plugin-data reads JSONL, CSV, Parquet, folders of Hugging Face datasets and names of the hub (`org/name`).
+3. The first reader that returns a trajectory is the right one: its errors are reported, and no other is asked.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from importlib import metadata
+from pathlib import Path
 
 from ale.errors import AleError, ConfigError
 from ale.rollout.episode import DEMONSTRATIONS_STAGE, StageInfo
+from ale.session.reply_format import ReplyForm
+from ale.session.tokenizer import ChatTokenizer
 from ale.specs.algorithm import RolloutRequest
 from ale.specs.start import Demonstration
+from ale.store.run_store import DB_NAME, RunStore
 from ale.task import TRAIN
 from ale.trajectory import Trajectory
+from ale_train.batches.retokenization import retokenize
 from ale_train.workbench.workbench import Workbench
+
+READERS = "ale.readers"
+Reader = Callable[[Path, ChatTokenizer, ReplyForm | None], Iterable[Trajectory]]
+"""A reader yields the trajectories of a file or folder in the tokenizer's tokens. It raises `ConfigError` for any other
+format before it yields one."""
 
 
 async def run_demonstrations(bench: Workbench, count: int) -> list[Trajectory]:
@@ -36,3 +56,60 @@ async def run_demonstrations(bench: Workbench, count: int) -> list[Trajectory]:
             "run say more."
         )
     return done
+
+
+def read_demonstrations(
+    paths: Sequence[Path],
+    tokenizer: ChatTokenizer,
+    form: ReplyForm | None = None,
+    *,
+    key: str = "sft.demonstrations.data",
+) -> list[Trajectory]:
+    """Read the demonstrations of run folders and recordings, in tokens of `tokenizer`. Raises `ConfigError`, which
+    names `key`, also if one of them has no demonstration."""
+    found: list[Trajectory] = []
+    for path in paths:
+        if not path.exists() and not _may_be_hub_name(path):
+            raise ConfigError(f"{key}: there is no run folder, recording or data set {path}.")
+        if not (path / DB_NAME).is_file():
+            found += _read(path, tokenizer, form, key)
+        elif made := [*_of_run(path, tokenizer, form)]:
+            found += made
+        else:
+            raise ConfigError(f"{key}: {path} holds no trajectory of the split '{TRAIN}' that could be used.")
+    return found
+
+
+def _may_be_hub_name(path: Path) -> bool:
+    """Return whether a path that does not exist may be the name of a data set on the Hugging Face hub."""
+    return not path.is_absolute() and len(path.parts) == 2 and not path.suffix and path.parts[0] not in (".", "..")
+
+
+def _of_run(folder: Path, tokenizer: ChatTokenizer, form: ReplyForm | None) -> Iterator[Trajectory]:
+    with RunStore.open(folder) as store:
+        for trajectory in store.trajectories("split = ? AND rejected IS NULL", (TRAIN,)):
+            yield retokenize(trajectory, tokenizer, form)
+
+
+def _read(path: Path, tokenizer: ChatTokenizer, form: ReplyForm | None, key: str) -> list[Trajectory]:
+    """Return what the first suitable reader returns. Raises `ConfigError` if there is none, or nothing to read."""
+    refusals = [f"{path} is not a run folder."] if path.is_dir() else []
+    for entry in sorted(metadata.entry_points(group=READERS)):
+        read: Reader = entry.load()
+        made: list[Trajectory] = []
+        try:
+            for trajectory in read(path, tokenizer, form):
+                made.append(trajectory)
+            if made:
+                return made
+            refusals.append(f"{path} holds no answered call.")
+        except ConfigError as error:
+            if made:
+                raise ConfigError(f"{key}: {error}") from error
+            refusals.append(str(error))
+    if len(refusals) <= path.is_dir():
+        refusals.append(
+            f"no installed package reads {path}: `pip install ale-plugin-data` brings the reader of data sets, `pip "
+            "install ale-endpoint` that of recordings."
+        )
+    raise ConfigError("\n".join(f"{key}: {refusal}" for refusal in refusals))

@@ -8,8 +8,8 @@ import pytest
 from support.sample_trajectory import build_trajectory
 
 from ale.trajectory import Score, Trajectory
-from ale_train.evaluation.figures import measure, sum_up, tries
-from ale_train.evaluation.terminal import describe
+from ale_train.evaluation.describe import describe
+from ale_train.evaluation.metrics import measure, sum_up, tries
 
 
 def episode(task: str, value: float, *tags: str, **parts: float) -> Trajectory:

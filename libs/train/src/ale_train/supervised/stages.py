@@ -10,7 +10,7 @@ from ale_train.config.run import RunConfig
 from ale_train.config.supervised import CPTConfig, SFTConfig
 from ale_train.evaluation.evaluate import evaluate_policy
 from ale_train.supervised.pretraining import check_texts, pretrain
-from ale_train.supervised.warm_start import fine_tune, gather_demonstrations, select_data
+from ale_train.supervised.sft import fine_tune, gather_demonstrations, select_data
 from ale_train.workbench.training_stage import TrainingStage
 from ale_train.workbench.workbench import Workbench
 
@@ -30,7 +30,7 @@ class Pretraining(TrainingStage):
         await pretrain(bench, self._config)
 
 
-class WarmStart(TrainingStage):
+class FineTuning(TrainingStage):
     """Runs `sft`: the policy learns from demonstrations, in one stage or several."""
 
     def __init__(self, config: SFTConfig) -> None:

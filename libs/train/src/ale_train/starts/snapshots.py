@@ -1,9 +1,9 @@
 """States of experts, kept as snapshots: a rollout that starts after chunk k of an expert gets a fork of the sandbox
 at that point.
 
-1. The first rollout that needs a state makes it (`state_replay.py`): one replay in a sandbox, with a snapshot at every
-   start that any rollout has asked for. Other rollouts that need these states wait; an expert has one such replay at a
-   time.
+1. The first rollout that needs a state makes it (`snapshot_replay.py`): one replay in a sandbox, with a snapshot at
+   every start that any rollout has asked for. Other rollouts that need these states wait; an expert has one such replay
+   at a time.
 2. If infrastructure fails during that replay, the rollout that made it fails and is repeated; the next rollout tries
    again. Any other failure makes starts *unreachable*: from then on, every rollout replays them itself.
 3. Beyond `most` states the least recently used ones are removed, and all of them at the end.
@@ -24,7 +24,7 @@ from ale.errors import AleError, ConfigError, SandboxError
 from ale.specs.sandbox import SandboxProvider, SandboxSpec
 from ale.specs.sandbox_protocols import KeepsSnapshots
 from ale.specs.scaffold import Scaffold
-from ale_train.starts.sandboxes import RecordedCall
+from ale_train.starts.recording_sandbox import RecordedCall
 
 log = logging.getLogger("ale.replay")
 

@@ -19,12 +19,12 @@ from ale.specs.scaffold import ModelSession, Scaffold
 from ale.specs.start import Reply
 from ale.task import Task
 from ale.trajectory import Trajectory
-from ale_train.starts.replies import ExpertReplies, expert_steps
-from ale_train.starts.sandboxes import RecordingSandbox
-from ale_train.starts.states import Starts, State
+from ale_train.starts.expert_replies import ExpertReplies, expert_steps
+from ale_train.starts.recording_sandbox import RecordingSandbox
+from ale_train.starts.snapshots import Starts, State
 
 
-class StateReplay:
+class SnapshotReplay:
     """One replay that makes snapshots; `respond` answers in the policy's place."""
 
     def __init__(self, expert: Trajectory, ignore: Sequence[str], starts: Starts) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ale.errors import ConfigError
 from ale.task import Task, TaskTests
-from ale_train.qualification.judgement import Checks, Instance, InstanceReport, Limits, Rate, judge, mean_rate
+from ale_train.qualification.instance_report import Checks, Instance, InstanceReport, Limits, Rate, judge, mean_rate
 from ale_train.qualification.qualify import Policy, tasks_of
 from ale_train.rl.task_selection import read_instances
 

@@ -13,7 +13,7 @@ from ale.session.tokenizer import ChatTokenizer, byte_tokenizer, train_tokenizer
 from ale.trajectory import Trajectory
 from ale_endpoint.recording import RecordedCall, Recording
 from ale_train.batches.retokenization import retokenize
-from ale_train.supervised.recorded_data import read_demonstrations
+from ale_train.supervised.demonstrations import read_demonstrations
 
 TOOLS = (ToolSpec("shell", "Runs.", {"type": "object", "properties": {"command": {"type": "string"}}}),)
 SYSTEM, USER = Message("system", "Act."), Message("user", "Count the files, grün und blau.")

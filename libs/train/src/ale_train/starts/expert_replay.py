@@ -15,10 +15,10 @@ from ale.specs.sandbox import Sandbox, SandboxSpec
 from ale.specs.sandbox_protocols import Snapshots
 from ale.specs.start import Opening, Reply, Start, StartContext
 from ale.trajectory import Trajectory
-from ale_train.starts.replies import ExpertReplies
-from ale_train.starts.sandboxes import ReplayedSandbox
-from ale_train.starts.state_replay import StateReplay
-from ale_train.starts.states import ExpertKey, ExpertStates, Starts, State
+from ale_train.starts.expert_replies import ExpertReplies
+from ale_train.starts.recording_sandbox import ReplayedSandbox
+from ale_train.starts.snapshot_replay import SnapshotReplay
+from ale_train.starts.snapshots import ExpertKey, ExpertStates, Starts, State
 
 REPLAY_LOST = f"{StartDiverged.kind} failure"
 """The name under which `RolloutHistory.rejected` counts rollouts that did not reach their start."""
@@ -115,7 +115,7 @@ class _Replay(Opening):
     async def _make_states(self, spec: SandboxSpec, starts: Starts) -> None:
         """Make the expert's states in a sandbox like the rollout's."""
         context = self._context
-        replay = StateReplay(self._start.expert, self._start.ignore, starts)
+        replay = SnapshotReplay(self._start.expert, self._start.ignore, starts)
         async with context.open_another(spec, replay.respond) as (sandbox, session):
             await replay.run(context.scaffold, context.task, sandbox, session, context.timeout_s)
 

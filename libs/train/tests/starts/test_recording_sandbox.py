@@ -15,7 +15,7 @@ from ale.errors import StartDiverged
 from ale.messages import ToolSpec
 from ale.specs.sandbox import AGENT, Sandbox, SandboxSpec
 from ale_train.starts import ExpertReplies
-from ale_train.starts.sandboxes import RecordingSandbox, ReplayedSandbox
+from ale_train.starts.recording_sandbox import RecordingSandbox, ReplayedSandbox
 
 from .conftest import LIST, ForkBox, Forks
 

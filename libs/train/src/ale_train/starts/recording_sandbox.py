@@ -20,7 +20,7 @@ from ale.errors import SandboxError, StartDiverged
 from ale.messages import ToolSpec
 from ale.rollout.sandbox_wrappers.forwarding import ForwardingSandbox
 from ale.specs.sandbox import AGENT, ExecResult, Sandbox
-from ale_train.starts.replies import ExpertReplies
+from ale_train.starts.expert_replies import ExpertReplies
 
 T = TypeVar("T")
 MOST_BYTES = 1 << 25

@@ -20,8 +20,7 @@ from ale_train.batches.retokenization import retokenize
 from ale_train.checkpoints.stage_checkpoints import StageCheckpoints
 from ale_train.config.supervised import SFTConfig, SFTStage, SFTSteps
 from ale_train.supervised.curation import curate
-from ale_train.supervised.demonstrations import run_demonstrations
-from ale_train.supervised.recorded_data import read_demonstrations
+from ale_train.supervised.demonstrations import read_demonstrations, run_demonstrations
 from ale_train.workbench.publishing import publish
 from ale_train.workbench.workbench import Workbench
 
