@@ -23,6 +23,8 @@ PAGES = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
     *sorted((ROOT / "docs").rglob("*.md")),
+    ROOT / "core" / "README.md",
+    *sorted((ROOT / "libs").glob("*/README.md")),
     *sorted((ROOT / "plugins").glob("*/README.md")),
 ]
 BASE = {"tasks": "bash", "engine": {"use": "scripted", "answers": ["x"]}, "trainer": None}
