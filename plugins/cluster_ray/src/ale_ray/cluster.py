@@ -4,7 +4,7 @@ controller.
 1. Actors are not restarted by Ray, and end with the run's process: it alone holds their state, and starts again what
    has died (the pool of engines, `workers.py`). A lost rank ends the training; the run goes on from its checkpoint.
 2. Weights go by files or between the processes that have them, never through Ray's object store. Engines load them one
-   after another (`ale_engines.weights`).
+   after another (`ale_engines.pool.weight_updates`).
 3. Each change of the engines goes to the workers as a numbered table, before new weights count as published.
 """
 
@@ -27,7 +27,7 @@ from ale.specs.driver import Channel, Driver, DriverContext
 from ale.specs.engine import InferenceEngine, MessageEngine
 from ale.specs.events import EXEC_HOOKS, HookSpecs
 from ale.specs.ranks import RankPlaces
-from ale_engines.member import State
+from ale_engines.pool.member import State
 from ale_ray.calls import cancel
 from ale_ray.connection import Connection, Room, check_room, describe_gpus
 from ale_ray.control import FOLDER, row_of, serve_wishes, write_roles
@@ -146,7 +146,7 @@ class RayCluster(Driver, Cluster[EpisodeConfig, OpenEpisodes]):
     def _replica(self, number: int) -> RayReplica:
         plan, c = self._plan, self.config.engine
         assert plan is not None, "start_engine comes first"
-        name = f"{plan.choice.use} {number}"
+        name = f"{plan.choice.label} {number}"
         spec = EngineSpec(name, number, plan.choice, self._portable, self._redact, Path.cwd())
         return RayReplica(spec, self._options(c.cpus, c.devices), self.config.start_s, self._receive, plan.check)
 

@@ -12,9 +12,9 @@ from typing import Any
 
 from ale.errors import AleError
 from ale.specs.engine import GenerateRequest, Generation
-from ale_engines.continuation import NOTHING
-from ale_engines.replica import Interrupted
-from ale_engines.sampled import Sampled
+from ale_engines.pool.continuation import NOTHING
+from ale_engines.pool.replica import Interrupted
+from ale_engines.server.sampled_tokens import Sampled
 from ale_ray.calls import ActorLost, ask
 from ale_ray.engine_host import BrokenOff
 

@@ -18,8 +18,8 @@ from ale.session.tokenizer import ChatTokenizer, byte_tokenizer
 from ale.specs.choice import PluginChoice
 from ale.specs.driver import DriverContext
 from ale.specs.engine import GenerateRequest, Generation, InferenceEngine, PolicyVersion
-from ale_engines.driver_replica import DriverReplica
-from ale_engines.replica import Interrupted, Replica
+from ale_engines.pool.driver_replica import DriverReplica
+from ale_engines.pool.replica import Interrupted, Replica
 from ale_ray.calls import answered
 from ale_ray.connection import describe_gpus
 from ale_ray.outbox import RemoteChannel

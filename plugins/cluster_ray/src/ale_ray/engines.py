@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ale.registry.validation import describe_error
 from ale.specs.engine import PolicyVersion, Tokenizer
-from ale_engines.pool import Engines
+from ale_engines.pool.engines import Engines
 from ale_ray.replica import RayReplica
 from ale_ray.routed_engine import EngineTable, TableRow
 from ale_ray.workers import Workers

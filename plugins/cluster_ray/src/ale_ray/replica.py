@@ -13,7 +13,7 @@ import cloudpickle  # type: ignore[import-untyped]
 
 from ale.errors import EngineError
 from ale.specs.engine import GenerateRequest, Generation, PolicyVersion, Tokenizer
-from ale_engines.replica import Replica
+from ale_engines.pool.replica import Replica
 from ale_ray.actors import end_actor, look_at, start_actor, take_messages
 from ale_ray.beat import wait_for_beat
 from ale_ray.calls import ActorLost, ActorSilent, ask

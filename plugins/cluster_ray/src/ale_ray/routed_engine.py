@@ -13,9 +13,9 @@ from typing import Any
 
 from ale.errors import EngineError
 from ale.specs.engine import GenerateRequest, Generation, InferenceEngine, PolicyVersion, Tokenizer
-from ale_engines.admission import Admission
-from ale_engines.dispatch import EnginePlace, dispatch
-from ale_engines.member import State
+from ale_engines.pool.admission import Admission
+from ale_engines.pool.dispatch import EnginePlace, dispatch
+from ale_engines.pool.member import State
 from ale_ray.engine_calls import EngineCalls
 
 

@@ -1,7 +1,7 @@
 """The rollout workers: which of them makes an episode, and what happens when one dies.
 
 An event `worker_states` says which state each was in and when: `busy`, `idle`, or one in which it gets no episodes. It
-has the form of the engines' (`ale_engines.state_log`), and is emitted when they report theirs.
+has the form of the engines' (`ale_engines.pool.state_log`), and is emitted when they report theirs.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import cloudpickle  # type: ignore[import-untyped]
 
 from ale.errors import EngineError
 from ale.registry.validation import one_line_error
-from ale_engines.admission import Admission
-from ale_engines.routing import Place
-from ale_engines.state_log import Key, StateLog
+from ale_engines.pool.admission import Admission
+from ale_engines.pool.routing import Place
+from ale_engines.pool.state_log import Key, StateLog
 from ale_ray.actors import end_actor, look_at, share, start_actor
 from ale_ray.beat import wait_for_beat
 from ale_ray.calls import ActorLost, ActorSilent, ask, cancel

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ale_engines.server_launch import Launch
-from ale_engines.server_settings import ServerSettings
+from ale_engines.server.launch import Launch
+from ale_engines.server.settings import ServerSettings
 
 SERVER = Path(__file__).parent / "server" / "ale_sglang_server.py"
 """The launcher; it runs in the server's Python."""

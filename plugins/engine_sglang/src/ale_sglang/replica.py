@@ -13,14 +13,14 @@ from typing import Any
 from ale.errors import EngineError
 from ale.specs.driver import DriverContext
 from ale.specs.engine import GenerateRequest
-from ale_engines.client import KEEP_ALIVE_S, ServerClient
-from ale_engines.environments import find_python
-from ale_engines.sampled import STREAM_INTERVAL, Sampled
-from ale_engines.server_contract import CHECK_S
-from ale_engines.server_launch import Launch, ServerSetup
-from ale_engines.server_metrics import sum_samples
-from ale_engines.server_replica import ServerReplica
-from ale_engines.server_settings import ServerSettings
+from ale_engines.server.contract import CHECK_S
+from ale_engines.server.http_client import KEEP_ALIVE_S, ServerClient
+from ale_engines.server.launch import Launch, ServerSetup
+from ale_engines.server.metrics import sum_samples
+from ale_engines.server.python_environments import find_python
+from ale_engines.server.replica import ServerReplica
+from ale_engines.server.sampled_tokens import STREAM_INTERVAL, Sampled
+from ale_engines.server.settings import ServerSettings
 from ale_sglang.launch import RESERVE, SERVER, list_arguments
 
 CALL_S = 5.0

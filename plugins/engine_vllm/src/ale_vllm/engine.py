@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ale_engines.server_engine import ServerEngine
+from ale_engines.server.engine import ServerEngine
 from ale_vllm.replica import VllmReplica
 
 

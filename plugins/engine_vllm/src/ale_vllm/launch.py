@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from ale.errors import ConfigError
-from ale_engines.server_launch import Launch
-from ale_engines.server_settings import ServerSettings
+from ale_engines.server.launch import Launch
+from ale_engines.server.settings import ServerSettings
 
 SERVER = Path(__file__).parent / "server" / "ale_vllm_server.py"
 """The launcher; it runs in the server's Python."""

@@ -11,15 +11,15 @@ from typing import Any, cast
 
 from ale.errors import EngineError
 from ale.specs.engine import GenerateRequest, Ticket
-from ale_engines import fingerprint
-from ale_engines.client import KEEP_ALIVE_S, ServerClient
-from ale_engines.environments import find_python
-from ale_engines.sampled import STREAM_INTERVAL, Sampled
-from ale_engines.server_contract import CHECK_S
-from ale_engines.server_launch import Launch, ServerSetup
-from ale_engines.server_metrics import sum_samples
-from ale_engines.server_replica import SILENCE_S, ServerReplica
-from ale_engines.server_settings import ServerSettings
+from ale_engines.server.contract import CHECK_S
+from ale_engines.server.http_client import KEEP_ALIVE_S, ServerClient
+from ale_engines.server.launch import Launch, ServerSetup
+from ale_engines.server.metrics import sum_samples
+from ale_engines.server.python_environments import find_python
+from ale_engines.server.replica import SILENCE_S, ServerReplica
+from ale_engines.server.sampled_tokens import STREAM_INTERVAL, Sampled
+from ale_engines.server.settings import ServerSettings
+from ale_engines.weights import fingerprint
 from ale_torch.weights.tickets import BroadcastTicket, IpcTicket
 from ale_vllm.launch import SERVER, list_arguments
 

@@ -11,10 +11,10 @@ from typing import Any
 
 from ale.registry.drivers import build_driver, load_plugin
 from ale.specs.driver import DriverContext
-from ale_engines.driver_replica import DriverReplica
 from ale_engines.mixed.settings import MixedSettings
-from ale_engines.pooled_engine import PooledEngine
-from ale_engines.replica import Replica
+from ale_engines.pool.driver_replica import DriverReplica
+from ale_engines.pool.pooled_engine import PooledEngine
+from ale_engines.pool.replica import Replica
 
 
 class MixedEngine(PooledEngine):

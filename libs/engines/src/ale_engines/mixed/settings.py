@@ -12,7 +12,7 @@ from ale.registry.validation import Mistake, Mistakes
 from ale.specs.choice import PluginChoice
 from ale.specs.driver import PluginConfig
 from ale.specs.engine import InferenceEngine, MessageEngine
-from ale_engines.pooled_engine import PooledEngine
+from ale_engines.pool.pooled_engine import PooledEngine
 
 
 class MixedSettings(PluginConfig):

@@ -1,4 +1,6 @@
-"""The sums of weights by which an engine proves that it serves what the trainer sent (`ale_engines.fingerprint`)."""
+"""The sums of weights by which an engine proves that it serves what the trainer sent.
+
+`ale_engines.weights.fingerprint` compares them."""
 
 from __future__ import annotations
 

@@ -61,8 +61,10 @@ def read_folder(folder: str) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def sum_bits(tensor: torch.Tensor) -> int:
-    """The sum of the bit patterns as signed integers, modulo 2**64 (see `ale_engines.fingerprint`). On a CPU, `sum`
-    writes all values as 64-bit integers first, so it sums them in parts that stay in the cache: ten times faster."""
+    """The sum of the bit patterns as signed integers, modulo 2**64 (see `ale_engines.weights.fingerprint`).
+
+    On a CPU, `sum` writes all values as 64-bit integers first, so they are summed in parts that stay in the cache: this
+    is ten times faster."""
     whole = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
     bits = tensor.detach().contiguous().view(whole)
     parts = torch.split(bits.view(-1), 2**18) if bits.device.type == "cpu" else (bits,)

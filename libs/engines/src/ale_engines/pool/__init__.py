@@ -1,0 +1,1 @@
+"""Several replicas of a model behind the contract of one engine (`engines.py`)."""

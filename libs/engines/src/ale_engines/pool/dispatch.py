@@ -1,0 +1,82 @@
+"""Sends a generation to one of several replicas, and the rest of it to another one if that breaks it off.
+
+The pool dispatches to its members (`member.py`). Another process may dispatch to the same replicas, with an `Admission`
+and places of its own: the pool alone checks the replicas and starts them again, and is told which of them broke a
+generation off.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import Counter
+
+from ale.errors import EngineError
+from ale.specs.engine import GenerateRequest, Generation
+from ale_engines.pool.admission import Admission
+from ale_engines.pool.continuation import NOTHING, finish_if_complete, join_parts, request_rest
+from ale_engines.pool.replica import Interrupted
+from ale_engines.pool.routing import Place
+
+INTERRUPTIONS = 4
+"""A generation that was broken off so many times fails: it may be what ends the replicas."""
+
+
+class EnginePlace(Place, ABC):
+    """A replica to which generations are sent."""
+
+    @property
+    @abstractmethod
+    def max_context(self) -> int:
+        """The maximum number of tokens (prompt and response) of one request."""
+
+    @property
+    @abstractmethod
+    def ready(self) -> bool:
+        """Whether a request that got a slot may be sent now; a place that serves is ready."""
+
+    @property
+    @abstractmethod
+    def leaving(self) -> bool:
+        """Whether it leaves service, so that a generation that it breaks off is no sign of a fault."""
+
+    @abstractmethod
+    async def generate(self, request: GenerateRequest) -> Generation:
+        pass
+
+    @abstractmethod
+    def finish(self) -> None:
+        """Record that it finished a generation."""
+
+    @abstractmethod
+    def broke_off(self) -> None:
+        """Record that it broke a generation off by a fault of its own, and have it checked."""
+
+
+async def dispatch(admission: Admission, request: GenerateRequest, counts: Counter[str]) -> Generation:
+    """Sample for a request at the places of `admission`, which all are `EnginePlace`.
+
+    What a place breaks off goes on elsewhere, from the prompt and what has been sampled; none of its tokens is sampled
+    by older weights than those before. `counts["interruptions"]` counts how often that happens. Raises `EngineError` if
+    no place will ever serve the request, or if it was broken off too often."""
+    number, done, faults = admission.take_number(), NOTHING, 0
+    while True:
+        place = await admission.enter(number, request.session, max(done.versions, default=0))
+        assert isinstance(place, EnginePlace)
+        try:
+            if not place.ready:
+                continue  # its state changed after it was chosen
+            further = await place.generate(request_rest(request, done))
+            place.finish()
+            return join_parts(done, further)
+        except Interrupted as error:
+            done = join_parts(done, error.partial)
+            counts["interruptions"] += 1
+            if not place.leaving:
+                faults += 1
+                place.broke_off()
+            if (complete := finish_if_complete(request, done, place.max_context)) is not None:
+                return complete
+            if faults == INTERRUPTIONS:
+                raise EngineError(f"A generation was broken off {faults} times, the last time: {error}") from error
+        finally:
+            admission.leave(place)
