@@ -30,14 +30,15 @@ async def open_observers(
     """
     hooks = Hooks()
     for i, choice in enumerate(choices):
-        if allowed is not None and choice.use.rpartition(":")[2] not in allowed:
+        if allowed is not None and choice.label.rpartition(":")[2] not in allowed:
             log.warning("ALE_PLUGINS leaves the observer '%s' out of this run", choice.use)
             continue
         inner = AsyncExitStack()
         stack.push_async_callback(_close_observer, choice.use, inner)
         driver = await open_driver(inner, HOOKS, choice, context, f"observers.{i}")
         carrier = driver.observer if isinstance(driver, FoundObserver) else driver
-        hooks.register(f"{choice.use}#{i}" if choice in choices[:i] else choice.use, carrier)
+        taken = choice.label in [other.label for other in choices[:i]]
+        hooks.register(f"{choice.label}#{i}" if taken else choice.label, carrier)
     return hooks
 
 

@@ -58,14 +58,14 @@ async def open_episodes(
     async def start(kind: str, choice: PluginChoice, path: str = "") -> Any:
         driver = await start_driver(stack, required, context, kind, choice, path)
         if kind == "sandbox" and config.pool is not None:
-            name = choice.use if choice.use not in pools else f"{choice.use}.{len(pools)}"
+            name = choice.label if choice.label not in pools else f"{choice.label}.{len(pools)}"
             pool = SandboxPool(driver, config.pool, context.channel)
             driver = pools[name] = await stack.enter_async_context(pool)
         return driver
 
     async def select(kind: str, section: PluginChoice | Select) -> Selection[Any]:
         if isinstance(section, PluginChoice):
-            return Selection(kind, [Option(section.use, await start(kind, section))])
+            return Selection(kind, [Option(section.label, await start(kind, section))])
         options: list[Option[Any]] = []
         started: list[tuple[tuple[str, Any], Any]] = []
         for i, rule in enumerate(section.rules):
@@ -74,8 +74,8 @@ async def open_episodes(
             if driver is None:
                 driver = await start(kind, rule, f"{kind}.{section.key}.{i}")
                 started.append((same, driver))
-            names = [other.use for other in section.rules]
-            name = rule.use if names.count(rule.use) == 1 else f"{rule.use}.{i}"
+            names = [other.label for other in section.rules]
+            name = rule.label if names.count(rule.label) == 1 else f"{rule.label}.{i}"
             options.append(Option(name, driver, rule.when, rule.weight))
         return Selection(kind, options, config.seed)
 

@@ -30,10 +30,17 @@ class Section(BaseModel):
 class PluginChoice(Section):
     """A plugin, and its own settings."""
 
-    use: str = Field(description="Name of the plugin, as `ale plugins list` shows it.")
+    use: str = Field(
+        description="Name of the plugin, as `ale plugins list` shows it, or a class: ./mine.py:Mine or module:Mine."
+    )
     settings: dict[str, Any] = Field(default_factory=dict, description="The plugin's own keys.")
     _loaded: Any = PrivateAttr(None)
     """The plugin's class and validated settings (`ale.registry.drivers.load_plugin`), which are read once."""
+
+    @property
+    def label(self) -> str:
+        """What reports call it: its name, or a file's name and the class in it (`mine.py:Mine`) without the folder."""
+        return self.use.rpartition("/")[2]
 
     def __eq__(self, other: object) -> bool:
         """Return whether both have the same text in the file, whatever is loaded."""

@@ -1,6 +1,6 @@
 """Loads a run file: YAML -> OmegaConf (interpolation) -> pydantic (`RunConfig` and each named plugin's `Config`).
 
-1. `run_file` reads the file with its includes and applies the overrides.
+1. `run_file` reads the file with its includes and applies the overrides; files of the user's get absolute paths.
 2. OmegaConf resolves `${...}` (`references.py`); the results are plain data, once with and once without secrets.
 3. `RunConfig` validates it; its fields that name plugins import only those plugins, and check their settings. All
    mistakes of step 3 are collected: each gets one sentence on one line.
@@ -22,6 +22,7 @@ from ale.registry.drivers import load_plugin
 from ale.registry.validation import validate
 from ale_train.config.run import RunConfig
 from ale_train.config.run_file import apply_override, read_run_file
+from ale_train.config.user_files import UserFile, read_files
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,8 @@ class LoadedConfig:
 
     run: RunConfig
     values: Resolved
+    files: tuple[UserFile, ...] = ()
+    """The files of the user's that it names, as they were imported."""
 
     def to_yaml(self) -> str:
         """Return a run file that loads to the same configuration; it keeps the references to the environment."""
@@ -46,7 +49,7 @@ def load_run_config(path: Path | str, overrides: Sequence[str] = ()) -> LoadedCo
         run = validate(RunConfig, values.data)
         for path, kind, choice in run.plugins():
             _check_secrets(path, load_plugin(kind, choice, path).config, set(choice.settings), values)
-        return LoadedConfig(run, values)
+        return LoadedConfig(run, values, read_files(values.data, run))
     except AleError as error:  # its message shows values
         raise ConfigError(values.redact(str(error))) from None
 

@@ -3,6 +3,7 @@
 1. A file is read as YAML (`yaml_text.py`).
 2. The files of its `include:` list are merged beneath it, in order; paths are relative to the file that names them.
 3. A plugin's section that is a bare name becomes `{use: name}`, so that it can be merged and overridden like a mapping.
+   Files in which plugins are (`./mine.py:Mine`) get absolute paths (`user_files.py`).
 4. Overrides (`rl.steps=3`, `sft=null`, `~rl`) are applied last, one after the other.
 """
 
@@ -18,6 +19,7 @@ from ale.config.yaml_text import parse_yaml
 from ale.errors import ConfigError
 from ale.registry.validation import format_value, one_line_error
 from ale_train.config.run import RunConfig
+from ale_train.config.user_files import resolve_files, resolve_use
 
 INCLUDE = "include"
 
@@ -46,6 +48,7 @@ def read_run_file(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
     if not isinstance(includes, list) or not all(isinstance(name, str) for name in includes):
         raise ConfigError(f"{path}: 'include' must be a list of files; it is {format_value(includes)}.")
     _normalise(data)
+    resolve_files(data, path.parent)
     merged: dict[str, Any] = {}
     for name in includes:
         merged = _merge(merged, read_run_file(path.parent / name, (*above, here)))
@@ -69,8 +72,11 @@ def apply_override(data: dict[str, Any], override: str) -> None:
     parent = ".".join(keys[:-1])
     if isinstance(section, list):
         section[_index(section, keys[-1], parent, override)] = value
+        resolve_files(data, Path.cwd())
         return
     place = _place_at(parent)
+    if keys[-1] == "use" and isinstance(value, str):
+        value = resolve_use(value, Path.cwd())
     if keys[-1] == "use" and place is not None and section.get("use") != value:
         # The override names another plugin, which does not know the settings of the previous one.
         own = place.several.rule().model_fields if place.several and place.is_entry(parent) else ()
@@ -79,6 +85,7 @@ def apply_override(data: dict[str, Any], override: str) -> None:
         section.update(kept)
     section[keys[-1]] = value
     _normalise(data)
+    resolve_files(data, Path.cwd())
 
 
 def _index(items: list[Any], key: str, path: str, override: str) -> int:

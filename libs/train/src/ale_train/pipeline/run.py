@@ -19,7 +19,6 @@ from typing import Any
 
 from ale.config.environment import allowed_observers
 from ale.config.references import Resolved, redact_json
-from ale.config.yaml_text import dump_yaml
 from ale.errors import ConfigError, TrainerLost
 from ale.registry.hooks import Hooks
 from ale.registry.observers import open_observers
@@ -30,6 +29,7 @@ from ale_train.checkpoints.resume import newest_checkpoint, run_to_resume
 from ale_train.config.load import LoadedConfig
 from ale_train.config.run import RunConfig
 from ale_train.config.scratch_model import ScratchModel
+from ale_train.config.user_files import FILES, RunFiles, changed_files, plan_copies
 from ale_train.evaluation.evaluate import check_evaluation_tasks, evaluate_policy
 from ale_train.models.named_model import fetch_model
 from ale_train.models.scratch import write_scratch_model
@@ -71,12 +71,15 @@ async def run(
     folder = folder or default_folder
     if not resume and (folder / DB_NAME).exists():
         raise ConfigError(f"{folder} holds a run already; go on with it (--resume), give another --out, or remove it.")
+    files = plan_copies(loaded.values, loaded.files, folder)
+    for path in changed_files(folder) if resume else ():
+        progress.note(f"{path} has changed since the run began; it goes on with its own copy in {folder / FILES}.")
     gone_on_from = ""
     while True:
         if resume:
-            run_id = run_to_resume(folder, loaded.to_yaml())
+            run_id = run_to_resume(folder, files.config)
         try:
-            return await _run_once(plan, loaded.values, progress, run_id, folder)
+            return await _run_once(plan, loaded.values, files, progress, run_id, folder)
         except TrainerLost as lost:
             newest = newest_checkpoint(folder) if only == "all" else ""
             if newest in ("", gone_on_from):
@@ -86,30 +89,32 @@ async def run(
             progress.note(f"{lost} The run goes on from its checkpoint {newest}.")
 
 
-async def _run_once(plan: RunPlan, values: Resolved, progress: Progress, run_id: str, folder: Path) -> RunResult:
+async def _run_once(
+    plan: RunPlan, values: Resolved, files: RunFiles, progress: Progress, run_id: str, folder: Path
+) -> RunResult:
     config = plan.config
     try:
         async with AsyncExitStack() as stack:
             channel = RunChannel(values.redact, show=progress.note)
             context = DriverContext(run_id, folder, config.seed, {"run": run_id}, channel)
             hooks = await open_observers(config.observers, context, stack, allowed_observers())
-            return await _run_with_observers(plan, values, progress, context, hooks)
+            return await _run_with_observers(plan, values, files, progress, context, hooks)
     except BaseException as problem:
         _redact(problem, values.redact)
         raise
 
 
 async def _run_with_observers(
-    plan: RunPlan, values: Resolved, progress: Progress, context: DriverContext, hooks: Hooks
+    plan: RunPlan, values: Resolved, files: RunFiles, progress: Progress, context: DriverContext, hooks: Hooks
 ) -> RunResult:
     config, run_id, folder, redact = plan.config, context.run_id, context.run_dir, values.redact
     assert folder is not None
     store = RunStore.create(folder, redact)
     store.resumed = store.meta("run_id") is not None
     context = replace(context, channel=RunChannel(redact, hooks, store, progress.note))
-    text = dump_yaml(values.file)
-    store.set_meta({"run_id": run_id, "config": text})
-    write_whole(folder / CONFIG_NAME, text)  # a run has begun once it is there
+    files.write_copies(folder)
+    store.set_meta({"run_id": run_id, "config": files.config})
+    write_whole(folder / CONFIG_NAME, files.config)  # a run has begun once it is there
     began = time.monotonic()
     status, error, bench = "failed", None, None
     try:

@@ -22,6 +22,7 @@ from ale.errors import ConfigError
 from ale.store.run_store import CONFIG_NAME
 from ale_train.commands.evaluate_command import load_evaluation
 from ale_train.config.load import LoadedConfig, load_run_config
+from ale_train.config.user_files import resolve_files
 from ale_train.display.open_display import open_display
 from ale_train.pipeline.run import run as run_pipeline
 from ale_train.pipeline.stages import Only, read_half
@@ -155,7 +156,8 @@ def _show_warnings(show: Callable[[str], None], redact: Callable[[str], str]) ->
 
 @contextmanager
 def _as_file(config: Config) -> Iterator[Path]:
-    """Yield the path of a run file with this configuration. Its `include` is relative to the current folder."""
+    """Yield the path of a run file with this configuration. Its `include`, and files in which plugins
+    are, are relative to the current folder."""
     if isinstance(config, Path) or (isinstance(config, str) and "\n" not in config):
         yield Path(config)
         return
@@ -167,6 +169,7 @@ def _as_file(config: Config) -> Iterator[Path]:
     included = data.get("include") or []
     included = [included] if isinstance(included, str) else included
     plain = {**_as_plain(data), "include": [str(Path(name).absolute()) for name in included]}
+    resolve_files(plain, Path.cwd())
     with tempfile.TemporaryDirectory(prefix="ale-run-file-") as folder:
         path = Path(folder) / "run.yaml"
         path.write_text(dump_yaml(plain))
