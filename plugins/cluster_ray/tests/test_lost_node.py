@@ -23,7 +23,7 @@ from ale.session.session import Sessions
 from ale.specs.choice import PluginChoice
 from ale.specs.driver import DriverContext
 from ale.specs.engine import FolderTicket, PolicyVersion, Sampling
-from ale_engines.pool.engines.engines import Engines
+from ale_engines.pool.engines import Engines
 from ale_ray import engine_calls
 from ale_ray.calls import ask
 from ale_ray.engine_host import EngineSpec
