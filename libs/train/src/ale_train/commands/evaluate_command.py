@@ -68,7 +68,7 @@ def load_evaluation(
     written = loaded.values.file.get("eval") or {}
     if "label" not in written:
         path = loaded.run.model.path
-        label = f"engine {loaded.run.engine.use}" if path is None else name_policy(path, run)
+        label = f"engine {loaded.run.engine.label}" if path is None else name_policy(path, run)
         settings.append(f"eval.label={json.dumps(label)}")
     chosen = _choose_sets(written.get("sets") or {}, sets, list(counts))
     return load_run_config(target, [*settings, *overrides, *([f"eval.sets={json.dumps(chosen)}"] if chosen else [])])

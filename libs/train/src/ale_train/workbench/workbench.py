@@ -203,7 +203,7 @@ async def open_task_source(
     sources = []
     for i, rule in enumerate(section.rules):
         started = await start_driver(stack, required, context, "tasks", rule, f"tasks.mix.{i}")
-        sources.append(MixedSource(rule.use, started, rule.weight, rule.tags))
+        sources.append(MixedSource(rule.label, started, rule.weight, rule.tags))
     return MixedTasks(sources)
 
 
