@@ -1,15 +1,20 @@
-"""Lists what is installed, from package metadata and each package's static `ale-plugin.json`: no plugin is imported.
+"""Lists what is installed, from package metadata and the text of each plugin's class: no plugin is imported.
 
-No slow module is imported here either, so that `ale plugins list` is instant; and no package can break the list by its
-metadata. `ale plugins check` finds the faults that only an import can show. The metadata is read once for each state of
-`sys.path` (its folders and their times), so that a run reads it once, and a new install is noticed."""
+1. A plugin's summary is that of its package; where a package brings several, the first sentence of the class's
+   docstring. A file `ale-plugin.json` in the package may say otherwise, and name the capabilities of a plugin whose
+   import is slow.
+2. No slow module is imported here, so that `ale plugins list` is instant; and no package can break the list by its
+   metadata. `ale plugins check` finds the faults that only an import can show.
+3. The metadata is read once for each state of `sys.path` (its folders and their times), so that a run reads it once,
+   and a new install is noticed.
+"""
 
 from __future__ import annotations
 
 import json
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib import invalidate_caches, metadata
@@ -18,6 +23,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ale.errors import ConfigError
+from ale.registry.class_text import read_class
 from ale.registry.search_path import path_state
 from ale.registry.versions import describe_mismatch
 from ale.specs.kinds import ALL_KINDS, HOOKS
@@ -65,7 +71,11 @@ def list_plugins(kind: str | None = None) -> list[PluginInfo]:
 def _read_installed(state: tuple[tuple[str, int], ...]) -> tuple[PluginInfo, ...]:
     """Return every installed plugin; metadata is read once for each state of `sys.path`."""
     invalidate_caches()
-    found = [_read_plugin_info(distribution, entry) for distribution, entries in _distributions() for entry in entries]
+    found = [
+        _read_plugin_info(package, entry, alone=len(entries) == 1)
+        for package, entries in _distributions()
+        for entry in entries
+    ]
     claims: dict[tuple[str, str], list[PluginInfo]] = defaultdict(list)
     for info in found:
         claims[info.kind, info.name].append(info)
@@ -89,7 +99,6 @@ class _Package:
     name: str
     version: str
     summary: str
-    distribution: metadata.Distribution
 
 
 def _distributions() -> Iterator[tuple[_Package, list[metadata.EntryPoint]]]:
@@ -112,23 +121,26 @@ def _distributions() -> Iterator[tuple[_Package, list[metadata.EntryPoint]]]:
             continue
         seen.add(key)
         if entries:
-            yield _Package(name, version, summary, distribution), entries
+            yield _Package(name, version, summary), entries
 
 
-def _read_plugin_info(package: _Package, entry: metadata.EntryPoint) -> PluginInfo:
+def _read_plugin_info(package: _Package, entry: metadata.EntryPoint, *, alone: bool) -> PluginInfo:
     kind = entry.group.removeprefix("ale.")
     # `entry.module` raises if the target is no 'module:name'.
     module = entry.value.partition(":")[0].split(".")[0].strip()
-    manifest = _read_manifest(package.distribution, module)
+    places = _find_folders(module)
+    manifest = _read_manifest(places or ())
     plugins = manifest.get("plugins")
     about: dict[str, Any] = {}
     for plugin in plugins if isinstance(plugins, list) else ():
         if isinstance(plugin, dict) and (plugin.get("kind"), plugin.get("name")) == (kind, entry.name):
             about = plugin
+    written = read_class(places or (), entry.value)
     declared = manifest.get("api_version")
-    api = declared if isinstance(declared, str) else ""
+    api = declared if isinstance(declared, str) else written.api_version
     capabilities = about.get("capabilities")
-    status, reason = _status(kind, entry.value, module, api, package.name)
+    status, reason = _status(kind, entry.value, module, places is not None, api, package.name)
+    summary = about.get("summary") or (not alone and written.summary) or package.summary
     return PluginInfo(
         kind,
         entry.name,
@@ -137,13 +149,22 @@ def _read_plugin_info(package: _Package, entry: metadata.EntryPoint) -> PluginIn
         api,
         status,
         reason,
-        " ".join(str(about.get("summary") or package.summary).split()),
+        " ".join(str(summary).split()),
         tuple(map(str, capabilities)) if isinstance(capabilities, list) else None,
         entry.value,
     )
 
 
-def _status(kind: str, target: str, module: str, api: str, package: str) -> tuple[Status, str]:
+def _find_folders(module: str) -> list[str] | None:
+    """Return the folders of a top-level module; none if it is a single file, None if there is no such module."""
+    try:
+        spec = find_spec(module)  # of a top-level module this imports nothing
+    except (ImportError, ValueError):
+        spec = None
+    return None if spec is None else list(spec.submodule_search_locations or ())
+
+
+def _status(kind: str, target: str, module: str, there: bool, api: str, package: str) -> tuple[Status, str]:
     """Return what can be known without an import."""
     unfit = describe_mismatch(api, package) if api else None
     if unfit is not None:
@@ -151,27 +172,14 @@ def _status(kind: str, target: str, module: str, api: str, package: str) -> tupl
     shape = r"[\w.]+(\s*:\s*[\w.]+)?" if kind == HOOKS else r"[\w.]+\s*:\s*[\w.]+"  # a module can be an observer
     if re.fullmatch(shape + r"(\s*\[.*\])?", target.strip()) is None:
         return "broken", f"Its entry point '{' '.join(target.split())}' is no 'module:name'; reinstall {package}."
-    try:
-        there = find_spec(module) is not None  # find_spec of the top-level module imports nothing
-    except (ImportError, ValueError):
-        there = False
     return ("ok", "") if there else ("broken", f"There is no module '{module}'; reinstall {package}.")
 
 
-def _read_manifest(distribution: metadata.Distribution, module: str) -> dict[str, Any]:
+def _read_manifest(places: Sequence[str]) -> dict[str, Any]:
     """Return the package's `ale-plugin.json`, or an empty mapping if there is none or it cannot be read."""
-    places = [Path(str(distribution.locate_file(f"{module}/{MANIFEST}")))]
-    for file in distribution.files or ():
-        # An editable install has a .pth file that names the folder of the sources.
-        if file.suffix == ".pth":
-            try:
-                lines = Path(str(file.locate())).read_text(encoding="utf-8").splitlines()
-            except (OSError, ValueError):
-                continue
-            places += [Path(line.strip(), module, MANIFEST) for line in lines if not line.startswith("import")]
     for place in places:
         try:
-            data = json.loads(place.read_text(encoding="utf-8"))
+            data = json.loads(Path(place, MANIFEST).read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError):
             continue
         if isinstance(data, dict):

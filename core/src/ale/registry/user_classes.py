@@ -65,12 +65,6 @@ def find_class(kind: str, use: str) -> Any:
     return found
 
 
-def describe_class(cls: type) -> str:
-    """Return the first sentence of a class's own docstring, or nothing."""
-    text = " ".join((cls.__doc__ or "").split())
-    return text.partition(". ")[0].rstrip(".") + "." if text else ""
-
-
 def _list_names(kind: str, module: ModuleType) -> list[str]:
     """Return what a run file could name in a module: the classes that are written there, and functions with hooks."""
     return [

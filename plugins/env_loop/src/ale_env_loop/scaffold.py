@@ -35,7 +35,7 @@ class EnvScaffoldConfig(PluginConfig):
 
 
 class EnvScaffold(Driver, Scaffold):
-    """Plays the environments of the task source `env`."""
+    """Plays an environment with reset and step: the model's answers are its actions."""
 
     api_version = ">=1.0,<1.2"
     Config = EnvScaffoldConfig

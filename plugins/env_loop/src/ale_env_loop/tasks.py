@@ -61,7 +61,10 @@ class EnvTasksConfig(PluginConfig, EnvironmentSettings):
 
 
 class EnvTasks(Driver, TaskSource):
-    """A subclass may set another default for `Config.env`."""
+    """Episodes of an environment with reset and step: a class of yours, gymnasium, gem, skyrl-gym or OpenEnv.
+
+    A subclass may set another default for `Config.env`.
+    """
 
     api_version = ">=1.0,<1.2"
     capabilities = frozenset({"demonstrations"})

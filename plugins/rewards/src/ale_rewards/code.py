@@ -31,7 +31,7 @@ CANNOT_RUN = (126, 127)
 
 
 class CodeReward(Driver, Reward):
-    """Runs the reply's program."""
+    """The reply's program, run in the sandbox against the task's cases."""
 
     api_version = ">=1.0,<1.2"
 

@@ -17,7 +17,7 @@ BOXED = r"\boxed{...}"
 
 
 class ExactReward(Driver, Reward):
-    """Compares texts."""
+    """1 if the reply, or the part of it that a pattern finds, is the right answer, else 0."""
 
     api_version = ">=1.0,<1.2"
 

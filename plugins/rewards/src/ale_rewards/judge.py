@@ -36,7 +36,7 @@ DETAIL_CHARS = 2000
 
 
 class JudgeReward(Driver, Reward):
-    """A model as the judge."""
+    """A model on an OpenAI-compatible server judges the reply by a rubric."""
 
     api_version = ">=1.0,<1.2"
 

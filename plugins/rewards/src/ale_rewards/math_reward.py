@@ -36,7 +36,7 @@ LINE_BYTES = 1 << 24
 
 
 class MathReward(Driver, Reward):
-    """Compares mathematical answers."""
+    """1 if the reply's answer equals the right one as mathematics (math-verify), else 0."""
 
     api_version = ">=1.0,<1.2"
 

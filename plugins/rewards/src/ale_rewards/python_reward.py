@@ -40,7 +40,7 @@ class WeightedFunction(FunctionSetting):
 
 
 class PythonReward(Driver, Reward):
-    """Functions of the user's."""
+    """Your own reward: one Python function, or several weighted ones."""
 
     api_version = ">=1.0,<1.2"
 

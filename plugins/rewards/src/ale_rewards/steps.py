@@ -14,7 +14,7 @@ from ale_rewards.returned_scores import reaches
 
 
 class StepsReward(Driver, Reward):
-    """Sums `Observation.reward` over the episode."""
+    """The sum of the rewards that the environment gave for single steps."""
 
     api_version = ">=1.0,<1.2"
 

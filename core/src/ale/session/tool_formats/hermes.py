@@ -25,7 +25,7 @@ _OPENS, _CLOSES = re.compile(re.escape(OPEN) + r"\s*"), re.compile(r"\s*" + re.e
 
 
 class Hermes(Driver, ToolFormat):
-    """The tool format `hermes`."""
+    """Tool calls as JSON between `<tool_call>` tags, as Hermes, Qwen 2.5 and Qwen 3 write them."""
 
     api_version = ">=1.0,<1.2"
 

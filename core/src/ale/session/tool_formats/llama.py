@@ -22,7 +22,7 @@ _NEXT = re.compile(r"\s*;\s*")
 
 
 class Llama(Driver, ToolFormat):
-    """The tool format `llama`."""
+    """A reply that is one JSON object, or several with semicolons between them, as Llama 3.1 to 3.3 write calls."""
 
     api_version = ">=1.0,<1.2"
 

@@ -30,7 +30,7 @@ _VALUE_ENDS = re.compile(r"</parameter>(?=\s*(?:<parameter=|\Z))")
 
 
 class QwenXML(Driver, ToolFormat):
-    """The tool format `qwen_xml`."""
+    """Tool calls as tags for the function and each parameter, as Qwen3-Coder writes them."""
 
     api_version = ">=1.0,<1.2"
 

@@ -18,7 +18,7 @@ from ale_engines.pool.replica import Replica
 
 
 class MixedEngine(PooledEngine):
-    """See the module."""
+    """Engines of several kinds as one pool, such as vLLM beside SGLang."""
 
     api_version = ">=1.0,<1.2"
     capabilities = frozenset({"real_tokens"})

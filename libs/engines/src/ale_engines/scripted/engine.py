@@ -25,7 +25,7 @@ from ale_engines.scripted.answer_sources import ScriptedCall, load_function, rea
 
 
 class ScriptedEngine(Driver, InferenceEngine):
-    """The engine `scripted`."""
+    """Answers without a model: from a list, a function or a recording, or random tokens."""
 
     api_version = ">=1.0,<1.2"
 

@@ -49,7 +49,7 @@ class AuditLogConfig(PluginConfig):
 
 
 class AuditLog(Observer):
-    """See the module."""
+    """Records who did what in a run, one line of JSON each, before the agent's command runs."""
 
     api_version = ">=1.0,<1.2"
     Config: ClassVar[type[PluginConfig]] = AuditLogConfig

@@ -30,7 +30,7 @@ class PrintConfig(PluginConfig):
 
 
 class PrintTracker(Observer):
-    """See the module."""
+    """Prints one line of metrics for each training step and evaluation."""
 
     api_version = ">=1.0,<1.2"
     Config: ClassVar[type[PluginConfig]] = PrintConfig
