@@ -29,17 +29,7 @@ from ale_bash import BashTasks
 class Fixed(BashTasks):
     pass
 """
-MANIFEST = {
-    "api_version": ">=1.0,<1.2",
-    "plugins": [
-        {
-            "kind": "tasks",
-            "name": "far",
-            "summary": "Asks for a word in a file.",
-            "capabilities": ["demonstrations"],
-        }
-    ],
-}
+MANIFEST = {"plugins": [{"kind": "tasks", "name": "far", "summary": "Asks for a word in a file."}]}
 
 
 def package_of(kind: str) -> str:
@@ -273,7 +263,7 @@ def test_a_kind_is_added_to_a_package_that_is_there(tmp_path: Path) -> None:
     assert "entry point ale.algorithm: y = ale_y.algorithm:YAlgorithm" in done.stdout
     after = tree(tmp_path)
     grown = {path for path in before if after[path] != before[path]}
-    assert {Path(path).name for path in grown} == {"pyproject.toml", "ale-plugin.json"}
+    assert {Path(path).name for path in grown} == {"pyproject.toml"}
     for path in set(after) - set(before):
         assert path.removeprefix("ale-plugin-y/") in done.stdout
     settings = tomllib.loads(project.read_text())
@@ -288,8 +278,6 @@ def test_a_kind_is_added_to_a_package_that_is_there(tmp_path: Path) -> None:
     assert [word for word in options.split() if word != "--ale-plugin"] == [
         f"{kind}:ale-plugin-y:y" for kind in ("scaffold", "algorithm", "hooks")
     ]
-    manifest = json.loads((folder / "src/ale_y/ale-plugin.json").read_text())
-    assert [plugin["kind"] for plugin in manifest["plugins"]] == ["scaffold", "algorithm", "hooks"]
 
 
 @pytest.mark.parametrize("broken", ["[project", "project = 3", '[project]\ndependencies = "x"\n', "\xff"])
@@ -320,9 +308,7 @@ def test_a_published_package_with_the_templates_sentences_fails_the_kit(tmp_path
         assert done.returncode == code, done.stdout[-2000:]
     for line, sentence in ((3, "Asks for a word in a file."), (5, "TODO: say more."), (6, "five tasks.")):
         assert f"the README of far-away, line {line}, still has a sentence of the template: '{sentence}'" in done.stdout
-    assert (
-        "the summary of tasks 'far' in ale-plugin.json still has a sentence of the template: 'Asks for" in done.stdout
-    )
+    assert "the summary of tasks 'far' still has a sentence of the template: 'Asks for" in done.stdout
 
 
 def test_the_sentences_that_are_looked_for_are_those_that_a_new_package_has(packages: Path) -> None:

@@ -100,7 +100,7 @@ def test_a_check_of_good_plugins_exits_with_0() -> None:
     ("capabilities", "listed", "reason"),
     [
         ({"fast"}, ["fast"], "There is no capability 'fast' of kind reward."),
-        ({"acme.fast"}, [], "Its class can do acme.fast, its ale-plugin.json says nothing; write the same into both."),
+        ({"acme.fast"}, [], "Its class can do acme.fast, its ale-plugin.json says nothing; write the same into both,"),
         (set(), ["acme.fast"], "Its class can do nothing special, its ale-plugin.json says acme.fast;"),
         ({"acme.fast"}, ["acme.fast"], None),
     ],

@@ -28,7 +28,7 @@ async def check_import(info: PluginInfo, timeout_s: float = TIMEOUT_S) -> Import
 
 async def check_imports(infos: Sequence[PluginInfo], timeout_s: float = TIMEOUT_S) -> list[ImportFindings]:
     """Import each plugin in a process of its own and say what came of it; each may take so many seconds."""
-    plugins = [f"{info.kind} {info.package}:{info.name}" for info in infos]
+    plugins = [f"{info.kind} {f'{info.package}:{info.name}' if info.package else info.target}" for info in infos]
     with tempfile.TemporaryDirectory(prefix="ale-probe-", ignore_cleanup_errors=True) as folder:
         checker = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "ale_testing.import_check_child", folder, str(timeout_s), *plugins),

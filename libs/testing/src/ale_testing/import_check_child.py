@@ -17,8 +17,10 @@ from typing import Any
 
 from ale.config.keys import describe_keys
 from ale.errors import AleError
-from ale.registry.drivers import find_plugin, load_driver_class
+from ale.registry.class_text import first_sentence
+from ale.registry.drivers import FoundObserver, find_plugin, load_driver_class
 from ale.registry.installed import PluginInfo, list_plugins
+from ale.registry.user_classes import import_place
 from ale.registry.validation import nearest_hint
 from ale.specs.kinds import CAPABILITIES
 
@@ -36,6 +38,8 @@ class ImportFindings:
 
     problem: str | None = None
     location: str = ""
+    summary: str = ""
+    """The first sentence of its docstring."""
     api_version: str = ""
     capabilities: tuple[str, ...] = ()
     config: tuple[tuple[str, ...], ...] = ()
@@ -52,10 +56,12 @@ def examine(kind: str, name: str) -> ImportFindings:
     except AleError as error:
         return ImportFindings(str(error).removeprefix(f"{kind}: "))
     capabilities = tuple(sorted(cls.capabilities))
-    module = sys.modules[cls.__module__ if cls.__module__ != "ale.registry.drivers" else info.target.partition(":")[0]]
+    documented: Any = cls.found if issubclass(cls, FoundObserver) else cls
+    module = sys.modules[cls.__module__] if documented is cls else _module_of(info)
     return ImportFindings(
         _describe_disagreement(info, capabilities),
         str(getattr(module, "__file__", "")),
+        first_sentence(documented.__doc__ or ""),
         str(cls.api_version),
         capabilities,
         tuple(describe_keys(cls.Config)),
@@ -63,12 +69,18 @@ def examine(kind: str, name: str) -> ImportFindings:
     )
 
 
+def _module_of(info: PluginInfo) -> Any:
+    """Return the module of an observer that is no driver."""
+    return import_place(info.target) if not info.package else sys.modules[info.target.partition(":")[0]]
+
+
 def _describe_disagreement(info: PluginInfo, capabilities: tuple[str, ...]) -> str | None:
-    """A sentence where the class contradicts its manifest, by which runs choose, or has an unknown capability."""
+    """A sentence where the class contradicts its manifest, if it has one, or has an unknown capability."""
     if info.capabilities is not None and set(capabilities) != set(info.capabilities):
         return (
             f"Its class can do {', '.join(capabilities) or 'nothing special'}, its ale-plugin.json says "
-            f"{', '.join(sorted(info.capabilities)) or 'nothing'}; write the same into both."
+            f"{', '.join(sorted(info.capabilities)) or 'nothing'}; write the same into both, or take it out of the "
+            "file."
         )
     known = CAPABILITIES[info.kind]
     for word in capabilities:

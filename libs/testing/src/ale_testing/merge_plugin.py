@@ -1,12 +1,11 @@
-"""Adds plugins to a package that is there: modules, tests, entry points, manifest entries. No file is overwritten.
+"""Adds plugins to a package that is there: modules, tests, entry points. No file is overwritten.
 
-Everything is made up before anything is written. Then the new files are created and the two files that grow
-(`pyproject.toml`, `ale-plugin.json`) are replaced whole; what fails in between is taken back.
+Everything is made up before anything is written. Then the new files are created and `pyproject.toml`, which grows, is
+replaced whole; what fails in between is taken back.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from contextlib import suppress
@@ -17,15 +16,15 @@ import tomlkit
 from tomlkit.exceptions import TOMLKitError
 
 from ale.errors import ConfigError
-from ale_testing.package_plan import PackagePlan, write_manifest
+from ale_testing.package_plan import PackagePlan
 
 
 def merge_into(target: Path, plan: PackagePlan) -> None:
     """Add what is planned to the package in the folder `target`, and say what was added. Raises `ConfigError`; then
     nothing was written."""
-    project, manifest = target / "pyproject.toml", target / plan.source / "ale-plugin.json"
-    for needed in (project, manifest):
-        if not needed.is_file():
+    project, source = target / "pyproject.toml", target / plan.source
+    for needed, there_is in ((project, project.is_file()), (source, source.is_dir())):
+        if not there_is:
             raise ConfigError(
                 f"{target} is there already, and is no package that a plugin can be added to: it has no "
                 f"{needed.relative_to(target)}. Choose another name, or another folder with --into."
@@ -33,7 +32,7 @@ def merge_into(target: Path, plan: PackagePlan) -> None:
     there = [path for path in plan.files if (target / path).exists()]
     if there:
         raise ConfigError(f"{target} has a file {there[0]} already; move it away, or choose another name.")
-    grown = {project: _add_to_project(project, plan), manifest: _add_to_manifest(manifest, plan)}
+    grown = {project: _add_to_project(project, plan)}
     _write(target, plan.files, grown)
     print(f"Added to {target}:\n")
     for path in plan.files:
@@ -87,20 +86,6 @@ def _add_to_project(file: Path, plan: PackagePlan) -> str:
 def _package_of(requirement: str) -> str:
     """The name of the package in a requirement, in one spelling."""
     return re.sub(r"[-_.]+", "-", re.split(r"[^\w.-]", requirement.strip(), maxsplit=1)[0]).lower()
-
-
-def _add_to_manifest(file: Path, plan: PackagePlan) -> str:
-    """The text of `ale-plugin.json` with an entry for each plugin."""
-    try:
-        manifest = json.loads(file.read_text(encoding="utf-8"))
-        there = {(entry["kind"], entry["name"]) for entry in manifest["plugins"]}
-        taken = [part.kind for part in plan.parts if (part.kind, plan.name) in there]
-        if taken:
-            raise ConfigError(f"{file} lists a {taken[0]} plugin '{plan.name}' already; choose another name.")
-        manifest["plugins"] += [part.manifest(plan.name) for part in plan.parts]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{file} cannot be added to: {type(error).__name__}: {error}.") from None
-    return write_manifest(manifest)
 
 
 def _write(target: Path, files: dict[str, str], grown: dict[Path, str]) -> None:

@@ -6,7 +6,6 @@ The templates are in `templates/`: `package/` for every kind, `drivers/<kind>.py
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -18,17 +17,11 @@ from ale_testing.plugin_templates import ABOUT, ENVIRONMENT, PARTS, TEMPLATES
 
 @dataclass(frozen=True)
 class Part:
-    """One plugin of a package: the class that its entry point names, and its entry in the manifest."""
+    """One plugin of a package: the class that its entry point names."""
 
     kind: str
     module: str
     class_name: str
-    summary: str
-    capabilities: tuple[str, ...]
-
-    def manifest(self, name: str) -> dict[str, Any]:
-        """Its entry in `ale-plugin.json`."""
-        return {"kind": self.kind, "name": name, "summary": self.summary, "capabilities": [*self.capabilities]}
 
 
 @dataclass(frozen=True)
@@ -102,16 +95,8 @@ def plan_package(kind: str, name: str, with_hooks: bool, *, beside: bool = False
         ".github/workflows/ci.yml": _render("package/ci.yml.jinja", values),
         f"{source}/__init__.py": _render("package/init.py.jinja", values),
         f"{source}/py.typed": "",
-        f"{source}/ale-plugin.json": write_manifest(
-            {"api_version": current_range(), "plugins": [part.manifest(name) for part in parts]}
-        ),
     }
     return PackagePlan(name, package, module, tuple(parts), dependencies, tuple(options), files, frame)
-
-
-def write_manifest(manifest: dict[str, Any]) -> str:
-    """The text of `ale-plugin.json`."""
-    return json.dumps(manifest, indent=2, ensure_ascii=False) + "\n"
 
 
 def _part(kind: str, name: str, whole: str, beside: bool) -> Part:
@@ -119,9 +104,7 @@ def _part(kind: str, name: str, whole: str, beside: bool) -> Part:
     word = "Observer" if kind == HOOKS else "".join(part.capitalize() for part in kind.split("_"))
     class_name = f"{name}{word}" if beside or whole == ENVIRONMENT else name
     module = "plugins" if whole == ENVIRONMENT and kind != HOOKS else "observer" if kind == HOOKS else kind
-    own = whole == ENVIRONMENT and kind != HOOKS
-    about = ABOUT[whole] if own else ABOUT[kind]
-    return Part(kind, module, class_name, about.summary, about.capabilities)
+    return Part(kind, module, class_name)
 
 
 def _render(template: str, values: dict[str, Any]) -> str:

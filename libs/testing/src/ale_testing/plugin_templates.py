@@ -24,7 +24,6 @@ class Template:
     summary: str
     yaml: str
     limits: str
-    capabilities: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
     """What its packages depend on besides."""
     suites: tuple[str, ...] = ()
@@ -37,9 +36,8 @@ ABOUT = {
         "Sandboxes that are temporary folders, without any isolation.",
         "sandbox: {name}\nneeds: {{network: full}}   # it cannot cut the network, so a run must say that it need not",
         "it isolates nothing: commands run as this user, on this machine, with its network.",
-        ("network_full",),
-        ("ale-sandbox>=0.1,<0.2",),
-        ("sandbox_claims", "sandbox_lifetime"),
+        needs=("ale-sandbox>=0.1,<0.2",),
+        suites=("sandbox_claims", "sandbox_lifetime"),
     ),
     "engine": Template(
         "Samples tokens without a model, each as likely as the next.",
@@ -50,17 +48,15 @@ ABOUT = {
         "One process, one sequence at a time, AdamW.",
         "trainer: {{use: {name}, lr: 1e-4}}",
         "slow: nothing is batched, and while it computes nothing else goes on.",
-        (),
-        ("torch>=2.5", "transformers>=5.0,<6"),
-        ("trainer_policies",),
+        needs=("torch>=2.5", "transformers>=5.0,<6"),
+        suites=("trainer_policies",),
     ),
     "algorithm": Template(
         "REINFORCE with the group's mean as baseline.",
         "algorithm: {{use: {name}, group_size: 4}}",
         "on-policy: nothing corrects for rollouts of an older policy.",
-        (),
-        ("ale-torch>=0.1,<0.2", "ale-train>=0.1,<0.2"),
-        ("algorithm_loss",),
+        needs=("ale-torch>=0.1,<0.2", "ale-train>=0.1,<0.2"),
+        suites=("algorithm_loss",),
     ),
     "scaffold": Template(
         "One shell tool and a loop.",

@@ -18,6 +18,11 @@ from ale_testing.import_check import check_imports
 from ale_testing.import_check_child import ImportFindings
 from ale_train.config.run import RunConfig
 
+USER_CLASS = {
+    "type": "string",
+    "pattern": r"\.py(:\w+)?$|^[A-Za-z_][\w.]*:\w+$",
+    "description": "A class of your own, such as ./mine.py:Mine or package.module:Mine.",
+}
 REFERENCE = {"type": "string", "pattern": r"\$\{", "description": "An interpolation, such as ${seed}."}
 
 
@@ -110,7 +115,8 @@ def _section(found: list[tuple[PluginInfo, dict[str, Any]]], own_keys: dict[str,
             }
         )
     names = [name for mapping in mappings for name in mapping["properties"]["use"]["enum"]]
-    return {"anyOf": [{"enum": names}, *mappings]} if mappings else {"type": "string"}
+    own = {"type": "object", "title": "a class of your own", "properties": {"use": USER_CLASS, **own_keys}}
+    return {"anyOf": [{"enum": names}, *mappings, USER_CLASS, own | {"required": ["use"]}]}
 
 
 def _own_keys(several: type[PluginRules]) -> dict[str, Any]:

@@ -56,15 +56,16 @@ def _is_in(sentence: str, line: str) -> bool:
 
 
 def find_leftovers(package: str, summaries: dict[str, str]) -> list[Leftover]:
-    """The leftovers in an installed package's README, its own summary and those of its plugins in the manifest, which
-    `summaries` gives by plugin; none if it is marked as not to be published."""
+    """The leftovers in an installed package's README, its own summary and those of its plugins, which `summaries` gives
+    by plugin; none if it is marked as not to be published."""
     found = metadata.distribution(package)
     about = message_from_string(found.read_text("METADATA") or "")
     if UNPUBLISHED in (about.get_all("Classifier") or ()):
         return []
     where, text = readme_of(found, about)
-    texts = {"the package's summary (description in pyproject.toml)": about.get("Summary") or ""}
-    texts |= {f"the summary of {plugin} in ale-plugin.json": summary for plugin, summary in summaries.items()}
+    whole = about.get("Summary") or ""
+    texts = {"the package's summary (description in pyproject.toml)": whole}
+    texts |= {f"the summary of {plugin}": summary for plugin, summary in summaries.items() if summary != whole}
     left = find_in_text(where, text)
     return left + [Leftover(place, 0, one.text) for place, text in texts.items() for one in find_in_text(place, text)]
 
