@@ -1,4 +1,4 @@
-"""The page docs/cluster.md and the files of examples/cluster: they load, fit each other, and say what the code says."""
+"""The pages of clusters in docs and the files of examples/cluster: they load, fit each other, and say what the code says."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ale_ray.settings import RayConfig
 from ale_train.config.load import load_run_config
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "cluster.md"
+PAGES = "".join((ROOT / "docs" / page).read_text() for page in ("cluster.md", "cluster_operation.md"))
 EXAMPLES = ROOT / "examples" / "cluster"
 MANIFEST = yaml.safe_load((EXAMPLES / "rayjob.yaml").read_text())
 SCRIPT = EXAMPLES / "slurm.sh"
@@ -135,11 +135,11 @@ def test_the_page_quotes_the_sentence_about_room(use_nodes: UseNodes) -> None:
     rooms = [*[Room("engine", 1.0, 1)] * 4, Room("trainer", 1.0)]
     with pytest.raises(ConfigError) as refused:
         check_room(rooms)
-    assert str(refused.value) in PAGE.read_text().replace("\n> ", " ")
+    assert str(refused.value) in PAGES.replace("\n> ", " ")
 
 
 def test_the_page_has_every_setting_and_every_command() -> None:
-    text = PAGE.read_text()
+    text = PAGES
     for name, field in RayConfig.model_fields.items():
         assert f"cluster.{name}" in text, name
         for key in getattr(field.annotation, "model_fields", {}):
