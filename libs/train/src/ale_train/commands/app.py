@@ -1,5 +1,5 @@
-"""The arguments of `ale run` and `ale eval`. The code that does the work is imported when a command runs, so that
-`ale --help` is instant."""
+"""The arguments of `ale run`, `ale eval` and `ale show`. The code that does the work is imported when a command runs,
+so that `ale --help` is instant."""
 
 from __future__ import annotations
 
@@ -40,3 +40,23 @@ def eval_(
     from ale_train.commands.evaluate_command import evaluate
 
     evaluate(target, model, overrides or [], episodes=episodes, n=n, sets=sets or [], out=out)
+
+
+def show_(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="The run folder.")],
+    episode: Annotated[
+        str | None, typer.Argument(metavar="[EPISODE]", help="Show this episode: its id, or a beginning of it.")
+    ] = None,
+    failed: Annotated[bool, typer.Option("--failed", help="Only episodes that failed or were rejected.")] = False,
+    tag: Annotated[str | None, typer.Option(help="Only episodes of tasks with this tag.")] = None,
+    step: Annotated[int | None, typer.Option(help="Only episodes of this step.")] = None,
+    stage: Annotated[str | None, typer.Option(help="Only episodes of this stage, such as rl or eval.")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="Most episodes to list, the newest ones.")] = 20,
+    full: Annotated[bool, typer.Option("--full", help="Show long texts of an episode whole.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """A run's state, failures and episodes, or one episode turn by turn; also while the run goes on."""
+    from ale_train.commands.show_command import show
+    from ale_train.show.episode_rows import Filters
+
+    show(folder, episode, Filters(failed, tag, step, stage), limit, full, as_json)
