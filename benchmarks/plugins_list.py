@@ -1,11 +1,10 @@
 """Measures `ale plugins list` with many plugins installed, compared with an interpreter that does nothing.
 
-Dummy packages with metadata and a manifest, one of them broken, are on PYTHONPATH; each round runs both sides.
+Dummy packages, one of them broken, are on PYTHONPATH; each round runs both sides.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import statistics
 import subprocess
@@ -15,6 +14,7 @@ import time
 from pathlib import Path
 
 ROUNDS = 15
+CLASS = 'class Dummy(Driver, Reward):\n    """A dummy."""\n\n    api_version = ">=1.0,<1.2"\n'
 ALE = Path(sys.executable).with_name("ale")
 
 
@@ -25,9 +25,8 @@ def write_plugins(folder: Path, n: int) -> None:
         info.mkdir()
         if i < n - 1:
             module.mkdir()
-            (module / "__init__.py").write_text("raise SystemExit('imported')\n")
-            plugin = {"kind": "reward", "name": f"dummy-{i}", "summary": "A dummy.", "capabilities": []}
-            (module / "ale-plugin.json").write_text(json.dumps({"api_version": ">=1.0,<1.2", "plugins": [plugin]}))
+            (module / "__init__.py").write_text(f"raise SystemExit('imported')\nfrom dummy_{i}.reward import Dummy\n")
+            (module / "reward.py").write_text(CLASS)
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: dummy-{i}\nVersion: 1.0\nSummary: A dummy.\n")
         (info / "entry_points.txt").write_text(f"[ale.reward]\ndummy-{i} = dummy_{i}:Dummy\n")
         (info / "RECORD").write_text("")

@@ -50,7 +50,7 @@ def test_help_names_every_command() -> None:
 
 def test_plugins_are_listed_as_a_table_and_as_json() -> None:
     table = ale("plugins", "list").stdout.splitlines()
-    assert table[0].split() == ["KIND", "NAME", "PACKAGE", "VERSION", "API", "STATUS", "SUMMARY"]
+    assert table[0].split() == ["KIND", "NAME", "PACKAGE", "VERSION", "STATUS", "SUMMARY"]
     found = json.loads(ale("plugins", "list", "--json").stdout)
     assert len(found) == len(table) - 1
     keys = {

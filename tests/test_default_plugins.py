@@ -10,7 +10,7 @@ import pytest
 from ale.registry.installed import list_plugins
 
 
-def test_the_default_plugins_are_listed_with_what_their_manifest_says() -> None:
+def test_the_default_plugins_are_listed_with_what_their_packages_and_classes_say() -> None:
     found = {(i.kind, i.name): i for i in list_plugins()}
     for kind, name in (("sandbox", "local"), ("engine", "torch"), ("algorithm", "ipa"), ("tasks", "bash")):
         info = found[kind, name]
@@ -18,6 +18,14 @@ def test_the_default_plugins_are_listed_with_what_their_manifest_says() -> None:
         assert info.summary
         assert info.api_version == ">=1.0,<1.2"
         assert info.package.startswith("ale-plugin-")
+
+
+def test_every_plugin_of_ours_has_a_summary_of_its_own() -> None:
+    ours = [i for i in list_plugins() if i.package.startswith("ale-")]
+    assert len({i.summary for i in ours}) == len(ours) > 30
+    for info in ours:
+        assert 20 < len(info.summary) < 140, info
+        assert info.summary.endswith("."), info
 
 
 @pytest.mark.parametrize(

@@ -116,17 +116,10 @@ def test_a_wheel_holds_every_file_of_its_package(wheels: dict[str, Path], packag
 def test_a_plugins_wheel_says_what_it_brings(wheels: dict[str, Path], package: Path) -> None:
     about = project(package)
     wheel = zipfile.ZipFile(wheels[about["name"]])
-    manifests = [json.loads(wheel.read(n)) for n in wheel.namelist() if n.endswith("/ale-plugin.json")]
-    listed = [plugin for manifest in manifests for plugin in manifest["plugins"]]
-    entries = {(g, name) for g, names in about["entry-points"].items() for name in names}
-    no_plugins = ("ale.commands", "ale.doctor", "ale.readers")
-    drivers = {(group, name) for group, name in entries if group not in no_plugins}
-    assert {(f"ale.{p['kind']}", p["name"]) for p in listed} == drivers
-    assert entries, "a plugin brings something"
-    assert len(manifests) == bool(drivers)
-    assert all(p["summary"] for p in listed)
+    assert any(about["entry-points"].values()), "a plugin brings something"
     (text,) = [wheel.read(n).decode() for n in wheel.namelist() if n.endswith(".dist-info/METADATA")]
     headers = Parser().parsestr(text)
+    assert headers["Summary"] == about["description"], "what `ale plugins list` shows"
     assert any(r.startswith("ale-core") for r in headers.get_all("Requires-Dist", []))
     assert headers["License-Expression"] == "Apache-2.0"
     assert headers["Requires-Python"] == ">=3.11"

@@ -24,8 +24,8 @@ def show(kind: str | None, as_json: bool) -> None:
             "usual ones."
         )
         return
-    rows = [("KIND", "NAME", "PACKAGE", "VERSION", "API", "STATUS", "SUMMARY")]
-    rows += [(i.kind, i.name, i.package, i.version, i.api_version or "-", i.status, i.summary) for i in infos]
+    rows = [("KIND", "NAME", "PACKAGE", "VERSION", "STATUS", "SUMMARY")]
+    rows += [(i.kind, i.name, i.package, i.version, i.status, i.summary) for i in infos]
     print_table(rows)
     for info in infos:
         if info.status != "ok":
