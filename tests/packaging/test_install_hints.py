@@ -24,6 +24,7 @@ OTHER_NAMES = {
     *("ale-cluster", "ale-run", "ale-runs"),  # objects of Kubernetes, a folder
     *("ale-agents", "ale-agents-base"),  # /opt/ale-agents, and an image in an example
     *("ale-local", "ale-podman", "ale-plugin", "ale-rock"),  # folders, a socket, the manifest, a user
+    "ale-py",  # the Arcade Learning Environment
 }
 """What else begins with `ale-` in the docs."""
 HISTORY = "CHANGELOG.md"
