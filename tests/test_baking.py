@@ -16,7 +16,7 @@ from ale.errors import ConfigError
 from ale.specs.sandbox import SandboxProvider, SandboxSpec
 from ale_endpoint.agents import Recipe, baking
 from ale_endpoint.agents.baking import Bakery, bake_spec, snapshot_name
-from ale_endpoint.agents.package_settings import package_settings
+from ale_endpoint.agents.package_indexes import package_settings
 
 pytestmark = pytest.mark.bwrap
 

@@ -21,7 +21,7 @@ from ale.session.tokenizer import byte_tokenizer
 from ale.specs.driver import Driver, DriverContext, PluginConfig
 from ale.specs.engine import GenerateRequest, Generation, InferenceEngine, Sampling
 from ale_endpoint.relays import script
-from ale_endpoint.relays.log import Log, Record, append, encode, parse
+from ale_endpoint.relays.request_log import Log, Record, append, encode, parse
 
 
 class Service:

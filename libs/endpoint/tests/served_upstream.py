@@ -12,7 +12,7 @@ import openai
 from upstreams import Scripted, real
 
 from ale_endpoint.forwarding import Forwarding
-from ale_endpoint.http import build_app
+from ale_endpoint.http_app import build_app
 from ale_endpoint.recording import RecordedCall, Recording, read_recording
 from ale_endpoint.server import listener_at, serving
 from ale_endpoint.upstream import Route, Upstream

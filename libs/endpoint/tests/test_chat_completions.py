@@ -124,8 +124,8 @@ async def test_who_hangs_up_ends_the_generation(session: ServedSession, engine: 
 async def test_a_slow_answer_keeps_its_stream_alive_and_its_error_is_an_event(
     chat: openai.AsyncOpenAI, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ale_endpoint.http.PATIENCE_S", 0.05)
-    monkeypatch.setattr("ale_endpoint.http.ALIVE_S", 0.05)
+    monkeypatch.setattr("ale_endpoint.http_app.PATIENCE_S", 0.05)
+    monkeypatch.setattr("ale_endpoint.http_app.ALIVE_S", 0.05)
     engine.wait, engine.texts = asyncio.Event(), ["late"]
     messages: list[Any] = [{"role": "user", "content": "go"}]
     asyncio.get_running_loop().call_later(0.4, engine.wait.set)

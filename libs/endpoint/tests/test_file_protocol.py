@@ -30,7 +30,7 @@ from support.ports import held_port
 from ale.errors import EngineError
 from ale.session.session import RecordedSession
 from ale_endpoint.file_protocol import FolderLink, answer_log
-from ale_endpoint.relays.log import SESSION_END, append, encode
+from ale_endpoint.relays.request_log import SESSION_END, append, encode
 from ale_endpoint.session_server import SessionServer
 
 TORN = 'LLM_REQUEST_END{"index": 7}\nLLM_RESPONSE_STARTSESSION_END\u2028\x85\x0b\x0c\0\r'

@@ -19,7 +19,7 @@ from file_protocol_client import Service, body_of, completion, eventually, of_ki
 from rock.sdk.model.client import ModelClient
 
 from ale_endpoint.relays import script
-from ale_endpoint.relays.log import SESSION_END, append, encode
+from ale_endpoint.relays.request_log import SESSION_END, append, encode
 
 NASTY = "LLM_REQUEST_END LLM_RESPONSE_START SESSION_END\n\u2028\x85\x0b\0 LLM_RESPONSE_END{}"
 

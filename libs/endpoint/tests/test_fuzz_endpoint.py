@@ -21,7 +21,7 @@ from schemathesis.specs.openapi.checks import (
 from served_sessions import pliable_endpoint
 
 from ale.specs.engine import Sampling
-from ale_endpoint.http import build_app
+from ale_endpoint.http_app import build_app
 
 ENDPOINT, _ = pliable_endpoint()
 SESSION = ENDPOINT.open("fuzzed", Sampling(), max_calls=1 << 30, max_context=1 << 20)

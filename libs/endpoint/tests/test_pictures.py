@@ -14,9 +14,9 @@ from served_upstream import served
 from upstreams import Faulty, says
 
 from ale.errors import RequestRefused
-from ale_endpoint.demonstrations import read_trajectories
 from ale_endpoint.dialects.pictures import LEFT_OUT
 from ale_endpoint.forwarding import Forwarding
+from ale_endpoint.recorded_demonstrations import read_trajectories
 from ale_endpoint.recording import Recording, read_recording
 from ale_endpoint.replay import Replay
 from ale_endpoint.upstream import Route, Upstream

@@ -132,7 +132,7 @@ async def test_a_call_that_its_agent_gave_up_ends_upstream_and_is_not_recorded(t
 async def test_a_stream_that_waits_long_is_kept_alive_and_its_failure_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ale_endpoint.http.PATIENCE_S", 0.1)
+    monkeypatch.setattr("ale_endpoint.http_app.PATIENCE_S", 0.1)
     async with AsyncExitStack() as stack:
         faulty = await stack.enter_async_context(Faulty().up())
         faulty.script = [hangs]

@@ -97,7 +97,7 @@ def endpoint_serve(
     if out is None and routes:
         out = DEFAULT_OUT
     required = read_secret(require_key, "--require-key") if require_key is not None else None
-    asyncio.run(_serve(Plan(routes, replay, out, required, host, port, unix, max_tokens, pictures)))
+    asyncio.run(_serve(ServeOptions(routes, replay, out, required, host, port, unix, max_tokens, pictures)))
 
 
 def routes_of(upstream: str | None, named: Sequence[str], key_env: Sequence[str]) -> list[Route]:
@@ -146,7 +146,7 @@ def routes_of(upstream: str | None, named: Sequence[str], key_env: Sequence[str]
 
 
 @dataclass(frozen=True)
-class Plan:
+class ServeOptions:
     """The command's options: what is served, where, and where it is recorded."""
 
     routes: Sequence[Route]
@@ -165,7 +165,7 @@ class Plan:
         return self.replay is not None and self.out is not None and self.replay.resolve() == self.out.resolve()
 
 
-async def _serve(plan: Plan) -> None:
+async def _serve(plan: ServeOptions) -> None:
     """Serve until a signal comes."""
     import asyncio
     import logging
@@ -178,7 +178,7 @@ async def _serve(plan: Plan) -> None:
     from ale.errors import ConfigError
     from ale.registry.validation import one_line_error
     from ale_endpoint.forwarding import Forwarding
-    from ale_endpoint.http import build_app
+    from ale_endpoint.http_app import build_app
     from ale_endpoint.recording import Recording, read_recording
     from ale_endpoint.replay import Replay
     from ale_endpoint.server import listener_at, serving
@@ -240,7 +240,7 @@ async def _serve(plan: Plan) -> None:
     print(f"ended: calls {', '.join(parts)}" if parts else "ended: no calls", flush=True)
 
 
-def describe_addresses(plan: Plan, port: int) -> Iterator[str]:
+def describe_addresses(plan: ServeOptions, port: int) -> Iterator[str]:
     """Lines that say where the endpoint listens and where it writes."""
     address = f"http://{plan.host}:{port}"
     yield f"listening at  {address}/v1 (OpenAI), {address} (Anthropic)"

@@ -1,9 +1,9 @@
 """The trainer's side of the file protocol: answers what an agent without any network writes to a log
-(`relays/service.py`).
+(`relays/file_service.py`).
 
-1. A *link* reads and appends: `FolderLink` where the log's folder is on this host, `SandboxLink` where it is in a
-   sandbox that shares no folder, by running `relays/log.py` in there; one call waits for what is new, so that nothing
-   is polled.
+1. A *link* reads and appends. `FolderLink` is for a log whose folder is on this host. `SandboxLink` is for one in a
+   sandbox that shares no folder: it runs `relays/request_log.py` in there, and one call waits for new lines, so that
+   nothing is polled.
 2. Requests are answered through the session, several at once, each in whatever order it is done.
 3. What the log already holds counts: after a restart only what has no answer is answered. A request that is written
    again, since the file was rotated before it was answered, is the same request.
@@ -28,9 +28,9 @@ from ale.specs.sandbox import Sandbox
 from ale.specs.scaffold import ModelSession
 from ale_endpoint.dialects import ChatCompletions
 from ale_endpoint.dialects.pictures import Pictures
-from ale_endpoint.http import RefusedCall, as_http_error, call_of
+from ale_endpoint.http_app import HttpError, as_http_error, call_of
 from ale_endpoint.relays import script
-from ale_endpoint.relays.log import MOST_LINE, Log, Record, append, digest, encode, parse
+from ale_endpoint.relays.request_log import MOST_LINE, Log, Record, append, digest, encode, parse
 
 log = logging.getLogger("ale.endpoint.files")
 AT_ONCE = 32
@@ -228,13 +228,13 @@ class _Answering:
         try:
             try:
                 call = call_of(dialect, body, self.pictures)
-            except RefusedCall as refused:
+            except HttpError as refused:
                 self.session.fault = RequestRefused(refused.message, refused.status, refused.code)
                 raise
             with as_http_error():
                 made = await self.session.answer(call)
                 return 200, dialect.answer(call, made, f"{self.session.id}-{made[0].chunk}")
-        except RefusedCall as refused:
+        except HttpError as refused:
             return refused.status, dialect.error(refused.status, refused.code, refused.message)
 
     async def write(self) -> None:

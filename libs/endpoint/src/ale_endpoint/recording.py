@@ -21,7 +21,7 @@ from ale.config.references import redact_json
 from ale.errors import AleError, ConfigError
 from ale.messages import Answer, ChatReply, FinishWord, ModelCall
 from ale.registry.validation import one_line_error
-from ale_endpoint.dialects.chat import read_message, read_tool
+from ale_endpoint.dialects.chat_completions import read_message, read_tool
 
 VERSION = 1
 

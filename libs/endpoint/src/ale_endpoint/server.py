@@ -31,7 +31,7 @@ async def serving(app: Any, *listeners: socket.socket) -> AsyncIterator[None]:
     off."""
     import uvicorn
 
-    from ale_endpoint.connection import Connection
+    from ale_endpoint.http_connection import DeadlineConnection
 
     class Server(uvicorn.Server):
         """Leaves signals to the run, which has to clean up more than a server."""
@@ -42,7 +42,7 @@ async def serving(app: Any, *listeners: socket.socket) -> AsyncIterator[None]:
 
     config = uvicorn.Config(
         app,
-        http=Connection,
+        http=DeadlineConnection,
         ws="none",
         log_level="error",
         access_log=False,

@@ -24,7 +24,7 @@ from ale.errors import RequestRefused
 from ale.messages import MODEL
 from ale.specs.scaffold import ModelSession
 from ale_endpoint.dialects.pictures import Pictures
-from ale_endpoint.http import build_app
+from ale_endpoint.http_app import build_app
 from ale_endpoint.server import listener_at, serving
 from ale_endpoint.unix_socket import unix_listener
 

@@ -27,7 +27,7 @@ import tenacity
 from ale.errors import ApiError, ConfigError, ContextExceeded, RequestRefused
 from ale.messages import Answer, ChatReply, ModelCall
 from ale.registry.validation import one_line_error
-from ale_endpoint.completions import read_replies, request_body, whole
+from ale_endpoint.chat_client import read_replies, request_body, whole
 from ale_endpoint.dialects.request_errors import kind_of
 from ale_endpoint.http_client import CONNECT_S, open_client, proxy_for
 

@@ -96,7 +96,7 @@ async def test_of_several_answers_that_fail_the_first_fault_is_told(
 async def test_an_error_in_a_stream_that_has_begun_is_an_event_of_it(
     session: ServedSession, engine: ProgrammableEngine, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
-    monkeypatch.setattr("ale_endpoint.http.PATIENCE_S", 0.05)
+    monkeypatch.setattr("ale_endpoint.http_app.PATIENCE_S", 0.05)
 
     async def late(request: GenerateRequest) -> Any:
         await asyncio.sleep(0.3)
@@ -116,7 +116,7 @@ async def test_an_engine_that_stalls_is_ended_with_the_session(
     monkeypatch: pytest.MonkeyPatch,
     stream: bool,
 ) -> None:
-    monkeypatch.setattr("ale_endpoint.http.PATIENCE_S", 0.2)
+    monkeypatch.setattr("ale_endpoint.http_app.PATIENCE_S", 0.2)
     endpoint, engine = served
     began, ended = asyncio.Event(), asyncio.Event()
 

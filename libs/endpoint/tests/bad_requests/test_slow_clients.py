@@ -21,7 +21,7 @@ from ale_testing.fake_engines import ProgrammableEngine, whole_answer
 async def test_a_head_that_trickles_is_ended(
     session: ServedSession, monkeypatch: pytest.MonkeyPatch, after_an_answer: bool
 ) -> None:
-    monkeypatch.setattr("ale_endpoint.connection.HEAD_S", 0.6)
+    monkeypatch.setattr("ale_endpoint.http_connection.HEAD_S", 0.6)
     began = time.monotonic()
     async with connection(session) as (reader, writer):
         if after_an_answer:
@@ -46,8 +46,8 @@ async def test_a_head_that_trickles_is_ended(
 async def test_a_body_that_trickles_is_answered_with_408_and_its_rest_is_not_waited_for(
     session: ServedSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ale_endpoint.http.BODY_S", 0.5)
-    monkeypatch.setattr("ale_endpoint.connection.HEAD_S", 0.5)
+    monkeypatch.setattr("ale_endpoint.http_app.BODY_S", 0.5)
+    monkeypatch.setattr("ale_endpoint.http_connection.HEAD_S", 0.5)
     async with connection(session) as (reader, writer):
         writer.write(head(session, "transfer-encoding: chunked"))
 
@@ -78,7 +78,7 @@ async def test_hundreds_of_idle_connections_keep_nobody_else_out(
 ) -> None:
     port = httpx.URL(session.base_url).port
     for head_s in (600.0, 0.5):
-        monkeypatch.setattr("ale_endpoint.connection.HEAD_S", head_s)
+        monkeypatch.setattr("ale_endpoint.http_connection.HEAD_S", head_s)
         idle = [await asyncio.open_connection("127.0.0.1", port) for _ in range(300)]
         try:
             for _, writer in idle[::2]:
@@ -101,8 +101,8 @@ async def test_who_leaves_in_the_middle_of_a_stream_ends_the_generation_alone(
     monkeypatch: pytest.MonkeyPatch,
     path: str,
 ) -> None:
-    monkeypatch.setattr("ale_endpoint.http.PATIENCE_S", 0.05)
-    monkeypatch.setattr("ale_endpoint.http.ALIVE_S", 0.05)
+    monkeypatch.setattr("ale_endpoint.http_app.PATIENCE_S", 0.05)
+    monkeypatch.setattr("ale_endpoint.http_app.ALIVE_S", 0.05)
     endpoint, engine = served
     other = endpoint.open("other", Sampling(), max_calls=9, max_context=4096)
     going, ended = asyncio.Event(), asyncio.Event()

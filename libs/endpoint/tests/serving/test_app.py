@@ -13,7 +13,7 @@ from ale.session.session import Sessions
 from ale.specs.engine import Sampling
 from ale_endpoint.serving.app import build_serving_app
 from ale_endpoint.serving.conversations import Conversations
-from ale_endpoint.serving.policy import ServedPolicy
+from ale_endpoint.serving.served_policy import ServedPolicy
 from ale_testing.fake_engines import TOKENIZER, ScriptedEngine
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}

@@ -13,7 +13,7 @@ from ale.registry.hooks import Hooks
 from ale.session.session import Sessions
 from ale.specs.engine import Sampling
 from ale_endpoint.serving.conversations import Conversations
-from ale_endpoint.serving.policy import ServedClient, ServedPolicy
+from ale_endpoint.serving.served_policy import ServedClient, ServedPolicy
 from ale_testing.fake_engines import TOKENIZER, ScriptedEngine
 
 HELLO = Message("user", "hello")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ale.errors import ConfigError
-from ale_endpoint.serving.target import read_target
+from ale_endpoint.serving.served_model import read_target
 
 RUN = """
 name: served

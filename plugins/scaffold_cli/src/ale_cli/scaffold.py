@@ -10,7 +10,7 @@ from ale.specs.driver import DriverContext, PluginConfig
 from ale_cli.shipped_agents import SHIPPED, ShippedAgent
 from ale_endpoint.agents import AgentVariables, CommandAgent, CommandAgentConfig, Launch
 from ale_endpoint.agents.agent_variables import Dialect
-from ale_endpoint.agents.recipes import AGENTS, Recipe
+from ale_endpoint.agents.install_recipes import AGENTS, Recipe
 
 NAMES = (
     "$ALE_TASK, $ALE_BASE_URL, $ALE_API_KEY, $ALE_MODEL, $ALE_MAX_CONTEXT and $ALE_MAX_TOKENS are replaced by the "

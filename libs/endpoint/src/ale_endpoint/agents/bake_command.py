@@ -12,8 +12,8 @@ from ale.registry.drivers import build_driver, open_driver
 from ale.specs.choice import PluginChoice
 from ale.specs.driver import DriverContext
 from ale.task import TRAIN
-from ale_endpoint.agents.agent import CommandAgent
 from ale_endpoint.agents.baking import Bakery
+from ale_endpoint.agents.command_agent import CommandAgent
 from ale_train.commands.arguments import Overrides, RunFile
 from ale_train.config.run import RunConfig
 

@@ -23,8 +23,8 @@ from urllib.parse import urlsplit
 from ale.errors import ConfigError
 from ale.specs.sandbox import Resources, Sandbox, SandboxProvider, SandboxSpec
 from ale.specs.sandbox_protocols import KeepsSnapshots, Snapshots, lacks
-from ale_endpoint.agents.package_settings import package_settings
-from ale_endpoint.agents.recipes import AGENTS, Recipe
+from ale_endpoint.agents.install_recipes import AGENTS, Recipe
+from ale_endpoint.agents.package_indexes import package_settings
 
 log = logging.getLogger("ale.rollout.baking")
 

@@ -19,7 +19,7 @@ from ale_endpoint.dialects.request_models import (
     NamedTool,
     Parameters,
     Positive,
-    Refusal,
+    RefusalPart,
     Shape,
     Text,
     TextPart,
@@ -90,7 +90,7 @@ class BlockMessage(Shape, Generic[B]):
 
     role: Role
     content: (
-        Text | list[Text | Thinking | RedactedThinking | B | TextPart | Refusal | SkipJsonSchema[AnyPicture]] | None
+        Text | list[Text | Thinking | RedactedThinking | B | TextPart | RefusalPart | SkipJsonSchema[AnyPicture]] | None
     ) = None
 
 

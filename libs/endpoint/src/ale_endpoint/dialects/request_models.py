@@ -74,13 +74,13 @@ class TextPart(Shape):
     text: Text
 
 
-class Refusal(Shape):
-    """A part that says why there is no text, which is read as one."""
+class RefusalPart(Shape):
+    """A part in which the model refuses to answer; it is read as a text part."""
 
     text: Text = Field(alias="refusal")
 
 
-Content = Text | list[Text | TextPart | Refusal | SkipJsonSchema[AnyPicture]] | None
+Content = Text | list[Text | TextPart | RefusalPart | SkipJsonSchema[AnyPicture]] | None
 """The content of a message. Pictures are not in the OpenAPI document, since settings say what becomes of them."""
 
 

@@ -3,8 +3,8 @@ relay`.
 
 1. `relay.py`, `relay.sh` and `relay.mjs` listen on loopback and hand each connection to the endpoint's Unix socket, for
    a sandbox that has no network but the socket's folder. They do the same; the image decides which one can run.
-2. `files` needs no socket: `service.py`, with `requests.py` and `log.py`, writes each request to a log, in which
-   `file_protocol.py` answers it.
+2. `files` needs no socket: `file_service.py`, with `pending_requests.py` and `request_log.py`, writes each request to a
+   log, in which `file_protocol.py` answers it.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ SCRIPTS = {
     "python": ("relay.py",),
     "shell": ("relay.sh",),
     "node": ("relay.mjs",),
-    "log": ("log.py",),
-    "files": ("log.py", "requests.py", "service.py"),
+    "log": ("request_log.py",),
+    "files": ("request_log.py", "pending_requests.py", "file_service.py"),
 }
 
 

@@ -11,8 +11,8 @@ from typing import Any
 
 from ale.specs.engine import InferenceEngine
 from ale_endpoint.dialects.dialect import openai_error
-from ale_endpoint.http import build_app
-from ale_endpoint.serving.policy import ServedPolicy
+from ale_endpoint.http_app import build_app
+from ale_endpoint.serving.served_policy import ServedPolicy
 
 OPEN_PATHS = ("/", "/health", "/openapi.json")
 

@@ -38,7 +38,7 @@ def serve(
 ) -> None:
     """Serve a policy in the APIs of OpenAI and Anthropic, until Ctrl-C."""
     from ale_endpoint.serving.serve import Listening, serve_until_signal
-    from ale_endpoint.serving.target import read_target
+    from ale_endpoint.serving.served_model import read_target
 
     listening = Listening.checked(host, port, api_key)
     serve_until_signal(read_target(target, engine, checkpoint, [*(overrides or []), *(sets or [])]), listening)

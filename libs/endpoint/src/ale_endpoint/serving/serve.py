@@ -34,8 +34,8 @@ from ale_endpoint.secrets import read_secret
 from ale_endpoint.server import listener_at, serving
 from ale_endpoint.serving.app import build_serving_app
 from ale_endpoint.serving.conversations import Conversations
-from ale_endpoint.serving.policy import ServedPolicy
-from ale_endpoint.serving.target import Target
+from ale_endpoint.serving.served_model import Target
+from ale_endpoint.serving.served_policy import ServedPolicy
 from ale_endpoint.upstream import without_key
 from ale_train.workbench.channel import RunChannel
 

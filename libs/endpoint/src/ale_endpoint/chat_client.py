@@ -10,7 +10,7 @@ from typing import Any
 from ale.messages import ChatReply, FinishWord, Message, ModelCall
 from ale.registry.validation import describe_error, one_line_error
 from ale.session.reply_format import ReplyForm
-from ale_endpoint.dialects.chat import read_message
+from ale_endpoint.dialects.chat_completions import read_message
 
 PASSED_ON = frozenset(
     {

@@ -16,8 +16,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ale_endpoint.relays import log as log_module
-from ale_endpoint.relays.log import HEAD_BYTES, SESSION_END, Log, append, encode, parse
+from ale_endpoint.relays import request_log
+from ale_endpoint.relays.request_log import HEAD_BYTES, SESSION_END, Log, append, encode, parse
 
 MARKERS = ("LLM_REQUEST_START", "LLM_REQUEST_END", "LLM_RESPONSE_START", "LLM_RESPONSE_END", "SESSION_END")
 pieces = st.one_of(
@@ -105,7 +105,7 @@ def test_a_writer_goes_on_after_one_that_died_in_the_middle_of_a_line(tmp_path: 
 def test_several_processes_write_at_once_and_no_line_is_broken(tmp_path: Path) -> None:
     path, count = tmp_path / "log", 40
     program = (
-        "import sys; from ale_endpoint.relays.log import append, encode\n"
+        "import sys; from ale_endpoint.relays.request_log import append, encode\n"
         "for n in range(1, int(sys.argv[3]) + 1): append(sys.argv[1], encode('request', sys.argv[2] * 20000, n))"
     )
     writers = [
@@ -122,7 +122,7 @@ def test_several_processes_write_at_once_and_no_line_is_broken(tmp_path: Path) -
 def test_a_lock_that_is_never_given_back_does_not_stop_a_writer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(log_module, "LOCK_S", 0.1)
+    monkeypatch.setattr(request_log, "LOCK_S", 0.1)
     with (tmp_path / "log").open("ab") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         append(str(tmp_path / "log"), b"line\n")
@@ -191,7 +191,7 @@ def test_a_line_longer_than_what_is_read_at_once_is_read_whole_and_one_without_e
     append(str(path), b"x" * 5000 + b"\n" + b"y\n")
     reader = Log(str(path))
     assert [*reader.read(limit=100), *reader.read(limit=100)] == [b"x" * 5000, b"y"]
-    monkeypatch.setattr(log_module, "MOST_LINE", 1000)
+    monkeypatch.setattr(request_log, "MOST_LINE", 1000)
     append(str(path), b"z" * 1500 + b"\n" + SESSION_END + b"\n")
     lines = [line for _ in range(4) for line in reader.read(limit=100)]
     assert lines[-1] == SESSION_END
@@ -211,7 +211,7 @@ def test_what_is_no_file_of_its_own_is_neither_read_nor_written(tmp_path: Path, 
 
 
 def test_another_process_reads_on_from_where_one_stood(tmp_path: Path) -> None:
-    path, script = str(tmp_path / "log"), str(log_module.__file__)
+    path, script = str(tmp_path / "log"), str(request_log.__file__)
 
     def run(*words: str, stdin: bytes = b"") -> bytes:
         return subprocess.run(

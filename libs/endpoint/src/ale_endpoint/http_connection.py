@@ -2,7 +2,7 @@
 
 uvicorn closes connections that are idle after an answer, and no others. Here a deadline also runs while the head of a
 request is incomplete, and while the rest of a body arrives that was answered before its end. Bytes that trickle in do
-not extend it. `http.py` has a deadline of its own for the body of a request that is being read.
+not extend it. `http_app.py` has a deadline of its own for the body of a request that is being read.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ HEAD_S = 10.0
 """How long the head of a request, or the unread rest of a body, may take to arrive."""
 
 
-class Connection(H11Protocol):
-    """uvicorn's HTTP/1.1 with these deadlines."""
+class DeadlineConnection(H11Protocol):
+    """uvicorn's HTTP/1.1 connection, which is closed at these deadlines."""
 
     deadline: asyncio.TimerHandle | None = None
     """Closes the connection at the deadline."""

@@ -1,9 +1,11 @@
-"""The requests of one log, as the service in the sandbox keeps them (`service.py`); it runs there, on Python 3.8 or
+"""The requests of one log that the service in the sandbox (`file_service.py`) has open. It runs there, on Python 3.8 or
 newer.
 
-1. Who asks gets the response of its index, which must come after the request. Several may wait at once.
-2. Who hung up, or waited through a restart of the service, and asks the same again gets the one answer.
-3. The last index stands in `LOG.index`, so that none is given twice, whatever becomes of the log.
+1. Each request has an index. Its answer is the response with that index, which must come after it in the log. Several
+   requests may wait at once.
+2. A client that hung up, or lost its connection when the service was restarted, may send the same request again: it
+   gets the answer to the first one.
+3. The last index is stored in `LOG.index`, so that no index is given twice, also if the log is rotated or removed.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import threading
 import time
 from typing import Any
 
-from ale_endpoint.relays.log import (
+from ale_endpoint.relays.request_log import (
     MOST_LINE,
     POLL_S,
     SESSION_END,
@@ -29,8 +31,8 @@ from ale_endpoint.relays.log import (
 )
 
 
-class Refused(Exception):
-    """A request that gets no answer: status, code, sentence."""
+class RequestError(Exception):
+    """A request is answered with an error: an HTTP status, a code, and a sentence."""
 
     def __init__(self, status: int, code: str, message: str) -> None:
         super().__init__(message)
@@ -85,7 +87,7 @@ class Requests:
         self.changed.notify_all()
 
     def begin(self, body: Any) -> int:
-        """Write a request; its index. One that was left and is asked again keeps its own. Raises `Refused`,
+        """Write a request; its index. One that was left and is asked again keeps its own. Raises `RequestError`,
         `OSError`."""
         key = digest(body)
         with self.changed:
@@ -94,7 +96,7 @@ class Requests:
                 lock(fd)
                 self.take()
                 if self.ended:
-                    raise Refused(410, "session_ended", "The session has ended.")
+                    raise RequestError(410, "session_ended", "The session has ended.")
                 if self.left.get(key):
                     index = self.left[key].pop(0)
                     if index not in self.answered:
@@ -106,7 +108,7 @@ class Requests:
                 at = int(time.time() * 1000)
                 line = encode("request", body, index, at)
                 if len(line) > MOST_LINE:
-                    raise Refused(
+                    raise RequestError(
                         413, "request_too_large", f"The request takes more than {MOST_LINE} bytes in the log."
                     )
                 append(self.path, line)
@@ -117,14 +119,14 @@ class Requests:
                 os.close(fd)
 
     def wait(self, index: int, seconds: float) -> Record | None:
-        """The answer, if it comes in time. Raises `Refused` where the session has ended."""
+        """The answer, if it comes in time. Raises `RequestError` where the session has ended."""
         with self.changed:
             if index not in self.answers and not self.ended:
                 self.changed.wait(seconds)
             if index in self.answers:
                 return self.answers.pop(index)
             if self.ended:
-                raise Refused(410, "session_ended", "The session has ended.")
+                raise RequestError(410, "session_ended", "The session has ended.")
             return None
 
     def leave(self, index: int, answer: Record | None = None) -> None:

@@ -3,12 +3,13 @@
 Needs Python 3.8 or newer and nothing else, for it runs in sandboxes too. The log is append-only, and a record is a
 line: `LLM_REQUEST_START{json}LLM_REQUEST_END{"timestamp": ms, "index": n}`, the same with `RESPONSE`, or `SESSION_END`.
 
-1. A record is written at once under a lock, on a fresh line. No JSON text in it holds a marker, or a line's end of any
-   kind.
-2. A reader takes whole lines, and a record from the outside in: a marker in a message of other writers is no mark.
-3. It goes on where the file was rotated (to a name that begins with the log's) or truncated.
-4. `python3 log.py read LOG` and `append LOG` are run in a sandbox by `ale_endpoint.file_protocol`, where the file
-   cannot be reached otherwise.
+1. A writer holds a lock and writes a record in one piece, on a fresh line. Markers and line ends in its JSON are
+   escaped.
+2. A reader takes whole lines. It looks for the outermost markers of a line, because other writers may not escape those
+   in a message.
+3. A reader goes on reading after the file was rotated (to a name that begins with the log's) or truncated.
+4. `ale_endpoint.file_protocol` runs `python3 request_log.py read LOG` and `append LOG` in a sandbox whose files it
+   cannot reach otherwise.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A scaffold for an agent that is a command in the sandbox: writes its settings, runs it, reports how it ended.
 
 1. `prepare` asks for an image that has the agent (`baking.py`) and for access to the model: an HTTP server that starts
-   with the scaffold (`SessionServer`), or, in a sandbox without a network, files in the sandbox (`files.py`).
+   with the scaffold (`SessionServer`), or, in a sandbox without a network, files in the sandbox (`file_access.py`).
 2. The sandbox may have served an earlier episode, so the settings, with this episode's key, are written for each one.
 3. The end of the agent's output is kept and passed to the session, even if the episode times out."""
 
@@ -25,8 +25,8 @@ from ale.specs.scaffold import ModelSession, Scaffold
 from ale.task import Task
 from ale_endpoint.agents.agent_variables import MODEL, AgentVariables, Dialect, base_url
 from ale_endpoint.agents.baking import Bakery
-from ale_endpoint.agents.files import model_through_files
-from ale_endpoint.agents.recipes import Recipe
+from ale_endpoint.agents.file_access import model_through_files
+from ale_endpoint.agents.install_recipes import Recipe
 from ale_endpoint.session_server import SessionServer
 
 OUTPUT_CHARS = 1500

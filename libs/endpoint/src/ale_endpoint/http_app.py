@@ -38,8 +38,8 @@ LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 log = logging.getLogger("ale.endpoint")
 
 
-class RefusedCall(Exception):
-    """A request that gets no answer: status, code, sentence."""
+class HttpError(Exception):
+    """A request is answered with an error: an HTTP status, a code, and a sentence."""
 
     def __init__(self, status: int, code: str, message: str) -> None:
         super().__init__(message)
@@ -94,7 +94,7 @@ def build_app(endpoint: SessionsByKey) -> Any:
     from starlette.responses import JSONResponse, Response, StreamingResponse
     from starlette.routing import Route
 
-    def refuse(dialect: Dialect, refused: RefusedCall) -> JSONResponse:
+    def refuse(dialect: Dialect, refused: HttpError) -> JSONResponse:
         headers = {"retry-after": "1"} if refused.status in (429, 503) else None
         body = dialect.error(refused.status, refused.code, refused.message)
         return JSONResponse(body, refused.status, headers)
@@ -109,7 +109,7 @@ def build_app(endpoint: SessionsByKey) -> Any:
         if found is None or (
             not key and "origin" in request.headers
         ):  # a web page must not call in the name of its visitor
-            raise RefusedCall(401, "invalid_api_key", "The API key belongs to no open session.")
+            raise HttpError(401, "invalid_api_key", "The API key belongs to no open session.")
         return found
 
     def answering(dialect: Dialect) -> Any:
@@ -118,7 +118,7 @@ def build_app(endpoint: SessionsByKey) -> Any:
             try:
                 body = await body_of(request)
                 return read_call(dialect, body, endpoint.pictures)
-            except RefusedCall as refused:
+            except HttpError as refused:
                 refusal = RequestRefused(refused.message, refused.status, refused.code)
                 endpoint.note_refusal(key_of(request), body, refusal)
                 raise
@@ -136,7 +136,7 @@ def build_app(endpoint: SessionsByKey) -> Any:
                     replying.cancel()
                     raise
                 parts = replying.result()
-            except RefusedCall as refused:
+            except HttpError as refused:
                 return refuse(dialect, refused)
             except HungUp:
                 return Response(status_code=499)
@@ -153,7 +153,7 @@ def build_app(endpoint: SessionsByKey) -> Any:
             call = read_call(dialect, await body_of(request), "leave_out")
             with as_http_error():
                 return JSONResponse({"input_tokens": session.count_tokens(call)})
-        except RefusedCall as refused:
+        except HttpError as refused:
             return refuse(dialect, refused)
         except HungUp:
             return Response(status_code=499)
@@ -180,7 +180,7 @@ def build_app(endpoint: SessionsByKey) -> Any:
         dialect = AnthropicMessages() if request.url.path.startswith(AnthropicMessages.path) else ChatCompletions()
         answer = refuse(
             dialect,
-            RefusedCall(error.status_code, "not_found", f"{request.method} {request.url.path}: {error.detail}."),
+            HttpError(error.status_code, "not_found", f"{request.method} {request.url.path}: {error.detail}."),
         )
         answer.headers.update(error.headers or {})
         return answer
@@ -204,26 +204,26 @@ def model_entry(name: str) -> dict[str, Any]:
 
 
 def read_call(dialect: Dialect, body: bytes, pictures: Pictures = "refuse") -> ModelCall:
-    """Read the request in a body. Raises `RefusedCall`."""
+    """Read the request in a body. Raises `HttpError`."""
     try:
         text = body.decode("utf-8-sig")
         data = json.loads(text, parse_constant=no_number)
         if "\\ud" in text or "\\uD" in text:  # half a character, which agents write where they cut a text
             data = json.loads(LONE_SURROGATE.sub("\ufffd", json.dumps(data, ensure_ascii=False)))
     except (ValueError, RecursionError) as error:
-        raise RefusedCall(400, "invalid_json", f"The request is not valid JSON: {error}.") from error
+        raise HttpError(400, "invalid_json", f"The request is not valid JSON: {error}.") from error
     return call_of(dialect, data, pictures)
 
 
 def call_of(dialect: Dialect, data: object, pictures: Pictures = "refuse") -> ModelCall:
-    """Read the request in a JSON value. Raises `RefusedCall`."""
+    """Read the request in a JSON value. Raises `HttpError`."""
     if not isinstance(data, dict):
-        raise RefusedCall(400, "invalid_request", "The request must be a JSON object.")
+        raise HttpError(400, "invalid_request", "The request must be a JSON object.")
     with as_http_error():
         try:
             return settle_pictures(dialect.read(data), pictures)
         except (ValueError, RecursionError) as error:
-            raise RefusedCall(400, "invalid_request", f"{error}.") from error
+            raise HttpError(400, "invalid_request", f"{error}.") from error
 
 
 def no_number(name: str) -> Any:
@@ -232,10 +232,10 @@ def no_number(name: str) -> Any:
 
 
 async def body_of(request: Any) -> bytes:
-    """Read the body, within its limits. Raises `RefusedCall`, and `HungUp` where the agent leaves before its end."""
+    """Read the body, within its limits. Raises `HttpError`, and `HungUp` where the agent leaves before its end."""
     from starlette.requests import ClientDisconnect
 
-    too_large = RefusedCall(413, "request_too_large", f"The request is larger than {MAX_BODY_BYTES} bytes.")
+    too_large = HttpError(413, "request_too_large", f"The request is larger than {MAX_BODY_BYTES} bytes.")
     if int(request.headers.get("content-length", 0)) > MAX_BODY_BYTES:
         raise too_large
     body = bytearray()
@@ -246,14 +246,14 @@ async def body_of(request: Any) -> bytes:
                 if len(body) > MAX_BODY_BYTES:
                     raise too_large
     except TimeoutError:
-        raise RefusedCall(408, "timeout", f"The request did not come within {BODY_S:g} s.") from None
+        raise HttpError(408, "timeout", f"The request did not come within {BODY_S:g} s.") from None
     except ClientDisconnect:
         raise HungUp from None
     return bytes(body)
 
 
 async def render_reply(dialect: Dialect, session: ServedSession, call: ModelCall) -> list[bytes]:
-    """Ask for the answer and write it as bytes: the events of a stream, or one JSON object. Raises `RefusedCall`."""
+    """Ask for the answer and write it as bytes: the events of a stream, or one JSON object. Raises `HttpError`."""
     with as_http_error():
         made = await session.answer(call)
         call_id = f"{session.id}-{made[0].chunk}"
@@ -264,24 +264,24 @@ async def render_reply(dialect: Dialect, session: ServedSession, call: ModelCall
 
 @contextmanager
 def as_http_error() -> Iterator[None]:
-    """Turn errors of ALE into `RefusedCall`, each with its HTTP status."""
+    """Turn errors of ALE into `HttpError`, each with its HTTP status."""
     try:
         yield
-    except RefusedCall:
+    except HttpError:
         raise
     except ContextExceeded as error:
-        raise RefusedCall(400, "context_length_exceeded", str(error)) from error
+        raise HttpError(400, "context_length_exceeded", str(error)) from error
     except (BudgetExceeded, StartDiverged) as error:
-        raise RefusedCall(400, "episode_ended", str(error)) from error
+        raise HttpError(400, "episode_ended", str(error)) from error
     except RequestRefused as error:
-        raise RefusedCall(error.status, error.code, str(error)) from error
+        raise HttpError(error.status, error.code, str(error)) from error
     except RecursionError as error:
-        raise RefusedCall(400, "invalid_request", str(error)) from error
+        raise HttpError(400, "invalid_request", str(error)) from error
     except AleError as error:
-        raise RefusedCall(503 if error.retryable else 500, f"{error.kind}_error", str(error)) from error
+        raise HttpError(503 if error.retryable else 500, f"{error.kind}_error", str(error)) from error
     except Exception as error:
         log.exception("a model call failed")
-        raise RefusedCall(500, "internal_error", f"The call failed: {type(error).__name__}: {error}.") from error
+        raise HttpError(500, "internal_error", f"The call failed: {type(error).__name__}: {error}.") from error
 
 
 async def wait_until_done(request: Any, doing: asyncio.Future[Any], timeout_s: float | None) -> bool:
@@ -309,7 +309,7 @@ async def stream_when_ready(dialect: Dialect, replying: asyncio.Future[list[byte
             yield b": the model is at work\n\n"
         for part in replying.result():
             yield part
-    except RefusedCall as refused:
+    except HttpError as refused:
         for event in dialect.error_events(refused.status, refused.code, refused.message):
             yield event.encode()
     finally:

@@ -1,7 +1,8 @@
-"""Chat completions for an agent without any network, over a log in a file (`log.py`): `python3 files.py LOG [--port
-8080]`.
+"""Chat completions for an agent without any network, over a log in a file (`request_log.py`).
 
-1. It writes what it is asked and waits for the response of that index (`requests.py`).
+It is run as `python3 files.py LOG [--port 8080]`.
+
+1. It writes what it is asked and waits for the response of that index (`pending_requests.py`).
 2. An answer with a `status` beside its index is an error. A stream is made of the whole answer.
 3. The watched processes stand in `LOG.watch`, for a service that is started again.
 """
@@ -20,7 +21,7 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from ale_endpoint.relays.requests import Refused, Requests, start_of
+from ale_endpoint.relays.pending_requests import RequestError, Requests, start_of
 
 PORT = 8080
 PATIENCE_S, ALIVE_S, IDLE_S = 5.0, 10.0, 75.0
@@ -68,7 +69,7 @@ class Handler(BaseHTTPRequestHandler):
         """`GET /health`."""
         found = self.path == "/health"
         self.reply(200, {"status": "healthy"}) if found else self.refuse(
-            Refused(404, "not_found", "There is no such path.")
+            RequestError(404, "not_found", "There is no such path.")
         )
 
     def do_POST(self) -> None:
@@ -81,16 +82,16 @@ class Handler(BaseHTTPRequestHandler):
             elif self.path == "/v1/agent/watch":
                 self.watch(body)
             else:
-                raise Refused(404, "not_found", f"POST {self.path}: there is no such path.")
-        except Refused as refused:
+                raise RequestError(404, "not_found", f"POST {self.path}: there is no such path.")
+        except RequestError as refused:
             self.refuse(refused)
         except (ConnectionError, TimeoutError):
             self.close_connection = True
         except OSError as error:
-            self.refuse(Refused(503, "log_error", f"The log cannot be written: {error}."))
+            self.refuse(RequestError(503, "log_error", f"The log cannot be written: {error}."))
 
     def body(self) -> dict[str, Any]:
-        """The request. Raises `Refused`."""
+        """The request. Raises `RequestError`."""
         if "chunked" in self.headers.get("transfer-encoding", "").lower():
             raw = self.read_chunks()
         else:
@@ -99,16 +100,16 @@ class Handler(BaseHTTPRequestHandler):
         try:
             body = json.loads(raw)
         except (ValueError, RecursionError) as error:
-            raise Refused(400, "invalid_json", f"The request is not valid JSON: {error}.") from None
+            raise RequestError(400, "invalid_json", f"The request is not valid JSON: {error}.") from None
         if not isinstance(body, dict):
-            raise Refused(400, "invalid_request", "The request must be a JSON object.")
+            raise RequestError(400, "invalid_request", "The request must be a JSON object.")
         return body
 
     def check_size(self, length: int) -> int:
-        """The length, if so much may be read. Raises `Refused`."""
+        """The length, if so much may be read. Raises `RequestError`."""
         if length > MOST_BODY:
             self.close_connection = True
-            raise Refused(413, "request_too_large", f"The request is larger than {MOST_BODY} bytes.")
+            raise RequestError(413, "request_too_large", f"The request is larger than {MOST_BODY} bytes.")
         return length
 
     def read_chunks(self) -> bytes:
@@ -119,7 +120,7 @@ class Handler(BaseHTTPRequestHandler):
                 size = int(self.rfile.readline(80).split(b";")[0], 16)
             except ValueError:
                 self.close_connection = True
-                raise Refused(400, "invalid_request", "The request's pieces have no size.") from None
+                raise RequestError(400, "invalid_request", "The request's pieces have no size.") from None
             self.check_size(len(raw) + size)
             piece = self.rfile.read(size)
             self.rfile.readline(80)
@@ -131,7 +132,7 @@ class Handler(BaseHTTPRequestHandler):
         """End the session when a process ends."""
         pid = body.get("pid")
         if not isinstance(pid, int) or isinstance(pid, bool) or pid < 1:
-            raise Refused(400, "invalid_request", "'pid' must be the number of a process.")
+            raise RequestError(400, "invalid_request", "'pid' must be the number of a process.")
         started = start_of(pid)
         with open(self.server.requests.path + ".watch", "a") as file:
             file.write(f"{pid} {started}\n")
@@ -152,7 +153,7 @@ class Handler(BaseHTTPRequestHandler):
                         sentence = (
                             f"No answer came within {self.server.patience_s:g} s; nobody reads the log, or too slowly."
                         )
-                        raise Refused(503, "no_answer", sentence)
+                        raise RequestError(503, "no_answer", sentence)
                     hung_up = self.hung_up()
                     if hung_up:
                         raise ConnectionError
@@ -165,7 +166,7 @@ class Handler(BaseHTTPRequestHandler):
         status = record.meta.get("status", 200)
         answer = record.body
         if not isinstance(answer, dict) or ("choices" not in answer and status == 200):
-            raise Refused(502, "bad_answer", f"The answer to request {index} in the log is no chat completion.")
+            raise RequestError(502, "bad_answer", f"The answer to request {index} in the log is no chat completion.")
         if status != 200:
             self.answer(status if isinstance(status, int) and 400 <= status < 600 else 502, answer)
         elif stream:
@@ -173,7 +174,7 @@ class Handler(BaseHTTPRequestHandler):
             try:
                 made = list(events(answer, bool(isinstance(options, dict) and options.get("include_usage"))))
             except (AttributeError, TypeError, ValueError):
-                raise Refused(
+                raise RequestError(
                     502, "bad_answer", f"The answer to request {index} in the log is no chat completion."
                 ) from None
             for event in made:
@@ -197,7 +198,7 @@ class Handler(BaseHTTPRequestHandler):
             self.end_headers()
         self.wfile.write(event)
 
-    def refuse(self, refused: Refused) -> None:
+    def refuse(self, refused: RequestError) -> None:
         """An error, in the API's own shape."""
         self.answer(refused.status, refused.body)
 
