@@ -1,4 +1,4 @@
-"""The corrections of `ale_torch.losses.correction` beside the code of verl and ROLL, on random batches: largest
+"""The corrections of `ale_torch.losses.rollout_correction` beside the code of verl and ROLL, on random batches: largest
 difference. It ends with an error if one is above 1e-9.
 
 Neither is installed, and nothing of them is in this repository: name a folder that holds an unpacked wheel of verl, and
@@ -24,8 +24,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ale_torch.losses.correction import accept, unit_ratio, weigh
-from ale_torch.losses.correction_settings import Correction, RatioUnit
+from ale_torch.losses.rollout_correction import accept, unit_ratio, weigh
+from ale_torch.losses.settings import Correction, RatioUnit
 
 ROWS, LENGTH, BATCHES, CAP, BOUNDS = 32, 40, 50, 2.0, (0.7, 1.5)
 LARGEST = 1e-9

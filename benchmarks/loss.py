@@ -1,8 +1,8 @@
 """Compares the fused log-probabilities of the trainer `torch` with plain ones: time and peak memory of forward and
 backward.
 
-Plain is what one writes first: logits of all positions, `log_softmax`, `gather`. Fused is `ale_trainer_torch.fused`:
-the output layer in chunks of positions, logits recomputed in the backward pass. Both make log-probabilities of random
+Plain is what one writes first: logits of all positions, `log_softmax`, `gather`. Fused is
+`ale_trainer_torch.fused_logprobs`: the output layer in chunks of positions, logits recomputed in the backward pass. Both make log-probabilities of random
 targets and the gradients of hidden states and weights, in float32. Each side runs in a process of its own, so that they
 share no high-water mark; memory is what the peak is above the state just before (inputs made, torch warmed up, no
 gradients): resident memory on a CPU, allocated memory on a GPU. Seconds are wall time, the median of the repeats and
@@ -27,7 +27,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ale_trainer_torch.fused import token_logprobs
+from ale_trainer_torch.fused_logprobs import token_logprobs
 
 # positions, vocabulary, width, chunk, repeats, whether plain fits
 SHAPES = (

@@ -21,8 +21,8 @@ from ale_pg import PolicyGradient
 from ale_pg.variants import RULES
 from ale_ppo import PPO
 from ale_sft import SFT
-from ale_torch.losses.correction_settings import Correction
 from ale_torch.losses.likelihood_loss import LikelihoodLoss
+from ale_torch.losses.settings import Correction
 from ale_torch.ranks import World
 from ale_trainer_torch.learner import Learner
 from ale_trainer_torch.optimizer import Optimization

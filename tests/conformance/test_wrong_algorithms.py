@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.bwrap]
 
 ALGORITHM = """
 from ale_ipa import IPA
-from ale_ipa.objective import ChunkLoss
+from ale_ipa.loss import ChunkLoss
 from ale_train.starts import ExpertReplay
 from dataclasses import dataclass, fields, replace
 import numpy as np

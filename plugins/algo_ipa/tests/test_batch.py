@@ -16,7 +16,7 @@ from ale.errors import PluginError
 from ale.specs.trainer import LossInput, TrainBatch
 from ale.trajectory import Chunk, ChunkError, Failure, Score, Sequence, Trajectory
 from ale_ipa import IPA
-from ale_ipa.signals import signals
+from ale_ipa.returns import signals
 
 Make = Callable[..., IPA]
 Build = Callable[..., Trajectory]

@@ -11,12 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ale_pg.cispo import cispo
-from ale_pg.reinforce import reinforce, tis
-from ale_pg.topr import topr
+from ale_pg.surrogates import cispo, reinforce, tis, topr
+from ale_torch.losses.policy_gradient import Terms, even_shares, trajectory_shares
 from ale_torch.losses.ppo import ppo_clip
 from ale_torch.losses.ratios import log_ratio, mismatch_mask
-from ale_torch.losses.terms import Terms, even_shares, trajectory_shares
 
 Loss = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Terms]
 """(new, old, engine, advantages, trajectories) -> terms."""

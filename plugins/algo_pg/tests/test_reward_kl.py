@@ -14,7 +14,7 @@ from ale.specs.driver import DriverContext
 from ale.specs.trainer import TrainBatch
 from ale.trajectory import Score, Trajectory
 from ale_pg import PolicyGradient
-from ale_torch.losses.reward_kl import reward_kl
+from ale_torch.losses.kl_penalty import reward_kl
 from ale_torch.losses.token_order import in_order
 
 from .slow_loops import slow_token_advantages

@@ -18,7 +18,7 @@ from ale.specs.trainer import LossInput, TrainBatch
 from ale.trajectory import Score, Trajectory
 from ale_ppo import PPO
 from ale_ppo.gae import gae, whiten
-from ale_torch.losses.correction_settings import Correction
+from ale_torch.losses.settings import Correction
 from ale_torch.losses.token_order import in_order
 
 numbers = st.floats(-3, 3)

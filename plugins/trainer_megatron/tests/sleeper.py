@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ale_torch.training.asleep import Asleep, storages_of
+from ale_torch.training.sleep import Asleep, storages_of
 from ale_trainer_megatron.worker import Worker
 
 

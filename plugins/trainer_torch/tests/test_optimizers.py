@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from ale.errors import ConfigError
 from ale.specs.driver import DriverContext
 from ale.specs.trainer import Loss, TrainBatch
-from ale_torch.training.asleep import Asleep, storages_of, tensors_of
+from ale_torch.training.sleep import Asleep, storages_of, tensors_of
 from ale_trainer_torch import TorchTrainer
 
 ModelFolder = Callable[[str], Path]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from ale_torch.training.folder import read_model
+from ale_torch.training.model_folder import read_model
 from ale_trainer_torch.policy import Policy, find_head, use_packed_attention
 
 ModelFolder = Callable[[str], Path]

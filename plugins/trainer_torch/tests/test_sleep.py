@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 from ale.errors import TrainerError
 from ale.specs.trainer import Loss, TrainBatch
 from ale_torch.ranks import World
-from ale_torch.training.asleep import Asleep, storages_of
+from ale_torch.training.sleep import Asleep, storages_of
 from ale_trainer_torch.lora import LoraSettings
 from ale_trainer_torch.optimizer import Optimization
 from ale_trainer_torch.worker import Worker

@@ -14,7 +14,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from ale.errors import TrainerError  # noqa: E402
-from ale_torch.weights import BroadcastTicket, receiver, sums  # noqa: E402
+from ale_torch.weights import BroadcastTicket, checksums, receiver  # noqa: E402
 from ale_torch.weights.sender import WeightSender, share_by_ipc  # noqa: E402
 
 RANK = """
@@ -128,7 +128,7 @@ def test_weights_come_from_the_address_that_the_ticket_names(monkeypatch: pytest
 def test_a_ticket_has_the_sums_of_what_the_trainer_sends_in_each_dtype_of_a_server(
     chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sums.CHUNK, "cpu", chunk)
+    monkeypatch.setitem(checksums.CHUNK, "cpu", chunk)
     weights = {**WEIGHTS, "empty": torch.ones(0, 3), "across": torch.randn(4, 6).T}
     with sending() as sender:
         ticket = sender.offer(1, weights)

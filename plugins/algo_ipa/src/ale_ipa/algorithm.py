@@ -2,12 +2,12 @@
 
 1. `batch` turns rewards into signals and signals into discounted chunk returns (Eq. 7). Only chunks that the policy
    sampled carry loss. A chunk whose tool call was malformed or failed is treated like any other chunk.
-2. `loss` (`objective.py`) multiplies each chunk's log-likelihood by its return and by a weight: 1 in trajectories that
+2. `loss` (`loss.py`) multiplies each chunk's log-likelihood by its return and by a weight: 1 in trajectories that
    passed, the truncated chunk ratio (Eq. 8) in failed ones. It masks chunks where engine and trainer disagree (Eq. 9).
 3. `level` sets the granularity of return, ratio and mask together, and each can also be set alone. So the paper's
    baselines are settings: Eq. 6 is `{return_level: trajectory, ratio_level: trajectory, mask_level: token}`.
 4. If a task has an expert, `plan` starts rollouts on its path (`curriculum.py`). If all rollouts from one start fail,
-   the loss imitates the expert's chunks up to the next start from which the policy succeeds (Eq. 10, `hybrid.py`).
+   the loss imitates the expert's chunks up to the next start from which the policy succeeds (Eq. 10, `imitation.py`).
 
 The settings can be checked without torch, which is imported only when the loss is called.
 """
@@ -26,11 +26,11 @@ from ale.specs.trainer import TrainBatch
 from ale.task import Task
 from ale.trajectory import Chunk, Trajectory
 from ale_ipa.curriculum import Curriculum
-from ale_ipa.hybrid import imitations
-from ale_ipa.objective import ChunkLoss
+from ale_ipa.expert_sources import ExpertSources
+from ale_ipa.imitation import imitations
+from ale_ipa.loss import ChunkLoss
+from ale_ipa.returns import ReturnSignal, chunk_return, signals, step_signals
 from ale_ipa.settings import ExpertsConfig, StartSettings
-from ale_ipa.signals import ReturnSignal, chunk_return, signals, step_signals
-from ale_ipa.sources import ExpertSources
 from ale_torch.losses import Level
 from ale_torch.losses.groups import groups_of, sampled_size
 from ale_train.batches import Credit, pack

@@ -26,7 +26,7 @@ from ale.specs.algorithm import RolloutHistory, RolloutRequest
 from ale.trajectory import Trajectory
 from ale_ipa.experts import ExpertStore, SavedTrajectories, chunk_count
 from ale_ipa.settings import StartSettings
-from ale_ipa.starts import Pointer, anchors, judge, spread
+from ale_ipa.start_selection import Pointer, anchors, judge, spread
 from ale_torch.losses.groups import any_passed, select_trusted
 from ale_train.starts import REPLAY_LOST, ExpertReplay, ExpertStates
 

@@ -1,59 +1,117 @@
-"""This module has the loss of IPA as pure functions over packed tensors (paper, 3.2.4.3).
+"""A trainer calls the loss object of IPA, which computes Eq. 9, Eq. 10 for imitated chunks, and the KL penalty.
 
-There are M tokens with loss, in any order; `segments` [M] int64 gives the number, from 0, of the unit (token, chunk or
-trajectory) of each token. `ale_torch.losses` defines units, ratios (Eqs. 4, 8) and masks (Eqs. 6, 9).
+The object holds only settings and imports torch when it is called, so it can be pickled into another process. The
+equations are pure functions in `policy_loss.py`, `imitation.py` and `ale_torch.losses`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
-import torch
-from torch import Tensor
-
-from ale_torch.losses.likelihood import weighted_likelihood
-from ale_torch.losses.ratios import log_ratio, mismatch_mask, ratio_of, truncate
+from ale.errors import PluginError
+from ale.specs.trainer import Loss, LossInput, LossOutput, TrainBatch
+from ale_ipa.imitation import imitation_loss, select
+from ale_torch.losses import Level
 
 
 @dataclass(frozen=True, slots=True)
-class LossTerms:
-    """`loss` is the scalar of Eq. 9; ratio rho, weight w and mask m (0 or 1) are per token [M] and detached."""
+class ChunkLoss(Loss):
+    """Computes Eq. 9 over one micro-batch, or Eq. 10 if it holds imitated chunks, with KL penalty and entropy bonus."""
 
-    loss: Tensor
-    ratio: Tensor
-    weight: Tensor
-    mask: Tensor
+    ratio_level: Level
+    mask_level: Level
+    mismatch_threshold: float
+    mismatch_lower: float | None
+    old_logprobs: Literal["recompute", "engine"]
+    lambda_rl: float
+    lambda_il: float
+    kl_coef: float
+    normalization: Level
+    entropy_coef: float = 0.0
 
+    @property
+    def entropy_gradient(self) -> bool:
+        return self.entropy_coef != 0
 
-def importance_weight(log_rho: Tensor, positive: Tensor) -> Tensor:
-    """Return the weight w of Eq. 9 [M]: 1 on T+, `clip(rho, 0, 1)` on T-. A ratio that does not exist counts as 0."""
-    cut = truncate(log_rho)
-    return torch.where(positive, torch.ones_like(cut), cut)
+    def __call__(self, inputs: LossInput) -> LossOutput:
+        from ale_torch.losses.entropy import entropy_bonus
+        from ale_torch.losses.kl_penalty import reference_penalty
 
+        sampled = inputs.chunks.sampled[inputs.chunk_ids]
+        penalty = reference_penalty(inputs, self.kl_coef)
+        total, sums = penalty.loss + entropy_bonus(inputs, self.entropy_coef), penalty.sums
+        maxima: Mapping[str, Any] = {}
+        if bool(sampled.any()):
+            out = self._policy_loss(inputs if bool(sampled.all()) else select(inputs, sampled))
+            total, sums, maxima = total + self.lambda_rl * out.loss, {**sums, **out.sums}, out.maxima
+        if not bool(sampled.all()):
+            imitated, more = imitation_loss(select(inputs, ~sampled))
+            total, sums = total + self.lambda_il * imitated, {**sums, **more}
+        return LossOutput(total, sums, maxima)
 
-def policy_loss(
-    logprobs: Tensor,
-    old: Tensor,
-    engine: Tensor,
-    returns: Tensor,
-    positive: Tensor,
-    ratio_segments: Tensor,
-    mask_segments: Tensor,
-    threshold: float,
-    lower: float | None,
-    normalizer: float,
-) -> LossTerms:
-    """Return Eq. 9 as a loss: `- sum_t w_t G_t m_t logprobs_t / Z`.
+    def normalize(self, batch: TrainBatch) -> TrainBatch:
+        """Z does not count masked tokens. The KL penalty is a mean over all
+        tokens that the policy sampled, because it acts on all of them."""
+        from ale_torch.losses.token_masks import count_units, sampled_tokens, tokens_with_loss, unmasked_tokens
 
-    All tensors are [M] and are computed in float32 or better. `returns` is G of the token's chunk; `positive` (bool)
-    says whether the token's trajectory is in T+. Only `logprobs` carries a gradient: `w` and `m` are weights, not part
-    of the objective."""
-    kind = torch.promote_types(logprobs.dtype, torch.float32)
-    logprobs, old, engine, returns = (x.to(kind) for x in (logprobs, old, engine, returns))
-    with torch.no_grad():
-        log_rho = log_ratio(logprobs, old, ratio_segments)
-        weight = importance_weight(log_rho, positive)
-        mask = mismatch_mask(old, engine, mask_segments, threshold, lower)
-        factor = weight * returns * mask / normalizer
-        ratio = ratio_of(log_rho)
-    return LossTerms(weighted_likelihood(logprobs, factor), ratio, weight, mask)
+        kept = unmasked_tokens(batch, self.mask_level, self.mismatch_threshold, self.mismatch_lower)
+        packed, left, held = (
+            count_units(batch, tokens, self.normalization)
+            for tokens in (tokens_with_loss(batch), kept, sampled_tokens(batch))
+        )
+        return replace(
+            batch,
+            normalizer=batch.normalizer - (packed - left) or 1.0,
+            reference_normalizer=float(held) or 1.0,
+        )
+
+    def _policy_loss(self, inputs: LossInput) -> LossOutput:
+        """Compute Eq. 9 over the tokens that the policy sampled."""
+        import torch
+
+        from ale_ipa.metrics import loss_sums
+        from ale_ipa.policy_loss import policy_loss
+        from ale_torch.losses.metrics import ratio_maxima
+        from ale_torch.losses.segments import segments_of
+
+        ids = inputs.chunk_ids
+        old = inputs.old_logprobs
+        if old is None:
+            # Using the engine's log-probabilities here would silently turn the mismatch mask off.
+            if self.old_logprobs == "recompute":
+                raise PluginError(
+                    "The algorithm 'ipa' has old_logprobs 'recompute', but the batch has none: fill "
+                    "TrainBatch.old_logprobs from the trainer before the first update, or set old_logprobs to 'engine'."
+                )
+            old = inputs.engine_logprobs
+        positive = inputs.chunks.positive[ids]
+        terms = policy_loss(
+            inputs.logprobs,
+            old,
+            inputs.engine_logprobs,
+            inputs.chunks.returns[ids],
+            positive,
+            segments_of(self.ratio_level, ids, inputs.chunks),
+            segments_of(self.mask_level, ids, inputs.chunks),
+            self.mismatch_threshold,
+            self.mismatch_lower,
+            inputs.normalizer,
+        )
+        sums = loss_sums(inputs, torch.as_tensor(old), positive, terms)
+        return LossOutput(terms.loss, sums, ratio_maxima(terms.ratio))
+
+    def metrics(self, totals: Mapping[str, float]) -> dict[str, float]:
+        """Return means over the tokens with loss, unless stated otherwise; `docs/metrics.md` has them in one table.
+
+        `entropy` is in nats. `ratio`, `ratio_std`, `ratio_max` are of pi/pi_old in its unit before the step.
+        `effective_samples` is (sum of ratios)^2 / (tokens x sum of squares); it is 1 if all ratios are equal. `kl_old`
+        estimates KL(pi_old, pi), and `kl_ref` KL(pi, reference).
+        `positive` and `negative` are shares of the tokens, `positive_trajectories` and `negative_trajectories` of the
+        trajectories, `masked` of the tokens, `masked_chunks` of the chunks (masked in part or whole), `clipped` of the
+        negative tokens (ratio above 1). All of these count only what the policy sampled. `il_tokens` is the number of
+        imitated tokens, `il_loss` their mean negative log-likelihood (nats)."""
+        from ale_ipa.metrics import loss_metrics
+
+        return loss_metrics(totals)

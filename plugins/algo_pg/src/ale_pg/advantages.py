@@ -1,5 +1,6 @@
-"""This module turns rewards into advantages: one number per trajectory, which all of its tokens share, and one more per
-chunk where there are rewards of steps."""
+"""Advantages from rewards: one number for each trajectory, which all of its tokens share, one more for each chunk where
+there are rewards of steps, or one for each token where a KL penalty is in the reward.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +12,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ale.specs.trainer import TrainBatch
 from ale.trajectory import Trajectory
 from ale_pg.variants import GROUP_BASELINES, Baseline, Scale, Settings
 from ale_torch.losses.step_rewards import states_of, step_returns
+from ale_torch.losses.token_order import in_order
 
+Numbers = npt.NDArray[np.float64]
 EPSILON = 1e-6
 """This is added to a standard deviation before dividing by it."""
 
@@ -111,3 +115,31 @@ def _of_group(rewards: list[float], baseline: Baseline, scale: Scale) -> list[fl
     others = n / (n - 1) if baseline == "leave_one_out" else 1.0
     deviation = stdev(rewards) + EPSILON if scale == "group_std" else 1.0
     return [(r - mean) * others / deviation for r in rewards]
+
+
+def token_advantages(batch: TrainBatch, rewards: Sequence[float], costs: Numbers, *, whitened: bool) -> Numbers:
+    """Return the advantage of each token [N], 0 without loss, for a KL penalty in the reward (REINFORCE++, Hu et al.,
+    2025, arXiv:2501.03262): a token pays for what follows it.
+
+        A_t = R - sum over i >= t of cost_i
+
+    `R` is the trajectory's signal and `cost_i` what the divergence takes off the reward of its i-th sampled token. The
+    cost of a token before t is no consequence of token t, so it is not in its advantage. With `whitened` the advantages
+    are whitened over all tokens. This holds without a baseline; a baseline compares whole trajectories, whose costs are
+    summed. `rewards` are those of the trajectories, by their numbers
+    in the batch; `costs` are [N]."""
+    advantages = np.zeros(len(costs))
+    for at in in_order(batch):
+        reward = rewards[int(batch.chunks.trajectory[batch.chunk_ids[at[0]]])]
+        advantages[at] = reward - np.cumsum(costs[at][::-1])[::-1]
+    if whitened:
+        trained = batch.chunk_ids >= 0
+        advantages[trained] = whiten(advantages[trained], np.ones(int(trained.sum())))
+    return advantages
+
+
+def chunk_means(batch: TrainBatch, values: Numbers) -> Numbers:
+    """Return the mean over the tokens of each chunk [C] of values of tokens [N]."""
+    trained, chunks = batch.chunk_ids >= 0, len(batch.chunks.returns)
+    ids = batch.chunk_ids[trained]
+    return np.bincount(ids, values[trained], minlength=chunks) / np.bincount(ids, minlength=chunks)

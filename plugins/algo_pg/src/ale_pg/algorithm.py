@@ -3,7 +3,7 @@
 1. `batch` turns rewards into one advantage per trajectory (`advantages`), and rewards of steps, where the score has
    them, into one more for each chunk. A rollout without a trusted reward is left out before any statistic is computed.
    Even groups have no advantage; they are counted. With a KL penalty in the reward and no baseline tokens differ.
-2. `loss` (`objective.py`) calls a pure function for each variant (`reinforce`, `topr`, `ppo`, `cispo`) over all
+2. `loss` (`loss.py`) calls a pure function for each variant (`reinforce`, `topr`, `ppo`, `cispo`) over all
    tokens that the policy sampled. The unit is the trajectory, however many sequences it has.
 3. `variants` says what each `variant` fixes and which settings act on it; other settings are refused.
 
@@ -25,13 +25,12 @@ from ale.specs.driver import Driver, DriverContext, PluginConfig
 from ale.specs.trainer import TrainBatch
 from ale.trajectory import Chunk, Trajectory
 from ale_pg.advantages import advantages, step_advantages
-from ale_pg.objective import ADVANTAGES, PolicyGradientLoss
+from ale_pg.loss import ADVANTAGES, PolicyGradientLoss
 from ale_pg.variants import GROUP_BASELINES, RULES, Baseline, ReturnSignal, Scale, Settings, Variant, weigh_trajectory
 from ale_torch.losses import Estimator, Level
-from ale_torch.losses.correction_settings import Correction
 from ale_torch.losses.groups import groups_of, reward_of, sampled_size, select_trusted
 from ale_torch.losses.overlong import Overlong, length_penalty, was_cut_off
-from ale_torch.losses.temperature import TEMPERATURE, require_same_temperature
+from ale_torch.losses.settings import TEMPERATURE, Correction, require_same_temperature
 from ale_train.batches import Credit, pack
 
 FOR_ALL = {
@@ -253,7 +252,7 @@ class PolicyGradient(Driver, Algorithm):
     def credit(self, batch: TrainBatch, trajectories: Sequence[Trajectory]) -> TrainBatch:
         """With a KL penalty in the reward the advantages are computed again, for the same
         tokens: beside a reference, even groups are packed too. Without a baseline tokens have their own."""
-        from ale_torch.losses.reward_kl import reward_kl
+        from ale_torch.losses.kl_penalty import reward_kl
 
         c = self.config
         if not c.reward_kl_coef:
@@ -272,7 +271,7 @@ class PolicyGradient(Driver, Algorithm):
         self, batch: TrainBatch, kept: Sequence[Trajectory], costs: npt.NDArray[np.float64]
     ) -> TrainBatch:
         """Give each token its own advantage, in a column; a chunk's return is the mean of its tokens'."""
-        from ale_pg.token_advantages import chunk_means, token_advantages
+        from ale_pg.advantages import chunk_means, token_advantages
 
         s, table, trained = self.settings, batch.chunks, batch.chunk_ids >= 0
         values = token_advantages(batch, self._rewards(kept), costs, whitened=s.scale == "token_std")

@@ -22,10 +22,9 @@ from ale.trajectory import Chunk, Trajectory
 from ale_ppo.gae import Numbers, gae, whiten
 from ale_ppo.loss import PPOLoss
 from ale_torch.losses import Estimator
-from ale_torch.losses.correction_settings import Correction
 from ale_torch.losses.groups import reward_of, sampled_size, select_trusted
 from ale_torch.losses.overlong import Overlong, length_penalty, was_cut_off
-from ale_torch.losses.temperature import TEMPERATURE, require_same_temperature
+from ale_torch.losses.settings import TEMPERATURE, Correction, require_same_temperature
 from ale_torch.losses.token_order import Places, in_order
 from ale_train.batches import Credit, pack
 
@@ -124,7 +123,7 @@ class PPO(Driver, Algorithm):
 
     def credit(self, batch: TrainBatch, trajectories: Sequence[Trajectory]) -> TrainBatch:
         """The columns `advantages` and `targets`, and what the step's advantages are like."""
-        from ale_torch.losses.reward_kl import reward_kl
+        from ale_torch.losses.kl_penalty import reward_kl
 
         c = self.config
         costs = reward_kl(batch, c.reward_kl_coef, c.reward_kl_estimator)

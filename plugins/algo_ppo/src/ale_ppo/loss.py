@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from ale.errors import PluginError
 from ale.specs.trainer import Loss, LossInput, LossOutput, TrainBatch
 from ale_torch.losses import Estimator
-from ale_torch.losses.correction_settings import Correction
+from ale_torch.losses.settings import Correction
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -45,12 +45,12 @@ class PPOLoss(Loss):
         """Raises `PluginError` where the trainer gave no values, or the run no columns."""
         import torch
 
-        from ale_torch.losses.correction import correct
         from ale_torch.losses.entropy import entropy_bonus
+        from ale_torch.losses.kl_penalty import reference_normalizer, reference_penalty
+        from ale_torch.losses.metrics import ratio_maxima, ratio_sums, side_sums
         from ale_torch.losses.ppo import ppo_clip
-        from ale_torch.losses.reference import reference_normalizer, reference_penalty
-        from ale_torch.losses.report import ratio_maxima, ratio_sums, side_sums
-        from ale_torch.losses.units import segments_of
+        from ale_torch.losses.rollout_correction import correct
+        from ale_torch.losses.segments import segments_of
 
         missing = sorted(set(COLUMNS) - set(inputs.columns))
         if inputs.values is None or missing:
@@ -97,7 +97,7 @@ class PPOLoss(Loss):
 
     def normalize(self, batch: TrainBatch) -> TrainBatch:
         """Rejected tokens do not count in the surrogate's mean, but in the others."""
-        from ale_torch.losses.masked import accepted_tokens, tokens_with_loss
+        from ale_torch.losses.token_masks import accepted_tokens, tokens_with_loss
 
         packed = float(tokens_with_loss(batch).sum())
         kept = float(accepted_tokens(batch, self.correction).sum())
@@ -106,7 +106,7 @@ class PPOLoss(Loss):
     def metrics(self, totals: Mapping[str, float]) -> dict[str, float]:
         """Return means over the tokens with loss; `docs/metrics.md` has them in one table. `explained_variance` is
         `1 - Var(target - V) / Var(target)`: 1 for a perfect critic, 0 or less for one that knows nothing."""
-        from ale_torch.losses.report import common_metrics, mean_and_deviation
+        from ale_torch.losses.metrics import common_metrics, mean_and_deviation
 
         out = dict(totals)
         if "loss_tokens" not in out:

@@ -31,7 +31,7 @@ class LikelihoodLoss(Loss):
     def __call__(self, inputs: LossInput) -> LossOutput:
         import torch  # imported here, so that settings can be checked without torch
 
-        from ale_torch.losses.likelihood import weighted_likelihood
+        from ale_torch.losses.policy_gradient import weighted_likelihood
 
         logprobs = inputs.logprobs.to(torch.promote_types(inputs.logprobs.dtype, torch.float32))
         sums = {

@@ -23,11 +23,11 @@ from torch import Tensor
 
 from ale.errors import TrainerError
 from ale.specs.trainer import Loss, PolicyRole, TrainBatch
-from ale_torch.training.asleep import tensors_of
 from ale_torch.training.batch_loss import BatchLoss, Passed, Totals
 from ale_torch.training.checkpoint_folder import OPTIMIZER_FOLDER
-from ale_torch.training.folder import save_pretrained
 from ale_torch.training.microbatch import LossGroup, MicroBatch, cut
+from ale_torch.training.model_folder import save_pretrained
+from ale_torch.training.sleep import tensors_of
 from ale_trainer_megatron.layout import Layout
 from ale_trainer_megatron.model import Policy, build_model
 from ale_trainer_megatron.optimizer_state import OptimizerState

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ale_torch.training.moments import MASTER, MOMENTS, Shapes, read_entries, write_entries
+from ale_torch.training.optimizer_state import MASTER, MOMENTS, Shapes, read_entries, write_entries
 from ale_trainer_megatron.weight_map import Part
 from ale_trainer_megatron.weights import Mapped
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from ale.errors import AleError
-from ale_torch.training.folder import read_model
+from ale_torch.training.model_folder import read_model
 from ale_trainer_megatron.layout import Layout
 from ale_trainer_megatron.model import Policy
 from ale_trainer_megatron.weight_map import Part, parts_of

@@ -28,11 +28,11 @@ from torch import Tensor
 from ale.errors import TrainerError
 from ale.specs.trainer import Loss, PolicyRole, TrainBatch
 from ale_torch.ranks.world import World
-from ale_torch.training.asleep import tensors_of
 from ale_torch.training.batch_loss import Passed, Totals
 from ale_torch.training.checkpoint_folder import OPTIMIZER_FOLDER
-from ale_torch.training.folder import read_model, save_pretrained
 from ale_torch.training.microbatch import LossGroup, MicroBatch, cut, padding_waste
+from ale_torch.training.model_folder import read_model, save_pretrained
+from ale_torch.training.sleep import tensors_of
 from ale_trainer_torch.gradients import Gradients
 from ale_trainer_torch.lora import add_adapters, write_adapter
 from ale_trainer_torch.optimizer import Optimization, make_optimizer, set_rates
@@ -94,7 +94,7 @@ class Learner:
     def write_optimizer(self, checkpoint: Path) -> None:
         """Write the optimizer's state, and `adapter/`, as `peft` writes it, if adapters are trained: the weights of a
         checkpoint have them merged."""
-        from ale_trainer_torch.state import write_shards  # which takes a second to import
+        from ale_trainer_torch.optimizer_state import write_shards  # which takes a second to import
 
         if self.how.lora is not None:
             write_adapter(
@@ -104,7 +104,7 @@ class Learner:
 
     def read_optimizer(self, checkpoint: Path) -> None:
         """Read the optimizer's state. Raises `ConfigError` or `TrainerError`."""
-        from ale_trainer_torch.state import read_shards
+        from ale_trainer_torch.optimizer_state import read_shards
 
         read_shards(checkpoint / OPTIMIZER_FOLDER, self.model, self.optimizer, masters=self.how.has_masters)
 

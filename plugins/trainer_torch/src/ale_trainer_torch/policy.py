@@ -3,7 +3,7 @@
 Two properties of a model are tested when it is loaded; each has a slower alternative that works for every model:
 
 1. Whether its logits are a plain output layer over its decoder, perhaps scaled or soft-capped. Then only positions
-   before a token with loss go through that layer, in chunks (`fused.py`). Else all logits are computed.
+   before a token with loss go through that layer, in chunks (`fused_logprobs.py`). Else all logits are computed.
 2. Whether sequences may be packed end to end in one row (`attention.py`). Else they are padded on the right: in a
    causal model no token looks at one behind it, so no attention mask is needed there either.
 """
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from ale.errors import ConfigError
 from ale_torch.training.attention import PACKED
 from ale_torch.training.batch_loss import Passed
-from ale_trainer_torch.fused import logprobs_from_logits, token_logprobs
+from ale_trainer_torch.fused_logprobs import logprobs_from_logits, token_logprobs
 
 log = logging.getLogger("ale.trainer.torch")
 

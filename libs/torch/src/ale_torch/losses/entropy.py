@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ale.errors import PluginError
 from ale.specs.trainer import LossInput
-from ale_torch.losses.reference import reference_normalizer
+from ale_torch.losses.kl_penalty import reference_normalizer
 
 
 def entropy_bonus(inputs: LossInput, coef: float, shares: Tensor | None = None) -> Tensor:

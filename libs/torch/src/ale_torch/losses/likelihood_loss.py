@@ -15,7 +15,7 @@ class LikelihoodLoss(Loss):
 
     def __call__(self, inputs: LossInput) -> LossOutput:
         """It imports torch when it is called."""
-        from ale_torch.losses.likelihood import weighted_likelihood
+        from ale_torch.losses.policy_gradient import weighted_likelihood
 
         advantages = inputs.chunks.returns[inputs.chunk_ids]
         sums = {"entropy_sum": inputs.entropy.sum(), "loss_tokens": (inputs.chunk_ids >= 0).sum()}

@@ -14,8 +14,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ale_torch.losses.policy_gradient import Terms
 from ale_torch.losses.ratios import LARGEST_LOG_RATIO, difference, log_ratio
-from ale_torch.losses.terms import Terms
 
 
 def ppo_clip(

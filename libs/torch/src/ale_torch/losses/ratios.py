@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from ale_torch.losses.units import segment_mean
+from ale_torch.losses.segments import segment_mean
 
 LARGEST_LOG_RATIO = 20.0
 """Ratios are computed up to e^20; larger ones only mean that the policies are far apart."""

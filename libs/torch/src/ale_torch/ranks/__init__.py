@@ -2,8 +2,7 @@
 
 from ale_torch.ranks.group import RankGroup, RanksLost
 from ale_torch.ranks.launcher import keep_launchers
-from ale_torch.ranks.plan import RankPlan, backend_of
 from ale_torch.ranks.processes import OneRank, Ranks
-from ale_torch.ranks.world import World
+from ale_torch.ranks.world import RankPlan, World, backend_of
 
 __all__ = ["OneRank", "RankGroup", "RankPlan", "Ranks", "RanksLost", "World", "backend_of", "keep_launchers"]

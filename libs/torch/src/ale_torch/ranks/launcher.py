@@ -1,4 +1,4 @@
-"""Starts the program of the ranks (`launch.py`), which imports what they need and forks them.
+"""Starts the program of the ranks (`program.py`), which imports what they need and forks them.
 
 Usually a program is started for each group of ranks and ends with it. Within `keep_launchers()` that of a target stays,
 and forks a process for each group: who starts many groups imports once what they need (Megatron: five seconds).
@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection, wait
 from typing import IO
 
-PROGRAM = (sys.executable, "-m", "ale_torch.ranks.launch")
+PROGRAM = (sys.executable, "-m", "ale_torch.ranks.program")
 
 _kept: dict[tuple[str, ...], _Kept] | None = None
 """By target and `sys.path`."""

@@ -20,8 +20,8 @@ from typing import IO, Any
 from ale.errors import TrainerError
 from ale_torch.ranks.group import RankGroup
 from ale_torch.ranks.launcher import launch
-from ale_torch.ranks.plan import LOOPBACK, RankPlan
 from ale_torch.ranks.rank import Answer, open_store
+from ale_torch.ranks.world import LOOPBACK, RankPlan
 
 END_S = 10.0
 SHOWN_CHARACTERS = 2000

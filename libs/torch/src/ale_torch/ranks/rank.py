@@ -1,6 +1,6 @@
 """One rank, in its process: it joins the others, makes its object, and answers calls of the object's methods.
 
-`launch.py` brings it the calls of an owner on the same machine, the plugin `ray` those of one on another node.
+`program.py` brings it the calls of an owner on the same machine, the plugin `ray` those of one on another node.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from importlib import import_module
 from typing import Any
 
 from ale.errors import AleError
-from ale_torch.ranks.plan import COLLECTIVE_TIMEOUT, RankPlan
-from ale_torch.ranks.world import World
+from ale_torch.ranks.world import COLLECTIVE_TIMEOUT, RankPlan, World
 
 Answer = tuple[str, Any]
 """What a rank answers: `("value", ...)` or `("error", ...)`; `("ended", error)` stands for a process that has ended."""

@@ -1,9 +1,9 @@
 """Folders of checkpoints and of published weights: whole or absent.
 
 A checkpoint is a model folder, tokenizer included, so that it serves as `model.path` too. Beside the weights lie
-`trainer_state.pt` (random state, version), `optimizer/` (see `moments.py`), and `reference/`, a model folder, if there
-is a reference policy. It is written under another name and renamed at the end. Over several ranks all make the calls,
-and rank 0 alone makes and renames folders, which all must see: ranks on several nodes need a shared file system.
+`trainer_state.pt` (random state, version), `optimizer/` (see `optimizer_state.py`), and `reference/`, a model folder,
+if there is a reference policy. It is written under another name and renamed at the end. Over several ranks all make the
+calls, and rank 0 alone makes and renames folders, which all must see: ranks on several nodes need a shared file system.
 """
 
 from __future__ import annotations

@@ -17,7 +17,6 @@ from ale.errors import ConfigError, TrainerError
 from ale.specs.engine import FolderTicket, MemoryTicket, PolicyVersion, Ticket
 from ale.specs.trainer import Loss, PolicyRole, TrainBatch
 from ale_torch.ranks.world import World
-from ale_torch.training.asleep import Asleep
 from ale_torch.training.checkpoint_folder import (
     REFERENCE_FOLDER,
     read_state,
@@ -26,7 +25,8 @@ from ale_torch.training.checkpoint_folder import (
     write_atomically,
     write_state,
 )
-from ale_torch.training.folder import write_model
+from ale_torch.training.model_folder import write_model
+from ale_torch.training.sleep import Asleep
 
 if TYPE_CHECKING:
     from ale_torch.weights.sender import WeightSender

@@ -19,8 +19,8 @@ import torch
 from torch._C._distributed_c10d import TCPStore
 
 from ale.errors import TrainerError
+from ale_torch.weights.checksums import sum_weights
 from ale_torch.weights.receiver import TIMEOUT, join
-from ale_torch.weights.sums import sum_weights
 from ale_torch.weights.tickets import BroadcastTicket, GlooTicket, IpcTicket, NcclTicket, TensorSpec
 
 log = logging.getLogger("ale.weights")

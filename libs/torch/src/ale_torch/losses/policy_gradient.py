@@ -1,4 +1,5 @@
-"""Policy-gradient losses share two things: the weights of tokens, and the result of a loss.
+"""What policy-gradient losses share: the weighted log-likelihood that each is made of, the weights of tokens, and the
+result of a loss.
 
 There are M tokens with loss, in any order. `shares` [M] are the tokens' weights in the mean that the loss is; they use
 a normalizer of the whole batch, so that micro-batches add up. `trajectories` [M] gives each token's trajectory, which
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ale_torch.losses.units import segment_mean, segment_sizes
+from ale_torch.losses.segments import segment_mean, segment_sizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,13 @@ class Terms:
     low: Tensor | None = None
     high: Tensor | None = None
     mask: Tensor | None = None
+
+
+def weighted_likelihood(logprobs: Tensor, weights: Tensor) -> Tensor:
+    """Compute `- sum_t weights_t logprobs_t`, both [M], to which every policy gradient with detached ratios reduces. A
+    token of log-probability -inf has no gradient and adds 0."""
+    counts = torch.isfinite(logprobs) & (weights != 0)
+    return -torch.where(counts, weights * logprobs, torch.zeros_like(logprobs)).sum()
 
 
 def even_shares(like: Tensor, normalizer: float) -> Tensor:

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from ale.specs.trainer import ChunkTable, ChunkTensors, LossInput
-from ale_torch.losses.correction_settings import Correction, RatioUnit
 from ale_torch.losses.ratios import LARGEST_LOG_RATIO, difference
-from ale_torch.losses.units import segment_mean, segment_sizes, segments_of
+from ale_torch.losses.segments import segment_mean, segment_sizes, segments_of
+from ale_torch.losses.settings import Correction, RatioUnit
 
 
 @dataclass(frozen=True, slots=True)

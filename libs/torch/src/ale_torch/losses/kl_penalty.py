@@ -1,4 +1,7 @@
-"""The penalty that keeps the policy near a reference: `coef * KL(pi || ref)`, estimated on its sampled tokens.
+"""Two penalties that keep the policy near a reference: one in the loss (`reference_penalty`), one in the rewards
+(`reward_kl`).
+
+In the loss it is `coef * KL(pi || ref)`, estimated on the policy's sampled tokens.
 
 The estimator is Schulman's third (k3) unless another is asked for, `exp(d) - 1 - d` with `d = log ref - log pi` of the
 sampled token: never negative, unbiased on samples of pi, of low variance. As in GRPO (arXiv:2402.03300, Eq. 4) the
@@ -12,7 +15,12 @@ there: no gradient exceeds `e^3 - 1 = 19` times the coefficient, and none vanish
 estimate itself at 10, so a token has no gradient from `d = 2.6` on.) In the other direction the slope is bounded by 1
 anyway. Beyond 20 in either direction there is no gradient: one of the two then gives the token probability 0.
 
-Shapes: M tokens with loss.
+In the rewards each token that the policy sampled costs `coef * k(mu, ref)`. PPO of InstructGPT (Ouyang et al., 2022,
+arXiv:2203.02155, Eq. 2) and REINFORCE++ take `log pi_old - log ref` (k1) off the reward of each token. Here the first
+policy is the engine's, `mu`, which sampled the tokens: the mean of k1 over them is its KL divergence from the
+reference, and nothing is to be computed for it.
+
+Shapes: N tokens of a batch, M tokens with loss.
 """
 
 from __future__ import annotations
@@ -20,13 +28,16 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from ale.errors import PluginError
-from ale.specs.trainer import LossInput
+from ale.specs.trainer import LossInput, TrainBatch
 from ale_torch.losses import Estimator
 from ale_torch.losses.ratios import gap
+from ale_torch.losses.token_masks import sampled_tokens
 
 LARGEST_LEAD = 3.0
 """The difference `d` in nats from which the estimator continues as a straight line."""
@@ -92,3 +103,17 @@ def reference_penalty(
     each = estimate(logprobs.to(kind), inputs.reference_logprobs.to(kind), estimator) * sampled
     loss = coef * (each * (1 / reference_normalizer(inputs) if shares is None else shares)).sum()
     return Penalty(loss, {"kl_ref_sum": each.detach().double().sum(), "kl_ref_tokens": sampled.sum()})
+
+
+def reward_kl(batch: TrainBatch, coef: float, estimator: Estimator = "k1") -> npt.NDArray[np.float64]:
+    """Return what is taken off the reward of each token [N], `coef` times the estimate; 0 for tokens without loss, and
+    for those that the policy did not sample. Raises `PluginError` where the batch has no reference."""
+    out = np.zeros(len(batch.token_ids))
+    if not coef:
+        return out
+    if batch.reference_logprobs is None:
+        raise PluginError("A KL penalty in the reward needs TrainBatch.reference_logprobs; load a reference policy.")
+    at = sampled_tokens(batch)
+    engine, reference = (torch.from_numpy(x[at]).double() for x in (batch.engine_logprobs, batch.reference_logprobs))
+    out[at] = coef * estimate(engine, reference, estimator).numpy()
+    return out

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from torch import Tensor
 
-from ale_torch.losses.correction import accept, correct, unit_ratio, weigh
-from ale_torch.losses.correction_settings import Correction
+from ale_torch.losses.rollout_correction import accept, correct, unit_ratio, weigh
+from ale_torch.losses.settings import Correction
 
 CHUNKS = torch.tensor([0, 0, 1, 2, 2, 2])
 """Six tokens in three chunks of two trajectories."""

@@ -1,4 +1,5 @@
-"""The optimizer's moments, and the parameters where the weights do not tell them, in a checkpoint (`moments.py`)."""
+"""The optimizer's state in a checkpoint, and the parameters where the weights do not determine them; the format is that
+of `ale_torch.training.optimizer_state`."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ale_torch.training.moments import MASTER, MOMENTS, Shapes, read_entries, write_entries
+from ale_torch.training.optimizer_state import MASTER, MOMENTS, Shapes, read_entries, write_entries
 from ale_trainer_torch.optimizer import set_rates
 
 

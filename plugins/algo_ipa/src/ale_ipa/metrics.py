@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from ale.specs.trainer import LossInput
-from ale_ipa.loss import LossTerms
-from ale_torch.losses.report import common_metrics, ratio_sums, side_sums
-from ale_torch.losses.units import segments_of
+from ale_ipa.policy_loss import LossTerms
+from ale_torch.losses.metrics import common_metrics, ratio_sums, side_sums
+from ale_torch.losses.segments import segments_of
 
 
 @torch.no_grad()

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ale_trainer_torch.fused import logprobs_from_logits, token_logprobs
+from ale_trainer_torch.fused_logprobs import logprobs_from_logits, token_logprobs
 
 SHAPES = dict(
     seed=st.integers(0, 10_000),

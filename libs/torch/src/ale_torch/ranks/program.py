@@ -1,4 +1,4 @@
-"""The program of the ranks: `python -m ale_torch.ranks.launch FD FD ...`, a connection to the owner for each rank.
+"""The program of the ranks: `python -m ale_torch.ranks.program FD FD ...`, a connection to the owner for each rank.
 With `--keep FD` it stays, and starts a group of ranks for each request at that socket (`launcher.py`).
 
 1. It imports what the ranks need once, and forks them: each would take seconds to import it again.
@@ -23,9 +23,8 @@ from multiprocessing.connection import Connection
 from typing import NoReturn
 
 from ale.errors import TrainerError
-from ale_torch.ranks.plan import RankPlan
 from ale_torch.ranks.rank import Rank, import_target, pickle_answer
-from ale_torch.ranks.world import World
+from ale_torch.ranks.world import RankPlan, World
 
 
 def main(fds: Sequence[int]) -> None:

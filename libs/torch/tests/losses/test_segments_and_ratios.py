@@ -11,7 +11,7 @@ import torch
 from ale.specs.trainer import ChunkTensors
 from ale_torch.losses.groups import groups_of
 from ale_torch.losses.ratios import LARGEST_LOG_RATIO, gap, log_ratio, mismatch_mask, ratio_of, truncate
-from ale_torch.losses.units import segment_mean, segment_sizes, segments_of
+from ale_torch.losses.segments import segment_mean, segment_sizes, segments_of
 
 INF = math.inf
 

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from ale.specs.trainer import TrainBatch
 from ale_torch.losses import Level
-from ale_torch.losses.correction import accept, unit_ratio
-from ale_torch.losses.correction_settings import Correction
 from ale_torch.losses.ratios import mismatch_mask
-from ale_torch.losses.units import segments_of
+from ale_torch.losses.rollout_correction import accept, unit_ratio
+from ale_torch.losses.segments import segments_of
+from ale_torch.losses.settings import Correction
 
 Tokens = npt.NDArray[np.bool_]
 """For each token of a batch [N], whether it is selected."""

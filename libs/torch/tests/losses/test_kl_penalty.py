@@ -14,8 +14,8 @@ from torch import Tensor
 from ale.errors import PluginError
 from ale.specs.trainer import ChunkTensors, LossInput
 from ale_torch.losses.entropy import entropy_bonus
+from ale_torch.losses.kl_penalty import LARGEST_LEAD, k1, k2, k3, reference_penalty
 from ale_torch.losses.ratios import LARGEST_LOG_RATIO
-from ale_torch.losses.reference import LARGEST_LEAD, k1, k2, k3, reference_penalty
 
 INF = math.inf
 LOGPROBS = st.floats(-8, 0)

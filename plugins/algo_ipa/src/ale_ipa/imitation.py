@@ -70,7 +70,7 @@ def imitation_loss(inputs: LossInput) -> tuple[Tensor, dict[str, Tensor]]:
     """Return `L_il` of Eq. 10 over imitated tokens [M], in float32 or better, and its sums over the micro-batch."""
     import torch
 
-    from ale_torch.losses.likelihood import weighted_likelihood
+    from ale_torch.losses.policy_gradient import weighted_likelihood
 
     logprobs = inputs.logprobs.to(torch.promote_types(inputs.logprobs.dtype, torch.float32))
     returns = inputs.chunks.returns[inputs.chunk_ids].to(logprobs.dtype)

@@ -1,12 +1,37 @@
-"""How a loss makes up for an engine that samples from another distribution than the trainer computes with."""
+"""Settings that policy-gradient algorithms share: the temperature of the loss, and the correction for an engine that
+samples from another distribution than the trainer computes with. Nothing here needs torch.
+
+The trainer divides its logits by the temperature (`TrainBatch.temperature`), so that the loss is that of the
+distribution that was sampled from. Engines report log-probabilities at temperature 1, so whatever compares the
+trainer's with theirs is refused at another one.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
 from ale.specs.driver import PluginConfig
+
+TEMPERATURE = (
+    "What the trainer divides logits by before it takes log-probabilities and entropies; with rollout.temperature "
+    "the loss is that of the policy that sampled."
+)
+
+
+def require_same_temperature(temperature: float, of_engine: Mapping[str, bool]) -> None:
+    """Raise `ValueError` if a setting compares with the engine's log-probabilities, which are at temperature 1.
+
+    `of_engine` says of each such setting, by its name, whether it is in use."""
+    used = [name for name, on in of_engine.items() if on]
+    if temperature != 1 and used:
+        raise ValueError(
+            f"temperature is {temperature:g}, and {used[0]} compares with the engine's log-probabilities, which are "
+            "those at temperature 1; leave one of them out"
+        )
+
 
 RatioUnit = Literal["token", "chunk", "trajectory", "sequence"]
 """Whose ratio: the token's own, the geometric mean over its chunk or its trajectory, or the product over the tokens of
@@ -15,7 +40,7 @@ its trajectory (`sequence`, unbiased and of high variance)."""
 
 class Correction(PluginConfig):
     """It acts by `rho = pi_old / mu`: the trainer's probability of a sampled token with the weights that sampled it, by
-    the engine's. The functions are in `correction.py`."""
+    the engine's. The functions are in `rollout_correction.py`."""
 
     weight: Literal["none", "truncate", "mask"] = Field(
         "truncate",

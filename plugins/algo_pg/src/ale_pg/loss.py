@@ -13,12 +13,12 @@ from ale.errors import PluginError
 from ale.specs.trainer import Loss, LossInput, LossOutput, TrainBatch
 from ale_pg.variants import Settings, Variant, weigh_trajectory
 from ale_torch.losses import Estimator
-from ale_torch.losses.correction_settings import Correction
+from ale_torch.losses.settings import Correction
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ale_torch.losses.terms import Terms
+    from ale_torch.losses.policy_gradient import Terms
 
 
 ADVANTAGES = "advantages"
@@ -43,12 +43,12 @@ class PolicyGradientLoss(Loss):
     def __call__(self, inputs: LossInput) -> LossOutput:
         import torch
 
-        from ale_pg.report import loss_sums
-        from ale_torch.losses.correction import correct
+        from ale_pg.metrics import loss_sums
         from ale_torch.losses.entropy import entropy_bonus
-        from ale_torch.losses.reference import reference_normalizer, reference_penalty
-        from ale_torch.losses.report import ratio_maxima
-        from ale_torch.losses.units import segments_of
+        from ale_torch.losses.kl_penalty import reference_normalizer, reference_penalty
+        from ale_torch.losses.metrics import ratio_maxima
+        from ale_torch.losses.rollout_correction import correct
+        from ale_torch.losses.segments import segments_of
 
         kind = torch.promote_types(inputs.logprobs.dtype, torch.float32)
         logprobs = inputs.logprobs.to(kind)
@@ -71,7 +71,7 @@ class PolicyGradientLoss(Loss):
 
     def normalize(self, batch: TrainBatch) -> TrainBatch:
         """Masked and rejected tokens count in the mean of the KL penalty only."""
-        from ale_torch.losses.masked import (
+        from ale_torch.losses.token_masks import (
             Tokens,
             accepted_tokens,
             count_by_trajectory,
@@ -104,7 +104,7 @@ class PolicyGradientLoss(Loss):
 
     def _shares(self, logprobs: Tensor, trajectories: Tensor, z: float, mask: Tensor | None = None) -> Tensor:
         """Return each token's weight in the mean that the loss is [M]; masked tokens have none."""
-        from ale_torch.losses.terms import even_shares, trajectory_shares
+        from ale_torch.losses.policy_gradient import even_shares, trajectory_shares
 
         if self.settings.normalization == "trajectory_mean":
             return trajectory_shares(logprobs, trajectories, z, mask)
@@ -135,9 +135,7 @@ class PolicyGradientLoss(Loss):
         mask: Tensor | None,
         kept: Tensor,
     ) -> Terms:
-        from ale_pg.cispo import cispo
-        from ale_pg.reinforce import reinforce, tis
-        from ale_pg.topr import topr
+        from ale_pg.surrogates import cispo, reinforce, tis, topr
         from ale_torch.losses.ppo import ppo_clip
 
         s = self.settings
@@ -167,6 +165,6 @@ class PolicyGradientLoss(Loss):
         estimates KL(pi_old, pi); `masked` is the share of tokens above H. With a correction: `correction`,
         `correction_std` are of the weights of the tokens that are not rejected, `corrected` is the share of these
         whose weight is not their pi_old/mu, `rejected` that of rejected tokens."""
-        from ale_pg.report import loss_metrics
+        from ale_pg.metrics import loss_metrics
 
         return loss_metrics(totals)

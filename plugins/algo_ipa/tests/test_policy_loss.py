@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ale.specs.trainer import ChunkTensors
-from ale_ipa.loss import LossTerms, policy_loss
-from ale_ipa.signals import chunk_return
+from ale_ipa.policy_loss import LossTerms, policy_loss
+from ale_ipa.returns import chunk_return
 from ale_torch.losses.ratios import log_ratio, mismatch_mask
-from ale_torch.losses.units import segments_of
+from ale_torch.losses.segments import segments_of
 
 
 @given(signal=st.floats(-1, 1), gamma=st.floats(0.1, 1), count=st.integers(1, 9))

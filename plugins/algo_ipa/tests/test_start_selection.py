@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ale_ipa.starts import Pointer, anchors, judge, spread
+from ale_ipa.start_selection import Pointer, anchors, judge, spread
 
 CHOICES = st.sampled_from(["uniform", "random"])
 

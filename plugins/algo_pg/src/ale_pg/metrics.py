@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from ale.specs.trainer import LossInput
-from ale_torch.losses.report import common_metrics, mean_and_deviation, ratio_sums, side_sums
-from ale_torch.losses.terms import Terms
+from ale_torch.losses.metrics import common_metrics, mean_and_deviation, ratio_sums, side_sums
+from ale_torch.losses.policy_gradient import Terms
 
 SHARES = ("masked", "clipped_low", "clipped_high")
 """Each of these metrics is a sum divided by the number of tokens with loss. A variant without such a sum does not have

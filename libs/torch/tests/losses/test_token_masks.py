@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 
 from ale.specs.trainer import ChunkTable, TrainBatch
 from ale_torch.losses import Level
-from ale_torch.losses.masked import (
+from ale_torch.losses.ratios import mismatch_mask
+from ale_torch.losses.segments import segments_of
+from ale_torch.losses.token_masks import (
     count_by_trajectory,
     count_units,
     sampled_tokens,
     tokens_with_loss,
     unmasked_tokens,
 )
-from ale_torch.losses.ratios import mismatch_mask
-from ale_torch.losses.units import segments_of
 
 LEVELS: list[Level] = ["token", "chunk", "trajectory"]
 CHUNK_OF = [-1, 0, 0, -1, 1, 2, 2, -1, 3, 3, -1]

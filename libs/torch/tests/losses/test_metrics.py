@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ale_torch.losses.report import common_metrics, ratio_maxima, ratio_sums, side_sums
+from ale_torch.losses.metrics import common_metrics, ratio_maxima, ratio_sums, side_sums
 
 TOKEN = st.tuples(st.floats(0.01, 5), st.floats(-5, 0), st.floats(-5, 0), st.sampled_from([-1.0, 0.0, 0.5]))
 """Ratio, log-probabilities of the policy and the old one, advantage."""
