@@ -17,7 +17,7 @@ from dataclasses import replace
 from ale.errors import EngineError
 from ale.specs.engine import Generation
 from ale_engine_torch import TorchEngine
-from ale_engines.pool.engines.replica import Interrupted
+from ale_engines.pool.replica import Interrupted
 class Served(TorchEngine):
     server = folder = None
     async def load_model(self, folder, tokenizer):

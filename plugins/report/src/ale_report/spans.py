@@ -3,7 +3,7 @@ and of rollout workers from the events of those who dispatch to them, a rollout'
 
     rollout          queue (no place is free), start (its sandbox), model, tool (else of the agent), score, stop
     trainer, engine  see `ale_train.rl.utilization`
-    replica          see `ale_engines.pool.engines.member.State`
+    replica          see `ale_engines.pool.member.State`
     worker           busy (it has episodes), idle, or one in which it gets none (leaving, lost, failed)
 
 The states of a rollout fill its time without a gap or an overlap.
