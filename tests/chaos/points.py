@@ -20,7 +20,7 @@ POINTS: dict[str, Where] = {
     "the trainer's state is written": ("ale_torch.training.worker", "write_state", False),
     "a checkpoint is put in place": ("ale_train.rl.checkpoint", "put_in_place", False),
     "a checkpoint was put in place": ("ale_train.rl.checkpoint", "put_in_place", True),
-    "an evaluation begins": ("ale_train.evaluation.evaluate", "evaluate", False),
+    "an evaluation begins": ("ale_train.evaluation.evaluate", "_evaluate_set", False),
     "a resumed run restores the trainer": ("ale_torch.training.worker", "RankWorker.restore", True),
     "a resumed run undoes what came after": ("ale_train.rl.checkpoint", "undo_after", False),
     "a resumed run has undone it": ("ale_train.rl.checkpoint", "undo_after", True),

@@ -19,7 +19,7 @@ from ale_engines.server.replica import SILENCE_S
 from ale_engines.server.settings import ServerSettings
 from ale_engines.weights import fingerprint
 from ale_torch.weights import GlooTicket, IpcTicket, TensorSpec
-from ale_torch.weights.sums import sum_weights
+from ale_torch.weights.checksums import sum_weights
 from ale_vllm.replica import VllmReplica
 
 from .conftest import ModelOf, request
