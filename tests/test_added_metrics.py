@@ -45,7 +45,7 @@ def test_what_an_observer_adds_is_stored_and_reaches_report_and_observers(
     }
     for stage, (rollouts, settings) in stages.items():
         folder = tmp_path / stage
-        done = ale("run", run_file(SCRIPTED), "--out", folder, *settings, "observers=[adds]")
+        done = ale("run", run_file(SCRIPTED), "--out", folder, *settings, "observers=[adds, report]")
         assert summary_of(done)["status"] == "completed"
         assert f"finished {stage} {int(stage == 'rl')} {float(rollouts)}" in done.stdout, done.stderr
         with RunStore.open(folder) as store:
@@ -70,7 +70,7 @@ def test_a_wrong_metric_is_an_error_of_its_observer_and_the_run_completes(
     run_file: RunFile, install: Install, tmp_path: Path, answer: str, says: str
 ) -> None:
     install_observer(install, answer)
-    done = ale("run", run_file(SCRIPTED), "--out", tmp_path / "run", "rl=null", "eval.episodes=2", "observers=[adds]")
+    done = ale("run", run_file(SCRIPTED), "--out", tmp_path / "run", "rl=null", "eval.episodes=2", "observers=[adds, report]")
     assert summary_of(done)["status"] == "completed"
     (warning,) = [
         line for line in done.stderr.splitlines() if "the observer 'adds' failed in ale_add_metrics: " in line

@@ -23,7 +23,7 @@ class Attempts:
         self.stages: list[Stages] = []
         self.notes: list[str] = []
 
-    async def run_once(self, plan: RunPlan, values: Any, progress: Any, run_id: str, folder: Path) -> str:
+    async def run_once(self, plan: RunPlan, values: Any, files: Any, progress: Any, run_id: str, folder: Path) -> str:
         self.run_ids.append(run_id)
         self.stages.append(plan.stages)
         if len(self.run_ids) <= len(self.errors):
@@ -41,8 +41,10 @@ class Attempts:
         monkeypatch.setattr(pipeline, "new_run_folder", lambda config: ("new", folder))
         monkeypatch.setattr(pipeline, "run_to_resume", lambda folder, config: "resumed")
         monkeypatch.setattr(pipeline, "newest_checkpoint", lambda folder: self.checkpoints[len(self.run_ids) - 1])
+        monkeypatch.setattr(pipeline, "plan_copies", lambda *arguments: SimpleNamespace(config=""))
+        monkeypatch.setattr(pipeline, "changed_files", lambda folder: ())
         monkeypatch.setattr(pipeline, "_run_once", self.run_once)
-        loaded: Any = SimpleNamespace(run=None, values=None, to_yaml=lambda: "")
+        loaded: Any = SimpleNamespace(run=None, values=None, files=None)
         progress: Any = SimpleNamespace(note=self.notes.append)
         return await pipeline.run(loaded, progress, **more)
 

@@ -36,7 +36,7 @@ def config(tmp_path: Path) -> dict[str, Any]:
 
 
 def test_a_mapping_is_a_run_file(config: dict[str, Any], tmp_path: Path) -> None:
-    result = ale_train.run(config, "eval.n=2", out=tmp_path / "run", quiet=True)
+    result = ale_train.run(config, "eval.n=2", "observers=[report]", out=tmp_path / "run", quiet=True)
     assert result.folder == tmp_path / "run"
     assert result.summary["status"] == "completed"
     assert (result.evaluations["of_the_policy"]["episodes"], result.evaluations["of_the_policy"]["tasks"]) == (4, 2)
@@ -45,7 +45,7 @@ def test_a_mapping_is_a_run_file(config: dict[str, Any], tmp_path: Path) -> None
     assert all(isinstance(t, Trajectory) for t in rollouts)
     assert result.trajectories("rl") == []
     assert {m.name for m in result.metrics("eval")} >= {"success", "pass@2", "reward"}
-    assert (tmp_path / "run" / "report.html").is_file(), "what packages make of a run is made"
+    assert (tmp_path / "run" / "report.html").is_file(), "the observer `report` has written its page"
     assert ale_train.read_run(str(tmp_path / "run")) == result
 
 
