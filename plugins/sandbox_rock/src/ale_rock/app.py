@@ -39,7 +39,7 @@ from ale_rock.envhub.store import EnvHub
 from ale_rock.gem import routes as gem_routes
 from ale_rock.gem.environments import Environments
 from ale_rock.gem.programs import ProgramPlayer
-from ale_rock.gem.service_sandboxes import AdminSandboxes
+from ale_rock.gem.service_sandboxes import ServiceSandboxes
 from ale_rock.gem.task_sources import TaskSources
 from ale_rock.gem.tasks import TaskPlayer
 
@@ -50,7 +50,7 @@ def make_app(settings: Settings) -> FastAPI:
     fleet = Fleet(store, settings.keep_ended)
     service = Service(settings, fleet)
     watch, gate, commits = Watch(service), Gate(settings), Commits(service)
-    sandboxes, tasks = AdminSandboxes(service), TaskSources(settings.task_sources)
+    sandboxes, tasks = ServiceSandboxes(service), TaskSources(settings.task_sources)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

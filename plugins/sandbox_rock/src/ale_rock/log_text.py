@@ -1,4 +1,4 @@
-"""The text of a log, within bounds; worker and admin cut it in the same way."""
+"""The text of logs: worker and admin leave the same things out of it, and bound it in the same way."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _COMMAND = re.compile(r"^(\S+ (?:\(process \d+\) )?exec \d+(?: in shell [^:]*)?(
 
 
 def without_commands(text: str) -> str:
-    """Return a log without the text of commands: they may hold secrets, and what is written down must hold none."""
+    """Return a log without the text of commands, which may hold secrets: the database must hold none."""
     return _COMMAND.sub(r"\1: (the command is not kept)", text)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
@@ -71,11 +70,3 @@ async def test_a_request_that_is_refused_counts_once(serve: Any) -> None:
         shown = {"X-API-Key": token["token"]}
         answers = [await admin.post("/stop", {}, **shown) for _ in range(3)]
     assert ["Field required" in each["error"] for each in answers] == [True, True, False]
-
-
-async def test_a_small_answer_comes_in_one_piece(admin: Any) -> None:
-    reader, writer = await asyncio.open_connection("127.0.0.1", int(admin.url.rpartition(":")[2]))
-    for _ in range(20):
-        writer.write(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        assert (await reader.read(65536)).endswith(b'{"status":"ok"}')
-    writer.close()

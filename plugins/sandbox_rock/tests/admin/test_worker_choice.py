@@ -6,7 +6,7 @@ import pytest
 
 from ale_rock.admin.record import Need
 from ale_rock.admin.settings import Settings
-from ale_rock.admin.worker_choice import Choice
+from ale_rock.admin.worker_choice import WorkerChoice
 from ale_rock.admin.workers import Worker
 from ale_rock.schemas import Register
 
@@ -23,9 +23,9 @@ def worker(name: str, cpus: float = 8, images: tuple[str, ...] = (), **settings:
     return Worker(register, Settings(cpu_overcommit=1, memory_overcommit=1, disk_overcommit=1, **settings))
 
 
-def choice_of(*workers: Worker) -> Choice:
+def choice_of(*workers: Worker) -> WorkerChoice:
     """A choice between workers."""
-    choice = Choice()
+    choice = WorkerChoice()
     for each in workers:
         choice.add(each)
     return choice

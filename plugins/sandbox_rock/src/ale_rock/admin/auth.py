@@ -1,10 +1,10 @@
-"""Who calls, and what that caller may do.
+"""Who the caller of a request is, and what this caller may do.
 
-1. A token is shown as `Authorization: Bearer`, `X-API-Key`, or `XRL-Authorization: Bearer`. Only its digest is looked
-   up, so how long that takes says nothing about the tokens that exist.
+1. A token is sent as `Authorization: Bearer`, `X-API-Key`, or `XRL-Authorization: Bearer`. Only its digest is looked
+   up, so the time that this takes reveals nothing about the tokens that exist.
 2. A token with a user's name sees that user's sandboxes alone. Another's sandbox looks like one that does not exist.
 3. A token of the role user bounds the priority of what it starts, and where tokens name namespaces, its namespace: so
-   nobody takes another's share of the queue.
+   no user takes another's share of the queue.
 4. Without tokens, everybody on this machine is admin; the settings allow that on a loopback address only. A browser is
    kept out by the headers `Host` and `Origin`, which must then be this machine's own and the service's own page.
 """
@@ -33,16 +33,16 @@ class AccessDenied(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who sent a request. `user` is whose sandboxes it may see; None: everybody's."""
+    """Who sent a request. It sees the sandboxes of `user`; None: those of all users."""
 
     role: Role
     user: str | None
     acts_for: str | None
-    """Whose a sandbox is that it starts."""
+    """The user to whom sandboxes that it starts belong."""
     experiment: str | None = None
     namespace: str | None = None
     priority: int = 100
-    """The highest that its sandboxes may have."""
+    """The highest priority that its sandboxes may have."""
 
     def sees(self, record: Record) -> bool:
         """Whether a sandbox exists for this caller."""
@@ -50,7 +50,7 @@ class Caller:
 
 
 class Gate:
-    """Lets callers in."""
+    """Admits callers by their tokens."""
 
     def __init__(self, settings: Settings) -> None:
         self._key = hashlib.sha256(b"ale rock").digest()
@@ -123,7 +123,8 @@ class Gate:
         return {name for name, token in _shown(headers).items() if self._digest(token) in self._tokens}
 
     def _spend(self, digest: bytes) -> None:
-        """A bucket of requests that fills at a steady rate."""
+        """Take a request out of the token's bucket, which fills at a steady rate. Raises `AccessDenied` if it is
+        empty."""
         if self._rate is None:
             return
         now = time.monotonic()
@@ -137,7 +138,7 @@ class Gate:
         self._spent[digest] = (left - 1, now)
 
     def charge(self, headers: Mapping[str, str], more: int) -> None:
-        """Count a request for as many more as it stands for; those that follow have to wait the longer."""
+        """Count a request as `more` further ones; the requests that follow it have to wait longer."""
         for digest in map(self._digest, _shown(headers).values()):
             if digest in self._spent:
                 left, at = self._spent[digest]
@@ -145,7 +146,7 @@ class Gate:
 
 
 def _shown(headers: Mapping[str, str]) -> dict[str, str]:
-    """Return the tokens that headers show; one of them may be meant for a program behind this service."""
+    """Return the tokens in the headers, by header; one may be meant for a program behind this service."""
     shown = {}
     for name in ("authorization", "xrl-authorization"):
         scheme, _, token = headers.get(name, "").partition(" ")

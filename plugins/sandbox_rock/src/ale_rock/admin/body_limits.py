@@ -16,11 +16,11 @@ SLOWEST_BYTES_PER_S = 16 << 10
 
 
 PROXIED = re.compile(rf"{ROCK_BASE}/sandboxes/[^/]+/proxy(/|$)")
-"""What goes on to a program in a sandbox, piece by piece, as large and slow as that program likes."""
+"""Requests that are passed on to a program in a sandbox piece by piece; their bodies have no bound here."""
 
 
 class BodyLimitExceeded(Exception):
-    """A body that is too large or too slow."""
+    """The body of a request is too large or comes too slowly."""
 
     def __init__(self, sentence: str, status: int) -> None:
         super().__init__(sentence)
@@ -28,7 +28,7 @@ class BodyLimitExceeded(Exception):
 
 
 class BoundedBodies:
-    """An ASGI middleware. What comes in pieces to a file may be as large as a file."""
+    """An ASGI middleware that bounds bodies. An upload has the bound of files, any other body that of JSON."""
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self.app, self.settings = app, settings

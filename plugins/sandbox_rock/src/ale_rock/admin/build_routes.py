@@ -1,8 +1,8 @@
-"""Images of tasks, which workers build from Dockerfiles for ALE's own provider: `BuildsDockerfiles`.
+"""Images of tasks, which workers build from Dockerfiles for ALE's own provider (`BuildsDockerfiles`).
 
-Every worker that builds images builds it at once, so that sandboxes can start on all of them; its name says what is in
-it, so it is the same everywhere. A worker where that fails gets none of these sandboxes, nor does one that comes later,
-until nobody else has the image and it is asked for again.
+All workers that build images build it at once, so that sandboxes can start on each of them. An image is named after its
+content, so it has the same name everywhere. A worker where the build fails, or that joins later, gets none of these
+sandboxes. It builds the image when no other worker has it any more and it is asked for again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ale_rock.http.disconnects import while_connected
 from ale_rock.schemas import ALE_BASE, SERVICE_ERROR, BuildImage, ImageBuilt, RockError
 
 AT_ONCE = 8
-"""Builds at once; others wait. Each is in memory, with all of its files."""
+"""How many builds run at once; others wait. Each is in memory, with all of its files."""
 
 
 def make_router(service: Service, gate: Gate) -> APIRouter:

@@ -1,7 +1,7 @@
-"""What is done in sandboxes: the worker does it, and these routes find the worker.
+"""Routes for commands and files in sandboxes. They find the sandbox's worker, which does the work.
 
-ROCK's actions come back as finished envelopes. Under `/apis/ale/v1` lie the routes of ALE's own provider, which has no
-envelope. Of a body only the sandbox's id is read here; the worker checks the rest.
+ROCK's actions come back as finished envelopes. The routes of ALE's own provider, under `/apis/ale/v1`, have no
+envelope. Only the sandbox's id is read of a body here; the worker checks the rest.
 """
 
 from __future__ import annotations
@@ -51,13 +51,14 @@ ACTIONS: dict[str, type[BaseModel]] = {
 
 
 class TimedRef(SandboxRef):
-    """What the admin reads of an action: whose it is, and how long it may take (the longest default of an action)."""
+    """The fields of an action that the admin reads: its sandbox, and how long it may take (by default as the action
+    with the longest default)."""
 
     timeout: float | None = 1200
 
 
 def documented(model: type[BaseModel]) -> dict[str, Any]:
-    """Return what the API's description says about a body that the worker reads."""
+    """Return the OpenAPI description of a body that the worker reads."""
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": model.model_json_schema()}}}}
 
 
@@ -100,7 +101,7 @@ def make_action_router(service: Service, gate: Gate) -> APIRouter:
 
 
 def envelope(status: int, data: bytes, name: str) -> Response:
-    """Return a worker's envelope as it is, or one for an answer that is none."""
+    """Return a worker's envelope as it is. Any other answer of a worker becomes an envelope of an error."""
     if status == 200:
         return Response(data, media_type="application/json")
     fault = read_fault(data, status, name)
@@ -165,7 +166,8 @@ def make_ale_router(service: Service, gate: Gate) -> APIRouter:
 
 
 def query_of(request: Request) -> str:
-    """Return the query as it was sent: a path in a sandbox may be bytes that are no UTF-8. Raises `RockError`."""
+    """Return the query as it was sent, because a path in a sandbox may have bytes that are not UTF-8. Raises
+    `RockError`."""
     query: bytes = request.scope["query_string"]
     if not re.fullmatch(rb"[!-~]*", query) or b"#" in query:
         raise RockError("The query of the request holds what no URL may hold.")
@@ -173,7 +175,7 @@ def query_of(request: Request) -> str:
 
 
 async def pass_on(service: Service, request: Request, sandbox_id: str, path: str) -> Response:
-    """Return what the worker answers to a request for a path of a sandbox that runs; the body is JSON."""
+    """Pass a request on to the worker of a sandbox that runs, and return the answer; the body is JSON."""
     body = await request.body()
     record, worker = await find_running(service, sandbox_id, caller_of(request))
     status, data = await while_connected(request, ask(record, worker, request.method, path, body, JSON))

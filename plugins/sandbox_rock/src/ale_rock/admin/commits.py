@@ -1,4 +1,4 @@
-"""Images made of sandboxes: `/commit`, and starts whose image is one of them.
+"""Images that are made of sandboxes by `/commit`, and that later starts name.
 
 1. The image is a snapshot on the disk of the sandbox's worker. No registry is asked, so nothing is pushed and user name
    and password are not used. A start whose `image` is the tag starts from the snapshot, on a worker that has it.
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Commit:
-    """An image that is being made, or was made, or was not."""
+    """One commit: it runs, has made an image, or has failed."""
 
     owner: str
     image_tag: str
@@ -66,7 +66,7 @@ class Commit:
 
 
 class Commits:
-    """All images that were made here."""
+    """The commits of a service."""
 
     def __init__(self, service: Service) -> None:
         self._service, self._store = service, service.fleet.store
@@ -76,7 +76,7 @@ class Commits:
         service.snapshot_of_image = self.snapshot_of
 
     async def start(self) -> None:
-        """Read what there is."""
+        """Read the commits in the database."""
         rows = await self._store.run(lambda connection: connection.execute(select(COMMITS)).mappings().all())
         for row in rows:
             commit = Commit(**row)
@@ -85,7 +85,7 @@ class Commits:
                 await self._fail(commit, "PROCESS_LOST", "The service was restarted meanwhile; commit again.")
 
     async def close(self) -> None:
-        """End; a commit that runs is lost."""
+        """Cancel the commits that run; they are lost."""
         for task in list(self._tasks.values()):
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)

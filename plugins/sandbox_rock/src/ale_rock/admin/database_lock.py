@@ -1,12 +1,13 @@
-"""One database is of one service at a time: a second one would report the sandboxes of the first as lost.
+"""Keeps a database for one service: a second one would report the sandboxes of the first as lost.
 
 1. On SQLite the kernel keeps a lock on a file beside the database (`database_of_this_service`) and releases it when the
    process ends, however it ends.
 2. On PostgreSQL the connection that reads and writes takes an advisory lock of its session before anything else
-   (`lock_connections`), so a service that has lost the lock cannot write: the next connection must take it first.
-3. The server frees that lock when it notices that the connection has ended: at once after `kill -9`, in
-   `NOTICED_S` after a machine or a network that vanished. So a service waits a little longer than that before it gives
-   up, and one that finds another in its place after its connection was cut ends (`DatabaseTaken`).
+   (`lock_connections`). A service that has lost the lock cannot write, because its next connection must take the lock
+   first.
+3. The server frees that lock when it notices that the connection has ended: at once after `kill -9`, and within
+   `NOTICED_S` after a machine or a network has vanished. So a service waits a little longer than that before it gives
+   up. A service that finds another one in its place after its connection was cut ends (`DatabaseTaken`).
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ HOLDER = f"""SELECT pid, host(client_addr) FROM pg_locks JOIN pg_stat_activity U
 NOTICE = f"""SELECT set_config(name, wanted, false) FROM pg_settings JOIN (VALUES ('tcp_keepalives_idle', '5'),
     ('tcp_keepalives_interval', '5'), ('tcp_keepalives_count', '2'), ('tcp_user_timeout', '{NOTICED_S * 1000}'))
     AS limits (setting_name, wanted) ON name = setting_name WHERE source <> 'client'"""
-"""Lets the server notice in time that this machine or the network has vanished; its own default is two hours."""
+"""Settings with which the server notices in time that this machine or the network has vanished; its default is two
+hours."""
 
 
 class DatabaseTaken(SQLAlchemyError):
@@ -59,8 +61,8 @@ def database_of_this_service(database: str) -> Iterator[None]:
 
 @contextmanager
 def database_errors_in_words(database: str) -> Iterator[None]:
-    """Raise `ConfigError` in the place of errors that say that a database, by its URL, cannot be used: around the start
-    of its service alone, whose later errors have other causes."""
+    """Raise `ConfigError` in the place of errors that mean that a database, by its URL, cannot be used. This is for the
+    start of a service alone; later errors have other causes."""
     url = make_url(database)
     try:
         yield
@@ -76,9 +78,9 @@ def database_errors_in_words(database: str) -> Iterator[None]:
 
 
 def lock_connections(engine: Engine) -> None:
-    """Let each connection of an engine on PostgreSQL hold the lock. The engine has one connection at a time. Whoever
-    needs one that cannot take the lock gets `DatabaseTaken`, from then on always: what this service has in memory is no
-    longer what the database holds."""
+    """Make each connection of an engine on PostgreSQL take the lock; the engine has one connection at a time. If it
+    cannot, this and all later uses of the engine raise `DatabaseTaken`, because the service's memory no longer agrees
+    with the database."""
     taken: DatabaseTaken | None = None
 
     @event.listens_for(engine, "connect")

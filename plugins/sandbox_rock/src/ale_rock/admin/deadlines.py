@@ -1,7 +1,8 @@
-"""What happens to sandboxes by itself (idle, life, start, deletion), without a timer or a task for each of them.
+"""When sandboxes are due to be stopped, archived or deleted, without a timer or a task for each of them.
 
-Each record lies in at most one bucket, a second wide. Using a sandbox moves nothing: when its bucket is due and the
-record is not, it is put into a later one. So each request costs nothing here and a stopped sandbox leaves nothing.
+Each record lies in at most one bucket, which is a second wide. Using a sandbox does not move its record: when its
+bucket is due and the record is not, the record goes into a later one. So a request costs nothing here, and a sandbox
+that is gone leaves nothing behind.
 """
 
 from __future__ import annotations

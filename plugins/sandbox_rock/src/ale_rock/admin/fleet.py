@@ -1,7 +1,7 @@
-"""All sandboxes and workers in memory, with indexes that make each question cheap, and the one way to change a state.
+"""All sandboxes and workers in memory, with the indexes that requests need, and the one function that changes a state.
 
-Every change of a state is an entry of the sandbox's history and is saved. What ended stays in memory for a while, the
-oldest leave first.
+Each change of state is noted in the sandbox's history and saved. Sandboxes that ended stay in memory up to a number,
+and those that ended first are dropped first.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from ale_rock.admin.deadlines import Deadlines
 from ale_rock.admin.record import HISTORY, Record
 from ale_rock.admin.store import Store
-from ale_rock.admin.worker_choice import Choice
+from ale_rock.admin.worker_choice import WorkerChoice
 from ale_rock.admin.workers import Worker
 from ale_rock.schemas import LIVE, Code, State
 
@@ -40,13 +40,13 @@ class Event:
     event: str
     sandbox: str | None = None
     user: str | None = None
-    """Whose sandbox it is."""
+    """The user to whom the sandbox belongs."""
     worker: str | None = None
     reason: str | None = None
 
 
 class Fleet:
-    """What there is."""
+    """The sandboxes and workers of a service."""
 
     def __init__(self, store: Store, keep_ended: int) -> None:
         self.store = store
@@ -55,14 +55,14 @@ class Fleet:
         self.workers: dict[str, Worker] = {}
         """By name."""
         self.by_id: dict[str, Worker] = {}
-        self.choice = Choice()
+        self.choice = WorkerChoice()
         self.deadlines = Deadlines()
         self.per_user: Counter[str] = Counter()
-        """Live sandboxes."""
+        """Live sandboxes of each user."""
         self.counts: Counter[State] = Counter()
         """Live sandboxes by state."""
         self.events: Counter[str] = Counter()
-        """What happened since the start, for statistics."""
+        """How often each event has happened since the start, for statistics."""
         self.recent: deque[Event] = deque(maxlen=RECENT)
         """The latest events, the oldest first."""
         self._keep_ended = keep_ended
@@ -72,7 +72,7 @@ class Fleet:
         return self.live.get(sandbox_id) or self.ended.get(sandbox_id)
 
     def add(self, record: Record) -> None:
-        """Take in a record: a new one, or one from the database."""
+        """Add a record: a new one, or one from the database."""
         if record.live:
             self.live[record.id] = record
             self.per_user[record.user or ""] += 1
@@ -89,7 +89,8 @@ class Fleet:
     def move(
         self, record: Record, state: State, event: str, reason: str | None = None, code: Code | None = None
     ) -> asyncio.Future[None]:
-        """Change the state; the result is done when that is durable. Raises `ValueError` if there is no such change."""
+        """Change the state; the result is done when the change is in the database. Raises `ValueError` if the states do
+        not follow each other."""
         old = record.state
         if state not in ALLOWED[old]:
             raise ValueError(f"The sandbox {record.id} cannot go from {old} to {state}.")
@@ -135,13 +136,13 @@ class Fleet:
         self.recent.append(Event(time.time(), event, worker=name, reason=reason))
 
     def settle(self, record: Record) -> None:
-        """Wake those who wait for what becomes of a record."""
+        """Wake the callers that wait until a record is no longer pending."""
         settled, record.settled = record.settled, None
         if settled is not None and not settled.done():
             settled.set_result(None)
 
     def revive(self, record: Record, old: Record) -> None:
-        """Let a new start take the id of a sandbox that ended; its history goes on."""
+        """Give a new start the id of a sandbox that ended; the history goes on."""
         self.ended.pop(old.id, None)
         old.delete_s = old.archive_s = None
         self.deadlines.schedule(old)
@@ -163,12 +164,12 @@ class Fleet:
         return worker
 
     def add_worker(self, worker: Worker) -> None:
-        """Take in a worker."""
+        """Add a worker."""
         self.workers[worker.name] = self.by_id[worker.id] = worker
         self.choice.add(worker)
 
     def drop_worker(self, worker: Worker) -> None:
-        """Forget a worker."""
+        """Remove a worker."""
         if self.workers.get(worker.name) is worker:
             del self.workers[worker.name]
         self.by_id.pop(worker.id, None)

@@ -5,7 +5,8 @@
 2. The snapshot is made before the sandbox is removed. It is named after the sandbox, so that the next stop replaces it.
    A worker that has it is the only one on which the sandbox can start again.
 3. It is removed when the sandbox is deleted, or when another one takes its id. If no worker that has it is there, it is
-   removed when that worker comes back. What is left all the same is found when workers are asked what they hold.
+   removed when that worker comes back. Snapshots that are left nevertheless are found when workers are asked
+   for their snapshots.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 class KeptFiles:
-    """Makes and removes them."""
+    """Makes and removes the snapshots of stopped sandboxes."""
 
     def __init__(self, fleet: Fleet, settings: Settings) -> None:
         self._fleet, self._settings = fleet, settings

@@ -27,7 +27,7 @@ def make_router(service: Service, gate: Gate) -> APIRouter:
     async def logs(request: Request, sandbox_id: str, follow: bool = False) -> Response:
         """Return what happened in a sandbox, one line for each: commands, their ends, refused network. Of one that
         ended, the end of its log as long as its record is kept. With `follow` the lines come as they are made, until
-        the sandbox has ended. To read a log is no use of the sandbox."""
+        the sandbox has ended. Reading a log does not count as a use of the sandbox."""
         record = await find(service, sandbox_id, caller_of(request), ended_too=True)
         if follow and record.state == "pending":
             waiting = service.wait_settled(record, service.settings.answer_within_s)
@@ -53,7 +53,7 @@ def make_router(service: Service, gate: Gate) -> APIRouter:
 
 
 async def pieces(record: Record, worker: Worker) -> AsyncIterator[bytes]:
-    """Yield a running sandbox's log as its worker makes it; if that breaks off, the last line says why."""
+    """Yield the log of a running sandbox as its worker sends it. If it breaks off, the last line says why."""
     try:
         async with worker.request("GET", f"/sandboxes/{record.id}/logs", query="follow=true") as response:
             if response.status != 200:

@@ -1,4 +1,5 @@
-"""The table of logs: what the worker handed over when a sandbox ended, compressed, as long as the sandbox has a row."""
+"""The table of logs. A worker hands the log over when a sandbox ends; it is kept, compressed, as long as the sandbox's
+row."""
 
 from __future__ import annotations
 

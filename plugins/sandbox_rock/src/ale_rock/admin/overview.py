@@ -1,7 +1,7 @@
 """What the web page shows, in one answer: counts, a page of sandboxes, the queue, a page of workers, images, events.
 
-The page asks every two seconds, and there may be tens of thousands of sandboxes. So they are searched in portions
-between which other requests are answered, and only those of one page are described.
+The page asks every two seconds, and there may be tens of thousands of sandboxes. So they are searched in portions, with
+other requests answered in between, and only the sandboxes of one page are described. `/events` is for `ale rock logs`.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ def make_router(service: Service, gate: Gate) -> APIRouter:
         page_size: Annotated[int, Query(ge=1, le=LARGEST_PAGE)] = PAGE,
         workers_page: PageNumber = 1,
     ) -> Response:
-        """Return what the web page shows. Texts select sandboxes that contain them, whatever their case; where workers
-        are is for the role admin, and of a token with a user's name only that user's sandboxes are counted. Who is no
-        admin sees the images of these sandboxes alone."""
+        """Return what the web page shows. Texts select sandboxes that contain them, whatever their case; only
+        the role admin sees where workers are. A token with a user's name counts that user's sandboxes alone. A caller
+        that is no admin sees the images of these sandboxes alone."""
         caller = caller_of(request)
         wanted = {"id": sandbox, "user": user, "namespace": namespace, "worker": worker}
         among = fleet.ended if state in ("stopped", "deleted") else fleet.live
@@ -177,5 +177,5 @@ def describe_sandbox(record: Record) -> dict[str, Any]:
 
 
 def seen_by(caller: Caller, events: Iterable[Event]) -> Iterator[Event]:
-    """Yield the events that exist for a caller: of workers, and of the sandboxes that the caller sees."""
+    """Yield the events that a caller may see: those of workers, and those of its sandboxes."""
     return (each for each in events if each.sandbox is None or caller.user in (None, each.user))

@@ -19,7 +19,7 @@ from ale_rock.admin.workers import WorkerFailed
 from ale_rock.schemas import BAD_REQUEST, SERVICE_ERROR, RockError
 
 AGAIN_S = 600
-"""An archive that failed by itself is tried again so much later."""
+"""Seconds after which an automatic archive that failed is tried again."""
 ASK = "A stop keeps the files if the start asks for auto_archive_seconds or auto_delete_seconds, or the service is set "
 ASK += "to keep_stopped."
 
@@ -65,7 +65,7 @@ async def archive(service: Service, record: Record) -> None:
 
 
 async def archive_when_due(service: Service, record: Record) -> None:
-    """Archive a sandbox whose `auto_archive_seconds` are over; if that fails, later again."""
+    """Archive a sandbox whose `auto_archive_seconds` are over; if that fails, it is tried again later."""
     try:
         await archive(service, record)
     except RockError:
@@ -80,7 +80,7 @@ def _refuse_without_files(record: Record) -> None:
 
 
 async def _missing(service: Service, record: Record) -> str | None:
-    """Return what is wrong with the files of a stopped sandbox."""
+    """Return why the files of a stopped sandbox cannot be had; None if a worker has them."""
     for worker in service.fleet.choice.holders(record.snapshot or ""):
         try:
             if record.snapshot in await worker.snapshots():

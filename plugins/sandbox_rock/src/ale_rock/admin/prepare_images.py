@@ -1,4 +1,4 @@
-"""Brings an image to the workers before a sandbox needs it there."""
+"""Brings an image to the workers before a sandbox needs it there (`ale rock warm`)."""
 
 from __future__ import annotations
 

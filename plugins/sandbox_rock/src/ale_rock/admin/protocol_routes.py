@@ -1,6 +1,7 @@
-"""ALE's own routes to what a sandbox can do beyond its contract: streamed output, shells, trees and resets; and what is
-asked about one by those who attach to it or follow what it was refused. The worker does it; `forward_routes` has what
-every sandbox can do, `snapshot_routes` what outlives one."""
+"""ALE's own routes to the protocols of a sandbox (streamed output, shells, trees, resets), to its description, and to
+the connections that its network policy refused. The worker does the work. `command_routes` has what every sandbox can
+do, `snapshot_routes` what outlives one.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ def make_router(service: Service, gate: Gate) -> APIRouter:
 
     @router.get("/{sandbox_id}/spec")
     async def describe(request: Request, sandbox_id: str) -> Response:
-        """Say what a sandbox was started or reset with, but for its files: for `Attaches`."""
+        """Return the spec with which a sandbox was started or reset, without its files: for `Attaches`."""
         return await pass_on(service, request, sandbox_id, "spec")
 
     @router.get("/{sandbox_id}/refusals")
@@ -47,7 +48,7 @@ def make_router(service: Service, gate: Gate) -> APIRouter:
         request: Request, sandbox_id: str, after: Annotated[int, Query(ge=0, lt=1 << 31)] = 0
     ) -> Response:
         """Send the connections that a sandbox was refused by its network policy, as they come, each a line of JSON;
-        `after` is how many the caller has. To follow them is no use of the sandbox."""
+        `after` is how many of them the caller has. Following them does not count as a use of the sandbox."""
         record, worker = await find_running(service, sandbox_id, caller_of(request))
         pieces = refusals(record, worker, after, service.followed)
         return ClosingStream(pieces, media_type="application/x-ndjson")
@@ -97,8 +98,8 @@ def make_router(service: Service, gate: Gate) -> APIRouter:
 async def refusals(
     record: Record, worker: Worker, after: int, followed: set[ClientResponse]
 ) -> AsyncGenerator[bytes, None]:
-    """Yield what a worker says that a sandbox was refused; if that breaks off, whoever follows it asks again.
-    `followed` has the worker's answer meanwhile: closing it breaks that off."""
+    """Yield the refused connections of a sandbox as its worker reports them. If the worker's answer breaks off, so does
+    this, and the caller asks again. The answer is in `followed` meanwhile; closing it there ends this."""
     with suppress(WorkerFailed):
         path = f"/sandboxes/{record.id}/refusals"
         async with worker.request("GET", path, query=f"after={after}") as response:

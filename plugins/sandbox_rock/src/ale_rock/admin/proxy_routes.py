@@ -2,7 +2,8 @@
 
 `/sandboxes/{id}/proxy/a/b` is `/a/b` at port 8080, `/sandboxes/{id}/proxy/port/3000/a/b` at port 3000; the header
 `X-ROCK-Target-Port` names a port too. The worker of the sandbox connects to the port; bodies have no limit. A token of
-this service is not passed on; whoever needs `Authorization` for the program shows the service's in `X-API-Key`.
+this service is not passed on. A client that needs `Authorization` for the program sends the service's token in
+`X-API-Key`.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ class ProxyRoutes:
             await websocket.send_denial_response(fault_of(error))
 
     async def find(self, websocket: WebSocket) -> tuple[Record, Worker]:
-        """Let a caller in, and return the sandbox and its worker. Raises `AccessDenied` or `RockError`."""
+        """Admit the caller, and return the sandbox and its worker. Raises `AccessDenied` or `RockError`."""
         caller = self.gate.admit(websocket.headers, "admin", "user")
         return await find_running(self.service, websocket.path_params["sandbox_id"], caller)
 
@@ -124,11 +125,11 @@ def port_of(text: str) -> int:
 
 
 def url_of(worker: Worker, record: Record, path: str) -> URL:
-    """Return where the worker takes it."""
+    """Return the URL of this path at the sandbox's worker."""
     return URL(f"{worker.url}/sandboxes/{record.id}/{path}", encoded=True)
 
 
 def lost(worker: Worker, record: Record, error: Exception) -> RockError:
-    """Return what to say of a worker that does not answer."""
+    """Return the error for a worker that does not answer."""
     why = f"The sandbox {record.id} is {record.state}: {record.reason}" if not record.live and record.reason else None
     return RockError(why or f"The worker {worker.name} does not answer ({error}).", SERVICE_ERROR)

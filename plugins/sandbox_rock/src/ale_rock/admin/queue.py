@@ -1,11 +1,11 @@
-"""Who is next: sandboxes that wait for a worker, by priority, and in each priority by fair shares of namespaces.
+"""Which waiting sandbox starts next: by priority, and within a priority by fair shares of namespaces.
 
 1. A higher priority goes first. Within one, each namespace has a line of its own.
 2. Each start costs its namespace CPUs over weight on a clock of its own; the namespace whose clock is least is next
-   (start-time fair queueing). One that was idle gets no credit for that: its clock is set to the present.
-3. Within a line, first come is first served among those of one *shape*: that ask for the same. One for which no worker
-   has room lets those of other shapes, of other namespaces and of lower priorities pass; `reservations` sees to it that
-   it is not passed for ever.
+   (start-time fair queueing). A namespace that was idle gets no credit for that: its clock is set to the present.
+3. Within a line, records of one *shape* ask for the same, and are served in the order in which they came. A record for
+   which no worker has room lets records of other shapes, other namespaces and lower priorities pass. `reservations`
+   bounds how long it is passed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ale_rock.admin.record import Record
 
 Place = Callable[[Record], bool]
 MOST_SHAPES = 64
-"""Of one line; those of further shapes share one queue, so that many different requests do not cost much."""
+"""Most shapes of one line; records of further shapes share one queue, so that many different requests cost little."""
 
 
 class Queue:
@@ -49,7 +49,7 @@ class Queue:
         self._level(record).push(record, first=True)
 
     def remove(self, record: Record) -> bool:
-        """Let one wait no longer; returns whether it did."""
+        """Remove a record; returns whether it waited."""
         if record not in self._waiting:
             return False
         self._left += 1
@@ -61,7 +61,7 @@ class Queue:
         return self._waiting.keys()
 
     def place_of(self, record: Record) -> int:
-        """Return about how many start before it, itself included: as if there were one line for all."""
+        """Return about how many records start before this one, itself included, as if there were one line for all."""
         return max(1, record.ticket - self._left) if record in self._waiting else 0
 
     def _level(self, record: Record) -> _Level:
@@ -71,8 +71,8 @@ class Queue:
         return level
 
     def dispatch(self, place: Place) -> list[Record]:
-        """Start what can be started: `place` tries one record and returns whether it found room. Returns of each line
-        the first that found none, who is next first."""
+        """Start what can be started: `place` tries one record and returns whether it found room. Returns the first
+        record of each line that found none, in the order in which they are next."""
 
         def count(record: Record) -> bool:
             placed = place(record)
@@ -112,7 +112,7 @@ class _Level:
         return line.push(record, first)
 
     def dispatch(self, place: Place) -> list[Record]:
-        """Returns of each line the first that found no room, in the order in which they were tried."""
+        """Return the first record of each line that found no room, in the order in which they were tried."""
         without_room: list[str] = []
         stuck: dict[str, Record] = {}
         tried: dict[str, set[Hashable]] = {}
@@ -158,7 +158,7 @@ class _Line:
         return len(same) == 1
 
     def heads(self, without: Collection[Hashable]) -> list[tuple[Hashable, Record]]:
-        """Return the first of each shape, who came first first; those who wait no longer are dropped."""
+        """Return the first record of each shape, the oldest first; records that wait no longer are dropped."""
         for key, same in list(self._by_shape.items()):
             while same and same[0] not in self._waiting:
                 same.popleft()

@@ -2,9 +2,14 @@
 
 1. Routes are declared as FastAPI's, with what they read in their signature, so they stand in the OpenAPI document.
 2. `QuickRoutes` comes before all of them. It knows those that answer with a finished response and whose path has no
-   parameter, or one before its last part; the others are tried by FastAPI one after the other.
-3. Body and query are read by the models of the signature. What one of these refuses is read once more by FastAPI, which
-   says what is wrong with it.
+   parameter, or one before its last part; FastAPI tries the others one after the other.
+3. Body and query are read by the models of the signature. A request that they refuse is read once more by FastAPI,
+   which says what is wrong with it.
+
+This router stays beside FastAPI because of what the admin can do on one core (both sides in turn on one machine of two
+cores, median of eight rounds). Without it the admin takes 1.43 times the CPU for a create and a stop, 1.71 times for
+`/get_status` and 1.35 times for `/execute`. FastAPI with these routes first in its list is hardly faster: 1.40 and 1.69
+times.
 """
 
 from __future__ import annotations
@@ -26,7 +31,8 @@ Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
 
 class QuickRoute(APIRoute):
-    """A route with a gate before it. `answers` makes the classes that say who is let in and what errors look like."""
+    """A route that admits its caller first. `responses` makes the subclasses, which say who is admitted and what errors
+    look like."""
 
     def admit(self, headers: Mapping[str, str]) -> Caller:
         """Return who calls. Raises `AccessDenied`."""
@@ -50,7 +56,7 @@ class QuickRoute(APIRoute):
         return handle
 
     def _admit_once(self, request: Request) -> None:
-        """Note who calls; asked before a body is read, so that a stranger costs nothing."""
+        """Note the caller, before the body is read: a caller that is refused costs nothing."""
         if not hasattr(request.state, "caller"):
             request.state.caller = self.admit(request.headers)
 
@@ -58,7 +64,7 @@ class QuickRoute(APIRoute):
 
     @property
     def is_quick(self) -> bool:
-        """Whether all that it reads is path, query and at most one model, and it makes its response itself."""
+        """Whether it reads path, query and at most one model and nothing else, and makes its response itself."""
         reads = self.dependant
         models = [field.field_info.annotation for field in reads.body_params]
         return (
@@ -116,7 +122,7 @@ class QuickRoute(APIRoute):
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
-    """Return what receives a body again that has been read, and then what comes after it."""
+    """Return a `receive` that yields a body again which has been read, and then what comes after it."""
     messages = iter([{"type": "http.request", "body": body, "more_body": False}])
 
     async def receive_again() -> Message:
@@ -126,7 +132,7 @@ def _replay(body: bytes, receive: Receive) -> Receive:
 
 
 class QuickRoutes(BaseRoute):
-    """Stands for the routes that are quick."""
+    """One entry in the list of routes that stands for all quick routes."""
 
     def __init__(self, routes: Iterable[BaseRoute]) -> None:
         self._by_path: dict[tuple[str, str], QuickRoute] = {}

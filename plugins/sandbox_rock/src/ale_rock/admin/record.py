@@ -1,6 +1,6 @@
 """One sandbox as the admin knows it: what was asked for, where it is, its state and its history.
 
-A record is changed in one place only, `Fleet.move`; what must outlive the admin is `row()`, and `from_row()` reads it.
+The state is changed by `Fleet.move` alone. What must outlive the admin is in `row()`, which `from_row()` reads.
 Neither the environment's values, nor files, nor passwords are in it: they go to the worker and are then forgotten.
 """
 
@@ -35,7 +35,7 @@ class Need:
     disk_bytes: int
     gpus: int = 0
     abilities: frozenset[str] = field(default=frozenset(), repr=False)
-    """What the worker must be able to do (`abilities`); no part of what two equal requests share."""
+    """What the worker must be able to do (`admission`). Two equal requests may differ in it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -63,23 +63,23 @@ class Record:
     host_ip: str | None = None
     reason: str | None = None
     code: int | None = None
-    """Whose fault the reason is, where it is an error."""
+    """Whose fault the reason is, if it is an error."""
     created: float = field(default_factory=time.time)
     started: float | None = None
     stopped: float | None = None
     archived: float | None = None
     deleted: float | None = None
     snapshot: str | None = None
-    """The files of its last stop, as its worker calls them."""
+    """The name of the snapshot with the files of its last stop, at its worker."""
     kept_order: str | None = None
     """What a restart asks for, in JSON: the spec without values of the environment, and without files."""
     history: list[tuple[str, str, str, float]] = field(default_factory=list)
 
     # What follows lives in memory only.
     create_request: CreateSandbox | None = None
-    """What the worker is asked for; until the sandbox runs."""
+    """The request to the worker; None once the sandbox runs."""
     for_rock: bool = True
-    """Whether ROCK's request was translated; else the order is a spec of ALE's own."""
+    """Whether ROCK's request was translated; else the request holds a spec of ALE's own."""
     env: dict[str, str] | None = None
     """Its environment, for a restart; None after a restart of this service."""
     startup_s: float = 0.0
@@ -87,13 +87,13 @@ class Record:
     asked: float = field(default_factory=time.time)
     """When its latest start was asked for."""
     start_by: float | None = None
-    """When a start that is not done has failed."""
+    """The time at which a start that has not ended fails."""
     used: float = field(default_factory=time.time)
     busy: int = 0
-    """Requests that are in work now."""
+    """Requests that run now."""
     requests: int = 0
     settled: asyncio.Future[None] | None = None
-    """Done when it is no longer pending; and after a restart, when its worker came back or did not."""
+    """Done when it is no longer pending; after a restart of the admin, when its worker is back or is given up."""
     unconfirmed: bool = False
     ended_early: str | None = None
     """Why it ended, if the worker says so before it says that it started."""
@@ -103,7 +103,7 @@ class Record:
     refused_by: set[str] = field(default_factory=set)
     """Workers that could not start it."""
     unjudged: bool = False
-    """Whether no worker was there when it was asked for, to say whether it can be had."""
+    """Whether no worker was there when it was asked for, so that admission has still to be checked."""
     revived: bool = False
     """Whether a sandbox of this id was there before, which its worker may not have removed yet."""
     bucket: int | None = None
@@ -120,7 +120,7 @@ class Record:
         return self.state == "running" and not self.unconfirmed
 
     def due(self) -> float | None:
-        """Return when the next thing happens to it by itself."""
+        """Return when it is next stopped, archived or deleted by itself, or its start fails."""
         if self.state == "pending":
             return self.start_by
         if self.state == "running":
@@ -141,7 +141,7 @@ class Record:
 
     @property
     def source(self) -> str | None:
-        """What it starts from, if that is only on some workers: a snapshot, or an image that was built for a task."""
+        """The snapshot, or the image built for a task, from which it starts; only some workers have it."""
         if self.create_request is None:
             return None
         spec = self.create_request.spec
@@ -149,7 +149,7 @@ class Record:
 
     @property
     def shape(self) -> Hashable:
-        """What two records that wait share if either both find room or neither does."""
+        """A key that two waiting records share if either both find room or neither does."""
         own = self.id if self.revived or self.attempts else None
         return self.need, self.source, own
 
@@ -230,11 +230,11 @@ _PLAIN = (
 )
 
 BUILT = "ale-build:"
-"""How the names of images begin that workers build (`ale_sandbox.containers.image_builds`): no registry has them."""
+"""The prefix of images that workers build (`ale_sandbox.containers.image_builds`); no registry has them."""
 
 
 def _without_nul(value: Any) -> Any:
-    """Databases refuse texts with NUL, and one row must not hold up the others."""
+    """Return a text without NUL, which databases refuse: one row must not hold up the others."""
     return value.replace("\0", "") if isinstance(value, str) else value
 
 

@@ -1,11 +1,12 @@
-"""Keeps a worker free for a sandbox that waits too long: else small ones would take each piece of room that it needs.
+"""Keeps a worker free for a sandbox that waits too long: otherwise small sandboxes would take each piece of room it
+needs.
 
-1. One that found no room for `hold_s` gets a worker on which it would fit if nothing else ran there. Others of its
-   priority or below are no longer placed on that worker, and all other workers serve on; so it does not hold up anyone
-   for whom there is room elsewhere. It is itself placed wherever there is room first.
-2. At most a quarter of the workers are kept free, and none that one further ahead in the queue could use: that one has
-   the older right to it.
-3. One that fits on no worker at all keeps none free, and waits until its start has taken too long.
+1. A sandbox that found no room for `hold_s` gets a worker on which it would fit if nothing else ran there. Other
+   sandboxes of its priority or below are no longer placed on that worker. All other workers serve as before, and the
+   sandbox itself is placed wherever there is room first.
+2. At most a quarter of the workers are kept free, and no worker that a sandbox further ahead in the queue could use,
+   since that one has waited longer.
+3. A sandbox that fits on no worker at all keeps none free. It waits until its start has taken too long.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from ale_rock.admin.workers import Worker
 
 SHARE = 4
 LOOK = 32
-"""How many of those that are next are looked at."""
+"""How many of the next sandboxes are looked at."""
 
 
 class Reservations:
@@ -34,12 +35,13 @@ class Reservations:
         return {name for name, other in self._for.items() if other is not record and record.priority <= other.priority}
 
     def drop(self, record: Record) -> None:
-        """Keep no worker free for a record any more: it got one."""
+        """End the reservation of a record that has got a worker."""
         for name in [name for name, other in self._for.items() if other is record]:
             del self._for[name]
 
     def renew(self, stuck: Sequence[Record], waiting: Collection[Record]) -> None:
-        """Choose again. `stuck` are those who found no room, who is next first; `waiting` is all that wait."""
+        """Choose again. `stuck` are the records that found no room, in the order in which they are next; `waiting` are
+        all that wait."""
         for name, record in list(self._for.items()):
             worker = self._workers.get(name)
             if record not in waiting or worker is None or not worker.could_fit(record.need):

@@ -1,4 +1,4 @@
-"""How routes answer: a ROCK route always with an envelope and status 200, the others with `{"detail": ...}`."""
+"""Responses of routes: a ROCK route answers with an envelope and status 200, the others with `{"detail": ...}`."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ def rock_success(result: object, message: str | None = None) -> Response:
 
 
 def caller_of(request: Request) -> Caller:
-    """Return who was admitted."""
+    """Return the caller that was admitted."""
     caller: Caller = request.state.caller
     return caller
 
 
 def headers_of(request: Request) -> StartHeaders:
-    """Return what the headers ask for."""
+    """Return the headers that ask for something of a start."""
     get = request.headers.get
     return StartHeaders(get("x-network"), get("x-allow"), get("x-priority"))
 
@@ -118,7 +118,7 @@ def fault_of(error: Exception) -> Response:
 
 
 def _own_fault(error: Exception) -> str:
-    if isinstance(error, SQLAlchemyError):  # its text would hold what was to be written
+    if isinstance(error, SQLAlchemyError):  # its text would hold the values of the row
         log.error("the database does not answer: %s", type(error).__name__)
         return "The database of the service does not answer; try again later."
     log.error("a request failed", exc_info=error)
@@ -130,4 +130,4 @@ def _fault(sentence: str, code: Code, status: int) -> Response:
 
 
 class SandboxNotFound(RockError):
-    """There is no such sandbox, for this caller."""
+    """No sandbox of this id exists for this caller."""

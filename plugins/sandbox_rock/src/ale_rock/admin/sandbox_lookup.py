@@ -1,4 +1,4 @@
-"""Finds a sandbox for a caller, in memory first; another's sandbox is none."""
+"""Finds a sandbox for a caller, in memory and then in the database. A sandbox of another user is not found."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CONFIRM_S = 30.0
 
 
 async def find(service: Service, sandbox_id: str, caller: Caller, *, ended_too: bool = False) -> Record:
-    """Return a sandbox. `ended_too`: also one that ended, from the database if need be. Raises `SandboxNotFound`."""
+    """Return a sandbox; with `ended_too` also one that has ended. Raises `SandboxNotFound`."""
     record = service.fleet.get(sandbox_id)
     if record is None and ended_too and len(sandbox_id) <= 128 and sandbox_id.isprintable():
         record = await service.fleet.store.find(sandbox_id)
@@ -50,7 +50,7 @@ async def find_running(service: Service, sandbox_id: str, caller: Caller) -> tup
 
 @contextmanager
 def using(record: Record) -> Iterator[None]:
-    """While a request is in work, a sandbox is not idle."""
+    """Count a request as a use of its sandbox, which is not idle meanwhile."""
     record.busy += 1
     record.requests += 1
     try:

@@ -4,8 +4,8 @@
    there may be room: for a new request at once, and whenever a start ends, a sandbox ends or a worker comes.
 2. Before a worker is asked, the record with the worker's name is in the database. So whatever happens to this process,
    a sandbox that may live has a row.
-3. A worker that fails is replaced by another; a sandbox that it may have started all the same is removed there.
-4. A start goes on when its caller has left, since others may wait for the same id.
+3. A worker that fails is replaced by another. A sandbox that it may have started nevertheless is removed there.
+4. A start goes on when its caller has left, since other callers may wait for the same id.
 """
 
 from __future__ import annotations
@@ -37,26 +37,26 @@ log = logging.getLogger(__name__)
 
 
 class Service:
-    """What the routes call."""
+    """Starts, stops and finds the sandboxes of this service."""
 
     def __init__(self, settings: Settings, fleet: Fleet) -> None:
         self.settings, self.fleet = settings, fleet
         self.queue = Queue(settings.namespace_shares)
         self._stuck: list[Record] = []
-        """Those who found no room when it was looked for the last time."""
+        """The records that found no room when the queue was last dispatched."""
         self._reservations = Reservations(fleet.workers, settings.hold_s)
         self.kept = KeptFiles(fleet, settings)
         self.admission = Admission(settings, fleet, self.queue, self.kept)
         self.snapshot_of_image: Callable[[str | None, str | None], str | None] = lambda owner, image: None
-        """Which snapshot an image's name stands for, for a user (`commits`)."""
+        """Returns the snapshot that an image's name means for a user (set by `commits`)."""
         self.followed: set[ClientResponse] = set()
-        """Answers of workers that last as long as a sandbox."""
+        """Answers of workers that stay open as long as a sandbox lives."""
         self._removing: dict[str, asyncio.Future[None]] = {}
-        """Removals that are under way, by the sandbox's id: its log comes with the answer."""
+        """Removals that are under way, by the sandbox's id; the worker answers with the sandbox's log."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Do something beside the requests; `close` waits for none of it."""
+        """Run a task in the background; `close` cancels it."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
@@ -67,12 +67,12 @@ class Service:
             log.error("a background task failed", exc_info=error)
 
     def leave(self) -> None:
-        """Break off what would hold up the server's end."""
+        """Close the answers that would hold up the end of the server."""
         for answer in list(self.followed):
             answer.close()
 
     async def close(self) -> None:
-        """Cancel what is under way."""
+        """Cancel the background tasks."""
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -118,7 +118,7 @@ class Service:
         return record
 
     def start_again(self, record: Record) -> None:
-        """Start a sandbox that has ended, with the order that it has now. Raises `RockError`."""
+        """Start a sandbox that has ended, with the request in its record. Raises `RockError`."""
         self.admission.check(record)
         record.worker = record.host_name = record.host_ip = record.started = record.stopped = record.archived = None
         record.attempts, record.asked, record.revived = 0, time.time(), True
@@ -136,7 +136,7 @@ class Service:
             self.fleet.store.save(record)
 
     def judge(self) -> None:
-        """Refuse what was asked for while there was no worker, and is beyond those that are there now."""
+        """Refuse starts that were asked for while there was no worker, and that no worker now could run."""
         for record in self.admission.judge_waiting():
             self._fail(record, "start_refused", self.admission.unmet(record), BAD_REQUEST)
 
@@ -147,11 +147,11 @@ class Service:
             self._stuck = self.queue.dispatch(place)
 
     def reserve(self) -> None:
-        """Keep workers free for those who have waited too long."""
+        """Keep workers free for records that have waited too long."""
         self._reservations.renew(self._stuck, self.queue.waiting())
 
     def dispatch_on(self, worker: Worker | None) -> None:
-        """Start what waits and has room on this worker, which may have more room than before."""
+        """Start waiting records that fit on this worker, which may have more room than before."""
         if worker is not None and not worker.lost and len(self.queue):
             self._dispatch(lambda record: self._place_on(record, worker))
 
@@ -227,7 +227,7 @@ class Service:
             self.fleet.move(record, "stopped", event, reason, code)
 
     def expire(self, record: Record) -> None:
-        """A start took longer than it may."""
+        """Fail a start that took too long."""
         waited_s = time.time() - record.asked
         if self.fleet.store.error is not None:
             where = self.fleet.store.error.rstrip(".")
@@ -293,13 +293,13 @@ class Service:
             await asyncio.wait([removing])
 
     def keep_log(self, sandbox_id: str, text: str) -> None:
-        """Keep the log that came with the end of a sandbox."""
+        """Save the log that a worker sent when a sandbox ended."""
         text = the_end(without_commands(text), self.settings.log_limit_bytes)
         if text and sandbox_id not in self.fleet.live:
             self.fleet.store.save_log(sandbox_id, text)
 
     def remove_unknown(self, worker: Worker, sandbox_id: str) -> None:
-        """Remove what a worker holds and nobody knows."""
+        """Remove a sandbox that a worker holds and this service does not know."""
         if sandbox_id not in worker.sandboxes:
             worker.take(sandbox_id, NOTHING)
             self.spawn(self.remove_from(worker, sandbox_id))
@@ -312,7 +312,7 @@ class Service:
             await self.kept.drop(record)
 
     def lose(self, record: Record, reason: str) -> None:
-        """A sandbox that was not stopped has ended."""
+        """Note that a sandbox has ended without being stopped."""
         if record.live:
             self.queue.remove(record)
             self.fleet.move(record, "stopped", "lost", reason, SERVICE_ERROR)
@@ -320,7 +320,7 @@ class Service:
 
 
 async def durable(saved: asyncio.Future[None]) -> None:
-    """Wait until a change is in the database, but not for a database that does not answer."""
+    """Wait until a change is in the database, or `SAVED_S` if the database does not answer."""
     await asyncio.wait([saved], timeout=SAVED_S)
 
 

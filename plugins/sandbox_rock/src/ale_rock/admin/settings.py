@@ -1,4 +1,4 @@
-"""What an admin can be told: where its state lies, who may call it, and what it admits."""
+"""Settings of an admin: where its state lies, who may call it, and which starts it admits."""
 
 from __future__ import annotations
 

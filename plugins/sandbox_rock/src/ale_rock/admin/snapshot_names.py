@@ -1,7 +1,6 @@
-"""Names of snapshots: `ale-OWNER-NAME` of ALE's own provider, so that each user has names of their own, and
-`rock-SERVICE-NAME` of what a service keeps for itself.
-
-Workers may put more before it (`ale-snapshot:`, of container engines).
+"""Names of snapshots: `ale-OWNER-NAME` for those of ALE's own provider, so that each user has names of their own, and
+`rock-SERVICE-NAME` for those that a service keeps for itself. Workers may put a prefix before it (container engines
+`ale-snapshot:`).
 """
 
 from __future__ import annotations
@@ -16,12 +15,12 @@ SNAPSHOT = re.compile(r"(?:.*:)?(?:ale|rock)-[0-9a-f]{12}-.+")
 
 
 def is_snapshot(name: str) -> bool:
-    """Whether what a worker holds is a snapshot, of whichever service, and no image."""
+    """Whether a name on a worker is that of a snapshot, of any service, and not of an image."""
     return SNAPSHOT.fullmatch(name) is not None
 
 
 def name_for(owner: str | None, name: str) -> str:
-    """Return what a worker is told to call a user's snapshot."""
+    """Return the name of a user's snapshot at a worker."""
     return _prefix(owner) + name
 
 

@@ -1,9 +1,9 @@
-"""ALE's own routes about snapshots: a provider's sandboxes start from them, on the worker that has their files.
+"""ALE's own routes for snapshots: a provider's sandboxes start from them, on the worker that has their files.
 
-1. A snapshot belongs to the user whose token made it: nobody else lists it, removes it or starts from it.
-2. A name means one snapshot, on whichever worker: one that is made takes the place of an older one elsewhere.
-3. What a caller who hangs up had asked for may be there all the same; `DELETE .../sandboxes/{id}/snapshot` removes it,
-   once the worker has left off.
+1. A snapshot belongs to the user whose token made it: no other user lists it, removes it or starts from it.
+2. A name means one snapshot on all workers: a new one replaces an older one, also on another worker.
+3. A snapshot may exist although its caller has hung up. `DELETE .../sandboxes/{id}/snapshot` removes it, once the
+   worker has finished.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""From what a client asks for to what a worker is asked for, and the refusal of what this service cannot give.
+"""Checks what a client asks for in a start, and makes of it a record and the request for a worker.
 
-A client of ROCK always names an image and resources. Its `cpus` and `memory` are limits and take room on a worker; its
-`disk` takes room alone, unless `disk_limits` is set: where files lie in memory, a limit of 50 GiB would be none. A
-provider that has no images, or enforces no limits, is not asked for them by such a client, but is by ALE's own.
+A client of ROCK always names an image and resources. Its `cpus` and `memory` are limits and take room on a worker. Its
+`disk` takes room but limits nothing unless `disk_limits` is set: where files lie in memory, a limit of 50 GiB would be
+no limit. A worker that has no images, or enforces no limits, is not asked for them by a client of ROCK; a spec of ALE's
+own provider is sent as it is.
 """
 
 from __future__ import annotations
@@ -41,12 +42,12 @@ def explain(error: ValidationError | RequestValidationError) -> str:
 
 
 SNAPSHOT_IMAGES = "ale-snapshot:", "ale-checkpoint:"
-"""What the names of images have in them that container engines keep as snapshots (`ale_sandbox.containers`)."""
+"""Parts of the names under which container engines keep snapshots as images (`ale_sandbox.containers`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class StartHeaders:
-    """What a client that can only send headers asks for with them."""
+    """What a start asks for by headers, for clients that cannot send more fields."""
 
     network: str | None = None
     allow: str | None = None
@@ -54,7 +55,7 @@ class StartHeaders:
 
 
 def make_record(request: StartRequest, headers: StartHeaders, caller: Caller, settings: Settings) -> Record:
-    """Return the record of a new sandbox, with the order for a worker. Raises `RockError`."""
+    """Return the record of a new sandbox, with the request for a worker. Raises `RockError`."""
     _refuse_unknown_kinds(request)
     sandbox_id = request.sandbox_id or (request.spec.id if request.spec is not None else None) or uuid4().hex
     spec = request.spec if request.spec is not None else _spec(request, headers, settings)
@@ -99,7 +100,7 @@ def make_record(request: StartRequest, headers: StartHeaders, caller: Caller, se
 
 
 def request_for_worker(record: Record, worker: Worker) -> CreateSandbox:
-    """Return what this worker is asked for."""
+    """Return the request for this worker, without what it lacks and a client of ROCK names anyway."""
     request = record.create_request
     assert request is not None, "a sandbox that is pending has its request"
     if worker.capabilities is None or not record.for_rock:
@@ -113,13 +114,13 @@ def request_for_worker(record: Record, worker: Worker) -> CreateSandbox:
 
 
 def _kept_order(spec: SandboxSpec, for_rock: bool) -> str:
-    """Return what a restart needs and what may lie in a database: no values of the environment, no files."""
+    """Return, as JSON, what a restart needs and a database may hold: no values of the environment, no files."""
     kept = spec.model_dump(mode="json", exclude={"id", "env", "files", "image", "from_snapshot"}, exclude_defaults=True)
     return json.dumps({"spec": kept, "env": list(spec.env), "for_rock": for_rock})
 
 
 def from_snapshot(record: Record, snapshot: str) -> Record:
-    """Let a new sandbox start from a snapshot instead of its image."""
+    """Make a new sandbox start from a snapshot instead of its image."""
     request = record.create_request
     assert request is not None, "a new sandbox has its request"
     spec = request.spec.model_copy(update={"image": None, "from_snapshot": snapshot})
@@ -128,7 +129,7 @@ def from_snapshot(record: Record, snapshot: str) -> Record:
 
 
 def request_for_restart(record: Record) -> CreateSandbox:
-    """Return what starts a sandbox again from the files of its last stop. Raises `RockError`."""
+    """Return the request that starts a sandbox again from the files of its last stop. Raises `RockError`."""
     kept = json.loads(record.kept_order or "{}")
     if record.env is None and kept.get("env"):
         raise RockError(
@@ -172,7 +173,8 @@ def _refuse_what_is_not_given(spec: SandboxSpec, caller: Caller, settings: Setti
 
 
 def _refuse_the_workers_network(spec: SandboxSpec, settings: Settings) -> None:
-    """A worker connects to endpoint and allowed addresses from its own machine: without this, to any port or socket."""
+    """Refuse endpoints and addresses in the worker's own network: it connects to them from its machine, so a user
+    could reach any of its ports and sockets."""
     if spec.endpoint is not None and spec.endpoint not in settings.endpoints:
         raise RockError(
             "Only an admin may say where the model endpoint of a sandbox is; leave spec.endpoint out, or let the "
@@ -183,7 +185,7 @@ def _refuse_the_workers_network(spec: SandboxSpec, settings: Settings) -> None:
         try:
             address = ipaddress.ip_address(host)
         except ValueError:
-            continue  # a name may not lead to a worker itself: the sandbox's gate sees to that
+            continue  # the sandbox's egress gate refuses names that lead to the worker itself
         if not (getattr(address, "ipv4_mapped", None) or address).is_global:
             raise RockError(f"Only an admin may allow {host}, which is in the network of the workers; name a host.")
 
@@ -242,12 +244,12 @@ def _priority(request: StartRequest, headers: StartHeaders, caller: Caller) -> i
 
 
 def _least(*limits_s: float | None) -> float | None:
-    """Return the shortest of these times; one beyond a human life is cut, so that it stays a date."""
+    """Return the shortest of these times. Each is at most `LONGEST_S`, so that now plus it is a valid date."""
     return min((min(limit_s, LONGEST_S) for limit_s in limits_s if limit_s is not None), default=None)
 
 
 def _fingerprint(sandbox_id: str, spec: SandboxSpec, need: Need) -> str:
-    """Return what two equal requests share. It is one-way: a spec holds secrets, and this is kept."""
+    """Return a digest that equal requests share. A spec holds secrets and the digest is stored, so it is one-way."""
     digest = hashlib.sha256(f"{sandbox_id}\n{need}\n{spec.model_dump_json(exclude={'files'})}\n".encode())
     for path in sorted(spec.files):
         digest.update(f"{path}\n{len(spec.files[path])}\n".encode())

@@ -12,7 +12,7 @@ from ale_rock.schemas import Usage
 
 
 def describe_use(record: Record) -> dict[str, Any]:
-    """Return what the admin itself knows about a sandbox's use."""
+    """Return how much a sandbox was used, as the admin knows it."""
     end = record.stopped if record.stopped is not None and not record.live else time()
     return {
         "sandbox_id": record.id,
@@ -31,7 +31,7 @@ def describe_use(record: Record) -> dict[str, Any]:
 
 
 async def measure(service: Service, record: Record) -> tuple[Usage | None, str | None]:
-    """Return what a sandbox uses now, or why that is not known. It does not count as a use of the sandbox."""
+    """Return what a sandbox uses now, or why that is not known. Measuring does not count as a use of the sandbox."""
     worker = service.fleet.workers.get(record.worker or "")
     if not record.alive or worker is None:
         return None, None

@@ -1,4 +1,4 @@
-"""What the service is doing, for people and for ALE's provider."""
+"""The service's status: workers, queue and sandboxes, for people and for ALE's provider."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def make_router(service: Service, gate: Gate) -> APIRouter:
 
     @router.get("/status")
     async def status(request: Request) -> Response:
-        """Return the workers, the queue and how many sandboxes there are. Where workers are is for the role admin; of
-        their images, others see those of sandboxes that they see."""
+        """Return the workers, the queue and how many sandboxes there are. Only the role
+        admin sees where workers are. Other callers see the images of the sandboxes that they see."""
         shown = images_for(caller_of(request), fleet)
         return answer(
             {
@@ -51,12 +51,12 @@ def images_for(caller: Caller, fleet: Fleet) -> Container[str] | None:
 
 
 def is_shown(image: str, images: Container[str] | None) -> bool:
-    """Whether what a worker holds is an image, and one of these."""
+    """Whether a name on a worker is an image, and one of these."""
     return (images is None or image in images) and not is_snapshot(image)
 
 
 def describe(worker: Worker, images: Container[str] | None) -> dict[str, Any]:
-    """Return what there is to know about a worker for whoever sees these images (`images_for`)."""
+    """Return the state of a worker for a caller that sees these images (`images_for`)."""
     offered = worker.offered
     return {
         "name": worker.name,

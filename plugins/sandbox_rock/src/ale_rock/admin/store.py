@@ -1,11 +1,11 @@
-"""The database, which is behind the admin's memory by one write at most.
+"""The database. The admin works in memory, and the database is behind it by at most one write.
 
-1. What the admin knows is in memory; it reads the database when it starts, and for sandboxes that ended long ago.
-2. `save` marks a record. One thread writes all that are marked in one transaction, while others are marked for the
-   next: under load a transaction carries hundreds of rows, and alone it carries one at once.
-3. Who needs a row to be durable (a start, before a worker is asked) awaits `save`.
-4. A connection that was cut is made again soon, also while nothing is written: the service's hold on the database goes
-   with it (`one_service`).
+1. The admin reads the database when it starts, and for sandboxes that ended long ago.
+2. `save` marks a record. One thread writes all marked records in one transaction, while others are marked for the next
+   one. Under load a transaction has hundreds of rows; a single record is written at once.
+3. A caller that needs a row to be durable (a start, before its worker is asked) awaits `save`.
+4. A connection that was cut is soon opened again, also while nothing is written, because the service's lock on the
+   database ended with it (`database_lock`).
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 RETRY_S = 1.0
 GATHER_S = 0.01
-"""Least time from one transaction to the next: each takes the interpreter away from the requests for a while."""
+"""Least time between two transactions: during each, requests get less of the interpreter."""
 CONNECT_S = 5
 CHECK_S = 5.0
-"""A service that writes nothing looks this often whether its database answers."""
+"""Seconds between two checks whether the database answers, while nothing is written."""
 ANSWER_S = 15.0
-"""A database that has not answered in so long is one that does not: whoever waits for it is told so."""
+"""Seconds after which a database counts as not answering, and its callers get an error."""
 
 
 class Store:
@@ -57,15 +57,16 @@ class Store:
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self.service_id = ""
-        """In the names of this service's snapshots; known once it has started."""
+        """A part of the names of this service's snapshots; known once it has started."""
         self.error: str | None = None
-        """Why the last write failed, while it does."""
+        """Why the last write failed; None once a write succeeds."""
         self.taken: DatabaseTaken | None = None
-        """Set once another service uses the database: this one must end, and writes no more."""
+        """Set once another service uses the database. This service then writes no more and must end."""
         self.on_taken: Callable[[], None] = lambda: None
 
     async def start(self) -> tuple[list[Record], list[Record]]:
-        """Bring the tables up to date; returns the sandboxes that lived, and those that are to be deleted some day."""
+        """Migrate the tables; returns the sandboxes that lived, and the stopped ones that will be archived or
+        deleted."""
         await self._run(migrate, None)
         self.service_id = await self.run(lambda connection: connection.execute(select(SERVICE.c.id)).scalar_one())
         self._task = asyncio.create_task(self._write_all())
@@ -97,7 +98,7 @@ class Store:
         self._engine.dispose()
 
     async def run(self, work: Callable[[Connection], T]) -> T:
-        """Do something in a transaction, in the thread of the database. Raises `SQLAlchemyError`, also if that takes
+        """Run a function in a transaction, in the thread of the database. Raises `SQLAlchemyError`, also if it takes
         too long; the thread is then busy until the limits of `connect` end it."""
         return await self._run(work, ANSWER_S)
 
@@ -196,7 +197,8 @@ class Store:
                 done.set_result(None)
 
     async def _write(self, rows: Sequence[dict[str, Any]], logs: Mapping[str, str]) -> None:
-        """Write together what can be. What the database will never take is dropped, so as not to hold up the others."""
+        """Write rows and logs in one transaction. A row that the database refuses is dropped, and the others are
+        written."""
         try:
             await self.run(partial(write_all, rows, logs))
         except (DataError, IntegrityError) as error:
@@ -226,8 +228,8 @@ def connect(url: str) -> Engine:
 
 
 def connect_to_server(url: URL) -> Engine:
-    """Return the engine of a server. Nothing waits for ever for one that is gone without a farewell: not to connect,
-    not for the network, not for a statement's end. What the URL itself says about these comes first."""
+    """Return the engine of a server. Connecting, the network and statements have time limits, for a server that is gone
+    without closing its connections. Limits that the URL names come first."""
     limits = {
         "connect_timeout": CONNECT_S,
         "tcp_user_timeout": int(ANSWER_S * 1000),
@@ -271,7 +273,7 @@ def write_all(rows: Sequence[dict[str, Any]], logs: Mapping[str, str], connectio
 
 @cache
 def write_over(dialect: str) -> postgresql.Insert | sqlite.Insert:
-    """Return the statement that inserts a row, or writes over the one of its id: half of the work of two statements."""
+    """Return the statement that inserts a row or replaces the one of its id, which costs half of two statements."""
     insert = postgresql.insert(SANDBOXES) if dialect == "postgresql" else sqlite.insert(SANDBOXES)
     columns = {column.name: insert.excluded[column.name] for column in SANDBOXES.c if not column.primary_key}
     return insert.on_conflict_do_update(index_elements=[SANDBOXES.c.id], set_=columns)

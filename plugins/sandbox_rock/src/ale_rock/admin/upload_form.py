@@ -1,7 +1,7 @@
 """Finds the field `sandbox_id` in a form while it arrives, so that a file of any size passes through and is not kept.
 
-Clients send fields before files. What comes before the field is kept in memory up to a bound; a form whose file is
-larger and comes first is refused, since nobody knows yet whose it is.
+Clients send fields before files. The data before the field is kept in memory up to a bound. A form whose file is larger
+and comes first is refused, since its sandbox is not known yet.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What the admin does by itself: it notices lost workers, what is due, and what workers hold that nobody knows.
+"""What the admin does by itself: it notices lost workers, what is due, and sandboxes on workers that it does not know.
 
-After a restart the sandboxes of the database are *unconfirmed* until their worker registers again and names them; who
-asks for one waits that long. A worker that does not come back in `worker_timeout_s` has lost its sandboxes.
+After a restart the sandboxes in the database are *unconfirmed* until their worker registers again and names them; a
+request for one waits that long. A worker that does not come back within `worker_timeout_s` has lost its sandboxes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 
 class Watch:
-    """The admin's own doings."""
+    """Takes in workers and their heartbeats, and does what is due."""
 
     def __init__(self, service: Service) -> None:
         self.service, self.fleet, self.settings = service, service.fleet, service.settings
@@ -42,7 +42,7 @@ class Watch:
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Read what the database has, and begin."""
+        """Read the sandboxes in the database, and begin."""
         live, stopped = await self.fleet.store.start()
         for record in stopped:
             self.fleet.add(record)
@@ -71,7 +71,7 @@ class Watch:
     # --- what workers report
 
     async def register(self, register: Register) -> Registered:
-        """Take in a worker, or one that came back."""
+        """Register a worker: a new one, or one that came back."""
         try:
             worker = Worker(register, self.settings)
         except ValueError as error:
@@ -95,7 +95,7 @@ class Watch:
         self.fleet.note_worker(worker.name, "worker registered" if old is None else "worker registered again")
         log.info("worker %s registered: %d sandboxes, %d unknown", worker.name, len(here), len(here) - len(records))
         for record in self.service.queue.waiting():
-            record.refused_by.discard(worker.name)  # what failed on it before says nothing of how it is now
+            record.refused_by.discard(worker.name)  # a start that failed on it before may succeed now
         self.service.judge()
         self.service.dispatch_on(worker)
         self.service.spawn(self.service.kept.drop_deleted(worker))
@@ -119,7 +119,7 @@ class Watch:
         return old
 
     def _take_over(self, record: Record, worker: Worker) -> None:
-        """A worker names a sandbox that it already had."""
+        """Keep a sandbox that a worker had before it registered again."""
         self.fleet.place(record, worker)
         if record.state == "running":
             record.unconfirmed = False
@@ -130,8 +130,8 @@ class Watch:
             self.service.spawn(self._follow_start(record, worker))
 
     async def _follow_start(self, record: Record, worker: Worker) -> None:
-        """Its start was asked for by the admin that was killed; see how it ends. Where that admin was killed before it
-        wrote that the start had succeeded, the sandbox runs already."""
+        """Wait for the end of a start that the admin had asked for when it was killed. The sandbox may run already, if
+        the admin was killed before it wrote that."""
         record.start_by = time.time() + self.settings.startup_timeout_s
         self.fleet.deadlines.schedule(record)
         while record.state == "pending" and not worker.lost:
@@ -145,7 +145,7 @@ class Watch:
                     return
                 if record.id not in worker.sandboxes or alive is False:
                     break
-                if record.unconfirmed:  # it starts still: who asked for its state waits no longer
+                if record.unconfirmed:  # it is still starting: requests for its state wait no longer
                     record.unconfirmed = False
                     self.fleet.settle(record)
                     record.settled = asyncio.get_running_loop().create_future()
@@ -154,7 +154,7 @@ class Watch:
         await self.service.remove_from(worker, record.id)
 
     def heartbeat(self, beat: Heartbeat) -> HeartbeatAnswer:
-        """A worker lives, and says what has changed."""
+        """Take in a heartbeat: the worker lives, and reports what has changed."""
         worker = self.fleet.by_id.get(beat.worker_id)
         if worker is None:
             return HeartbeatAnswer(known=False)
@@ -198,7 +198,7 @@ class Watch:
     async def _tick(self) -> None:
         now = time.monotonic()
         if now - self._ticked > self.settings.worker_timeout_s / 2:
-            # This process was held up, so heartbeats may wait to be read: nobody is lost for that.
+            # This process was held up, so heartbeats may wait to be read; no worker is lost because of that.
             late = now - self._ticked
             self._confirm_by += late
             for worker in self.fleet.workers.values():
@@ -224,7 +224,7 @@ class Watch:
             self.service.spawn(self._forget(time.time() - self.settings.forget_after_s))
 
     async def _forget(self, before: float) -> None:
-        """Forget what ended before a time; what is archived stays."""
+        """Delete the rows of sandboxes that ended before a time; archived sandboxes stay."""
         try:
             for record in await self.fleet.store.stopped_with_files(before):
                 record = self.fleet.get(record.id) or record
@@ -235,7 +235,7 @@ class Watch:
             log.warning("what ended long ago is not forgotten yet: %s", type(error).__name__)
 
     async def lose_worker(self, worker: Worker) -> None:
-        """A worker is silent: its sandboxes are lost, and every request to it ends."""
+        """Drop a worker that is silent: its sandboxes are lost, and every request to it ends."""
         log.warning("worker %s is lost with %d sandboxes", worker.name, len(worker.sandboxes))
         worker.lost = True
         self.fleet.drop_worker(worker)
@@ -262,7 +262,7 @@ class Watch:
                 await self.service.delete(record, "auto_delete")
 
     async def _reconcile(self, worker: Worker) -> None:
-        """Remove what a worker holds and nobody knows, and notice what it no longer has."""
+        """Remove sandboxes on a worker that are not known here, and note those that it no longer has."""
         before = {each for each in worker.sandboxes if self._runs_on(each, worker)}
         try:
             held = {each.id: each.alive for each in (await worker.held()).sandboxes}

@@ -1,8 +1,8 @@
 """Which worker gets a sandbox: one that is able and has room; among these one that has the image; then the emptiest.
 
-With many workers a few that are picked at random stand for all, since the emptiest of a few is nearly the emptiest of
-all; only if none of these has room is everyone asked. A worker with the image takes as many starts at once as its cap
-allows and then others get the rest, so that an image spreads to where it is needed.
+With many workers only a few are looked at, picked at random: the emptiest of a few is nearly the emptiest of all. All
+are looked at if none of the few has room. A worker with the image takes as many starts at once as its limit allows, and
+then other workers get the rest, so an image spreads to where it is needed.
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ from ale_rock.admin.workers import Worker
 SAMPLE = 12
 
 
-class Choice:
+class WorkerChoice:
     """The workers, and which of them have which image."""
 
     def __init__(self) -> None:
         self._all = _Sampled()
         self._with_image: dict[str, _Sampled] = {}
         self._able: Counter[str] = Counter()
-        """How many workers say that they have an ability."""
+        """How many workers have an ability."""
 
     def add(self, worker: Worker) -> None:
-        """Let a worker be chosen."""
+        """Add a worker."""
         self._all.add(worker)
         self._able.update(worker.abilities or ())
         for image in worker.images:
             self._with_image.setdefault(image, _Sampled()).add(worker)
 
     def discard(self, worker: Worker) -> None:
-        """Choose it no more."""
+        """Remove a worker."""
         if self._all.discard(worker):
             self._able.subtract(worker.abilities or ())
         self.set_images(worker, set())
 
     def set_images(self, worker: Worker, images: set[str]) -> None:
-        """Note which images are there now."""
+        """Set which images a worker has."""
         for image in worker.images - images:
             holders = self._with_image.get(image)
             if holders is not None:

@@ -1,9 +1,9 @@
 """Connections to a worker for requests whose answer is read whole: those of the protocol, and commands.
 
 1. A connection carries one request at a time, and then waits for the next; the one that was used last is used first.
-2. A request that is given up, since its time is over or its caller has left, closes its connection: that ends it at the
-   worker too.
-3. What streams goes through aiohttp (`Worker.request`), which takes four times as long for a small request.
+2. A request that is given up, because its time is over or its caller has left, closes its connection, which ends the
+   request at the worker, too.
+3. Streams go through aiohttp (`Worker.request`), which takes four times as long for a small request.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ Answer = tuple[int, bytes]
 
 
 class Connections:
-    """Those to one worker."""
+    """The connections to one worker."""
 
     def __init__(self, url: URL) -> None:
         self._url = url
         self._host, self._path = url.raw_authority.rpartition("@")[2], url.raw_path.rstrip("/")
         self._idle: dict[_Connection, float] = {}
-        """Since when, the latest last."""
+        """The time since which each is idle, the latest last."""
         self._open: set[_Connection] = set()
 
     async def send(self, method: str, path: str, headers: Mapping[str, str], body: bytes | None) -> Answer:
@@ -81,7 +81,7 @@ class Connections:
 
 
 class _Connection(asyncio.Protocol):
-    """One of them; `ended` is called when it is closed by either side."""
+    """One connection; `ended` is called when either side closes it."""
 
     def __init__(self, ended: Callable[[_Connection], None]) -> None:
         self._ended = ended

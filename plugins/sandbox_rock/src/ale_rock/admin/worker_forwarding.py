@@ -41,7 +41,7 @@ async def ask(
 
 
 class _Source:
-    """A body that passes through, which remembers what was wrong with it."""
+    """A body that is passed on, and the error if it breaks off."""
 
     def __init__(self, body: AsyncIterator[bytes]) -> None:
         self._body = body
@@ -87,7 +87,7 @@ async def stream(record: Record, worker: Worker, path: str, query: str = "", com
 
 
 def _lost(record: Record, error: WorkerFailed) -> RockError:
-    """Whatever happened, it was not the command: say what became of the sandbox."""
+    """Return an error that says what became of the sandbox, since the command has no result."""
     if not record.live and record.reason:
         return RockError(f"The sandbox {record.id} is {record.state}: {record.reason}", SERVICE_ERROR)
     return RockError(str(error), SERVICE_ERROR)

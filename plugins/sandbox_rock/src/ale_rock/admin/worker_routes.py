@@ -1,4 +1,4 @@
-"""What workers report: that they are there, that they live, and which of their sandboxes ended."""
+"""Routes that workers call: to register, and to report that they live and which of their sandboxes ended."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ def make_router(watch: Watch, gate: Gate) -> APIRouter:
 
     @router.post("/heartbeat")
     async def heartbeat(body: Heartbeat) -> Response:
-        """A worker lives; it says so as often as it was told when it registered."""
+        """Take in a heartbeat, which a worker sends as often as the answer to its registration says."""
         return answer(watch.heartbeat(body))
 
     @router.post("/register")
     async def register(body: Register) -> Response:
-        """A worker offers itself, with the sandboxes that it holds already."""
+        """Register a worker, with the sandboxes that it already has."""
         return answer(await watch.register(body))
 
     return router

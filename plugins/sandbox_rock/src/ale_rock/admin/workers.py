@@ -44,7 +44,8 @@ BUILDS_IN_TURN = 2
 """A worker builds an image for one caller after the other, so a build may have to wait for one that is given up."""
 MIB = 1 << 20
 AGAIN = 1.1
-"""A disk that was full is not, once so much more than the least is free: it does not change at every heartbeat."""
+"""A disk that was full counts as full until this many times the least is free, so that it does not change at every
+heartbeat."""
 SNAPSHOT_S = 240.0
 """A snapshot of a large sandbox takes long; ROCK's client waits 300 s for an answer."""
 Body = bytes | AsyncIterator[bytes] | None
@@ -76,22 +77,22 @@ class Worker:
             register.gpus,
         )
         self.cpus, self.memory, self.disk, self.gpus = 0.0, 0, 0, 0
-        """What is taken."""
+        """How much of the room is taken."""
         self.sandboxes: dict[str, Need] = {}
-        """What may exist there, with the room that it takes."""
+        """Sandboxes that may exist there, with the room that each takes."""
         self.starting = 0
         self.start_limit = settings.starts_per_worker
         self.memory_limit = int(register.memory_bytes * settings.memory_full)
         self.memory_used = 0
         self.disk_least = settings.disk_free_bytes
         self.disk_free: int | None = None
-        """None until it has said it."""
+        """None until it has reported it."""
         self.disk_is_full = False
         self.cpu_load = 0.0
         self.new_snapshots: dict[str, float] = {}
-        """When it made its latest ones: a list of its images that is on its way may not name them yet."""
+        """When it made its latest snapshots: a list of images that it sent before may not name them yet."""
         self.warm = 0
-        """Sandboxes that it keeps ready; they take no room from others."""
+        """How many sandboxes it keeps ready; they take no room from others."""
         self.host_ip = URL(self.url).host or ""
         if not self.host_ip:
             raise ValueError(f"{self.url} names no host")
@@ -100,9 +101,9 @@ class Worker:
         self.reconciled = self.seen
         self.lost = False
         self.strays: set[str] = set()
-        """Its snapshots that belonged to nothing when it was last asked."""
+        """Its snapshots that belonged to no sandbox or image when it was last asked."""
         self.unremoved: set[str] = set()
-        """Sandboxes whose removal failed; it is tried again when the worker is heard of."""
+        """Sandboxes whose removal failed; it is tried again at the worker's next heartbeat."""
         self._headers = {"Authorization": f"Bearer {register.token}"} if register.token else {}
         self._connections = Connections(URL(self.url, encoded=True))
         self._session: aiohttp.ClientSession | None = None
@@ -125,7 +126,7 @@ class Worker:
         )
 
     def offers(self, need: Need) -> bool:
-        """Whether it is able to do what a sandbox needs."""
+        """Whether it has the abilities that a sandbox needs."""
         return self.abilities is None or need.abilities <= self.abilities
 
     def could_fit(self, need: Need) -> bool:
@@ -140,13 +141,12 @@ class Worker:
         )
 
     def load(self) -> float:
-        """Return the share that is taken of what is scarcest, sandboxes that start included."""
+        """Return the share that is taken of the scarcest resource, with sandboxes that start."""
         room = self.room
         return max(self.cpus / room.cpus, self.memory / room.memory_bytes, self.disk / room.disk_bytes)
 
     def note_disk(self, free_bytes: int) -> str | None:
-        """Take in how much of its disk is free; returns what there is to say about that, if it has just become too
-        little, or enough again."""
+        """Set how much of its disk is free. Returns a sentence if that has just become too little, or enough again."""
         self.disk_free, was_full = free_bytes, self.disk_is_full
         self.disk_is_full = free_bytes < self.disk_least * (AGAIN if was_full else 1)
         if self.disk_is_full == was_full:
@@ -237,7 +237,7 @@ class Worker:
                     self._open.discard(response)
 
     def _restarted(self) -> WorkerFailed:
-        """Return what a refused token means, which is the admin's and not the caller's."""
+        """Return the error for a refused token, which is the admin's token and not the caller's."""
         return WorkerFailed(f"The worker {self.name} was restarted and has not registered again yet.")
 
     @contextmanager
@@ -322,7 +322,7 @@ class Worker:
         self.lost = True
         self._connections.close()
         for response in list(self._open):
-            response.close()  # who reads one would not notice that the session is closed
+            response.close()  # its reader would not notice that the session is closed
         session, self._session = self._session, None
         if session is not None:
             await session.close()

@@ -1,6 +1,6 @@
 """Attaches to a sandbox of a ROCK service that another process has started: `Attaches`.
 
-The service knows what the sandbox was started with, so nothing is asked of its owner, which may have been killed.
+The service knows with which spec the sandbox was started. So its owner, which may have been killed, is not asked.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ale_rock.client.service_client import ALE, ServiceClient
 from ale_rock.schemas import SandboxDescription
 
 OWNERS_ONLY = frozenset({"Snapshots", "Resets"})
-"""Protocols that change what belongs to the owner."""
+"""Protocols that only the owner of a sandbox gets, because they change it."""
 
 
 class AttachedSandbox(RockSandbox):
@@ -29,7 +29,7 @@ class AttachedSandbox(RockSandbox):
     async def end(self) -> None:
         try:
             ending = (self.client.json("DELETE", path) for path in self.shells)
-            await asyncio.gather(*ending, return_exceptions=True)  # where the sandbox has ended, its shells have too
+            await asyncio.gather(*ending, return_exceptions=True)  # if the sandbox has ended, so have its shells
         finally:
             await self.client.close()
 
@@ -42,7 +42,7 @@ def attached_type_of(protocols: frozenset[str]) -> type[AttachedSandbox]:
 
 async def attach(owner: Owner, headers: Mapping[str, str], sandbox_id: str) -> AttachedSandbox:
     """Return a sandbox of the service, over connections of its own, which its `stop` closes. Raises `SandboxError` if
-    there is none."""
+    the service has no such sandbox."""
     client = ServiceClient(owner.client.url, headers)
     try:
         found = await client.json("GET", f"{ALE}/sandboxes/{quote(sandbox_id, safe='')}/spec")

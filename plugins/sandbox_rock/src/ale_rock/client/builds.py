@@ -1,4 +1,4 @@
-"""Images of tasks that the workers of a ROCK service build, as the provider `rock` asks for them."""
+"""Asks the workers of a ROCK service to build the images of tasks, for the provider `rock`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The settings of the provider `rock`, and what every request says because of them."""
+"""The settings of the provider `rock`, and the headers of its requests."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class RockConfig(PluginConfig):
         21_600.0,
         gt=0,
         description="The service removes a sandbox that received no request for so long, unless its spec says "
-        "otherwise: what covers a machine that is lost. Null: never.",
+        "otherwise. So the sandboxes of a machine that is lost are removed, too. Null: never.",
     )
 
     @field_validator("url")

@@ -1,7 +1,7 @@
 """What sandboxes of a ROCK service can do beyond the contract: a class for each protocol.
 
-A worker says which protocols its sandboxes have. `sandbox_type_of` puts together the class of sandboxes that have them,
-so that a run sees by `isinstance` what it gets.
+A worker reports which protocols its sandboxes have. `sandbox_type_of` composes the class of sandboxes with these
+protocols, so a run sees by `isinstance` what it gets.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ PARTS: dict[str, type[RockSandbox]] = {
     "Measures": MeasuredSandbox,
     "Logs": LoggedSandbox,
 }
-"""By the protocol's name."""
+"""The classes by the protocol's name."""
 
 
 @cache

@@ -2,9 +2,9 @@
 
 1. The provider names each sandbox and starts it by ROCK's own request, with ALE's whole spec as an extra field.
 2. Each sandbox is labelled with its owner: machine, process and provider. So no other provider gets it under the same
-   id, and what a killed run left is removed by the next start on that machine, or by `prune`. A machine that never
-   comes back is covered by `idle_s`.
-3. It can do what every worker of the service can do; `start` asks the service.
+   id, and the next start on that machine, or `prune`, removes the sandboxes of a killed run. If the machine never comes
+   back, the service removes them after `idle_s`.
+3. Its capabilities are those that all workers of the service have; `start` asks the service for them.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from ale_sandbox.network.egress_gate import report
 from ale_sandbox.network.policy import endpoint_address, network_plan
 
 OWNER = "ale.rock.owner"
-"""The label with a sandbox's owner; nobody sees it but this provider."""
+"""The label with a sandbox's owner; only this provider sees it."""
 GIVE_UP_S = 0.2
 SPEC: TypeAdapter[SandboxSpec] = TypeAdapter(Spec)
 
@@ -119,7 +119,7 @@ class RockProvider(Driver, SandboxProvider):
             raise SandboxError("The rock provider is not running; use it inside `async with provider:`.")
         self._check(spec)
         sandbox_id = spec.id or f"ale-{secrets.token_hex(8)}"
-        # A request that has left is answered before it is known whether there is a sandbox to remove.
+        # A start that is under way must be answered before it is known whether there is a sandbox to remove.
         task = asyncio.ensure_future(self._start(spec, sandbox_id))
         self._starting[task] = sandbox_id
         task.add_done_callback(lambda done: self._starting.pop(done, None))
@@ -130,7 +130,7 @@ class RockProvider(Driver, SandboxProvider):
             raise
 
     async def _give_up(self, task: asyncio.Task[RockSandbox], sandbox_id: str) -> None:
-        """End a start that nobody waits for; one that waits in the service's queue ends when it is removed there."""
+        """End a start that was cancelled; if it waits in the service's queue, removing it there ends it."""
         while not task.done():
             await self._remove_quietly(sandbox_id)
             await asyncio.wait([task], timeout=GIVE_UP_S)
@@ -197,7 +197,7 @@ class RockProvider(Driver, SandboxProvider):
             wait_s = min(1.0, 2 * wait_s)
 
     def _check(self, spec: SandboxSpec) -> None:
-        """Refuse what the service cannot give. Raises `ConfigError`."""
+        """Raise `ConfigError` for a spec that the service cannot serve."""
         lacking = {
             f"the network policy '{spec.network}'": NETWORKS[spec.network] not in self.capabilities,
             f"the model endpoint {spec.endpoint} of this machine": asks_for_this_machine(spec)
@@ -234,14 +234,14 @@ class RockProvider(Driver, SandboxProvider):
             return await self._remove_ownerless()
 
     async def attach(self, sandbox_id: str) -> RockSandbox:
-        """To any of this user's at the service, also one that a killed run has left, until the next
-        start on that run's machine removes it."""
+        """Attach to any sandbox of this user, also to one that a killed run has left and the next start on that run's
+        machine has not removed yet."""
         box = await attach(self, headers_of(self.config), sandbox_id)
         box.spec = box.spec.model_copy(update={"labels": visible(box.spec.labels)})
         return box
 
     async def snapshots(self) -> builtins.list[str]:
-        """It user's at the service, whichever machine made them."""
+        """List the snapshots of this user at the service, whichever machine made them."""
         async with self._asked():
             return await self.own_snapshots.names()
 
@@ -259,7 +259,7 @@ class RockProvider(Driver, SandboxProvider):
 
     @asynccontextmanager
     async def _asked(self) -> AsyncIterator[None]:
-        """Close the connections afterwards, if the provider was not started."""
+        """Close the connections afterwards if the provider was not started."""
         try:
             yield
         finally:
@@ -303,7 +303,7 @@ class RockProvider(Driver, SandboxProvider):
 
 
 def asks_for_this_machine(spec: SandboxSpec) -> bool:
-    """Whether programs in the sandbox are to reach a model endpoint that only this machine reaches."""
+    """Whether programs in the sandbox need a model endpoint that only this machine reaches."""
     if spec.endpoint is None or spec.network == "none":
         return False
     address = endpoint_address(spec.endpoint)

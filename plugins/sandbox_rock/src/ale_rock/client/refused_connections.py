@@ -1,4 +1,5 @@
-"""What the network policies of sandboxes at a ROCK service refuse, as events of the run that owns them."""
+"""Reports the connections that a sandbox's network policy refused at a ROCK service, as events of the run that owns
+it."""
 
 from __future__ import annotations
 
@@ -19,8 +20,8 @@ AGAIN_S, MOST_AGAIN_S = 0.5, 30.0
 
 
 async def follow_refusals(box: RockSandbox, report: Callable[[BlockedConnection], None]) -> None:
-    """Report each refusal of a sandbox, until it has ended. Where the connection breaks off, it goes on with the next
-    one that was not reported."""
+    """Report each refused connection of a sandbox, until the sandbox has ended. After a break of the stream it goes on
+    with the first one that was not reported."""
     reported, wait_s = 0, AGAIN_S
     while not box.ended.is_set():
         try:

@@ -1,8 +1,7 @@
-"""A sandbox of a ROCK service, as ALE's runs use it: ALE's own routes, which the admin passes on to the worker.
+"""A sandbox of a ROCK service, as ALE's runs use it, by ALE's own routes, which the admin passes on to the worker.
 
-ROCK's API cannot say all that the contract asks for (standard input, the two output streams apart, users, raw files),
-so these routes lie beside it. Both reach the same sandboxes. What a sandbox can do beyond the contract is in
-`remote_protocols`.
+ROCK's API lacks parts of the contract (standard input, the two output streams apart, users, raw files), so these routes
+lie beside it. Both reach the same sandboxes. `protocols` has what a sandbox can do beyond the contract.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ from ale_rock.schemas.exec import command_body, result_of
 
 UPLOADS_AT_ONCE = 4
 LAST_REFUSALS_S = 2.0
-"""How long what a sandbox was refused just before its end may take."""
+"""How long `stop` waits for connections that were refused just before the sandbox's end."""
 T = TypeVar("T")
 
 
 class Owner(Protocol):
-    """What a sandbox needs of its provider."""
+    """The provider of a sandbox, as the sandbox uses it."""
 
     client: ServiceClient
     own_snapshots: ServiceSnapshots
@@ -46,11 +45,11 @@ class RockSandbox(Sandbox):
         self.path = f"{ALE}/sandboxes/{quote(sandbox_id, safe='')}"
         self.stopping: asyncio.Future[None] | None = None
         self.following: asyncio.Task[None] | None = None
-        """Reports what its network policy refuses, if it has one (`remote_refusals`)."""
+        """Reports what its network policy refuses, if it has one (`refused_connections`)."""
         self.ended = asyncio.Event()
-        """Set once the service has ended it, or was asked to in vain."""
+        """Set once the service has ended it, or has failed to."""
         self.shells: set[str] = set()
-        """The routes of those that are open."""
+        """The routes of the shells that are open."""
         self._calls: set[asyncio.Task[object]] = set()
 
     async def exec(
@@ -129,8 +128,8 @@ class RockSandbox(Sandbox):
         await self.owner.remove_own(self.id)
 
     async def call(self, work: Awaitable[T]) -> T:
-        """Do one request, unless the sandbox is stopped; `stop` ends it. A request that the caller cancels is cancelled
-        at the service too, because its connection closes. Raises `SandboxError`."""
+        """Await one request, unless the sandbox is stopped; `stop` cancels it. A request that the caller cancels is
+        cancelled at the service, too, because its connection closes. Raises `SandboxError`."""
         task: asyncio.Task[T] = asyncio.ensure_future(work)
         if self.stopping is not None:
             task.cancel()
@@ -141,7 +140,7 @@ class RockSandbox(Sandbox):
             if self.stopping is None or not task.cancelled() or _is_cancelled():
                 raise
             raise SandboxError(f"The sandbox {self.id} is stopped.") from None
-        except ConfigError as error:  # once it runs, a refusal is the service's doing
+        except ConfigError as error:  # the sandbox runs, so it is no longer the configuration's fault
             raise SandboxError(str(error)) from None
         finally:
             task.cancel()
@@ -149,6 +148,6 @@ class RockSandbox(Sandbox):
 
 
 def _is_cancelled() -> bool:
-    """Whether the task that asks was cancelled, and not only what it waits for."""
+    """Whether the calling task itself was cancelled, and not only the request that it awaits."""
     current = asyncio.current_task()
     return current is not None and current.cancelling() > 0

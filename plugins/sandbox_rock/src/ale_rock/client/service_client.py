@@ -1,7 +1,7 @@
 """Requests to a service of `ale rock serve`, from the provider `rock` and the commands of `ale rock`.
 
-Three kinds of errors come back: the caller's fault (`ConfigError`), a fault of the service, its worker or the sandbox
-(`SandboxError`), and no answer at all, which is the service's fault too.
+An error is the caller's fault (`ConfigError`), or a fault of the service, its worker or the sandbox (`SandboxError`).
+No answer at all is a fault of the service, too.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ JSON, BYTES = {"Content-Type": "application/json"}, {"Content-Type": "applicatio
 
 
 class Missing(SandboxError):
-    """The service has no sandbox of this id, or the sandbox has no such file; `what` is its word for it."""
+    """The service has no sandbox of this id, or the sandbox has no such file; `what` is the answer's `kind`."""
 
     def __init__(self, message: str, what: str = "") -> None:
         super().__init__(message)
@@ -47,7 +47,7 @@ class ServiceClient:
 
     def _connected(self) -> aiohttp.ClientSession:
         if self._session is None:
-            # As many connections as there are commands at once: a limit here would make them wait for each other.
+            # There is no limit of connections, because commands that run at once would wait for each other.
             self._session = aiohttp.ClientSession(headers=self._headers, connector=aiohttp.TCPConnector(limit=0))
         return self._session
 
@@ -85,8 +85,8 @@ class ServiceClient:
         query: Query = None,
         headers: Mapping[str, str] = BYTES,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Send a request and yield the response of a success. An error of the caller, while it reads the response,
-        passes as it is.
+        """Send a request and yield the response of a success. An error that the caller raises while it reads
+        the response is not changed.
 
         `answer_s` bounds the wait for each piece of the response; None: nothing does. `headers` are those of a request
         with data.
@@ -129,7 +129,7 @@ class ServiceClient:
 
 
 def check_url(url: str) -> str:
-    """Return a URL of a service or a worker. Raises `ConfigError` if it is none."""
+    """Return the URL of a service or a worker, if it is valid. Raises `ConfigError`."""
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ConfigError(f"{url!r} is no URL; write http://HOST:PORT, as `ale rock serve` prints it.")
@@ -143,7 +143,7 @@ def read_error(url: str, status: int, body: bytes) -> AleError:
     except ValueError:
         answer = {}
     answer = answer if isinstance(answer, dict) else {}
-    if answer == {"detail": "Not Found"}:  # of a path that the service does not have
+    if answer == {"detail": "Not Found"}:  # the answer to a path that no route has
         return ConfigError(f"There is no ROCK service at {url}, but something else: write the URL without a path.")
     sentence = str(answer.get("detail") or f"The ROCK service at {url} answered with the HTTP status {status}.")
     if "unclean" in answer:

@@ -1,8 +1,8 @@
 """Snapshots at a ROCK service, as the provider `rock` makes, lists and removes them.
 
-A snapshot lies on the disk of the worker whose sandbox it was made of. One without a name gets a name that says which
-process made it: it is removed when its provider closes, or by the next start on that machine if that process was
-killed.
+A snapshot lies on the disk of the worker whose sandbox it was made of. An unnamed one gets a name that holds the
+process that made it. It is removed when its provider closes, or, if that process was killed, by the next start on that
+machine.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ale_sandbox.host.threads import await_completion
 SNAPSHOT_S = 300.0
 UNNAMED = "unnamed-"
 OWNED = re.compile(r"(?:.*:)?ale-[0-9a-f]{12}-unnamed-([0-9a-f]{8})-(\d+-\d+)-[0-9a-f]{8}")
-"""The name of one without a name: the machine and the process that made it."""
+"""The name of an unnamed snapshot: it holds the machine and the process that made it."""
 
 
 class ServiceSnapshots:
@@ -32,7 +32,7 @@ class ServiceSnapshots:
     def __init__(self, client: ServiceClient) -> None:
         self._client = client
         self._unnamed: set[str] = set()
-        """Those of this provider that have no name."""
+        """The unnamed snapshots of this provider."""
 
     async def take(self, path: str, name: str | None) -> str:
         """Make a snapshot of the sandbox at a path; returns the name from which others start. Raises `ConfigError` or
@@ -58,23 +58,24 @@ class ServiceSnapshots:
             await self._client.json("DELETE", f"{path}/snapshot", query={"name": given})
 
     async def names(self) -> list[str]:
-        """Return the user's snapshots."""
+        """Return the names of the user's snapshots."""
         found: list[str] = (await self._client.json("GET", f"{ALE}/snapshots"))["snapshots"]
         return found
 
     async def remove(self, name: str) -> None:
-        """Remove one. It is idempotent. Raises `SandboxError` if a sandbox runs from it and its worker cannot."""
+        """Remove a snapshot. It is idempotent. Raises `SandboxError` if its worker cannot, because a sandbox runs from
+        it."""
         await self._client.json("DELETE", f"{ALE}/snapshots", query={"name": name})
         self._unnamed.discard(name)
 
     async def close(self) -> None:
-        """Remove those without a name."""
+        """Remove the unnamed snapshots of this provider."""
         for name in list(self._unnamed):
             with suppress(AleError):  # the next start removes it
                 await self.remove(name)
 
     async def remove_ownerless(self) -> None:
-        """Remove those without a name whose process was killed."""
+        """Remove unnamed snapshots of this machine whose process was killed."""
         for name in await self.names():
             owned = OWNED.fullmatch(name)
             if owned is not None and owned[1] == _this_machine_short() and not is_running(owned[2]):
@@ -82,7 +83,7 @@ class ServiceSnapshots:
 
 
 def this_machine() -> str:
-    """Return a name for where process ids mean the same: this boot of the machine, and this process namespace."""
+    """Return an id of this boot of the machine and this process namespace, in which process ids are unique."""
     boot, namespace = Path("/proc/sys/kernel/random/boot_id"), "/proc/self/ns/pid"
     if not boot.exists():
         return "unknown"

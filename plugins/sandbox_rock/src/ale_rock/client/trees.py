@@ -1,8 +1,7 @@
-"""Trees of files on their way to a sandbox of a ROCK service and back.
+"""Copies trees of files to a sandbox of a ROCK service and back.
 
-They go as the pieces that sandboxes exchange with their providers (`ale_sandbox.trees`), each a frame. A tree of the
-host is checked before anything is sent. A tree from a sandbox is treated as an attacker's work, as a local provider
-does.
+They are sent as the pieces that sandboxes exchange with their providers (`ale_sandbox.trees`), each in a frame. A tree
+of the host is checked before anything is sent. A tree from a sandbox is not trusted, as in a local provider.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from ale_sandbox.resident.trees.tree_reader import InvalidTree
 from ale_sandbox.resident.trees.tree_writer import Writer
 
 PIECE_S = 300.0
-"""How long a piece of an answer may take: of an upload, until the sandbox has written what it got."""
+"""How long a piece of an answer may take. The answer to an upload comes when the sandbox has written the tree."""
 
 
 async def upload(box: RockSandbox, source: Path, target: str, user: str) -> None:
@@ -38,7 +37,7 @@ async def upload(box: RockSandbox, source: Path, target: str, user: str) -> None
             async with box.client.request("PUT", f"{box.path}/tree", body.frames(), PIECE_S, query) as response:
                 await response.read()
         except (ConfigError, SandboxError) as error:
-            if body.problem is not None:  # it is the tree that broke off, not the service
+            if body.problem is not None:  # reading the tree failed, not the service
                 raise body.problem from None
             raise SandboxError(f"{what}: {error}") from None
         finally:
@@ -81,7 +80,7 @@ async def download(box: RockSandbox, source: str, target: Path, max_bytes: int) 
 
 
 async def _receive(box: RockSandbox, source: str, writer: Writer) -> bool:
-    """Write what comes, all but the links; return whether there is such a tree."""
+    """Write the pieces of a tree, except for its links; return whether there is such a tree."""
     try:
         async with box.client.request("GET", f"{box.path}/tree", None, PIECE_S, {"path": source}) as response:
             async with aclosing(read_frames(response.content.iter_any())) as frames:

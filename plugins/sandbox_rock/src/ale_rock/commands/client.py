@@ -1,4 +1,4 @@
-"""`ale rock status | warm | shell`: what a user asks a service."""
+"""`ale rock status | warm | shell`, and what the other commands of a service's users share."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ T = TypeVar("T")
 WARM_S = 3600.0
 """A large image takes long to pull."""
 LATE = 124
-"""The exit code of what took too long."""
+"""The exit code of a command that took too long."""
 EXIT = re.compile(r"\s*exit(?:\s+(\d{1,3}))?\s*")
 
 
@@ -108,13 +108,13 @@ def shell(sandbox_id: str, url: str, token_env: str | None, timeout_s: float) ->
 
 
 def ask_service(url: str, token_env: str | None, work: Callable[[ServiceClient], Awaitable[T]]) -> T:
-    """Do some requests to a service, and return their result. Raises `ConfigError` or `SandboxError`."""
+    """Send requests to a service, and return what `work` returns. Raises `ConfigError` or `SandboxError`."""
 
     async def ask() -> T:
         client = _client(url, token_env)
         try:
             return await work(client)
-        except Missing as error:  # a name that the user typed
+        except Missing as error:  # the user typed an id that does not exist
             raise ConfigError(str(error)) from None
         finally:
             await client.close()
@@ -131,7 +131,7 @@ def _client(url: str, token_env: str | None) -> ServiceClient:
 
 def read_token(variable: str) -> str:
     """Return the token in an environment variable. Raises `ConfigError` if it is not set."""
-    if not variable.isidentifier():  # and is perhaps a secret
+    if not variable.isidentifier():  # it may be the secret itself
         raise ConfigError("--token-env takes the name of an environment variable that holds the token, not the token.")
     token = os.environ.get(variable, "").strip()
     if not token:

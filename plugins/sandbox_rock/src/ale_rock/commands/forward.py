@@ -25,7 +25,8 @@ def forward(sandbox_id: str, port: int, local_port: int, url: str, token_env: st
     """Carry connections until Ctrl-C. Raises `ConfigError`."""
 
     async def serve(client: ServiceClient) -> None:
-        await client.rock("GET", "/get_status", query={"sandbox_id": sandbox_id})  # says at once if there is none
+        # Fails at once if there is no such sandbox.
+        await client.rock("GET", "/get_status", query={"sandbox_id": sandbox_id})
         path = f"{ROCK}/sandboxes/{quote(sandbox_id, safe='')}/portforward?port={port}"
 
         async def carry_one(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -60,7 +61,7 @@ async def carry(client: ServiceClient, path: str, reader: asyncio.StreamReader, 
         except OSError:  # whoever connected has hung up, or the service
             pass
         finally:
-            await socket.close()  # else the sandbox would never be idle
+            await socket.close()  # an open connection would keep the sandbox from being idle
 
     async with client.websocket(path) as socket:
         sending = asyncio.create_task(send())

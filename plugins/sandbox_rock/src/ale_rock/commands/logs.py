@@ -49,7 +49,7 @@ async def _show_events(client: ServiceClient, follow: bool) -> None:
 
 
 def _line(event: dict[str, Any]) -> str:
-    """Return an event as a line: when, what, which sandbox, and what else there is to say."""
+    """Return an event as a line: its time, its name, the sandbox, worker and user, and its reason."""
     at = datetime.fromtimestamp(event["at"]).isoformat(sep=" ", timespec="milliseconds")
     named = [f"{name} {event[name]}" for name in ("sandbox", "worker", "user") if event[name]]
     reason = f": {event['reason']}" if event["reason"] else ""

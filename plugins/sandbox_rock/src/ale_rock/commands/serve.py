@@ -1,7 +1,7 @@
-"""`ale rock serve`: the admin in this process, and the worker of this machine, or those of Ray's nodes, in another.
+"""`ale rock serve`: the admin in this process, and in another one the worker of this machine, or those of Ray's nodes.
 
-That one, `ale rock worker`, ends with this process, also by `kill -9`, because its standard input closes then. One that
-dies is started again. What must outlive the admin belongs to workers that were started apart (`--worker none`).
+The other process, `ale rock worker`, ends with this one, also after `kill -9`, because its standard input is closed
+then. If it dies, it is started again. Workers that must outlive the admin are started apart (`--worker none`).
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def serve(
     worker_token: str | None = None
     if token_file is not None:
         tokens = read_tokens(token_file)
-        worker_token = secrets.token_urlsafe(32)  # of the worker in this command, known to nobody else
+        worker_token = secrets.token_urlsafe(32)  # the token of this command's own worker
         given["tokens"] = [*tokens, {"token": worker_token, "role": "worker"}]
     settings = validate(Settings, given, "rock")
     if "task_sources" in given:
@@ -80,13 +80,13 @@ async def _serve(
             store = app.state.service.fleet.store
             store.on_taken = leave.set
             await stack.enter_async_context(serving(app, listener))
-        stack.callback(app.state.service.leave)  # the server waits for those who follow refusals
+        stack.callback(app.state.service.leave)  # otherwise the server would wait for followers of refused connections
         print(f"ROCK service: {url}", flush=True)
         if worker is None:
             await leave.wait()
         else:
-            # Of an admin that listens at every address, this machine's worker uses the loopback address; Ray's nodes
-            # use the one that Ray knows.
+            # If the admin listens at every address, this machine's worker uses the loopback address, and Ray's
+            # nodes use the address that Ray knows.
             here = url.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
             await keep_worker(["--admin", url if on_nodes else here, *worker], worker_token, leave)
         if store.taken is not None:

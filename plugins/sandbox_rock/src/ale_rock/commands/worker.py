@@ -42,7 +42,7 @@ def work(
         )
     own = offer.read_provider_settings()
     listener = listener_at(host, port)
-    # Whoever reaches this port could run commands: the admin is told a token that nobody else knows.
+    # Anybody who reaches this port could run commands, so requests need a token that only the admin gets.
     token = secrets.token_urlsafe(32)
     given: dict[str, Any] = {
         **offer.read(),
@@ -68,7 +68,7 @@ async def _work(provider: Any, settings: WorkerSettings, listener: socket.socket
 
 
 def work_on_ray(admin: str, offer: Offer, address: str, token_env: str | None, owned: bool) -> None:
-    """The same with a worker on each node of the Ray at an address. Raises `ConfigError`."""
+    """Serve until a signal comes, with a worker on each node of the Ray at an address. Raises `ConfigError`."""
     from ale_rock.ray_cluster.nodes import connect, disconnect
 
     own = offer.read_provider_settings()
@@ -101,7 +101,7 @@ def read_settings(given: dict[str, Any], admin: str, token_env: str | None) -> W
 
 
 def watch_standard_input(leave: asyncio.Event) -> None:
-    """Set `leave` when standard input is closed: its owner has ended."""
+    """Set `leave` when standard input is closed, which means that the owner has ended."""
     loop = asyncio.get_running_loop()
     descriptor = sys.stdin.fileno()
 

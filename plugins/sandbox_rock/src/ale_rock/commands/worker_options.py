@@ -1,4 +1,4 @@
-"""What a worker offers to a service, as the command lines of `ale rock serve` and `ale rock worker` say it."""
+"""What a worker offers to a service, by the options of `ale rock serve` and `ale rock worker`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ale.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """Sandboxes of one provider, and what of a machine they may use; null: all that there is."""
+    """Sandboxes of one provider, and how much of a machine they may use; null: all of it."""
 
     sandbox: str
     """The provider's name."""
@@ -25,7 +25,7 @@ class Offer:
     gpus: int | None = None
 
     def arguments(self) -> list[str]:
-        """Return the arguments that say the same to `ale rock worker`."""
+        """Return the same as arguments of `ale rock worker`."""
         given = {"settings": self.settings_file, "cpus": self.cpus, "memory": self.memory, "gpus": self.gpus}
         named = [f"--{name}={value}" for name, value in given.items() if value is not None]
         return [f"--sandbox={self.sandbox}", *named, *(f"--warm={each}" for each in self.warm)]
@@ -53,8 +53,8 @@ class Offer:
 
 
 def ray_address(cluster: str | None, address: str | None) -> str | None:
-    """Return the address of the Ray whose nodes get workers, as the options say it; None: this machine is the only one.
-    Raises `ConfigError`."""
+    """Return the address of the Ray whose nodes get workers; None if only this machine gets one. Raises
+    `ConfigError`."""
     if cluster is None:
         if address is not None:
             raise ConfigError(f"--address {address} is the address of a Ray: say --cluster ray too.")

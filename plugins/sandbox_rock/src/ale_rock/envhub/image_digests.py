@@ -1,4 +1,5 @@
-"""Which image a name means: a tag can be given to another image, which makes another environment of a version."""
+"""Finds which image a name means now: a tag can be moved to another image, which changes the environment of a
+version."""
 
 from __future__ import annotations
 
@@ -14,20 +15,21 @@ ASK_S = 5.0
 
 
 class ImageDigests:
-    """Asks the workers."""
+    """Asks the workers which image a name means."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
 
     async def find(self, image: str) -> str | None:
-        """Return what a name means to a worker that has such an image; None if none has, or can say."""
+        """Return the digest of a name at a worker that has such an image; None if no worker has it or knows the
+        digest."""
         for worker in self._service.fleet.workers.values():
             if image in worker.images and not worker.lost:
                 return await _ask(worker, image)
         return None
 
     async def find_in(self, sandbox_id: str, image: str) -> str | None:
-        """Return what a name means to the worker of this sandbox; None if it cannot say."""
+        """Return the digest of a name at the worker of this sandbox; None if the worker does not know it."""
         record = self._service.fleet.live.get(sandbox_id)
         worker = self._service.fleet.workers.get(record.worker or "") if record is not None else None
         return None if worker is None else await _ask(worker, image)

@@ -39,8 +39,8 @@ class EnvironmentPlan:
 
 
 class Recipe(BaseModel):
-    """`extra_spec` of an environment, as far as the service reads it, and what `/make` may name; other keys are the
-    user's own."""
+    """The keys of an environment's `extra_spec` that the service reads, and that `/make` may name. Other keys are for
+    the user."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -69,7 +69,7 @@ class Environment(BaseModel):
     update_at: str = ""
 
     def plan(self) -> EnvironmentPlan:
-        """Return how it is made. Raises `ValueError` if `extra_spec` says what cannot be."""
+        """Return how it is made. Raises `ValueError` for an invalid `extra_spec`."""
         recipe = Recipe.model_validate(self.extra_spec or {})
         return EnvironmentPlan(
             recipe.env or split_version(self.env_name)[0],
@@ -83,7 +83,7 @@ class Environment(BaseModel):
 
 
 class EnvironmentVersion(Environment):
-    """One registration, with where it comes from."""
+    """One registration, with who made it and when."""
 
     version: int
     user: str = Field(description="Whose it is; the empty text: everybody's.")

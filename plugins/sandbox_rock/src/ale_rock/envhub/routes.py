@@ -1,7 +1,8 @@
-"""EnvHub's wire: bare JSON, errors as `{"detail": sentence}`; and ALE's own route to versions and their origin.
+"""EnvHub's API: plain JSON, errors as `{"detail": sentence}`; and ALE's own route for versions and where they come
+from.
 
-What is registered decides what runs in the sandbox of whoever makes that environment. So a caller whose token names a
-user sees and makes that user's environments and everybody's, never another user's, and changes its own alone.
+A registration decides what runs in the sandbox of everybody who makes that environment. So a caller whose token names a
+user sees and makes that user's environments and everybody's, and never another user's. It changes only its own.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from ale_rock.schemas import ALE_BASE, Name
 
 
 def users_of(caller: Caller, asked: str | None = None) -> tuple[str, ...]:
-    """Return whose environments a name may stand for, in order. Raises `HTTPException` for those of another user."""
+    """Return the users whose environments a name may mean, in order. Raises `HTTPException` for those of another
+    user."""
     if asked is not None and caller.user not in (None, asked):
         raise HTTPException(403, f"The environments of {asked} are for that user and admins.")
     if asked is not None:
@@ -29,7 +31,7 @@ def users_of(caller: Caller, asked: str | None = None) -> tuple[str, ...]:
 
 
 def writer_of(caller: Caller) -> str:
-    """Return whose environments a caller may write. Raises `HTTPException` for a user whom the token does not name."""
+    """Return the user whose environments a caller may write. Raises `HTTPException` if the token names none."""
     if caller.user is None and caller.role != "admin":
         raise HTTPException(
             403, "This token names no user, and what is everybody's is for admins to register or delete."
@@ -91,7 +93,8 @@ def make_router(hub: EnvHub, images: ImageDigests, gate: Gate) -> APIRouter:
         tag: Annotated[list[str] | None, Query()] = None,
         user: str | None = None,
     ) -> dict[str, list[EnvironmentVersion]]:
-        """Return environments with version and origin: all, the one of a name, or all versions of a name."""
+        """Return environments with their versions and who registered them: all, one by name, or all versions of a
+        name."""
         if env_name is None:
             users = listed_users(request) if user is None else users_of(caller_of(request), user)
             return {"environments": await hub.list(users, owner, set(tag or ()))}
@@ -106,7 +109,7 @@ def make_router(hub: EnvHub, images: ImageDigests, gate: Gate) -> APIRouter:
 
 
 def listed_users(request: Request) -> tuple[str, ...] | None:
-    """Return whose environments a list shows; None: those of all."""
+    """Return the users whose environments a list shows; None: all."""
     caller = caller_of(request)
     return None if caller.user is None else users_of(caller)
 

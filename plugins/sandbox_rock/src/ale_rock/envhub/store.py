@@ -1,9 +1,9 @@
 """EnvHub's table: environments by name, with the image in which each runs and how it is made there.
 
-1. Every registration is a version. `NAME` stands for the newest, `NAME@3` for the third, as it was registered then.
-2. Environments belong to the user that registered them; those registered without a user's name (by an admin, or where
-   nobody needs a token) are everybody's. Two users may use one name for different environments.
-3. What is deleted can no longer be made, and its row stays: no later version gets its number.
+1. Every registration is a version. `NAME` means the newest, `NAME@3` the third, as it was registered then.
+2. Environments belong to the user that registered them. Those registered without a user's name (by an admin, or where
+   no token is needed) are everybody's. Two users may use one name for different environments.
+3. A deleted version can no longer be made. Its row stays, so that no later version gets its number.
 """
 
 from __future__ import annotations

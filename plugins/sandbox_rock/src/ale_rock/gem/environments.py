@@ -4,9 +4,9 @@
    environment ends with its sandbox, or when it was idle for an hour.
 2. What is played there is a program in the sandbox (`programs`: environments of gem and classes), or a task of ALE,
    which is played and scored from outside (`tasks`: names that begin with `ale:`).
-3. One environment answers one request after the other. What fails or is late is reported as a sentence.
-4. Several agents act in one sandbox, if the environment is made for that: an action is then a text for each agent, and
-   so is each part of the answer. Or each has a sandbox of its own: the labels of the first name all of them, and its id
+3. One environment answers one request after the other. A failure or a time-out is reported as a sentence.
+4. Several agents act in one sandbox, if the environment is made for that: an action and each part of the answer then
+   have a value for each agent. Or each has a sandbox of its own: the labels of the first name all of them, and its id
    stands for them together.
 """
 
@@ -34,7 +34,7 @@ Caller = TypeVar("Caller", contravariant=True)
 
 
 class Sandboxes(Protocol[Caller]):
-    """Where environments get their sandboxes. `caller` is whoever asked, whose sandboxes alone are found."""
+    """Where environments get their sandboxes. Only sandboxes of `caller` are found."""
 
     async def start(self, spec: SandboxSpec, caller: Caller) -> str:
         """Start a sandbox and return its id once commands can run in it. Raises `ConfigError` or `SandboxError`."""
@@ -43,8 +43,8 @@ class Sandboxes(Protocol[Caller]):
         """Return its labels. Raises `SandboxError` if there is none of this id."""
 
     def open(self, sandbox_id: str, caller: Caller, spec: SandboxSpec | None = None) -> GradedSandbox:
-        """Return one that runs; if it does not, the next call of it raises. With the spec that it was started with,
-        another one can be opened beside it."""
+        """Return a sandbox; if it does not run, its next call raises. With the spec with which it was started, another
+        one can be opened beside it."""
 
     async def remove(self, sandbox_id: str, caller: Caller) -> None:
         """Remove it. It is idempotent."""
@@ -65,7 +65,7 @@ class Player(Protocol[Caller]):
         """Carry out an action."""
 
     def forget(self, sandbox_id: str) -> None:
-        """The sandbox is gone."""
+        """Forget a sandbox that is gone."""
 
 
 class Environments(Generic[Caller]):

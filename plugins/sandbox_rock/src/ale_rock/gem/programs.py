@@ -27,7 +27,7 @@ MAKE_S, STEP_S, FIRST_CONNECTION_S = 120.0, 280.0, 10
 
 
 class ProgramPlayer(Generic[Caller]):
-    """See `Player`."""
+    """The `Player` of these environments."""
 
     def __init__(self, sandboxes: Sandboxes[Caller]) -> None:
         self._sandboxes = sandboxes

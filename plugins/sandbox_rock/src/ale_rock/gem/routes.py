@@ -1,9 +1,9 @@
-"""GEM's wire: plain JSON, errors as `{"detail": sentence}` with an HTTP status that is none of success.
+"""GEM's API: plain JSON; an error is `{"detail": sentence}` with an HTTP status of 400 or more.
 
-An environment is made as EnvHub says: the caller's own of that name, or else everybody's; `NAME@3` is the third version
-of it. One that EnvHub does not know is made by its id, in a sandbox of the default image; `ale:SOURCE/SPLIT/TASK` is a
-task of ALE. What the body of `/make` says besides comes before what EnvHub says. In an environment of several agents,
-actions and the parts of the answers are objects by agent.
+An environment is made as EnvHub says: the caller's own environment of that name, or else everybody's; `NAME@3` is the
+third version of it. An environment that EnvHub does not know is made by its id, in a sandbox of the default image;
+`ale:SOURCE/SPLIT/TASK` is a task of ALE. Other fields in the body of `/make` replace those of EnvHub. In an environment
+of several agents, actions and the parts of the answers are objects with a key for each agent.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ GEM_BASE = "/apis/v1/envs/gem"
 
 
 class MakeEnvironment(Recipe):
-    """`/make`. ROCK's client sends the name alone; each other field that is there replaces what EnvHub says."""
+    """`/make`. ROCK's client sends the name alone; each other field replaces that of EnvHub."""
 
     env_id: Name
     image: str | None = Field(None, max_length=512, description="Image of its sandbox.")
 
     def plan(self, known: Environment | None) -> EnvironmentPlan:
-        """Return how it is made. Raises `ValueError` if what EnvHub and this say together cannot be."""
+        """Return how it is made. Raises `ValueError` if EnvHub's fields and these do not fit together."""
         base = Environment(env_name=self.env_id, image="") if known is None else known
         own = self.model_dump(mode="json", exclude_unset=True, exclude={"env_id", "image"})
         image = base.image if self.image is None else self.image
@@ -44,7 +44,7 @@ class MakeEnvironment(Recipe):
 
 
 class EnvironmentRef(BaseModel):
-    """`/close`, `/list`, and the part that the others share."""
+    """`/close` and `/list`; the other requests have these fields, too."""
 
     sandbox_id: SandboxId
 
@@ -62,26 +62,26 @@ class StepEnvironment(EnvironmentRef):
 
 
 class Closed(BaseModel):
-    """Of `/close`."""
+    """The answer to `/close`."""
 
     sandbox_id: str
 
 
 class Made(Closed):
-    """Of `/make`."""
+    """The answer to `/make`."""
 
     sandboxes: dict[str, str] = Field({}, description="The sandbox of each agent, if each has its own.")
 
 
 class Observed(BaseModel):
-    """Of `/reset`."""
+    """The answer to `/reset`."""
 
     observation: Any
     info: dict[str, Any] = Field(default_factory=dict)
 
 
 class Stepped(Observed):
-    """Of `/step`."""
+    """The answer to `/step`."""
 
     reward: float | dict[str, float]
     terminated: bool | dict[str, bool]
@@ -130,7 +130,7 @@ def make_router(environments: Environments[Caller], hub: EnvHub, images: ImageDi
         return {"env_id": await answered(environments.names(asked.sandbox_id, caller_of(request)))}
 
     async def check_image(known: EnvironmentVersion, sandbox_id: str, caller: Caller) -> None:
-        """Refuse a version whose image's name was given to another image."""
+        """Refuse a version whose image's name means another image now."""
         there = await images.find_in(sandbox_id, known.image)
         if None not in (there, known.image_digest) and "@" not in known.image and there != known.image_digest:
             await answered(environments.close(sandbox_id, caller))
@@ -144,7 +144,7 @@ def make_router(environments: Environments[Caller], hub: EnvHub, images: ImageDi
 
 
 async def answered(work: Awaitable[T]) -> T:
-    """Await a call; its errors become HTTP errors, told apart by whose fault they are."""
+    """Await a call. An error becomes an HTTP error: 422 if it is the caller's fault, 503 if it is the service's."""
     try:
         return await work
     except (ConfigError, TaskError) as error:

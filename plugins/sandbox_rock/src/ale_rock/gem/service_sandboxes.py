@@ -22,8 +22,8 @@ from ale_rock.schemas.exec import command_body, result_of
 JSON = {"Content-Type": "application/json"}
 
 
-class AdminSandboxes:
-    """Starts sandboxes and opens them for a caller, who finds only what it may see."""
+class ServiceSandboxes:
+    """Starts sandboxes and opens them for a caller, which finds only the sandboxes that it may see."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -44,7 +44,7 @@ class AdminSandboxes:
 
     def open(self, sandbox_id: str, caller: Caller, spec: SandboxSpec | None = None) -> GradedSandbox:
         """Return a running sandbox; with the spec that it was started with, another one can be opened beside it."""
-        return AdminSandbox(self, self._service, sandbox_id, caller, spec or SandboxSpec(id=sandbox_id))
+        return ServiceSandbox(self, self._service, sandbox_id, caller, spec or SandboxSpec(id=sandbox_id))
 
     async def remove(self, sandbox_id: str, caller: Caller) -> None:
         """Remove it. It is idempotent."""
@@ -52,11 +52,11 @@ class AdminSandboxes:
             await self._service.stop(await find(self._service, sandbox_id, caller, ended_too=True))
 
 
-class AdminSandbox(GradedSandbox):
+class ServiceSandbox(GradedSandbox):
     """A sandbox of the service, by the routes of its worker."""
 
     def __init__(
-        self, sandboxes: AdminSandboxes, service: Service, sandbox_id: str, caller: Caller, spec: SandboxSpec
+        self, sandboxes: ServiceSandboxes, service: Service, sandbox_id: str, caller: Caller, spec: SandboxSpec
     ) -> None:
         self.id, self.spec = sandbox_id, spec
         self._sandboxes, self._service, self._caller = sandboxes, service, caller
@@ -120,7 +120,7 @@ class AdminSandbox(GradedSandbox):
 
 @asynccontextmanager
 async def _as_errors(missing: type[ConfigError | SandboxError] = ConfigError) -> AsyncIterator[None]:
-    """Turn a refusal into the error of ALE that it is; `missing` is what a caller's fault becomes."""
+    """Turn a `RockError` into an error of ALE: the caller's fault into `missing`, the service's into `SandboxError`."""
     try:
         yield
     except SandboxNotFound:  # the route answers with 404: no sandbox has failed

@@ -1,7 +1,7 @@
 """Finds the tasks of ALE's task sources by their names as environments: `ale:SOURCE/SPLIT/TASK`.
 
-A source is opened when it is first asked for, and its tasks are drawn in its own order, as far as they are needed. Only
-sources that the settings name can be opened: a source reads files of this machine, and some run programs.
+A source is opened at its first use, and its tasks are drawn in its own order, as many as are needed. Only sources that
+the settings name can be opened: a source reads files of this machine, and some run programs.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
 1. The first observation is the task's instruction. An action is the last ```-block of a text, or else all of it, and
    runs in the work folder; the observation is its output. `finish` ends the episode, and so does the last turn.
-2. Each episode begins in a sandbox that nobody has used: `reset` starts another one under the same id.
+2. Each episode begins in an unused sandbox: `reset` starts another one under the same id.
 3. Several agents act in one work folder at the same time. The episode ends when each has said `finish`, and the reward
    is that of all.
-4. Tests never lie where agents act: the reward `tests` runs them from outside, as in a run.
+4. Tests are never in the agents' sandbox: the reward `tests` runs them from outside, as in a run.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from ale_rock.gem.task_sources import MOST_TASKS, TaskSources
 
 PLAN_LABEL = "ale.gem.plan"
 KEPT = {"image", "network", "resources", "idle_s", "lifetime_s"}
-"""What a plan says of the sandbox, which is needed for each episode's."""
+"""The fields of a plan's spec that the sandbox of each episode needs."""
 FINISH = "finish"
 BLOCK = re.compile(r"```[a-z]*\n(.*?)```", re.DOTALL)
 SHOWN = 8000
@@ -54,7 +54,7 @@ class TaskSettings(BaseModel):
 
 @dataclass
 class Episode:
-    """What is played in a sandbox."""
+    """The episode that is played in a sandbox."""
 
     task: Task
     spec: SandboxSpec

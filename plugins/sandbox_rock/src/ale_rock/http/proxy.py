@@ -41,19 +41,19 @@ TARGET, CREDENTIALS = "x-rock-path", "x-rock-authorization"
 """Headers between admin and worker: path and query of the request, since a path in a URL may be normalized on its way;
 and what `Authorization` says to the program, since the worker has its own."""
 UNSAID = (1005, 1006, 1015)
-"""Codes of a WebSocket's end that are never sent."""
+"""Close codes of WebSockets that must not be sent (RFC 6455, 7.4.1)."""
 Headers = list[tuple[str, str]]
 T = TypeVar("T")
 
 
 class NoAnswer(Exception):
-    """The next server did not answer, or not with a WebSocket but with the HTTP status `status`."""
+    """The next server did not answer, or answered a WebSocket with the HTTP status `status`."""
 
     status: int | None = None
 
 
 def passed_on(headers: Iterable[tuple[bytes, bytes]], without: Collection[str] = ()) -> Headers:
-    """Return the headers that the next server gets."""
+    """Return the headers that are sent to the next server."""
     named = [(name.decode("latin-1").lower(), value.decode("utf-8", "replace")) for name, value in headers]
     of_connection = {word.strip().lower() for name, value in named if name == "connection" for word in value.split(",")}
     dropped = HOP_BY_HOP | of_connection | {"host", *without}
@@ -61,7 +61,7 @@ def passed_on(headers: Iterable[tuple[bytes, bytes]], without: Collection[str] =
 
 
 async def pass_request_on(request: Request, session: aiohttp.ClientSession, url: URL, headers: Headers) -> Response:
-    """Send a request to a URL, and return what comes back while it comes. Raises `NoAnswer`."""
+    """Send a request to a URL, and return its answer as a stream. Raises `NoAnswer`."""
     client = _Client(request)
     async with AsyncExitStack() as stack:
         stack.push_async_callback(client.close)
@@ -82,7 +82,7 @@ async def pass_request_on(request: Request, session: aiohttp.ClientSession, url:
 
 
 class _Client:
-    """Who sent a request: its body, and whether it has hung up."""
+    """The client of a request: it has sent a body, and may hang up."""
 
     def __init__(self, request: Request) -> None:
         self._request = request
@@ -110,17 +110,18 @@ class _Client:
         self._left.set()
 
     async def unless_it_leaves(self, work: Coroutine[Any, Any, T]) -> T:
-        """Do some work; cancel it if the client hangs up. Raises `ClientDisconnect`."""
+        """Await some work; it is cancelled if the client hangs up. Raises `ClientDisconnect`."""
         return await unless(self._left.wait(), work)
 
     async def close(self) -> None:
-        """Look no more."""
+        """Stop watching the client."""
         self._watching.cancel()
         await asyncio.gather(self._watching, return_exceptions=True)
 
 
 class _Passing(Response):
-    """An answer on its way. Starlette's own streams read the request's messages, which are the body's here."""
+    """An answer that is passed on piece by piece. Starlette's own streams would read the messages of the request, which
+    `_Client` reads here."""
 
     def __init__(self, answer: aiohttp.ClientResponse, client: _Client, held: AsyncExitStack) -> None:
         super().__init__(None, answer.status)

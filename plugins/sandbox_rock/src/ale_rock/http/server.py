@@ -48,7 +48,7 @@ def listener_at(host: str, port: int) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
-        listener.listen(BACKLOG)  # who connects while the application starts waits for it
+        listener.listen(BACKLOG)  # a client that connects while the application starts waits for it
     except OSError as error:
         listener.close()
         raise ConfigError(f"Nothing can listen at {host}:{port}: {error}; choose another --port.") from None
@@ -66,10 +66,10 @@ async def serving(app: Any, listener: socket.socket, head_s: float = 30.0) -> As
     """Serve an application while the context lasts, its lifespan included. `head_s`: time for a request's head."""
     import uvicorn
 
-    from ale_rock.http.connections import bounded_protocol
+    from ale_rock.http.head_limits import bounded_protocol
 
     class Server(uvicorn.Server):
-        """Leaves signals alone."""
+        """uvicorn's server, which leaves signals to the command. uvicorn has no setting for that."""
 
         @contextmanager
         def capture_signals(self) -> Iterator[None]:
@@ -90,7 +90,7 @@ async def serving(app: Any, listener: socket.socket, head_s: float = 30.0) -> As
         timeout_graceful_shutdown=GRACE_S,
     )
     server = Server(config)
-    # Entered here and not by the server, so that an error of the start is raised as what it is.
+    # The lifespan is entered here and not by the server, so that an error in it is raised as it is.
     async with app.router.lifespan_context(app):
         task = asyncio.create_task(server.serve(sockets=[listener]))
         try:
@@ -106,7 +106,7 @@ async def serving(app: Any, listener: socket.socket, head_s: float = 30.0) -> As
 
 
 def leave_on_signals() -> asyncio.Event:
-    """Return what is set by Ctrl-C and SIGTERM."""
+    """Return an event that Ctrl-C and SIGTERM set."""
     leave = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, leave.set)
@@ -114,7 +114,7 @@ def leave_on_signals() -> asyncio.Event:
 
 
 def show_messages(tokens: Iterable[SecretStr | None]) -> None:
-    """Print the messages of this process, without these tokens."""
+    """Print the messages of this process to standard error, with these tokens left out."""
     known = [token.get_secret_value() for token in tokens if token is not None]
 
     def without_tokens(text: str) -> str:

@@ -14,11 +14,11 @@ from collections.abc import AsyncGenerator, AsyncIterable
 import aiohttp
 
 STDOUT, STDERR, RESULT = b"1", b"2", b"R"
-"""Of a command: a piece of its output, and last its result in JSON."""
+"""Kinds of frames of a command: pieces of its output, and last its result in JSON."""
 PIECE = b"P"
 """A piece of a tree of files (`ale_sandbox.resident.frames.pack`)."""
 FAULT = b"F"
-"""In place of what should come: what went wrong, in JSON."""
+"""What went wrong, in JSON, in the place of a result or a piece."""
 HEAD_BYTES = 5
 MOST_BYTES = 32 << 20
 WINDOW_BYTES = 256 << 10
@@ -32,8 +32,8 @@ def frame(kind: bytes, data: bytes) -> bytes:
 
 
 async def read_frames(chunks: AsyncIterable[bytes]) -> AsyncGenerator[tuple[bytes, bytes], None]:
-    """Yield kind and data of each frame. Raises `ValueError` for one that is cut short or larger than any that is
-    sent."""
+    """Yield kind and data of each frame. Raises `ValueError` for a frame that is cut short or larger than
+    `MOST_BYTES`."""
     buffer = bytearray()
     async for chunk in chunks:
         buffer += chunk
@@ -55,6 +55,6 @@ def bound_window(response: aiohttp.ClientResponse) -> None:
     connection = response.connection
     transport = None if connection is None else connection.transport
     if transport is None:
-        return  # all of it is here already
+        return  # the whole response has been read already
     with socket.fromfd(transport.get_extra_info("socket").fileno(), socket.AF_INET, socket.SOCK_STREAM) as same:
         same.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, WINDOW_BYTES)

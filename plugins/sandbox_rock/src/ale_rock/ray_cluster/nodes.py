@@ -31,7 +31,7 @@ START_S = 120.0
 """How long Ray may take to place a worker, and the worker to start."""
 CLOSE_S = 20.0
 SILENT_S = 60.0
-"""A worker that does not answer a look for so long has stopped for good, and so has Ray's head."""
+"""Seconds without an answer after which a worker, or Ray's head, counts as gone."""
 LOOK_S, AGAIN_S = 1.0, 2.0
 """Seconds between two looks at nodes and workers, and before a worker is started again."""
 ENVIRONMENT = {
@@ -98,20 +98,20 @@ def disconnect() -> None:
 
 
 class NodeWorkers:
-    """Keeps the workers. `settings` are those of each, without what is the node's; they bound what is reserved of a
-    node. `own` are the settings of the sandbox provider; `has_gpus`: whether its sandboxes can have some."""
+    """Keeps a worker on each node. `settings` are those of each worker, without its node's; they bound what is reserved
+    of a node. `own` are the settings of the sandbox provider; `has_gpus`: whether its sandboxes can have GPUs."""
 
     def __init__(self, settings: WorkerSettings, own: dict[str, Any], has_gpus: bool) -> None:
         self._settings, self._own, self._has_gpus = settings, own, has_gpus
         self._keeping: dict[str, asyncio.Task[None]] = {}
-        """By the node's id."""
+        """The tasks that keep the workers, by the node's id."""
         self._names: dict[str, str] = {}
-        """Of the workers of these nodes."""
+        """The names of the workers, by the node's id."""
         self._ending: set[asyncio.Task[None]] = set()
         self._unreached: set[str] = set()
-        """Nodes that get no worker."""
+        """Nodes that get no worker, because they do not reach the admin."""
         self._silent_since: float | None = None
-        """When Ray's head began not to answer."""
+        """When Ray's head stopped answering."""
 
     async def keep(self, leave: asyncio.Event) -> None:
         """Have a worker on each node until `leave` is set; then end them. Raises `SandboxError` if Ray does not answer
@@ -142,7 +142,7 @@ class NodeWorkers:
             await asyncio.gather(*self._keeping.values(), *self._ending, return_exceptions=True)
 
     async def _look_again(self, nodes: dict[str, Node]) -> dict[str, Node]:
-        """Return the nodes that live; the same as before while Ray's head does not answer."""
+        """Return the nodes that live, or those of before while Ray's head does not answer."""
         began = time.monotonic()
         try:
             _, nodes = await asyncio.to_thread(read_nodes)
@@ -166,7 +166,7 @@ class NodeWorkers:
         task.add_done_callback(self._ending.discard)
 
     def _may_have_worker(self, node: Node, here: Node) -> bool:
-        """Whether a worker there would reach the admin; a warning says, once, that it would not."""
+        """Whether a worker there would reach the admin; if not, this is warned of once."""
         objection = describe_distance(node, here, self._settings.admin_url or "")
         if objection and node.id not in self._unreached:
             self._unreached.add(node.id)

@@ -1,8 +1,8 @@
 """The Ray actor that is a worker: it serves the sandboxes of its node at the node's address, until it is closed.
 
 1. Its process owns the sandboxes, as that of `ale rock worker` does: they end with it, however it ends.
-2. Ray ends it when the process that started it has ended, but not if Ray itself was lost too. So it also ends by
-   itself, when nobody has looked at it for a while.
+2. Ray ends it when the process that started it has ended, but not if Ray itself was lost, too. So it also ends by
+   itself, when `look` has not been called for a while.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ale_rock.worker.serve import build_provider, offering
 from ale_rock.worker.settings import WorkerSettings
 
 UNSEEN_S = 60.0
-"""An actor that nobody has looked at for so long ends."""
+"""Seconds without a call of `look` after which an actor ends."""
 log = logging.getLogger("ale.rock.worker")
 
 
@@ -37,7 +37,7 @@ class WorkerFault:
 
 
 class SandboxWorker:
-    """See the module."""
+    """The actor: a worker that serves at its node's address."""
 
     def __init__(self) -> None:
         self._stack = AsyncExitStack()
@@ -66,7 +66,7 @@ class SandboxWorker:
         return settings.url
 
     async def look(self) -> WorkerFault | None:
-        """Return why it serves no more, if the admin has refused it."""
+        """Return why it no longer serves, if the admin has refused it."""
         self._seen = time.monotonic()
         return WorkerFault(self._refused.result()) if self._refused is not None and self._refused.done() else None
 
@@ -83,7 +83,7 @@ class SandboxWorker:
             os._exit(1)  # Ray's own end of an actor may wait for a Ray that is gone
 
     async def close(self) -> None:
-        """Stop its sandboxes, and serve no more; one that has not started yet does not start."""
+        """Stop its sandboxes and its server; if it has not started yet, it does not start."""
         if self._starting is not None and not self._starting.done():
             self._starting.cancel()
             await asyncio.wait([self._starting])

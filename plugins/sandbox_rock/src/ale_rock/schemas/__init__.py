@@ -1,9 +1,9 @@
-"""The two wires of the service, as data: what ROCK's client sends to the admin, and what admin and workers exchange.
+"""The bodies of requests and answers: what ROCK's client sends to the admin, and what admin and workers exchange.
 
 1. Every answer to a ROCK client is an *envelope* with HTTP status 200: `success(result)`, or `failed(code, sentence)`.
    The code says whose fault it was: 4000 the caller's, 5000 the service's, 6000 the command's.
 2. Requests ignore fields that they do not know, as ROCK's own server does.
-3. Worker and admin speak plain JSON with ordinary HTTP statuses; an error is a `Fault`.
+3. Worker and admin exchange plain JSON with ordinary HTTP statuses; an error is a `Fault`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a ROCK client sends. Unknown fields are ignored, as ROCK's own server does."""
+"""The bodies that a ROCK client sends. Unknown fields are ignored, as ROCK's own server does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What both wires share: the envelope, ids, sizes, and a sandbox's spec in JSON."""
+"""What both APIs share: the envelope, ids, sizes, and a sandbox's spec in JSON."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ALE_BASE = "/apis/ale/v1"
 WORKERS_BASE = "/apis/workers/v1"
 WORKER_ID = "X-ALE-Worker-Id"
 """The header that names the worker's registration for which the admin sends a request. A network that was cut can
-deliver a request late: a worker that has registered again refuses it, since nobody waits for it any more."""
+deliver a request late. A worker that has registered again refuses it, because its sender has given it up."""
 
 BAD_REQUEST: Final = 4000
 SERVICE_ERROR: Final = 5000
@@ -40,7 +40,8 @@ def success(result: Any, message: str | None = None) -> dict[str, Any]:
 
 
 def failed(code: Code, sentence: str, *, exit_code: int | None = None, message: str | None = None) -> dict[str, Any]:
-    """Return the envelope of an error. `sentence` is for a person; `message` replaces it where ROCK fixes its words."""
+    """Return the envelope of an error. `sentence` is for a person; `message` replaces it where ROCK's
+    protocol fixes the words."""
     result = {"code": code, "exit_code": exit_code, "failure_reason": sentence}
     return {"status": "Failed", "message": message or sentence, "error": sentence, "result": result}
 

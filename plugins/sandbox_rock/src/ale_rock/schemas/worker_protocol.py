@@ -20,7 +20,7 @@ class CreateSandbox(BaseModel):
 
 
 class SandboxCreated(BaseModel):
-    """Its answer, once commands can run."""
+    """The answer to `CreateSandbox`, once commands can run."""
 
     id: str
     host_name: str
@@ -66,7 +66,7 @@ class PrepareImage(BaseModel):
 
 
 class ImagePrepared(BaseModel):
-    """Its answer."""
+    """The answer to `PrepareImage`."""
 
     seconds: float = Field(ge=0)
 
@@ -86,7 +86,7 @@ class BuildImage(BaseModel):
 
 
 class ImageBuilt(BaseModel):
-    """Its answer: the name from which sandboxes start."""
+    """The answer to `BuildImage`: the name from which sandboxes start."""
 
     image: str
 
@@ -98,7 +98,8 @@ class TakeSnapshot(BaseModel):
 
 
 class SnapshotTaken(BaseModel):
-    """Its answer: the name from which sandboxes start. `DELETE {worker}/snapshots?name=` removes it."""
+    """The answer to `TakeSnapshot`: the name from which sandboxes start. `DELETE {worker}/snapshots?name=` removes
+    it."""
 
     name: str
 
@@ -163,14 +164,14 @@ class Register(BaseModel):
 
 
 class Registered(BaseModel):
-    """Its answer. The admin removes what it does not know as it removes any sandbox."""
+    """The answer to `Register`. The admin removes sandboxes that it does not know as it removes any sandbox."""
 
     worker_id: str
     heartbeat_s: float
 
 
 class EndedSandbox(BaseModel):
-    """A sandbox that died in a worker that lives."""
+    """A sandbox that ended by itself while its worker lives."""
 
     id: str
     reason: str = ""
@@ -190,6 +191,6 @@ class Heartbeat(BaseModel):
 
 
 class HeartbeatAnswer(BaseModel):
-    """Its answer; a worker that is not known registers again."""
+    """The answer to `Heartbeat`; a worker that is not known registers again."""
 
     known: bool

@@ -26,8 +26,8 @@ from ale.specs.sandbox import SandboxProvider
 from ale_rock import schemas
 from ale_rock.http.disconnects import while_connected
 from ale_rock.schemas import RockError
-from ale_rock.worker.ale_routes import AleRoutes
 from ale_rock.worker.attach_routes import AttachRoutes
+from ale_rock.worker.command_routes import CommandRoutes
 from ale_rock.worker.image_routes import ImageRoutes
 from ale_rock.worker.port_routes import PortRoutes
 from ale_rock.worker.protocol_routes import InsideRoutes
@@ -67,7 +67,7 @@ def make_app(provider: SandboxProvider, settings: WorkerSettings) -> Starlette:
             yield
 
     worker = WorkerRoutes(service)
-    own = (AleRoutes(service), AttachRoutes(service), InsideRoutes(service), TreeRoutes(service))
+    own = (CommandRoutes(service), AttachRoutes(service), InsideRoutes(service), TreeRoutes(service))
     parts = (worker, *own, ImageRoutes(service), SnapshotRoutes(service), PortRoutes(service))
     routes = [*(route for part in parts for route in part.routes), *worker.action_routes]
     app = Starlette(
@@ -86,7 +86,7 @@ async def hung_up(request: Request, error: Exception) -> Response:
 
 
 class Admission:
-    """Refuses requests without the worker's token, and those that come late (`schemas.WORKER_ID`)."""
+    """Refuses requests without the worker's token, and late ones (`schemas.WORKER_ID`)."""
 
     def __init__(self, app: ASGIApp, service: WorkerService) -> None:
         self.app, self.service = app, service
@@ -145,7 +145,7 @@ class WorkerRoutes:
         return json_response(schemas.Removed(log=log))
 
     async def act(self, request: Request) -> Response:
-        """Do one of ROCK's actions in a sandbox; what the client leaves unfinished is ended."""
+        """Do one of ROCK's actions in a sandbox; it is ended if the client hangs up."""
         try:
             held = self.service.find(request.path_params["id"])
             result = await self._act(request, held, request.path_params["action"])
@@ -175,6 +175,6 @@ class WorkerRoutes:
 
 
 def check_id(sent: str, request: Request) -> None:
-    """Refuse a request whose body names another sandbox than its path: the admin has judged only one of them."""
+    """Refuse a request whose body names another sandbox than its path: the admin has checked only one of them."""
     if sent != request.path_params["id"]:
         raise RockError("The sandbox_id of the request's body is not the one that the request was sent to.")

@@ -9,7 +9,7 @@ from starlette.routing import Route
 
 from ale_rock.http.disconnects import ClosingStream
 from ale_rock.schemas import SandboxDescription
-from ale_rock.worker.ale_routes import protocols_of
+from ale_rock.worker.command_routes import protocols_of
 from ale_rock.worker.responses import EXPECTED, fault_of, json_response, query, whole_number
 from ale_rock.worker.service import WorkerService
 

@@ -1,4 +1,4 @@
-"""Sandboxes whose removal failed: it is tried again until they are gone, so that none stays because nobody asks."""
+"""Sandboxes whose removal failed. It is tried again until they are gone, also if nobody asks for it."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ log = logging.getLogger("ale.rock.worker")
 AGAIN_S, MOST_AGAIN_S = 1.0, 60.0
 
 
-class Leftovers:
-    """What a worker's provider has not removed yet."""
+class FailedRemovals:
+    """The sandboxes that a worker's provider could not remove yet."""
 
     def __init__(self, provider: SandboxProvider) -> None:
         self._provider = provider
         self._own_ids: dict[str, str] = {}
-        """How the provider calls a sandbox, by the worker's id for it."""
+        """The provider's ids by the worker's ids."""
         self._task: asyncio.Task[None] | None = None
 
     @property
     def ids(self) -> list[str]:
-        """The worker's ids of what is left."""
+        """The worker's ids of these sandboxes."""
         return list(self._own_ids)
 
     def add(self, sandbox_id: str, own_id: str) -> None:
@@ -33,7 +33,7 @@ class Leftovers:
             self._task = asyncio.create_task(self._remove_all())
 
     async def remove(self, sandbox_id: str) -> None:
-        """Try again now. It does nothing for what is not left. Raises as the provider does."""
+        """Try again now; other ids are ignored. Raises as the provider does."""
         own_id = self._own_ids.get(sandbox_id)
         if own_id is not None:
             await self._provider.remove(own_id)
@@ -51,7 +51,7 @@ class Leftovers:
                     log.warning("The sandbox %s is still not removed: %s", sandbox_id, error)
 
     async def close(self) -> None:
-        """Try no more: the provider removes what is its own when it closes."""
+        """Stop trying; the provider removes all its sandboxes when it closes."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)

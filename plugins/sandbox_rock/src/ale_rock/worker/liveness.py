@@ -1,8 +1,8 @@
 """Notices at once when a sandbox ends by itself.
 
-1. The sandboxes of ALE's own providers have a resident, whose connection closes with the sandbox: waiting for that
+1. The sandboxes of ALE's own providers have a resident, whose connection closes with the sandbox. Waiting for that
    costs nothing.
-2. Of others only the provider's list tells it: one look a second, for all of them together.
+2. Other sandboxes are looked for in the provider's list, once a second for all of them together.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ class LifeWatch:
             self._looking = asyncio.create_task(self._look())
 
     def unwatch(self, name: str) -> None:
-        """Stop to watch a sandbox, because it is being stopped."""
+        """Stop watching a sandbox that is being stopped."""
         self._listed.pop(name, None)
         wait = self._waits.pop(name, None)
         if wait is not None:
             wait.cancel()
 
     async def close(self) -> None:
-        """Stop to watch anything."""
+        """Stop watching all sandboxes."""
         tasks = [*self._waits.values(), *filter(None, [self._looking])]
         self._waits.clear()
         self._listed.clear()

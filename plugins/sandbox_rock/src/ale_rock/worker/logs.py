@@ -1,9 +1,9 @@
-"""The logs of the worker's sandboxes: read from those that run, kept for a while of those that ended.
+"""The logs of the worker's sandboxes: read from those that run, and kept for a while after their end.
 
-1. A sandbox's log is what the protocol `Logs` gives: the latest lines about what happened in it. Of a sandbox without
-   that protocol it is empty.
+1. A sandbox's log is what the protocol `Logs` returns: the latest lines about what happened in it. Without that
+   protocol it is empty.
 2. When a sandbox is stopped, its log is read a last time. The admin gets it with the answer, and keeps it.
-3. The protocol hands out the whole log each time; who follows it gets the lines that a look has and the last had not.
+3. The protocol returns the whole log each time. A follower gets the lines that were not in the last one.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from ale_rock.log_text import the_end
 from ale_rock.worker.validation import readable
 
 MOST_BYTES = 64 << 10
-"""How much of one log is handed out: the end of it."""
+"""How much of one log is returned, from its end."""
 KEPT_CHARS = 16 << 20
-"""How much is kept of ended sandboxes, all together."""
+"""How much is kept of the logs of ended sandboxes, all together."""
 READ_S = 1.0
 LOOK_S = 0.5
 
@@ -35,7 +35,8 @@ class SandboxLogs:
         self._ended_chars = 0
 
     def begin(self, sandbox_id: str, sandbox: Sandbox) -> None:
-        """Take in a sandbox that has started, under the worker's id for it. An older one of that id is forgotten."""
+        """Add a sandbox that has started, under the worker's id for it. The log of an older one of that id is
+        dropped."""
         self._forget(sandbox_id)
         self._live[sandbox_id] = sandbox
 
@@ -45,7 +46,7 @@ class SandboxLogs:
         try:
             await sandbox.stop()
         finally:
-            # Some have less to say once they are stopped, and all have one line more: that they were.
+            # Some logs are shorter once the sandbox is stopped, and all have one line more, about the stop.
             lines = before + new_lines(before, await read(sandbox))
             if self._live.get(sandbox_id) is sandbox:
                 del self._live[sandbox_id]
@@ -81,7 +82,7 @@ class SandboxLogs:
 
 
 async def read(sandbox: Sandbox) -> list[str]:
-    """Return the lines of a sandbox's log; none if it keeps none, or does not hand it out now."""
+    """Return the lines of a sandbox's log; no lines if it has no log, or cannot return it now."""
     if not isinstance(sandbox, Logs):
         return []
     try:
@@ -92,7 +93,7 @@ async def read(sandbox: Sandbox) -> list[str]:
 
 
 def new_lines(before: list[str], now: list[str]) -> list[str]:
-    """Return the lines that are there now and were not before; a line counts as often as it is there."""
+    """Return the lines of `now` that are not in `before`; repeated lines are counted."""
     left = Counter(before)
     new = []
     for line in now:

@@ -1,4 +1,4 @@
-"""What this machine has, and how much of it is in use. Linux tells it through files."""
+"""What this machine has, and how much of it is in use, as Linux reports it in files."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Connections to programs that listen in one sandbox: what HTTP needs, and single TCP connections over a WebSocket.
 
 A sandbox's network is its own, so its ports cannot be reached from here; its resident connects to them. For HTTP each
-port gets a Unix socket in a folder that only this user may enter, and behind it a connection through the resident. Of
-many ports, those that were not used for longest give their sockets up.
+port gets a Unix socket in a folder that only this user may enter, and behind it a connection through the resident. At
+most `MOST_PORTS` have one; the port that was unused for longest loses its socket to a new one.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class SandboxPorts:
         self._sandbox = sandbox
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._open: dict[int, tuple[asyncio.Server, aiohttp.ClientSession]] = {}
-        """The latest that was used is the last."""
+        """Ordered by use, the latest last."""
         self._opening = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
         self._in_use: Counter[int] = Counter()
@@ -79,7 +79,7 @@ class SandboxPorts:
             return self._open[port][1]
 
     async def _give_up_one(self) -> None:
-        """Close the socket of the port that was not used for longest. Raises `RockError` if all are in use."""
+        """Close the socket of the port that was unused for longest. Raises `RockError` if all are in use."""
         unused = next((port for port in self._open if not self._in_use[port]), None)
         if unused is None:
             raise RockError(f"At most {MOST_PORTS} ports of a sandbox are reached by HTTP at once.")
@@ -102,7 +102,7 @@ class SandboxPorts:
             try:
                 async with asyncio.TaskGroup() as both:
                     inward = both.create_task(_inward(connection, writer))
-                    # An HTTP client closes a connection whole: then nobody is left to whom the program could write.
+                    # An HTTP client closes both directions at once, so the program's answer has no reader any more.
                     await _outward(reader, connection)
                     inward.cancel()
             finally:
@@ -188,7 +188,7 @@ async def _to(websocket: WebSocket, connection: PortConnection) -> None:
 
 
 async def _say_farewell(connection: PortConnection) -> None:
-    """Let the program read that the connection has ended, before `close` breaks it."""
+    """End the connection in an orderly way, so that the program reads its end before `close` breaks it."""
     with suppress(OSError, SandboxError):  # TimeoutError too
         async with asyncio.timeout(FAREWELL_S):
             connection.write_eof()

@@ -18,7 +18,7 @@ from ale.specs.sandbox_protocols import Resets, Shell, Shells, Streams, lacks
 from ale_rock.http.disconnects import ClosingStream, while_connected
 from ale_rock.http.streaming import FAULT, RESULT, STDERR, STDOUT, frame
 from ale_rock.schemas import Fault, OpenShell, ResetSandbox, RockError
-from ale_rock.worker.ale_routes import exec_arguments, outcome_of
+from ale_rock.worker.command_routes import exec_arguments, outcome_of
 from ale_rock.worker.responses import EXPECTED, fault_of, json_response, read_body
 from ale_rock.worker.service import Held, WorkerService
 from ale_rock.worker.validation import check_env, check_user, readable

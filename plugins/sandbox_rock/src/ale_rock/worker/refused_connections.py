@@ -1,8 +1,8 @@
 """The connections that sandboxes were refused by their network policy, for the runs that own the sandboxes.
 
-A provider reports a refusal as an event of its run (`Channel.event`). A worker has no run: it keeps the refusals of
-each sandbox in the order in which they came, and whoever follows them asks from a number on. So none is missed or
-reported twice when a connection breaks off, or when the admin is restarted.
+A provider reports a refused connection as an event of its run (`Channel.event`). A worker has no run. It keeps the
+refused connections of each sandbox in their order, and a follower asks for those after a number. So no connection is
+missed or reported twice when the follower's connection breaks off or the admin is restarted.
 """
 
 from __future__ import annotations
@@ -16,37 +16,37 @@ from ale.specs.driver import Channel
 from ale_rock.schemas import RefusedConnection
 
 MOST_KEPT = 2000
-"""How many are kept of one sandbox; a gate of ALE reports fewer one by one."""
+"""How many are kept of one sandbox; an egress gate of ALE reports fewer than that one by one."""
 QUIET_S = 20.0
-"""After so long without a refusal an empty line says that the connection lives."""
+"""Seconds without a refused connection after which an empty line shows that the stream lives."""
 
 
 @dataclass(eq=False, slots=True)
 class RefusedConnections:
-    """Those of one sandbox."""
+    """The refused connections of one sandbox."""
 
     lines: list[bytes] = field(default_factory=list)
     ended: bool = False
     news: asyncio.Event = field(default_factory=asyncio.Event)
 
     def wake(self) -> None:
-        """Let those who follow look again."""
+        """Wake the followers."""
         news, self.news = self.news, asyncio.Event()
         news.set()
 
 
 class RefusedConnectionChannel(Channel):
-    """The channel of a worker's provider. Sandboxes are named by their provider's own ids."""
+    """The channel of a worker's provider, by whose own ids sandboxes are named here."""
 
     def __init__(self) -> None:
         self._of: dict[str, RefusedConnections] = {}
 
     def begin(self, sandbox_id: str) -> None:
-        """Keep the refusals of a sandbox with a network policy from now on."""
+        """Keep the refused connections of a sandbox with a network policy from now on."""
         self._of[sandbox_id] = RefusedConnections()
 
     def end(self, sandbox_id: str) -> None:
-        """Forget a sandbox that has ended; those who follow it get the rest."""
+        """Forget a sandbox that has ended; its followers get the rest."""
         found = self._of.pop(sandbox_id, None)
         if found is not None:
             found.ended = True
@@ -64,8 +64,8 @@ class RefusedConnectionChannel(Channel):
             found.wake()
 
     async def follow(self, sandbox_id: str, after: int) -> AsyncGenerator[bytes, None]:
-        """Yield the refusals of a sandbox beyond the first `after` as they come, each a line of JSON, and `null` at its
-        end; at once for one without a policy."""
+        """Yield the refused connections of a sandbox after the first `after` as they come, each a line of JSON, and
+        `null` at its end. Without a network policy that comes at once."""
         found = self._of.get(sandbox_id)
         while found is not None:
             ended, news = found.ended, found.news

@@ -1,10 +1,10 @@
 """Keeps the admin informed: registers the worker, then sends heartbeats.
 
-1. A heartbeat goes out as often as the admin asks for, and at once when a sandbox has ended. An end is repeated until
-   the admin has taken it.
-2. An admin that does not know the worker (it restarted) makes it register again. One that refuses it, because another
-   worker has its name, ends it; a worker that has sandboxes goes on to try.
-3. An admin that does not answer is tried again; the sandboxes go on meanwhile.
+1. A heartbeat goes out as often as the admin asks for, and at once when a sandbox has ended. The end of a sandbox is
+   reported until the admin has confirmed it.
+2. An admin that does not know the worker, because it restarted, makes it register again. If the admin refuses the
+   worker because another one has its name, the worker ends; one that has sandboxes keeps trying.
+3. An admin that does not answer is asked again; the sandboxes go on meanwhile.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pydantic import BaseModel, ValidationError
 
 from ale.specs.driver import Driver, Lifecycle
 from ale_rock.schemas import WORKERS_BASE, EndedSandbox, Fault, Heartbeat, HeartbeatAnswer, Register, Registered
-from ale_rock.worker.ale_routes import protocols_of
+from ale_rock.worker.command_routes import protocols_of
 from ale_rock.worker.machine import capacity, cpu_load, disk_free_bytes, memory_used_bytes
 from ale_rock.worker.service import WorkerService
 from ale_rock.worker.settings import secret
@@ -31,17 +31,17 @@ AGAIN_S = 1.0
 """How long to wait before a request that failed is sent again."""
 FAREWELL_S = 2.0
 ENDS_IN_BEAT = 100
-"""Ends that one heartbeat reports: each comes with a log."""
+"""Most ended sandboxes in one heartbeat; each comes with a log."""
 SERVED_TRIES = 40
 A = TypeVar("A", bound=BaseModel)
 
 
 class AdminError(Exception):
-    """The admin answered with an error."""
+    """The admin answered with an error, or with something that cannot be read."""
 
 
 class RegistrationRefused(AdminError):
-    """The admin does not take this worker, and says why."""
+    """The admin refuses to register this worker, and says why."""
 
 
 class Registration(Lifecycle):
@@ -50,7 +50,7 @@ class Registration(Lifecycle):
     def __init__(self, service: WorkerService) -> None:
         self.service = service
         self._ended: dict[str, str] = {}
-        """Ends that the admin has not taken yet."""
+        """Ended sandboxes that the admin has not confirmed yet, and why each ended."""
         self._images_sent: set[str] = set()
         self._news = asyncio.Event()
         self._session: aiohttp.ClientSession | None = None

@@ -1,4 +1,4 @@
-"""What the worker's routes share: bodies within limits, answers in JSON, and errors as the two wires say them."""
+"""What the worker's routes share: bodies within limits, answers in JSON, and errors as envelopes or faults."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ async def read_body(request: Request, max_bytes: int) -> bytes:
 
 
 def too_large(max_bytes: int) -> RockError:
-    """Return the refusal of a body."""
+    """Return the error for a body that is too large."""
     return RockError(f"The request's body is larger than {max_bytes >> 10} KiB; send large files by upload.")
 
 
 def query(request: Request) -> dict[str, str]:
-    """Return the query; bytes that are no UTF-8, as paths may have, become surrogates."""
+    """Return the query. Bytes that are not UTF-8, which paths may have, become surrogates."""
     text = request.scope["query_string"].decode("ascii", "replace")
     return dict(parse_qsl(text, keep_blank_values=True, errors="surrogateescape"))
 

@@ -1,8 +1,8 @@
 """What ROCK's rocklet does, for one sandbox: sessions, commands and files.
 
 ROCK starts a server in each sandbox. Here the worker does its work through ALE's sandbox, so nothing listens inside.
-Commands are data: their failures are results, or a `RockError` where the client asked for one. Only a sandbox that is
-gone raises `SandboxError`.
+A command's failure is a result, or a `RockError` if the client asked for that. Only a sandbox that is gone raises
+`SandboxError`.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ MOST_WORDS_CHARS = 1 << 15
 ENCODINGS = "utf-8", "utf-8-sig", "ascii", "iso8859-1", "cp1252", "utf-16", "utf-16-le", "utf-16-be", "utf-32"
 """Some of Python's others take quadratic time."""
 TEMPORARY = re.compile(r"bash-\d{16,}")
-"""How ROCK's client names the session that it makes for one command and never closes."""
+"""The names of sessions that ROCK's client makes for one command and never closes."""
 TEMPORARY_KEPT, TEMPORARY_S = 32, 5.0
-"""So many of these stay open; of more, those are closed that were not used for so long."""
+"""At most this many of these sessions stay open. Beyond that, sessions that were unused for this long are closed."""
 OWN_USERS = (None, "", "root", "agent")
-"""Names of a session's user that stand for the sandbox's own."""
+"""Names of a session's user that mean the sandbox's own user."""
 
 
 class Rocklet:
@@ -178,7 +178,7 @@ class Rocklet:
             raise self.blame(error) from None
 
     def blame(self, error: Exception) -> Exception:
-        """Return what to raise for what a living sandbox could not do: the caller's fault. If it may be gone, the error
-        stays the service's."""
+        """Return the error to raise for a call that failed. If the sandbox is alive it is the caller's fault; otherwise
+        it stays the service's."""
         alive = isinstance(self.sandbox, ResidentSandbox) and not self.sandbox.channel.closed.is_set()
         return RockError(str(error)) if alive or not isinstance(error, SandboxError) else error

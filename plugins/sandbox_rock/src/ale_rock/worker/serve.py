@@ -1,4 +1,4 @@
-"""A worker that serves: its provider, the server at its port, and what the admin says to it."""
+"""Serves a worker: its provider, the server at its port, and the future that is done when the admin refuses it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ def build_provider(name: str, own: dict[str, Any]) -> Any:
 async def offering(
     provider: Any, settings: WorkerSettings, listener: socket.socket
 ) -> AsyncIterator[asyncio.Future[str]]:
-    """Serve a worker while the context lasts; yields what is done, with a sentence, if the admin refuses the worker."""
+    """Serve a worker while the context lasts. Yields a future that is done, with a sentence, if the admin refuses
+    it."""
     from ale_rock.worker.app import make_app
 
     app = make_app(provider, settings)
@@ -34,4 +35,4 @@ async def offering(
         try:
             yield refused
         finally:
-            app.state.service.refusals.close()  # the server waits for those who follow them
+            app.state.service.refusals.close()  # otherwise the server would wait for their followers

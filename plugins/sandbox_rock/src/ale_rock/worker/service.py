@@ -1,7 +1,7 @@
 """The worker's sandboxes: starts and stops them, knows which ended by themselves and why, and reports that.
 
-A sandbox belongs to the provider in this process. So when the process ends, even by `kill -9`, its sandboxes end with
-it: the providers see to that. What is left on disk is removed by the next start of a provider.
+A sandbox belongs to the provider in this process. When the process ends, even by `kill -9`, the providers see
+to it that its sandboxes end, too. What is left on disk is removed by the next start of a provider.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ale.specs.driver import Driver, Lifecycle
 from ale.specs.sandbox import Sandbox, SandboxProvider, SandboxSpec
 from ale.specs.sandbox_protocols import KeepsSnapshots, Shell, Snapshots, lacks
 from ale_rock.schemas import CreateSandbox, HeldSandbox, RockError, SandboxCreated
-from ale_rock.worker.failed_removals import Leftovers
+from ale_rock.worker.failed_removals import FailedRemovals
 from ale_rock.worker.images import images_of, may_be_gone
 from ale_rock.worker.liveness import LifeWatch
 from ale_rock.worker.logs import SandboxLogs
@@ -45,7 +45,7 @@ class Held:
     sandbox: Sandbox
     rocklet: Rocklet
     request: CreateSandbox
-    """What was asked for, without the password of a registry."""
+    """The request that started it, without the password of a registry."""
     created: SandboxCreated
     ports: SandboxPorts
     usage: UsageMeter
@@ -66,17 +66,17 @@ class WorkerService(Lifecycle):
         self.on_ended: Callable[[str, str], None] | None = None
         """Called with id and reason when a sandbox has ended by itself."""
         self.worker_id: str | None = None
-        """As what the admin knows this worker; None: it does not know it, or this worker has not heard of it yet."""
+        """The id that the admin has given this worker; None while it is not registered."""
         self.former_id: str | None = None
-        """As what it knew it before."""
+        """The id of its registration before."""
         self.on_refused: Callable[[str], None] | None = None
-        """Called with a sentence if the admin does not take this worker; not while it has sandboxes."""
+        """Called with a sentence if the admin refuses this worker; not while it has sandboxes."""
         self._starting: dict[str, asyncio.Task[Held]] = {}
         self._clearing: dict[str, asyncio.Task[None]] = {}
         """Removals that are under way, by the sandbox's id."""
-        self._leftovers = Leftovers(provider)
+        self._failed_removals = FailedRemovals(provider)
         self._names: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        """Of snapshots that are being made or removed."""
+        """Locks of snapshots that are being made or removed, by name."""
         self._life = LifeWatch(provider, self._note_end)
         memory = capacity(settings).memory_bytes
         self.warm = WarmSandboxes(provider, settings.warm, memory, self._held_bytes, self.prepare_image)
@@ -104,12 +104,13 @@ class WorkerService(Lifecycle):
             if done is not None:
                 log.warning("A sandbox was not removed: %s", done)
         await asyncio.gather(*self._clearing.values(), return_exceptions=True)
-        await self._leftovers.close()
+        await self._failed_removals.close()
         if isinstance(self.provider, Driver):
             await self.provider.close()
 
     def is_late(self, sent_for: str) -> bool:
-        """Whether a request of the admin was sent before this worker registered again; the empty text: none says it."""
+        """Whether a request of the admin was sent before this worker registered again; a request without the header is
+        never late."""
         return bool(sent_for) and (sent_for != self.worker_id if self.worker_id else sent_for == self.former_id)
 
     @property
@@ -119,7 +120,7 @@ class WorkerService(Lifecycle):
 
     def list(self) -> list[HeldSandbox]:
         """Return the sandboxes that run, and those that ended by themselves or are not removed yet."""
-        ended = dict.fromkeys([*self.ended, *self._leftovers.ids])
+        ended = dict.fromkeys([*self.ended, *self._failed_removals.ids])
         return [
             *(HeldSandbox(id=sandbox_id, alive=True) for sandbox_id in self.held),
             *(HeldSandbox(id=sandbox_id, alive=False) for sandbox_id in ended if sandbox_id not in self.held),
@@ -251,7 +252,7 @@ class WorkerService(Lifecycle):
             self.images.discard(name)
 
     def _note_end(self, sandbox_id: str, sandbox: Sandbox, reason: str) -> None:
-        """A sandbox has ended by itself: forget it, report it, and remove what is left of it."""
+        """Forget a sandbox that has ended by itself, report it, and remove what is left of it."""
         held = self.held.get(sandbox_id)
         if held is None or held.sandbox is not sandbox:
             return
@@ -279,7 +280,7 @@ class WorkerService(Lifecycle):
     async def _finish_removal(self, sandbox_id: str) -> None:
         """Wait until what was there under an id is removed. Raises `SandboxError` if that fails."""
         clearing = self._clearing.get(sandbox_id)
-        await (self._leftovers.remove(sandbox_id) if clearing is None else asyncio.shield(clearing))
+        await (self._failed_removals.remove(sandbox_id) if clearing is None else asyncio.shield(clearing))
 
     async def _clear(self, held: Held) -> None:
         """Stop a sandbox and remove it. Raises `SandboxError` if that fails."""
@@ -290,7 +291,7 @@ class WorkerService(Lifecycle):
             finally:
                 await self.logs.stop(sandbox_id, held.sandbox)
         except Exception as error:
-            self._leftovers.add(sandbox_id, held.sandbox.id)
+            self._failed_removals.add(sandbox_id, held.sandbox.id)
             raise SandboxError(f"The sandbox {sandbox_id} is not removed yet, and is tried again: {error}") from error
         finally:
             self.refusals.end(held.sandbox.id)

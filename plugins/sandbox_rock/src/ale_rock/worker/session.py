@@ -18,12 +18,12 @@ from ale_rock.schemas import COMMAND_ERROR, RockError, RunInSessionRequest, RunR
 from ale_rock.worker.nohup import ALIVE, PID, RUNS, START_WAIT_S, Jobs, find_job, sentence
 
 DEFAULT_TIMEOUT_S = 300.0
-"""For a command without a time-out: so long does ROCK's client wait for an answer."""
+"""Time-out of a command that names none: ROCK's client waits that long for an answer."""
 MOST_S = 30 * 86_400.0
 STARTUP_S = 60.0
 MOST_OUTPUT_BYTES = 32 << 20
 MOST_QUOTED = 64 << 10
-"""How much of a failed command's output its error repeats: the end of it."""
+"""How much of a failed command's output its error repeats, from the end."""
 
 
 def text_of(output: bytes) -> str:
@@ -128,8 +128,8 @@ class Session:
         )
 
     async def _job_runs(self, pid: str) -> bool:
-        """Whether a job has not ended. It is not waited for with `wait`: a bash whose `wait` is interrupted by a
-        time-out may lose how its children ended, or not collect them, so that `kill -0` finds them for ever."""
+        """Whether a job still runs. `wait` is not used here: a bash whose `wait` is interrupted by a time-out may lose
+        how its children ended, or not collect them, and then `kill -0` finds them for ever."""
         return not (await self._run(RUNS.format(pid=pid), STARTUP_S)).exit_code
 
     async def _exit_code_of(self, pid: str) -> int:

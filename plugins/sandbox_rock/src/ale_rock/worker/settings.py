@@ -1,4 +1,4 @@
-"""The settings of a worker, whether they come from the command line or from a test."""
+"""The settings of a worker."""
 
 from __future__ import annotations
 

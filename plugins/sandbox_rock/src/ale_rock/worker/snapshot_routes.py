@@ -1,4 +1,4 @@
-"""The worker's routes about snapshots: the files of stopped sandboxes, and images that are made of sandboxes."""
+"""The worker's routes for snapshots: the files of stopped sandboxes, and images that are made of sandboxes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class SnapshotRoutes:
         ]
 
     async def take(self, request: Request) -> Response:
-        """Keep the files of a sandbox; a caller that hangs up has none made."""
+        """Make a snapshot of a sandbox; it is not made if the caller hangs up."""
         try:
             asked = TakeSnapshot.model_validate_json(await read_body(request, self.service.settings.max_body_bytes))
             work = self.service.snapshot(request.path_params["id"], asked.name)

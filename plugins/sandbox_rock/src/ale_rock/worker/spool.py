@@ -1,7 +1,7 @@
 """Takes in a file of any size as it arrives and hands it to a sandbox: a small one in memory, a large one on disk.
 
-A large one lies in a file without a name, which vanishes with this process, and is copied from there in pieces. So the
-memory that an upload takes is bounded, and a slow sandbox slows its sender down.
+A large one lies in a file without a name, which vanishes with this process, and is copied from there in pieces. So an
+upload takes a bounded amount of memory, and a slow sandbox slows its sender down.
 """
 
 from __future__ import annotations
@@ -83,19 +83,20 @@ class Spool:
 
 
 class UploadForm(FormReader):
-    """The form of ROCK's upload: the field `target_path`, and the file. Raises `RockError` for what is none."""
+    """The form of ROCK's upload: the field `target_path`, and the file. Raises `RockError` if the body is no such
+    form."""
 
     def __init__(self, content_type: str, spool: Spool) -> None:
         with _refusals():
             super().__init__(content_type)
         self.spool = spool
         self.file_name: str | None = None
-        """The name of the file as its sender calls it; None: no file has come."""
+        """The sender's name of the file; None if the form has no file."""
         self.fields: dict[str, bytearray] = {}
         self._field: bytearray | None = None
 
     async def read(self, body: AsyncIterator[bytes]) -> None:
-        """Read the whole form. Raises `RockError` if it is none, and `OSError` if the disk cannot take the file."""
+        """Read the whole form. Raises `RockError` if it is broken, and `OSError` if the disk cannot take the file."""
         async for chunk in body:
             with _refusals():
                 self.feed(chunk)

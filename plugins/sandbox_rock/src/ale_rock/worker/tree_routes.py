@@ -1,8 +1,7 @@
 """ALE's own routes that copy trees of files into a sandbox and out of it.
 
-A tree is the pieces that sandboxes exchange with their providers (`ale_sandbox.trees`), each a frame. Who sends one
-has checked it, and who receives one checks it: here they pass through. So a tree of any size takes the memory of a few
-pieces.
+A tree is the pieces that sandboxes exchange with their providers (`ale_sandbox.trees`), each a frame. Both ends
+check them, so they pass through here unchecked, and a tree of any size takes the memory of a few pieces.
 """
 
 from __future__ import annotations
@@ -85,7 +84,7 @@ class TreeRoutes:
 
 
 async def pieces_in(body: AsyncIterator[bytes]) -> AsyncIterator[list[bytes]]:
-    """Yield the pieces of a body. Raises `RockError` for what is none."""
+    """Yield the pieces of a body. Raises `RockError` if the body is not a tree."""
     try:
         async for kind, data in read_frames(body):
             if kind != PIECE:
@@ -107,6 +106,6 @@ async def pieces_out(transfer: Transfer, held: AsyncExitStack) -> AsyncGenerator
 
 
 async def drain(body: AsyncIterator[bytes]) -> None:
-    """Read the rest of a body: a client that still sends would not read the answer."""
+    """Read the rest of a body, because a client that is still sending does not read the answer."""
     async for _ in body:
         pass

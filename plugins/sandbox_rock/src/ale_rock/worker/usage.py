@@ -1,4 +1,4 @@
-"""What a sandbox uses: memory, processor, files, processes and network, as the protocol `Measures` says it."""
+"""What a sandbox uses (memory, processor, files, processes, network), by the protocol `Measures`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ale_rock.schemas import Usage
 
 
 class UsageMeter:
-    """Measures one sandbox. It remembers the processor's time, so that two looks make a rate."""
+    """Measures one sandbox. It keeps the last processor time, from which the next measurement gets a rate."""
 
     def __init__(self, sandbox: Sandbox) -> None:
         self._sandbox = sandbox

@@ -31,7 +31,7 @@ MOST_OUTPUT_BYTES = 1 << 25
 MOST_FILE_BYTES = 1 << 40
 
 
-class AleRoutes:
+class CommandRoutes:
     """The routes of one worker."""
 
     def __init__(self, service: WorkerService) -> None:
@@ -149,8 +149,8 @@ def outcome_of(done: ExecResult) -> dict[str, Any]:
 
 
 def exec_arguments(body: bytes) -> dict[str, Any]:
-    """Return the arguments of `Sandbox.exec`. Not a pydantic model, because the texts of a policy may hold half a
-    character, which a sandbox takes and pydantic does not. Raises `RockError`."""
+    """Return the arguments of `Sandbox.exec`. They are not read by a pydantic model, because the texts of a policy may
+    hold half a character, which a sandbox takes and pydantic refuses. Raises `RockError`."""
     try:
         asked = json.loads(body)
         stdin = b64decode(asked.get("stdin") or "", validate=True)
@@ -190,7 +190,8 @@ async def read_file(sandbox: Sandbox, path: str, max_bytes: int) -> bytes | Asyn
 
 
 async def pieces(sandbox: ResidentSandbox, path: str, first: bytes, max_bytes: int) -> AsyncIterator[bytes]:
-    """Yield a file from its first piece on. If it grows beyond `max_bytes` meanwhile, the answer breaks off."""
+    """Yield a file from its first piece on. Raises `ValueError`, which breaks the answer off, if it grows beyond
+    `max_bytes` meanwhile."""
     piece, at = first, 0
     while piece:
         yield piece

@@ -1,8 +1,11 @@
-"""What uvicorn's connections lack: bounds on the heads of requests, and one packet for a small answer.
+"""Bounds on the heads of requests, which uvicorn lacks.
 
-1. A head may be so long and take so long. Otherwise, whoever reaches the port could hold connections open, or fill the
-   memory with one header, before any token is asked for. Bodies have their own bounds (`ale_rock.admin.body_limits`).
-2. Head and body of an answer are written together: each call of the kernel costs more than what it carries.
+A head that is too long or too slow is refused, and its connection closed. Bodies have bounds of their own
+(`ale_rock.admin.body_limits`).
+
+This extends a class of uvicorn, because no setting of it does the same. Measured without it: one header of 64 MiB takes
+65 MiB of memory before any token is asked for, and a connection that has sent 8 bytes of a head and nothing more is
+still open after 30 s.
 """
 
 from __future__ import annotations
@@ -13,50 +16,12 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 MOST_HEAD_BYTES = 256 << 10
-JOINED_BYTES = 64 << 10
-"""So much is held back at most."""
 SLOW = "408 Request Timeout", "The head of the request comes too slowly."
 LONG = "431 Request Header Fields Too Large", f"The head of the request is longer than {MOST_HEAD_BYTES >> 10} KiB."
 
 
-class JoinedWrites:
-    """A transport that writes together what is written in one step of the loop."""
-
-    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
-        self._transport, self._loop = transport, loop
-        self._pieces: list[bytes] = []
-        self._bytes = 0
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._transport, name)
-
-    def write(self, data: bytes) -> None:
-        """Write soon; what is large at once, since to join it is to copy it."""
-        if len(data) > JOINED_BYTES:
-            self._flush()
-            if not self._transport.is_closing():
-                self._transport.write(data)
-            return
-        if not self._pieces:
-            self._loop.call_soon(self._flush)
-        self._pieces.append(data)
-        self._bytes += len(data)
-        if self._bytes > JOINED_BYTES:
-            self._flush()
-
-    def close(self) -> None:
-        """Close once everything is written."""
-        self._flush()
-        self._transport.close()
-
-    def _flush(self) -> None:
-        pieces, self._pieces, self._bytes = self._pieces, [], 0
-        if pieces and not self._transport.is_closing():
-            self._transport.write(b"".join(pieces))  # `writelines` of some Pythons never tells the writer to pause
-
-
 def bounded_protocol(head_s: float) -> type[HttpToolsProtocol]:
-    """Return uvicorn's protocol with bounds."""
+    """Return uvicorn's HTTP protocol with these bounds; a head may take `head_s` seconds."""
 
     class BoundedHeads(HttpToolsProtocol):
         """Refuses a head that is slow or long, and hangs up."""
@@ -65,7 +30,7 @@ def bounded_protocol(head_s: float) -> type[HttpToolsProtocol]:
         _read = 0
 
         def connection_made(self, transport: Any) -> None:
-            super().connection_made(JoinedWrites(transport, self.loop))  # type: ignore[arg-type]
+            super().connection_made(transport)
             self._wait()
 
         def connection_lost(self, exc: Exception | None) -> None:
