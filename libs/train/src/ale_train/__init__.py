@@ -1,5 +1,16 @@
 """Training runs from beginning to end: `run`, `evaluate` and `read_run` make and read them from Python
-(`docs/python.md`); the command line has the same as `ale run` and `ale eval`."""
+(`docs/python.md`); the command line has the same as `ale run` and `ale eval`.
+
+The package is built in floors, the lowest first. A file imports from its own floor or from one below:
+
+    1  batches  config  migration  observers  task_mixture
+    2  models  starts  workbench
+    3  checkpoints  display  evaluation
+    4  rl  show  supervised
+    5  pipeline
+    6  commands
+    7  python_api  qualification
+"""
 
 from __future__ import annotations
 
