@@ -1,5 +1,5 @@
-"""Which part of the repository may import which: the core and `ale_train` are built in floors, libraries know no plugin,
-and plugins know no other plugin.
+"""Which part of the repository may import which: the core and `ale_train` are built in floors, libraries know no
+plugin, and plugins know no other plugin.
 
 A file imports from its own floor or from one below, wherever the import stands, also under `if TYPE_CHECKING`.
 """
