@@ -14,7 +14,7 @@ def without_commands(text: str) -> str:
 
 
 def the_end(text: str, most_bytes: int) -> str:
-    """Return the last whole lines of a log that fit into so many bytes of UTF-8."""
+    """Return the last whole lines of a log that fit into `most_bytes` of UTF-8."""
     data = text.encode("utf-8", "replace")
     if len(data) <= most_bytes:
         return text

@@ -20,7 +20,7 @@ from support.sandbox_providers import must_answer, provider_of
 
 from ale.specs.sandbox import ENDPOINT_PORT
 from ale_rock.schemas import ALE_BASE, ROCK_BASE
-from ale_sandbox.containers.engine import Found
+from ale_sandbox.containers.engine import FoundContainer
 from ale_sandbox.containers.image_snapshots import OWNER
 
 pytestmark = [
@@ -213,7 +213,7 @@ async def test_a_container_that_somebody_removes_is_lost_at_once(start: StartSan
 async def test_a_killed_worker_leaves_no_container_and_another_takes_its_place(
     service: Service, start: StartSandbox, others: Any
 ) -> None:
-    async def own() -> list[Found]:
+    async def own() -> list[FoundContainer]:
         found = await others.engine.containers()
         return [each for each in found if each.labels[OWNER] == owner]
 

@@ -26,7 +26,7 @@ _PROTOCOLS = {protocol.__name__: meaning(protocol) for protocol in SANDBOX_PROTO
 
 
 class Admission:
-    """Judges what is asked for."""
+    """Checks starts before they enter the queue."""
 
     def __init__(self, settings: Settings, fleet: Fleet, queue: Queue, kept: KeptFiles) -> None:
         self._settings, self._fleet, self._queue, self._kept = settings, fleet, queue, kept

@@ -47,7 +47,7 @@ class Commit:
     error_code: str | None = None
     error_message: str | None = None
     snapshot: str | None = None
-    """What sandboxes start from; while a new commit runs and if it fails, the one before."""
+    """The snapshot from which sandboxes start. It is that of the commit before until this one has succeeded."""
 
     def result(self) -> CommitResult:
         """Return the answer to `/commit`."""
@@ -72,7 +72,7 @@ class Commits:
         self._service, self._store = service, service.fleet.store
         self._commits: dict[tuple[str, str], Commit] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        """By the sandbox's id."""
+        """The commits that run, by the sandbox's id."""
         service.snapshot_of_image = self.snapshot_of
 
     async def start(self) -> None:

@@ -31,7 +31,7 @@ log = logging.getLogger("ale.rock")
 NOTICED_S = 15
 WAIT_S, AGAIN_S = NOTICED_S + 5.0, 0.1
 KEY = int.from_bytes(b"rock")
-"""Of this lock, among all advisory locks in a database; the second key stands for the schema that holds the tables."""
+"""The first key of this advisory lock; the second key stands for the schema that holds the tables."""
 SCHEMA = "hashtext(coalesce(current_schema(), ''))"
 TAKE = f"SELECT pg_try_advisory_lock({KEY}, {SCHEMA})"
 HOLDER = f"""SELECT pid, host(client_addr) FROM pg_locks JOIN pg_stat_activity USING (pid)

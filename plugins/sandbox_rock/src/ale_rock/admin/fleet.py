@@ -53,7 +53,7 @@ class Fleet:
         self.live: dict[str, Record] = {}
         self.ended: OrderedDict[str, Record] = OrderedDict()
         self.workers: dict[str, Worker] = {}
-        """By name."""
+        """Workers by name."""
         self.by_id: dict[str, Worker] = {}
         self.choice = WorkerChoice()
         self.deadlines = Deadlines()

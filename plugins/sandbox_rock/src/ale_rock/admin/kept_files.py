@@ -39,7 +39,7 @@ class KeptFiles:
         return f"rock-{self._fleet.store.service_id}-{name}"
 
     async def keep(self, record: Record) -> str | None:
-        """Keep the files of a sandbox that runs; returns why that failed, or None. Whoever asks meanwhile waits for the
+        """Keep the files of a sandbox that runs; returns why that failed, or None. A call meanwhile waits for the
         same snapshot."""
         task = self._under_way.get(record)
         if task is None:

@@ -26,7 +26,7 @@ def make_router(service: Service, commits: Commits, gate: Gate) -> APIRouter:
 
     @router.post("/sandboxes/{sandbox_id}/restart")
     async def restart_by_path(request: Request, sandbox_id: str) -> Response:
-        """The same."""
+        """Restart a sandbox that the path names."""
         return await restart_sandbox(request, SandboxRef.model_validate({"sandbox_id": sandbox_id}))
 
     @router.post("/sandboxes/{sandbox_id}/archive")

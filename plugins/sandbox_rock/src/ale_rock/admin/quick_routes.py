@@ -137,7 +137,7 @@ class QuickRoutes(BaseRoute):
     def __init__(self, routes: Iterable[BaseRoute]) -> None:
         self._by_path: dict[tuple[str, str], QuickRoute] = {}
         self._by_ends: dict[tuple[str, str, str], tuple[QuickRoute, str]] = {}
-        """By method, and what is before and after the parameter; with the parameter's name."""
+        """Routes with one parameter and its name, by method and the parts of the path before and after it."""
         for route in routes:
             if isinstance(route, QuickRoute) and route.is_quick:
                 self._add(route, list(route.param_convertors))

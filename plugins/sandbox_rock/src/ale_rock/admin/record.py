@@ -72,7 +72,7 @@ class Record:
     snapshot: str | None = None
     """The name of the snapshot with the files of its last stop, at its worker."""
     kept_order: str | None = None
-    """What a restart asks for, in JSON: the spec without values of the environment, and without files."""
+    """The request for a restart, in JSON: the spec without values of the environment, and without files."""
     history: list[tuple[str, str, str, float]] = field(default_factory=list)
 
     # What follows lives in memory only.
@@ -136,7 +136,7 @@ class Record:
 
     @property
     def is_to_be_archived(self) -> bool:
-        """Whether what is due is an archive."""
+        """Whether it is due to be archived, and not to be deleted."""
         return self.state == "stopped" and self.archive_s is not None and self.snapshot is not None
 
     @property

@@ -28,7 +28,7 @@ class Reservations:
     def __init__(self, workers: Mapping[str, Worker], hold_s: float) -> None:
         self._workers, self._hold_s = workers, hold_s
         self._for: dict[str, Record] = {}
-        """By the worker's name."""
+        """Records by the name of the worker that is kept free for them."""
 
     def closed_to(self, record: Record) -> set[str]:
         """Return the workers that are kept free for others."""

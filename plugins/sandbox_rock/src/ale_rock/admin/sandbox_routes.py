@@ -73,7 +73,7 @@ def make_router(service: Service, gate: Gate) -> APIRouter:
 
     @router.post("/start")
     async def start(request: Request, body: StartRequest) -> Response:
-        """The same."""
+        """Do the same as `/start_async`."""
         return await start_async(request, body)
 
     @router.get("/is_alive")

@@ -86,7 +86,7 @@ class Store:
         return [each for each in found if each.live], [each for each in found if not each.live]
 
     async def close(self) -> None:
-        """Write what is marked and end."""
+        """Write the marked records and end."""
         if self._task is not None:
             while (self._marked or self._logs) and self.error is None:
                 await asyncio.gather(self._soon(), return_exceptions=True)

@@ -29,13 +29,13 @@ log = logging.getLogger(__name__)
 
 
 class Watch:
-    """Takes in workers and their heartbeats, and does what is due."""
+    """Registers workers, reads their heartbeats, and stops, archives and deletes sandboxes when that is due."""
 
     def __init__(self, service: Service) -> None:
         self.service, self.fleet, self.settings = service, service.fleet, service.settings
         self.heartbeat_s = self.settings.worker_timeout_s / HEARTBEATS
         self._unconfirmed: dict[str, list[Record]] = {}
-        """By the worker's name."""
+        """Unconfirmed sandboxes by their worker's name."""
         self._confirm_by = 0.0
         self._forgotten = 0.0
         self._ticked = time.monotonic()

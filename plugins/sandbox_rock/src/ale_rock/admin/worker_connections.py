@@ -18,7 +18,7 @@ from yarl import URL
 
 CONNECT_S = 5.0
 IDLE_S = 30.0
-"""A connection that was not used for so long may be closed by the worker just as a request is sent."""
+"""Seconds after which an idle connection is not used again: the worker may close it just as a request is sent."""
 Answer = tuple[int, bytes]
 """Status and body."""
 

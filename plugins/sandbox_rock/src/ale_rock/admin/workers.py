@@ -96,7 +96,7 @@ class Worker:
         self.host_ip = URL(self.url).host or ""
         if not self.host_ip:
             raise ValueError(f"{self.url} names no host")
-        self.host_ip.encode("idna")  # raises `ValueError` for what is no host's name, as `..`
+        self.host_ip.encode("idna")  # raises `ValueError` for an invalid name, such as `..`
         self.seen = time.monotonic()
         self.reconciled = self.seen
         self.lost = False

@@ -68,7 +68,7 @@ class _Body:
             yield frame(PIECE, pack(fields))
 
     async def close(self) -> None:
-        """Close the tree, once nobody reads it."""
+        """Close the tree once it is no longer being read."""
         async with self._reading:
             self._closed = True
             self._tree.close()

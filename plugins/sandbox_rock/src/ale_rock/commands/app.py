@@ -245,7 +245,7 @@ def env_get(name: EnvName, user: OfUser = None, url: Url = SERVICE, token_env: T
 def env_versions(
     name: EnvName, user: OfUser = None, url: Url = SERVICE, token_env: TokenEnv = None, as_json: AsJson = False
 ) -> None:
-    """List the versions of an environment: who registered each, when, and what its image was."""
+    """List the versions of an environment: who registered each, when, and the digest of its image."""
     from ale_rock.commands.env import list_versions
 
     list_versions(url, token_env, name, user, as_json)

@@ -58,7 +58,7 @@ async def carry(client: ServiceClient, path: str, reader: asyncio.StreamReader, 
         try:
             while piece := await reader.read(PIECE_BYTES):
                 await socket.send_bytes(piece)
-        except OSError:  # whoever connected has hung up, or the service
+        except OSError:  # the local client or the service has hung up
             pass
         finally:
             await socket.close()  # an open connection would keep the sandbox from being idle
@@ -70,7 +70,7 @@ async def carry(client: ServiceClient, path: str, reader: asyncio.StreamReader, 
                 if message.type == aiohttp.WSMsgType.BINARY:
                     writer.write(message.data)
                     await writer.drain()
-        except OSError:  # whoever connected has hung up
+        except OSError:  # the local client has hung up
             pass
         finally:
             sending.cancel()

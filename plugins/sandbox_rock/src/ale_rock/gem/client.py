@@ -63,7 +63,7 @@ class GemEnvironment(ABC):
 
     @property
     def unwrapped(self) -> Self:
-        """Itself, as gem's wrappers ask for it."""
+        """The environment itself; gem's wrappers ask for it."""
         return self
 
     def __enter__(self) -> Self:

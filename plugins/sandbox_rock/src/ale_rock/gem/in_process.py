@@ -1,4 +1,4 @@
-"""The same environments without a service: in sandboxes of this machine, from a program that is not asynchronous.
+"""GEM's environments without a service: in sandboxes of this machine, from a program that is not asynchronous.
 
 `SandboxedEnvironments` owns a sandbox provider, on an event loop in a thread of its own. Its environments have GEM's
 methods (`client.GemEnvironment`).
@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 class ProviderSandboxes:
-    """The sandboxes of one provider; there is one caller, who needs no name."""
+    """The sandboxes of one provider; there is one caller, which is None."""
 
     def __init__(self, provider: Any) -> None:
         self._provider = provider
@@ -100,7 +100,7 @@ class SandboxedEnvironments:
         return _LocalEnvironment(self, plan, seed)
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Do something on the event loop, and wait for it."""
+        """Run a coroutine on the event loop, and wait for its result."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     def __enter__(self) -> Self:

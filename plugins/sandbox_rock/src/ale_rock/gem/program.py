@@ -37,7 +37,7 @@ def serve(folder: str, env_id: str, settings: dict[str, Any]) -> NoReturn:
                 request = json.loads(stream.readline())
                 answer = {"error": error} if error else answer_to(env, request)
                 stream.write(json.dumps(answer, default=plain).encode() + b"\n")
-        except OSError:  # who asked has been ended at its time limit
+        except OSError:  # the asking command was ended at its time limit
             error = error or "an earlier request was not answered in time, so nobody knows its state; make it again"
 
 

@@ -33,7 +33,7 @@ class Split:
     drawn: list[Task] = field(default_factory=list)
 
     def draw(self, count: int) -> None:
-        """Draw until there are so many, or no more."""
+        """Draw until `count` tasks are drawn, or the split has no more."""
         self.drawn += islice(self.rest, max(0, min(count, MOST_TASKS) - len(self.drawn)))
 
 

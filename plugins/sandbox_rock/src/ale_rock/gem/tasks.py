@@ -69,7 +69,7 @@ class Episode:
 
 
 class TaskPlayer(Generic[Caller]):
-    """What is played is kept in memory: after a restart an environment has to be reset."""
+    """The `Player` of tasks. Episodes are kept in memory, so after a restart an environment has to be reset."""
 
     def __init__(self, sandboxes: Sandboxes[Caller], sources: TaskSources) -> None:
         self._sandboxes, self._sources = sandboxes, sources

@@ -1,4 +1,4 @@
-"""Work for a client that lasts no longer than the client stays: what nobody waits for is cancelled."""
+"""Work for a client that is cancelled when the client hangs up."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ STDOUT, STDERR, RESULT = b"1", b"2", b"R"
 PIECE = b"P"
 """A piece of a tree of files (`ale_sandbox.resident.frames.pack`)."""
 FAULT = b"F"
-"""What went wrong, in JSON, in the place of a result or a piece."""
+"""A frame in the place of a result or a piece: the error, in JSON."""
 HEAD_BYTES = 5
 MOST_BYTES = 32 << 20
 WINDOW_BYTES = 256 << 10

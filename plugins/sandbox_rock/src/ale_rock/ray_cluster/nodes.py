@@ -28,14 +28,14 @@ from ale_rock.ray_cluster.worker import SandboxWorker, WorkerFault
 from ale_rock.worker.settings import WorkerSettings
 
 START_S = 120.0
-"""How long Ray may take to place a worker, and the worker to start."""
+"""Seconds that Ray may take to place a worker, and the worker to start."""
 CLOSE_S = 20.0
 SILENT_S = 60.0
 """Seconds without an answer after which a worker, or Ray's head, counts as gone."""
 LOOK_S, AGAIN_S = 1.0, 2.0
 """Seconds between two looks at nodes and workers, and before a worker is started again."""
 ENVIRONMENT = {
-    "RAY_IGNORE_UNHANDLED_ERRORS": "1",  # of calls that nobody waits for; Ray would print them
+    "RAY_IGNORE_UNHANDLED_ERRORS": "1",  # Ray would print the errors of calls that are not awaited
     "RAY_NUM_REDIS_GET_RETRIES": "1",  # else it tries for a quarter of an hour to reach a head that is gone
 }
 log = logging.getLogger("ale.rock")
@@ -227,7 +227,7 @@ def read_nodes() -> tuple[str, dict[str, Node]]:
 
 
 def free_room(node: Node, limits: WorkerSettings, has_gpus: bool) -> Room | None:
-    """Return what nobody has reserved of a node, within the limits; None if no sandbox could run with that, or Ray's
+    """Return what is not reserved of a node, within the limits; None if no sandbox could run with that, or Ray's
     head does not answer."""
     from ray._private.state import available_resources_per_node  # its own libraries use it, and there is no other way
 

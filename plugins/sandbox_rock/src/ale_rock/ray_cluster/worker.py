@@ -41,7 +41,7 @@ class SandboxWorker:
 
     def __init__(self) -> None:
         self._stack = AsyncExitStack()
-        """What is closed in the end."""
+        """The contexts that `close` leaves."""
         self._starting: asyncio.Task[Any] | None = None
         self._refused: asyncio.Future[str] | None = None
         self._seen = 0.0

@@ -10,7 +10,7 @@ from ale_rock.schemas.common import State
 
 
 class StartResult(BaseModel):
-    """Of `/start_async` and `/restart`."""
+    """The result of `/start_async` and `/restart`."""
 
     sandbox_id: str
     host_name: str | None = None
@@ -37,7 +37,7 @@ class StateChange(BaseModel):
 
 
 class StatusResult(BaseModel):
-    """Of `/get_status`. `status` is never null: the client would crash."""
+    """The result of `/get_status`. `status` is never null: the client would crash."""
 
     sandbox_id: str
     state: State
@@ -67,7 +67,7 @@ class StatusResult(BaseModel):
 
 
 class CommitResult(BaseModel):
-    """Of `/commit`."""
+    """The result of `/commit`."""
 
     sandbox_id: str
     image_tag: str
@@ -81,14 +81,14 @@ class CommitResult(BaseModel):
 
 
 class SessionResult(BaseModel):
-    """Of `/create_session` and `/close_session`."""
+    """The result of `/create_session` and `/close_session`."""
 
     output: str = ""
     session_type: Literal["bash"] = "bash"
 
 
 class RunResult(BaseModel):
-    """Of `/run_in_session`."""
+    """The result of `/run_in_session`."""
 
     session_type: Literal["bash"] = "bash"
     output: str = ""
@@ -98,7 +98,7 @@ class RunResult(BaseModel):
 
 
 class ExecuteResult(BaseModel):
-    """Of `/execute`."""
+    """The result of `/execute`."""
 
     stdout: str = ""
     stderr: str = ""
@@ -106,20 +106,20 @@ class ExecuteResult(BaseModel):
 
 
 class ReadFileResult(BaseModel):
-    """Of `/read_file`."""
+    """The result of `/read_file`."""
 
     content: str = ""
 
 
 class WriteFileResult(BaseModel):
-    """Of `/write_file`."""
+    """The result of `/write_file`."""
 
     success: bool = True
     message: str = ""
 
 
 class UploadResult(BaseModel):
-    """Of `/upload`."""
+    """The result of `/upload`."""
 
     success: bool = True
     message: str = ""

@@ -24,7 +24,7 @@ Code = Literal[4000, 5000, 6000]
 State = Literal["pending", "running", "stopped", "archiving", "archived", "deleted"]
 LIVE: frozenset[State] = frozenset({"pending", "running"})
 ACTIONS = ("create_session", "run_in_session", "close_session", "execute", "read_file", "write_file", "upload")
-"""What a ROCK client does in a sandbox. The worker answers these with the finished envelope."""
+"""Actions of a ROCK client in a sandbox, which the worker answers with the finished envelope."""
 
 ID = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$"
 SandboxId = Annotated[str, StringConstraints(pattern=ID)]

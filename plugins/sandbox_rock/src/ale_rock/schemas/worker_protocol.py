@@ -118,7 +118,8 @@ class Fault(BaseModel):
 
 
 class SandboxDescription(BaseModel):
-    """The answer to `GET .../sandboxes/{id}/spec`: what a sandbox was started or reset with, but for its files."""
+    """The answer to `GET .../sandboxes/{id}/spec`: the spec with which a sandbox was started or reset, without
+    its files."""
 
     spec: Spec = Field(repr=False)
     protocols: list[str] = Field([], description="What ALE's own provider gets from it: `Shells`, ...")

@@ -81,7 +81,7 @@ def make_app(provider: SandboxProvider, settings: WorkerSettings) -> Starlette:
 
 
 async def hung_up(request: Request, error: Exception) -> Response:
-    """Answer a client that has hung up; nobody reads it."""
+    """Return the response for a client that has hung up, which will not read it."""
     return Response(status_code=499)
 
 

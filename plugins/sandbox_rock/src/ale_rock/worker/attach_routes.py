@@ -1,5 +1,5 @@
-"""The worker's routes for ALE's own provider about a sandbox as a whole: what it was started with, for those who attach
-to it, and the connections that it was refused."""
+"""The worker's routes for ALE's own provider about a sandbox as a whole: its spec, for `Attaches`, and the connections
+that its network policy refused."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class AttachRoutes:
         ]
 
     async def describe(self, request: Request) -> Response:
-        """Say what a sandbox was started or reset with, but for its files, and which protocols it has."""
+        """Return the spec with which a sandbox was started or reset, without its files, and its protocols."""
         try:
             spec = self.service.find(request.path_params["id"]).request.spec
         except EXPECTED as error:

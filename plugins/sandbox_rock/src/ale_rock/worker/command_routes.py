@@ -1,5 +1,7 @@
-"""ALE's own routes to a sandbox, which the provider `rock` uses through the admin. They say more than ROCK's API can:
-users, standard input, the two outputs apart, files of bytes."""
+"""The worker's routes for ALE's own provider: commands, files, logs and statistics of a sandbox.
+
+They carry what ROCK's API lacks: users, standard input, the two output streams apart, files of bytes.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sandboxes whose removal failed. It is tried again until they are gone, also if nobody asks for it."""
+"""Sandboxes whose removal failed. It is tried again until they are gone, also without another request."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from ale_sandbox.containers.image_snapshots import REPOSITORY
 from ale_sandbox.containers.provider import ContainerProvider
 
 IMPLIED = "docker.io/library/", "docker.io/"
-"""What clients leave out of an image's name, and Podman adds."""
+"""Prefixes of image names that clients leave out and Podman adds."""
 
 
 async def images_of(provider: SandboxProvider) -> set[str]:

@@ -30,7 +30,7 @@ class LifeWatch:
         self._looking: asyncio.Task[None] | None = None
 
     def watch(self, name: str, sandbox: Sandbox) -> None:
-        """Begin to watch a sandbox, by the worker's name for it."""
+        """Watch a sandbox from now on, by the worker's id for it."""
         if isinstance(sandbox, ResidentSandbox):
             self._waits[name] = asyncio.create_task(self._wait(name, sandbox))
             return

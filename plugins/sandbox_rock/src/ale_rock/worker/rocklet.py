@@ -1,4 +1,4 @@
-"""What ROCK's rocklet does, for one sandbox: sessions, commands and files.
+"""Does for one sandbox what ROCK's rocklet does: sessions, commands and files.
 
 ROCK starts a server in each sandbox. Here the worker does its work through ALE's sandbox, so nothing listens inside.
 A command's failure is a result, or a `RockError` if the client asked for that. Only a sandbox that is gone raises
@@ -52,7 +52,7 @@ class Rocklet:
     def __init__(self, sandbox: Sandbox, max_read_bytes: int) -> None:
         self.sandbox, self.max_read_bytes = sandbox, max_read_bytes
         self.sessions: dict[str, Session | None] = {}
-        """By name; None while one is being opened."""
+        """Sessions by name; None while a session is being opened."""
         self.detached: list[Shell] = []
         """Shells of closed sessions whose background jobs go on; they end with the sandbox."""
 

@@ -135,6 +135,6 @@ class Session:
     async def _exit_code_of(self, pid: str) -> int:
         """Return the exit code of a job that has ended."""
         waited = await self._run(f"wait {pid}", STARTUP_S)
-        # After an `exit` in the session the job is no child of the shell, and nobody can say how it ended.
+        # After an `exit` in the session the job is no child of the shell, so its exit code cannot be known.
         unknown = waited.timed_out or (waited.exit_code == 127 and b"child" in waited.stdout)
         return 0 if unknown else waited.exit_code

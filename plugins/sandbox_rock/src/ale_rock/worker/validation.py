@@ -1,4 +1,4 @@
-"""Checks what requests hold, and says what is wrong with it."""
+"""Checks of values in requests; a wrong value is a `RockError` with a sentence."""
 
 from __future__ import annotations
 

@@ -251,7 +251,7 @@ def memory_of(spec: SandboxSpec) -> int:
 
 
 def is_alive(box: ResidentSandbox) -> bool:
-    """Whether a sandbox that nobody stops yet runs."""
+    """Whether a sandbox runs and is not being stopped."""
     return box.stopping is None and not box.channel.closed.is_set()
 
 

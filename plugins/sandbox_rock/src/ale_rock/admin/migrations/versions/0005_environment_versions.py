@@ -14,7 +14,7 @@ SHARED = "name", "image", "owner", "description", "tags", "extra_spec"
 
 
 def upgrade() -> None:
-    """Make it, with what was registered before as first versions that belong to no user."""
+    """Create the table. Environments that were registered before become first versions that belong to no user."""
     made = op.create_table(
         "environment_versions",
         sa.Column("user", sa.String(256), primary_key=True),
@@ -48,7 +48,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Keep the newest version of what belongs to no user."""
+    """Keep the newest version of each environment that belongs to no user."""
     made = op.create_table(
         "environments",
         sa.Column("name", sa.String(256), primary_key=True),
