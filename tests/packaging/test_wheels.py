@@ -27,12 +27,23 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from run_alone import build_wheels
 
+from ale.specs.kinds import ALL_KINDS
+
 pytestmark = pytest.mark.slow
+
+
+def project(package: Path) -> dict[str, Any]:
+    return dict(tomllib.loads((package / "pyproject.toml").read_text())["project"])
+
 
 ROOT = Path(__file__).parents[2]
 PLUGINS = sorted(p.parent for p in (ROOT / "plugins").glob("*/pyproject.toml"))
 PACKAGES = [ROOT / "core", *sorted(p.parent for p in (ROOT / "libs").glob("*/pyproject.toml")), *PLUGINS]
-LISTED = [package for package in PACKAGES if list((package / "src").glob("*/ale-plugin.json"))]
+LISTED = [
+    package
+    for package in PACKAGES
+    if {f"ale.{kind}" for kind in ALL_KINDS} & set(project(package).get("entry-points", ()))
+]
 """Those that bring plugins, and not commands alone."""
 RUN = """
 name: wheels
@@ -55,10 +66,6 @@ def call(*command: str | Path, cwd: Path | None = None, timeout_s: float = 280) 
     done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=timeout_s)
     assert done.returncode == 0, f"{command}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
     return done.stdout
-
-
-def project(package: Path) -> dict[str, Any]:
-    return dict(tomllib.loads((package / "pyproject.toml").read_text())["project"])
 
 
 @pytest.fixture(scope="module")
