@@ -132,7 +132,7 @@ class Curriculum:
         self._mastered = defaultdict(dict, {expert_id: dict(starts) for expert_id, starts in state["mastered"].items()})
         self._seen = set(state["seen"])
         self.placed = {
-            group: Placed(task_id, step, table.trajectories[expert], start, imitated)
+            group: Placed(task_id=task_id, step=step, expert=table.trajectories[expert], start=start, imitated=imitated)
             for group, (task_id, step, expert, start, imitated) in state["placed"].items()
         }
 
@@ -146,7 +146,9 @@ class Curriculum:
         for start in dict.fromkeys(starts):
             name = f"{group}.k{start + 1}"
             later = [s for s, passed in self._mastered[expert.id].items() if passed and s > start]
-            self.placed[name] = Placed(task_id, history.step, expert, start, min(later, default=start + 1))
+            self.placed[name] = Placed(
+                task_id=task_id, step=history.step, expert=expert, start=start, imitated=min(later, default=start + 1)
+            )
         return [
             replace(r, group=f"{group}.k{start + 1}", start=self._start(expert, start))
             for r, start in zip(members, starts, strict=True)

@@ -88,16 +88,16 @@ class ChunkLoss(Loss):
             old = inputs.engine_logprobs
         positive = inputs.chunks.positive[ids]
         terms = policy_loss(
-            inputs.logprobs,
-            old,
-            inputs.engine_logprobs,
-            inputs.chunks.returns[ids],
-            positive,
-            segments_of(self.ratio_level, ids, inputs.chunks),
-            segments_of(self.mask_level, ids, inputs.chunks),
-            self.mismatch_threshold,
-            self.mismatch_lower,
-            inputs.normalizer,
+            logprobs=inputs.logprobs,
+            old=old,
+            engine=inputs.engine_logprobs,
+            returns=inputs.chunks.returns[ids],
+            positive=positive,
+            ratio_segments=segments_of(self.ratio_level, ids, inputs.chunks),
+            mask_segments=segments_of(self.mask_level, ids, inputs.chunks),
+            threshold=self.mismatch_threshold,
+            lower=self.mismatch_lower,
+            normalizer=inputs.normalizer,
         )
         sums = loss_sums(inputs, torch.as_tensor(old), positive, terms)
         return LossOutput(terms.loss, sums, ratio_maxima(terms.ratio))

@@ -338,4 +338,11 @@ class PolicyGradient(Driver, Algorithm):
     @property
     def loss(self) -> PolicyGradientLoss:
         c = self.config
-        return PolicyGradientLoss(c.variant, self.settings, c.kl_coef, c.correction, c.entropy_coef, c.kl_estimator)
+        return PolicyGradientLoss(
+            variant=c.variant,
+            settings=self.settings,
+            kl_coef=c.kl_coef,
+            correction=c.correction,
+            entropy_coef=c.entropy_coef,
+            kl_estimator=c.kl_estimator,
+        )

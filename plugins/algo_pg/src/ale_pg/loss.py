@@ -61,11 +61,15 @@ class PolicyGradientLoss(Loss):
         kept = corrected.accepted.to(kind) if mask is None else mask * corrected.accepted
         shares = self._shares(logprobs, trajectories, inputs.normalizer, kept) * corrected.weights.to(kind)
         segments = segments_of(self.settings.level, inputs.chunk_ids, inputs.chunks)
-        terms = self._terms(logprobs, old, values, segments, shares, mask, kept)
+        terms = self._terms(logprobs, old, values, segments=segments, shares=shares, mask=mask, kept=kept)
         of_reference = self._shares(logprobs, trajectories, reference_normalizer(inputs))
         penalty = reference_penalty(inputs, self.kl_coef, of_reference, self.kl_estimator)
         bonus = entropy_bonus(inputs, self.entropy_coef, of_reference)
-        sums = loss_sums(inputs, logprobs, old, values, trajectories, terms) | corrected.sums | penalty.sums
+        sums = (
+            loss_sums(inputs, logprobs=logprobs, old=old, advantages=values, trajectories=trajectories, terms=terms)
+            | corrected.sums
+            | penalty.sums
+        )
         maxima = {} if terms.ratio is None else ratio_maxima(terms.ratio)
         return LossOutput(terms.loss + penalty.loss + bonus, sums, maxima)
 
@@ -143,14 +147,24 @@ class PolicyGradientLoss(Loss):
             return reinforce(logprobs, values, shares)
         match self.variant:
             case "tis":
-                return tis(logprobs, old, values, segments, shares, s.tis_cap)
+                return tis(logprobs, old, values, segments=segments, shares=shares, cap=s.tis_cap)
             case "topr" | "topr_token_mask":
-                return topr(logprobs, old, values, segments, shares, s.tis_cap, mask)
+                return topr(logprobs, old, values, segments=segments, shares=shares, cap=s.tis_cap, mask=mask)
             case "cispo":
-                return cispo(logprobs, old, values, segments, shares, s.clip_low, s.clip_high, kept)
+                return cispo(
+                    logprobs, old, values, segments=segments, shares=shares, low=s.clip_low, high=s.clip_high, kept=kept
+                )
             case _:  # GRPO and its like differ in their advantages, in the unit, and in the mean, which `shares` is
                 return ppo_clip(
-                    logprobs, old, values, segments, shares, s.clip_low, s.clip_high, s.dual_clip or None, kept
+                    logprobs,
+                    old,
+                    values,
+                    segments=segments,
+                    shares=shares,
+                    low=s.clip_low,
+                    high=s.clip_high,
+                    dual=s.dual_clip or None,
+                    kept=kept,
                 )
 
     def metrics(self, totals: Mapping[str, float]) -> dict[str, float]:

@@ -147,16 +147,16 @@ class PPO(Driver, Algorithm):
     def loss(self) -> PPOLoss:
         c = self.config
         return PPOLoss(
-            c.clip_low,
-            c.clip_high,
-            c.dual_clip,
-            c.vf_coef,
-            c.vf_clip,
-            c.entropy_coef,
-            c.kl_coef,
-            c.kl_estimator,
-            c.correction,
-            c.old_logprobs == "engine",
+            clip_low=c.clip_low,
+            clip_high=c.clip_high,
+            dual_clip=c.dual_clip,
+            vf_coef=c.vf_coef,
+            vf_clip=c.vf_clip,
+            entropy_coef=c.entropy_coef,
+            kl_coef=c.kl_coef,
+            kl_estimator=c.kl_estimator,
+            correction=c.correction,
+            use_engine_logprobs=c.old_logprobs == "engine",
         )
 
     def _reward(self, trajectory: Trajectory) -> float:

@@ -66,7 +66,16 @@ class PPOLoss(Loss):
         corrected = correct(None if self.use_engine_logprobs else self.correction, old, inputs)
         shares = (corrected.accepted * corrected.weights).to(kind) / inputs.normalizer
         each = torch.arange(len(logprobs), device=logprobs.device)
-        terms = ppo_clip(logprobs, old, advantages, each, shares, self.clip_low, self.clip_high, self.dual_clip)
+        terms = ppo_clip(
+            logprobs,
+            old,
+            advantages,
+            segments=each,
+            shares=shares,
+            low=self.clip_low,
+            high=self.clip_high,
+            dual=self.dual_clip,
+        )
         assert terms.ratio is not None
         assert terms.low is not None
         assert terms.high is not None

@@ -65,7 +65,7 @@ def parts_of(config: Any, layout: Layout) -> list[Part]:
             (name,),
             (parameter,),
             stage,
-            0,
+            cut=0,
             join=lambda weights: _pad(weights[0], padded_vocabulary(config, layout)),
             split=lambda whole: [whole[:rows]],
             is_copy=is_copy,
@@ -87,7 +87,7 @@ def _layer_parts(config: Any, layer: int, stage: int) -> list[Part]:
     attention, width = f"{theirs}self_attn.", config.hidden_size
 
     def same(name: str, other: str, cut: int | None = None) -> Part:
-        return Part((theirs + name,), (ours + other,), stage, cut)
+        return Part((theirs + name,), (ours + other,), stage, cut=cut)
 
     found = [
         same("input_layernorm.weight", "input_layernorm.weight"),
@@ -108,12 +108,18 @@ def _layer_parts(config: Any, layer: int, stage: int) -> list[Part]:
         if kind == "weight" or config.model_type == "qwen2":
             names = tuple(f"{attention}{letter}_proj.{kind}" for letter in "qkv")
             view = (-1, queries + 2 * head, *tail)
-            found.append(Part(names, (f"{ours}self_attention.linear_qkv.{kind}",), stage, 0, view, join, split))
+            found.append(
+                Part(
+                    names, (f"{ours}self_attention.linear_qkv.{kind}",), stage, cut=0, view=view, join=join, split=split
+                )
+            )
     if config.model_type.startswith("qwen3"):
         found += [same(f"self_attn.{q}_norm.weight", f"self_attention.{q}_layernorm.weight") for q in "qk"]
     if not is_moe(config, layer):
         names = (f"{theirs}mlp.gate_proj.weight", f"{theirs}mlp.up_proj.weight")
-        gated = Part(names, (f"{ours}mlp.linear_fc1.weight",), stage, 1, (2, -1, width), torch.stack, list)
+        gated = Part(
+            names, (f"{ours}mlp.linear_fc1.weight",), stage, cut=1, view=(2, -1, width), join=torch.stack, split=list
+        )
         return [*found, gated, same("mlp.down_proj.weight", "mlp.linear_fc2.weight", 1)]
     experts, count = f"{theirs}mlp.experts.", config.num_experts
     inner = [[f"{ours}mlp.experts.local_experts.{i}.linear_fc{n}.weight" for i in range(count)] for n in (1, 2)]
@@ -124,12 +130,12 @@ def _layer_parts(config: Any, layer: int, stage: int) -> list[Part]:
             (f"{experts}gate_up_proj",),
             tuple(inner[0]),
             stage,
-            2,
-            (count, 2, -1, width),
-            lambda weights: weights[0].reshape(count, 2, -1, width),
-            lambda whole: [whole.flatten(1, 2)],
+            cut=2,
+            view=(count, 2, -1, width),
+            join=lambda weights: weights[0].reshape(count, 2, -1, width),
+            split=lambda whole: [whole.flatten(1, 2)],
         ),
-        Part((f"{experts}down_proj",), tuple(inner[1]), stage, 2),
+        Part((f"{experts}down_proj",), tuple(inner[1]), stage, cut=2),
     ]
 
 

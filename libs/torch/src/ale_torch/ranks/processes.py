@@ -59,7 +59,11 @@ class Ranks(RankGroup):
         if launched is not None:
             launched(self)
         try:
-            self._send(pickle.dumps(RankPlan(sys.path, target, size, port, threads, backend)))
+            self._send(
+                pickle.dumps(
+                    RankPlan(path=sys.path, target=target, size=size, port=port, threads=threads, backend=backend)
+                )
+            )
             self.call("__init__", *args)
         except BaseException:
             self.close()

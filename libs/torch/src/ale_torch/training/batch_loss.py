@@ -114,15 +114,15 @@ class BatchLoss:
             return None if values is None else torch.from_numpy(values[index]).to(self._device)
 
         return LossInput(
-            passed.logprobs,
-            passed.entropy,
-            pick(batch.old_logprobs),
-            pick(batch.engine_logprobs),
-            pick(batch.chunk_ids),
-            self._chunks,
-            batch.normalizer,
-            batch.reference_normalizer,
-            pick(batch.reference_logprobs),
-            {name: pick(column) for name, column in batch.columns.items()},
-            passed.values,
+            logprobs=passed.logprobs,
+            entropy=passed.entropy,
+            old_logprobs=pick(batch.old_logprobs),
+            engine_logprobs=pick(batch.engine_logprobs),
+            chunk_ids=pick(batch.chunk_ids),
+            chunks=self._chunks,
+            normalizer=batch.normalizer,
+            reference_normalizer=batch.reference_normalizer,
+            reference_logprobs=pick(batch.reference_logprobs),
+            columns={name: pick(column) for name, column in batch.columns.items()},
+            values=passed.values,
         )

@@ -66,7 +66,7 @@ async def _evaluate_set(bench: Workbench, name: str, chosen: EvaluationSet, labe
     words = f"{in_words(label)}{f', {name}' if name else ''}"
     bench.progress.stage(f"evaluation {words}", len(tasks))
     stage = stage_of(name)
-    info = StageInfo(stage, step, chosen.split, chosen.temperature, chosen.top_p, chosen.top_k)
+    info = StageInfo(stage, step, chosen.split, temperature=chosen.temperature, top_p=chosen.top_p, top_k=chosen.top_k)
     runs = chosen.n or max(1, len(tasks) // len({task.id for task in tasks}))
     seed = bench.config.seed * 1_000_003 + 500_009
     # The runs of a task that `n` asks for share the plugins that are selected for it; repetitions each draw theirs.

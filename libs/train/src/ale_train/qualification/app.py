@@ -33,7 +33,7 @@ def tasks_check(
     """
     from ale_train.qualification.commands import check
 
-    raise typer.Exit(check(file, overrides or [], split, count, repeats, out, as_json))
+    raise typer.Exit(check(file, overrides or [], split=split, count=count, repeats=repeats, out=out, as_json=as_json))
 
 
 @tasks_app.command("select")
@@ -60,5 +60,17 @@ def tasks_select(
     from ale_train.qualification.commands import select
 
     raise typer.Exit(
-        select(file, overrides or [], policy or [], attempts, min_pass, max_pass, out, split, count, repeats, as_json)
+        select(
+            file,
+            overrides or [],
+            policies=policy or [],
+            attempts=attempts,
+            min_pass=min_pass,
+            max_pass=max_pass,
+            out=out,
+            split=split,
+            count=count,
+            repeats=repeats,
+            as_json=as_json,
+        )
     )

@@ -52,7 +52,7 @@ def check(
     loaded = load_run_config(file, [*NO_MODEL, *overrides])
     # No model is sampled in a check, so no engine is loaded.
     loaded = replace(loaded, run=loaded.run.model_copy(update={"engine": None}))
-    report = _make_report(loaded, QualificationRequest(split, count, repeats, _folder(out)))
+    report = _make_report(loaded, QualificationRequest(split=split, count=count, repeats=repeats, folder=_folder(out)))
     _print_report(report, out, as_json)
     return 0 if len(report.kept_ids) == len(report.instances) else 1
 
@@ -75,7 +75,15 @@ def select(
         raise ConfigError(f"--min-pass {min_pass:g} is above --max-pass {max_pass:g}: no task could be kept.")
     loaded = load_run_config(file, [*NO_MODEL, *overrides])
     limits = Limits(min_pass=min_pass, max_pass=max_pass)
-    asked = QualificationRequest(split, count, repeats, _folder(out), _policies(loaded, policies), attempts, limits)
+    asked = QualificationRequest(
+        split=split,
+        count=count,
+        repeats=repeats,
+        folder=_folder(out),
+        policies=_policies(loaded, policies),
+        attempts=attempts,
+        limits=limits,
+    )
     _print_report(_make_report(loaded, asked), out, as_json)
     return 0
 
@@ -135,7 +143,9 @@ async def _qualify_tasks(
     _check_same(loaded, folder)
     async with AsyncExitStack() as stack:
         redact = loaded.values.redact
-        context = DriverContext(run_id, folder, loaded.run.seed, {"run": run_id}, RunChannel(redact))
+        context = DriverContext(
+            run_id=run_id, run_dir=folder, seed=loaded.run.seed, labels={"run": run_id}, channel=RunChannel(redact)
+        )
         hooks = await open_observers(loaded.run.observers, context, stack, allowed_observers())
         store = stack.enter_context(RunStore.create(folder, redact))
         (folder / CONFIG_NAME).write_text(loaded.to_yaml())
@@ -145,7 +155,13 @@ async def _qualify_tasks(
             open_workbench(loaded.run, plan.required, context, hooks, store, progress, train=False, engine=engine)
         )
         return await qualify(
-            bench, asked.split, asked.count, asked.repeats, asked.policies, asked.attempts, asked.limits
+            bench,
+            split=asked.split,
+            count=asked.count,
+            repeats=asked.repeats,
+            policies=asked.policies,
+            attempts=asked.attempts,
+            limits=asked.limits,
         )
 
 

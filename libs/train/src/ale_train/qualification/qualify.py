@@ -132,7 +132,7 @@ async def check_tasks(bench: Workbench, tasks: Sequence[Task], split: str, repea
         rollouts = Rollouts(episodes, bench.store, bench.rollouts.advance, without_score)
         requests = [request for t in chosen for request in _scored_requests(bench, name, t, repeats)]
         requests.sort(key=lambda request: request.seed)
-        await _run_missing(bench, rollouts, requests, StageInfo(name, 0, split, 0.0))
+        await _run_missing(bench, rollouts, requests, StageInfo(name, 0, split, temperature=0.0))
     untouched, solution = read_outcomes(bench.store, UNTOUCHED), read_outcomes(bench.store, SOLUTION)
     checks = {}
     for task in tasks:
@@ -179,7 +179,7 @@ async def attempt_tasks(
     """Roll out each task `attempts` times with each policy; rates by task id and policy."""
     c = bench.config.rollout
     for i, policy in enumerate(policies):
-        stage = StageInfo(ATTEMPT, i, split, c.temperature, c.top_p, c.top_k)
+        stage = StageInfo(ATTEMPT, i, split, temperature=c.temperature, top_p=c.top_p, top_k=c.top_k)
         requests = [
             RolloutRequest(task, _group(policy.key, task, k), _seed(bench.config.seed, policy, task, k))
             for k in range(attempts)

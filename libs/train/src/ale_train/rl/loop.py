@@ -72,7 +72,11 @@ async def run_together(*halves: Coroutine[Any, Any, None]) -> None:
 def make_buffer(config: RLConfig) -> SampleBuffer[Trajectory]:
     """Return the empty buffer of a run."""
     return SampleBuffer(
-        config.prompts_per_step, config.async_ratio, config.batches_ahead, config.patience_s, time.monotonic
+        batch_size=config.prompts_per_step,
+        async_ratio=config.async_ratio,
+        ahead=config.batches_ahead,
+        patience_s=config.patience_s,
+        clock=time.monotonic,
     )
 
 
@@ -115,7 +119,12 @@ class Training:
         self._watch = LoopMetrics(bench, config, slots, producer)
         self.devices = make_devices(bench, config, producer, self._watch)
         self._watchdog = Watchdog(
-            bench, config.stall_s, self._watch.moves, self._watch.achieved, producer.is_open, self._watch.states
+            bench,
+            stall_s=config.stall_s,
+            moves=self._watch.moves,
+            achieved=self._watch.achieved,
+            is_open=producer.is_open,
+            facts=self._watch.states,
         )
 
     def restore(self, cut: Cut) -> None:
@@ -186,7 +195,7 @@ class Training:
         if rollouts:
             metrics = rollout_metrics(rollouts, version)
             with bench.stopwatch("training"):
-                packed = await pack_step(bench, config, rollouts, step, version)
+                packed = await pack_step(bench, config, rollouts, step=step, version=version)
                 watch.trainer.enter("update")
                 metrics |= await train_step(bench, config, packed, step)
                 if self._evaluation is not None:
@@ -266,15 +275,15 @@ class Training:
             bench.progress.note(f"The evaluation {due[0]} was broken off; it is not made again if the run goes on.")
             due = None
         cut = Cut(
-            step,
-            bench.engine.version,
-            self._producer.state(),
-            bench.algorithm.state(),
-            self._guard.state(),
-            dict(bench.evaluations),
-            dict(bench.seconds),
-            due,
-            seconds_so_far(bench.store),
+            step=step,
+            version=bench.engine.version,
+            producer=self._producer.state(),
+            algorithm=bench.algorithm.state(),
+            guard=self._guard.state(),
+            evaluations=dict(bench.evaluations),
+            seconds=dict(bench.seconds),
+            evaluation_due=due,
+            total_s=seconds_so_far(bench.store),
         )
         saving = asyncio.ensure_future(write_checkpoint(bench, cut, self._config.checkpoint_keep))
         try:

@@ -195,7 +195,9 @@ class RolloutProducer:
         stored = self._load(ids)
         for one in state["open"]:
             task = tasks[one["nth"]]
-            admitted = TaskGroup(one["ordinal"], one["nth"], task, one["again"], one["step"])
+            admitted = TaskGroup(
+                ordinal=one["ordinal"], nth=one["nth"], task=task, again=one["again"], step=one["step"]
+            )
             admitted.requests = [RolloutRequest(task, group, seed) for group, seed in one["requests"]]
             self._admitted[admitted.ordinal] = admitted
             self._buffer.admit(admitted.ordinal, one["version"])
@@ -230,7 +232,7 @@ class RolloutProducer:
         again = bool(self._returned)
         nth, task = self._returned.popleft() if again else (self._taken, next(self._tasks))
         self._taken += not again
-        admitted = TaskGroup(self._ordinal, nth, task, again)
+        admitted = TaskGroup(ordinal=self._ordinal, nth=nth, task=task, again=again)
         self._admitted[self._ordinal] = admitted
         self._buffer.admit(self._ordinal, self._bench.engine.version)
         self._ordinal += 1
@@ -272,7 +274,7 @@ class RolloutProducer:
             place=self._places[step],
         )
         while wanted := algorithm.prepare(tasks, history):
-            prepared = await bench.rollouts.run(wanted, StageInfo(PREPARE_STAGE, step, TRAIN, 1.0))
+            prepared = await bench.rollouts.run(wanted, StageInfo(PREPARE_STAGE, step, TRAIN, temperature=1.0))
             history = replace(history, prepared=prepared)
         of_task = {member.task.id: member for member in members}
         planned = algorithm.plan(tasks, history)
@@ -291,7 +293,7 @@ class RolloutProducer:
 
     async def _roll_out(self, member: TaskGroup) -> None:
         bench, c, ordinal = self._bench, self._bench.config.rollout, member.ordinal
-        stage = StageInfo(RL_STAGE, member.step, TRAIN, c.temperature, c.top_p, c.top_k)
+        stage = StageInfo(RL_STAGE, member.step, TRAIN, temperature=c.temperature, top_p=c.top_p, top_k=c.top_k)
         rollouts = await self.spares.run(member.requests, stage)
         oldest = min((t.policy_version for t in rollouts), default=None)
         if not self._buffer.finish(ordinal, rollouts, oldest):

@@ -109,7 +109,7 @@ async def train_only(bench: Workbench, config: RLConfig, source: Path) -> None:
         )
     with bench.stopwatch("training"):  # before the first update, while the trainer still has the weights that sampled
         sampled_by = versions[0] if len(versions) == 1 else None
-        packed = [await pack_step(bench, config, steps[step], step, sampled_by) for step in sorted(steps)]
+        packed = [await pack_step(bench, config, steps[step], step=step, version=sampled_by) for step in sorted(steps)]
     for done, (step, trajectories) in enumerate(sorted(steps.items())):
         with bench.stopwatch("training"):
             metrics = await train_step(bench, config, packed[done], step)

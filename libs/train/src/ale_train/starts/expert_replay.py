@@ -96,7 +96,9 @@ class _Replay(Opening):
         if state is None or states is None:
             return sandbox
         diverged = partial(states.diverged, state)
-        self._sandbox = ReplayedSandbox(sandbox, state.record, state.tools, self._replies, diverged)
+        self._sandbox = ReplayedSandbox(
+            sandbox, record=state.record, tools=state.tools, replies=self._replies, diverged=diverged
+        )
         return self._sandbox
 
     async def respond(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Reply | None:

@@ -120,11 +120,11 @@ def expert_steps(expert: Trajectory) -> list[Step]:
         begun.add(chunk.sequence)
         steps.append(
             Step(
-                None if last < 0 else sequence.messages[last],
-                sequence.messages[last + 1 : turn],
-                sequence.messages[turn],
-                sequence.token_ids[chunk.start : chunk.end],
-                frozenset(tool.name for tool in sequence.tools),
+                before=None if last < 0 else sequence.messages[last],
+                observed=sequence.messages[last + 1 : turn],
+                reply=sequence.messages[turn],
+                token_ids=sequence.token_ids[chunk.start : chunk.end],
+                tools=frozenset(tool.name for tool in sequence.tools),
             )
         )
     return steps

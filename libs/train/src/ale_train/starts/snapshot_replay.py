@@ -83,7 +83,9 @@ class SnapshotReplay:
             inner = sandbox.inner
             assert isinstance(inner, Snapshots), "checked before the replay"
             snapshot = await inner.snapshot()
-            self._starts.add(State(self._starts.expert, start, snapshot, record, tools))
+            self._starts.add(
+                State(expert=self._starts.expert, start=start, snapshot=snapshot, record=record, tools=tools)
+            )
         self._starts.reached = start
 
     async def _end(self) -> NoReturn:

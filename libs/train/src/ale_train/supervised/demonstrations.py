@@ -49,7 +49,7 @@ async def run_demonstrations(bench: Workbench, count: int) -> list[Trajectory]:
         requests.append(RolloutRequest(task, f"demo.{i}", seed, Demonstration(demonstrator)))
     bench.progress.stage("demonstrations", count)
     with bench.stopwatch("demonstrations"):
-        done = await bench.rollouts.run(requests, StageInfo(DEMONSTRATIONS_STAGE, 0, TRAIN, 1.0))
+        done = await bench.rollouts.run(requests, StageInfo(DEMONSTRATIONS_STAGE, 0, TRAIN, temperature=1.0))
     if not done:
         raise AleError(
             f"No demonstration could be run: {bench.store.reasons(DEMONSTRATIONS_STAGE, 0)}. The trajectories of the "

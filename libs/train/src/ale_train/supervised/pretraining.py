@@ -66,7 +66,7 @@ async def pretrain(bench: Workbench, config: CPTConfig) -> None:
                     await _take(texts, stage.sequences)
                     bench.progress.advance()
                 for at in range(skip, stage.steps):
-                    await checkpoints.step(_step(bench, config, number, first + at + 1, at, texts))
+                    await checkpoints.step(_step(bench, config, number, step=first + at + 1, at=at, texts=texts))
                     bench.progress.advance()
             first += stage.steps
         await checkpoints.last(publish(bench))
@@ -132,7 +132,9 @@ def text_batch(algorithm: Algorithm, texts: list[Tokens]) -> TrainBatch:
 def text_trajectory(number: int, token_ids: Tokens) -> Trajectory:
     """Make a trajectory with one turn from the second token to the last, in a context without messages."""
     ids = tuple(token_ids.tolist())
-    chunk = Chunk(0, 0, 1, len(ids), (), (), "stop", sampled=False)
+    chunk = Chunk(
+        index=0, sequence=0, start=1, end=len(ids), logprobs=(), versions=(), finish_reason="stop", sampled=False
+    )
     return Trajectory(
         id=f"text.{number}",
         task_id="text",

@@ -85,7 +85,7 @@ async def fine_tune(bench: Workbench, config: SFTConfig, stages: Sequence[list[T
         for number, (stage, algorithm, data) in enumerate(zip(config.plan, algorithms, stages, strict=True)):
             of_several = f" stage {number + 1}/{len(stages)}" if len(stages) > 1 else ""
             bench.progress.stage(f"supervised{of_several}", stage.steps)
-            if not await _train(bench, checkpoints, stage, algorithm, data, number, first):
+            if not await _train(bench, checkpoints, stage, algorithm, data=data, number=number, first=first):
                 where = f"sft.stages.{number}" if config.stages else "sft"
                 raise AleError(
                     f"{where}: no turn of its demonstrations carries loss; the masks of sft.algorithm take it off all."
