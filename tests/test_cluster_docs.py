@@ -1,4 +1,4 @@
-"""The pages of clusters in docs and the files of examples/cluster: they load, fit each other, and say what the code says."""
+"""The pages of clusters in docs and the files of examples/cluster load, fit each other, and say what the code says."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import yaml
 from ale.errors import ConfigError
 from ale.registry.drivers import load_plugin
 from ale_ray.command import cluster_app
-from ale_ray.connection import Room, check_room
+from ale_ray.ray_connection import ActorResources, check_resources
 from ale_ray.settings import RayConfig
 from ale_train.config.load import load_run_config
 
@@ -48,11 +48,11 @@ def cluster_of(name: str) -> RayConfig:
     return config
 
 
-def rooms_of(c: RayConfig) -> list[Room]:
+def rooms_of(c: RayConfig) -> list[ActorResources]:
     return [
-        *[Room("engine", c.engine.cpus, c.engine.devices)] * c.engine.replicas,
-        *[Room("trainer", c.trainer.cpus, c.trainer.devices)] * c.trainer.ranks,
-        *[Room("rollout", c.rollout.cpus)] * c.rollout.workers,
+        *[ActorResources("engine", c.engine.cpus, c.engine.devices)] * c.engine.replicas,
+        *[ActorResources("trainer", c.trainer.cpus, c.trainer.devices)] * c.trainer.ranks,
+        *[ActorResources("rollout", c.rollout.cpus)] * c.rollout.workers,
     ]
 
 
@@ -110,7 +110,7 @@ def test_the_pods_have_room_for_the_run_and_for_nothing_elsewhere(use_nodes: Use
     pods = [pod for group in workers for pod in pods_of(group)]
     rooms = rooms_of(cluster_of("gpus.yaml"))
     use_nodes(*pods)
-    check_room(rooms)
+    check_resources(rooms)
     assert sum(cpus for cpus, _ in pods) == sum(room.cpus for room in rooms), "so Ray has no choice"
     assert sum(gpus for _, gpus in pods) == sum(room.devices for room in rooms)
 
@@ -120,7 +120,7 @@ def test_the_nodes_of_the_slurm_job_have_room_for_the_run(use_nodes: UseNodes) -
     assert options["ntasks-per-node"] == "1"
     node = float(options["cpus-per-task"]), float(options["gpus-per-node"])
     use_nodes(*[node] * int(options["nodes"]))
-    check_room(rooms_of(cluster_of("gpus.yaml")))
+    check_resources(rooms_of(cluster_of("gpus.yaml")))
 
 
 def test_the_script_is_bash() -> None:
@@ -132,9 +132,9 @@ def test_the_script_is_bash() -> None:
 
 def test_the_page_quotes_the_sentence_about_room(use_nodes: UseNodes) -> None:
     use_nodes((8.0, 0.0))
-    rooms = [*[Room("engine", 1.0, 1)] * 4, Room("trainer", 1.0)]
+    rooms = [*[ActorResources("engine", 1.0, 1)] * 4, ActorResources("trainer", 1.0)]
     with pytest.raises(ConfigError) as refused:
-        check_room(rooms)
+        check_resources(rooms)
     assert str(refused.value) in PAGES.replace("\n> ", " ")
 
 

@@ -25,7 +25,13 @@ from pathlib import Path
 
 SOCKET = "ALE_FORKED_WORKERS"
 """The variable with the server's address."""
-IMPORTS = ("ale_ray.engine_host", "ale_ray.worker", "ale_ray.rank_actor", "ale_torch.ranks.rank", "torch.distributed")
+IMPORTS = (
+    "ale_ray.engine_actor",
+    "ale_ray.rollout_worker",
+    "ale_ray.rank_actor",
+    "ale_torch.ranks.rank",
+    "torch.distributed",
+)
 FOR_SETUP = ("--serialized-runtime-env-context", "--language")
 """Ray's options for its own SETUP."""
 LIMIT = 1 << 18

@@ -13,9 +13,11 @@ import pytest
 
 from ale.specs.engine import Generation, PolicyVersion
 from ale_engines.pool.continuation import NOTHING
-from ale_ray import actors, replica, workers
-from ale_ray.engine_host import EngineFacts
-from ale_ray.outbox import Closed, Event, Outbox
+from ale_ray import actor_lifecycle as actors
+from ale_ray import engine_replica as replica
+from ale_ray import rollout_workers as workers
+from ale_ray.actor_messages import ActorClosed, Event, Outbox
+from ale_ray.engine_actor import EngineFacts
 
 
 async def until(holds: Callable[[], object]) -> None:
@@ -164,7 +166,7 @@ class FakeHost:
 
     async def close(self) -> None:
         self.outbox.put(Event("closing", {}))
-        self.outbox.put(Closed())
+        self.outbox.put(ActorClosed())
 
 
 @pytest.fixture

@@ -15,9 +15,9 @@ from ale.errors import ConfigError, PluginError
 from ale.registry.validation import validate
 from ale.session.tokenizer import byte_tokenizer
 from ale.specs.driver import DriverContext
-from ale_ray import control
+from ale_ray import control_files as control
 from ale_ray.cluster import RayCluster
-from ale_ray.control import FOLDER, read_roles
+from ale_ray.control_files import FOLDER, read_roles
 from ale_ray.settings import EnginePlaces, RayConfig, TrainerPlaces
 from ale_train.config.run import RunConfig
 

@@ -15,11 +15,11 @@ pytest.importorskip("ray")
 
 from ale.specs.choice import PluginChoice
 from ale.specs.driver import DriverContext
-from ale_ray.connection import describe_gpus
-from ale_ray.engine_host import EngineFacts, EngineSpec
-from ale_ray.engines import RayEngines
-from ale_ray.rank_places import RayRankPlaces
-from ale_ray.replica import RayReplica
+from ale_ray.engine_actor import EngineFacts, EngineSpec
+from ale_ray.engine_pool import RayEngines
+from ale_ray.engine_replica import RayReplica
+from ale_ray.rank_placement import RayRankPlaces
+from ale_ray.ray_connection import describe_gpus
 from ale_ray.settings import EnginePlaces, TrainerPlaces
 from ale_testing.recording_channel import RecordingChannel
 

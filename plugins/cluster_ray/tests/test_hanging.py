@@ -22,11 +22,11 @@ from ale.specs.choice import PluginChoice
 from ale.specs.driver import DriverContext
 from ale.specs.engine import FolderTicket, PolicyVersion
 from ale_engines.server.process import ServerProcess
-from ale_ray import actors
-from ale_ray.actors import end_actor, start_actor
-from ale_ray.calls import ask
-from ale_ray.engine_host import EngineSpec
-from ale_ray.replica import RayReplica
+from ale_ray import actor_lifecycle as actors
+from ale_ray.actor_calls import ask
+from ale_ray.actor_lifecycle import end_actor, start_actor
+from ale_ray.engine_actor import EngineSpec
+from ale_ray.engine_replica import RayReplica
 from ale_testing.processes import running
 
 OPTIONS: dict[str, Any] = {"num_cpus": 1, "max_restarts": 0, "max_task_retries": 0, "max_concurrency": 100}

@@ -25,9 +25,9 @@ from ale.specs.driver import DriverContext
 from ale.specs.engine import FolderTicket, PolicyVersion, Sampling
 from ale_engines.pool.engines import Engines
 from ale_ray import engine_calls
-from ale_ray.calls import ask
-from ale_ray.engine_host import EngineSpec
-from ale_ray.replica import RayReplica
+from ale_ray.actor_calls import ask
+from ale_ray.engine_actor import EngineSpec
+from ale_ray.engine_replica import RayReplica
 from ale_testing.processes import with_argument
 from ale_testing.tiny_model import write_tiny_model
 

@@ -33,7 +33,7 @@ from ale_ray.ranks import RayRanks  # noqa: E402
 from ale_testing.function_loss import FunctionLoss  # noqa: E402
 from ale_testing.processes import running  # noqa: E402
 from ale_torch.ranks import RanksLost  # noqa: E402
-from ale_torch.training.ranked_trainer import Workers  # noqa: E402
+from ale_torch.training.ranked_trainer import RolloutWorkers  # noqa: E402
 from ale_torch.weights import receiver  # noqa: E402
 from ale_trainer_torch import TorchTrainer  # noqa: E402
 
@@ -236,8 +236,8 @@ class Places:
         self.options = options
 
     def start(
-        self, target: str, args: tuple[Any, ...], *, threads: int, launched: Callable[[Workers], None]
-    ) -> Workers:
+        self, target: str, args: tuple[Any, ...], *, threads: int, launched: Callable[[RolloutWorkers], None]
+    ) -> RolloutWorkers:
         return RayRanks(target, args, count=2, threads=threads, backend="gloo", options=self.options, launched=launched)
 
 

@@ -1,8 +1,9 @@
 """`cluster: {use: ray}`: engines, trainer ranks and rollout workers are Ray actors; the run's process stays the single
 controller.
 
-1. Actors are not restarted by Ray, and end with the run's process: it alone holds their state, and starts again what
-   has died (the pool of engines, `workers.py`). A lost rank ends the training; the run goes on from its checkpoint.
+1. Ray does not restart actors, and they end with the run's process, which alone holds their state. The pool of engines
+   and `rollout_workers.py` start an actor again that has died. A lost rank ends the training; the run goes on from its
+   checkpoint.
 2. Weights go by files or between the processes that have them, never through Ray's object store. Engines load them one
    after another (`ale_engines.pool.weight_updates`).
 3. Each change of the engines goes to the workers as a numbered table, before new weights count as published.
@@ -28,18 +29,18 @@ from ale.specs.engine import InferenceEngine, MessageEngine
 from ale.specs.events import EXEC_HOOKS, HookSpecs
 from ale.specs.ranks import RankPlaces
 from ale_engines.pool.member import State
-from ale_ray.calls import cancel
-from ale_ray.connection import Connection, Room, check_room, describe_gpus
-from ale_ray.control import FOLDER, row_of, serve_wishes, write_roles
-from ale_ray.engine_host import EngineSpec
-from ale_ray.engines import RayEngines
-from ale_ray.episodes import RemoteEpisodes
-from ale_ray.outbox import EngineReport, Event, HookCall, Logged
-from ale_ray.rank_places import RayRankPlaces
-from ale_ray.replica import RayReplica
+from ale_ray.actor_calls import cancel
+from ale_ray.actor_messages import EngineReport, Event, HookCall, LogLine
+from ale_ray.control_files import FOLDER, row_of, serve_scale_requests, write_roles
+from ale_ray.engine_actor import EngineSpec
+from ale_ray.engine_pool import RayEngines
+from ale_ray.engine_replica import RayReplica
+from ale_ray.rank_placement import RayRankPlaces
+from ale_ray.ray_connection import ActorResources, Connection, check_resources, describe_gpus
+from ale_ray.remote_episodes import RemoteEpisodes
+from ale_ray.rollout_worker import WorkerSpec
+from ale_ray.rollout_workers import RemotePool, RolloutWorkers
 from ale_ray.settings import RayConfig
-from ale_ray.worker import WorkerSpec
-from ale_ray.workers import RemotePool, Workers
 
 MAX_CONCURRENCY = 10_000
 """Calls that an actor has open at once."""
@@ -48,7 +49,7 @@ ROLES_S = 0.5
 
 
 class RayCluster(Driver, Cluster[EpisodeConfig, OpenEpisodes]):
-    """See the module."""
+    """Starts and scales the actors of a run, and ends them with it."""
 
     api_version = ">=1.0,<1.2"
     Config = RayConfig
@@ -58,7 +59,7 @@ class RayCluster(Driver, Cluster[EpisodeConfig, OpenEpisodes]):
         super().__init__(config, context)
         self._connection = Connection(config.address, namespace=context.run_id)
         self._engines: RayEngines | None = None
-        self._workers: Workers | None = None
+        self._workers: RolloutWorkers | None = None
         self._places: RayRankPlaces | None = None
         self._folder: Path | None = None
         self._serving: asyncio.Task[None] | None = None
@@ -82,7 +83,7 @@ class RayCluster(Driver, Cluster[EpisodeConfig, OpenEpisodes]):
         await self._connection.open(self._rooms(0, c.trainer.ranks))
         if self.context.run_dir is not None:
             self._folder = self.context.run_dir / FOLDER
-            self._serving = asyncio.create_task(serve_wishes(self._folder, self.scale))
+            self._serving = asyncio.create_task(serve_scale_requests(self._folder, self.scale))
             self._showing = asyncio.create_task(self._show_roles())
         if c.trainer.ranks:
             self._places = RayRankPlaces(c.trainer, c.start_s)
@@ -123,7 +124,7 @@ class RayCluster(Driver, Cluster[EpisodeConfig, OpenEpisodes]):
         lent = plan.multiplexed
         if lent and (objection := self.config.objection_to_lending(lent)):
             raise ConfigError(objection)
-        await asyncio.to_thread(check_room, self._rooms(lent, 0 if places is None else places.count))
+        await asyncio.to_thread(check_resources, self._rooms(lent, 0 if places is None else places.count))
         self._plan = plan
         replicas = [self._replica(number) for number in range(self.config.count_of("engine"))]
         if places is not None:
@@ -135,13 +136,15 @@ class RayCluster(Driver, Cluster[EpisodeConfig, OpenEpisodes]):
         await self._engines.start()
         return self._engines
 
-    def _rooms(self, lent: int, ranks: int) -> list[Room]:
+    def _rooms(self, lent: int, ranks: int) -> list[ActorResources]:
         """Return what the run's actors need; `lent` engines lie on the devices of the first ranks."""
         c = self.config
-        rooms = [Room("engine", c.engine.cpus, c.engine.devices)] * (c.count_of("engine") - lent)
+        rooms = [ActorResources("engine", c.engine.cpus, c.engine.devices)] * (c.count_of("engine") - lent)
         for rank in range(ranks):
-            rooms.append(Room("trainer", c.trainer.cpus + (c.engine.cpus if rank < lent else 0), c.trainer.devices))
-        return rooms + [Room("rollout", c.rollout.cpus)] * c.count_of("rollout")
+            rooms.append(
+                ActorResources("trainer", c.trainer.cpus + (c.engine.cpus if rank < lent else 0), c.trainer.devices)
+            )
+        return rooms + [ActorResources("rollout", c.rollout.cpus)] * c.count_of("rollout")
 
     def _replica(self, number: int) -> RayReplica:
         plan, c = self._plan, self.config.engine
@@ -177,9 +180,16 @@ class RayCluster(Driver, Cluster[EpisodeConfig, OpenEpisodes]):
         ]
         spec = WorkerSpec(config, self._portable, self._redact, Path.cwd(), hooks)
         options = self._options(c.cpus) | {"scheduling_strategy": "SPREAD"}
-        limits = 2 * config.rollout.concurrency, self.config.start_s  # so many act, and as many more may be scored
-        event = self.context.channel.event
-        self._workers = Workers(spec, options, *limits, self._receive, self._note, event, self._changed)
+        self._workers = RolloutWorkers(
+            spec,
+            options,
+            slots=2 * config.rollout.concurrency,  # as many episodes are scored as have an agent that acts
+            start_s=self.config.start_s,
+            receive=self._receive,
+            note=self._note,
+            event=self.context.channel.event,
+            changed=self._changed,
+        )
         assert self._engines is not None, "the engine comes first"
         self._engines.workers = self._workers
         await self._engines.send_table()
@@ -213,8 +223,8 @@ class RayCluster(Driver, Cluster[EpisodeConfig, OpenEpisodes]):
             if seat.state is State.FAILED:
                 await engines.leave(seat.name)
         while len(engines.replicas) < count:
-            room = Room("engine", self.config.engine.cpus, self.config.engine.devices)
-            await asyncio.to_thread(check_room, [room])
+            room = ActorResources("engine", self.config.engine.cpus, self.config.engine.devices)
+            await asyncio.to_thread(check_resources, [room])
             replica, self._next_engine = self._replica(self._next_engine), self._next_engine + 1
             try:
                 await replica.start()
@@ -235,7 +245,7 @@ class RayCluster(Driver, Cluster[EpisodeConfig, OpenEpisodes]):
         while any(worker.state == "failed" for worker in workers):
             await workers.remove()
         if len(workers) < count:
-            await asyncio.to_thread(check_room, [Room("rollout", self.config.rollout.cpus)])
+            await asyncio.to_thread(check_resources, [ActorResources("rollout", self.config.rollout.cpus)])
             await workers.add(count - len(workers))
         while len(workers) > count:
             await workers.remove()
@@ -289,7 +299,7 @@ class RayCluster(Driver, Cluster[EpisodeConfig, OpenEpisodes]):
                 self.context.channel.event(kind, **data)
             case HookCall(hook, arguments):
                 self.context.channel.notify(hook, **arguments)
-            case Logged(logger, level, text):
+            case LogLine(logger, level, text):
                 logging.getLogger(logger).log(level, "%s", text)
             case EngineReport(engine, works):
                 if self._engines is not None:

@@ -19,7 +19,7 @@ def cluster_status(run: Run, as_json: Annotated[bool, typer.Option("--json", hel
     from rich.console import Console
     from rich.table import Table
 
-    from ale_ray.control import FOLDER, KILLED, read_roles
+    from ale_ray.control_files import FOLDER, KILLED, read_roles
 
     data = read_roles(run / FOLDER)
     if as_json:
@@ -38,17 +38,17 @@ def cluster_status(run: Run, as_json: Annotated[bool, typer.Option("--json", hel
 @cluster_app.command("scale")
 def cluster_scale(
     run: Run,
-    wish: Annotated[str, typer.Argument(metavar="ROLE=N", help="engine=N or rollout=N.")],
+    change: Annotated[str, typer.Argument(metavar="ROLE=N", help="engine=N or rollout=N.")],
 ) -> None:
     """Have a run go on with another number of engines or rollout workers."""
     from ale.errors import ConfigError
-    from ale_ray.control import FOLDER, read_roles, wish_for
+    from ale_ray.control_files import FOLDER, read_roles, request_scale
 
-    role, _, number = wish.partition("=")
+    role, _, number = change.partition("=")
     if role not in ("engine", "rollout") or not number.isdecimal():
         raise ConfigError(
-            f"'{wish}': say engine=N or rollout=N, with a whole number. The trainer's ranks cannot change while it "
+            f"'{change}': say engine=N or rollout=N, with a whole number. The trainer's ranks cannot change while it "
             "trains: stop the run, and go on with another cluster.trainer.ranks (ale run --resume)."
         )
     read_roles(run / FOLDER)
-    print(wish_for(run / FOLDER, role, int(number)))
+    print(request_scale(run / FOLDER, role, int(number)))

@@ -1,7 +1,7 @@
 """The generations that one process has at an engine's actor, and what has been sampled for them so far.
 
-While there are some, the process asks the actor every second what it has sampled for them. If the actor dies, or its
-node, a generation goes on elsewhere from there: what was sampled since the last answer is all that is lost."""
+The process asks the actor every second what it has sampled for them. If the actor or its node dies, a generation goes
+on elsewhere from there: only what was sampled since the last answer is lost."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from ale.specs.engine import GenerateRequest, Generation
 from ale_engines.pool.continuation import NOTHING
 from ale_engines.pool.replica import Interrupted
 from ale_engines.server.sampled_tokens import Sampled
-from ale_ray.calls import ActorLost, ask
-from ale_ray.engine_host import BrokenOff
+from ale_ray.actor_calls import ActorLost, ask
+from ale_ray.engine_actor import BrokenOff
 
 FOLLOW_S = 1.0
 """Seconds between two questions, each of which costs both processes about a millisecond."""
 
 
 class EngineCalls:
-    """See the module; `name` is the engine's in messages."""
+    """Sends generations to an actor and follows them. `name` names the engine in messages."""
 
     def __init__(self, actor: Any, name: str) -> None:
         self.actor, self._name = actor, name
@@ -54,7 +54,7 @@ class EngineCalls:
         if isinstance(answer, BrokenOff):
             raise Interrupted(answer.message, answer.partial)
         if answer is None:
-            raise Interrupted(f"{self._name} was told to end a generation.", NOTHING)
+            raise Interrupted(f"{self._name} ended a generation because it was asked to.", NOTHING)
         generation: Generation = answer
         return generation
 

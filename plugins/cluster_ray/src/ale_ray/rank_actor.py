@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ale_ray.calls import enter_folder
+from ale_ray.actor_calls import enter_folder
 from ale_torch.ranks import RankPlan, World
 from ale_torch.ranks.rank import Rank, answer_with, open_store
 

@@ -21,8 +21,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from ale.errors import TrainerError
-from ale_ray import actors
-from ale_ray.calls import COLORS
+from ale_ray import actor_lifecycle as actors
+from ale_ray.actor_calls import COLORS
 from ale_ray.rank_actor import PING, Place, RankActor
 from ale_torch.ranks import RankGroup, RankPlan
 from ale_torch.ranks.rank import Answer

@@ -91,7 +91,8 @@ class RemotePlace(EnginePlace):
 
 
 class RoutedEngine(InferenceEngine):
-    """See the module. `report` tells of an engine that it works, or that it broke a generation off."""
+    """Sends generations to the engines' actors. `report` gets the name of an engine and whether it works (True), or
+    broke a generation off (False)."""
 
     def __init__(self, report: Callable[[str, bool], None]) -> None:
         self._report = report

@@ -1,4 +1,4 @@
-"""What the actors of engines and of rollouts share: they start by a spec, give messages to the run, and close."""
+"""The base of the actors of engines and of rollouts: they start from a spec, send messages to the run, and close."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 
 import cloudpickle  # type: ignore[import-untyped]
 
-from ale_ray.calls import answered, cancel, enter_folder, take_interrupts
-from ale_ray.outbox import Closed, Outbox, send_log
+from ale_ray.actor_calls import answered, cancel, enter_folder, take_interrupts
+from ale_ray.actor_messages import ActorClosed, Outbox, send_log
 
 
 class RunActor(ABC):
-    """See the module."""
+    """An actor of the run. A subclass hosts an engine or makes episodes."""
 
     def __init__(self) -> None:
         self._stack = AsyncExitStack()
@@ -48,7 +48,7 @@ class RunActor(ABC):
             await self.end_work()
             await self._stack.aclose()
         finally:
-            self._outbox.put(Closed())
+            self._outbox.put(ActorClosed())
 
     async def end_work(self) -> None:  # noqa: B027
         """End what it does, before anything is closed."""

@@ -37,7 +37,7 @@ class RolloutPlaces(Section):
 
 
 class RayConfig(PluginConfig):
-    """See the module."""
+    """The settings of the cluster `ray`."""
 
     address: str | None = Field(
         None,

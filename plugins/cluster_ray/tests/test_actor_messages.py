@@ -9,10 +9,21 @@ from typing import Any
 
 import pytest
 
-from ale_ray import actors, outbox
-from ale_ray.actors import take_messages
-from ale_ray.calls import ActorLost
-from ale_ray.outbox import Closed, Event, HookCall, Logged, Outbox, RemoteChannel, RemoteHooks, RemoteLog, Sampling
+from ale_ray import actor_lifecycle as actors
+from ale_ray import actor_messages as outbox
+from ale_ray.actor_calls import ActorLost
+from ale_ray.actor_lifecycle import take_messages
+from ale_ray.actor_messages import (
+    ActorClosed,
+    Event,
+    HookCall,
+    LogLine,
+    Outbox,
+    RemoteChannel,
+    RemoteHooks,
+    RemoteLog,
+    Sampling,
+)
 
 from .conftest import FakeActor
 
@@ -51,7 +62,7 @@ async def test_messages_come_in_their_order_as_they_were_when_they_were_sent() -
     sender.outbox.put(Sampling("a", True))
     hooks.call("ale_model_called", session_id="s")
     hooks.call("ale_sandbox_started", sandbox_id="nobody has this hook")
-    sender.outbox.put(Closed())
+    sender.outbox.put(ActorClosed())
     await asyncio.wait_for(take_messages("worker 0", FakeActor(sender), found.append), 5)
     assert found == [
         Event("first", {"values": [1]}),
@@ -72,7 +83,7 @@ async def test_what_cannot_be_pickled_or_delivered_is_logged_and_the_rest_arrive
     channel.notify("hook", lock=threading.Lock())
     channel.event("refused")
     channel.event("kept")
-    sender.outbox.put(Closed())
+    sender.outbox.put(ActorClosed())
     await asyncio.wait_for(take_messages("worker 0", FakeActor(sender), receive), 5)
     assert found == [Event("kept", {})]
     assert [text.partition(": ")[0] for text in warnings] == [
@@ -95,4 +106,4 @@ async def test_a_line_of_the_log_goes_out_from_any_thread() -> None:
     handler = RemoteLog(sender.outbox)
     record = logging.LogRecord("ale.test", logging.WARNING, "here", 1, "%s of %d", ("two", 3), None)
     await asyncio.to_thread(handler.emit, record)
-    assert await sender.outbox.take() == [Logged("ale.test", logging.WARNING, "two of 3")]
+    assert await sender.outbox.take() == [LogLine("ale.test", logging.WARNING, "two of 3")]

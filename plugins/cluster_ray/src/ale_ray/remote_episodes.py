@@ -1,8 +1,9 @@
-"""Episodes that are made by workers on other nodes, as the run sees them.
+"""Episodes that workers on other nodes make, as the run sees them.
 
-1. All rollouts of a group go to one worker, since they share states of experts, unless that has more than its share.
-2. A worker that dies is started again. What it was making begins anew on another one, with the same seeds: nothing of
-   it had reached the run.
+1. All rollouts of a group go to one worker, because they share states of experts, unless that worker has more than its
+   share.
+2. A worker that dies is started again. Its episodes begin anew on another worker with the same seeds, because nothing
+   of them has reached the run.
 3. Rollouts whose start cannot be pickled (`Start.portable`) are made in the run's process.
 """
 
@@ -21,13 +22,13 @@ from ale.rollout.episode import Episodes, StageInfo
 from ale.specs.algorithm import RolloutRequest
 from ale.store.encoding import decode
 from ale.trajectory import Failure, Trajectory
-from ale_ray.calls import ActorLost, ask
-from ale_ray.outbox import Sampling
-from ale_ray.worker import Acted, Encoded
-from ale_ray.workers import DEAD, SILENT, Worker, Workers
+from ale_ray.actor_calls import ActorLost, ask
+from ale_ray.actor_messages import Sampling
+from ale_ray.rollout_worker import AgentEnded, EncodedTrajectory
+from ale_ray.rollout_workers import DEAD, SILENT, RolloutWorkers, WorkerHandle
 
 BEGINNINGS = 4
-"""An episode whose worker died so often is what they die of, and fails."""
+"""An episode fails once this many workers have died while they made it: it is probably what ends them."""
 END_S, PING_S = 120.0, 10.0
 """How long a worker may take to end an episode, with its sandbox, and to show that its process moves."""
 ARRIVES_S = 2.0
@@ -36,9 +37,9 @@ ARRIVES_S = 2.0
 
 @dataclass(frozen=True)
 class RemoteEpisodes(Episodes):
-    """See the module."""
+    """Has each episode made by a worker, or by this process if its start cannot be pickled."""
 
-    workers: Workers = None  # type: ignore[assignment]  # set when made
+    workers: RolloutWorkers = None  # type: ignore[assignment]  # set when made
 
     def expect(self, requests: Sequence[RolloutRequest], stage: StageInfo) -> None:
         super().expect([request for request in requests if not is_portable(request)], stage)
@@ -75,7 +76,7 @@ class RemoteEpisodes(Episodes):
             finally:
                 self.workers.leave(worker)
 
-    async def _run_at(self, worker: Worker, actor: Any, request: RolloutRequest, stage: StageInfo) -> Trajectory:
+    async def _run_at(self, worker: WorkerHandle, actor: Any, request: RolloutRequest, stage: StageInfo) -> Trajectory:
         name, task, line = uuid.uuid4().hex, asyncio.current_task(), worker.line
         assert task is not None
         assert line is not None
@@ -84,7 +85,7 @@ class RemoteEpisodes(Episodes):
         worker.listeners[name] = sampling
         try:
             answer = await asyncio.shield(asking)
-            if isinstance(answer, Acted):
+            if isinstance(answer, AgentEnded):
                 async with self.scoring():
                     asking = line.ask("finish", name)
                     answer = await asyncio.shield(asking)
@@ -106,7 +107,7 @@ class RemoteEpisodes(Episodes):
         self.workers.finish(worker)
         return decode(answer.text, answer.arrays)
 
-    async def _end_at(self, worker: Worker, actor: Any, name: str, error: AleError) -> Encoded | None:
+    async def _end_at(self, worker: WorkerHandle, actor: Any, name: str, error: AleError) -> EncodedTrajectory | None:
         """End an episode with a failure; returns what there is of it, if anything."""
         ending = asyncio.ensure_future(ask(worker.name, actor.end.remote(name, error), END_S))
         try:
@@ -114,7 +115,7 @@ class RemoteEpisodes(Episodes):
                 # It may take long, but a process that stands still does not answer anything.
                 await ask(worker.name, actor.ping.remote(), PING_S)
                 await asyncio.wait([ending], timeout=PING_S)
-            answer: Encoded | None = ending.result()
+            answer: EncodedTrajectory | None = ending.result()
         except ActorLost:
             self.workers.suspect(worker, actor, DEAD)
             return None
@@ -136,7 +137,7 @@ class RemoteEpisodes(Episodes):
         return self.ended.pop(task)
 
     def _unmade(self, request: RolloutRequest, stage: StageInfo, error: AleError) -> Trajectory:
-        """Return the trajectory of an episode of which nothing is there."""
+        """Return an empty trajectory with this failure: nothing of the episode has reached the run."""
         return replace(
             self.begin(uuid.uuid4().hex[:16], request, stage),
             failure=Failure(error.kind, str(error), error.retryable),
@@ -145,13 +146,13 @@ class RemoteEpisodes(Episodes):
         )
 
 
-async def _arriving(asking: asyncio.Future[Any]) -> Encoded | None:
+async def _arriving(asking: asyncio.Future[Any]) -> EncodedTrajectory | None:
     """Return the answer of an episode that had ended before it could be ended, if it comes."""
     await asyncio.wait([asking], timeout=ARRIVES_S)
     if not asking.done() or asking.cancelled() or asking.exception() is not None:
         return None
     answer = asking.result()
-    return answer if isinstance(answer, Encoded) else None
+    return answer if isinstance(answer, EncodedTrajectory) else None
 
 
 def is_portable(request: RolloutRequest) -> bool:

@@ -1,4 +1,4 @@
-"""The pool of the engines' actors. What changes in it goes to the rollout workers."""
+"""The pool of the engines' actors. Each change of it is sent to the rollout workers."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from pathlib import Path
 from ale.registry.validation import describe_error
 from ale.specs.engine import PolicyVersion, Tokenizer
 from ale_engines.pool.engines import Engines
-from ale_ray.replica import RayReplica
+from ale_ray.engine_replica import RayReplica
+from ale_ray.rollout_workers import RolloutWorkers
 from ale_ray.routed_engine import EngineTable, TableRow
-from ale_ray.workers import Workers
 
 log = logging.getLogger("ale.cluster")
 
 
 class RayEngines(Engines):
-    """See the module."""
+    """A pool whose replicas are actors; it sends the workers a new table after each change."""
 
     def __init__(
         self,
@@ -29,7 +29,7 @@ class RayEngines(Engines):
     ) -> None:
         """`note` and `event`: see `Engines`. `changed` is called after each change that the workers know."""
         super().__init__(replicas, note, event)
-        self.workers: Workers | None = None
+        self.workers: RolloutWorkers | None = None
         self._report_change = changed
         self._number = 0
         self._sending: set[asyncio.Task[None]] = set()

@@ -16,13 +16,13 @@ from ale.specs.driver import Channel, DriverContext
 from ale.specs.engine import FolderTicket, GenerateRequest, Generation, PolicyVersion, Sampling
 from ale_engines.pool import health, member
 from ale_engines.pool.replica import Interrupted
-from ale_ray import actors as actors_module
+from ale_ray import actor_lifecycle as actors_module
 from ale_ray import engine_calls
-from ale_ray import replica as replica_module
-from ale_ray.engine_host import BrokenOff, EngineSpec
-from ale_ray.engines import RayEngines
-from ale_ray.outbox import Event
-from ale_ray.replica import RayReplica
+from ale_ray import engine_replica as replica_module
+from ale_ray.actor_messages import Event
+from ale_ray.engine_actor import BrokenOff, EngineSpec
+from ale_ray.engine_pool import RayEngines
+from ale_ray.engine_replica import RayReplica
 
 from .conftest import FakeHost, Started, until
 

@@ -19,18 +19,18 @@ from ale.registry.validation import one_line_error
 from ale_engines.pool.admission import Admission
 from ale_engines.pool.routing import Place
 from ale_engines.pool.state_log import Key, StateLog
-from ale_ray.actors import end_actor, look_at, share, start_actor
-from ale_ray.beat import wait_for_beat
-from ale_ray.calls import ActorLost, ActorSilent, ask, cancel
-from ale_ray.connection import describe_gpus
-from ale_ray.line import Line
-from ale_ray.outbox import PoolMetrics, Sampling
+from ale_ray.actor_calls import ActorLost, ActorSilent, ask, cancel
+from ale_ray.actor_lifecycle import end_actor, look_at, share, start_actor
+from ale_ray.actor_messages import PoolMetrics, Sampling
+from ale_ray.call_batching import CallBatcher
+from ale_ray.ray_connection import describe_gpus
+from ale_ray.rollout_worker import RolloutWorker, WorkerSpec
 from ale_ray.routed_engine import EngineTable
-from ale_ray.worker import RolloutWorker, WorkerSpec
+from ale_ray.timer_coalescing import wait_for_tick
 
 RESTARTS = 3
 """A worker that was started so many times in a row, without finishing an episode, is given up."""
-TELL_S = 60.0
+TABLE_S = 60.0
 """A worker that does not take a table of the engines within this time has stopped for good."""
 LOOK_S = 5.0
 """Seconds between two looks whether a worker lives."""
@@ -45,13 +45,13 @@ MEANS = ("_p50", "_p95", "_max")
 Model = tuple[Path | None]
 
 
-class Worker(Place):
-    """A worker as a place for episodes."""
+class WorkerHandle(Place):
+    """A worker as the run sees it: its actor, its state, and its places for episodes."""
 
     def __init__(self, name: str, slots: int) -> None:
         super().__init__(name, slots)
         self.actor: Any = None
-        self.line: Line | None = None
+        self.line: CallBatcher | None = None
         """For the calls that each episode needs."""
         self.node, self.pid = "", 0
         self.state = "starting"
@@ -69,14 +69,17 @@ class Worker(Place):
         self.reviving: asyncio.Task[None] | None = None
 
 
-class Workers:
-    """See the module. `receive` gets the messages that concern the whole run, `note` a sentence for the user, and
-    `event` is `Channel.event`; `changed` is called when a worker's state is another one."""
+class RolloutWorkers:
+    """Starts the workers, gives them episodes, and starts one again that has died.
+
+    `receive` gets the messages that concern the whole run, `note` gets sentences for the user, `event` is
+    `Channel.event`, and `changed` is called after each change of a worker's state."""
 
     def __init__(
         self,
         spec: WorkerSpec,
         options: dict[str, Any],
+        *,
         slots: int,
         start_s: float,
         receive: Callable[[Any], None],
@@ -103,7 +106,7 @@ class Workers:
 
     async def add(self, number: int) -> None:
         """Start workers, all at once. Raises `AleError` if one does not start: then none is added."""
-        new = [Worker(f"worker {next(self._names)}", self._slots) for _ in range(number)]
+        new = [WorkerHandle(f"worker {next(self._names)}", self._slots) for _ in range(number)]
         places = self._admission.router.places
         places += new
         try:
@@ -125,7 +128,7 @@ class Workers:
         name."""
         places = self._admission.router.places
         worker = next((each for each in self if each.state == "failed"), places[-1])
-        assert isinstance(worker, Worker)
+        assert isinstance(worker, WorkerHandle)
         self._change(worker, "leaving")
         await cancel(worker.reviving)
         while worker.active:
@@ -136,16 +139,16 @@ class Workers:
         await self._end(worker)
         return worker.name
 
-    async def _start(self, worker: Worker) -> None:
+    async def _start(self, worker: WorkerHandle) -> None:
         worker.model, worker.table, worker.pools = None, None, {}
         label = f"{worker.name}/{next(self._numbers)}"  # an actor that dies keeps its name for a moment
         worker.actor = start_actor(RolloutWorker, label, self._options)
-        worker.line = Line(worker.name, worker.actor)
+        worker.line = CallBatcher(worker.name, worker.actor)
         worker.listening = asyncio.create_task(self._listen(worker, worker.actor, worker.line))
         worker.node, worker.pid = await self._ask(worker, worker.actor.start.remote(self._spec))
         worker.looking = asyncio.create_task(self._look(worker, worker.actor, worker.line))
 
-    async def _serve(self, worker: Worker) -> None:
+    async def _serve(self, worker: WorkerHandle) -> None:
         """Give a worker that has started what changed meanwhile, until there is nothing more; then it gets episodes."""
         while worker.model is not self._model or worker.table is not self._table:
             model, table = self._model, self._table
@@ -157,7 +160,7 @@ class Workers:
         self._change(worker, "serving")
         self._admission.serve()
 
-    async def _ask(self, worker: Worker, reference: Any) -> Any:
+    async def _ask(self, worker: WorkerHandle, reference: Any) -> Any:
         try:
             return await ask(worker.name, reference, self._start_s)
         except TimeoutError:
@@ -166,15 +169,15 @@ class Workers:
     async def use_model(self, folder: Path | None) -> None:
         """Have all workers use the tokenizer of a model's folder."""
         self._model = (folder,)
-        await self._tell(lambda actor: actor.use_model.remote(folder), self._start_s)
+        await self._call_each(lambda actor: actor.use_model.remote(folder), self._start_s)
 
     async def use_engines(self, table: EngineTable) -> None:
         """Give all workers a table of the engines; those that serve have it when this returns."""
         self._table = shared = share(table)
-        await self._tell(lambda actor: actor.use_engines.remote(shared), TELL_S)
+        await self._call_each(lambda actor: actor.use_engines.remote(shared), TABLE_S)
 
-    async def _tell(self, call: Callable[[Any], Any], limit_s: float) -> None:
-        async def tell(worker: Worker) -> None:
+    async def _call_each(self, call: Callable[[Any], Any], limit_s: float) -> None:
+        async def call_one(worker: WorkerHandle) -> None:
             actor = worker.actor
             try:
                 await ask(worker.name, call(actor), limit_s)
@@ -185,35 +188,35 @@ class Workers:
 
         # One that leaves still has episodes, which need engines that are there.
         having = [worker for worker in self if worker.serving or (worker.state == "leaving" and worker.actor)]
-        await asyncio.gather(*(tell(worker) for worker in having))
+        await asyncio.gather(*(call_one(worker) for worker in having))
 
     # --- episodes
 
-    def home(self, group: str) -> Worker | None:
+    def home(self, group: str) -> WorkerHandle | None:
         """Return the worker for a group; None while none has room."""
         worker = self._admission.router.choose(group)
-        assert worker is None or isinstance(worker, Worker)
+        assert worker is None or isinstance(worker, WorkerHandle)
         return worker
 
-    async def enter(self, group: str) -> Worker:
+    async def enter(self, group: str) -> WorkerHandle:
         """Wait for a worker that serves, and take a place there; `leave` gives it back. It may have died before this
         returns: then it does not serve. Raises `EngineError` if none is left."""
         worker = await self._admission.enter(self._admission.take_number(), group, 0)
-        assert isinstance(worker, Worker)
+        assert isinstance(worker, WorkerHandle)
         self._note_use(worker)
         return worker
 
-    def leave(self, worker: Worker) -> None:
+    def leave(self, worker: WorkerHandle) -> None:
         """Give a place back."""
         self._admission.leave(worker)
         self._note_use(worker)
 
-    def _note_use(self, worker: Worker) -> None:
+    def _note_use(self, worker: WorkerHandle) -> None:
         if worker.busy != bool(worker.active):
             worker.busy = not worker.busy
             self._states.look()
 
-    def finish(self, worker: Worker) -> None:
+    def finish(self, worker: WorkerHandle) -> None:
         """Record that an episode ended well there."""
         worker.failures = 0
 
@@ -226,7 +229,7 @@ class Workers:
 
     # --- states
 
-    def _change(self, worker: Worker, state: str) -> None:
+    def _change(self, worker: WorkerHandle, state: str) -> None:
         worker.serving, worker.state = state == "serving", state
         self._states.look()
         self._changed()
@@ -247,7 +250,7 @@ class Workers:
 
     # --- faults
 
-    def suspect(self, worker: Worker, actor: Any, found: str = DEAD) -> None:
+    def suspect(self, worker: WorkerHandle, actor: Any, found: str = DEAD) -> None:
         """Start a worker again whose actor has died, or does not do its work; `found` says so to the user."""
         if worker.state != "serving" or worker.actor is not actor or self._closed:
             return
@@ -257,7 +260,7 @@ class Workers:
         self._admission.router.forget(worker)
         worker.reviving = asyncio.create_task(self._revive(worker, found))
 
-    async def _revive(self, worker: Worker, found: str) -> None:
+    async def _revive(self, worker: WorkerHandle, found: str) -> None:
         self._note(f"{worker.name} {found} and is started again; its episodes begin anew.")
         while worker.failures < RESTARTS:
             worker.failures += 1
@@ -274,7 +277,7 @@ class Workers:
         self._note(f"{worker.name} is given up: it was started {RESTARTS} times in a row in vain.")
         self._admission.serve()
 
-    async def _listen(self, worker: Worker, actor: Any, line: Line) -> None:
+    async def _listen(self, worker: WorkerHandle, actor: Any, line: CallBatcher) -> None:
         def receive(message: Any) -> None:
             if isinstance(message, Sampling):
                 if (listener := worker.listeners.get(message.episode)) is not None:
@@ -289,7 +292,7 @@ class Workers:
         except Exception:  # it died, or cannot be asked
             self.suspect(worker, actor)
 
-    async def _look(self, worker: Worker, actor: Any, line: Line) -> None:
+    async def _look(self, worker: WorkerHandle, actor: Any, line: CallBatcher) -> None:
         """Find out that a worker has stopped for good: what it makes may take as long as it likes. One from which
         something came since the last look is not asked."""
         heard = -1
@@ -298,7 +301,7 @@ class Workers:
                 if heard == line.heard:
                     await look_at(worker.name, actor, actor.ping.remote())
                 heard = line.heard
-                await wait_for_beat(LOOK_S)
+                await wait_for_tick(LOOK_S)
         except ActorSilent:
             self.suspect(worker, actor, SILENT)
         except Exception:  # it died, or cannot be asked
@@ -315,7 +318,7 @@ class Workers:
             await asyncio.gather(*(cancel(worker.reviving) for worker in self))
             await asyncio.gather(*(self._end(worker) for worker in self))
 
-    async def _end(self, worker: Worker, *, ask_it: bool = True) -> None:
+    async def _end(self, worker: WorkerHandle, *, ask_it: bool = True) -> None:
         worker.serving = False
         actor, worker.actor = worker.actor, None
         listening, worker.listening = worker.listening, None
@@ -330,9 +333,9 @@ class Workers:
 
 
 class RemotePool:
-    """The sandbox pools of one plugin on all workers, as `Workbench.pools` has them."""
+    """The sandbox pools of one plugin on all workers, as `OpenEpisodes.pools` has them."""
 
-    def __init__(self, workers: Workers, name: str) -> None:
+    def __init__(self, workers: RolloutWorkers, name: str) -> None:
         self._workers, self._name = workers, name
 
     def metrics(self) -> dict[str, float]:

@@ -1,8 +1,8 @@
 """The connection to Ray: one that runs, or one that is started for the run and ended with it.
 
 Ray that is started for a run counts more CPUs than the run's actors ask for, so that a laptop has room for all of
-them, and for more (`ale cluster scale`). Its files are in a temporary folder (`temporary.py`), which is removed with
-it."""
+them, and for more (`ale cluster scale`). Its files are in a temporary folder (`temporary_folder.py`), which is removed
+with it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from typing import Any
 
 from ale.errors import ConfigError
 from ale.registry.validation import one_line_error
-from ale_ray.temporary import TemporaryFolder
+from ale_ray.temporary_folder import TemporaryFolder
 
 HEADROOM = 4
 ENVIRONMENT = {
@@ -30,7 +30,7 @@ ENVIRONMENT = {
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class ActorResources:
     """What an actor needs."""
 
     role: str
@@ -49,7 +49,7 @@ class Connection:
         self.opened = False
         """Ray must not be asked for anything otherwise: it would connect by itself."""
 
-    async def open(self, rooms: Sequence[Room]) -> None:
+    async def open(self, rooms: Sequence[ActorResources]) -> None:
         """Connect, or start Ray with room for these actors. Raises `ConfigError`."""
         if self._address is not None and "://" in self._address:
             raise ConfigError(
@@ -63,7 +63,7 @@ class Connection:
         finally:
             restore_sigterm()
 
-    def _open(self, rooms: Sequence[Room]) -> None:
+    def _open(self, rooms: Sequence[ActorResources]) -> None:
         for name, value in ENVIRONMENT.items():
             os.environ.setdefault(name, value)
         own: dict[str, Any] = {"address": self._address}
@@ -121,7 +121,7 @@ def restore_sigterm() -> None:
             signal.siginterrupt(signal.SIGTERM, False)
 
 
-def check_room(rooms: Sequence[Room]) -> None:
+def check_resources(rooms: Sequence[ActorResources]) -> None:
     """Refuse actors for which the nodes that are there have no room: Ray would wait for ever. Raises `ConfigError`."""
     import ray
 

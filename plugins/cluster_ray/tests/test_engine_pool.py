@@ -15,9 +15,9 @@ from ale.specs.driver import Channel, DriverContext
 from ale.specs.engine import FolderTicket, PolicyVersion
 from ale_engines.pool import member
 from ale_engines.pool.member import State
-from ale_ray.engine_host import EngineSpec
-from ale_ray.engines import RayEngines
-from ale_ray.replica import RayReplica
+from ale_ray.engine_actor import EngineSpec
+from ale_ray.engine_pool import RayEngines
+from ale_ray.engine_replica import RayReplica
 from ale_ray.routed_engine import EngineTable, TableRow
 
 from .conftest import FakeHost, Started

@@ -1,7 +1,7 @@
-"""What an actor tells the run without being asked: events, calls of observers, and requests at engines.
+"""The messages that an actor sends to the run: events, calls of observers, log lines, and reports about engines.
 
-The actor puts messages into its `Outbox`, and the run takes them by a call that waits for some. They keep their order,
-which calls in the other direction would not (`asyncio` actors begin calls in any order)."""
+The actor puts messages into its `Outbox`, and the run takes them by a call that waits for some. So they keep their
+order. They would not if the actor called the run, because `asyncio` actors begin calls in any order."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ import cloudpickle  # type: ignore[import-untyped]
 from ale.registry.hooks import Hooks
 from ale.registry.validation import describe_error
 from ale.specs.driver import Channel
-from ale_ray.beat import next_beat
+from ale_ray.timer_coalescing import next_tick
 
 log = logging.getLogger("ale.cluster")
 GATHER_S = 0.3
-"""The time between two deliveries of a busy actor, since each costs the run half a millisecond (`line.py`): messages
-are gathered for so long, and the first one after a rest is delivered at once."""
+"""The time between two deliveries of a busy actor. Each delivery costs the run half a millisecond (`call_batching.py`),
+so messages are gathered for this long; the first message after a pause is delivered at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class PoolMetrics:
 
 
 @dataclass(frozen=True, slots=True)
-class Logged:
+class LogLine:
     """A line of the actor's log."""
 
     logger: str
@@ -76,19 +76,19 @@ class Logged:
 
 
 @dataclass(frozen=True, slots=True)
-class Closed:
+class ActorClosed:
     """The actor has closed what it had: this is its last message."""
 
 
 @dataclass(frozen=True, slots=True)
-class Packed:
-    """A message, pickled by itself: one that cannot be must not take others with it."""
+class PickledMessage:
+    """A message that was pickled by itself, so that one that cannot be pickled loses no other message."""
 
     message: bytes
 
 
 class Outbox:
-    """Messages that have not been taken yet."""
+    """The messages of an actor that the run has not taken yet."""
 
     def __init__(self) -> None:
         self._messages: deque[Any] = deque()
@@ -110,7 +110,7 @@ class Outbox:
     def pack(self, message: Any) -> None:
         """Add a message with values of a plugin as they are now. One that cannot be pickled is logged instead."""
         try:
-            packed = Packed(cloudpickle.dumps(message))
+            packed = PickledMessage(cloudpickle.dumps(message))
         except Exception as error:
             log.warning("a message to the run cannot be sent: %s", describe_error(error))
         else:
@@ -129,13 +129,13 @@ class Outbox:
             await asyncio.sleep(min(self._next - time.time(), 2 * GATHER_S))  # the clock may have been set back
         if number < self._newest:
             return []
-        self._next = next_beat(time.time(), GATHER_S)
+        self._next = next_tick(time.time(), GATHER_S)
         return [self._messages.popleft() for _ in range(len(self._messages))]
 
 
 def unpack(message: Any) -> Any:
     """Return a message as it was put in."""
-    return cloudpickle.loads(message.message) if isinstance(message, Packed) else message
+    return cloudpickle.loads(message.message) if isinstance(message, PickledMessage) else message
 
 
 class RemoteChannel(Channel):
@@ -180,7 +180,7 @@ class RemoteLog(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Send a line."""
         try:
-            self._outbox.put(Logged(record.name, record.levelno, record.getMessage()))
+            self._outbox.put(LogLine(record.name, record.levelno, record.getMessage()))
         except Exception:  # its arguments do not fit its text
             self.handleError(record)
 

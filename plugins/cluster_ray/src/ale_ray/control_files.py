@@ -1,12 +1,12 @@
-"""How `ale cluster` and a run talk: by files in the folder `cluster` of the run folder.
+"""How `ale cluster` and a run communicate: by files in the folder `cluster` of the run folder.
 
 roles.json       written by the run whenever something changes: each actor's role, name, node, devices (`cpu`, or how
                  many GPUs) and state, and its part if the engine is one of several kinds; `ale report` reads it
-NAME.request     a wish of `ale cluster scale`; the run takes one after another by renaming it to NAME.taken
-NAME.answer      what became of it; who wished removes it
+NAME.request     a request of `ale cluster scale`; the run takes one after another by renaming it to NAME.taken
+NAME.answer      the result; the command that asked removes it
 
-A run that is killed cannot write that it has ended. Whoever looks on its machine knows it by the lock of the run
-folder, which the kernel releases with the run's process.
+A run that is killed cannot write that it has ended. A command on the same machine finds that out by the lock of the run
+folder, which the kernel releases when the run's process ends.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from typing import Any
 from ale.errors import AleError, ConfigError
 from ale.registry.validation import describe_error
 from ale.store.run_store import lock_folder
-from ale_ray.beat import wait_for_beat
-from ale_ray.connection import describe_nodes
+from ale_ray.ray_connection import describe_nodes
+from ale_ray.timer_coalescing import wait_for_tick
 
 log = logging.getLogger("ale.cluster")
 FOLDER, ROLES = "cluster", "roles.json"
@@ -34,7 +34,7 @@ RUNNING, KILLED = "running", "killed"
 """States of a run; another one is `ended`."""
 LOOK_S = 1.0
 TAKEN_S, ANSWER_S = 10.0, 900.0
-"""How long a wish waits until a run that is at no other one takes it, and how long for its answer."""
+"""How long a request waits until an idle run takes it, and how long it waits for its result."""
 
 
 def write_json(path: Path, data: Any) -> None:
@@ -60,48 +60,48 @@ def row_of(role: str, name: str, node: str, pid: int, devices: str, state: str, 
     return columns | {"version": "" if version is None else version}
 
 
-async def serve_wishes(folder: Path, fulfil: Callable[[str, int], Awaitable[str]]) -> None:
-    """Take wishes for ever: `fulfil(role, count)` returns a sentence about what was done, or raises `AleError`."""
+async def serve_scale_requests(folder: Path, scale: Callable[[str, int], Awaitable[str]]) -> None:
+    """Take requests for ever: `scale(role, count)` returns a sentence about what was done, or raises `AleError`."""
     _forget_taken(folder)
     while True:
-        for wish in _wishes(folder):
+        for request in _open_requests(folder):
             try:
-                await _serve(wish, fulfil)
-            except Exception as error:  # whatever it is: the next wish can be fulfilled
-                log.warning("the wish %s could not be answered: %s", wish.name, describe_error(error))
-        await wait_for_beat(LOOK_S)
+                await _serve(request, scale)
+            except Exception as error:  # whatever it is: the next request can be served
+                log.warning("the request %s could not be answered: %s", request.name, describe_error(error))
+        await wait_for_tick(LOOK_S)
 
 
-async def _serve(wish: Path, fulfil: Callable[[str, int], Awaitable[str]]) -> None:
-    taken = wish.with_suffix(".taken")
-    if not _take(wish, taken):
+async def _serve(request: Path, scale: Callable[[str, int], Awaitable[str]]) -> None:
+    taken = request.with_suffix(".taken")
+    if not _take(request, taken):
         return
     text, done = "The run has ended before it was done.", False
     try:
-        role, count = _read_wish(taken)
+        role, count = _read_request(taken)
     except (KeyError, TypeError, ValueError) as error:
-        text = f"The wish cannot be read: {error}."
+        text = f"The request cannot be read: {error}."
     else:
         try:
-            text, done = await fulfil(role, count), True
+            text, done = await scale(role, count), True
         except AleError as error:
             text = str(error)
         except Exception as error:
             text = f"The run could not do it: {describe_error(error)}."
     finally:
-        write_json(wish.with_suffix(".answer"), {"done": done, "text": text})
+        write_json(request.with_suffix(".answer"), {"done": done, "text": text})
         _remove(taken)
 
 
-def _take(wish: Path, taken: Path) -> bool:
+def _take(request: Path, taken: Path) -> bool:
     try:
-        wish.replace(taken)
+        request.replace(taken)
         return True
-    except FileNotFoundError:  # who wished has given up
+    except FileNotFoundError:  # the command has given up
         return False
 
 
-def _read_wish(taken: Path) -> tuple[str, int]:
+def _read_request(taken: Path) -> tuple[str, int]:
     data = json.loads(taken.read_text())
     return str(data["role"]), int(data["count"])
 
@@ -111,23 +111,23 @@ def _remove(file: Path) -> None:
 
 
 def _forget_taken(folder: Path) -> None:
-    """Remove what this run was at when its process before was killed."""
+    """Remove the request that this run was serving when its earlier process was killed."""
     for taken in folder.glob("*.taken"):
         _remove(taken)
 
 
-def _wishes(folder: Path) -> list[Path]:
-    with suppress(OSError):  # mostly, nobody has wished yet, and nothing was written
+def _open_requests(folder: Path) -> list[Path]:
+    with suppress(OSError):  # mostly nobody has asked yet, and the folder is not there
         return [folder / name for name in sorted(os.listdir(folder)) if name.endswith(".request")]
     return []
 
 
-def wish_for(folder: Path, role: str, count: int, note: Callable[[str], None] = print) -> str:
+def request_scale(folder: Path, role: str, count: int, note: Callable[[str], None] = print) -> str:
     """Ask the run of this folder for a number of actors, and wait; returns what it says. `note` gets a sentence if the
-    run is at another wish. Raises `ConfigError`."""
-    wish = folder / f"{uuid.uuid4().hex[:8]}.request"
-    taken, answer = wish.with_suffix(".taken"), wish.with_suffix(".answer")
-    write_json(wish, {"role": role, "count": count})
+    run serves another request. Raises `ConfigError`."""
+    request = folder / f"{uuid.uuid4().hex[:8]}.request"
+    taken, answer = request.with_suffix(".taken"), request.with_suffix(".answer")
+    write_json(request, {"role": role, "count": count})
     began = at_work = time.monotonic()
     noted = False
     try:
@@ -148,7 +148,7 @@ def wish_for(folder: Path, role: str, count: int, note: Callable[[str], None] = 
             time.sleep(0.1)
         said = json.loads(answer.read_text())
     finally:
-        for each in (wish, answer):
+        for each in (request, answer):
             _remove(each)
     if not said["done"]:
         raise ConfigError(str(said["text"]))

@@ -10,8 +10,8 @@ from typing import Any
 
 from ale.errors import AleError
 from ale.registry.validation import describe_error
-from ale_ray.calls import ActorLost, ActorSilent, ask, cancel
-from ale_ray.outbox import Closed, unpack
+from ale_ray.actor_calls import ActorLost, ActorSilent, ask, cancel
+from ale_ray.actor_messages import ActorClosed, unpack
 
 log = logging.getLogger("ale.cluster")
 SILENT_S = 60.0
@@ -69,7 +69,7 @@ def deliver(who: str, messages: Iterable[Any], receive: Callable[[Any], None]) -
     """Give messages to `receive`; what it raises is logged, and the others still come. Returns whether the actor has
     closed, with its last message."""
     for message in messages:
-        if isinstance(message, Closed):
+        if isinstance(message, ActorClosed):
             return True
         try:
             receive(unpack(message))

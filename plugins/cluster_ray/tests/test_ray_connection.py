@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from ale.errors import ConfigError
-from ale_ray import temporary
-from ale_ray.calls import take_interrupts
-from ale_ray.connection import Connection, restore_sigterm
-from ale_ray.temporary import TemporaryFolder
+from ale_ray import temporary_folder as temporary
+from ale_ray.actor_calls import take_interrupts
+from ale_ray.ray_connection import Connection, restore_sigterm
+from ale_ray.temporary_folder import TemporaryFolder
 
 
 def test_sigterm_goes_to_pythons_handler_again() -> None:

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from ale.errors import EngineError, PluginError
-from ale_ray import line as line_module
-from ale_ray import outbox as outbox_module
-from ale_ray.calls import ActorLost, Failed
-from ale_ray.line import Answer, Callee, Line
-from ale_ray.outbox import Closed, Event, Outbox
+from ale_ray import actor_messages as actor_messages
+from ale_ray import call_batching as call_batching
+from ale_ray.actor_calls import ActorLost, Failed
+from ale_ray.actor_messages import ActorClosed, Event, Outbox
+from ale_ray.call_batching import CallBatcher, CallReceiver, MethodResult
 
 from .conftest import FakeActor
 
@@ -26,7 +26,7 @@ class Doubler:
 
     def __init__(self) -> None:
         self.outbox, self.deliveries = Outbox(), 0
-        self._callee = Callee(self, self.outbox)
+        self._callee = CallReceiver(self, self.outbox)
         self.late = -1
         self._next_came = asyncio.Event()
 
@@ -63,7 +63,7 @@ class Side:
     def __init__(self) -> None:
         self.made = Doubler()
         self.actor = FakeActor(self.made)
-        self.line = Line("the doubler", self.actor)
+        self.line = CallBatcher("the doubler", self.actor)
         self.received: list[Any] = []
         self.listening = asyncio.create_task(self.listen())
 
@@ -76,7 +76,7 @@ class Side:
 async def side() -> AsyncIterator[Side]:
     found = Side()
     yield found
-    found.made.outbox.put(Closed())
+    found.made.outbox.put(ActorClosed())
     await found.listening
 
 
@@ -93,7 +93,7 @@ async def test_calls_that_are_made_together_are_one_delivery_and_answers_overtak
 
 
 async def test_calls_that_wait_for_their_turn_go_together(side: Side, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(line_module, "SEND_S", 3600.0)
+    monkeypatch.setattr(call_batching, "SEND_S", 3600.0)
     await side.line.ask("double", 1)
     while side.line._begun < 2:  # the next exchange is under way  # noqa: ASYNC110
         await asyncio.sleep(0.001)
@@ -120,7 +120,7 @@ async def test_an_error_is_that_of_its_own_call(side: Side) -> None:
 async def test_an_error_that_cannot_be_read_ends_its_call_too(side: Side) -> None:
     broken = side.line.ask("hang")
     await side.line.ask("double", 1)
-    side.made.outbox.put(Answer(0, Failed(b"no pickle")))
+    side.made.outbox.put(MethodResult(0, Failed(b"no pickle")))
     with pytest.raises(UnpicklingError):
         await broken
 
@@ -139,14 +139,14 @@ async def test_a_call_that_is_cancelled_is_forgotten_and_its_answer_is_nobodys(s
     hanging = side.line.ask("hang")
     await side.line.ask("double", 1)
     hanging.cancel()
-    side.made.outbox.put(Answer(0, None))
+    side.made.outbox.put(MethodResult(0, None))
     assert await side.line.ask("double", 2) == 4
 
 
 async def test_a_line_whose_actor_has_closed_leaves_no_call_waiting(side: Side) -> None:
     hanging = side.line.ask("hang")
     await side.line.ask("double", 1)
-    side.made.outbox.put(Closed())
+    side.made.outbox.put(ActorClosed())
     with pytest.raises(ActorLost, match="the doubler was closed"):
         await hanging
     with pytest.raises(ActorLost, match="the doubler was closed"):
@@ -156,8 +156,8 @@ async def test_a_line_whose_actor_has_closed_leaves_no_call_waiting(side: Side) 
 async def test_messages_keep_their_order_though_exchanges_begin_in_another_one(
     side: Side, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(line_module, "SEND_S", 0.0)
-    monkeypatch.setattr(outbox_module, "GATHER_S", 0.001)
+    monkeypatch.setattr(call_batching, "SEND_S", 0.0)
+    monkeypatch.setattr(actor_messages, "GATHER_S", 0.001)
     side.made.late, asked = 1, []
     for number in range(6):
         side.made.outbox.put(Event("message", {"number": number}))

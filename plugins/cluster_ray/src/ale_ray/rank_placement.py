@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from ale.errors import ConfigError
-from ale_ray.calls import ask
-from ale_ray.connection import describe_gpus, describe_nodes
+from ale_ray.actor_calls import ask
+from ale_ray.ray_connection import describe_gpus, describe_nodes
 from ale_ray.settings import EnginePlaces, TrainerPlaces
 
 

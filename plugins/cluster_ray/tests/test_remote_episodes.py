@@ -17,12 +17,12 @@ from ale.specs.algorithm import RolloutRequest
 from ale.store.encoding import encode
 from ale.task import Task
 from ale.trajectory import Failure, Trajectory
-from ale_ray import episodes as episodes_module
-from ale_ray.calls import ActorLost, ask
-from ale_ray.episodes import BEGINNINGS, RemoteEpisodes
-from ale_ray.outbox import Sampling
-from ale_ray.worker import Acted, Encoded
-from ale_ray.workers import DEAD
+from ale_ray import remote_episodes as episodes_module
+from ale_ray.actor_calls import ActorLost, ask
+from ale_ray.actor_messages import Sampling
+from ale_ray.remote_episodes import BEGINNINGS, RemoteEpisodes
+from ale_ray.rollout_worker import AgentEnded, EncodedTrajectory
+from ale_ray.rollout_workers import DEAD
 
 from .conftest import FakeActor, until
 
@@ -30,10 +30,10 @@ STAGE = StageInfo("rl", 1, "train", 1.0)
 REQUEST = RolloutRequest(Task(id="t", instruction="Do it."), "g", 7)
 
 
-def made(name: str) -> Encoded:
+def made(name: str) -> EncodedTrajectory:
     """A trajectory, as a worker sends it."""
     facts: dict[str, Any] = {"task_id": "t", "split": "train", "stage": "rl", "step": 1, "group": "g", "seed": 7}
-    return Encoded(*encode(Trajectory(id=name, policy_version=3, sequences=(), chunks=(), **facts)))
+    return EncodedTrajectory(*encode(Trajectory(id=name, policy_version=3, sequences=(), chunks=(), **facts)))
 
 
 class FakeWorker:
@@ -144,14 +144,14 @@ class Run:
 
 
 async def test_an_episode_that_is_scored_comes_back() -> None:
-    run = Run(FakeWorker(Acted(), made("a")))
+    run = Run(FakeWorker(AgentEnded(), made("a")))
     assert (await run.begin()).id == "a"
     assert run.worker.calls == ["act", "finish"]
     assert (run.workers.entered, run.workers.left) == (1, 1)
 
 
 async def test_an_episode_that_its_worker_gives_up_begins_anew() -> None:
-    run = Run(FakeWorker(None, Acted(), None, made("b")))
+    run = Run(FakeWorker(None, AgentEnded(), None, made("b")))
     assert (await run.begin()).id == "b"
     assert run.worker.calls == ["act", "act", "finish", "act"]
     assert len(set(run.worker.names)) == 3, "each beginning is an episode of its own"
@@ -178,7 +178,7 @@ async def test_a_worker_that_died_after_it_was_chosen_costs_no_beginning() -> No
 
 @pytest.mark.parametrize("what_there_is", [None, made("partial")])
 async def test_an_episode_that_is_ended_comes_back_with_what_there_is_of_it(
-    what_there_is: Encoded | None, monkeypatch: pytest.MonkeyPatch
+    what_there_is: EncodedTrajectory | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(episodes_module, "ARRIVES_S", 0.01)
     run = Run(FakeWorker(asyncio.Event(), ended=what_there_is))

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from ale.errors import AleError, EngineError, PluginError, SandboxError, UncleanError
-from ale_ray import actors
-from ale_ray.actors import look_at
-from ale_ray.calls import Failed, answered, ask
+from ale_ray import actor_lifecycle as actors
+from ale_ray.actor_calls import Failed, answered, ask
+from ale_ray.actor_lifecycle import look_at
 
 
 @answered

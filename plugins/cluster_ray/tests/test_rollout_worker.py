@@ -14,9 +14,9 @@ from ale.rollout.episode import StageInfo
 from ale.specs.algorithm import RolloutRequest
 from ale.task import Task
 from ale.trajectory import Failure, Trajectory
-from ale_ray import worker as worker_module
-from ale_ray.outbox import Closed, Sampling
-from ale_ray.worker import Acted, Encoded, RolloutWorker
+from ale_ray import rollout_worker as worker_module
+from ale_ray.actor_messages import ActorClosed, Sampling
+from ale_ray.rollout_worker import AgentEnded, EncodedTrajectory, RolloutWorker
 
 STAGE = StageInfo("rl", 1, "train", 1.0)
 REQUEST = RolloutRequest(Task(id="t", instruction="Do it."), "g", 7)
@@ -65,8 +65,8 @@ async def test_an_episode_is_scored_when_the_run_lets_it(worker: RolloutWorker) 
     acting = asyncio.create_task(worker.act("e", REQUEST, STAGE))
     await asyncio.sleep(0)
     let_act(worker)
-    assert await acting == Acted()
-    assert isinstance(await worker.finish("e"), Encoded)
+    assert await acting == AgentEnded()
+    assert isinstance(await worker.finish("e"), EncodedTrajectory)
     assert await worker.messages() == [Sampling("e", True), Sampling("e", False)]
 
 
@@ -74,14 +74,14 @@ async def test_an_episode_that_is_ended_returns_what_there_is_to_both_calls(work
     acting = asyncio.create_task(worker.act("e", REQUEST, STAGE))
     await asyncio.sleep(0.01)
     ended = await worker.end("e", REASON)
-    assert isinstance(ended, Encoded)
+    assert isinstance(ended, EncodedTrajectory)
     assert "It is not needed." in ended.text
     assert await acting == ended
 
 
 async def test_an_episode_that_has_ended_already_is_not_waited_for(worker: RolloutWorker) -> None:
     let_act(worker)
-    assert await worker.act("e", REQUEST, STAGE) == Acted()
+    assert await worker.act("e", REQUEST, STAGE) == AgentEnded()
     await worker.finish("e")
     async with asyncio.timeout(1):
         assert await worker.end("e", REASON) is None
@@ -93,15 +93,15 @@ async def test_an_end_that_overtakes_its_episode_waits_for_it(worker: RolloutWor
     ending = asyncio.create_task(worker.end("e", REASON))
     await asyncio.sleep(0.01)
     acting = asyncio.create_task(worker.act("e", REQUEST, STAGE))
-    assert isinstance(await ending, Encoded)
-    assert isinstance(await acting, Encoded)
+    assert isinstance(await ending, EncodedTrajectory)
+    assert isinstance(await acting, EncodedTrajectory)
 
 
 async def test_an_end_that_comes_just_when_its_episode_is_about_to_begin_lets_it_begin(worker: RolloutWorker) -> None:
     acting = asyncio.create_task(worker.act("e", REQUEST, STAGE))
     ending = asyncio.create_task(worker.end("e", REASON))  # its turn comes right after that of `acting`
     ended = await ending
-    assert isinstance(ended, Encoded)
+    assert isinstance(ended, EncodedTrajectory)
     assert "It is not needed." in ended.text
     assert await acting == ended
 
@@ -130,4 +130,4 @@ async def test_a_worker_that_closes_gives_its_episodes_up_and_closes_what_starts
     await worker.close()
     assert await acting is None
     assert worker._shared["states"].closed
-    assert (await worker.messages())[-1] == Closed()
+    assert (await worker.messages())[-1] == ActorClosed()

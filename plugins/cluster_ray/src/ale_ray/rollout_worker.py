@@ -25,9 +25,9 @@ from ale.session.tokenizer import ChatTokenizer, byte_tokenizer
 from ale.specs.algorithm import RolloutRequest
 from ale.specs.driver import DriverContext
 from ale.store.encoding import encode
-from ale_ray.calls import answered
-from ale_ray.line import Callee
-from ale_ray.outbox import EngineReport, PoolMetrics, RemoteChannel, RemoteHooks, Sampling
+from ale_ray.actor_calls import answered
+from ale_ray.actor_messages import EngineReport, PoolMetrics, RemoteChannel, RemoteHooks, Sampling
+from ale_ray.call_batching import CallReceiver
 from ale_ray.routed_engine import EngineTable, RoutedEngine
 from ale_ray.run_actor import RunActor
 
@@ -59,7 +59,7 @@ class WorkerSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class Encoded:
+class EncodedTrajectory:
     """A trajectory, as `ale.store.encoding.encode` makes it."""
 
     text: str
@@ -67,12 +67,12 @@ class Encoded:
 
 
 @dataclass(frozen=True, slots=True)
-class Acted:
+class AgentEnded:
     """The agent has ended, and the episode waits to be scored."""
 
 
 @dataclass(eq=False)
-class Running:
+class RunningEpisode:
     """An episode that is being made."""
 
     task: asyncio.Task[Any]
@@ -82,12 +82,12 @@ class Running:
 
 
 class RolloutWorker(RunActor):
-    """See the module."""
+    """Makes episodes and sends their trajectories to the run."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._callee = Callee(self, self._outbox)
-        self._running: dict[str, Running] = {}
+        self._callee = CallReceiver(self, self._outbox)
+        self._running: dict[str, RunningEpisode] = {}
         self._dropped: deque[str] = deque(maxlen=1024)
         """Episodes that were given up before they arrived."""
         self._over: deque[str] = deque(maxlen=1024)
@@ -126,21 +126,21 @@ class RolloutWorker(RunActor):
     async def exchange(self, pickled: bytes) -> list[Any]:
         return await self._callee.exchange(pickled)
 
-    async def act(self, name: str, request: RolloutRequest, stage: StageInfo) -> Encoded | Acted | None:
+    async def act(self, name: str, request: RolloutRequest, stage: StageInfo) -> EncodedTrajectory | AgentEnded | None:
         """Begin an episode; returns once its agent has ended, or the trajectory if the episode has, or None if it was
         given up."""
         if name in self._dropped:
             return None
-        running = Running(asyncio.ensure_future(self._episodes.run(self._move(request), stage)))
+        running = RunningEpisode(asyncio.ensure_future(self._episodes.run(self._move(request), stage)))
         self._running[name], self._names[running.task] = running, name
         acted = asyncio.ensure_future(running.acted.wait())
         try:
             await asyncio.wait([running.task, acted], return_when=asyncio.FIRST_COMPLETED)
         finally:
             acted.cancel()
-        return await self._result(name, running) if running.task.done() else Acted()
+        return await self._result(name, running) if running.task.done() else AgentEnded()
 
-    async def finish(self, name: str) -> Encoded | None:
+    async def finish(self, name: str) -> EncodedTrajectory | None:
         """Score an episode whose agent has ended, and return it; None if it was given up."""
         running = self._running.get(name)
         if running is None:
@@ -149,9 +149,9 @@ class RolloutWorker(RunActor):
         return await self._result(name, running)
 
     @answered
-    async def end(self, name: str, error: AleError) -> Encoded | None:
+    async def end(self, name: str, error: AleError) -> EncodedTrajectory | None:
         """End an episode with a failure, and return what there is of it; None if it has ended just before."""
-        for _ in range(round(ARRIVES_S / LOOK_S)):  # it overtakes calls that go by a `Line`
+        for _ in range(round(ARRIVES_S / LOOK_S)):  # it overtakes calls that go through the `CallBatcher`
             if name in self._running or name in self._over:
                 break
             await asyncio.sleep(LOOK_S)
@@ -197,7 +197,7 @@ class RolloutWorker(RunActor):
         start = request.start
         return request if start is None else replace(request, start=start.move(self._shared, self._channel))
 
-    async def _result(self, name: str, running: Running) -> Encoded | None:
+    async def _result(self, name: str, running: RunningEpisode) -> EncodedTrajectory | None:
         try:
             trajectory = await asyncio.shield(running.task)
         except asyncio.CancelledError:
@@ -208,7 +208,7 @@ class RolloutWorker(RunActor):
             self._forget(name)
         if self._pools:
             self._outbox.put(PoolMetrics({pool: each.metrics() for pool, each in self._pools.items()}))
-        return Encoded(*encode(trajectory))
+        return EncodedTrajectory(*encode(trajectory))
 
     def _forget(self, name: str) -> None:
         if (running := self._running.pop(name, None)) is not None:

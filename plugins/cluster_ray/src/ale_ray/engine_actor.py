@@ -20,9 +20,9 @@ from ale.specs.driver import DriverContext
 from ale.specs.engine import GenerateRequest, Generation, InferenceEngine, PolicyVersion
 from ale_engines.pool.driver_replica import DriverReplica
 from ale_engines.pool.replica import Interrupted, Replica
-from ale_ray.calls import answered
-from ale_ray.connection import describe_gpus
-from ale_ray.outbox import RemoteChannel
+from ale_ray.actor_calls import answered
+from ale_ray.actor_messages import RemoteChannel
+from ale_ray.ray_connection import describe_gpus
 from ale_ray.run_actor import RunActor
 
 
@@ -76,8 +76,8 @@ class BrokenOff:
     partial: Generation
 
 
-class EngineHost(RunActor):
-    """See the module."""
+class EngineActor(RunActor):
+    """Hosts an engine driver, or one server of it."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,12 +1,13 @@
-"""Calls of an actor that is called often: they go out and its messages come back in one exchange.
+"""Batches the calls of an actor that is called often: calls go out, and messages come back, in one *exchange*.
 
-1. An exchange is a call by Ray, which takes the calls made so far and returns once the actor has messages. Each costs
-   the run half a millisecond, so calls and answers of many episodes share one. Most of that is the waking up, so those
-   of several actors are at the same moments (`beat.py`).
-2. While nothing is to be said one exchange waits at the actor. A call does not wait for it: it goes with another
+1. An exchange is one Ray call. It carries the calls made so far and returns once the actor has messages. An exchange
+   costs the run half a millisecond, so calls and results of many episodes share one. Most of that cost is waking up, so
+   the exchanges of several actors happen at the same moments (`timer_coalescing.py`).
+2. While there is nothing to send, one exchange waits at the actor. A new call does not wait for it: it goes with a new
    exchange, which ends the one before.
-3. Exchanges are numbered, as actors may begin them in any order: only the newest one takes messages, and the run reads
-   their results by number. So messages keep their order; calls need none, as an answer comes before what follows it.
+3. Exchanges are numbered, because actors may begin them in any order. Only the newest one takes messages, and the run
+   reads their results by number, so messages keep their order. Calls need no order: a caller waits for its result
+   before it makes the call that depends on it.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ from typing import Any
 import cloudpickle  # type: ignore[import-untyped]
 
 from ale.registry.validation import one_line_error
-from ale_ray.actors import deliver
-from ale_ray.beat import next_beat
-from ale_ray.calls import ActorLost, Failed, answered, when_answered
-from ale_ray.outbox import GATHER_S, Outbox
+from ale_ray.actor_calls import ActorLost, Failed, answered, when_answered
+from ale_ray.actor_lifecycle import deliver
+from ale_ray.actor_messages import GATHER_S, Outbox
+from ale_ray.timer_coalescing import next_tick
 
 SEND_S = 2 * GATHER_S
 """The least time between two exchanges for the sake of calls: the first call after a rest is sent at once. A busy actor
@@ -36,7 +37,7 @@ REPLY_S = 0.04
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class MethodCall:
     """A call of a method. Its arguments are pickled by themselves: those that cannot be read are its own error."""
 
     number: int
@@ -45,20 +46,20 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class MethodResult:
     """What a call returned, or `Failed`."""
 
     number: int
     value: Any
 
 
-class Line:
-    """The run's end; calls are answered while `listen` runs."""
+class CallBatcher:
+    """The run's side. Calls are answered while `listen` runs."""
 
     def __init__(self, who: str, actor: Any) -> None:
         self._who, self._actor = who, actor
         self._numbers = count()
-        self._calls: list[Call] = []
+        self._calls: list[MethodCall] = []
         self._waiting: dict[int, asyncio.Future[Any]] = {}
         self._receive: Callable[[Any], None] | None = None
         self._over = asyncio.Event()
@@ -76,7 +77,7 @@ class Line:
     def ask(self, method: str, *arguments: Any) -> asyncio.Future[Any]:
         """Call a method of the actor. The future has what it returns or raises, or `ActorLost`; the answer to one that
         is cancelled is nobody's."""
-        call = Call(next(self._numbers), method, _pickle(arguments))
+        call = MethodCall(next(self._numbers), method, _pickle(arguments))
         future = self._waiting[call.number] = asyncio.get_running_loop().create_future()
         if self._failure is not None:
             self.fail(self._failure)
@@ -108,7 +109,7 @@ class Line:
             if not future.done():
                 future.set_exception(ActorLost(str(self._failure)))
 
-    def _take_answer(self, answer: Answer) -> None:
+    def _take_answer(self, answer: MethodResult) -> None:
         future = self._waiting.pop(answer.number, None)
         if future is None or future.done():
             return
@@ -155,10 +156,10 @@ class Line:
             if deliver(self._who, messages, self._take):
                 self._over.set()
         if self._begun == self.heard:
-            self._exchange_at(next_beat(asyncio.get_running_loop().time(), REPLY_S))
+            self._exchange_at(next_tick(asyncio.get_running_loop().time(), REPLY_S))
 
     def _take(self, message: Any) -> None:
-        if isinstance(message, Answer):
+        if isinstance(message, MethodResult):
             self._take_answer(message)
         elif self._receive is not None:
             self._receive(message)
@@ -167,8 +168,8 @@ class Line:
         self.fail(error if isinstance(error, ActorLost) else ActorLost(f"{self._who}: {one_line_error(error)}"))
 
 
-class Callee:
-    """The actor's end. It calls methods of `target`, and puts their answers into the outbox."""
+class CallReceiver:
+    """The actor's side. It calls methods of `target` and puts their results into the outbox."""
 
     def __init__(self, target: object, outbox: Outbox) -> None:
         self._target, self._outbox = target, outbox
@@ -183,11 +184,11 @@ class Callee:
             task.add_done_callback(self._tasks.discard)
         return await self._outbox.take(number)
 
-    async def _answer(self, call: Call) -> None:
-        self._outbox.put(Answer(call.number, await self._make(call)))
+    async def _answer(self, call: MethodCall) -> None:
+        self._outbox.put(MethodResult(call.number, await self._make(call)))
 
     @answered
-    async def _make(self, call: Call) -> Any:
+    async def _make(self, call: MethodCall) -> Any:
         return await getattr(self._target, call.method)(*cloudpickle.loads(call.arguments))
 
 

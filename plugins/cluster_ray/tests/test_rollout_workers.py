@@ -1,4 +1,4 @@
-"""Workers are started, told, started again and removed so that none gets an episode without the newest table."""
+"""RolloutWorkers are started, told, started again and removed so that none gets an episode without the newest table."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from typing import Any
 import pytest
 
 from ale.errors import EngineError
-from ale_ray import actors as actors_module
-from ale_ray import workers as workers_module
-from ale_ray.calls import ActorLost
-from ale_ray.line import Callee, Line
-from ale_ray.outbox import Closed, Event, Outbox
+from ale_ray import actor_lifecycle as actors_module
+from ale_ray import rollout_workers as workers_module
+from ale_ray.actor_calls import ActorLost
+from ale_ray.actor_messages import ActorClosed, Event, Outbox
+from ale_ray.call_batching import CallBatcher, CallReceiver
+from ale_ray.rollout_workers import RESTARTS, RolloutWorkers, WorkerHandle
 from ale_ray.routed_engine import EngineTable
-from ale_ray.workers import RESTARTS, Worker, Workers
 from ale_testing.recording_channel import RecordingChannel
 
 from .conftest import FakeActor, Started, until
 
 
 class FakeWorker:
-    """A rollout worker, as far as `Workers` needs one. `gate` holds up its start, `slow` each table, and `moves` every
-    sign of life; its episodes have no end."""
+    """A rollout worker, as far as `RolloutWorkers` needs one. `gate` holds up its start, `slow` each table, and `moves`
+    every sign of life; its episodes have no end."""
 
     def __init__(self, fails: bool = False, node: str = "node") -> None:
         self.fails, self.node = fails, node
@@ -37,7 +37,7 @@ class FakeWorker:
         self.given: list[int] = []
         """The tables that it was given, also one that it has not taken yet."""
         self.tables: list[int] = []
-        self._callee = Callee(self, self.outbox)
+        self._callee = CallReceiver(self, self.outbox)
 
     async def exchange(self, pickled: bytes) -> list[Any]:
         return await self._callee.exchange(pickled)
@@ -64,18 +64,26 @@ class FakeWorker:
 
     async def close(self) -> None:
         self.outbox.put(Event("closing", {}))
-        self.outbox.put(Closed())
+        self.outbox.put(ActorClosed())
 
 
 class Run:
-    """Workers, and what they say to the run."""
+    """RolloutWorkers, and what they say to the run."""
 
     def __init__(self) -> None:
         spec: Any = None
         self.received: list[Any] = []
         self.notes: list[str] = []
         self.channel = RecordingChannel()
-        self.workers = Workers(spec, {}, 4, 60.0, self.received.append, self.notes.append, self.channel.event)
+        self.workers = RolloutWorkers(
+            spec,
+            {},
+            slots=4,
+            start_s=60.0,
+            receive=self.received.append,
+            note=self.notes.append,
+            event=self.channel.event,
+        )
 
     @property
     def states(self) -> list[str]:
@@ -98,12 +106,12 @@ def table(number: int) -> EngineTable:
     return EngineTable(number, (), 0, "")
 
 
-def worker_of(run: Run, position: int = 0) -> Worker:
-    found: Worker = [*run.workers][position]
+def worker_of(run: Run, position: int = 0) -> WorkerHandle:
+    found: WorkerHandle = [*run.workers][position]
     return found
 
 
-def line_of(run: Run) -> Line:
+def line_of(run: Run) -> CallBatcher:
     line = worker_of(run).line
     assert line is not None
     return line
@@ -146,7 +154,7 @@ async def test_a_worker_that_died_is_started_once_however_many_notice(run: Run, 
 async def test_a_worker_that_does_not_take_a_table_is_started_again(
     run: Run, started: Started, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(workers_module, "TELL_S", 0.05)
+    monkeypatch.setattr(workers_module, "TABLE_S", 0.05)
     await run.workers.add(1)
     started[0].made.slow.clear()
     await run.workers.use_engines(table(1))
@@ -195,7 +203,7 @@ async def test_a_worker_from_which_something_comes_is_not_asked_whether_it_lives
     line: Any = Talking()
     asked_at: list[int] = []
     ping = SimpleNamespace(remote=lambda: asked_at.append(line.looks))  # None cannot be waited for: that ends the looks
-    await run.workers._look(Worker("worker 0", 1), SimpleNamespace(ping=ping), line)
+    await run.workers._look(WorkerHandle("worker 0", 1), SimpleNamespace(ping=ping), line)
     assert asked_at == [11]
 
 

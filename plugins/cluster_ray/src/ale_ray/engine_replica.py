@@ -14,11 +14,11 @@ import cloudpickle  # type: ignore[import-untyped]
 from ale.errors import EngineError
 from ale.specs.engine import GenerateRequest, Generation, PolicyVersion, Tokenizer
 from ale_engines.pool.replica import Replica
-from ale_ray.actors import end_actor, look_at, start_actor, take_messages
-from ale_ray.beat import wait_for_beat
-from ale_ray.calls import ActorLost, ActorSilent, ask
+from ale_ray.actor_calls import ActorLost, ActorSilent, ask
+from ale_ray.actor_lifecycle import end_actor, look_at, start_actor, take_messages
+from ale_ray.engine_actor import EngineActor, EngineFacts, EngineSpec
 from ale_ray.engine_calls import EngineCalls
-from ale_ray.engine_host import EngineFacts, EngineHost, EngineSpec
+from ale_ray.timer_coalescing import wait_for_tick
 
 STATE_S = 2.0
 """Seconds between two looks at an engine's metrics."""
@@ -28,8 +28,10 @@ CALL_S = 120.0
 
 
 class RayReplica(Replica):
-    """See the module. `options` are those of the actor, `receive` gets its messages, and `check_started` refuses an
-    engine that cannot do on its node what the run needs."""
+    """Starts and asks the actor of an engine.
+
+    `options` are those of the actor, `receive` gets its messages, and `check_started` refuses an engine that cannot do
+    on its node what the run needs."""
 
     def __init__(
         self,
@@ -100,7 +102,7 @@ class RayReplica(Replica):
     async def start(self) -> None:
         """Start the actor and the engine in it."""
         label = f"{self.name}/{next(self._numbers)}"  # an actor that dies keeps its name for a moment
-        self.actor = actor = start_actor(EngineHost, label, self.options)
+        self.actor = actor = start_actor(EngineActor, label, self.options)
         self._calls = EngineCalls(actor, self.name)
         self._silence = ""
         self._listening = asyncio.create_task(self._listen(actor))
@@ -169,7 +171,7 @@ class RayReplica(Replica):
             raise EngineError(self._silence or str(error)) from error
 
     async def _listen(self, actor: Any) -> None:
-        while self.actor is actor:  # that it has died is the pool's to find; else it was out of reach for a moment
+        while self.actor is actor:  # the pool finds out if it has died; else it was out of reach for a moment
             with suppress(ActorLost):
                 return await take_messages(self.name, actor, self._receive)
             await asyncio.sleep(STATE_S)
@@ -184,4 +186,4 @@ class RayReplica(Replica):
                 self._silence = str(error)
             except ActorLost:
                 pass  # the pool finds it; else it was out of reach for a moment
-            await wait_for_beat(STATE_S)
+            await wait_for_tick(STATE_S)
