@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+import ale_train
+
 ROOT = Path(__file__).parents[2]
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 LAYOUT = CONTRIBUTING.partition("## The layout\n```\n")[2].partition("\n```")[0].splitlines()
@@ -27,6 +29,14 @@ def named_folders() -> list[str]:
     return found
 
 
+def floors_of(package: str) -> list[set[str]]:
+    """What the table of a package's floors names, the lowest floor first."""
+    table = CONTRIBUTING.partition(f"| floor | `{package}` |")[2].partition("\n\n")[0]
+    return [
+        {name.strip("/") for name in re.findall(r"`([\w/]+)`", line.split("|")[2])} for line in table.splitlines()[2:]
+    ]
+
+
 def test_it_fits_on_one_screen() -> None:
     assert 20 <= len(LAYOUT) <= 40
 
@@ -44,12 +54,14 @@ def test_every_package_is_named() -> None:
 
 @pytest.mark.parametrize("package", FLOORS)
 def test_the_table_of_floors_has_every_module(package: str) -> None:
-    table = CONTRIBUTING.partition(f"| floor | `{package}` |")[2].partition("\n\n")[0]
-    named = {
-        name.strip("/") for line in table.splitlines()[2:] for name in re.findall(r"`([\w/]+)`", line.split("|")[2])
-    }
     there = {path.stem for path in FLOORS[package].iterdir() if path.is_dir() or path.suffix == ".py"}
-    assert named == there - {"__init__", "__pycache__", "py"}
+    assert set[str]().union(*floors_of(package)) == there - {"__init__", "__pycache__", "py"}
+
+
+def test_the_floors_of_ale_train_are_those_of_its_docstring() -> None:
+    """`tests/packaging/test_floors.py` holds the imports against that docstring."""
+    table = re.findall(r"^    \d  (.+)$", ale_train.__doc__ or "", re.MULTILINE)
+    assert floors_of("ale_train") == [set(line.split()) for line in table]
 
 
 def test_the_page_of_packages_has_a_line_for_each() -> None:
