@@ -55,6 +55,17 @@ def plugins_list(
     show(kind, as_json)
 
 
+@app.command("doctor")
+def doctor_(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    timeout_s: Annotated[float, typer.Option(min=1, help="Seconds that one check may take.")] = 45.0,
+) -> None:
+    """What is installed and whether it works, for a bug report; the exit code is 1 where something is broken."""
+    from ale.cli.doctor import doctor
+
+    raise typer.Exit(doctor(as_json, timeout_s))
+
+
 def main() -> None:
     """Run the command line; a mistake is a sentence on stderr and an exit code, never a traceback."""
     gc.set_threshold(50_000, 20, 20)  # by default a tenth of a run's start goes into looking for garbage in modules

@@ -8,8 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic_core import from_json
-
 from ale.errors import ConfigError
 from ale.store.run_store import RunStore
 from ale.trajectory import Trajectory
@@ -91,7 +89,7 @@ def _with_tag(store: RunStore, where: str, parameters: Sequence[Any], tag: str, 
             return
         before = rows[-1][0]
         for _, *row in rows:
-            data = _read_json(row[-1])
+            data = json.loads(row[-1])
             if tag in (*data["tags"], *(f"{section}:{use}" for section, use in data["made_with"])):
                 found += 1
                 yield _row(row, data)
@@ -101,7 +99,7 @@ def _with_tag(store: RunStore, where: str, parameters: Sequence[Any], tag: str, 
 
 def _row(row: Sequence[Any], data: Mapping[str, Any] | None = None) -> EpisodeRow:
     id_, stage, step, task, group, reward, passed, rejected, failure, chunks, tokens, seconds, text = row
-    data = data or _read_json(text)
+    data = data or json.loads(text)
     message = (data.get("failure") or {}).get("message", "")
     why = f"{failure}: {message}" if failure else ": ".join(p for p in (rejected, data["rejected_because"]) if p)
     outcome = outcome_of(failure, rejected, passed)
@@ -109,14 +107,6 @@ def _row(row: Sequence[Any], data: Mapping[str, Any] | None = None) -> EpisodeRo
     return EpisodeRow(
         id_, stage, step, task, group, outcome, reward, chunks, tokens, seconds, data["ended_by"], tags, why
     )
-
-
-def _read_json(text: str) -> Mapping[str, Any]:
-    try:
-        data: Mapping[str, Any] = from_json(text)
-    except ValueError:  # a lone surrogate, which a policy may write
-        data = json.loads(text)
-    return data
 
 
 def find_episode(store: RunStore, beginning: str) -> Trajectory:

@@ -25,7 +25,7 @@ from ale.trajectory import Trajectory
 from ale_train.config.rl import RLConfig
 from ale_train.config.supervised import SFTConfig
 
-RUNNING, KILLED = "running", "killed"
+RUNNING, KILLED, COMPLETED = "running", "killed", "completed"
 EVAL = "eval"
 MAX_REASONS, MAX_RUNS = 12, 5
 BEFORE_SFT_STEP = -1
@@ -65,6 +65,8 @@ class RunFacts:
 
     run_id: str
     status: str
+    resumable: bool
+    """Whether `ale run --resume` can go on with it: half of a loop cannot be resumed, nor a run that has ended well."""
     error: str | None
     seconds: float | None
     idle_s: float | None
@@ -108,6 +110,7 @@ def read_run_facts(store: RunStore) -> RunFacts:
     return RunFacts(
         run_id=str(store.meta("run_id") or start.get("run_id") or store.folder.resolve().name),
         status=status,
+        resumable=status not in (RUNNING, COMPLETED) and start.get("only", "all") == "all",
         error=summary.get("error"),
         seconds=seconds,
         idle_s=None if last is None else max(0.0, time.time() - last),

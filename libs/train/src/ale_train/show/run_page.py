@@ -9,9 +9,9 @@ from itertools import islice
 from ale_train.evaluation.describe import describe
 from ale_train.show.episode_rows import EpisodeRow, Filters
 from ale_train.show.lines import Line, Table, line, one_line, printable
-from ale_train.show.run_facts import EVAL, KILLED, RUNNING, RunFacts, StageFacts
+from ale_train.show.run_facts import COMPLETED, EVAL, KILLED, RUNNING, RunFacts, StageFacts
 
-STATUS = {"completed": "bold green", RUNNING: "bold cyan", "interrupted": "bold yellow"}
+STATUS = {COMPLETED: "bold green", RUNNING: "bold cyan", "interrupted": "bold yellow"}
 OUTCOME = {"passed": "green", "not passed": "yellow", "rejected": "magenta", "failure": "red"}
 MOST_EVALUATIONS, MOST_TEXT = 6, 300
 HEADLINE = (
@@ -44,7 +44,7 @@ def _state(name: str, facts: RunFacts) -> Iterator[Line]:
         yield line(f"something was stored {duration(facts.idle_s)} ago", indent=2)
     if facts.status == KILLED:
         yield line("Nobody writes to it, and it left no summary: it was killed.", "red", 2)
-    if facts.status in (KILLED, "interrupted", "failed"):
+    if facts.resumable:
         yield line(f"`ale run --resume {printable(name)}` goes on with it.", indent=2)
 
 
