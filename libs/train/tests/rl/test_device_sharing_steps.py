@@ -56,7 +56,7 @@ class Notes:
 def training_with(engines: Engines, rollouts: list[Any], monkeypatch: pytest.MonkeyPatch, **settings: Any) -> Training:
     """A loop with a trainer that does nothing, and batches of these rollouts."""
 
-    async def pack(*arguments: Any) -> None:
+    async def pack(*arguments: Any, **named: Any) -> None:
         engines.done.append("packs")
 
     async def train(*arguments: Any) -> dict[str, float]:
