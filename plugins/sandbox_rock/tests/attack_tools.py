@@ -89,7 +89,8 @@ def _resolved(schema: dict[str, Any], document: dict[str, Any]) -> dict[str, Any
 
 
 def sentence_of(answer: httpx.Response) -> str:
-    """Return the sentence of a refusal, with ROCK's envelope or without. Raises `AssertionError` if it is none."""
+    """Return the sentence of a refusal, with ROCK's envelope or without. Raises `AssertionError` if the
+    answer is not a refusal."""
     found = answer.json()
     if answer.status_code == 200:
         assert found["status"] == "Failed", found

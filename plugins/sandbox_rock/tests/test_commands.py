@@ -1,4 +1,4 @@
-"""`ale rock serve` and `ale rock worker` as processes: who outlives whom, and who is let in."""
+"""`ale rock serve` and `ale rock worker` as processes: which one outlives the other, and which callers are admitted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who gets a worker, in which order, and what those hear who do not."""
+"""Which sandboxes get a worker, in which order, and the errors of those that get none."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def waiting(name: str, namespace: str = "", priority: int = 0, cpus: float = 1.0
 
 
 def order_of(queue: Queue, places: int = 1000) -> list[str]:
-    """Return who gets a place, in order."""
+    """Return the sandboxes that get a place, in order."""
     placed: list[str] = []
 
     def place(record: Record) -> bool:

@@ -23,7 +23,7 @@ from ale_rock.admin.store import Store
 
 IMPATIENT = "from ale_rock.admin import database_lock, store; database_lock.WAIT_S = 0.5; store.CHECK_S = 0.1; "
 WAIT_IN_LINE = database_lock.TAKE.replace("pg_try_advisory_lock", "pg_advisory_lock")
-"""The server gives the lock to who waits for it as soon as its holder has ended: nobody is faster."""
+"""A connection that waits for the lock gets it from the server as soon as its holder has ended, before any other."""
 
 
 class Database:

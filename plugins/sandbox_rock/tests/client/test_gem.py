@@ -28,7 +28,7 @@ from ale.specs.driver import DriverContext
 from ale.task import TRAIN
 from ale_bash.graded_tasks import graded_tasks
 from ale_env_loop import EnvScaffold, EnvTasks, EnvTasksConfig
-from ale_rewards.steps import StepsReward
+from ale_rewards.steps_reward import StepsReward
 from ale_rock.gem.client import ServedEnvironment
 from ale_testing.fake_engines import TOKENIZER, CannedEngine
 

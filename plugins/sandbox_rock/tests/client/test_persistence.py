@@ -70,10 +70,10 @@ async def test_a_sandbox_starts_from_an_image_that_was_committed(start: StartSan
 
 
 async def test_a_deleted_sandbox_leaves_no_snapshot(start: StartSandbox) -> None:
-    from ale_local.layers import Layers
+    from ale_local.snapshot_store import SnapshotStore
     from ale_sandbox.host.owned_folders import state_folder
 
-    layers = Layers(state_folder("local"))
+    layers = SnapshotStore(state_folder("local"))
     before = set(layers.names())
     box = await start(auto_delete_seconds=3600)
     await box.stop()

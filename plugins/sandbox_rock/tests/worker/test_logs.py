@@ -34,7 +34,7 @@ async def test_the_log_has_commands_and_their_ends(worker: Worker) -> None:
 async def test_a_stopped_sandbox_hands_over_its_log(worker: Worker) -> None:
     box = await worker.create()
     await worker.act(box, "execute", command=["true"])
-    for _ in range(2):  # also to one who asks again, because the first answer was lost
+    for _ in range(2):  # a second request may come because the first answer was lost
         log = (await worker.client.delete(f"/sandboxes/{box}")).json()["log"]
         assert "exec true" in log
         assert log.endswith("the sandbox ends: it was stopped\n")

@@ -1,4 +1,4 @@
-"""What a sandbox's network policy refuses is kept for those who follow it, from the number on that they have."""
+"""Refused connections of a sandbox are kept for followers, which ask for those after a number."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sessions: one persistent shell each, and none of the faults of today's ROCK."""
+"""Sessions: each is one persistent shell, without the faults of ROCK's own sessions."""
 
 from __future__ import annotations
 
