@@ -41,7 +41,7 @@ class Side(ABC):
 
 
 class OverHttp(Side):
-    """Whoever speaks ROCK's routes: `base` is what lies before them."""
+    """A server with ROCK's routes; `base` is the path before them."""
 
     def __init__(self, name: str, most: int) -> None:
         self.name, self.most, self.made = name, most, 0
@@ -110,7 +110,7 @@ class OverHttp(Side):
         return await self.post("/run_in_session", {"action_type": "bash", "session": session, "command": command})
 
     def target(self, number: int) -> str:
-        """Where an upload goes."""
+        """Return the path of an upload."""
         return f"{self.folder}/upload-{number}"
 
     async def send_file(self, number: int) -> dict[str, Any]:
@@ -161,7 +161,8 @@ class Theirs(OverHttp):
         await self.open_sessions()
 
     async def close_session(self, session: str) -> None:
-        """On a busy machine their shells do not always end in the half second that they get: no fault of a time."""
+        """Close a session. On a busy machine its shell may not end in the half second that it gets; that is no failure
+        of a measurement."""
         with suppress(*FAILURES):
             await super().close_session(session)
 
@@ -267,12 +268,13 @@ async def timed(side: Side, what: str, count: int) -> float | None:
 
 
 def reason(error: BaseException) -> str:
-    """Say what an error says."""
+    """Return the text of an error."""
     return str(error)[:600] or type(error).__name__
 
 
 def rounds_of(rounds: int, count: int) -> int:
-    """Return how many rounds there are for so many at once: three at least of many, of which theirs take a minute."""
+    """Return the number of rounds for `at_once`. It is smaller for many at once, where a round of the others takes a
+    minute, and at least three."""
     return rounds if count <= 16 else min(rounds, max(3, rounds * 16 // count))
 
 

@@ -24,7 +24,7 @@ SETTINGS: dict[str, Any] = {
     "answer_within_s": 5, "startup_timeout_s": 10, "auto_clear_minutes": 0.2, "queue_limit": 100,
     "networks": ["none"], "lifetime_s": 300,
 }  # fmt: skip
-"""What a stranger's requests start lives shortly, and has no network."""
+"""Sandboxes that these requests start live for a short time, and have no network."""
 
 
 async def measure_fuzz(folder: Path, examples: int) -> None:

@@ -39,14 +39,14 @@ class Service:
 
     async def __aenter__(self) -> Self:
         self.folder.mkdir(parents=True, exist_ok=True)
-        told = self.folder / "settings.yaml"
-        told.write_text(json.dumps(self.settings))
+        settings_file = self.folder / "settings.yaml"
+        settings_file.write_text(json.dumps(self.settings))
         self.log = self.folder / "serve.log"
         arguments = ["--port", "0", "--database", f"sqlite:///{self.folder}/rock.sqlite", "--worker", self.worker]
         environment = {**os.environ, "TMPDIR": str(self.folder)} if self.own_tmp else None
         with self.log.open("wb") as log:
             self.process = await asyncio.create_subprocess_exec(
-                *COMMAND, "rock", "serve", *arguments, "--settings", str(told), *self.options,
+                *COMMAND, "rock", "serve", *arguments, "--settings", str(settings_file), *self.options,
                 cwd=self.folder, env=environment, stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log,
                 start_new_session=True,
             )  # fmt: skip

@@ -15,7 +15,7 @@ let timer = 0, round = 0, open = null, logSeen = null;
 
 // --- requests
 
-class Refused extends Error {}
+class TokenRefused extends Error {}
 
 async function ask(path, query, as) {
   const token = sessionStorage.getItem(KEY);
@@ -30,7 +30,7 @@ async function ask(path, query, as) {
   if (answer.ok) return as === "text" ? answer.text() : answer.json();
   const said = await answer.json().catch(() => ({}));
   const sentence = typeof said.detail === "string" ? said.detail : "The service answered with the status " + answer.status + ".";
-  if (answer.status === 401 || (answer.status === 403 && token)) throw new Refused(sentence);
+  if (answer.status === 401 || (answer.status === 403 && token)) throw new TokenRefused(sentence);
   throw new Error(sentence);
 }
 
@@ -289,7 +289,7 @@ async function poll() {
     if (open !== null) await drawBox(open);
   } catch (error) {
     if (mine !== round) return;
-    if (error instanceof Refused) return refuse(error.message);
+    if (error instanceof TokenRefused) return refuse(error.message);
     tell("not reachable", "failed", error.message);
   }
   $("leave").hidden = sessionStorage.getItem(KEY) === null;
