@@ -1,4 +1,4 @@
-"""This module finds the policies that a run folder holds."""
+"""Finds the policies that a run folder holds."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ POLICIES = ("final", "sft", "cpt", "initial")
 
 
 def most_trained(run: Path) -> Path:
-    """Return the most trained policy of a run: of each stage, the last one first, what it ended with, else its newest
-    checkpoint; else the policy that the run began with. Raises `ConfigError` if the run has no policy."""
+    """Return the most trained policy of a run: the final one of its last stage, else the newest checkpoint of that
+    stage, else the same of the stages before, else the policy that the run began with. Raises `ConfigError` if the run
+    has no policy."""
     names = zip(POLICIES, ("step", "sft", "cpt", ""), strict=True)
     return _first(run, [place for name, of in names for place in (f"model/{name}", *_checkpoints(run, of))])
 

@@ -1,14 +1,14 @@
-"""Checkpoints of the loop: each is one cut through trainer, producer, buffer and algorithm, whole or absent.
+"""Checkpoints of the loop: each holds trainer, producer, buffer and algorithm as they were at one moment.
 
     checkpoints/step_N/            what the trainer saved: a model folder with its optimizer and random state
-    checkpoints/step_N/loop.json   everything else (`Cut`)
+    checkpoints/step_N/loop.json   everything else (`LoopState`)
     checkpoints/LATEST             the name of the newest one
 
-1. A checkpoint is written beside, flushed to the disk and renamed. The state is copied before the first await, so that
-   nothing in it belongs to a later moment than the rest.
-2. On resume, what happened after the cut is undone in the store, in one transaction: what was trained on may be trained
-   on again, and rollouts with tokens of later versions are rejected, since the weights of that number will be others.
-   Rollouts of earlier versions alone are found again when they are asked for (`RunStore.find_rollout`).
+1. A checkpoint is whole or absent: it is written under another name, flushed to the disk and renamed. The state is
+   copied before the first await, so that nothing in it belongs to a later moment than the rest.
+2. On resume, what happened after the checkpoint is undone in the store, in one transaction: what was trained on may be
+   trained on again, and rollouts with tokens of later versions are rejected, since the weights of that number will be
+   others. Rollouts of earlier versions alone are found again when they are asked for (`RunStore.find_rollout`).
 3. A checkpoint that is damaged is skipped, with a warning, for the one before. If there are some and none can be read,
    the run is refused and nothing is undone: the fault may be the machine's.
 """
@@ -34,7 +34,7 @@ LOST_VERSION = "lost_version"
 
 
 @dataclass(frozen=True)
-class Cut:
+class LoopState:
     """The loop's state after step `step`, whose weights are `version`; all values are JSON."""
 
     step: int
@@ -50,12 +50,12 @@ class Cut:
     """The seconds of the run until then, with those of its earlier parts."""
 
 
-async def write_checkpoint(bench: Workbench, cut: Cut, keep: int) -> None:
+async def write_checkpoint(bench: Workbench, state: LoopState, keep: int) -> None:
     """Write a checkpoint, and remove all but the newest `keep` and the one that the run goes on from, whose files
     trainer and engine may read again; 0: none is removed."""
-    text = json.dumps(vars(cut))
+    text = json.dumps(vars(state))
     folder = bench.folder / CHECKPOINTS
-    making, target = folder / f".making_{cut.step}", folder / f"{STEP}_{cut.step}"
+    making, target = folder / f".making_{state.step}", folder / f"{STEP}_{state.step}"
     await bench.backend.save(making)
     (making / LOOP_FILE).write_text(text)
     await bench.store.sync()  # the rollouts that it names, and what was trained on
@@ -65,7 +65,7 @@ async def write_checkpoint(bench: Workbench, cut: Cut, keep: int) -> None:
             await asyncio.to_thread(remove, old)
 
 
-async def restore_newest(bench: Workbench) -> Cut | None:
+async def restore_newest(bench: Workbench) -> LoopState | None:
     """Restore trainer and engine from the newest checkpoint that is whole, and undo in the store what came after it;
     returns the rest of its state. None if there is no checkpoint: then everything after the stages before is undone.
     Raises `ConfigError` if there are some and none can be read."""
@@ -73,27 +73,27 @@ async def restore_newest(bench: Workbench) -> Cut | None:
     for leftover in folder.glob(".*"):
         await asyncio.to_thread(shutil.rmtree, leftover, ignore_errors=True)
 
-    async def restore(path: Path) -> Cut:
-        cut = _read_cut(path)
-        _check_rollouts(bench.store, cut)
-        await bench.restore(path, cut.version)
-        return cut
+    async def restore(path: Path) -> LoopState:
+        state = _read_state(path)
+        _check_rollouts(bench.store, state)
+        await bench.restore(path, state.version)
+        return state
 
     found = await restore_newest_whole(folder, STEP, restore, "reinforcement learning")
     if found is None:
         undo_after(bench.store, bench.engine.version, 0)
         return None
-    _, _, cut = found
-    undo_after(bench.store, cut.version, cut.step)
-    if cut.total_s > float(bench.store.meta("seconds") or 0):  # it was killed, so that nothing counted them
-        bench.store.set_meta({"seconds": str(cut.total_s)})
-    bench.progress.note(f"The run goes on after step {cut.step}.")
-    return cut
+    _, _, state = found
+    undo_after(bench.store, state.version, state.step)
+    if state.total_s > float(bench.store.meta("seconds") or 0):  # it was killed, so that nothing counted them
+        bench.store.set_meta({"seconds": str(state.total_s)})
+    bench.progress.note(f"The run goes on after step {state.step}.")
+    return state
 
 
-def _read_cut(checkpoint: Path) -> Cut:
+def _read_state(checkpoint: Path) -> LoopState:
     try:
-        return Cut(**json.loads((checkpoint / LOOP_FILE).read_text()))
+        return LoopState(**json.loads((checkpoint / LOOP_FILE).read_text()))
     except TypeError as error:  # it has other keys
         raise ValueError(f"{LOOP_FILE} is not of this release: {error}") from None
 
@@ -104,9 +104,11 @@ def seconds_so_far(store: RunStore) -> float:
     return time.time() - float(store.rows(began)[0][0]) + float(store.meta("seconds") or 0)
 
 
-def _check_rollouts(store: RunStore, cut: Cut) -> None:
+def _check_rollouts(store: RunStore, state: LoopState) -> None:
     """Raise `ConfigError` if the store lacks a rollout of a checkpoint, as after a power cut."""
-    lists = [one["rollouts"] or () for one in cut.producer["open"]] + [ids for _, ids, _ in cut.producer["finished"]]
+    lists = [one["rollouts"] or () for one in state.producer["open"]] + [
+        ids for _, ids, _ in state.producer["finished"]
+    ]
     ids = {id for each in lists for id in each}
     lost = len(ids) - store.count("id IN (SELECT value FROM json_each(?))", (json.dumps(sorted(ids)),))
     if lost:

@@ -1,4 +1,4 @@
-"""This module checks a run before reinforcement learning starts."""
+"""Checks a run before reinforcement learning starts."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def check_policy_to_sample(run: RunConfig, source: Path | None) -> None:
 
 
 def note_short_context(bench: Workbench) -> None:
-    """Say so if the engine ends contexts before the run file does: else rollouts would be cut off without a word."""
+    """Show a note if the engine ends contexts before the run file does, which would cut rollouts off unnoticed."""
     wanted, most = bench.config.rollout.max_context, bench.engine.max_context
     if "max_context" in bench.config.rollout.model_fields_set and most < wanted:
         bench.progress.note(

@@ -13,30 +13,30 @@ COLLAPSE_PATIENCE = 5
 class CollapseGuard:
     """Stops a run whose policy has lost its entropy and gets worse, because more steps would only cost time.
 
-    It uses the success from the beginning of tasks, because other starts move to harder places."""
+    It compares the success from the beginning of tasks, because other starts move to harder places."""
 
     def __init__(self, min_entropy: float, lr: str) -> None:
         self._min_entropy = min_entropy
         self._lr = lr
         self._best = 0.0
         self._low = 0
-        self._untold = 0
+        self._without_entropy = 0
 
     def state(self) -> dict[str, Any]:
-        """Return what it has seen, for a checkpoint."""
-        return {"best": self._best, "low": self._low, "untold": self._untold}
+        """Return its state, for a checkpoint."""
+        return {"best": self._best, "low": self._low, "without_entropy": self._without_entropy}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state` returned."""
-        self._best, self._low, self._untold = state["best"], state["low"], state["untold"]
+        self._best, self._low, self._without_entropy = state["best"], state["low"], state["without_entropy"]
 
     def blind(self, metrics: Mapping[str, float]) -> bool:
         """Return whether the first `COLLAPSE_PATIENCE` steps with updates reported no entropy; true only once."""
         if "entropy" in metrics:
-            self._untold = COLLAPSE_PATIENCE
-        elif metrics.get("updates") and self._min_entropy and self._untold < COLLAPSE_PATIENCE:
-            self._untold += 1
-            return self._untold == COLLAPSE_PATIENCE
+            self._without_entropy = COLLAPSE_PATIENCE
+        elif metrics.get("updates") and self._min_entropy and self._without_entropy < COLLAPSE_PATIENCE:
+            self._without_entropy += 1
+            return self._without_entropy == COLLAPSE_PATIENCE
         return False
 
     def check(self, metrics: Mapping[str, float]) -> None:

@@ -27,17 +27,17 @@ USE, PREEMPTIONS, AT_WORK, QUEUED = "server_cache_use", "server_preemptions", "s
 
 
 class InFlightLimit:
-    """The limit and what it was told; pure, without a clock."""
+    """Computes the limit from what engines and rollouts report, without a clock."""
 
     def __init__(self, ceiling: int) -> None:
         self.ceiling = self.limit = ceiling
         self._left = 0
         """How many rollouts had left at the last change."""
         self._reading: tuple[float, ...] = ()
-        """What was reported last; servers are asked less often than this looks."""
+        """The last report; a server reports less often than `look` is called."""
         self._preemptions: float | None = None
         self._queued = 0
-        """In how many reports on end the server's queue was long."""
+        """In how many reports in a row the server's queue was long."""
 
     def look(self, engine: Mapping[str, float], running: int, left: int) -> int:
         """Return the new limit from an engine's metrics, the rollouts that run, and how many have left so far.

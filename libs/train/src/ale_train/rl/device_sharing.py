@@ -1,4 +1,5 @@
-"""Who has the trainer's devices while a loop runs: the trainer alone, or engines in turns with it (`rl.multiplex`).
+"""Shares the trainer's devices while a loop runs: the trainer has them alone, or in turns with engines
+(`rl.multiplex`).
 
 `DedicatedDevices` are always the trainer's. `SharedDevices` change sides:
 
@@ -26,8 +27,9 @@ from ale_train.rl.checks import LendsDevices
 from ale_train.rl.multiplexing import Multiplexing
 
 LOOK_S = 0.1
+"""Seconds between two looks at a batch or an evaluation that is waited for."""
 WEIGHT = 0.5
-"""Of the newest switch in the estimate of how long one takes."""
+"""The weight of the newest switch in the estimate of how long a switch takes."""
 T = TypeVar("T")
 
 
@@ -49,8 +51,8 @@ class Elastic(Protocol):
 
 
 def require_elastic(engine: InferenceEngine, count: int) -> Elastic:
-    """Return the engine as one of which `count` parts can sleep. Raises `ConfigError` if it has not so many, or if
-    their sleep frees nothing."""
+    """Return the engine, of which `count` parts can sleep. Raises `ConfigError` if it has fewer parts, or if their
+    sleep frees nothing."""
     parts = len(engine.seats()) if isinstance(engine, Elastic) else 0
     if not isinstance(engine, Elastic) or parts < count:
         raise ConfigError(
@@ -160,9 +162,9 @@ class SharedDevices(TrainerDevices):
         self._lent = True
         """Whether the devices are the engines', or will be once `_expanding` has ended."""
         self._slept: bool | None = None
-        """Whether the trainer gave memory back when it lent them; None before it was asked."""
+        """Whether the trainer gave memory back when it last slept; None before the first time."""
         self._due = False
-        """Whether it was decided to lend them, and that has not begun."""
+        """Whether the devices will be lent, which has been decided and has not begun."""
         self._expanding: asyncio.Task[None] | None = None
         self.waited_s = 0.0
         """How long the trainer waited for its last batch, without the switch after that."""
@@ -227,8 +229,8 @@ class SharedDevices(TrainerDevices):
             self.lend()
 
     async def take_back_to_wake(self) -> bool:
-        """Take the devices back if the trainer, which is to be called now, needs what it gave back, or what it would
-        give; return whether."""
+        """Take the devices back if the trainer, which will be called next, gives memory back while it sleeps; return
+        whether they were taken back."""
         if self._slept is None:
             self._slept = await self._sleep()
         if not (self._lent and self._slept):
@@ -243,7 +245,7 @@ class SharedDevices(TrainerDevices):
         self._expanding = asyncio.create_task(self._wake())
 
     def _may_shrink(self, began: float, ready: int) -> bool:
-        """Ask the policy, with the speed at which groups have finished since the trainer waits."""
+        """Ask the policy, with the speed at which groups have finished since the trainer began to wait."""
         rest = self._find_rest()
         if self._policy is None or not rest or (self._expanding is not None and not self._expanding.done()):
             return False
@@ -287,7 +289,8 @@ class SharedDevices(TrainerDevices):
             await self.serve_all()
 
     async def serve_evaluation(self) -> None:
-        """Have engines serve if none does: else an evaluation for whose end the trainer waits would never end."""
+        """Have engines serve if no other engine does: otherwise the evaluation that the trainer waits for never
+        ends."""
         if not self._find_rest():
             await self.serve_all()
 
@@ -319,7 +322,7 @@ class SharedDevices(TrainerDevices):
 
 
 async def _end(*tasks: asyncio.Future[Any] | None) -> None:
-    """Cancel what has not ended, and wait for its end; errors are left to who waited for it."""
+    """Cancel what has not ended, and wait for its end; errors are left to the task that waited for it."""
     own = [task for task in tasks if task is not None]
     for task in own:
         task.cancel()

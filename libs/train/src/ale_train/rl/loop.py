@@ -23,7 +23,7 @@ from ale.task import Task
 from ale.trajectory import Trajectory
 from ale_train.config.rl import RLConfig
 from ale_train.evaluation.evaluate import evaluate_policy
-from ale_train.rl.checkpoint import Cut, restore_newest, seconds_so_far, write_checkpoint
+from ale_train.rl.checkpoint import LoopState, restore_newest, seconds_so_far, write_checkpoint
 from ale_train.rl.checks import note_short_context
 from ale_train.rl.collapse_guard import CollapseGuard
 from ale_train.rl.concurrency_limit import limited_slots
@@ -51,20 +51,20 @@ async def reinforce(
     async with limited_slots(bench, config) as slots:
         training = Training(bench, config, producer, slots)
         async with training.devices.held():
-            cut = await restore_newest(bench) if bench.store.resumed else None
-            if cut is None:
+            state = await restore_newest(bench) if bench.store.resumed else None
+            if state is None:
                 await load_reference(bench)
-        if cut is not None:
-            training.restore(cut)
+        if state is not None:
+            training.restore(state)
         await run_together(producer.run(), training.run())
 
 
-async def run_together(*halves: Coroutine[Any, Any, None]) -> None:
-    """Run both halves of the loop; if one fails, the other is cancelled and the error is raised."""
+async def run_together(*parts: Coroutine[Any, Any, None]) -> None:
+    """Run the producer of rollouts and what uses them; if one fails, the other is cancelled and the error is raised."""
     try:
         async with asyncio.TaskGroup() as group:
-            for half in halves:
-                group.create_task(half)
+            for part in parts:
+                group.create_task(part)
     except BaseExceptionGroup as several:
         raise first_of(several) from several  # one mistake may fail every rollout; the user needs its sentence alone
 
@@ -105,7 +105,7 @@ def first_of(several: BaseExceptionGroup) -> BaseException:
 
 
 class Training:
-    """The half of the loop that trains; see the module's docstring."""
+    """Takes batches from the producer, trains on them and publishes the weights, step by step."""
 
     def __init__(self, bench: Workbench, config: RLConfig, producer: RolloutProducer, slots: RolloutSlots) -> None:
         self._bench, self._config, self._producer = bench, config, producer
@@ -127,15 +127,15 @@ class Training:
             facts=self._watch.states,
         )
 
-    def restore(self, cut: Cut) -> None:
+    def restore(self, state: LoopState) -> None:
         """Go on after the step of a checkpoint."""
         bench = self._bench
-        bench.algorithm.restore(cut.algorithm)
-        self._producer.restore(cut.producer, cut.step)
-        self._guard.restore(cut.guard)
-        self._saved, self._evaluation_due = cut.step, cut.evaluation_due
-        bench.evaluations.update(cut.evaluations)
-        for name, seconds in cut.seconds.items():
+        bench.algorithm.restore(state.algorithm)
+        self._producer.restore(state.producer, state.step)
+        self._guard.restore(state.guard)
+        self._saved, self._evaluation_due = state.step, state.evaluation_due
+        bench.evaluations.update(state.evaluations)
+        for name, seconds in state.seconds.items():
             bench.seconds[name] = bench.seconds.get(name, 0.0) + seconds
 
     async def run(self) -> None:
@@ -271,10 +271,10 @@ class Training:
     async def _write_checkpoint(self) -> None:
         self._watch.trainer.enter("save")
         bench, step, due = self._bench, self._producer.steps_done, self._evaluation_due
-        if due is not None and due[1] != step:  # an evaluation measures one version, and that one is no more
+        if due is not None and due[1] != step:  # an evaluation measures one version, and the policy has a newer one
             bench.progress.note(f"The evaluation {due[0]} was broken off; it is not made again if the run goes on.")
             due = None
-        cut = Cut(
+        state = LoopState(
             step=step,
             version=bench.engine.version,
             producer=self._producer.state(),
@@ -285,7 +285,7 @@ class Training:
             evaluation_due=due,
             total_s=seconds_so_far(bench.store),
         )
-        saving = asyncio.ensure_future(write_checkpoint(bench, cut, self._config.checkpoint_keep))
+        saving = asyncio.ensure_future(write_checkpoint(bench, state, self._config.checkpoint_keep))
         try:
             await asyncio.shield(saving)
         finally:

@@ -1,7 +1,8 @@
-"""Watches a loop at work: which role is in which state, what became of the tokens, and what to change.
+"""Measures a loop at work: which part is in which state, what became of the tokens, and what to change.
 
-After each step the metrics have the seconds of each state and the token ledger, and an event `roles` has the spans of
-both roles (for `ale report` and `ale trace`) with one sentence about who waits for whom, and the trainer's place.
+After each step the metrics have the seconds of each state and the counts of tokens. An event `roles` has the spans of
+trainer and engine (for `ale report` and `ale trace`), the place of the trainer, and one sentence about who waits for
+whom.
 """
 
 from __future__ import annotations
@@ -22,21 +23,21 @@ from ale_train.rl.utilization import TRAINER_STATES, EngineRole, Role, Span, adv
 from ale_train.workbench.workbench import Workbench
 
 LAPS = 4
-"""The sentence is about so many steps at most, since sampling ahead comes in bursts."""
+"""How many steps the sentence is about at most; sampling ahead comes in bursts."""
 
 
 @runtime_checkable
 class Placed(Protocol):
-    """A trainer that says where it is."""
+    """A trainer that reports where it computes."""
 
     @property
     def place(self) -> str:
-        """What it computes on, for people, such as `cuda:1`."""
+        """The device that it computes on, for people, such as `cuda:1`."""
         ...
 
 
 class LoopMetrics:
-    """Use it as a context manager around the steps; see the module's docstring."""
+    """Collects the metrics of the loop; use it as a context manager around the steps."""
 
     def __init__(self, bench: Workbench, config: RLConfig, slots: RolloutSlots, producer: RolloutProducer) -> None:
         self._bench, self._config, self._slots, self._producer = bench, config, slots, producer
@@ -98,7 +99,8 @@ class LoopMetrics:
         }
 
     def _engine_metrics(self) -> dict[str, float]:
-        """Return the engine's metrics; none where it cannot say them, since the rest shows whether anything moves."""
+        """Return the engine's metrics; nothing if it fails to report them, since the rest shows whether anything
+        moves."""
         try:
             return self._bench.engine.metrics()
         except Exception:
@@ -115,12 +117,12 @@ class LoopMetrics:
         found = role_metrics(trainer, engine) | self._producer.buffer_metrics()
         found["in_flight/limit"] = float(self._slots.take_lowest())
         self._laps.append((trainer, engine))
-        said = advice(self._laps, self._config.async_ratio, self._config.batches_ahead)
+        sentence = advice(self._laps, self._config.async_ratio, self._config.batches_ahead)
         roles = {"trainer": _in_unix_time(self.trainer.spans), "engine": _in_unix_time(coarsen(self._engine.spans))}
         backend = self._bench.backend
         place = backend.place if isinstance(backend, Placed) else ""
         version = self._bench.engine.version
-        self._bench.store.add_event("roles", step=step, version=version, advice=said, place=place, **roles)
+        self._bench.store.add_event("roles", step=step, version=version, advice=sentence, place=place, **roles)
         return found | self._ledger.close(trained, self._producer.open_groups, self._producer.replaced_tokens)
 
 

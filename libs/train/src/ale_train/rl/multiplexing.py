@@ -1,4 +1,4 @@
-"""When engines on the trainer's machines should sample, and when they should give these back (pure code).
+"""Decides when engines on the trainer's devices should sample, and when they should give these back (pure code).
 
 1. *Shrink*: the trainer takes its machines back once its batch is there, or once the rest of the engines will have
    finished it by the time the machines have changed sides. What the lent engines sample must fit the others' memory.
@@ -17,14 +17,14 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class Multiplexing:
-    """It decides for batches of `batch_size` groups, where `share` of all engines can be lent."""
+    """The policy for batches of `batch_size` groups, where the part `share` of all engines can be lent."""
 
     batch_size: int
     share: float
     lending: bool = True
-    """What it decided last."""
+    """The last decision."""
     weight: float = 0.5
-    """Of the newest wait in the estimate."""
+    """The weight of the newest wait in the estimate."""
     wait_s: float | None = None
     """The trainer's expected wait without lending; None before the first one."""
 

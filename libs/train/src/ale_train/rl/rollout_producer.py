@@ -1,4 +1,4 @@
-"""The half of the loop that makes rollouts: it admits groups while the buffer has room, and hands in what finishes.
+"""Makes the rollouts of the loop: it admits groups while the buffer has room, and hands in those that finish.
 
 1. Each group that is admitted gets the next ordinal and the next task; a task whose group was dropped as late comes
    back once, before new ones. The algorithm plans the groups that are admitted together, for the step at which they
@@ -37,7 +37,8 @@ LATE = "late"
 
 
 class RolloutProducer:
-    """See the module's docstring. `changed` is set whenever the buffer has got rollouts."""
+    """Admits groups of rollouts, makes them, and hands them to the buffer; it sets `changed` whenever it has done
+    so."""
 
     def __init__(
         self,

@@ -40,7 +40,7 @@ class OpenGroup(Generic[T]):
 
 
 class SampleBuffer(Generic[T]):
-    """See the module's docstring."""
+    """Holds the open groups, and decides which of them the trainer may take and how many more may be admitted."""
 
     def __init__(
         self, batch_size: int, async_ratio: int, ahead: float, patience_s: float, clock: Callable[[], float]
@@ -51,7 +51,7 @@ class SampleBuffer(Generic[T]):
         self._patience_s, self._clock = patience_s, clock
         self._groups: dict[int, OpenGroup[T]] = {}
         self._waiting_since: float | None = None
-        """Since when the trainer has waited for groups with early deadlines alone."""
+        """When the trainer began to wait for groups with early deadlines alone; None while it does not."""
 
     @property
     def open(self) -> int:

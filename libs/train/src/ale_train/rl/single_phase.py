@@ -1,4 +1,5 @@
-"""For debugging, each half of the loop can run alone: rollouts without training, and training on a dump of rollouts.
+"""One phase of the loop alone, for debugging: `--only rollout` makes rollouts without training, and `--only train`
+trains on a dump of rollouts.
 
 A dump is a run folder that `--only rollout` wrote; it has the policy that sampled the rollouts under `model/initial`.
 """
@@ -77,7 +78,7 @@ async def roll_out_only(bench: Workbench, config: RLConfig, source: Path | None)
 def choose_steps(
     bench: Workbench, config: RLConfig, steps: Mapping[int, list[Trajectory]]
 ) -> dict[int, list[Trajectory]]:
-    """Return the first `rl.steps` steps of a dump; all of them if the run file does not say how many."""
+    """Return the first `rl.steps` steps of a dump; all of them if the run file does not set `rl.steps`."""
     chosen = sorted(steps)[: config.steps if "steps" in config.model_fields_set else None]
     if "steps" in config.model_fields_set and config.steps != len(steps):
         trained = f"the first {len(chosen)} are trained on" if len(chosen) < len(steps) else "it has no more"

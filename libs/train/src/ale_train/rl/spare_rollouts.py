@@ -1,4 +1,4 @@
-"""Spare rollouts: a group does not wait for one whose sandbox failed or whose tools are slow.
+"""Spare rollouts: a group does not wait for a rollout whose sandbox failed or whose tools are slow.
 
 1. A spare begins where a rollout of the group was given up, or where one has spent three times as long as the median
    of those that have finished, half of the group at least, *outside the engine*: on its tools, its sandbox and its
@@ -32,7 +32,7 @@ from ale_train.rl.watchdog import await_chain, is_episode
 
 SPARE = "spare"
 SPARE_SEED = 15_485_863
-"""It is added to a request's seed for its first spare, twice it for its second one."""
+"""The nth spare of a request has its seed plus n times this."""
 SLOW, LEAST_S = 3.0, 5.0
 LOOK_S = 0.5
 
@@ -52,7 +52,7 @@ class Clocked:
     began: float
     at_engine: float = 0.0
     requests: int = 0
-    """How many of its requests are at the engine, since when."""
+    """How many of its requests are at the engine; `since` is when the first of them came there."""
     since: float = 0.0
 
     def outside(self, now: float) -> float:
@@ -71,7 +71,7 @@ class Member:
 
 
 class SpareRollouts:
-    """It makes the rollouts of groups as `Rollouts.run` does, with at most `most` spares in each."""
+    """Makes the rollouts of groups as `Rollouts.run` does, with at most `most` spares in each group."""
 
     def __init__(self, rollouts: Rollouts, most: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._rollouts, self._most, self._clock = rollouts, most, clock
@@ -101,7 +101,7 @@ class SpareRollouts:
 
     def metrics(self) -> dict[str, float]:
         """Return what happened since the last call: `spares` that began, and `spare_length_ratio`, the tokens of
-        rollouts that were ended to those of the others of their places; nothing where there may be none."""
+        rollouts that were ended to those of the others of their places; nothing if spares are off."""
         if not self._most:
             return {}
         found = {"spares": float(self._begun)}

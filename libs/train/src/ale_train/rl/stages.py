@@ -1,4 +1,4 @@
-"""The pipeline runs these stages of reinforcement learning: the whole loop, or half of it."""
+"""The stages of reinforcement learning that a run may have: the whole loop, or one phase of it (`--only`)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Reinforcement(TrainingStage):
         self._demonstrations: Sequence[Trajectory] = ()
 
     def check(self, config: RunConfig) -> None:
-        """It checks the file of tasks and the algorithm's objections to the run."""
+        """Check the file of tasks, and the algorithm's objections to the run."""
         if self._config.instances is not None:
             read_instances(self._config.instances)
         check_algorithm(config, self._config, demonstrations=config.sft is not None)
@@ -38,7 +38,7 @@ class Reinforcement(TrainingStage):
         check_policy_to_train(config)
 
     def check_tasks(self, bench: Workbench) -> None:
-        """Engines are known by now, too."""
+        """Check also the engines, which are known by now."""
         if self._config.multiplex:
             require_elastic(bench.engine, self._config.multiplex)
         self._tasks = repeat_tasks(bench, self._config.instances)

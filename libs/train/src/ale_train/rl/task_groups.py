@@ -1,4 +1,4 @@
-"""A task on its way through the producer: admitted, planned, finished."""
+"""The rollouts of one task on their way through the producer: admitted, planned, finished."""
 
 from __future__ import annotations
 
@@ -14,22 +14,21 @@ from ale_train.rl.sample_buffer import OpenGroup
 
 @dataclass(slots=True)
 class TaskGroup:
-    """A task in the buffer."""
+    """A task that was admitted to the buffer, with the rollouts that were planned for it."""
 
     ordinal: int
     nth: int
-    """Its number among the tasks that were taken from the source."""
+    """The number of the task among those that were taken from the source."""
     task: Task
     again: bool
     """Whether a group of the task was dropped before."""
     step: int = 0
     requests: list[RolloutRequest] = field(default_factory=list)
-    """What was planned for it, in that step."""
+    """The rollouts that were planned for it, in the step `step`."""
 
     def state(self, group: OpenGroup[Trajectory], diverged: bool) -> dict[str, Any]:
-        """Return the task and its group as JSON values. Requests with a start cannot be written. A group without a
-        rollout that can be trusted is made again, as whatever was at fault may be over, unless it never reached its
-        start."""
+        """Return the task and its group as JSON values. Requests with a start cannot be written. A group without
+        a trusted rollout is made again, because the fault may be over, unless it never reached its start."""
         plain = all(request.start is None for request in self.requests)
         made = group.rollouts or (() if diverged and group.rollouts is not None else None)
         return {

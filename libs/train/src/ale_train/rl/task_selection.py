@@ -1,7 +1,7 @@
-"""This module selects the tasks to train on: all of the split `train`, or those that a file names (`rl.instances`).
+"""Selects the tasks to train on: all of the split `train`, or those that a file names (`rl.instances`).
 
 The file is a JSON list of ids, or a report of `ale tasks select`: a JSON object with the tasks' split and with
-`instances`, each of which has its `id` and whether it is `kept`.
+`instances`: each has an `id`, and `kept` says whether to train on it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The token ledger: what became of every token that was sampled for training.
+"""Token accounting: what became of every token that was sampled for training.
 
     sampled = trained + late + rejected + spare + replaced + lost + open
 
-`sampled` is what the rollouts of the stage have sampled that are stored; the parts are counted elsewhere, each at its
-own source, so that a token that is missing or counted twice shows in `lost`. In a run that was never interrupted `lost`
+`sampled` counts the tokens of all stored rollouts of the stage. The parts are counted elsewhere, each at its own
+source, so that a token that is missing or counted twice shows in `lost`. In a run that was never interrupted `lost`
 is 0; in a resumed one it has the tokens of versions that the interruption undid.
 """
 
@@ -25,7 +25,7 @@ _TRAINED = "SELECT COALESCE(SUM(sampled_tokens), 0) FROM trained JOIN trajectori
 
 
 class TokenAccounting:
-    """It counts the tokens of a run's stage `rl`."""
+    """Counts the tokens of a run's stage `rl`."""
 
     def __init__(self, store: RunStore) -> None:
         self._store = store

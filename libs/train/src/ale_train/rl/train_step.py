@@ -15,7 +15,7 @@ from ale_train.config.rl import RLConfig
 from ale_train.workbench.workbench import Workbench
 
 ONE_IN = 8
-"""Of so many trajectories, one is compared if the algorithm does not use the trainer's log-probabilities."""
+"""One trajectory in this many is compared if the algorithm does not use the trainer's log-probabilities."""
 
 
 @dataclass(frozen=True)
@@ -51,10 +51,10 @@ async def pack_step(
     parts = [] if made is None else split(made, config.updates_per_step, bench.config.seed + step)
     batches = []
     differences = []
-    # What these terms of a loss pull at is there where all returns are 0, too.
-    pulls = algorithm.reference or algorithm.critic or algorithm.loss.entropy_gradient
+    # These terms of a loss have a gradient also where all returns are 0.
+    other_terms = algorithm.reference or algorithm.critic or algorithm.loss.entropy_gradient
     for batch in parts:
-        if not (batch.chunks.returns.any() or pulls):
+        if not (batch.chunks.returns.any() or other_terms):
             continue  # an update without a gradient would only follow the optimizer's momentum
         if algorithm.old_logprobs == "recompute":
             old = batch.engine_logprobs if version is None else await bench.backend.logprobs(batch)

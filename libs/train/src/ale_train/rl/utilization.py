@@ -1,4 +1,4 @@
-"""Who waits for whom: trainer and engine are each in exactly one state at any time, and the seconds add up.
+"""Measures who waits for whom: trainer and engine are each in exactly one state at any time, and the seconds add up.
 
     trainer   wait_data, switch (its devices come from engines, or go to them), logprobs, update, wait_evaluation,
               publish, save
@@ -26,12 +26,12 @@ Span = tuple[str, float, float]
 
 
 class Role:
-    """It is in one of `states` at any time, at first in the first one."""
+    """A part of the loop that is in one of `states` at any time, at first in the first one."""
 
     def __init__(self, states: tuple[str, ...], clock: Callable[[], float] = time.monotonic) -> None:
         self.state = states[0]
         self.spans: list[Span] = []
-        """Those of the last lap, by the clock."""
+        """The spans of the last lap, by the clock."""
         self._ended: list[Span] = []
         self._states, self._clock = states, clock
         self._since = clock()
@@ -42,7 +42,7 @@ class Role:
     def enter(self, state: str) -> None:
         """Change the state. Raises `ValueError` if the role has no such state."""
         if state not in self._states:
-            raise ValueError(f"'{state}' is none of {', '.join(self._states)}")
+            raise ValueError(f"there is no state '{state}', only {', '.join(self._states)}")
         if state != self.state:
             self._close(self._clock())
             self.state, self.changes = state, self.changes + 1
@@ -67,7 +67,7 @@ class EngineRole(Role):
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(ENGINE_STATES, clock)
         self.requests = 0
-        """How many are at the engine."""
+        """How many requests are at the engine."""
         self.answered = 0
         """How many requests have ended."""
         self._loading = False

@@ -1,12 +1,12 @@
-"""The watchdog: it notices that nothing moves, says which part hangs, mends that once, and then ends the run.
+"""The watchdog notices that nothing moves, finds which part hangs, ends what hangs once, and then ends the run.
 
 1. *Progress* is a model call that was answered, a token, a rollout that began or ended, or a new state of the trainer.
-   If there is none for `rl.stall_s` seconds while a group is open, the loop is stalled.
-2. A thread looks, so that it also sees what blocks the event loop itself (an observer's hook, the store).
+   Without any for `rl.stall_s` seconds while a group is open, the loop is stalled.
+2. A thread checks, so that it also sees what blocks the event loop itself (an observer's hook, the store).
 3. First an event `stalled` is stored with the oldest rollouts, the roles' states and the stacks, and it mends: what
    blocks the event loop is interrupted with an error; rollouts that hang are ended as failures of the part that hangs,
-   and made again; an engine that hangs is told to resume. A store that hangs is only waited for. If requests are at
-   the engine, it is the engine that hangs: what waits for it may be an agent that calls over HTTP.
+   and made again; an engine that hangs is asked to resume. The watchdog only waits for a store that hangs. If requests
+   are at the engine, it is the engine that hangs: what waits for it may be an agent that calls over HTTP.
 4. If it is stalled again before a rollout is good or the trainer goes on, the run fails with a sentence.
 """
 
@@ -37,15 +37,15 @@ some seconds."""
 OLDEST, MAX_STACKS = 5, 40
 STORE, ENGINE, REWARD, COMMAND, AGENT = "the store", "the engine", "the reward", "a command in a sandbox", "the agent"
 WORKER = "a rollout worker"
-"""Another process, which makes the episode: its part cannot be seen from here."""
+"""Another process makes the episode, and its part cannot be seen from here."""
 ERRORS: dict[str, type[AleError]] = {
     ENGINE: EngineError, COMMAND: SandboxError, AGENT: AgentError, WORKER: SandboxError
 }  # fmt: skip
 
 
 class Watchdog:
-    """`moves` is a value that is another one whenever something has moved, `achieved` one that is another one whenever
-    that was of use, `is_open` whether work is left, and `facts` what the event shows besides."""
+    """Watches a loop. `moves` returns a value that changes whenever something has moved, `achieved` one that changes
+    whenever that was of use, `is_open` whether work is left, and `facts` what the event shows besides."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class Watchdog:
         self._moves, self._achieved, self._is_open, self._facts = moves, achieved, is_open, facts
         self._over = threading.Event()
         self._thrown: AleError | None = None
-        """What the loop's thread raises when it gets the signal."""
+        """The error that the loop's thread raises when it gets the signal."""
         self.failed = False
 
     async def run(self) -> None:
@@ -105,7 +105,7 @@ class Watchdog:
                 except TimeoutError:  # it has been blocked just now
                     blocked, (part, stacks) = True, self._blocking()
                 sentence = f"Nothing has moved for {self._stall_s:g} s: {part} hangs."
-                self._tell(part, stacks, sentence)
+                self._report(part, stacks, sentence)
                 if mended_at == self._achieved():
                     return self._fail(blocked, part, sentence)
                 mended_at = self._achieved()
@@ -144,7 +144,7 @@ class Watchdog:
             parts.insert(0, ENGINE)
         return working or (parts[0] if parts else "the loop"), stacks
 
-    def _tell(self, part: str, stacks: list[str], sentence: str) -> None:
+    def _report(self, part: str, stacks: list[str], sentence: str) -> None:
         log.error("%s\n%s", sentence, "\n".join(stacks))
         if part != STORE:
             oldest = [
