@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from ale.errors import ConfigError, TrainerError
+from ale.registry.user_files import import_file
 from ale_torch.ranks import OneRank, Ranks, RanksLost, World, keep_launchers, launcher
 
 MEMBER = "rank_member:Member"
@@ -56,6 +57,14 @@ def test_each_rank_answers_and_all_know_of_each_other(two: Ranks) -> None:
     assert len({os.getpid(), *(pid for _, pid, _, _ in answers)}) == 3
     offset = 5
     assert two.call("apply", lambda rank: rank + offset) == [5, 6], "also functions that no module has"
+
+
+def test_ranks_take_objects_of_a_file_of_the_users(two: Ranks, tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "class Add:\n    def __init__(self, n): self.n = n\n    def __call__(self, rank): return rank + self.n\n"
+    )
+    assert two.call("apply", import_file(path).Add(3)) == [3, 4]
 
 
 def test_what_all_raise_is_raised_and_they_go_on(two: Ranks) -> None:
