@@ -80,10 +80,8 @@ PLACES = st.fixed_dictionaries(
 
 @given(PLACES)
 def test_paths_are_made_absolute_once_in_data_of_any_shape(data: dict[str, Any]) -> None:
-    names = json.dumps(data).count('"./x.py:C"')
     resolve_files(data, Path("/base"))
     once = json.dumps(data)
-    assert '"/base/x.py:C"' in once or not names or '"./x.py:C"' in once
     for text in ('{"use": "./x.py:C"', '{"use": "../x.py:C"', '{"use": "~/x.py:C"', '{"use": "d/x.py"'):
         assert text not in once
     resolve_files(data, Path("/other"))
