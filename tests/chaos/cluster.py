@@ -40,7 +40,7 @@ from faults import FAULTS
 from nodes import Nodes
 from support.forked_ale import CONTEXT, IMPORTS, ForkedAle
 
-from ale_local.state import reclaim
+from ale_local.sandbox_records import reclaim
 from ale_sandbox.host.owned_folders import state_folder
 
 RATIOS = (2, 0)

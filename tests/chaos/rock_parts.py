@@ -24,7 +24,7 @@ import httpx
 from postgres_server import PostgresServer
 from service_process import ALE
 
-from ale_local.state import read_all
+from ale_local.sandbox_records import read_all
 from ale_testing.processes import below, command_line, running
 
 TOKENS = {"admin": "chaos-token-of-the-admin", "user": "chaos-token-of-anna", "worker": "chaos-token-of-workers"}

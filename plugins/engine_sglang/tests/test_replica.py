@@ -15,8 +15,8 @@ from ale.errors import EngineError
 from ale.specs.driver import DriverContext
 from ale_engines.server.launch import ServerSetup
 from ale_engines.server.settings import ServerSettings
-from ale_sglang.launch import RESERVE
 from ale_sglang.replica import SglangReplica
+from ale_sglang.server_arguments import RESERVE
 
 
 @asynccontextmanager

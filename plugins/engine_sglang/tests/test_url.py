@@ -19,7 +19,7 @@ from ale_engines.server.process import ServerProcess
 from ale_engines.server.python_environments import find_python
 from ale_engines.server.settings import ServerSettings
 from ale_sglang import SglangEngine
-from ale_sglang.launch import RESERVE, SERVER
+from ale_sglang.server_arguments import RESERVE, SERVER
 
 from .conftest import CONTEXT, request
 

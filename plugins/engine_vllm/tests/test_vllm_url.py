@@ -17,7 +17,7 @@ from ale.specs.engine import FolderTicket, MemoryTicket, PolicyVersion
 from ale_engines.server.process import ServerProcess
 from ale_engines.server.python_environments import find_python
 from ale_vllm import VllmEngine
-from ale_vllm.launch import SERVER
+from ale_vllm.server_arguments import SERVER
 
 from .conftest import ModelOf, logprobs_of, request
 

@@ -21,7 +21,7 @@ from ale.specs.start import Demonstration, Reply, Start
 from ale.task import TRAIN, Task
 from ale.trajectory import Trajectory
 from ale_env_loop import EnvScaffold, EnvTasks
-from ale_rewards.steps import StepsReward
+from ale_rewards.steps_reward import StepsReward
 from ale_testing.fake_engines import TOKENIZER, CannedEngine
 
 WORLDS = Path(__file__).with_name("worlds.py")

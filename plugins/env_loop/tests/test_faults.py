@@ -148,7 +148,7 @@ async def test_an_episode_that_runs_out_of_time_between_steps_leaves_its_process
 async def test_close_ends_the_environments_children_and_lets_it_close(
     table: Tables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ale_env_loop.process.GRACE_S", 60.0)
+    monkeypatch.setattr("ale_env_loop.environment_process.GRACE_S", 60.0)
     (task,) = first(world("Obedient", settings={"note": str(tmp_path / "note")}))
     here = table()
     played = await here.play(task, ["child 300", "end"])
@@ -161,13 +161,13 @@ async def test_close_ends_the_environments_children_and_lets_it_close(
 OWNER = """
     import asyncio, signal, sys
     from ale_env_loop.environment import EpisodeSpec
-    from ale_env_loop.pool import Environments
+    from ale_env_loop.environment_pool import EnvironmentPool
 
     # A shell that starts a command in the background lets it ignore SIGINT, and so do its children.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
     async def main():
-        made = Environments(60, 60)
+        made = EnvironmentPool(60, 60)
         async with made.open(EpisodeSpec(env=sys.argv[1], seed=0)) as env:
             print((await env.reset(0, None)).text, flush=True)
             await env.step("child 300")

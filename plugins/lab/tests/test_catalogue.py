@@ -11,7 +11,7 @@ from ale_lab.catalogue import EXPERIMENTS
 from ale_lab.commands import read_seeds
 from ale_lab.curve_summaries import SUMMARIES
 from ale_lab.experiment import Experiment
-from ale_lab.plan import Plan, Run
+from ale_lab.run_plan import Plan, Run
 from ale_train.config.load import load_run_config
 
 EACH = pytest.mark.parametrize("experiment", EXPERIMENTS.values(), ids=lambda e: e.name)

@@ -13,10 +13,10 @@ from ale.errors import ConfigError
 from ale_lab.catalogue import COMPARE, FIG12, FIG13
 from ale_lab.earlier_results import EarlierResults, read_earlier_results
 from ale_lab.experiment import Arm, Experiment
-from ale_lab.lab import Lab
-from ale_lab.plan import Plan
+from ale_lab.experiment_runner import ExperimentRunner
+from ale_lab.hyperparameter_search import Choice, apply_choices
 from ale_lab.results import Results, format_table, write_results
-from ale_lab.search import Choice, apply_choices
+from ale_lab.run_plan import Plan
 
 
 def made(experiment: Experiment, seeds: tuple[int, ...], chosen: dict[str, Choice] | None = None) -> Results:
@@ -33,7 +33,7 @@ def made(experiment: Experiment, seeds: tuple[int, ...], chosen: dict[str, Choic
 async def test_what_is_known_is_shown_and_nothing_is_made(tmp_path: Path) -> None:
     before = made(FIG13, (1, 2))
     write_results(before, tmp_path)
-    lab = Lab(tmp_path / "out", draw_only=True)
+    lab = ExperimentRunner(tmp_path / "out", draw_only=True)
     after = await lab.run_experiment(FIG13, (1, 2), known=read_earlier_results([tmp_path / "data.json"]))
     assert format_table(after) == format_table(before)
     assert after.series == before.series
@@ -45,7 +45,7 @@ async def test_what_is_known_is_shown_and_nothing_is_made(tmp_path: Path) -> Non
 async def test_only_what_is_not_known_is_asked_for(tmp_path: Path) -> None:
     write_results(made(FIG12, (1, 3)), tmp_path)
     known = read_earlier_results([tmp_path / "data.json"])
-    lab = Lab(tmp_path / "out", draw_only=True)
+    lab = ExperimentRunner(tmp_path / "out", draw_only=True)
     with pytest.raises(ConfigError, match=r"'dials, seed 2: warm start' .*1 are missing"):
         await lab.run_experiment(FIG12, (1, 2, 3), known=known)
     other = replace(FIG12, arms=(*FIG12.arms, Arm("more", ("rl.lr=0.5",))))
@@ -57,7 +57,7 @@ async def test_short_runs_are_not_taken_for_whole_ones(tmp_path: Path) -> None:
     write_results(made(FIG12, (1,)), tmp_path)
     known = read_earlier_results([tmp_path / "data.json"])
     with pytest.raises(ConfigError, match="There is no finished run"):
-        await Lab(tmp_path, quick=True, draw_only=True).run_experiment(FIG12, (1,), known=known)
+        await ExperimentRunner(tmp_path, quick=True, draw_only=True).run_experiment(FIG12, (1,), known=known)
     with pytest.raises(ConfigError, match=r"data\.json is not of a lab with --quick; leave it out"):
         read_earlier_results([tmp_path / "data.json"], quick=True)
 
@@ -104,7 +104,7 @@ async def test_a_search_that_was_made_is_taken_from_the_data(tmp_path: Path) -> 
     write_results(made(apply_choices(COMPARE, chosen), (1,), chosen), tmp_path)
     known = read_earlier_results([tmp_path / "data.json"])
     assert known.choices(COMPARE) == chosen
-    lab = Lab(tmp_path, draw_only=True)
+    lab = ExperimentRunner(tmp_path, draw_only=True)
     again = await lab.run_experiment(COMPARE, (1,), (7,), known)
     assert "on the seed 101 by area" in format_table(again)
     assert again.search_seeds == (101,)

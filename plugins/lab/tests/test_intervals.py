@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ale_lab.intervals import RESAMPLES, bootstrap, picks
+from ale_lab.confidence_intervals import RESAMPLES, bootstrap, picks
 
 NUMBERS = st.floats(-1e6, 1e6, allow_subnormal=False)
 

@@ -58,9 +58,10 @@ def test_seeds_of_the_search_are_not_reported(tmp_path: Path) -> None:
 def test_what_an_arm_lacks_is_told_before_anything_runs(tmp_path: Path) -> None:
     code = (
         "import asyncio; from pathlib import Path; from ale.errors import ConfigError; from dataclasses import replace;"
-        "from ale_lab.catalogue import FIG13; from ale_lab.lab import Lab; from ale_lab.experiment import Arm;"
+        "from ale_lab.catalogue import FIG13; from ale_lab.experiment import Arm;"
+        "from ale_lab.experiment_runner import ExperimentRunner;"
         "wrong = replace(FIG13, arms=(*FIG13.arms, Arm('x', ('algorithm.use=gone',))));"
-        f"asyncio.run(Lab(Path({str(tmp_path)!r}), quick=True).run_experiment(wrong, (1,)))"
+        f"asyncio.run(ExperimentRunner(Path({str(tmp_path)!r}), quick=True).run_experiment(wrong, (1,)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert "algorithm: there is no algorithm plugin 'gone'" in done.stderr

@@ -12,7 +12,7 @@ import pytest
 from ale.errors import AleError, ConfigError
 from ale.store.run_store import DB_NAME, SUMMARY_NAME, RunStore
 from ale_lab.make_runs import is_finished, make_runs
-from ale_lab.plan import Run
+from ale_lab.run_plan import Run
 
 pytestmark = pytest.mark.usefixtures("forked_runs")
 SCRIPTED = """

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ale_lab.catalogue import COMPARE, FIG10, PARTS, STALENESS
-from ale_lab.plan import Plan
-from ale_lab.search import (
+from ale_lab.hyperparameter_search import (
     Choice,
     apply_choices,
     best_choice,
@@ -16,6 +15,7 @@ from ale_lab.search import (
     make_trial,
     setting_trials,
 )
+from ale_lab.run_plan import Plan
 
 
 def test_every_method_is_tried_as_often() -> None:

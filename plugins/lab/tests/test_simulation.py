@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from ale.errors import ConfigError
 from ale.store.run_store import RunStore
 from ale.trajectory import Chunk, Trajectory
-from ale_lab.simulate_command import simulate
+from ale_lab.commands import simulate
 from ale_lab.simulation.calibrate import engine_speed, episode, predict
 from ale_lab.simulation.engine import EngineSpeed, SimulatedEngine, Turn
-from ale_lab.simulation.events import Events
+from ale_lab.simulation.event_queue import EventQueue
 from ale_lab.simulation.loop import Machines, Simulation, TrainerSpeed
-from ale_lab.simulation.published import MARIN, fitted, ladder
-from ale_lab.simulation.scenes import read_scene
+from ale_lab.simulation.machine_scenarios import read_scenario
+from ale_lab.simulation.published_results import MARIN, fitted, ladder
 from ale_lab.simulation.workload import Episode, LogNormal, Measured, Workload
 from ale_train.rl.multiplexing import Multiplexing
 
@@ -30,7 +30,7 @@ NO_PREFILL = float("inf")
 
 def ends(speed: EngineSpeed, *turns: tuple[float, float]) -> list[float]:
     """When turns end that come at a time and have so many tokens."""
-    events, found = Events(), [0.0] * len(turns)
+    events, found = EventQueue(), [0.0] * len(turns)
     engine = SimulatedEngine(events, speed)
     for i, (at, tokens) in enumerate(turns):
 
@@ -56,7 +56,7 @@ def test_what_does_not_fit_the_memory_waits_for_its_turn() -> None:
 
 
 def test_a_turn_that_is_given_up_goes_on_elsewhere_where_it_was() -> None:
-    events, found = Events(), []
+    events, found = EventQueue(), []
     one, other = (SimulatedEngine(events, EngineSpeed(1.0, 0.0, 0.0, 100.0)) for _ in range(2))
     one.add(Turn(50, 0, 10, lambda: found.append(events.now)))
 
@@ -218,7 +218,7 @@ def test_a_file_says_what_is_simulated(tmp_path: Path, capsys: pytest.CaptureFix
         "machines: {engines: 3, lent: 1, speed: {kv_tokens: 1.0e+6}}\ntrainer: {fixed_s: 2, seconds_a_token: 1.0e-6}\n"
         "workload: {prompts: 4, group_size: 2, turns: {mean: 2}, tool_s: {mean: 100}}\n"
     )
-    scene = read_scene(file)
+    scene = read_scenario(file)
     assert scene.machines == Machines(3, 1, EngineSpeed(kv_tokens=1e6))
     assert scene.workload == Workload(4, 2, turns=LogNormal(2.0), tool_s=LogNormal(100.0))
     simulate(None, tmp_path, file)
@@ -243,14 +243,15 @@ def test_a_wrong_file_is_a_sentence(tmp_path: Path, text: str | None, sentence: 
     if text is not None:
         file.write_text(text)
     with pytest.raises(ConfigError) as caught:
-        read_scene(file)
+        read_scenario(file)
     assert f"{file}{sentence}" in str(caught.value)
 
 
 def test_the_command_draws_and_writes_a_table(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ale_lab.simulation.scenes.RATIOS", (0, 2))  # each point of the curves takes half a second
+    # Each point of the curves takes half a second.
+    monkeypatch.setattr("ale_lab.simulation.machine_scenarios.RATIOS", (0, 2))
     simulate(None, tmp_path)
     said = capsys.readouterr().out
     assert (tmp_path / "figure.png").stat().st_size > 10_000

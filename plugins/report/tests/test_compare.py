@@ -11,8 +11,8 @@ import pytest
 from ale.errors import ConfigError
 from ale.store.run_store import RunStore
 from ale.trajectory import Score
-from ale_report.compare import compare, read_runs, shared_sets, table
-from ale_report.compare_command import compare as command
+from ale_report.commands import compare as command
+from ale_report.run_comparison import compare, read_runs, shared_sets, table
 
 from .conftest import Make, fill_run, finish, page_data
 from .test_browser import CHROMIUM, dom

@@ -7,11 +7,10 @@ import math
 
 import pytest
 
-from ale_report.charts import MAX_POINTS, metric_tables
-from ale_report.facts import wilson
-from ale_report.mismatch_charts import mismatch_charts
+from ale_report.charts import MAX_POINTS, metric_tables, mismatch_charts
 from ale_report.page import format_duration
 from ale_report.page_json import encode
+from ale_report.run_facts import wilson
 
 
 def test_long_stages_are_thinned_out_and_keep_their_last_step() -> None:

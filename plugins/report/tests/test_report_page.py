@@ -13,7 +13,7 @@ import pytest
 
 from ale.errors import ConfigError
 from ale.store.run_store import RunStore
-from ale_report.command import report
+from ale_report.commands import report
 from ale_report.events import MAX_EVENTS_PER_KIND, event_tables, newest_events
 from ale_report.page import write_report
 from ale_report.page_json import script_json

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from ale.store.run_store import DB_NAME, RunStore
+from ale_report.actor_places import Actor, place_of, read_actors
 from ale_report.page import write_report
-from ale_report.places import Actor, place_of, read_actors
 from ale_report.spans import replica_states
 from ale_report.timeline import Row, Timeline, read_timeline
 from ale_report.trace import write_trace

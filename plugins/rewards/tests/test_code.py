@@ -14,8 +14,8 @@ from ale.specs.sandbox import Sandbox, SandboxSpec
 from ale.task import Task
 from ale.trajectory import Score, Trajectory
 from ale_local import LocalSandboxProvider
-from ale_rewards.code import CodeReward
 from ale_rewards.code_cases import last_program, read_cases
+from ale_rewards.code_reward import CodeReward
 from ale_testing.fake_sandboxes import FolderSandbox
 
 MakeEpisode, MakeTask = Callable[..., Trajectory], Callable[..., Task]

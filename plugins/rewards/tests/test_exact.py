@@ -13,7 +13,7 @@ from ale.specs.choice import PluginChoice
 from ale.specs.driver import DriverContext
 from ale.task import Task
 from ale.trajectory import Trajectory
-from ale_rewards.exact import ExactReward, last_box
+from ale_rewards.exact_reward import ExactReward, last_box
 
 MakeEpisode, MakeTask = Callable[..., Trajectory], Callable[..., Task]
 

@@ -20,7 +20,7 @@ from ale.specs.driver import DriverContext
 from ale.task import Task
 from ale.trajectory import Score, Trajectory
 from ale_endpoint.server import listener_at, serving
-from ale_rewards.judge import JudgeReward, read_score
+from ale_rewards.judge_reward import JudgeReward, read_score
 from ale_testing.recording_channel import RecordingChannel
 
 MakeEpisode, MakeTask = Callable[..., Trajectory], Callable[..., Task]

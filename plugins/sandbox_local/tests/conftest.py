@@ -16,7 +16,7 @@ import pytest
 from ale.specs.driver import DriverContext
 from ale.specs.sandbox import Resources, SandboxSpec
 from ale_local import LocalSandbox, LocalSandboxConfig, LocalSandboxProvider
-from ale_local.layers import Layers
+from ale_local.snapshot_store import SnapshotStore
 from ale_sandbox.host.owned_folders import state_folder
 
 as_root = pytest.mark.skipif(os.getuid() != 0, reason="overlays are for root")
@@ -56,9 +56,9 @@ def contents(root: Path) -> dict[bytes, Content]:
     return found
 
 
-def layers() -> Layers:
+def layers() -> SnapshotStore:
     """The snapshots of this test."""
-    return Layers(state_folder("local"))
+    return SnapshotStore(state_folder("local"))
 
 
 @pytest.fixture

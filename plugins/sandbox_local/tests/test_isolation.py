@@ -15,7 +15,7 @@ import pytest
 import ale_local
 from ale.errors import ConfigError, SandboxError
 from ale.specs.sandbox import TESTS, Resources, SandboxSpec
-from ale_local import LocalSandbox, LocalSandboxConfig, LocalSandboxProvider, bubblewrap, program
+from ale_local import LocalSandbox, LocalSandboxConfig, LocalSandboxProvider, base_folder, bubblewrap
 
 from .conftest import SMALL, provider_for
 
@@ -23,7 +23,7 @@ INSTALLED = [m.__name__ for m in (pydantic, ale_local) if Path(str(m.__file__)).
 """Those that lie where Python does, which the sandbox sees: not installed with --editable, and no link."""
 
 pytestmark = pytest.mark.bwrap
-PUBLIC = [f"/etc/{name}" for name in program.ETC if os.path.exists(f"/etc/{name}")]
+PUBLIC = [f"/etc/{name}" for name in base_folder.ETC if os.path.exists(f"/etc/{name}")]
 as_root = pytest.mark.skipif(os.getuid() != 0, reason="several users need root outside")
 
 
@@ -40,7 +40,7 @@ async def test_the_root_is_read_only(box: LocalSandbox) -> None:
 
 async def test_what_programs_need_of_the_hosts_etc_is_there(box: LocalSandbox) -> None:
     assert (await box.exec(f"ls -d {' '.join(PUBLIC)}")).exit_code == 0
-    for folder in program.etc_folders():
+    for folder in base_folder.etc_folders():
         assert sorted((await box.exec(f"ls -A {folder}")).output.split()) == sorted(os.listdir(folder))
     assert (await box.exec("head -1 /etc/passwd")).output == "root:x:0:0:root:/root:/bin/sh\n", "its own"
 

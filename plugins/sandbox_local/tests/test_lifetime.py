@@ -16,8 +16,8 @@ import pytest
 
 from ale.errors import ConfigError, SandboxError
 from ale.specs.sandbox import Resources, SandboxSpec
-from ale_local import LocalSandboxProvider, state
-from ale_local.checks import check_spec
+from ale_local import LocalSandboxProvider, sandbox_records
+from ale_local.spec_checks import check_spec
 from ale_sandbox.host.owned_folders import remove_folder, start_time, state_folder
 
 from .conftest import provider_for, spec_of
@@ -137,7 +137,7 @@ async def test_a_killed_owner_leaves_nothing_that_the_next_start_does_not_reclai
 ) -> None:
     owner = start_owner(own_state, isolation)
     assert await eventually(lambda: len(sleepers(4010)) == 2)
-    (record,) = state.read_all(state_folder("local"))
+    (record,) = sandbox_records.read_all(state_folder("local"))
     owner.kill()
     owner.wait()
     assert await eventually(lambda: not sleepers(4010)), "processes end without anyone's help"
@@ -150,7 +150,7 @@ async def test_a_killed_owner_leaves_nothing_that_the_next_start_does_not_reclai
 async def test_a_plain_sandbox_whose_owner_and_resident_were_killed_is_reclaimed(own_state: Path) -> None:
     owner = start_owner(own_state, "none")
     assert await eventually(lambda: len(sleepers(4010)) == 2)
-    (record,) = state.read_all(state_folder("local"))
+    (record,) = sandbox_records.read_all(state_folder("local"))
     os.kill(record.pid, signal.SIGKILL)
     owner.kill()
     owner.wait()
@@ -164,7 +164,7 @@ async def test_a_claim_that_was_never_filled_in_is_reclaimed_later() -> None:
     for name, age_s in (("old", 120.0), ("new", 0.0)):
         (folder / f"{name}.json").touch()
         os.utime(folder / f"{name}.json", (time.time() - age_s,) * 2)
-    assert state.reclaim(folder) == []
+    assert sandbox_records.reclaim(folder) == []
     assert os.listdir(folder) == ["new.json"]
 
 

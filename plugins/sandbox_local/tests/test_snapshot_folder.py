@@ -11,12 +11,12 @@ import pytest
 from ale.errors import ConfigError
 from ale.specs.sandbox import SandboxSpec
 from ale_local import LocalSandbox, LocalSandboxProvider
-from ale_local.layers import Layers
+from ale_local.snapshot_store import SnapshotStore
 
 from .conftest import layers
 
 
-def published(store: Layers, name: str | None) -> tuple[str, Path]:
+def published(store: SnapshotStore, name: str | None) -> tuple[str, Path]:
     """A snapshot with nothing in it, and its folder."""
     draft = store.draft()
     name = store.publish(draft, name, "layer", ("/tmp",), 0, 0)

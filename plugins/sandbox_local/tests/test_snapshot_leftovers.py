@@ -14,7 +14,7 @@ import pytest
 
 from ale.errors import SandboxError
 from ale.specs.sandbox import SandboxSpec
-from ale_local import LocalSandbox, LocalSandboxProvider, state
+from ale_local import LocalSandbox, LocalSandboxProvider, sandbox_records
 from ale_sandbox.host.owned_folders import start_time, state_folder
 
 from .conftest import as_root, layers, provider_for
@@ -72,7 +72,7 @@ def marked(name: str) -> list[str]:
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and start_time(int(entry.name)):
             with contextlib.suppress(OSError):
-                if f"{state.MARKER}={name}".encode() in (entry / "environ").read_bytes():
+                if f"{sandbox_records.MARKER}={name}".encode() in (entry / "environ").read_bytes():
                     found.append(entry.name)
     return found
 
@@ -112,7 +112,7 @@ async def test_an_owner_that_is_killed_leaves_what_has_a_name(own_state: Path, m
     assert owner.stdout is not None
     assert await asyncio.to_thread(owner.stdout.readline) == b"ready\n"
     assert await eventually(lambda: sleepers(4026))
-    inside = inhabitants([record.pid for record in state.read_all(state_folder("local"))])
+    inside = inhabitants([record.pid for record in sandbox_records.read_all(state_folder("local"))])
     owner.kill()
     owner.wait()
     assert await eventually(lambda: not sleepers(4026))

@@ -15,7 +15,7 @@ import pytest
 from ale.task import Task
 from ale_bash import BashTasks
 from ale_bash.families import FAMILIES, LONG_FAMILIES
-from ale_bash.families.dials import OPPOSITE, demonstrate
+from ale_bash.families.turn_dials import OPPOSITE, demonstrate
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 Source = Callable[..., BashTasks]

@@ -21,7 +21,7 @@ from ale_engines.server.python_environments import find_python
 from ale_engines.server.replica import ServerReplica
 from ale_engines.server.sampled_tokens import STREAM_INTERVAL, Sampled
 from ale_engines.server.settings import ServerSettings
-from ale_sglang.launch import RESERVE, SERVER, list_arguments
+from ale_sglang.server_arguments import RESERVE, SERVER, list_arguments
 
 CALL_S = 5.0
 """Seconds for what SGLang answers at once."""

@@ -32,8 +32,8 @@ from ale.specs.engine import (
     PolicyVersion,
     Tokenizer,
 )
-from ale_engine_torch.dtypes import Precision
 from ale_engine_torch.mailbox import Mailbox
+from ale_engine_torch.precision import Precision
 
 if TYPE_CHECKING:
     from ale_engine_torch.load_decoder import Decoder

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from ale.errors import EngineError
-from ale_engine_torch.dtypes import Quantization, round_to_int8
 from ale_engine_torch.model_shape import Shape
+from ale_engine_torch.precision import Quantization, round_to_int8
 
 
 @dataclass

@@ -19,9 +19,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ale_engine_torch.dtypes import Quantization
 from ale_engine_torch.fused_weights import Layer, Weights
 from ale_engine_torch.model_shape import Shape, rotary_frequencies
+from ale_engine_torch.precision import Quantization
 
 IntArray = npt.NDArray[np.int64]
 

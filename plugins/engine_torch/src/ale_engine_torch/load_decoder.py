@@ -15,9 +15,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from ale.errors import ConfigError, EngineError
-from ale_engine_torch.dtypes import DtypeName, Quantization, choose_dtype
 from ale_engine_torch.llama_decoder import LlamaDecoder
 from ale_engine_torch.model_shape import fast_shape
+from ale_engine_torch.precision import DtypeName, Quantization, choose_dtype
 from ale_engine_torch.transformers_decoder import TransformersDecoder
 
 

@@ -21,7 +21,7 @@ from ale_engines.server.sampled_tokens import STREAM_INTERVAL, Sampled
 from ale_engines.server.settings import ServerSettings
 from ale_engines.weights import fingerprint
 from ale_torch.weights.tickets import BroadcastTicket, IpcTicket
-from ale_vllm.launch import SERVER, list_arguments
+from ale_vllm.server_arguments import SERVER, list_arguments
 
 CALL_S = 5.0
 """Seconds for what vLLM answers without its engine."""
@@ -63,7 +63,7 @@ class VllmReplica(ServerReplica):
             # Of the sampler's functions only: each start would take seconds more, and the first needs a compiler.
             own |= {"TORCH_COMPILE_DISABLE": "1"}
             if self.settings.tensor_parallel == 1:
-                own["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # else `uni` is not taken; see `launch.py`
+                own["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # else `uni` is not taken; see `server_arguments.py`
         return own
 
     def make_client(self, launch: Launch) -> ServerClient:

@@ -9,7 +9,7 @@ from ale.errors import TaskError
 from ale.messages import Message, ToolSpec
 from ale.specs.start import Reply
 from ale_env_loop.environment import EpisodeSpec, IllegalAction
-from ale_env_loop.pool import Environments
+from ale_env_loop.environment_pool import EnvironmentPool
 
 MOST_STEPS = 1000
 
@@ -18,7 +18,7 @@ class Demonstrator:
     """It answers in one episode. The expert plays the whole episode on another environment with the same seed first, so
     that it may look at what the model cannot see."""
 
-    def __init__(self, environments: Environments, episode: EpisodeSpec, seed: int, timeout_s: float) -> None:
+    def __init__(self, environments: EnvironmentPool, episode: EpisodeSpec, seed: int, timeout_s: float) -> None:
         self._environments = environments
         self._episode = episode
         self._seed = seed

@@ -18,7 +18,7 @@ import aiohttp
 
 from ale.errors import SandboxError, TaskError
 from ale_env_loop.environment import Environment, EnvironmentSettings, IllegalAction, Step, read_step
-from ale_env_loop.process import EnvironmentProcess
+from ale_env_loop.environment_process import EnvironmentProcess
 
 RETRY_S = 0.05
 """Seconds between two questions for a free session."""

@@ -21,7 +21,7 @@ from ale.specs.sandbox import Sandbox
 from ale.specs.scaffold import ModelSession, Scaffold
 from ale.task import Task
 from ale_env_loop.environment import Environment, EpisodeSpec, IllegalAction, Step, read_episode
-from ale_env_loop.pool import Environments
+from ale_env_loop.environment_pool import EnvironmentPool
 
 
 class EnvScaffoldConfig(PluginConfig):
@@ -43,7 +43,7 @@ class EnvScaffold(Driver, Scaffold):
 
     def __init__(self, config: EnvScaffoldConfig, context: DriverContext) -> None:
         super().__init__(config, context)
-        self._environments = Environments(config.start_timeout_s, config.timeout_s)
+        self._environments = EnvironmentPool(config.start_timeout_s, config.timeout_s)
 
     @classmethod
     def uses_sandbox(cls, config: EnvScaffoldConfig) -> bool:

@@ -23,7 +23,7 @@ from ale.specs.tasks import TaskSource
 from ale.task import HELDOUT, TRAIN, Task
 from ale_env_loop.demonstrator import Demonstrator
 from ale_env_loop.environment import EnvironmentSettings, read_episode
-from ale_env_loop.pool import Environments
+from ale_env_loop.environment_pool import EnvironmentPool
 from ale_env_loop.scaffold import EnvScaffold
 
 HELDOUT_EVERY = 10
@@ -73,7 +73,7 @@ class EnvTasks(Driver, TaskSource):
 
     def __init__(self, config: EnvTasksConfig, context: DriverContext) -> None:
         super().__init__(config, context)
-        self._environments = Environments(config.timeout_s, config.timeout_s)
+        self._environments = EnvironmentPool(config.timeout_s, config.timeout_s)
         self._has_expert = False
 
     @classmethod

@@ -1,4 +1,8 @@
-"""`ale lab`: run an experiment over seeds, draw its figure, write its table. Finished runs are not made again."""
+"""The commands `ale lab` and `ale config diff`. What does the work is imported when a command runs.
+
+`ale lab EXPERIMENT` runs an experiment over seeds, draws its figure and writes its table; finished runs are not made
+again. `ale lab simulate` predicts what asynchronous and multiplexed training would bring.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,6 @@ import typer
 from ale.errors import ConfigError
 from ale_lab.catalogue import COMPARE, FIG10, FIG10_MISMATCH, FIG12, FIG13, MISMATCH, PARTS, STALENESS
 from ale_lab.experiment import Experiment
-from ale_lab.simulate_command import simulate
 
 lab_app = typer.Typer(
     name="lab",
@@ -73,11 +76,11 @@ def _run_experiment(
     search_seeds: str | None = None,
 ) -> None:
     from ale_lab.earlier_results import read_earlier_results
-    from ale_lab.lab import Lab, write_outputs
+    from ale_lab.experiment_runner import ExperimentRunner, write_outputs
 
     chosen = (1,) if quick else read_seeds(seeds, "--seeds")
     searched = () if search_seeds is None else read_seeds(search_seeds, "--search-seeds")
-    lab = Lab(out.resolve() / ("quick" if quick else "."), jobs, quick, draw_only, print)
+    lab = ExperimentRunner(out.resolve() / ("quick" if quick else "."), jobs, quick, draw_only, print)
     earlier = read_earlier_results(known or (), quick)
     from ale.cli.signals import run_until_signal  # not above: `ale --help` imports this module
 
@@ -98,6 +101,78 @@ def read_seeds(text: str, option: str) -> tuple[int, ...]:
     return tuple(found)
 
 
+@lab_app.command("simulate")
+def simulate(
+    run: Annotated[
+        Path | None,
+        typer.Argument(metavar="[RUN]", help="A run folder: calibrate on every second step of it, predict the others."),
+    ] = None,
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Where figure and table go.")] = Path("runs/simulate"),
+    scene: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="YAML with your machines, trainer and workload (docs: Simulate before you rent)."
+        ),
+    ] = None,
+    published: Annotated[
+        bool, typer.Option("--published", help="Simulate published runs: which part of their gain comes from what.")
+    ] = False,
+) -> None:
+    """Simulate the loop on many machines, with the real sample buffer: timelines, the curve over rl.async_ratio."""
+    if run is not None:
+        from ale_lab.simulation.calibrate import predict
+
+        found = predict(run)
+        print(
+            f"{run}: a step takes {found.measured_s:.2f} s, simulated {found.simulated_s:.2f} s ({found.error:+.1%}; "
+            f"{found.steps} steps that calibrated nothing)"
+        )
+        return
+    from ale.store.run_store import write_whole
+
+    if published:
+        from ale_lab.simulation.published_results import tables
+
+        print(tables(), end="")
+        return
+    from ale_lab.simulation.machine_scenarios import (
+        RATIOS,
+        Scenario,
+        curve,
+        draw,
+        read_scenario,
+        summarize,
+        table,
+        ways,
+    )
+
+    simulated = Scenario() if scene is None else read_scenario(scene)
+    found_ways = ways(simulated)
+    curves = {
+        name: [
+            summarize(f"async_ratio {ratio}, ahead {min(ratio, most)}", simulation)
+            for ratio, simulation in curve(most, simulated).items()
+        ]
+        for name, most in (("ahead 1", 1), ("ahead = async_ratio", max(RATIOS)))
+    }
+    summaries = [summarize(name, simulation) for name, simulation in found_ways.items()]
+    text = "\n".join(map(table, (summaries, *curves.values())))
+    print(text)
+    draw(found_ways, curves, out / "figure.png")
+    for path in (out / "figure.png", write_whole(out / "table.md", text)):
+        print(path)
+
+
+def diff(
+    first: Annotated[Path, typer.Argument(metavar="A", help="A run file or a run folder.")],
+    second: Annotated[Path, typer.Argument(metavar="B", help="Another one.")],
+) -> None:
+    """Print the settings in which two run files or run folders differ; the exit code is 1 if there are any."""
+    from ale_lab.config_diff import print_differences
+
+    raise typer.Exit(int(print_differences(first, second)))
+
+
 _add_command(FIG10, ", each tuned by the same search")
 _add_command(FIG12)
 _add_command(FIG13)
@@ -106,4 +181,3 @@ _add_command(PARTS, ", on the tasks of `compare` and tuned as there")
 _add_command(STALENESS, "; tuned as in `compare`")
 _add_command(MISMATCH, "; tuned as in `compare`")
 _add_command(FIG10_MISMATCH, "; tuned as in `fig10`")
-lab_app.command("simulate")(simulate)

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 
 from ale.errors import ConfigError
 from ale_lab.experiment import Curve, Experiment, Series
-from ale_lab.search import Choice
+from ale_lab.hyperparameter_search import Choice
 
 Cost = tuple[float, float]
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from ale.errors import AleError, ConfigError
 from ale.store.run_store import CONFIG_NAME, DB_NAME, SUMMARY_NAME, lock_folder
-from ale_lab.plan import Run
+from ale_lab.run_plan import Run
 from ale_train.config.load import load_run_config
 
 STOP_S = 20.0

@@ -17,7 +17,7 @@ from statistics import fmean
 
 from ale.store.run_store import SUMMARY_NAME, RunStore
 from ale_lab.experiment import Arm, Curve, Experiment, Series
-from ale_lab.plan import Plan
+from ale_lab.run_plan import Plan
 
 STAGES = ("rl", "eval")
 FORK = "crucial_fork"

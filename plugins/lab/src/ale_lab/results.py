@@ -9,10 +9,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from ale_lab.confidence_intervals import Interval, bootstrap
 from ale_lab.curve_summaries import SUMMARIES
 from ale_lab.experiment import Column, Experiment, Series
-from ale_lab.intervals import Interval, bootstrap
-from ale_lab.search import Choice
+from ale_lab.hyperparameter_search import Choice
 
 
 @dataclass(frozen=True, slots=True)

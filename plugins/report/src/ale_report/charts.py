@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
+from statistics import fmean
 
-from ale_report.chart import OUTCOME, Bar, BarChart, Chart, Format, LineChart, Series
+from ale_report.chart_types import OUTCOME, Bar, BarChart, Chart, Format, LineChart, Series
 from ale_report.eval_charts import eval_charts
-from ale_report.facts import CPT_STAGE, RL_STAGE, SFT_STAGE, Metrics, RunFacts
-from ale_report.mismatch_charts import mismatch_charts
 from ale_report.page_json import show_controls
+from ale_report.run_facts import CPT_STAGE, RL_STAGE, SFT_STAGE, Metrics, RunFacts
 
 MAX_POINTS = 600
 
@@ -34,6 +35,12 @@ _SECTIONS = {
     RL_STAGE: (TRAINING, "RL step"),
 }
 """Stage -> its section of the page, and what its steps are called."""
+
+_MISMATCH_RANGES = (
+    ("mismatch_place/", "Engine and trainer by place in the sequence", "mean difference in nats, by token"),
+    ("mismatch_chunk/", "Engine and trainer by chunk", "mean difference in nats, by the chunk's number"),
+)
+"""The metrics, each named after its range, such as `0-127`; the title and the unit of their chart."""
 
 _STAGE_CHARTS: tuple[tuple[str, str, str, Format, bool, tuple[tuple[str, str], ...]], ...] = (
     (CPT_STAGE, "Loss", "nats per token", "number", False, (("loss", "loss"),)),
@@ -169,6 +176,21 @@ def charts(facts: RunFacts, metrics: Metrics) -> list[Chart]:
             section, step = _SECTIONS[stage]
             out.append(LineChart(f"{stage}-{names[0][0]}", section, title, step, unit, series, form, zero=zero))
     return [*out, *mismatch_charts(metrics, TRAINING)]
+
+
+def mismatch_charts(metrics: Metrics, section: str) -> Iterator[BarChart]:
+    """Yield the charts of where engine and trainer differ, by the place of a token in its sequence and by chunk."""
+    rl = metrics.get(RL_STAGE, {})
+    for prefix, title, unit in _MISMATCH_RANGES:
+        found = {name.removeprefix(prefix): points for name, points in rl.items() if name.startswith(prefix)}
+        newest = max((step for points in found.values() for step, _ in points), default=0)
+        bars = tuple(
+            Bar(name.replace("-", " to "), (fmean(value for _, value in points), dict(points).get(newest)))
+            for name, points in sorted(found.items(), key=lambda item: int(item[0].partition("-")[0]))
+        )
+        if bars:
+            series = ("mean of all steps", f"step {newest}")
+            yield BarChart(f"rl-{prefix.strip('/')}", section, title, unit, series, bars)
 
 
 def rejection_chart(facts: RunFacts) -> BarChart | None:

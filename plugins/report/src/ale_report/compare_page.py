@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ale_report.chart import Format, LineChart, Point, Series
-from ale_report.compare import ComparedRun, curve, shared_sets, table
-from ale_report.facts import EVAL_STAGE, RL_STAGE
+from ale_report.chart_types import Format, LineChart, Point, Series
 from ale_report.page import render_page, write_page
 from ale_report.page_json import show_controls
+from ale_report.run_comparison import ComparedRun, curve, shared_sets, table
+from ale_report.run_facts import EVAL_STAGE, RL_STAGE
 
 PAGE_NAME = "compare.html"
 _SCRIPTS = ("report_dom.js", "report_charts.js", "compare.js")

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 
-from ale_report.chart import OUTCOME, Bar, BarChart, Chart, Format, LineChart, Point, Series
-from ale_report.facts import BEFORE_SFT_STEP, EVAL_STAGE, RL_STAGE, Evaluation, Metrics, RunFacts, eval_stages
+from ale_report.chart_types import OUTCOME, Bar, BarChart, Chart, Format, LineChart, Point, Series
+from ale_report.run_facts import BEFORE_SFT_STEP, EVAL_STAGE, RL_STAGE, Evaluation, Metrics, RunFacts, eval_stages
 
 FAMILY_PREFIX, PART_PREFIX = "success/", "parts/"
 INTERVAL = "Band: 95 % interval over tasks."

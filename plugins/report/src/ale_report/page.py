@@ -22,11 +22,11 @@ from markupsafe import Markup
 
 from ale import __version__
 from ale.store.run_store import RunStore
-from ale_report.chart import Chart
+from ale_report.chart_types import Chart
 from ale_report.charts import MetricTable, charts, metric_tables
 from ale_report.events import MAX_EVENTS_PER_KIND, EventTable, event_tables
-from ale_report.facts import RunFacts, headline, read_facts, read_metrics
 from ale_report.page_json import script_json, show_controls
+from ale_report.run_facts import RunFacts, headline, read_facts, read_metrics
 from ale_report.timeline import Timeline, read_timeline
 from ale_report.trajectories import TrajectoryView, choose_trajectories
 

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ale.store.run_store import RunStore
-from ale_report.facts import RL_STAGE
+from ale_report.actor_places import Actor, place_of, read_actors
 from ale_report.page_json import show_controls
-from ale_report.places import Actor, place_of, read_actors
+from ale_report.run_facts import RL_STAGE
 from ale_report.spans import Span, lanes, replica_states, rollout_spans, step_roles, worker_states
 
 MAX_ROLLOUTS = 240

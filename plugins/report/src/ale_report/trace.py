@@ -16,8 +16,8 @@ from typing import Any
 
 from ale.store.run_store import RunStore, write_whole
 from ale.trajectory import Trajectory
-from ale_report.facts import RL_STAGE
-from ale_report.places import place_of, read_actors
+from ale_report.actor_places import place_of, read_actors
+from ale_report.run_facts import RL_STAGE
 from ale_report.spans import Member, Span, StepRoles, lanes, replica_states, rollout_spans, step_roles
 
 TRACE_NAME = "trace.json"

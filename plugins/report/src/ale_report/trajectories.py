@@ -19,8 +19,8 @@ from typing import Any
 from ale.messages import Message, ToolCall
 from ale.store.run_store import RunStore
 from ale.trajectory import Chunk, Observation, Trajectory
-from ale_report.facts import EVAL_STAGE
 from ale_report.page_json import encode, plain_fields, show_controls
+from ale_report.run_facts import EVAL_STAGE
 
 MAX_SAMPLE, MAX_FAULTS = 320, 50
 SAMPLE_BYTES, EVAL_BYTES, FAULT_BYTES = 2_800_000, 2_800_000, 800_000

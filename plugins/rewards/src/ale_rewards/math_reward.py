@@ -25,8 +25,8 @@ from ale.specs.reward import GradedSandbox, Reward
 from ale.task import Task
 from ale.trajectory import Score, Trajectory
 from ale_rewards import math_worker
-from ale_rewards.column import Column, as_text
 from ale_rewards.conversation import read_conversation
+from ale_rewards.task_column import Column, as_text
 
 START_S = 60.0
 """Seconds that a process may take to import math-verify."""

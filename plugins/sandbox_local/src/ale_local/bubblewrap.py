@@ -1,7 +1,7 @@
 """Builds the bubblewrap command lines of sandboxes made of Linux namespaces.
 
-1. A sandbox's root holds read-only binds of /usr and the base folder (`program.py`), a tmpfs for each writable place,
-   and its own /proc and /dev. It has no network, no capability and a clean environment.
+1. A sandbox's root holds read-only binds of /usr and the base folder (`base_folder.py`), a tmpfs for each writable
+   place, and its own /proc and /dev. It has no network, no capability and a clean environment.
 2. If ALE runs as root, the sandboxes' users are ids of a user namespace with 65,536 unprivileged host ids
    (`Namespaces`): root inside has no rights outside, and the tests can run as another user than the agent. These ids
    may not be able to reach folders such as /root on the host, where Python may be installed; so what is bound in is
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
 
-from ale_local import program
+from ale_local import base_folder
 from ale_sandbox.host.resident_program import resident_command
 from ale_sandbox.resident import seccomp
 
@@ -115,7 +115,7 @@ class Bubblewrap:
     @staticmethod
     def sources(base: Path, host_python: bool) -> list[str]:
         """List the folders to bind that another user may not reach: the base folder and the host's Python."""
-        return [str(base), *(program.python_folders() if host_python else ())]
+        return [str(base), *(base_folder.python_folders() if host_python else ())]
 
     @property
     def mode(self) -> str:
@@ -177,7 +177,7 @@ class Bubblewrap:
             elif os.path.isdir(path):
                 options += ["--ro-bind", path, path]
         options += ["--ro-bind", f"{places[0]}/etc", "/etc", "--ro-bind", f"{places[0]}/program", "/.ale"]
-        for folder in program.etc_folders():
+        for folder in base_folder.etc_folders():
             options += ["--ro-bind", folder, folder]
         options += ["--proc", "/proc", *KERNEL, *self.devices(terminals)]
         if MESSAGE_QUEUES:  # makes message queues visible to a reset; they exist even without the mount
@@ -237,7 +237,7 @@ def workdir_fault(workdir: str) -> str | None:
         return "must be an absolute path other than /, such as /workspace"
     if any(path.is_relative_to(taken) for taken in TAKEN):
         return "lies in a folder of the system, which is read-only in a sandbox"
-    if any(Path(source).is_relative_to(path) or path.is_relative_to(source) for source in program.python_folders()):
+    if any(Path(source).is_relative_to(path) or path.is_relative_to(source) for source in base_folder.python_folders()):
         return "overlaps with the folder of the Python that runs ALE; choose another, or set host_python: false"
     return None
 

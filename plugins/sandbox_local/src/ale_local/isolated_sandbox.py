@@ -8,9 +8,9 @@ from typing import Any
 
 from ale.errors import UncleanError
 from ale.specs.sandbox import SandboxSpec
-from ale_local import state
-from ale_local.layers import HeldSnapshot, check_name
+from ale_local import sandbox_records
 from ale_local.sandbox import LocalSandbox
+from ale_local.snapshot_store import HeldSnapshot, check_name
 from ale_local.snapshots import SnapshotMaker
 from ale_sandbox.sandboxes.resettable import ResettableSandbox
 
@@ -43,7 +43,7 @@ class IsolatedSandbox(LocalSandbox, ResettableSandbox):
             )
         await super().reset(spec)
         self.record = replace(self.record, labels=self.labels)
-        state.write(self.folder, self.record)
+        sandbox_records.write(self.folder, self.record)
 
     async def clean_up(self) -> None:
         """Clean up as without isolation, then release the snapshot."""

@@ -22,15 +22,15 @@ from typing import ClassVar, Literal
 from ale.errors import ConfigError, SandboxError
 from ale.specs.driver import Driver, DriverContext, PluginConfig
 from ale.specs.sandbox import Resources, SandboxInfo, SandboxProvider, SandboxSpec
-from ale_local import bubblewrap, cgroups, program, snapshots, state
-from ale_local.checks import INSTALL, check_spec
+from ale_local import base_folder, bubblewrap, cgroups, sandbox_records, snapshots
 from ale_local.config import LocalSandboxConfig
 from ale_local.isolated_sandbox import IsolatedSandbox
 from ale_local.isolation import find_isolation
 from ale_local.launcher import Fork, Launcher, open_process
-from ale_local.layers import HeldSnapshot, Layers
 from ale_local.resident_setup import resident_constants
 from ale_local.sandbox import LocalSandbox
+from ale_local.snapshot_store import HeldSnapshot, SnapshotStore
+from ale_local.spec_checks import INSTALL, check_spec
 from ale_sandbox.host import owned_folders as owner
 from ale_sandbox.host.channel import Channel
 from ale_sandbox.host.memory_watch import MemoryWatch
@@ -74,7 +74,7 @@ class LocalSandboxProvider(Driver, SandboxProvider):
         self.attach_server: AttachServer | None = None
         self.wrap: bubblewrap.Bubblewrap | None = None
         self.launcher: Launcher | None = None
-        self.layers: Layers | None = None
+        self.layers: SnapshotStore | None = None
         self.python = ""
 
     @classmethod
@@ -98,13 +98,13 @@ class LocalSandboxProvider(Driver, SandboxProvider):
     def prepare(self) -> None:
         """Remove what ended owners left, make the base folder, choose the isolation. Blocks for some 50 ms."""
         self.folder = owner.state_folder("local")
-        gone = state.reclaim(self.folder)
-        self.layers = Layers(self.folder)
+        gone = sandbox_records.reclaim(self.folder)
+        self.layers = SnapshotStore(self.folder)
         self.layers.reclaim()
         if gone:
             log.info("Removed %d sandboxes of processes that have ended.", len(gone))
-        self.base = program.make_base(self.folder)
-        self.python = program.interpreter(self.config.host_python) or ""
+        self.base = base_folder.make_base(self.folder)
+        self.python = base_folder.interpreter(self.config.host_python) or ""
         self.groups = cgroups.parents()
         if self.config.isolation != "none":
             found, fault = find_isolation(self.base, self.python, self.config)
@@ -171,7 +171,7 @@ class LocalSandboxProvider(Driver, SandboxProvider):
         assert self.folder is not None
         assert self.base is not None
         sandbox_id = spec.id or f"ale-{secrets.token_hex(6)}"
-        record = state.Record(
+        record = sandbox_records.Record(
             id=sandbox_id,
             pid=0,
             start_time=0,
@@ -182,7 +182,7 @@ class LocalSandboxProvider(Driver, SandboxProvider):
             cgroups=sorted({str(path / sandbox_id) for path in self.groups.values()}),
             folder=None if self.wrap is not None else str(self.folder / sandbox_id),
         )
-        state.claim(self.folder, record, self.groups, resources)
+        sandbox_records.claim(self.folder, record, self.groups, resources)
         process: subprocess.Popen[bytes] | None = None
         sandbox: LocalSandbox | None = None
         gate: Gate | None = None
@@ -203,7 +203,7 @@ class LocalSandboxProvider(Driver, SandboxProvider):
                         raise SandboxError(f"The sandbox {sandbox_id} could not be started: {error}.") from error
                     raise
                 theirs.close()
-                record = state.note_process(self.folder, record, process.pid)
+                record = sandbox_records.note_process(self.folder, record, process.pid)
                 channel = await Channel.open(sandbox_id, ours)
                 channel.memory = MemoryWatch(map(Path, record.cgroups))
                 constants = partial(
@@ -229,7 +229,9 @@ class LocalSandboxProvider(Driver, SandboxProvider):
                         await snapshots.restore(held, channel)
                         await sandbox.upload(spec.files)
                     if self.wrap is not None:
-                        sandbox.record = state.note_process(self.folder, record, state.resident_pid(process.pid))
+                        sandbox.record = sandbox_records.note_process(
+                            self.folder, record, sandbox_records.resident_pid(process.pid)
+                        )
                 except SandboxError as error:
                     stderr.seek(0)
                     output = stderr.read(2000).decode("utf-8", "replace").strip()
@@ -246,7 +248,7 @@ class LocalSandboxProvider(Driver, SandboxProvider):
                     await gate.close()
                 if held is not None:
                     held.close()
-                state.erase(self.folder, record)
+                sandbox_records.erase(self.folder, record)
             raise
 
     def places(self, spec: SandboxSpec, held: HeldSnapshot | None) -> tuple[str, ...]:
@@ -270,7 +272,7 @@ class LocalSandboxProvider(Driver, SandboxProvider):
     async def launch(
         self,
         spec: SandboxSpec,
-        record: state.Record,
+        record: sandbox_records.Record,
         resources: Resources,
         control: int,
         stderr: int,
@@ -304,7 +306,9 @@ class LocalSandboxProvider(Driver, SandboxProvider):
             if record.cgroups:
                 command = ["sh", "-c", bubblewrap.JOIN_GROUPS, "sh", *record.cgroups, "--", *command]
 
-        start = partial(open_process, command, fds, stderr, {"PATH": program.PATH, state.MARKER: record.id})
+        start = partial(
+            open_process, command, fds, stderr, {"PATH": base_folder.PATH, sandbox_records.MARKER: record.id}
+        )
         try:
             return await self.launcher.start(start, fork)
         finally:
@@ -318,33 +322,33 @@ class LocalSandboxProvider(Driver, SandboxProvider):
     # --- sandboxes of other processes
 
     async def list(self) -> list[SandboxInfo]:
-        records = await asyncio.to_thread(state.read_all, self.folder or owner.state_folder("local"))
+        records = await asyncio.to_thread(sandbox_records.read_all, self.folder or owner.state_folder("local"))
         return [SandboxInfo(r.id, r.labels, r.created_at, r.alive) for r in records]
 
     async def attach(self, sandbox_id: str) -> AttachedSandbox:
         folder = self.folder or owner.state_folder("local")
-        record = state.read(folder, sandbox_id)
+        record = sandbox_records.read(folder, sandbox_id)
         if record is None:
             raise SandboxError(f"There is no local sandbox {sandbox_id}; `ale sandbox ls` lists the existing ones.")
         return await attach(folder, f"{record.owner_pid}-{record.owner_start_time}", sandbox_id)
 
     async def prune(self) -> builtins.list[str]:
         folder = self.folder or owner.state_folder("local")
-        gone = await asyncio.to_thread(state.reclaim, folder)
-        await asyncio.to_thread(Layers(folder).reclaim)
+        gone = await asyncio.to_thread(sandbox_records.reclaim, folder)
+        await asyncio.to_thread(SnapshotStore(folder).reclaim)
         return gone
 
     async def snapshots(self) -> builtins.list[str]:
-        return await asyncio.to_thread(Layers(self.folder or owner.state_folder("local")).names)
+        return await asyncio.to_thread(SnapshotStore(self.folder or owner.state_folder("local")).names)
 
     async def remove_snapshot(self, name: str) -> None:
-        await in_thread(Layers(self.folder or owner.state_folder("local")).remove, name)
+        await in_thread(SnapshotStore(self.folder or owner.state_folder("local")).remove, name)
 
     async def remove(self, sandbox_id: str) -> None:
         if sandbox_id in self.sandboxes:
             await self.sandboxes[sandbox_id].stop()
             return
         folder = self.folder or owner.state_folder("local")
-        record = state.read(folder, sandbox_id)
+        record = sandbox_records.read(folder, sandbox_id)
         if record is not None:
-            await asyncio.to_thread(state.erase, folder, record)
+            await asyncio.to_thread(sandbox_records.erase, folder, record)

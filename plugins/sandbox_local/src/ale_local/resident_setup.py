@@ -6,7 +6,7 @@ import os
 from collections.abc import Container
 
 from ale.specs.sandbox import Resources, SandboxSpec
-from ale_local import program, state
+from ale_local import base_folder, sandbox_records
 from ale_local.bubblewrap import HOME
 from ale_local.config import LocalSandboxConfig
 from ale_sandbox.network.policy import network_plan
@@ -15,7 +15,7 @@ from ale_sandbox.network.policy import network_plan
 def resident_constants(
     spec: SandboxSpec,
     config: LocalSandboxConfig,
-    record: state.Record,
+    record: sandbox_records.Record,
     resources: Resources,
     mode: str,
     groups: Container[str],
@@ -27,16 +27,16 @@ def resident_constants(
     else:
         workdir, home, tmp = (f"{record.folder}/{name}" for name in ("work", "home", "tmp"))
     env = {
-        "PATH": program.search_path(config.host_python),
+        "PATH": base_folder.search_path(config.host_python),
         "HOME": home,
         "TMPDIR": tmp,
         "LANG": "C.UTF-8",
         "USER": "agent",
         **spec.env,
-        state.MARKER: record.id,
+        sandbox_records.MARKER: record.id,
     }
     network = "\n".join(network_plan(spec)) if mode != "plain" else ""
-    fields = [mode, workdir, program.find_shell(config.shell), rlimits(mode, resources, groups), "", network]
+    fields = [mode, workdir, base_folder.find_shell(config.shell), rlimits(mode, resources, groups), "", network]
     return [os.fsencode(text) for text in (*fields, *(f"{name}={value}" for name, value in env.items()))]
 
 

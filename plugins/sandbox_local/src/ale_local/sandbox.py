@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ale.specs.sandbox import SandboxSpec
 from ale.specs.sandbox_protocols import SandboxStats
-from ale_local import cgroups, state
+from ale_local import cgroups, sandbox_records
 from ale_sandbox.host.channel import Channel
 from ale_sandbox.sandboxes.sandbox import ResidentSandbox
 
@@ -27,7 +27,7 @@ class LocalSandbox(ResidentSandbox):
     def __init__(
         self,
         spec: SandboxSpec,
-        record: state.Record,
+        record: sandbox_records.Record,
         folder: Path,
         process: subprocess.Popen[bytes],
         channel: Channel,
@@ -72,7 +72,7 @@ class LocalSandbox(ResidentSandbox):
         if not await wait_until_ended(self.process, 2.0):
             self.process.send_signal(signal.SIGKILL)
             await wait_until_ended(self.process, 5.0)
-        await asyncio.to_thread(state.erase, self.folder, self.record)
+        await asyncio.to_thread(sandbox_records.erase, self.folder, self.record)
         if self.stderr is not None:
             await self.startup_output()
             os.close(self.stderr)

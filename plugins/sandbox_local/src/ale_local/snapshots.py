@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from ale.errors import SandboxError
-from ale_local.layers import Form, HeldSnapshot, Layers
+from ale_local.snapshot_store import Form, HeldSnapshot, SnapshotStore
 from ale_sandbox.host.channel import Channel
 from ale_sandbox.host.threads import in_thread
 from ale_sandbox.host.tree_transfers import Transfer, as_sandbox_error, finish, read_pieces, receive
@@ -68,7 +68,7 @@ class ArchiveWriter:
 class SnapshotMaker:
     """Makes the snapshots of one sandbox."""
 
-    layers: Layers
+    layers: SnapshotStore
     places: tuple[str, ...]
     form: Form
     uid_base: int

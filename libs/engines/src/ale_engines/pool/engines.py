@@ -4,8 +4,8 @@
    its replica breaks off goes on elsewhere, from the prompt and what has been sampled (`dispatch.py`).
 2. A task for each replica checks it every few seconds, and at once when it broke a generation off; a replica that has
    failed is started again, and serves only after it has loaded the current weights (`health.py`).
-3. `load_weights` leaves the other replicas sampling while one loads (`weights.py`).
-4. Some replicas, or all, may sleep for a while and lend their memory (`multiplexing.py`).
+3. `load_weights` leaves the other replicas sampling while one loads (`weight_updates.py`).
+4. Some replicas, or all, may sleep for a while and lend their memory (`sleep.py`).
 5. If no replica is left, all calls raise an `EngineError` that says why.
 6. Events say which state each replica was in and when (`state_log.py`).
 """

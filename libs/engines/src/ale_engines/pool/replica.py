@@ -1,4 +1,4 @@
-"""The contract of one replica of a model: an engine that the pool (`pool.py`) can check, interrupt and start again."""
+"""The contract of one replica of a model: an engine that the pool can check, interrupt and start again."""
 
 from __future__ import annotations
 

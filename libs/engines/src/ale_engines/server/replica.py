@@ -10,7 +10,7 @@
 4. A server that does not answer `check` in time may be busy with what it was asked: it has failed once it was silent
    for `SILENCE_S`. One that has nothing to do has failed at once.
 
-A subclass says how its server is started and asked (`server_contract.py`).
+A subclass says how its server is started and asked (`contract.py`).
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ale_lab.simulation import FORBID
-from ale_lab.simulation.events import Events
+from ale_lab.simulation.event_queue import EventQueue
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class Turn:
 class SimulatedEngine:
     """See the module's docstring. `busy_s` is the time in which it has sampled."""
 
-    def __init__(self, events: Events, speed: EngineSpeed) -> None:
+    def __init__(self, events: EventQueue, speed: EngineSpeed) -> None:
         self.busy_s = self.tokens = 0.0
         self._events, self._speed = events, speed
         self._running: list[tuple[float, int, Turn]] = []

@@ -18,7 +18,7 @@ from typing import Literal
 
 from ale_lab.simulation import FORBID
 from ale_lab.simulation.engine import EngineSpeed, SimulatedEngine, Turn
-from ale_lab.simulation.events import Events
+from ale_lab.simulation.event_queue import EventQueue
 from ale_lab.simulation.workload import Episode, Episodes
 from ale_train.config.rl import RLConfig
 from ale_train.rl.multiplexing import Multiplexing
@@ -102,7 +102,7 @@ class Simulation:
         """Simulate all steps."""
         w, m = self.workload, self.machines
         self._random = random.Random(self.seed)
-        self._events = Events()
+        self._events = EventQueue()
         ahead = RLConfig(async_ratio=self.async_ratio).batches_ahead if self.ahead is None else self.ahead
         self._buffer: SampleBuffer[Group] = SampleBuffer(
             w.prompts, self.async_ratio, ahead, float("inf"), lambda: self._events.now

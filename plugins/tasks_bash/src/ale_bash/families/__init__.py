@@ -6,15 +6,15 @@ turns and have crucial forks.
 
 from __future__ import annotations
 
-from ale_bash.families.count import COUNT
-from ale_bash.families.decode import DECODE
-from ale_bash.families.dials import DIALS
-from ale_bash.families.find import FIND
-from ale_bash.families.follow import FOLLOW
-from ale_bash.families.largest import LARGEST
-from ale_bash.families.rename import RENAME
-from ale_bash.families.repair import REPAIR
-from ale_bash.families.write import WRITE
+from ale_bash.families.count_lines import COUNT
+from ale_bash.families.decode_word import DECODE
+from ale_bash.families.find_file import FIND
+from ale_bash.families.follow_files import FOLLOW
+from ale_bash.families.largest_number import LARGEST
+from ale_bash.families.rename_files import RENAME
+from ale_bash.families.repair_config import REPAIR
+from ale_bash.families.turn_dials import DIALS
+from ale_bash.families.write_word import WRITE
 from ale_bash.family import Family, LongFamily
 
 FAMILIES: dict[str, Family] = {

@@ -14,15 +14,22 @@ from ale_lab.curve_summaries import SUMMARIES
 from ale_lab.earlier_results import Cost, EarlierResults
 from ale_lab.experiment import Arm, Experiment, Series
 from ale_lab.figure import draw
+from ale_lab.hyperparameter_search import (
+    Choice,
+    apply_choices,
+    best_choice,
+    describe_search,
+    learning_rate_trials,
+    setting_trials,
+)
 from ale_lab.make_runs import make_runs, unfinished_runs
-from ale_lab.plan import Plan, Run
 from ale_lab.read_runs import read_arm, read_cost, read_run
 from ale_lab.results import Results, format_table, write_results
-from ale_lab.search import Choice, apply_choices, best_choice, describe_search, learning_rate_trials, setting_trials
+from ale_lab.run_plan import Plan, Run
 
 
 @dataclass(frozen=True)
-class Lab:
+class ExperimentRunner:
     """Runs experiments in the folder `out`: `jobs` runs at once, or none (`draw_only`). `log` gets a line for each run
     that ends."""
 

@@ -17,8 +17,8 @@ from typing import Any
 from ale.config.yaml_text import parse_yaml
 from ale.errors import ConfigError
 from ale_env_loop.environment import Environment, EnvironmentSettings, Step, read_step
+from ale_env_loop.environment_process import EnvironmentProcess, start_process
 from ale_env_loop.openenv import OpenEnvServer, open_session
-from ale_env_loop.process import EnvironmentProcess, start_process
 
 MOST_IDLE = 64
 """The most processes that are kept without an episode; of more, the longest idle one is ended."""
@@ -41,7 +41,7 @@ class ProcessEnvironment(Environment):
         return read_step(answer, f"The environment {self._process.name}")
 
 
-class Environments:
+class EnvironmentPool:
     """Processes and servers, between `__init__` and `close`. `start_timeout_s` is the time to import an environment or
     to find a free session of a server, `timeout_s` the time for one answer."""
 

@@ -23,8 +23,8 @@ from ale.specs.sandbox import TESTS, ExecResult, Sandbox
 from ale.task import Task
 from ale.trajectory import Score, Trajectory
 from ale_rewards.code_cases import Case, last_program, read_cases, same_output
-from ale_rewards.column import Column
 from ale_rewards.conversation import read_conversation
+from ale_rewards.task_column import Column
 
 DETAIL_CHARS = 1000
 CANNOT_RUN = (126, 127)

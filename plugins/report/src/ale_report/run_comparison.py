@@ -14,7 +14,7 @@ from pathlib import Path
 from ale.errors import ConfigError
 from ale.store.run_store import RunStore
 from ale.trajectory import Trajectory
-from ale_report.facts import EVAL_STAGE, RL_STAGE, Metrics, RunFacts, eval_stages, read_facts, read_metrics
+from ale_report.run_facts import EVAL_STAGE, RL_STAGE, Metrics, RunFacts, eval_stages, read_facts, read_metrics
 from ale_train.evaluation.estimates import Estimate, estimate_difference
 from ale_train.evaluation.metrics import Figures, measure, reward_of
 

@@ -1,4 +1,5 @@
-"""`ale compare`: runs side by side, as tables and as a page with their curves."""
+"""The commands `ale report`, `ale trace` and `ale compare`. What does the work is imported when a command runs, so that
+`ale --help` is instant."""
 
 from __future__ import annotations
 
@@ -8,6 +9,27 @@ from typing import Annotated
 import typer
 
 DIFFERENCES = "differences are from the first run, task by task"
+Run = Annotated[Path, typer.Argument(metavar="RUN", help="The run folder.")]
+
+
+def report(
+    run: Run,
+    output: Annotated[Path | None, typer.Option(help="Where to write; default: report.html in the run folder.")] = None,
+) -> None:
+    """Write one self-contained HTML page about a run."""
+    from ale_report.page import write_report
+
+    print(write_report(run, output))
+
+
+def trace(
+    run: Run,
+    output: Annotated[Path | None, typer.Option(help="Where to write; default: trace.json in the run folder.")] = None,
+) -> None:
+    """Write who was in which state when, as a Chrome trace (open it in Perfetto)."""
+    from ale_report.trace import write_trace
+
+    print(write_trace(run, output))
 
 
 def compare(
@@ -22,8 +44,8 @@ def compare(
     """Success, reward and pass@k of runs side by side, differences task by task, and their curves."""
     from ale.cli.plugins_command import print_table
     from ale.errors import ConfigError
-    from ale_report.compare import read_runs, shared_sets, table
     from ale_report.compare_page import PAGE_NAME, write_comparison
+    from ale_report.run_comparison import read_runs, shared_sets, table
 
     if len(runs) < 2:
         raise ConfigError("'ale compare' takes at least two run folders.")

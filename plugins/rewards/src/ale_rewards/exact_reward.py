@@ -10,8 +10,8 @@ from ale.specs.driver import Driver, DriverContext, PluginConfig
 from ale.specs.reward import GradedSandbox, Reward
 from ale.task import Task
 from ale.trajectory import Score, Trajectory
-from ale_rewards.column import Column, as_text
 from ale_rewards.conversation import read_conversation
+from ale_rewards.task_column import Column, as_text
 
 BOXED = r"\boxed{...}"
 

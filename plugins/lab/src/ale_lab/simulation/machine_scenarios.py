@@ -34,7 +34,7 @@ COLORS = {
 }
 
 
-class Scene(PluginConfig):
+class Scenario(PluginConfig):
     """What is simulated: a file of `ale lab simulate --scene`. The defaults are those of the documentation."""
 
     machines: Machines = Field(
@@ -44,7 +44,7 @@ class Scene(PluginConfig):
     workload: Workload = Field(Workload(), description="The groups of a step, and what an episode does.")
 
     @model_validator(mode="after")
-    def _some_of_each(self) -> Scene:
+    def _some_of_each(self) -> Scenario:
         counts = {
             "machines.engines": self.machines.engines,
             "machines.lent": self.machines.lent,
@@ -57,7 +57,7 @@ class Scene(PluginConfig):
         return self
 
 
-def read_scene(path: Path) -> Scene:
+def read_scenario(path: Path) -> Scenario:
     """Read a scene from a YAML file. Raises `ConfigError`."""
     try:
         text = path.read_text()
@@ -67,9 +67,9 @@ def read_scene(path: Path) -> Scene:
         raise ConfigError(f"{path} is no text.") from None
     data = parse_yaml(text, str(path))
     if not isinstance(data, dict):
-        raise ConfigError(f"{path} must have keys: {', '.join(Scene.model_fields)}.")
+        raise ConfigError(f"{path} must have keys: {', '.join(Scenario.model_fields)}.")
     try:
-        return validate(Scene, data)
+        return validate(Scenario, data)
     except ConfigError as error:
         raise ConfigError(f"{path}: {str(error).removeprefix('The run file: ')}") from None
 
@@ -86,7 +86,7 @@ class Summary:
     staleness_max: int
 
 
-def ways(scene: Scene) -> dict[str, Simulation]:
+def ways(scene: Scenario) -> dict[str, Simulation]:
     """Return the three ways, which have run. All machines together train as much faster as they are more."""
     workload, separate, trainer = scene.workload, scene.machines, scene.trainer
     share = separate.lent / (separate.engines + separate.lent)
@@ -101,7 +101,7 @@ def ways(scene: Scene) -> dict[str, Simulation]:
     return found
 
 
-def curve(ahead: int, scene: Scene) -> dict[int, Simulation]:
+def curve(ahead: int, scene: Scenario) -> dict[int, Simulation]:
     """Return runs by `async_ratio`, with sampling at most so far `ahead`; with 0 they take turns."""
     machines = replace(scene.machines, lent=0)
     runs = {r: Simulation(scene.workload, machines, scene.trainer, STEPS, r, min(ahead, r)) for r in RATIOS}

@@ -66,7 +66,7 @@ class HeldSnapshot(Draft):
     snapshot: Snapshot
 
 
-class Layers:
+class SnapshotStore:
     """The snapshots of this user. All calls block."""
 
     def __init__(self, state_folder: Path) -> None:

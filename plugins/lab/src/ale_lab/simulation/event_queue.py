@@ -1,4 +1,4 @@
-"""The simulator's clock: events in order of time, and of their making where times are equal."""
+"""The clock of the simulator: it runs events in order of time, and events of the same time in the order of `after`."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import heapq
 from collections.abc import Callable
 
 
-class Events:
-    """`now` is in seconds."""
+class EventQueue:
+    """The events that are to come. `now` is the simulated time in seconds."""
 
     def __init__(self) -> None:
         self.now = 0.0
