@@ -10,11 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ale.cli.doctor import Finding
-from ale_local import cgroups
-from ale_local import base_folder
-from ale_local.spec_checks import INSTALL
+from ale_local import base_folder, cgroups
 from ale_local.config import LocalSandboxConfig
 from ale_local.isolation import find_isolation
+from ale_local.spec_checks import INSTALL
 
 NAMESPACES = (
     ("/proc/sys/kernel/unprivileged_userns_clone", "0"),
