@@ -43,7 +43,7 @@ def explain_unknown(words: Sequence[str]) -> str:
 def _installed_commands() -> Iterator[metadata.EntryPoint]:
     """Yield every entry point of the group. Most packages have none, and their files are not parsed, which is faster
     than `metadata.entry_points`."""
-    seen: set[str] = set()
+    seen: set[tuple[str, str]] = set()
     for distribution in metadata.distributions():
         try:
             if f"[{COMMANDS}]" not in (distribution.read_text("entry_points.txt") or ""):
@@ -51,9 +51,10 @@ def _installed_commands() -> Iterator[metadata.EntryPoint]:
             entries = [entry for entry in distribution.entry_points if entry.group == COMMANDS]
         except Exception:  # whatever the files of another package contain, the other commands are there
             continue
-        if entries and distribution.name not in seen:  # Python imports the first one on the path
-            seen.add(distribution.name)
-            yield from entries
+        for entry in entries:
+            if (entry.name, entry.value) not in seen:  # a package may be on the path twice
+                seen.add((entry.name, entry.value))
+                yield entry
 
 
 def _may_mean(words: Sequence[str], name: Sequence[str]) -> bool:

@@ -131,6 +131,20 @@ def test_a_run_says_how_it_went_and_what_was_lost(run: Path, shown: Show) -> Non
     assert "--resume" not in text
 
 
+def test_of_many_evaluations_the_first_and_the_newest_are_shown_with_their_sets(tmp_path: Path, shown: Show) -> None:
+    figures = {"success": 0.5, "reward": 0.5, "episodes": 4, "tasks": 2}
+    with open_store(tmp_path) as store:
+        for step in range(0, 100, 10):
+            store.add_metrics("eval.easy", step, figures | {"success": 0.9})
+            store.add_metrics("eval", step, figures | {"success": step / 100})
+        store.add_metrics("eval.easy", 100, figures)  # the other sets of this step are under way
+        text = shown(tmp_path)
+    assert "  before rl: 0.000, mean reward 0.500, 4 episodes of 2 tasks\n  ... 4 evaluations ...\n  step 50:" in text
+    assert "  step 90: 0.900, mean reward 0.500, 4 episodes of 2 tasks\n    easy: 0.900" in text
+    assert text.count("easy") == 1
+    assert "step 100" not in text
+
+
 @pytest.mark.parametrize(
     ("filters", "ids"),
     [
