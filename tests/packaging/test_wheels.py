@@ -214,7 +214,7 @@ def from_the_index(wheels: dict[str, Path], tmp_path_factory: pytest.TempPathFac
 def test_the_core_alone_says_what_to_install(from_the_index: Callable[..., Path], tmp_path: Path) -> None:
     bin_ = from_the_index("ale-core")
     listed = call(bin_ / "ale", "plugins", "list")
-    assert listed == "No plugin is installed; `pip install 'ale-core[quickstart]'` brings the usual ones.\n"
+    assert {line.split()[0] for line in listed.splitlines()[1:]} == {"tool_format"}
     assert "No sandbox plugin is installed; `pip" in call(bin_ / "ale", "plugins", "list", "--kind", "sandbox")
     checked = subprocess.run([bin_ / "ale", "plugins", "check"], capture_output=True, text=True, check=False)
     assert checked.returncode == 2

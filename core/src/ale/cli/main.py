@@ -60,7 +60,10 @@ def doctor_(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     timeout_s: Annotated[float, typer.Option(min=1, help="Seconds that one check may take.")] = 45.0,
 ) -> None:
-    """What is installed and whether it works, for a bug report; the exit code is 1 where something is broken."""
+    """What is installed and whether it works.
+
+    One paste for a bug report, without secrets; the exit code is 1 if something is broken.
+    """
     from ale.cli.doctor import doctor
 
     raise typer.Exit(doctor(as_json, timeout_s))
