@@ -1,6 +1,6 @@
 """The algorithm contract: an algorithm decides what to roll out, what to train on, and the loss. It knows no backend.
 
-1. `plan` says which rollouts to make; `state` returns what it learns between steps, and `restore` reads that back.
+1. `plan` returns the rollouts to make; `state` returns what it learns between steps, and `restore` reads that back.
 2. `batch` turns finished trajectories into a packed `TrainBatch`. It has no side effects.
 3. `loss` returns a value that holds only settings: the trainer calls it, possibly in another process.
 
@@ -46,7 +46,7 @@ def _keep(trajectory: Trajectory) -> Trajectory:
 
 @dataclass(frozen=True, slots=True)
 class RolloutHistory:
-    """What the run knows when it plans groups of rollouts."""
+    """The state of a run when it plans groups of rollouts."""
 
     step: int
     """The step in which they will be trained on, if all goes in order."""
@@ -70,7 +70,7 @@ class RolloutHistory:
 
 @dataclass(frozen=True, slots=True)
 class RunOutline:
-    """What a run will do, as far as an algorithm may have to refuse it."""
+    """The parts of a run file for which an algorithm may have to refuse a run."""
 
     demonstrations: bool = True
     """Whether supervised stages provide demonstrations."""
@@ -83,7 +83,7 @@ class RunOutline:
 
 
 class Algorithm(ABC):
-    """It defines what is learned from rollouts, and how."""
+    """Decides what is learned from rollouts, and how."""
 
     group_size: int = 1
     """The number of rollouts of each task in a step; an algorithm with a setting for it sets it in `__init__`."""

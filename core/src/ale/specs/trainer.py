@@ -75,7 +75,7 @@ class TrainBatch:
     reference_normalizer: float | None = None
     """The divisor of the sum over the tokens that are held near the reference, if it is not `normalizer`."""
     trajectories: TrajectoryTable | None = None
-    """It is None for a batch that is not cut into updates."""
+    """None for a batch that is not cut into updates."""
     versions: npt.NDArray[np.int64] | None = None
     columns: Mapping[str, npt.NDArray[np.float32]] = field(default_factory=dict)
     """More numbers of each token, each [N], by name; a loss finds them in `LossInput.columns`."""
@@ -87,7 +87,8 @@ class TrainBatch:
 
 @dataclass(frozen=True, slots=True)
 class LossInput:
-    """What a loss sees of one micro-batch: the backend's tensors for the M tokens with loss, in the batch's order.
+    """The arguments of a loss for one micro-batch: the backend's tensors for the M tokens with loss, in the batch's
+    order.
 
     Tokens without loss (`TrainBatch.chunk_ids` -1) are not among them, so every `chunk_ids` is at least 0. `logprobs`
     [M] carries the gradient; `entropy` [M] (nats) does if `Loss.entropy_gradient` is true. `chunk_ids` [M] index
@@ -168,7 +169,7 @@ PolicyRole = Literal["current", "reference"]
 
 
 class TrainerBackend(ABC):
-    """It holds the policy that is being updated and, if a run wants one, a frozen reference policy beside it.
+    """Holds the policy that is being updated and, if a run wants one, a frozen reference policy beside it.
 
     Both are loaded from folders: the run loads the folder of the policy with which RL begins as `reference`. So one
     driver can hide many ranks, each of which reads its part of the folder.

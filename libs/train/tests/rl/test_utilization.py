@@ -65,7 +65,7 @@ def test_few_spans_cover_the_same_time_and_each_part_has_its_longest_state(moves
 
 
 def test_a_state_that_a_role_has_not_is_refused() -> None:
-    with pytest.raises(ValueError, match="'asleep' is none of wait_data"):
+    with pytest.raises(ValueError, match="no state 'asleep', only wait_data"):
         Role(TRAINER_STATES).enter("asleep")
 
 

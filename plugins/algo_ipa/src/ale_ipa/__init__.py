@@ -1,5 +1,5 @@
-"""This package implements interaction-perceptive policy optimization, IPA (Eqs. 7 to 10): it has returns, ratios and
-masks per chunk, and rollouts that start on an expert's path."""
+"""Interaction-perceptive policy optimization, IPA (Eqs. 7 to 10): returns, ratios and masks per chunk, and rollouts
+that start on an expert's path."""
 
 from ale_ipa.algorithm import IPA
 

@@ -184,15 +184,15 @@ class IPA(Driver, Algorithm):
 
     @classmethod
     def objections(cls, config: Any, run: RunOutline) -> Iterable[str]:
-        """It objects to a run without the experts that the settings ask for."""
+        """Object to a run without the experts that the settings ask for."""
         return () if config.experts is None else config.experts.objections(run)
 
     def prepare(self, tasks: Sequence[Task], history: RolloutHistory) -> list[RolloutRequest]:
-        """It requests demonstrations of tasks that have no expert."""
+        """Request demonstrations of tasks that have no expert."""
         return [] if self._sources is None else self._sources.ask(tasks, history)
 
     def plan(self, tasks: Sequence[Task], history: RolloutHistory) -> list[RolloutRequest]:
-        """In a run with experts, a task's rollouts may start on its expert's path."""
+        """Plan the rollouts; in a run with experts, a task's rollouts may start on its expert's path."""
         requests = super().plan(tasks, history)
         if self._sources is None:
             return requests
@@ -210,7 +210,7 @@ class IPA(Driver, Algorithm):
         return found
 
     def batch(self, trajectories: Sequence[Trajectory]) -> TrainBatch | None:
-        """Trajectories without a trusted reward are left out.
+        """Pack the trajectories that have a trusted reward.
 
         Even groups (`group_centered`) have no policy gradient. With a KL term or an entropy bonus they are packed with
         a return of 0; else they are left out. Both ways they count in Z. After the rollouts, the batch holds the
@@ -270,7 +270,7 @@ class IPA(Driver, Algorithm):
         )
 
     def state(self) -> dict[str, Any]:
-        """The state holds the curriculum and the experts."""
+        """Return the state of the curriculum and the experts."""
         demonstrated = self._sources.state() if self._sources else {}
         return {**self._curriculum.state(), "demonstrated": demonstrated}
 

@@ -10,7 +10,7 @@
 4. A rollout whose replay did not reach its start is lost (`REPLAY_LOST` in `RolloutHistory.rejected`). If a window of
    rollouts is lost and none gets that far, the task's next expert replaces this one. The last expert is cut to halfway
    between the reached and the lost starts, and dropped when nothing is left of it. Rollouts that were rejected for
-   other reasons say nothing about the expert.
+   other reasons do not count.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ KEPT_STEPS = 32
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """This is what a group of rollouts was asked to do: attempt a task from `start`, in the step `step`."""
+    """The start of a group of rollouts: it attempts a task from `start`, in the step `step`."""
 
     task_id: str
     step: int
@@ -70,7 +70,7 @@ class Curriculum:
         """For each expert and start, whether any rollout passed when that start was last tried."""
         self._seen: set[str] = set()
         self.placed: dict[str, Placed] = {}
-        """For each group that starts on an expert's path, what it was asked to do."""
+        """The start of each group that starts on an expert's path."""
 
     def place(self, requests: Sequence[RolloutRequest], history: RolloutHistory) -> list[RolloutRequest]:
         """Return the same rollouts with their starts: those of a task with an expert are divided into groups that share
@@ -98,7 +98,7 @@ class Curriculum:
         return out
 
     def state(self) -> dict[str, Any]:
-        """The state consists of JSON values."""
+        """Return the state as JSON values."""
         table = SavedTrajectories()
         return {
             "experts": self.experts.state(table),
@@ -117,7 +117,7 @@ class Curriculum:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """An earlier state replaces this one."""
+        """Replace this state by an earlier one."""
         table = SavedTrajectories.of(state["trajectories"])
         self.experts.restore(state["experts"], table)
         self._pointers = {

@@ -1,4 +1,4 @@
-"""Besides the policy's own successes, experts come from the run's demonstrations and from run folders. For a task
+"""Gathers experts besides the policy's own successes: from the run's demonstrations and from run folders. For a task
 without an expert, the task source's demonstrator is asked when the task is next to be rolled out.
 
 Only a trajectory that passed and that began at the task's beginning is an expert."""

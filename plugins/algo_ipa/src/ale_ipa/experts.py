@@ -1,4 +1,4 @@
-"""This module keeps the experts of a run: those from other sources, and the policy's own successes.
+"""Keeps the experts of a run: those from other sources, and the policy's own successes.
 
 An expert is a trajectory of the task that passed. Rollouts use the expert with the fewest chunks that was not dropped.
 Every few steps, the policy's shortest new success from the beginning becomes an expert if it is shorter than that one.

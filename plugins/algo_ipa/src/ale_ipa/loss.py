@@ -1,4 +1,4 @@
-"""A trainer calls the loss object of IPA, which computes Eq. 9, Eq. 10 for imitated chunks, and the KL penalty.
+"""The loss of IPA that a trainer calls: Eq. 9, Eq. 10 for imitated chunks, the KL penalty and the entropy bonus.
 
 The object holds only settings and imports torch when it is called, so it can be pickled into another process. The
 equations are pure functions in `policy_loss.py`, `imitation.py` and `ale_torch.losses`.
@@ -52,8 +52,8 @@ class ChunkLoss(Loss):
         return LossOutput(total, sums, maxima)
 
     def normalize(self, batch: TrainBatch) -> TrainBatch:
-        """Z does not count masked tokens. The KL penalty is a mean over all
-        tokens that the policy sampled, because it acts on all of them."""
+        """Leave masked tokens out of Z. The KL penalty is a mean over all tokens that the policy sampled, because it
+        acts on all of them."""
         from ale_torch.losses.token_masks import count_units, sampled_tokens, tokens_with_loss, unmasked_tokens
 
         kept = unmasked_tokens(batch, self.mask_level, self.mismatch_threshold, self.mismatch_lower)

@@ -1,4 +1,4 @@
-"""This module computes the metrics of an IPA update: sums over micro-batches and ranks, and the means made of them."""
+"""Computes the metrics of an IPA update: sums over micro-batches and ranks, and the means made of them."""
 
 from __future__ import annotations
 

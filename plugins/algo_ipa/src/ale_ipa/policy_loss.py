@@ -1,4 +1,4 @@
-"""This module has the loss of IPA as pure functions over packed tensors (paper, 3.2.4.3).
+"""The loss of IPA (Eq. 9) as pure functions over packed tensors (paper, 3.2.4.3).
 
 There are M tokens with loss, in any order; `segments` [M] int64 gives the number, from 0, of the unit (token, chunk or
 trajectory) of each token. `ale_torch.losses` defines units, ratios (Eqs. 4, 8) and masks (Eqs. 6, 9).

@@ -1,4 +1,4 @@
-"""This module turns rewards into signals (`R`, which Eq. 7 discounts) and signals into the returns of chunks.
+"""Turns rewards into signals (`R`, which Eq. 7 discounts) and signals into the returns of chunks.
 
 The paper's reward is 0 or 1. With a signal of 0, failed trajectories would have no gradient, although Eq. 9 has a term
 for them. So `R` is made from the reward in one of three ways. T+ are the trajectories whose signal is above 0; for

@@ -1,4 +1,4 @@
-"""This module defines the settings of experts, of starts, and of the hybrid loss (paper, 3.2.4.4 and Eq. 10)."""
+"""The settings of experts, of starts, and of the hybrid loss (paper, 3.2.4.4 and Eq. 10)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NEEDS = {
 
 
 class ExpertsConfig(PluginConfig):
-    """Says where experts come from, and how a rollout reaches the state after an expert's first chunks."""
+    """Settings of where experts come from, and how a rollout reaches the state after an expert's first chunks."""
 
     demonstrations: bool = Field(
         True, description="Use the demonstrations of the warm start (sft.demonstrations), if there is one."
@@ -78,7 +78,7 @@ class ExpertsConfig(PluginConfig):
 
 
 class StartSettings(PluginConfig):
-    """These are the settings of IPA that concern experts."""
+    """The settings of IPA that concern experts."""
 
     experts: ExpertsConfig | None = Field(
         None,
@@ -165,7 +165,7 @@ class StartSettings(PluginConfig):
         if self.experts is None and self.start != "beginning" and given:
             raise ValueError(
                 f"{', '.join(sorted(given))} is for rollouts that start from experts, and there are none: give "
-                "experts (its keys say where they come from), or leave it out"
+                "experts (its keys name their sources), or leave it out"
             )
         return self
 

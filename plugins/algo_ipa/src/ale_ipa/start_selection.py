@@ -1,4 +1,4 @@
-"""Pure functions decide where rollouts start on an expert's path (paper, 3.2.4.4).
+"""Selects where rollouts start on an expert's path (paper, 3.2.4.4), by pure functions.
 
 A *start* is the number of the expert's chunks that are replayed: with 0 a rollout starts at the task's beginning, with
 `k - 1` the policy makes chunk `k` first.
@@ -40,7 +40,7 @@ ROUNDING = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Pointer:
-    """Says where rollouts of a task start on the path of `expert`, which has `chunks` chunks."""
+    """Where rollouts of a task start on the path of `expert`, which has `chunks` chunks."""
 
     expert: str
     chunks: int

@@ -1,4 +1,4 @@
-"""Policy gradients without a critic are REINFORCE, TIS, TOPR, GRPO, Dr. GRPO, DAPO, GSPO, RLOO, PPO-clip and CISPO."""
+"""Policy gradients without a critic: REINFORCE, TIS, TOPR, GRPO, Dr. GRPO, DAPO, GSPO, RLOO, PPO-clip and CISPO."""
 
 from ale_pg.algorithm import PolicyGradient
 

@@ -1,11 +1,11 @@
-"""This algorithm is a family of policy gradients without a critic, which serve as baselines for chunk-level methods.
+"""A family of policy gradients without a critic, which serve as baselines for chunk-level methods.
 
 1. `batch` turns rewards into one advantage per trajectory (`advantages`), and rewards of steps, where the score has
    them, into one more for each chunk. A rollout without a trusted reward is left out before any statistic is computed.
    Even groups have no advantage; they are counted. With a KL penalty in the reward and no baseline tokens differ.
 2. `loss` (`loss.py`) calls a pure function for each variant (`reinforce`, `topr`, `ppo`, `cispo`) over all
    tokens that the policy sampled. The unit is the trajectory, however many sequences it has.
-3. `variants` says what each `variant` fixes and which settings act on it; other settings are refused.
+3. `variants` defines what each `variant` fixes and which settings act on it; other settings are refused.
 
 The settings can be checked without torch, which is imported only when the loss is called.
 """
@@ -230,7 +230,7 @@ class PolicyGradient(Driver, Algorithm):
 
     @classmethod
     def objections(cls, config: Any, run: RunOutline) -> Iterable[str]:
-        """A loss without a ratio cannot make up for rollouts of older policies."""
+        """Object to a loss without a ratio if rollouts may be of older policies."""
         if run.async_ratio and config.settings().old_logprobs == "none":
             yield (
                 f"rl.async_ratio: the variant '{config.variant}' neither clips nor truncates, so that it must not be "
@@ -239,7 +239,7 @@ class PolicyGradient(Driver, Algorithm):
             )
 
     def batch(self, trajectories: Sequence[Trajectory]) -> TrainBatch | None:
-        """Trajectories without a trusted reward are left out.
+        """Pack the trajectories that have a trusted reward.
 
         A chunk's value is `A + step_weight * A_S`: the advantage of its episode, and that of its step, whose return is
         compared as the episode's reward is, with the other chunks of its group (of its group and state with `gigpo`).

@@ -1,4 +1,4 @@
-"""A trainer calls the loss object of a policy gradient; each variant is a pure function in a module of this package.
+"""The loss of a policy gradient that a trainer calls; each variant is a pure function.
 
 The object holds only settings and imports torch when it is called, so it can be pickled into another process.
 """
@@ -74,7 +74,7 @@ class PolicyGradientLoss(Loss):
         return LossOutput(terms.loss + penalty.loss + bonus, sums, maxima)
 
     def normalize(self, batch: TrainBatch) -> TrainBatch:
-        """Masked and rejected tokens count in the mean of the KL penalty only."""
+        """Leave masked and rejected tokens out of Z; they count in the mean of the KL penalty only."""
         from ale_torch.losses.token_masks import (
             Tokens,
             accepted_tokens,

@@ -1,4 +1,4 @@
-"""This module defines the variants: their settings, and which of these a user may change.
+"""Defines the variants: their settings, and which of these a user may change.
 
 A variant fixes what its name stands for: GRPO fixes the group's standard deviation, GSPO its ratio. `open` names the
 settings that a user may change besides `variant` and `group_size`; any other would silently do nothing, or would make

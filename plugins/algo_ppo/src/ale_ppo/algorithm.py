@@ -108,7 +108,7 @@ class PPO(Driver, Algorithm):
         self.reference = config.kl_coef > 0 or config.reward_kl_coef > 0
 
     def batch(self, trajectories: Sequence[Trajectory]) -> TrainBatch | None:
-        """A chunk's return is the reward of its episode, for reports alone."""
+        """Pack the trajectories; a chunk's return is the reward of its episode, for metrics alone."""
         kept = select_trusted(trajectories)
         masked = {id(t) for t in kept if self.config.mask_truncated and was_cut_off(t)}
         rewards = {id(t): self._reward(t) for t in kept}
@@ -122,7 +122,7 @@ class PPO(Driver, Algorithm):
         return None if batch is None else replace(batch, temperature=self.config.temperature)
 
     def credit(self, batch: TrainBatch, trajectories: Sequence[Trajectory]) -> TrainBatch:
-        """The columns `advantages` and `targets`, and what the step's advantages are like."""
+        """Add the columns `advantages` and `targets`, and metrics of the advantages."""
         from ale_torch.losses.kl_penalty import reward_kl
 
         c = self.config

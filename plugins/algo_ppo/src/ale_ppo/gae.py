@@ -1,6 +1,6 @@
 """Generalized advantage estimation (Schulman et al., 2016, arXiv:1506.02438, Eqs. 11 and 16) over the tokens of a step.
 
-`ale_torch.losses.token_order` says which tokens a trajectory has, and in which order. `V` after the last one is 0.
+`ale_torch.losses.token_order` defines which tokens a trajectory has, and their order. `V` after the last one is 0.
 
     delta_t = r_t + gamma V_{t+1} - V_t        A_t = delta_t + gamma lambda A_{t+1}        target_t = A_t + V_t
 """

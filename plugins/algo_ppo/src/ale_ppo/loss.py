@@ -24,7 +24,7 @@ COLUMNS = ("values", "advantages", "targets")
 
 @dataclass(frozen=True, slots=True)
 class PPOLoss(Loss):
-    """It computes the loss of one micro-batch, in float32 or better; see this module."""
+    """Computes the loss of one micro-batch, in float32 or better: clipped surrogate, value error, penalty and bonus."""
 
     clip_low: float
     clip_high: float
@@ -42,7 +42,7 @@ class PPOLoss(Loss):
         return self.entropy_coef != 0
 
     def __call__(self, inputs: LossInput) -> LossOutput:
-        """Raises `PluginError` where the trainer gave no values, or the run no columns."""
+        """Compute the loss. Raises `PluginError` where the trainer gave no values, or the run no columns."""
         import torch
 
         from ale_torch.losses.entropy import entropy_bonus
@@ -105,7 +105,7 @@ class PPOLoss(Loss):
         return LossOutput(loss, sums, ratio_maxima(terms.ratio))
 
     def normalize(self, batch: TrainBatch) -> TrainBatch:
-        """Rejected tokens do not count in the surrogate's mean, but in the others."""
+        """Leave rejected tokens out of the surrogate's mean; the other means count them."""
         from ale_torch.losses.token_masks import accepted_tokens, tokens_with_loss
 
         packed = float(tokens_with_loss(batch).sum())

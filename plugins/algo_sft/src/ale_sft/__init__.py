@@ -1,4 +1,4 @@
-"""This package does supervised fine-tuning with error-masked turns (Eqs. 1 and 2)."""
+"""Supervised fine-tuning with error-masked turns (Eqs. 1 and 2)."""
 
 from ale_sft.algorithm import SFT
 

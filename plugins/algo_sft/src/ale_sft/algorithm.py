@@ -1,4 +1,4 @@
-"""This algorithm does supervised fine-tuning on trajectories, with a mask for each turn (paper, 3.2.2).
+"""Supervised fine-tuning on trajectories, with a mask for each turn (paper, 3.2.2).
 
 Eq. 1: `L = - 1/(sum_k m_k |c_k| + eps) * sum_k m_k log pi(c_k | s_k)`; Eq. 2: `m_k = m_err * m_task`.
 `k` runs over all turns (chunks) of all trajectories of the batch. If the sum is empty, where the paper needs eps, no
@@ -83,7 +83,7 @@ class SFT(Driver, Algorithm):
         return errors, frozenset().union(*(RULES[name](trajectory) for name in self.config.task_rules))
 
     def batch(self, trajectories: Sequence[Trajectory]) -> TrainBatch | None:
-        """Turns count even if the policy did not sample them, as in demonstrations.
+        """Pack the turns, also those that the policy did not sample, as in demonstrations.
 
         Metrics: `masked_error` and `masked_task` are the shares of turns with `m_err = 0` and `m_task = 0`."""
         masked: set[int] = set()

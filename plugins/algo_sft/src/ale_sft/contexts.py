@@ -1,4 +1,4 @@
-"""This module finds out what happened to a trajectory's turns. Each sequence is one context that the model saw.
+"""Finds out what happened to a trajectory's turns. Each sequence is one context that the model saw.
 
 1. The contexts of one *agent* have the same tools and the same system prompt, or nearly the same (some contain time
    and date). The agent of the current sub-task is the agent in whose context the episode ended, its *last context*.

@@ -158,7 +158,7 @@ class Learner:
         }
 
     def accumulate(self, batch: TrainBatch, loss: Loss) -> Totals:
-        """Compute the gradient of a batch; return what all its losses come to."""
+        """Compute the gradient of a batch; return the sum of all its losses."""
         self._clear()
         groups = self._cut(batch)[self.layout.data_rank]
         batch_loss = BatchLoss(self.device, batch, loss)

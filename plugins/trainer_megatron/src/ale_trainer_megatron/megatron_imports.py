@@ -1,8 +1,8 @@
-"""Imports megatron-core, quietly and without what it would import only because it is installed.
+"""Imports megatron-core without its warnings, and without wandb.
 
-It warns of every package of NVIDIA's that it does without, which would be all that an error shows of a rank's output.
-It would import wandb, to log to it, which this trainer does not: folders for temporary files would be left, which a
-rank, that ends at once, never removes.
+megatron-core warns of every missing package of NVIDIA's, and these warnings would fill the end of a rank's output that
+an error shows. It imports wandb wherever that is installed, and wandb leaves folders for temporary files, which a rank
+never removes because it ends at once.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ if not hasattr(moe_utils, "te_general_gemm"):  # 0.16.1 compares it with None, a
     moe_utils.te_general_gemm = None
 
 SHAPES = ("qwen2", "qwen3", "qwen3_moe", "llama")
-"""What `model_type` of a folder's config.json may say."""
+"""The values of `model_type` in a folder's config.json that this trainer can hold."""
 
 
 class Policy(GPTModel):  # type: ignore[misc]
@@ -77,7 +77,7 @@ def check_shape(config: Any, layout: Layout) -> None:
 
 
 def padded_vocabulary(config: Any, layout: Layout) -> int:
-    """Return the rows of the embeddings, so many that every rank has as many."""
+    """Return the number of rows of the embeddings, rounded up so that every rank has the same number."""
     return -(-int(config.vocab_size) // layout.tensor) * layout.tensor
 
 

@@ -19,7 +19,7 @@ from ale_trainer_megatron.weights import Mapped
 
 STEP = MOMENTS[0]
 PARAMETER = "param"
-"""What megatron-core calls a weight of the optimizer's own."""
+"""The name that megatron-core gives to the optimizer's own copy of a weight."""
 
 
 class OptimizerState:
@@ -31,7 +31,7 @@ class OptimizerState:
         self._masters = masters
 
     def write(self, folder: Path) -> None:
-        """Write it into `folder`; all ranks must call it."""
+        """Write the state into `folder`; all ranks must call it."""
         layout = self._mapped.layout
         step = max(layout.world.gather(self._step()))
         kinds = self._kinds(begun=step > 0)

@@ -5,9 +5,9 @@ A `Part` is a tensor whose first or second axis is cut among the tensor-parallel
 - queries, keys and values are one matrix there, KV head by KV head: its queries, its key, its value;
 - gate and up are one matrix, and each rank has its rows of both;
 - experts are tensors of all experts here and matrices of one there;
-- embeddings get rows of zeros until every rank has as many.
+- embeddings get rows of zeros until every rank has the same number.
 
-The same map moves weights, and whatever has their shape, such as an optimizer's moments.
+The same map moves weights, and other tensors of their shape, such as an optimizer's moments.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ class Gradients:
 
     @property
     def totals(self) -> Totals:
-        """What the losses came to so far."""
+        """The sum of the losses so far."""
         return self._loss.totals
 
     def add(self, part: MicroBatch) -> None:
@@ -34,12 +34,12 @@ class Gradients:
         torch.autograd.backward([self._loss.of(part.index, found) + found.nothing()])
 
     def look_ahead(self, group: LossGroup) -> Iterator[tuple[MicroBatch, tuple[Tensor, ...]]]:
-        """Compute the one loss of several micro-batches; return each with what `add_given` needs."""
+        """Compute the one loss of several micro-batches; return each with the arguments of `add_given`."""
         with torch.no_grad():
             found = [self._forward(part, entropy=True) for part in group]
         return zip(group, self._loss.look_ahead(group, found), strict=True)
 
     def add_given(self, part: MicroBatch, given: tuple[Tensor, ...]) -> None:
         """Add the gradient of a micro-batch whose loss `look_ahead` computed."""
-        found = self._forward(part, entropy=self._loss.of_entropy)
+        found = self._forward(part, entropy=self._loss.entropy_gradient)
         torch.autograd.backward(self._loss.with_gradient(found), given)

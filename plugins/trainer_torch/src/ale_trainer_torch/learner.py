@@ -1,4 +1,4 @@
-"""The model being trained and its optimizer: the blocking half of the trainer, used from one thread of each rank.
+"""The model being trained and its optimizer: the blocking part of the trainer, used from one thread of each rank.
 
 An update cuts the batch into micro-batches, adds up their gradients (`accumulate`), checks that all are finite, clips,
 and steps once (`step`). The loss is an argument of the call. The reference policy is a frozen copy of the model, whose
@@ -109,7 +109,7 @@ class Learner:
         read_shards(checkpoint / OPTIMIZER_FOLDER, self.model, self.optimizer, masters=self.how.has_masters)
 
     def tensors(self) -> Iterator[Tensor]:
-        """What was gathered of a sharded model for a pass does not stay."""
+        """Free what was gathered of a sharded model for a pass."""
         for compute in (self._compute, self._compute_reference):
             if isinstance(compute, PolicyModule):
                 compute.reshard()  # type: ignore[operator]  # `fully_shard` has made it a module that can
@@ -239,7 +239,7 @@ class Learner:
         return shard(policy, self.how, self.device)
 
     def _pass_nothing(self, compute: Compute) -> Passed:
-        """Pass two tokens that count for nothing, because the other ranks wait for this one."""
+        """Pass two tokens whose result is not used, because the other ranks wait for this one."""
         tokens = torch.zeros((1, 2), dtype=torch.int64, device=self.device)
         wanted = torch.tensor([[False, True]], device=self.device)
         return compute(tokens, wanted, [2] if self._policy.packs else None)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 ADAPTER = "default"
 PREFIX = "base_model.model."
-"""What `peft` puts before names in an adapter's file."""
+"""The prefix of names in an adapter's file of `peft`."""
 
 
 class LoraSettings(PluginConfig):
@@ -36,7 +36,7 @@ class LoraSettings(PluginConfig):
 
 
 def add_adapters(model: Any, settings: LoraSettings) -> None:
-    """Freeze a model and put adapters into it, in float32. Raises `ConfigError` for layers that there are not."""
+    """Freeze a model and put adapters into it, in float32. Raises `ConfigError` for layers that the model lacks."""
     import torch
     from peft import inject_adapter_in_model
 

@@ -34,7 +34,8 @@ class Optimization:
 
     @property
     def has_masters(self) -> bool:
-        """Whether published weights do not tell the parameters: these are wider, or adapters or a value head too."""
+        """Whether published weights do not determine the parameters: these are wider, or include adapters or a value
+        head."""
         return self.master_dtype != self.dtype or self.lora is not None or self.value_head
 
 

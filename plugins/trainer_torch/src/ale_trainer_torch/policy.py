@@ -27,7 +27,7 @@ from ale_trainer_torch.fused_logprobs import logprobs_from_logits, token_logprob
 log = logging.getLogger("ale.trainer.torch")
 
 VALUE_HEAD = "value_head"
-"""The attribute of a model that its value head is."""
+"""The attribute of a model that holds its value head."""
 PROBE = (5, 3)
 """Lengths of the sequences with which a model is tested."""
 LOUD = 200.0

@@ -1,4 +1,5 @@
-"""Parts that the policy gradient losses share. Import its modules by name: `groups` needs no torch."""
+"""Parts that policy-gradient algorithms share. Import its modules by name; `groups`, `settings`, `overlong`,
+`step_rewards` and `token_order` need no torch."""
 
 from typing import Literal
 

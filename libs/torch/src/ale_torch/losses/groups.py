@@ -35,7 +35,7 @@ def sampled_size(trajectory: Trajectory) -> tuple[int, int]:
 
 
 def groups_of(trajectories: Sequence[Trajectory]) -> list[list[int]]:
-    """Return the indices in `trajectories` of each group's members; ids would not do, since two may share one."""
+    """Return the indices in `trajectories` of each group's members. Two trajectories may have the same id."""
     groups: dict[str, list[int]] = defaultdict(list)
     for i, trajectory in enumerate(trajectories):
         groups[trajectory.group].append(i)

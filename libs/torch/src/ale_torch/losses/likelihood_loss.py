@@ -1,4 +1,4 @@
-"""The plain policy-gradient loss, for an algorithm that only has to say how good each chunk was."""
+"""The plain policy-gradient loss, for an algorithm that only gives each chunk its credit."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class LikelihoodLoss(Loss):
     `Z` the batch's normalizer. It is on-policy: nothing corrects for rollouts of an older policy."""
 
     def __call__(self, inputs: LossInput) -> LossOutput:
-        """It imports torch when it is called."""
+        """Import torch and compute the loss."""
         from ale_torch.losses.policy_gradient import weighted_likelihood
 
         advantages = inputs.chunks.returns[inputs.chunk_ids]

@@ -1,7 +1,8 @@
 """Rollouts that are too long: a soft penalty in the reward, and those that were cut off.
 
-DAPO (Yu et al., 2025, arXiv:2503.14476, section 3.4): a rollout that was cut off says nothing of what it would have
-done, so its zero is noise. Its loss is masked, or its length is made to cost before it is cut off (Eq. 13)."""
+DAPO (Yu et al., 2025, arXiv:2503.14476, section 3.4): a rollout that was cut off does not show how it would have
+ended, so its reward of zero is noise. Its loss is masked, or its length is made to cost before it is cut off (Eq.
+13)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""This is the clipped surrogate of PPO (Schulman et al., 2017, arXiv:1707.06347, Eq. 7), for any advantages.
+"""The clipped surrogate of PPO (Schulman et al., 2017, arXiv:1707.06347, Eq. 7), for any advantages.
 
 Three algorithms without a critic are this surrogate with advantages of their own and another mean over the tokens,
 which `shares` is. GRPO (Shao et al., 2024, arXiv:2402.03300, Eq. 3) takes the mean over trajectories of their means

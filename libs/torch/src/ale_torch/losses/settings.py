@@ -24,7 +24,7 @@ TEMPERATURE = (
 def require_same_temperature(temperature: float, of_engine: Mapping[str, bool]) -> None:
     """Raise `ValueError` if a setting compares with the engine's log-probabilities, which are at temperature 1.
 
-    `of_engine` says of each such setting, by its name, whether it is in use."""
+    `of_engine` maps the name of each such setting to whether it is in use."""
     used = [name for name, on in of_engine.items() if on]
     if temperature != 1 and used:
         raise ValueError(
@@ -34,13 +34,13 @@ def require_same_temperature(temperature: float, of_engine: Mapping[str, bool]) 
 
 
 RatioUnit = Literal["token", "chunk", "trajectory", "sequence"]
-"""Whose ratio: the token's own, the geometric mean over its chunk or its trajectory, or the product over the tokens of
-its trajectory (`sequence`, unbiased and of high variance)."""
+"""The unit of a ratio: the token's own, the geometric mean over its chunk or its trajectory, or the product over the
+tokens of its trajectory (`sequence`, unbiased and of high variance)."""
 
 
 class Correction(PluginConfig):
-    """It acts by `rho = pi_old / mu`: the trainer's probability of a sampled token with the weights that sampled it, by
-    the engine's. The functions are in `rollout_correction.py`."""
+    """Settings of the correction by `rho = pi_old / mu`: the trainer's probability of a sampled token with the weights
+    that sampled it, by the engine's. The functions are in `rollout_correction.py`."""
 
     weight: Literal["none", "truncate", "mask"] = Field(
         "truncate",

@@ -1,7 +1,7 @@
 """The order of time of the tokens of a batch, for returns and advantages that differ from token to token.
 
-A trajectory is the sequence of the tokens that the policy sampled in it, in the order of their chunks, over all of its
-contexts; what it was shown in between (tool output) is no action.
+The actions of a trajectory are the tokens that the policy sampled in it, in the order of their chunks, over all of its
+contexts. Tool output and other text that it was shown is no action.
 """
 
 from __future__ import annotations

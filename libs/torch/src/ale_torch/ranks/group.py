@@ -1,8 +1,8 @@
-"""What groups of ranks have in common, wherever their processes are: a call of all ranks, and how it fails.
+"""The base of groups of ranks, wherever their processes are: a call of all ranks, and how it fails.
 
 Ranks compute together, so one that fails can leave the others waiting for it. If all fail in the same call, the first
 one's error is raised and the ranks go on. If only some fail or one dies, all are ended and every later call raises
-`RanksLost`: what the others hold is half of a state.
+`RanksLost`, because the others hold only a part of the state.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class RankGroup(ABC):
     """Ranks that are called together. Calls come one at a time, from any thread; `kill` may come beside one."""
 
     _failure: TrainerError | None = None
-    """What every later call raises."""
+    """The error that every later call raises."""
 
     def __init__(self, size: int) -> None:
         self.size = size

@@ -1,8 +1,8 @@
 """Starts the program of the ranks (`program.py`), which imports what they need and forks them.
 
 Usually a program is started for each group of ranks and ends with it. Within `keep_launchers()` that of a target stays,
-and forks a process for each group: who starts many groups imports once what they need (Megatron: five seconds).
-"""
+and forks a process for each group, so that a program that starts many groups imports only once what they need
+(Megatron: five seconds)."""
 
 from __future__ import annotations
 

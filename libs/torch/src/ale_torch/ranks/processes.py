@@ -1,6 +1,6 @@
 """Ranks that are processes of this machine: `Ranks` starts them, calls a method on all of them, and ends them.
 
-Their standard output and error go to a file without a name, of which an error shows the end.
+Their standard output and error go to an unnamed file; an error shows the end of it.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ With `--keep FD` it stays, and starts a group of ranks for each request at that 
 2. A rank makes its object and answers calls of its methods (`rank.py`). A thread of it reads the calls; when the
    connection ends, because the owner closed it or died, the rank ends at once, whatever it computes: it never outlives
    its owner.
-3. The program waits for its ranks. If one ends otherwise, it answers in its place how.
+3. The program waits for its ranks. If one ends in another way, the program reports that to the owner in its place.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The loss of a batch on one rank: what the passes of some micro-batches gave, put into the algorithm's loss function.
+"""The loss of a batch on one rank: it puts the results of forward passes into the algorithm's loss function.
 
 A loss that looks at more than one micro-batch (a trajectory that is larger than one) needs all its log-probabilities at
 once, but not all their graphs. So it is computed from log-probabilities without graph (`look_ahead`); its gradient with
@@ -23,7 +23,8 @@ from ale_torch.training.microbatch import LossGroup
 
 
 class Passed(NamedTuple):
-    """What a pass gives of each wanted token: [M] each, None where it was not asked for or there is no such head."""
+    """The results of a forward pass for the wanted tokens, [M] each; None if it was not asked for or has no such
+    head."""
 
     logprobs: Tensor
     entropy: Tensor | None
@@ -38,14 +39,14 @@ class Passed(NamedTuple):
 
 @dataclass(slots=True)
 class Totals:
-    """What losses come to together: `LossOutput` with numbers in the place of tensors."""
+    """The sum of several losses: `LossOutput` with numbers in place of tensors."""
 
     loss: float = 0.0
     sums: dict[str, float] = field(default_factory=dict)
     maxima: dict[str, float] = field(default_factory=dict)
 
     def add(self, loss: float, sums: Mapping[str, Any], maxima: Mapping[str, Any]) -> None:
-        """Add one more."""
+        """Add the loss of one more micro-batch."""
         self.loss += loss
         for name, value in sums.items():
             self.sums[name] = self.sums.get(name, 0.0) + _number(value)
@@ -54,7 +55,7 @@ class Totals:
 
     @classmethod
     def over(cls, parts: Iterable[Totals]) -> Totals:
-        """Add up those of several ranks."""
+        """Add up the totals of several ranks."""
         total = cls()
         for part in parts:
             total.add(part.loss, part.sums, part.maxima)
@@ -62,7 +63,7 @@ class Totals:
 
 
 def _number(value: Any) -> float:
-    """A metric may be a number, or a tensor that still has its graph."""
+    """Return a metric as a number; it may be a tensor that still has its graph."""
     return float(value.detach() if isinstance(value, Tensor) else value)
 
 
@@ -71,7 +72,7 @@ class BatchLoss:
 
     def __init__(self, device: torch.device, batch: TrainBatch, loss: Loss) -> None:
         self.totals = Totals()
-        self.of_entropy = loss.entropy_gradient
+        self.entropy_gradient = loss.entropy_gradient
         self._device = device
         self._batch = batch
         self._loss = loss
@@ -81,7 +82,7 @@ class BatchLoss:
 
     def of(self, index: npt.NDArray[np.int64], passed: Passed) -> Tensor:
         """Compute the loss of the tokens at `index` in the batch. A scalar."""
-        if not self.of_entropy and passed.entropy is not None:
+        if not self.entropy_gradient and passed.entropy is not None:
             passed = passed._replace(entropy=passed.entropy.detach())
         out = self._loss(self._loss_input(index, passed))
         self.totals.add(float(out.loss.detach()), out.sums, out.maxima)
@@ -90,7 +91,7 @@ class BatchLoss:
 
     def look_ahead(self, group: LossGroup, found: list[Passed]) -> list[tuple[Tensor, ...]]:
         """Compute the one loss of several micro-batches, of which `found` was passed without gradient; return the
-        loss's gradients for what each pass gives that may have one (`with_gradient`)."""
+        loss's gradients with respect to those results of each pass that may have one (`with_gradient`)."""
         logprobs, entropy, values = (None if x[0] is None else torch.cat(x) for x in zip(*found, strict=True))
         assert logprobs is not None
         whole = Passed(logprobs, entropy, values)
@@ -103,8 +104,8 @@ class BatchLoss:
         return list(zip(*(torch.split(x, sizes) for x in slopes), strict=True))
 
     def with_gradient(self, passed: Passed) -> list[Tensor]:
-        """Return what a loss may have a gradient for."""
-        parts = (passed.logprobs, passed.entropy if self.of_entropy else None, passed.values)
+        """Return the results for which a loss may have a gradient."""
+        parts = (passed.logprobs, passed.entropy if self.entropy_gradient else None, passed.values)
         return [x for x in parts if x is not None]
 
     def _loss_input(self, index: npt.NDArray[np.int64], passed: Passed) -> LossInput:

@@ -1,5 +1,5 @@
-"""The part of a checkpoint that is not the model: the optimizer's moments, and the parameters where the weights do not
-tell them (wider masters, adapters).
+"""The optimizer's state in a checkpoint: its moments, and the parameters where the saved weights do not determine them
+(wider masters, adapters).
 
 It is written by `torch.distributed.checkpoint`: each rank writes what it holds, and any number of ranks can read it.
 Entries are named by the parameters (`model.norm.weight/exp_avg`), so that no order has to be the same, and another
@@ -23,7 +23,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from ale.errors import ConfigError, TrainerError
 
 MOMENTS = ("step", "exp_avg", "exp_avg_sq")
-"""What AdamW keeps of a parameter that had a gradient."""
+"""The state that AdamW has for each parameter that had a gradient."""
 MASTER = "master"
 
 Shapes = dict[str, tuple[int, ...]]
@@ -36,7 +36,7 @@ def write_entries(folder: Path, entries: dict[str, Tensor]) -> None:
 
 
 def read_entries(folder: Path, choose: Callable[[Shapes], dict[str, Tensor]], expected: set[str] | None = None) -> None:
-    """Read into the tensors that `choose` returns when told the shapes of all entries; all ranks must call it.
+    """Read into the tensors that `choose` returns for the shapes of all entries; all ranks must call it.
 
     Raises `TrainerError` if the entries are not `expected` (by default those chosen) or of another shape,
     `ConfigError` if they cannot be read. What runs out of memory is raised as it is.

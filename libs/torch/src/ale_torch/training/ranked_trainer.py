@@ -1,4 +1,4 @@
-"""The driver's half of a trainer: it calls its ranks, wherever they are, from a thread of its own.
+"""The driver of a trainer: it calls its ranks, wherever they are, from a thread of its own.
 
 The event loop stays free, and no two calls use the model at once. If a call is cancelled, its work still finishes in
 that thread, and the next call waits for it.
@@ -27,23 +27,23 @@ from ale.specs.ranks import RankPlaces, Workers
 from ale.specs.trainer import Loss, PolicyRole, TrainBatch, TrainerBackend
 
 CLOSE_S = 60.0
-"""How long `close` waits for the current work before it ends the ranks by force: one may have stopped for good."""
+"""How long `close` waits for the current work before it ends the ranks by force; a rank may hang."""
 
 
 class RankedTrainer(Driver, TrainerBackend):
-    """A trainer whose work is done by `RankWorker`s. `name` is what YAML says."""
+    """A trainer whose work is done by `RankWorker`s. `name` is the name in a run file."""
 
     name: str
     transports: tuple[str, ...]
     _ranks: int
     _device: str
-    """What `choose_ranks` returned."""
+    """The number of ranks and their device, as `choose_ranks` returned them."""
     _thread: ThreadPoolExecutor | None = None
     _workers: Workers | None = None
 
     @property
     def place(self) -> str:
-        """What it computes on, for people: such as `cuda:1`, or `cuda ×4` for four ranks with a GPU each."""
+        """The device that it computes on, for people, such as `cuda:1`, or `cuda ×4` for four ranks with a GPU each."""
         return self._device if self._ranks == 1 else f"{self._device} ×{self._ranks}"
 
     @abstractmethod

@@ -1,7 +1,7 @@
-"""A trainer that sleeps: what its model and optimizer have on a device waits in the CPU's memory.
+"""Sleep of a trainer: the memory that its model and optimizer use on a device moves to the CPU until it wakes.
 
-Not tensors are moved but the memory behind them, so that whatever refers to it (views, shards, an optimizer's state) is
-as it was once it is back.
+The memory behind tensors is moved, not the tensors themselves. So everything that refers to it (views, shards, an
+optimizer's state) is as before once it is back.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 
 class Asleep:
-    """What some tensors have in the memory of a kind of device, which is given back until `wake`."""
+    """The contents of some tensors, kept in the CPU's memory; the device's memory is free until `wake`."""
 
     def __init__(self, tensors: Iterable[Tensor], device_type: str) -> None:
         on_device = [storage for storage in storages_of(tensors) if storage.device.type == device_type]
@@ -28,7 +28,8 @@ class Asleep:
             torch.cuda.empty_cache()
 
     def wake(self) -> None:
-        """Take the memory again, with what was in it. Raises `torch.OutOfMemoryError`; what is back then stays."""
+        """Take the memory again, and put the contents back. Raises `torch.OutOfMemoryError`; what is back by then
+        stays."""
         while self._waiting:
             storage, content = self._waiting[-1]
             storage.resize_(content.nbytes())
@@ -37,7 +38,7 @@ class Asleep:
 
 
 def tensors_of(*modules: nn.Module | None, optimizers: Iterable[torch.optim.Optimizer] = ()) -> Iterator[Tensor]:
-    """Yield what modules and optimizers have: parameters, gradients, buffers, and the optimizers' state."""
+    """Yield the tensors of modules and optimizers: parameters, gradients, buffers, and the optimizers' state."""
     for module in modules:
         if module is not None:
             yield from module.parameters()
@@ -64,5 +65,5 @@ def _pieces(tensor: Any) -> Iterator[Tensor]:
 
 
 def _copy(storage: torch.UntypedStorage) -> torch.UntypedStorage:
-    """Return what is in it, in the CPU's memory."""
+    """Return a copy in the CPU's memory."""
     return torch.empty(storage.nbytes(), dtype=torch.uint8).untyped_storage().copy_(storage)

@@ -1,4 +1,4 @@
-"""One rank of a trainer: what `RankedTrainer` calls, in the run's process or in a process of the rank's."""
+"""One rank of a trainer; `RankedTrainer` calls it, in the run's process or in a process of its own."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ class Learner(Protocol):
     """A model that is trained, and its optimizer."""
 
     folder: Path
-    """The model folder that it was read from."""
+    """The model folder that the model was read from."""
     model: Any
-    """A model of transformers that writes folders; its own weights are not asked for."""
+    """A model of transformers that writes folders; its own weights are never used."""
     version: int
 
     def weights(self) -> dict[str, Tensor]:
@@ -54,7 +54,7 @@ class Learner(Protocol):
         ...
 
     def write_optimizer(self, checkpoint: Path) -> None:
-        """Write what goes on with training and is no model folder, into the folder of a checkpoint."""
+        """Write the state of training that is no model folder into the folder of a checkpoint."""
         ...
 
     def read_optimizer(self, checkpoint: Path) -> None:
@@ -76,7 +76,7 @@ L = TypeVar("L", bound=Learner)
 
 
 class RankWorker(ABC, Generic[L]):
-    """A learner on a device, and the ways by which its weights leave. All ranks make the same calls."""
+    """Holds a learner on a device and publishes its weights. All ranks make the same calls."""
 
     def __init__(self, world: World, device: str) -> None:
         self.world = world
@@ -122,7 +122,7 @@ class RankWorker(ABC, Generic[L]):
             self._learner, self._read, self._asleep = self.make_learner(folder), None, None
 
     def sleep(self) -> bool:
-        """On a CPU there is nothing to be gained."""
+        """Sleep on a GPU; on a CPU it would free nothing."""
         if self.device.type != "cpu" and self._learner is not None and self._asleep is None:
             self._asleep = Asleep(self._learner.tensors(), self.device.type)
         return self._asleep is not None and self._asleep.size > 0
@@ -135,7 +135,7 @@ class RankWorker(ABC, Generic[L]):
         return self.learner.update(batch, loss, lr, weight_decay)
 
     def publish(self, transport: str, folder: Path) -> PolicyVersion | None:
-        """Only rank 0 returns the version."""
+        """Publish the weights; only rank 0 returns the version."""
         self._read, learner = None, self.learner
         version = learner.version + 1
         weights = learner.weights()

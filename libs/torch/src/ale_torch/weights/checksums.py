@@ -9,10 +9,10 @@ from collections.abc import Mapping
 import torch
 
 DTYPES = ("float32", "bfloat16", "float16")
-"""What a server may hold its weights in; the trainer does not know which."""
+"""The dtypes in which a server may hold its weights; the trainer does not know which one it uses."""
 INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 CHUNK = {"cpu": 2**18, "cuda": 2**24}
-"""Values that are cast at once: they stay in a processor's cache, and take little of a GPU's memory."""
+"""How many values are cast at once, so that they stay in a processor's cache and take little of a GPU's memory."""
 
 
 def sum_weights(weights: Mapping[str, torch.Tensor]) -> dict[str, dict[str, int]]:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from uuid import uuid4
 
 Sums = Mapping[str, Mapping[str, int]]
-"""For each dtype in which a server may hold the weights, the sum of each tensor's bits (`sums.py`)."""
+"""For each dtype in which a server may hold the weights, the sum of each tensor's bits (`checksums.py`)."""
 
 
 @dataclass(frozen=True, slots=True)

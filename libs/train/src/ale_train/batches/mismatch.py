@@ -18,7 +18,7 @@ import numpy.typing as npt
 from ale.specs.trainer import TrainBatch
 
 LARGEST_DIFFERENCE = 20.0
-"""Differences are cut to +-20 nats, so that a token that one side holds impossible leaves the numbers finite."""
+"""Differences are cut to +-20 nats, so that the numbers stay finite if one side gives a token the probability 0."""
 PERCENTILES = (1, 5, 50, 95, 99)
 FIRST_PLACES = 128
 """The first tokens of a sequence that are reported together; each further range is twice as long as all before it."""

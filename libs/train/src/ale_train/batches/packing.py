@@ -1,8 +1,7 @@
 """Packs trajectories into one `TrainBatch`.
 
-`pack` is the one place where chunks become rows and masks. An algorithm gives each chunk its credit
-(`Credit`), or None for no loss; everything outside chunks (prompts, tool output, template text)
-carries no loss either.
+`pack` is the one place where chunks become rows and masks. An algorithm gives each chunk its credit (`Credit`), or None
+for no loss; everything outside chunks (prompts, tool output, template text) carries no loss either.
 """
 
 from __future__ import annotations

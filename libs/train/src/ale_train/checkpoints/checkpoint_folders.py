@@ -48,7 +48,7 @@ async def restore_newest_whole(
 
 
 def put_in_place(making: Path, target: Path) -> None:
-    """Give a folder that was written beside its name, once all of it is on the disk."""
+    """Flush a folder to the disk and rename it to its final name; `LATEST` then names it."""
     for parent, _, files in os.walk(making):
         for name in files:
             _flush(Path(parent) / name)
@@ -64,7 +64,7 @@ def put_in_place(making: Path, target: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a checkpoint that may be there: none that is half removed has its name."""
+    """Remove a checkpoint, if it exists. It is renamed first, so that no half-removed one has its name."""
     hidden = path.with_name(f".{path.name}")
     shutil.rmtree(hidden, ignore_errors=True)
     if path.exists():

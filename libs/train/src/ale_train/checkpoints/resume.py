@@ -1,4 +1,4 @@
-"""Which runs can go on where they were interrupted."""
+"""Decides whether an interrupted run can be resumed with a run file."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ HARMLESS = (
     "cpt.checkpoint_every", "engine", "trainer.threads", "trainer.ranks", "trainer.device",
     "cluster",
 )  # fmt: skip
-"""Keys, or sections of keys, that a resumed run may change: they do not decide what it learns."""
+"""Keys, or sections of keys, that a resumed run may change, because they do not decide what it learns."""
 SAMPLING = ("temperature", "top_p", "top_k", "max_tokens")
-"""Keys of `eval` that it may not: an evaluation that was interrupted goes on with the episodes that it has."""
+"""Keys of `eval` that a resumed run may not change: an interrupted evaluation goes on with the episodes that it has."""
 
 
 def run_to_resume(folder: Path, config: str) -> str:
@@ -41,7 +41,7 @@ def run_to_resume(folder: Path, config: str) -> str:
     keys = [key for key in changed if not (_is_harmless(key) or (key == "rl.steps" and constant))]
     if keys:
         raise ConfigError(
-            f"A resumed run cannot change {', '.join(keys)}: what it has learned so far was learned otherwise. "
+            f"A resumed run cannot change {', '.join(keys)}: it has learned with other values so far. "
             f"Leave {folder / CONFIG_NAME} as it was, or start a new run from a policy of this one (model.path)."
         )
     return run_id

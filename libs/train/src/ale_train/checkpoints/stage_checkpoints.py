@@ -18,19 +18,20 @@ T = TypeVar("T")
 
 
 class StageCheckpoints:
-    """One each `every` steps (0: only when the run is stopped). Metrics of the stage count steps from `first`."""
+    """Writes a checkpoint every `every` steps (0: only when the run is stopped), and restores the newest. Metrics of
+    the stage count steps from `first`."""
 
     def __init__(self, bench: Workbench, stage: str, every: int, first: int) -> None:
         self._bench, self._stage, self._every, self._first = bench, stage, every, first
         self.done = 0
         """How many steps are done."""
         self._saved = 0
-        """The steps of the newest checkpoint."""
+        """How many steps were done at the newest checkpoint."""
         self._from: Path | None = None
-        """What was restored, whose files the trainer may read again."""
+        """The checkpoint that was restored; the trainer may read its files again."""
 
     async def resume(self) -> int:
-        """Restore the newest checkpoint of a resumed run, and forget the metrics of what came after it; returns how
+        """Restore the newest checkpoint of a resumed run, and delete the metrics of what came after it; returns how
         many steps are done. Raises `ConfigError` if there are checkpoints and none can be read."""
         if not self._bench.store.resumed:
             return 0

@@ -1,4 +1,4 @@
-"""Evaluations as lines for a terminal: while a run works, and after its end."""
+"""Describes evaluations as lines of text for a terminal, while a run works and after its end."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def describe(label: str, figures: Mapping[str, Any]) -> Iterator[str]:
 
 
 def in_words(label: str) -> str:
-    """Return a label for people. One with spaces is in words already, and what it names may have underscores."""
+    """Return a label for people: underscores become spaces, unless it has spaces already."""
     return label if " " in label else label.replace("_", " ")
 
 

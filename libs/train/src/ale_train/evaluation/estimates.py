@@ -17,12 +17,12 @@ import numpy as np
 
 LEVEL = 0.95
 Tasks = Sequence[Sequence[float]]
-"""For each task, the values of its runs; none is empty."""
+"""For each task, the values of its runs, at least one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A mean, and the interval that holds the true one with 95 % confidence; None if the tasks do not show it."""
+    """A mean, and the bounds of its 95 % confidence interval; None if there are too few tasks for one."""
 
     value: float
     low: float | None = None

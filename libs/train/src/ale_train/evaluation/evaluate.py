@@ -30,7 +30,7 @@ from ale_train.workbench.workbench import Workbench
 
 EVAL_STAGE = "eval"
 MOST_LOOKED_AT = 100_000
-"""Tasks of a split that are looked at for those with the right tags: a source may be endless."""
+"""How many tasks of a split are searched for those with the right tags; a source may be endless."""
 
 
 async def check_evaluation_tasks(bench: Workbench, config: EvaluationConfig) -> None:
@@ -119,7 +119,7 @@ def draw_tasks(tasks: Iterable[Task], name: str, chosen: EvaluationSet) -> list[
 
 @asynccontextmanager
 async def open_tasks(bench: Workbench, name: str, chosen: EvaluationSet) -> AsyncIterator[Iterator[Task]]:
-    """Yield the tasks of a set's split: those of the run's source, or of one of its own, which is open so long."""
+    """Yield the tasks of a set's split: those of the run's source, or of one of its own, which is open meanwhile."""
     if chosen.tasks is None:
         yield bench.tasks_once(chosen.split)
         return

@@ -1,4 +1,4 @@
-"""The figures of one evaluation: what its episodes say about the policy, by the names of `docs/metrics.md`.
+"""The metrics of one evaluation, computed from its episodes; `docs/metrics.md` explains their names.
 
 Summary, store and report hold the same names. `<name>_low` and `<name>_high` bound a figure with 95 % confidence.
 """
@@ -16,10 +16,10 @@ Figures = dict[str, float]
 
 
 def measure(done: Sequence[Trajectory], runs: int) -> Figures:
-    """Return the figures of the episodes of an evaluation, of which there is one at least; `runs` is how many of each
-    task were planned.
+    """Return the metrics of the episodes of an evaluation, at least one; `runs` is how many were planned of each task.
 
-    A task of which a fault took some runs is left out of pass@k and pass^k for greater `k`: it counts as no failure."""
+    A task that lost runs to faults is left out of pass@k and pass^k for greater `k`, so that it counts as no
+    failure."""
     figures = _measure_outcomes(done, runs) | _means_of_parts(done)
     figures |= {"episodes": len(done), "tasks": len({t.task_id for t in done})}
     by_tag: dict[str, list[Trajectory]] = defaultdict(list)
@@ -43,7 +43,7 @@ def reward_of(trajectory: Trajectory) -> float:
 
 
 def sum_up(sets: Mapping[str, Figures]) -> Figures:
-    """Return the figures of several evaluation sets together, of which each counts the same."""
+    """Return the metrics of several evaluation sets together; each set counts the same."""
     means = {name: sum(of[name] for of in sets.values()) / len(sets) for name in ("success", "reward")}
     return means | {name: sum(of[name] for of in sets.values()) for name in ("episodes", "tasks")}
 

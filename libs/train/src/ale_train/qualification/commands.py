@@ -188,7 +188,7 @@ def _print_report(report: InstanceReport, out: Path | None, as_json: bool) -> No
     print(f"{len(report.kept_ids)} of {len(report.instances)} tasks are kept.")
     if read := sum(bool(instance.checks.not_scored) for instance in report.instances):
         print(
-            f"{read} of them were read but not scored: their reward judges what an agent says, and none played. "
+            f"{read} of them were read but not scored: their reward judges an agent's messages, and no agent ran. "
             "`ale tasks select` judges them by attempts of a policy."
         )
     if out is not None:

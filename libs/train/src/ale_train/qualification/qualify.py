@@ -35,9 +35,9 @@ from ale_train.workbench.workbench import Workbench
 
 UNTOUCHED, SOLUTION, ATTEMPT = "check untouched", "check solution", "attempt"
 DIGEST_CHARS = 24
-WITHOUT_AGENT = "it was read, but not scored: its reward judges what an agent says, and nothing was said"
+WITHOUT_AGENT = "it was read, but not scored: its reward judges an agent's messages, and no agent ran"
 MOST_TASKS = 100_000
-"""Tasks of a source that are looked at: one without end is not gone through for ever."""
+"""How many tasks of a source are read at most, because a source may be endless."""
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,7 @@ class ExpertReplay(Start):
         return self.expert.made_with
 
     def move(self, shared: dict[Any, Any], channel: Channel) -> ExpertReplay:
-        """All replays there share the states of that process."""
+        """Return the same start for another process, whose replays share the states of that process."""
         if self.states is None:
             return self
         return replace(self, states=shared.setdefault(ExpertStates, ExpertStates(channel.event)))
@@ -55,7 +55,7 @@ class ExpertReplay(Start):
         return _Replay(self, context, self._find_expert_key(context))
 
     def expect(self, context: StartContext) -> None:
-        """A single replay makes the states of all these rollouts."""
+        """Announce the start, so that a single replay makes the states of all these rollouts."""
         expert = self._find_expert_key(context)
         if self.states is not None and expert is not None:
             self.states.want(expert, self.chunks)
@@ -70,7 +70,7 @@ class ExpertReplay(Start):
 
 
 class _Replay(Opening):
-    """One rollout's."""
+    """The beginning of one rollout: it replays the expert, in a fork of a snapshot if there is one."""
 
     def __init__(self, start: ExpertReplay, context: StartContext, kept: ExpertKey | None) -> None:
         self._start = start
@@ -91,7 +91,7 @@ class _Replay(Opening):
             yield spec if self._state is None else self._state.fork(self._spec_for_snapshots(spec))
 
     def wrap(self, sandbox: Sandbox) -> Sandbox:
-        """In a fork, the agent's calls up to the start are answered from the record."""
+        """Return the sandbox; a fork answers the agent's calls up to the start from the record."""
         state, states = self._state, self._start.states
         if state is None or states is None:
             return sandbox

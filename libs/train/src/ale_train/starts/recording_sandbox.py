@@ -80,18 +80,18 @@ class RecordingSandbox(ForwardingSandbox):
             yield self.inner
 
     async def exec(self, command: str, **options: Any) -> ExecResult:
-        """Pass on and keep."""
+        """Forward the call and record it."""
         asked = SandboxCall("exec", copy.deepcopy({"command": command, **options}))
         return await self._record(asked, lambda: self.inner.exec(command, **options))
 
     async def upload(self, files: Mapping[str, bytes], *, user: str = AGENT, mode: int = 0o644) -> None:
-        """Pass on and keep."""
+        """Forward the call and record it."""
         asked = SandboxCall("upload", {"files": dict(files), "user": user, "mode": mode})
         self._count_bytes(*files.values())
         await self._record(asked, lambda: self.inner.upload(files, user=user, mode=mode))
 
     async def download(self, path: str, *, max_bytes: int = 1 << 28) -> bytes:
-        """Pass on and keep."""
+        """Forward the call and record it."""
         asked = SandboxCall("download", {"path": path, "max_bytes": max_bytes})
         return await self._record(asked, lambda: self.inner.download(path, max_bytes=max_bytes))
 
@@ -147,7 +147,7 @@ class ReplayedSandbox(ForwardingSandbox):
         self._tools = tools
         self._replies = replies
         self._diverged = diverged
-        """Called with the reason if the record does not fit."""
+        """It is called with the reason if the record does not fit."""
         self._fault: StartDiverged | None = None
         self._over = False
 
@@ -173,21 +173,21 @@ class ReplayedSandbox(ForwardingSandbox):
         yield self.inner
 
     async def exec(self, command: str, **options: Any) -> ExecResult:
-        """Answer from the record, or pass on."""
+        """Answer from the record, or forward the call once the policy has been asked."""
         if self._over:
             return await self.inner.exec(command, **options)
         result: ExecResult = self._answer(SandboxCall("exec", {"command": command, **options}))
         return result
 
     async def upload(self, files: Mapping[str, bytes], *, user: str = AGENT, mode: int = 0o644) -> None:
-        """Answer from the record, or pass on."""
+        """Answer from the record, or forward the call once the policy has been asked."""
         if self._over:
             return await self.inner.upload(files, user=user, mode=mode)
         self._answer(SandboxCall("upload", {"files": dict(files), "user": user, "mode": mode}))
         return None
 
     async def download(self, path: str, *, max_bytes: int = 1 << 28) -> bytes:
-        """Answer from the record, or pass on."""
+        """Answer from the record, or forward the call once the policy has been asked."""
         if self._over:
             return await self.inner.download(path, max_bytes=max_bytes)
         data: bytes = self._answer(SandboxCall("download", {"path": path, "max_bytes": max_bytes}))

@@ -29,7 +29,7 @@ from ale_train.starts.recording_sandbox import RecordedCall
 log = logging.getLogger("ale.replay")
 
 MOST = 64
-"""How many states are kept at most."""
+"""The largest number of states that are kept."""
 
 
 class ExpertKey(NamedTuple):
@@ -117,10 +117,10 @@ class ExpertStates:
         self._most = most
         self._starts: dict[ExpertKey, Starts] = {}
         self._kept: dict[State, None] = {}
-        """The least recently used state comes first."""
+        """All states; the least recently used one comes first."""
 
     def __reduce__(self) -> tuple[type[ExpertStates], tuple[()]]:
-        """In another process it holds no states: snapshots are of a provider there."""
+        """A copy in another process holds no states, because snapshots belong to a provider there."""
         return ExpertStates, ()
 
     async def __aenter__(self) -> Self:

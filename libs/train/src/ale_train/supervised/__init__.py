@@ -1,2 +1,2 @@
-"""This package has the supervised stages before reinforcement learning: continual pre-training on text, and fine-tuning
-on demonstrations."""
+"""The supervised stages before reinforcement learning: continual pre-training on text (`pretraining.py`), and
+fine-tuning on demonstrations (`sft.py`)."""

@@ -1,6 +1,6 @@
-"""This module chooses the demonstrations on which a stage of the warm start trains, by rules over what was recorded
-(paper, 3.2.2). Stage one needs many demonstrations; stage two needs the few that are verified, long, and without repair
-loops. Properties that only a judge can see (false positives, style) are selected by the reward that the judge gave."""
+"""Chooses the demonstrations on which a stage of fine-tuning trains, by rules over the recorded trajectories (paper,
+3.2.2). Stage one needs many demonstrations; stage two needs the few that are verified, long, and without repair loops.
+Properties that only a judge can see (false positives, style) are selected by the reward that the judge gave."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RULES: Mapping[str, Rule] = {
     "complete_only": lambda t, c: not c.complete_only or _is_complete(t),
     "tags": lambda t, c: carries(t.tags, c.tags),
 }
-"""For each key of `Curation`, a function that says whether the key keeps a trajectory."""
+"""For each key of `Curation`, a function that returns whether the key keeps a trajectory."""
 
 
 def curate(trajectories: Sequence[Trajectory], keep: Curation) -> tuple[list[Trajectory], Counter[str]]:

@@ -1,4 +1,4 @@
-"""The supervised warm start fine-tunes the policy on demonstrations (Eqs. 1 and 2), in one stage or several.
+"""Supervised fine-tuning (SFT) of the policy on demonstrations (Eqs. 1 and 2), in one stage or several.
 
 1. `gather_demonstrations` runs demonstrations in sandboxes, once for all stages, or reads them from files.
 2. `select_data` turns them into the policy's tokens and selects those on which each stage trains.
@@ -88,7 +88,8 @@ async def fine_tune(bench: Workbench, config: SFTConfig, stages: Sequence[list[T
             if not await _train(bench, checkpoints, stage, algorithm, data=data, number=number, first=first):
                 where = f"sft.stages.{number}" if config.stages else "sft"
                 raise AleError(
-                    f"{where}: no turn of its demonstrations carries loss; the masks of sft.algorithm take it off all."
+                    f"{where}: no turn of its demonstrations carries loss; the masks of sft.algorithm remove all of "
+                    "them."
                 )
             first += stage.steps
         await checkpoints.last(publish(bench))
@@ -103,7 +104,7 @@ async def _train(
     number: int,
     first: int,
 ) -> bool:
-    """Run the steps of a stage that are not done yet; its metrics count them from `first`. Returns false if nothing
+    """Run the steps of a stage that are not done yet; its metrics count them from `first`. Returns whether anything
     carries loss."""
     skip = min(stage.steps, max(0, checkpoints.done - first))
     rng = random.Random(bench.config.seed + number)

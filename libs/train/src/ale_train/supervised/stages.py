@@ -1,4 +1,4 @@
-"""The pipeline runs these two supervised stages for the sections `cpt` and `sft` of a run file."""
+"""The two supervised stages, for the sections `cpt` and `sft` of a run file."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Pretraining(TrainingStage):
         self._config = config
 
     def check(self, config: RunConfig) -> None:
-        """It refuses text that does not exist and sequences too long for the model."""
+        """Refuse text that does not exist, and sequences that are too long for the model."""
         check_policy_to_train(config)
         check_texts(self._config, config.model)
 
@@ -46,7 +46,7 @@ class FineTuning(TrainingStage):
         return [*{id(t): t for stage in self._gathered for t in stage}.values()]
 
     def prepare(self, bench: Workbench, demonstrations: Sequence[Trajectory]) -> None:
-        """It selects the data of each stage."""
+        """Select the data of each stage."""
         self._selected = select_data(bench, self._config, self._gathered)
 
     async def train(self, bench: Workbench) -> None:

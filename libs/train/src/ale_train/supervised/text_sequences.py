@@ -1,4 +1,4 @@
-"""This module streams plain text as sequences of tokens; it holds one piece of a file and a window of sequences.
+"""Streams plain text as sequences of tokens; it holds one piece of a file and a window of sequences.
 
 1. A document is a line of a `.jsonl` file (key `text`) or the whole of another file. Files are read in pieces of about
    64,000 characters, cut at the end of a line or word. Each document is followed by the tokenizer's first stop token.

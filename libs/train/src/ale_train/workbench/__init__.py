@@ -1,1 +1,2 @@
-"""What a run has open: its drivers, sessions and store (`workbench.py`), its channel, and how weights are published."""
+"""The open parts of a run: drivers, sessions and store (`workbench.py`), the drivers' channel to the run
+(`channel.py`), publishing of weights, the contract of a training stage, and the interface of the progress display."""

@@ -13,7 +13,8 @@ from ale.store.run_store import RunStore
 
 @dataclass(frozen=True)
 class RunChannel(Channel):
-    """`replace_secrets` is the configuration's; `hooks` and `store` are set once they are open."""
+    """Passes events and hooks of drivers on to the run. `replace_secrets` is the configuration's; `hooks` and `store`
+    are set once they are open."""
 
     replace_secrets: Callable[[str], str]
     hooks: Hooks | None = None

@@ -1,5 +1,5 @@
-"""The contract of a training stage: `cpt` and `sft` are in `ale_train.supervised`, `rl` and its halves in
-`ale_train.rl`. `ale_train.pipeline.stages` makes those of a run."""
+"""The contract of a training stage. `cpt` and `sft` are in `ale_train.supervised`, `rl` in `ale_train.rl`.
+`ale_train.pipeline.stages` makes those of a run."""
 
 from __future__ import annotations
 

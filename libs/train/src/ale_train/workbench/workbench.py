@@ -1,4 +1,5 @@
-"""Everything that a run has open: drivers, model sessions, store. One place opens it and closes it in reverse order."""
+"""The workbench of a run: its open drivers, model sessions and store. `open_workbench` opens them, and closes them in
+reverse order."""
 
 from __future__ import annotations
 
@@ -44,7 +45,7 @@ class Workbench:
     config: RunConfig
     required: Requirements
     context: DriverContext
-    """What each driver got."""
+    """The context that each driver got."""
     store: RunStore
     hooks: Hooks
     progress: Progress
@@ -263,7 +264,7 @@ async def open_workbench(
 
 
 def plan_engine(config: RunConfig, required: Requirements, *, train: bool) -> EnginePlan:
-    """Return what a run asks of its cluster's engines; without training, no rank takes room beside them."""
+    """Return what a run needs from its cluster's engines; without training, no rank takes room beside them."""
     beside_trainer = config.trainer is not None and train
     return EnginePlan(
         config.engine,
