@@ -16,7 +16,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # Images of containers often forbid byte code: each of the many processes would compile its modules again.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: help install engines quickstart test tests test-skipped test-alone lint format typecheck chaos chaos-cluster chaos-rock bench docs wheels clean
+.PHONY: help install engines quickstart test tests test-skipped test-alone lint format typecheck chaos chaos-cluster chaos-rock bench docs package-table wheels clean
 .DEFAULT_GOAL := help
 
 help:  ## Show this list
@@ -91,6 +91,9 @@ bench: install  ## Print the benchmark tables
 
 docs: install  ## Build the documentation into site/, links checked
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+
+package-table:  ## Write the table from which hints about packages that are not installed are made
+	$(PYTHON) scripts/write_package_table.py
 
 wheels: install  ## Build the wheels of all packages into dist/
 	$(BIN)/pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist $(foreach p,$(PACKAGES),./$(p))

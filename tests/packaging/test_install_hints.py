@@ -33,7 +33,7 @@ HISTORY = "CHANGELOG.md"
 def test_the_table_of_packages_is_up_to_date() -> None:
     script = runpy.run_path(str(ROOT / "scripts/write_package_table.py"))
     wanted = script["to_text"](script["make_table"]())
-    assert script["TABLE"].read_text() == wanted, "run scripts/write_package_table.py"
+    assert script["TABLE"].read_text() == wanted, "run `make package-table`"
     assert set(table_of_packages()) == set(our_packages())
 
 
