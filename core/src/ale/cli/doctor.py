@@ -20,19 +20,22 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from importlib.util import find_spec
-from pathlib import Path
+from threading import Event
 from typing import IO, Any, Literal
 
 from ale.registry.packages import our_packages
 
 GROUP = "ale.doctor"
-TIMEOUT_S, KILL_S, AT_ONCE = 45.0, 2.0, 3
+TIMEOUT_S, POLL_S, KILL_S, AT_ONCE = 45.0, 0.1, 2.0, 3
+MOST_TIMES, MOST_FAULTS = 4, 3
+"""How often the time limit a process may go on while it reports something, and how many imports may end badly."""
 MARKS = {"ok": "ok     ", "missing": "missing", "broken": "BROKEN ", "info": "       "}
 _SECRET = re.compile(r"KEY|TOKEN|SECRET|PASS|CREDENTIAL|AUTH|COOKIE|PROXY|_HOST$|_URL$|_URI$|DSN", re.IGNORECASE)
 State = Literal["ok", "missing", "broken", "info"]
@@ -71,35 +74,50 @@ def doctor(as_json: bool = False, timeout_s: float = TIMEOUT_S) -> int:
 def examine(timeout_s: float = TIMEOUT_S) -> Iterator[Section]:
     """Make all checks, some at the same time, and yield their findings in a fixed order."""
     own = [("machine", "ale.cli.doctor_checks:check_machine"), ("packages", "ale.cli.doctor_checks:check_packages")]
-    brought = sorted({(entry.name, entry.value) for entry in metadata.entry_points(group=GROUP)})
+    children = Children(timeout_s)
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        imports = pool.submit(check_imports, timeout_s)
-        found = [(title, pool.submit(run_check, target, timeout_s)) for title, target in (*own, *brought)]
-        for title, future in (*found[:2], ("imports", imports), *found[2:]):
-            yield Section(title, tuple(map(_without_secrets, future.result())))
+        try:
+            imports = pool.submit(check_imports, children)
+            found = [(title, pool.submit(run_check, target, children)) for title, target in (*own, *_brought_checks())]
+            for title, future in (*found[:2], ("imports", imports), *found[2:]):
+                yield Section(title, tuple(map(_without_secrets, future.result())))
+        finally:  # by Ctrl-C too, or if nobody reads on
+            children.stopped.set()
 
 
-def run_check(target: str, timeout_s: float) -> list[Finding]:
+def _brought_checks() -> list[tuple[str, str]]:
+    """Return the checks that packages bring: title, `module:name`."""
+    found = set()
+    for distribution in metadata.distributions():
+        with suppress(Exception):  # whatever the files of another package contain
+            found |= {(entry.name, entry.value) for entry in distribution.entry_points if entry.group == GROUP}
+    return sorted(found)
+
+
+def run_check(target: str, children: Children) -> list[Finding]:
     """Run a check in a process of its own. If it ends badly, the last finding says so."""
-    lines, fault = run_child(["check", target], timeout_s)
+    lines, fault = children.run("check", target)
     found = [Finding(**line) for line in lines]
     return [*found, Finding(target, "broken", f"the check {fault}")] if fault else found
 
 
-def check_imports(timeout_s: float) -> list[Finding]:
+def check_imports(children: Children) -> list[Finding]:
     """Import what the packages of ALE bring, all in one process; if one ends it, another goes on with the rest."""
     left, broken = imported_targets(), list[Finding]()
-    count = len(left)
-    while left:
-        lines, fault = run_child(["import", *(f"{package}={target}" for package, target in left)], timeout_s)
+    count, faults = len(left), 0
+    while left and faults < MOST_FAULTS:
+        lines, fault = children.run("import", *(f"{package}={target}" for package, target in left))
         broken += [Finding(**line) for line in lines if line["state"] == "broken"]
         if not fault:
+            left = []
             break
+        faults += 1
         package, target = left[min(len(lines), len(left) - 1)]
-        broken.append(
-            Finding(package, "broken", f"importing {target} {fault}", f"pip install --force-reinstall {package}")
-        )
+        mend = f"pip install --force-reinstall {package}"
+        broken.append(Finding(package, "broken", f"importing {target} {fault}", mend))
         left = left[len(lines) + 1 :]
+    if left:
+        broken.append(Finding("imports", "broken", f"{len(left)} more were not tried"))
     return broken or [Finding("imports", "ok", f"{count} plugins and commands can be imported")]
 
 
@@ -127,32 +145,49 @@ def find_distribution(name: str) -> metadata.Distribution | None:
         return None
 
 
-def run_child(arguments: Sequence[str], timeout_s: float) -> tuple[list[dict[str, Any]], str]:
-    """Run `doctor_child` and return the lines that it wrote, and how it ended if that was badly."""
-    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
-        # Files in place of pipes: nobody waits for a grandchild that keeps one open.
-        child = subprocess.Popen(
-            [sys.executable, "-m", "ale.cli.doctor_child", *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=err,
-            start_new_session=True,
-        )
-        fault = ""
-        try:
-            code = child.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            fault = f"did not end within {timeout_s:g} s"
-        else:
-            fault = _describe_end(code, err) if code else ""
-        finally:
-            with suppress(OSError):
-                os.killpg(child.pid, signal.SIGKILL)
-            with suppress(subprocess.TimeoutExpired):  # it may hang in the kernel, and is then left alone
-                child.wait(KILL_S)
-        out.seek(0)
-        whole = (line for line in out.read().split("\n")[:-1])
-        return [json.loads(line) for line in whole], fault
+class Children:
+    """The processes in which checks run. Each may be silent for `timeout_s` at most; `stopped` ends all of them."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self.timeout_s = timeout_s
+        self.stopped = Event()
+
+    def run(self, *arguments: str) -> tuple[list[dict[str, Any]], str]:
+        """Run `doctor_child` and return the lines that it wrote, and how it ended if that was badly."""
+        with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+            # Files in place of pipes: nobody waits for a grandchild that keeps one open.
+            child = subprocess.Popen(
+                [sys.executable, "-m", "ale.cli.doctor_child", *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                start_new_session=True,
+            )
+            try:
+                fault = self._wait(child, out, err)
+            finally:
+                with suppress(OSError):
+                    os.killpg(child.pid, signal.SIGKILL)
+                with suppress(subprocess.TimeoutExpired):  # it may hang in the kernel, and is then left alone
+                    child.wait(KILL_S)
+            out.seek(0)
+            return [json.loads(line) for line in out.read().split("\n")[:-1]], fault
+
+    def _wait(self, child: subprocess.Popen[bytes], out: IO[str], err: IO[str]) -> str:
+        """Return how it ended if that was badly."""
+        began = heard = time.monotonic()
+        size = 0
+        while True:
+            with suppress(subprocess.TimeoutExpired):
+                code = child.wait(POLL_S)
+                return _describe_end(code, err) if code else ""
+            now, grown = time.monotonic(), os.fstat(out.fileno()).st_size
+            if grown != size:
+                size, heard = grown, now
+            if self.stopped.is_set():
+                return "was interrupted"
+            if now - heard > self.timeout_s or now - began > MOST_TIMES * self.timeout_s:
+                return f"did not end within {self.timeout_s:g} s"
 
 
 def _describe_end(code: int, err: IO[str]) -> str:
@@ -172,7 +207,7 @@ def clean(text: str) -> str:
         if len(value) >= 6 and _SECRET.search(name):
             text = text.replace(value, f"${name}")
     text = re.sub(r"://[^/@\s]+@", "://***@", text)
-    home = str(Path.home())
+    home = os.path.expanduser("~")
     if len(home) > 1:
         text = re.sub(rf"{re.escape(home)}(?=[/\s:'\")\]]|$)", "~", text)
     return "".join(c if c.isprintable() else " " for c in text)

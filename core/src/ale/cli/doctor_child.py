@@ -11,9 +11,10 @@ import os
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from importlib import metadata
 from typing import Any
+
+STATES = ("ok", "missing", "broken", "info")
 
 
 def _load(target: str) -> Any:
@@ -28,7 +29,8 @@ def run_check(target: str) -> Iterator[dict[str, str]]:
     """Yield the findings of a check; an error of it is one too."""
     try:
         for finding in _load(target)():
-            yield asdict(finding)
+            state = finding.state if finding.state in STATES else "broken"
+            yield {"name": str(finding.name), "state": state, "text": str(finding.text), "mend": str(finding.mend)}
     except BaseException as error:  # a check may raise anything, SystemExit included
         yield {"name": target, "state": "broken", "text": f"the check failed: {_describe(error)}", "mend": ""}
 
