@@ -16,7 +16,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # Images of containers often forbid byte code: each of the many processes would compile its modules again.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: help install engines quickstart test tests test-skipped test-alone lint format typecheck chaos chaos-cluster chaos-rock bench docs package-table wheels clean
+.PHONY: help install engines quickstart test tests test-all test-alone lint format typecheck chaos chaos-cluster chaos-rock bench docs package-table wheels clean
 .DEFAULT_GOAL := help
 
 help:  ## Show this list
@@ -52,15 +52,16 @@ quickstart: install  ## Train a tiny agent end to end (under 5 minutes on 2 core
 # More processes than cores, because many tests wait. Which tests go together is in conftest.py.
 PYTEST = $(BIN)/pytest -q --dist loadscope --no-loadscope-reorder -n 4 --durations 30 --durations-min 5
 
-test: lint  ## Run ruff, mypy and all tests; what this machine lacks (Docker, Podman) is skipped
+test: lint  ## Run ruff, mypy and the tests of what a change can break; what this machine lacks (Docker, Podman) is skipped
 	@$(MAKE) --no-print-directory --jobs 2 tests typecheck  # mypy needs one core for a minute, beside tests that wait
 
 tests: install
-	@[ -d .pytest_cache ] || $(BIN)/pytest -q --collect-only >/dev/null || true  # else all processes compile the same at first
-	$(PYTEST)
+	@[ -d .pytest_cache ] || $(BIN)/pytest -q --fast --collect-only >/dev/null || true  # else all processes compile the same
+	$(PYTEST) --fast
 
-test-skipped: install  ## Run what `make test` skipped, once it can run; what is skipped again fails
-	$(PYTEST) --skipped
+# STRICT=1: a test that is skipped fails, except for a GPU.
+test-all: install  ## Run the rest after `make test`: the long proofs, and what it skipped once it can run
+	$(PYTEST) --rest $(if $(STRICT),--strict-skips)
 
 test-alone: install  ## Run each package's tests from its wheel, where only what it declares is installed
 	$(BIN)/python tests/run_alone.py

@@ -1,8 +1,9 @@
-"""This plugin remembers which tests were skipped, so that they can run later where what they need is present.
+"""This plugin divides the tests: `make test` runs what a change can break, `make test-all` the rest.
 
-1. Every run of pytest writes its skipped tests into pytest's cache.
-2. `pytest --skipped` runs only these. A test that is skipped again fails, unless it is marked `gpu`. With this, CI
-   shows that every test ran, on a machine without container engines or on one with them.
+1. `pytest --fast` leaves out the long proofs that `LONG` lists. Every run writes the tests that it skipped, because the
+   machine lacks what they need, into pytest's cache.
+2. `pytest --rest` runs the long proofs and what the last run skipped. With `--strict-skips` a test that is skipped
+   again fails, unless it is marked `gpu`: so CI shows that every test ran.
 
 Processes get tests by the file, since tests of a file share what they need; but each run of the conformance kit is a
 part of its own, as is each example with a server, and so are the tests of a file with Docker and those with Podman,
@@ -26,10 +27,45 @@ from hypothesis import HealthCheck, settings
 TOGETHER = ("tests/security/", "plugins/cluster_ray/")
 """Attacks take all of a user's share of a host, so that two at once hinder each other; and one process imports what all
 of Ray's workers need."""
+LONG = {
+    "benchmarks, chaos and faults over minutes": (
+        "tests/test_chaos", "tests/test_stalls.py", "tests/test_killed_owners.py", "tests/test_multiplex_benchmark.py",
+    ),
+    "several processes that compute as one: ranks, Megatron, Ray": (
+        "plugins/cluster_ray/tests/", "plugins/trainer_megatron/tests/", "plugins/trainer_torch/tests/test_ranks.py",
+        "plugins/trainer_torch/tests/test_sleep.py", "plugins/trainer_torch/tests/test_optimizers.py",
+        "plugins/trainer_torch/tests/test_lora.py", "plugins/sandbox_rock/tests/test_ray.py",
+        "libs/torch/tests/ranks/", "libs/torch/tests/weights/", "tests/test_cluster.py", "tests/test_megatron.py",
+        "tests/test_losses_in_another_process.py", "tests/test_transports.py",
+        "tests/conformance/test_our_ray_clusters.py",
+    ),
+    "packages as wheels and in environments of their own": (
+        "tests/packaging/test_new_plugins.py", "tests/packaging/test_wheels.py", "tests/test_models_by_name.py",
+        "plugins/env_loop/tests/test_openenv.py", "plugins/env_loop/tests/test_gem_and_skyrl.py",
+        "plugins/track_mlflow/tests/", "plugins/track_wandb/tests/", "tests/test_trackers.py",
+    ),
+    "that the conformance kit finds wrong plugins: it tests the kit, which finds a wrong plugin of ours": (
+        "tests/conformance/test_wrong_", "libs/testing/tests/",
+    ),
+    "pages of the docs, run as a reader would": (
+        "tests/docs/test_data_page.py", "tests/docs/test_environments_page.py", "tests/docs/test_plugin_pages.py",
+        "tests/docs/test_metrics_page.py", "tests/test_environment_runs.py", "tests/test_documented_agents.py",
+    ),
+    "services that are started and killed again and again": (
+        "libs/endpoint/tests/serving/test_serve_command.py", "plugins/sandbox_rock/tests/test_provider.py",
+        "plugins/sandbox_rock/tests/admin/test_restart.py", "plugins/sandbox_rock/tests/client/",
+        "tests/conformance/test_our_rock_service.py",
+    ),
+    "tasks solved one by one": (
+        "plugins/tasks_bash/tests/test_demonstrations.py", "plugins/tasks_bash/tests/test_graded.py",
+    ),
+}  # fmt: skip
+"""What `make test` leaves out, by why: beginnings of paths. Each proves at length what shorter tests check."""
 KEY = "ale/skipped"
 SKIPPED = pytest.StashKey[set[str]]()
 """The tests that the last run skipped."""
-SKIPPED_FILES = pytest.StashKey[set[Path]]()
+REST_FILES = pytest.StashKey[set[Path]]()
+"""The files with tests that the last run skipped."""
 # Tests run in parallel, and torch threads that wait for each other would only take time from other tests.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 gc.disable()  # until all tests are collected: a fifth of that time went into looking for garbage in modules
@@ -38,17 +74,24 @@ settings.load_profile("any machine")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the option `--skipped`."""
-    text = "run the tests that the last run skipped; one that is skipped again is a failure, unless it wants a GPU"
-    parser.addoption("--skipped", action="store_true", help=text)
+    """Add the options that divide the tests."""
+    parser.addoption("--fast", action="store_true", help="leave out the long proofs (`LONG` in conftest.py)")
+    parser.addoption("--rest", action="store_true", help="run the long proofs, and the tests that the last run skipped")
+    text = "a test that is skipped is a failure, unless it wants a GPU"
+    parser.addoption("--strict-skips", action="store_true", help=text)
+
+
+def is_long(path: str) -> bool:
+    """Return whether a test or file, by its path in the repository, is one of the long proofs."""
+    return path.startswith(tuple(prefix for prefixes in LONG.values() for prefix in prefixes))
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Register the plugin in the first process only; the processes of pytest-xdist report to it."""
-    if config.getoption("--skipped"):
-        assert config.cache is not None, "--skipped reads pytest's cache"
+    if config.getoption("--rest"):
+        assert config.cache is not None, "--rest reads pytest's cache"
         config.stash[SKIPPED] = skipped = set(config.cache.get(KEY, []))
-        config.stash[SKIPPED_FILES] = {config.rootpath / name.partition("::")[0] for name in skipped}
+        config.stash[REST_FILES] = {config.rootpath / name.partition("::")[0] for name in skipped}
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(Skipped(config), "ale-skipped")
 
@@ -83,30 +126,35 @@ class Skipped:
             self.found.add(report.nodeid)
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Write the skipped tests into the cache, unless this run was `--skipped` or was of the last failures only."""
+        """Write the skipped tests into the cache, unless this run was `--rest` or was of the last failures only."""
         cache = getattr(self.config, "cache", None)  # `-p no:cacheprovider` removes it, and `lf` too
-        skipped, failed = self.config.getoption("--skipped"), self.config.getoption("lf", False)
-        if cache is not None and not (skipped or failed):
+        rest, failed = self.config.getoption("--rest"), self.config.getoption("lf", False)
+        if cache is not None and not (rest or failed):
             cache.set(KEY, sorted(self.found))
-        if skipped and session.exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED:
-            session.exitstatus = pytest.ExitCode.OK  # nothing was skipped, so nothing is left to run
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Do not import files of which nothing was skipped."""
-    if not config.getoption("--skipped") or collection_path.suffix != ".py":
+    """Do not import files of which no test is wanted."""
+    if collection_path.suffix != ".py" or not collection_path.is_relative_to(config.rootpath):
         return None
-    return collection_path not in config.stash[SKIPPED_FILES] or None
+    long = is_long(collection_path.relative_to(config.rootpath).as_posix())
+    if config.getoption("--fast"):
+        return long or None
+    if config.getoption("--rest"):
+        return not (long or collection_path in config.stash[REST_FILES]) or None
+    return None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep only the tests that the last run skipped."""
-    if not config.getoption("--skipped"):
+    """Keep only the tests that are wanted."""
+    if not config.getoption("--rest"):
         return
-    wanted = config.stash[SKIPPED]
-    here = {item: bool({item.nodeid, item.nodeid.partition("::")[0]} & wanted) for item in items}
-    config.hook.pytest_deselected(items=[item for item in items if not here[item]])
-    items[:] = [item for item in items if here[item]]
+    skipped = config.stash[SKIPPED]
+    wanted = {
+        item: is_long(item.nodeid) or bool({item.nodeid, item.nodeid.partition("::")[0]} & skipped) for item in items
+    }
+    config.hook.pytest_deselected(items=[item for item in items if not wanted[item]])
+    items[:] = [item for item in items if wanted[item]]
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -137,20 +185,20 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
-    """Make a test fail if a run with `--skipped` skips it again."""
+    """With `--strict-skips`, make a test fail that is skipped."""
     report = yield
     return report if item.get_closest_marker("gpu") else strict(report, item.config)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, Any, Any]:
-    """Make a whole module fail if a run with `--skipped` skips it again."""
+    """With `--strict-skips`, make a module fail that is skipped as a whole."""
     report = yield
     return strict(report, collector.config)
 
 
 def strict(report: Any, config: pytest.Config) -> Any:
-    """Return the report; with `--skipped`, a skip becomes a failure."""
-    if config.getoption("--skipped") and report.skipped and not hasattr(report, "wasxfail"):
-        report.outcome, report.longrepr = "failed", f"It was skipped again: {report.longrepr[2]}"
+    """Return the report; with `--strict-skips`, a skip becomes a failure."""
+    if config.getoption("--strict-skips") and report.skipped and not hasattr(report, "wasxfail"):
+        report.outcome, report.longrepr = "failed", f"It was skipped: {report.longrepr[2]}"
     return report

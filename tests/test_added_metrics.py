@@ -70,7 +70,9 @@ def test_a_wrong_metric_is_an_error_of_its_observer_and_the_run_completes(
     run_file: RunFile, install: Install, tmp_path: Path, answer: str, says: str
 ) -> None:
     install_observer(install, answer)
-    done = ale("run", run_file(SCRIPTED), "--out", tmp_path / "run", "rl=null", "eval.episodes=2", "observers=[adds, report]")
+    done = ale(
+        "run", run_file(SCRIPTED), "--out", tmp_path / "run", "rl=null", "eval.episodes=2", "observers=[adds, report]"
+    )
     assert summary_of(done)["status"] == "completed"
     (warning,) = [
         line for line in done.stderr.splitlines() if "the observer 'adds' failed in ale_add_metrics: " in line

@@ -23,7 +23,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tiny")
     file = folder / "run.yaml"
     file.write_text(TINY.format(runs=folder / "runs"))
-    summary_of(ale("run", file, "--out", folder / "run"))
+    summary_of(ale("run", file, "--out", folder / "run", "observers=[report]"))
     return folder / "run"
 
 

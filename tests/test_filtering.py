@@ -32,7 +32,17 @@ def test_what_is_rejected_shows_in_every_step(
     install("reward-fixture", REWARD, name="moody")
     out = tmp_path / "dump"
     # Three in four requests of a step are rejected once (every third score), one at a time.
-    done = ale("run", run_file(SCRIPTED), "--only", "rollout", "reward=moody", "rollout.concurrency=1", "observers=[report]", "--out", out)
+    done = ale(
+        "run",
+        run_file(SCRIPTED),
+        "--only",
+        "rollout",
+        "reward=moody",
+        "rollout.concurrency=1",
+        "observers=[report]",
+        "--out",
+        out,
+    )
     summary = summary_of(done)
     with RunStore.open(out) as store:
         rejected = [t for t in store.trajectories() if t.rejected]

@@ -49,4 +49,5 @@ def test_no_sandbox_is_started_where_nobody_uses_one(folder: Path, monkeypatch: 
 def test_who_needs_a_sandbox_is_refused_without_one(folder: Path, change: str, who: str) -> None:
     done = ale("run", "run.yaml", "sandbox=none", change, cwd=folder)
     assert done.returncode == 2
-    assert done.stderr.strip() == f"error: sandbox: it is none, and {who} needs one; name one, such as local."
+    said = f"error: sandbox: the run has none ('sandbox: none'), and {who} needs one; name one, such as local."
+    assert done.stderr.strip() == said

@@ -139,7 +139,11 @@ def test_a_rollout_whose_tools_hang_is_outrun_by_its_spare(run_file: Path, tmp_p
         ("reward.function=scor", 2, "has no function 'scor'. Did you mean 'score'?"),
         ("reward.path=gone.py", 2, "there is no file gone.py"),
         ("reward.function=crashes", 1, "crashes of "),
-        ("scaffold={{use: chat, tools: ['{folder}/mine.py:look']}}", 2, "sandbox: it is none, and the scaffold plugin"),
+        (
+            "scaffold={{use: chat, tools: ['{folder}/mine.py:look']}}",
+            2,
+            "sandbox: the run has none ('sandbox: none'), and the scaffold plugin",
+        ),
         ("scaffold={{use: chat, tools: ['{folder}/mine.py:lok']}}", 2, "has no function 'lok'. Did you mean 'look'?"),
     ],
 )
