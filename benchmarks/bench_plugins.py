@@ -42,7 +42,7 @@ nothing = bench_plugins:Nothing
 [ale.hooks]
 sampler = bench_plugins:Sampler
 """
-LOOP = ("ale_train.rl/", "ale/rollout/scheduler.py", "ale/rollout/filters.py", "ale/pipeline/", "ale/store/")
+LOOP = ("ale_train/rl/", "ale_train/pipeline/", "ale/rollout/scheduler.py", "ale/rollout/filters.py", "ale/store/")
 """Where the loop's own code is; that of an episode (session, agent, sandbox, reward) and of the drivers is not."""
 
 

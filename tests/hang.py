@@ -56,8 +56,8 @@ def main() -> None:
             left = 1 if how == "once" else FOREVER_S
         return await step(self, number)
 
-    def watch(self: Any, bench: Any, stall_s: float, moves: Any, *rest: Any) -> None:
-        begin(self, bench, stall_s, lambda: moves() if hanging else object(), *rest)
+    def watch(self: Any, bench: Any, *, moves: Any, **settings: Any) -> None:
+        begin(self, bench, moves=lambda: moves() if hanging else object(), **settings)
 
     Training._step = armed  # type: ignore[method-assign]
     Watchdog.__init__ = watch  # type: ignore[method-assign]
