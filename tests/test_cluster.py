@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -248,6 +249,32 @@ def test_rollouts_alone_need_no_room_for_the_trainer(address: str, tmp_path: Pat
     done = forked_ale(*arguments(tmp_path, address, *more, places=places), timeout_s=LIMIT_S)
     assert summary_of(done)["status"] == "completed"
     wait_for_no_actors()
+
+
+OWN = """
+from dataclasses import replace
+from ale_engines.scripted import ScriptedEngine
+from ale_tests import TestsReward
+
+class Says(ScriptedEngine):
+    pass
+
+class Half(TestsReward):
+    async def score(self, task, sandbox, trajectory):
+        return replace(await super().score(task, sandbox, trajectory), value=0.5)
+"""
+
+
+def test_engines_and_workers_have_classes_of_a_file(address: str, tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(OWN)
+    own = ("engine={use: own.py:Says, answers: [done]}", "reward=own.py:Half", "eval=null", "trainer=null", "sft=null")
+    alone = ("--only", "rollout", "rl={steps: 1, prompts_per_step: 2}", "model.scratch=null")
+    words = arguments(tmp_path, address, *own, *alone, places="rollout: {workers: 1}")
+    with contextlib.chdir(tmp_path):
+        done = forked_ale(*words)
+    assert summary_of(done)["rollouts"] == 4
+    names = [row["name"] for row in json.loads((tmp_path / "run" / "cluster" / "roles.json").read_text())["roles"]]
+    assert names[0] == "own.py:Says 0"
 
 
 def test_more_engines_beside_the_ranks_than_there_are_are_refused(address: str, tmp_path: Path) -> None:

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from ale_command import TINY, ale, forked_ale, summary_of
-from support.ray_nodes import ray_nodes
+from ale_command import TINY, ale, summary_of
 
 from ale.store.run_store import RunStore
 from ale_train.python_api import evaluate, run
@@ -236,12 +235,3 @@ def test_a_loss_of_a_file_trains_in_the_processes_of_two_ranks(tmp_path: Path) -
     assert summary["status"] == "completed"
     with RunStore.open(tmp_path / "out") as store:
         assert store.metrics("rl")["own"] == [(1, pytest.approx(0.5))]
-
-
-@pytest.mark.slow
-def test_engine_and_episodes_of_a_file_are_made_by_workers_of_a_cluster(folder: Path, tmp_path: Path) -> None:
-    with ray_nodes(1, cpus=4) as address:
-        cluster = f"cluster={{use: ray, address: '{address}', rollout: {{workers: 1}}}}"
-        done = forked_ale("run", folder / "run.yaml", cluster, "eval.sets={}", "--out", tmp_path / "out")
-    assert summary_of(done)["heldout"]["of_the_policy"]["episodes"] == 4
-    assert json.loads((tmp_path / "out" / "cluster" / "roles.json").read_text())["roles"][0]["name"] == "mine.py:Says 0"
