@@ -19,7 +19,7 @@ from .conftest import layers
 def published(store: SnapshotStore, name: str | None) -> tuple[str, Path]:
     """A snapshot with nothing in it, and its folder."""
     draft = store.draft()
-    name = store.publish(draft, name, "layer", ("/tmp",), 0, 0)
+    name = store.publish(draft, name, form="layer", places=("/tmp",), uid_base=0, size=0)
     store.release(draft)
     found = store.read(name)
     assert found is not None

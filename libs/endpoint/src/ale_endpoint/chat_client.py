@@ -89,9 +89,17 @@ def _replies(data: Mapping[str, Any], call: ModelCall) -> list[ChatReply]:
         if finish == "tool_calls" and not message.tool_calls:
             finish = "stop"
         stop = choice.get("stop_reason")  # of vLLM and others
-        tokens = whole(counted.get("prompt_tokens")), 0 if i else whole(counted.get("completion_tokens"))
         made.append(
-            ChatReply(message, finish, i, *tokens, illegal, stop if stop in call.stop else None, _logprobs(choice))
+            ChatReply(
+                message,
+                finish,
+                chunk=i,
+                prompt_tokens=whole(counted.get("prompt_tokens")),
+                completion_tokens=0 if i else whole(counted.get("completion_tokens")),
+                illegal=illegal,
+                stop=stop if stop in call.stop else None,
+                tokens=_logprobs(choice),
+            )
         )
     return made
 

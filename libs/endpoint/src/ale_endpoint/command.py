@@ -97,7 +97,21 @@ def endpoint_serve(
     if out is None and routes:
         out = DEFAULT_OUT
     required = read_secret(require_key, "--require-key") if require_key is not None else None
-    asyncio.run(_serve(ServeOptions(routes, replay, out, required, host, port, unix, max_tokens, pictures)))
+    asyncio.run(
+        _serve(
+            ServeOptions(
+                routes=routes,
+                replay=replay,
+                out=out,
+                required_key=required,
+                host=host,
+                port=port,
+                unix=unix,
+                max_tokens=max_tokens,
+                pictures=pictures,
+            )
+        )
+    )
 
 
 def routes_of(upstream: str | None, named: Sequence[str], key_env: Sequence[str]) -> list[Route]:

@@ -87,7 +87,17 @@ class Forwarding:
         log.warning("session %s, call %s: a request was refused (%s): %s", session.id, number, refusal.status, refusal)
         if self._recording is not None:
             request = ModelCall((), ignored={"sent": sent[:SENT_BYTES].decode("utf-8", "replace")})
-            self._recording.add(RecordedCall(session.id, number, time.time(), 0.0, request, None, str(refusal)))
+            self._recording.add(
+                RecordedCall(
+                    session=session.id,
+                    number=number,
+                    time=time.time(),
+                    seconds=0.0,
+                    request=request,
+                    answer=None,
+                    error=str(refusal),
+                )
+            )
 
     async def answer(self, session: str, number: int, call: ModelCall) -> Answer:
         """Answer a session's call and record it. Raises `AleError`."""
@@ -108,7 +118,15 @@ class Forwarding:
         if self._recording is not None and (self._record_replayed or not replayed):
             seconds = time.monotonic() - clock
             self._recording.add(
-                RecordedCall(session, number, began, seconds, call, answer, None if error is None else str(error))
+                RecordedCall(
+                    session=session,
+                    number=number,
+                    time=began,
+                    seconds=seconds,
+                    request=call,
+                    answer=answer,
+                    error=None if error is None else str(error),
+                )
             )
         if error is not None:
             raise error

@@ -168,12 +168,12 @@ def from_json(data: Mapping[str, Any]) -> RecordedCall:
         raise ValueError(f"it is of version {data['v']!r}, and this version of ALE reads {VERSION}")
     asked = data["request"]
     request = ModelCall(
-        tuple(read_message(raw, f"messages[{i}]") for i, raw in enumerate(asked["messages"])),
-        tuple(read_tool(raw, f"tools[{i}]") for i, raw in enumerate(asked["tools"])),
-        asked["tool_choice"],
-        asked["max_tokens"],
-        tuple(asked["stop"]),
-        asked["n"],
+        messages=tuple(read_message(raw, f"messages[{i}]") for i, raw in enumerate(asked["messages"])),
+        tools=tuple(read_tool(raw, f"tools[{i}]") for i, raw in enumerate(asked["tools"])),
+        tool_choice=asked["tool_choice"],
+        max_tokens=asked["max_tokens"],
+        stop=tuple(asked["stop"]),
+        n=asked["n"],
         model=data["model"],
         ignored=asked["other"],
     )
@@ -182,7 +182,13 @@ def from_json(data: Mapping[str, Any]) -> RecordedCall:
     if answer is not None and not replies:
         raise ValueError("it holds neither a reply nor an error")
     return RecordedCall(
-        str(data["session"]), int(data["call"]), data["time"], data["seconds"], request, answer, data["error"]
+        session=str(data["session"]),
+        number=int(data["call"]),
+        time=data["time"],
+        seconds=data["seconds"],
+        request=request,
+        answer=answer,
+        error=data["error"],
     )
 
 
@@ -190,11 +196,11 @@ def _reply(raw: Mapping[str, Any], number: int) -> ChatReply:
     if raw["finish_reason"] not in get_args(FinishWord):
         raise ValueError(f"'finish_reason' is {raw['finish_reason']!r}")
     return ChatReply(
-        read_message(raw["message"], "message"),
-        raw["finish_reason"],
-        number,
-        raw["prompt_tokens"],
-        raw["completion_tokens"],
-        raw["illegal"],
-        raw["stop"],
+        message=read_message(raw["message"], "message"),
+        finish_reason=raw["finish_reason"],
+        chunk=number,
+        prompt_tokens=raw["prompt_tokens"],
+        completion_tokens=raw["completion_tokens"],
+        illegal=raw["illegal"],
+        stop=raw["stop"],
     )

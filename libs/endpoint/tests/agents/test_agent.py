@@ -38,8 +38,8 @@ class Asking(CommandAgent):
     first, then = ASK, ""
     files: Mapping[str, str] = {}
 
-    def launch(self, line: AgentVariables) -> Launch:
-        return Launch(line.command([sys.executable, "-c", self.first + self.then]), files=self.files)
+    def launch(self, variables: AgentVariables) -> Launch:
+        return Launch(variables.command([sys.executable, "-c", self.first + self.then]), files=self.files)
 
 
 async def run(agent: CommandAgent, answers: list[str | Exception], box: FolderSandbox) -> tuple[str, Any]:
@@ -88,7 +88,7 @@ async def test_the_end_of_a_long_output_is_what_is_kept() -> None:
 
 async def test_an_agent_that_never_asks_is_a_failure_with_what_it_said() -> None:
     class Missing(Asking):
-        def launch(self, line: AgentVariables) -> Launch:
+        def launch(self, variables: AgentVariables) -> Launch:
             return Launch("no-such-agent --yes")
 
     async with FolderSandbox() as box:

@@ -150,7 +150,9 @@ class RayCluster(Driver, Cluster[EpisodeConfig, OpenEpisodes]):
         plan, c = self._plan, self.config.engine
         assert plan is not None, "start_engine comes first"
         name = f"{plan.choice.label} {number}"
-        spec = EngineSpec(name, number, plan.choice, self._portable, self._redact, Path.cwd())
+        spec = EngineSpec(
+            name=name, number=number, choice=plan.choice, context=self._portable, redact=self._redact, folder=Path.cwd()
+        )
         return RayReplica(spec, self._options(c.cpus, c.devices), self.config.start_s, self._receive, plan.check)
 
     def _options(self, cpus: float, devices: int = 0) -> dict[str, Any]:
@@ -280,13 +282,41 @@ class RayCluster(Driver, Cluster[EpisodeConfig, OpenEpisodes]):
             facts = {each.name: each.facts for each in self._engines.replicas if isinstance(each, RayReplica)}
             for seat in self._engines.seats():
                 at = facts[seat.name]
-                row = row_of("engine", seat.name, at.node, at.pid, at.devices, seat.state, seat.version)
+                row = row_of(
+                    role="engine",
+                    name=seat.name,
+                    node=at.node,
+                    pid=at.pid,
+                    devices=at.devices,
+                    state=seat.state,
+                    version=seat.version,
+                )
                 rows.append(row | ({"part": at.part} if at.part else {}))
         if self._places is not None:
             for name, node, pid, devices, state_of_rank in self._places.roles():
-                rows.append(row_of("trainer", name, node, pid, devices, state_of_rank, None))
+                rows.append(
+                    row_of(
+                        role="trainer",
+                        name=name,
+                        node=node,
+                        pid=pid,
+                        devices=devices,
+                        state=state_of_rank,
+                        version=None,
+                    )
+                )
         for worker in self._workers or ():
-            rows.append(row_of("rollout", worker.name, worker.node, worker.pid, describe_gpus(0), worker.state, None))
+            rows.append(
+                row_of(
+                    role="rollout",
+                    name=worker.name,
+                    node=worker.node,
+                    pid=worker.pid,
+                    devices=describe_gpus(0),
+                    state=worker.state,
+                    version=None,
+                )
+            )
         return rows
 
     def _note(self, text: str) -> None:

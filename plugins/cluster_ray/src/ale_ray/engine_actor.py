@@ -171,5 +171,14 @@ class EngineActor(RunActor):
         # The trainer is not in this process, and may be on another GPU.
         transports = tuple(name for name in replica.transports if name not in ("memory", "ipc"))
         node, gpus = ray.get_runtime_context().get_node_id(), len(ray.get_gpu_ids())
-        facts = replica.slots, replica.max_context, transports, node, os.getpid(), self._capabilities
-        return EngineFacts(*facts, describe_gpus(gpus), not gpus or replica.frees_memory, self._part)
+        return EngineFacts(
+            slots=replica.slots,
+            max_context=replica.max_context,
+            transports=transports,
+            node=node,
+            pid=os.getpid(),
+            capabilities=self._capabilities,
+            devices=describe_gpus(gpus),
+            frees_memory=not gpus or replica.frees_memory,
+            part=self._part,
+        )

@@ -82,7 +82,16 @@ class RayEngines(Engines):
         for seat in self.seats():
             replica = actors[seat.name]
             assert isinstance(replica, RayReplica)
-            rows.append(TableRow(seat.name, replica.actor, seat.slots, seat.state, seat.version, seat.max_context))
+            rows.append(
+                TableRow(
+                    name=seat.name,
+                    actor=replica.actor,
+                    slots=seat.slots,
+                    state=seat.state,
+                    version=seat.version,
+                    max_context=seat.max_context,
+                )
+            )
         refusal = self._members.find_refusal()
         if self.workers is not None:
             said = "" if refusal is None else str(refusal)

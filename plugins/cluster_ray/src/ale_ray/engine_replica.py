@@ -54,7 +54,9 @@ class RayReplica(Replica):
         self._looking: asyncio.Task[None] | None = None
         self.actor: Any = None
         self._calls = EngineCalls(None, spec.name)
-        self.facts = EngineFacts(1, 0, ("folder",), "", 0, frozenset())
+        self.facts = EngineFacts(
+            slots=1, max_context=0, transports=("folder",), node="", pid=0, capabilities=frozenset()
+        )
 
     @property
     def name(self) -> str:

@@ -81,7 +81,16 @@ class RayRanks(RankGroup):
             self._places = self._take_answers("start", start_s)
             first = self._places[0]
             one_node = all(place.address == first.address for place in self._places)
-            plan = RankPlan(sys.path, target, count, first.port, threads, backend, first.address, one_node)
+            plan = RankPlan(
+                path=sys.path,
+                target=target,
+                size=count,
+                port=first.port,
+                threads=threads,
+                backend=backend,
+                host=first.address,
+                one_node=one_node,
+            )
             self._ask("prepare", plan)
             self._take_answers("start", start_s)
             self.call("__init__", *args)

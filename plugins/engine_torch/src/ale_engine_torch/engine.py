@@ -147,7 +147,14 @@ class TorchEngine(Driver, InferenceEngine):
 
         c = self.config
         name = ("cuda" if torch.cuda.is_available() else "cpu") if c.device == "auto" else c.device
-        return load_decoder(folder, c.max_batch, c.max_context, torch.device(name), c.dtype, c.quantization)
+        return load_decoder(
+            folder=folder,
+            slots=c.max_batch,
+            max_context=c.max_context,
+            device=torch.device(name),
+            dtype_name=c.dtype,
+            quantization=c.quantization,
+        )
 
     async def load_weights(self, policy: PolicyVersion) -> None:
         from ale_engine_torch.load_decoder import read_weights

@@ -72,7 +72,9 @@ def load_decoder(
             raise ConfigError(
                 f"The folder {folder} holds no causal language model that can be loaded: {reason}"
             ) from error
-    decoder = LlamaDecoder(shape, slots, context, device, dtype, quantization)
+    decoder = LlamaDecoder(
+        shape=shape, slots=slots, max_context=context, device=device, dtype=dtype, quantization=quantization
+    )
     try:
         decoder.load(read_weights(folder))
     except EngineError as error:

@@ -92,5 +92,13 @@ async def take_turn(environment: Environment, episode: EpisodeSpec, reply: ChatR
         step = Step((Message("user", f"Error: {refusal}"),))
         session.mark_error(reply.chunk, "illegal_call", str(refusal))
     seconds = time.monotonic() - began
-    session.observe(reply.chunk, "step", {"action": text}, step.text, None, seconds, reward=step.reward)
+    session.observe(
+        reply.chunk,
+        "step",
+        arguments={"action": text},
+        text=step.text,
+        exit_code=None,
+        seconds=seconds,
+        reward=step.reward,
+    )
     return step

@@ -25,10 +25,10 @@ BASELINE = ("algorithm.return_level=trajectory", "algorithm.ratio_level=trajecto
 """Eq. 6: returns and ratios of whole trajectories, mismatch masked token by token."""
 
 FIG10 = Experiment(
-    "fig10",
-    "Chunk level against the trajectory-level baseline",
-    "long_mix",
-    (
+    name="fig10",
+    title="Chunk level against the trajectory-level baseline",
+    recipe="long_mix",
+    arms=(
         Arm("baseline", BASELINE),
         Arm("chunk"),
         # Each is also run with the settings that the search found for the other, so that a difference which stays is
@@ -36,8 +36,8 @@ FIG10 = Experiment(
         Arm("baseline-as-chunk", BASELINE, "chunk"),
         Arm("chunk-as-baseline", (), "baseline"),
     ),
-    (Panel("Gradient norm, not clipped", "rl/grad_norm", "norm", share=False), TRAIN_SUCCESS, HELDOUT),
-    (
+    panels=(Panel("Gradient norm, not clipped", "rl/grad_norm", "norm", share=False), TRAIN_SUCCESS, HELDOUT),
+    columns=(
         Column("grad norm, std", "rl/grad_norm", "spread"),
         Column("grad norm, std / mean", "rl/grad_norm", "variation"),
         *TRAIN_COLUMNS,
@@ -47,15 +47,15 @@ FIG10 = Experiment(
 )
 
 FIG12 = Experiment(
-    "fig12",
-    "Sequential rollback on one task with three crucial forks",
-    "dials",
-    (
+    name="fig12",
+    title="Sequential rollback on one task with three crucial forks",
+    recipe="dials",
+    arms=(
         Arm("naive", ("algorithm.start=beginning",)),
         Arm("rollback", ("algorithm.start=rollback", EXPERTS)),
         Arm("rollback-no-imitation", ("algorithm.start=rollback", EXPERTS, "algorithm.lambda_il=0")),
     ),
-    (
+    panels=(
         Panel(
             "Training (x: a crucial fork is found)",
             "rl/success",
@@ -66,7 +66,7 @@ FIG12 = Experiment(
         Panel("Expert chunks replayed", "rl/start_chunk", "chunks", each_seed=True, share=False),
         Panel("Test: from the beginning", "eval/success", "success"),
     ),
-    (
+    columns=(
         Column("from the beginning, final", "eval/success", "last"),
         Column("from the beginning, best", "eval/success", "largest"),
         *TRAIN_COLUMNS,
@@ -76,19 +76,19 @@ FIG12 = Experiment(
 )
 
 FIG13 = Experiment(
-    "fig13",
-    "Parallelized initialization on eight hard tasks",
-    "dials",
-    (
+    name="fig13",
+    title="Parallelized initialization on eight hard tasks",
+    recipe="dials",
+    arms=(
         Arm("beginning", ("algorithm.start=beginning",)),
         Arm("parallel", ("algorithm.start=parallel", RANDOM_ANCHORS, EXPERTS)),
     ),
-    (
+    panels=(
         TRAIN_SUCCESS,
         Panel("The task that does worst, from the beginning", "eval/minimum", "success"),
         Panel("Held-out tasks, from the beginning", "heldout/success", "success"),
     ),
-    (
+    columns=(
         Column("worst task, final", "eval/minimum", "last"),
         Column("all tasks, final", "eval/success", "last"),
         Column("held-out, final", "heldout/success", "last"),
@@ -112,10 +112,10 @@ def _pg(variant: str, *more: str) -> tuple[str, ...]:
 
 
 COMPARE = Experiment(
-    "compare",
-    "IPA beside GRPO, TOPR, GSPO and PPO-clip at equal rollouts",
-    "mix",
-    tuple(
+    name="compare",
+    title="IPA beside GRPO, TOPR, GSPO and PPO-clip at equal rollouts",
+    recipe="mix",
+    arms=tuple(
         Arm(name, overrides)
         for name, overrides in (
             ("grpo", _pg("grpo")),
@@ -125,8 +125,8 @@ COMPARE = Experiment(
             ("ipa", ()),
         )
     ),
-    (TRAIN_SUCCESS, HELDOUT),
-    (*HELDOUT_COLUMNS, *TRAIN_COLUMNS),
+    panels=(TRAIN_SUCCESS, HELDOUT),
+    columns=(*HELDOUT_COLUMNS, *TRAIN_COLUMNS),
     searches=(
         Search("grpo", RATES, "algorithm.clip_high", (0.2, 0.28, 0.4)),
         Search("topr", RATES, *NEGATIVE_SIGNALS),
@@ -137,18 +137,18 @@ COMPARE = Experiment(
 )
 
 PARTS = Experiment(
-    "parts",
-    "IPA with one thing changed at a time",
-    "mix",
-    (
+    name="parts",
+    title="IPA with one thing changed at a time",
+    recipe="mix",
+    arms=(
         Arm("ipa", (), "ipa"),
         Arm("ipa-tuned-as-topr", (), "topr", 1),
         Arm("ipa-undiscounted", ("algorithm.gamma=1",), "ipa", 1),
         Arm("ipa-trajectory-ratio", ("algorithm.ratio_level=trajectory",), "ipa", 1),
         Arm("ipa-experts", ("algorithm.experts={demonstrations: false, demonstrate: 2}",), "ipa", 1),
     ),
-    (TRAIN_SUCCESS, HELDOUT),
-    (*HELDOUT_COLUMNS, *TRAIN_COLUMNS),
+    panels=(TRAIN_SUCCESS, HELDOUT),
+    columns=(*HELDOUT_COLUMNS, *TRAIN_COLUMNS),
     tuned_as=COMPARE,
 )
 
@@ -166,15 +166,15 @@ def _with_lag(arm: Arm, lag: int) -> Arm:
 
 
 STALENESS = Experiment(
-    "staleness",
-    "Five methods, training on rollouts of some steps before",
-    "mix",
-    tuple(_with_lag(arm, lag) for arm in COMPARE.arms for lag in LAGS),
-    (
+    name="staleness",
+    title="Five methods, training on rollouts of some steps before",
+    recipe="mix",
+    arms=tuple(_with_lag(arm, lag) for arm in COMPARE.arms for lag in LAGS),
+    panels=(
         Panel("Held-out success, final", "eval/success", "success", "last"),
         Panel("Runs that collapsed", "eval/success", "share", "collapsed"),
     ),
-    (
+    columns=(
         HELDOUT_COLUMNS[0],
         Column("held-out, best", "eval/success", "largest"),
         Column("collapsed", "eval/success", "collapsed"),
@@ -198,10 +198,10 @@ def _ipa(name: str, engine: str, *mask: str) -> Arm:
 
 
 MISMATCH = Experiment(
-    "mismatch",
-    "An engine that differs from the trainer: no correction, the corrections of GRPO, the mask of IPA",
-    "mix",
-    (
+    name="mismatch",
+    title="An engine that differs from the trainer: no correction, the corrections of GRPO, the mask of IPA",
+    recipe="mix",
+    arms=(
         Arm("grpo-exact", _pg("grpo"), "grpo"),  # the runs of `compare`
         Arm("ipa-exact", (), "ipa"),
         _grpo("grpo", NOISE),
@@ -218,8 +218,8 @@ MISMATCH = Experiment(
         _grpo("grpo-int8", "engine.quantization=int8"),
         _ipa("ipa-int8", "engine.quantization=int8"),
     ),
-    (Panel("Gradient norm, not clipped", "rl/grad_norm", "norm", share=False), TRAIN_SUCCESS, HELDOUT),
-    (
+    panels=(Panel("Gradient norm, not clipped", "rl/grad_norm", "norm", share=False), TRAIN_SUCCESS, HELDOUT),
+    columns=(
         Column("grad norm, std", "rl/grad_norm", "spread"),
         Column("grad norm, std / mean", "rl/grad_norm", "variation"),
         Column("mismatch, mean", "rl/mismatch_mean", "area"),
@@ -230,15 +230,16 @@ MISMATCH = Experiment(
 )
 
 FIG10_MISMATCH = Experiment(
-    "fig10-mismatch",
-    "Chunk level against the trajectory-level baseline, where the engine differs from the trainer and data are stale",
-    "long_mix",
-    tuple(
+    name="fig10-mismatch",
+    title="Chunk level against the trajectory-level baseline, where the engine differs from the trainer and data are "
+    "stale",
+    recipe="long_mix",
+    arms=tuple(
         Arm(name, (*own, NOISE, *_asynchronous(4), "algorithm.mismatch_threshold=1.1"), "chunk", 1)
         for name, own in (("baseline", BASELINE), ("chunk", ()))
     ),
-    FIG10.panels,
-    (*FIG10.columns, Column("masked", "rl/masked", "area"), Column("ratio, std", "rl/ratio_std", "area")),
+    panels=FIG10.panels,
+    columns=(*FIG10.columns, Column("masked", "rl/masked", "area"), Column("ratio, std", "rl/ratio_std", "area")),
     tuned_as=FIG10,
 )
 

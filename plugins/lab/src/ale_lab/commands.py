@@ -50,7 +50,16 @@ def _add_command(experiment: Experiment, how: str = "") -> None:
             search_seeds: SearchSeeds = "101",
             known: KnownIn = None,
         ) -> None:
-            _run_experiment(experiment, seeds, jobs, out, quick, draw_only, known, search_seeds)
+            _run_experiment(
+                experiment=experiment,
+                seeds=seeds,
+                jobs=jobs,
+                out=out,
+                quick=quick,
+                draw_only=draw_only,
+                known=known,
+                search_seeds=search_seeds,
+            )
     else:
 
         @lab_app.command(experiment.name, help=about)
@@ -62,7 +71,9 @@ def _add_command(experiment: Experiment, how: str = "") -> None:
             draw_only: DrawOnly = False,
             known: KnownIn = None,
         ) -> None:
-            _run_experiment(experiment, seeds, jobs, out, quick, draw_only, known)
+            _run_experiment(
+                experiment=experiment, seeds=seeds, jobs=jobs, out=out, quick=quick, draw_only=draw_only, known=known
+            )
 
 
 def _run_experiment(

@@ -83,7 +83,17 @@ class ExperimentRunner:
                 if key in known.costs:
                     costs[arm.name][seed] = known.costs[key]
         searched = tuple(search_seeds) if chosen else ()
-        return Results(experiment, tuple(seeds), series, costs, notes, chosen, searched, settings, self.quick)
+        return Results(
+            experiment=experiment,
+            seeds=tuple(seeds),
+            series=series,
+            costs=costs,
+            notes=notes,
+            tuned=chosen,
+            search_seeds=searched,
+            settings=settings,
+            quick=self.quick,
+        )
 
     async def _search(self, experiment: Experiment, seeds: Sequence[int]) -> dict[str, Choice]:
         """The best of each arm's trials: the learning rates of all arms, then the settings of all."""

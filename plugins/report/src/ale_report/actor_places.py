@@ -39,7 +39,7 @@ def read_actors(store: RunStore) -> list[Actor]:
         if began is not None and path.stat().st_mtime < began:
             return []
         rows = json.loads(path.read_text())["roles"]
-        return [Actor(*(show_controls(str(row[key])) for key in KEYS)) for row in rows]
+        return [Actor(**{key: show_controls(str(row[key])) for key in KEYS}) for row in rows]
     except (OSError, ValueError, KeyError, TypeError):  # it is written by another program, perhaps of another version
         return []
 

@@ -174,7 +174,18 @@ def charts(facts: RunFacts, metrics: Metrics) -> list[Chart]:
         series = tuple(Series(label, stage, name) for name, label in names if metrics.get(stage, {}).get(name))
         if series:
             section, step = _SECTIONS[stage]
-            out.append(LineChart(f"{stage}-{names[0][0]}", section, title, step, unit, series, form, zero=zero))
+            out.append(
+                LineChart(
+                    id=f"{stage}-{names[0][0]}",
+                    section=section,
+                    title=title,
+                    x=step,
+                    y=unit,
+                    series=series,
+                    format=form,
+                    zero=zero,
+                )
+            )
     return [*out, *mismatch_charts(metrics, TRAINING)]
 
 
@@ -190,14 +201,20 @@ def mismatch_charts(metrics: Metrics, section: str) -> Iterator[BarChart]:
         )
         if bars:
             series = ("mean of all steps", f"step {newest}")
-            yield BarChart(f"rl-{prefix.strip('/')}", section, title, unit, series, bars)
+            yield BarChart(id=f"rl-{prefix.strip('/')}", section=section, title=title, x=unit, series=series, bars=bars)
 
 
 def rejection_chart(facts: RunFacts) -> BarChart | None:
     """The reasons for which rollouts were rejected, the most frequent first."""
     bars = tuple(Bar(show_controls(reason), (float(count),)) for reason, count in facts.rejections.items())
     what = "Why rollouts were rejected"
-    return BarChart("rejections", OUTCOME, what, "rollouts of the whole run", ("rollouts",), bars) if bars else None
+    return (
+        BarChart(
+            id="rejections", section=OUTCOME, title=what, x="rollouts of the whole run", series=("rollouts",), bars=bars
+        )
+        if bars
+        else None
+    )
 
 
 def time_chart(facts: RunFacts) -> BarChart | None:
@@ -209,4 +226,13 @@ def time_chart(facts: RunFacts) -> BarChart | None:
         return None
     bars = tuple(Bar(name, (value,)) for name, value in seconds.items())
     note = "" if facts.seconds is not None else "So far, of the RL steps that are done."
-    return BarChart("time", OUTCOME, "Time by stage", "", ("seconds",), bars, "seconds", note)
+    return BarChart(
+        id="time",
+        section=OUTCOME,
+        title="Time by stage",
+        x="",
+        series=("seconds",),
+        bars=bars,
+        format="seconds",
+        note=note,
+    )

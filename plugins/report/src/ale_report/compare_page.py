@@ -60,4 +60,15 @@ def charts(runs: Sequence[ComparedRun]) -> Iterator[LineChart]:
             first = (stage, name) == (EVAL_STAGE, "success")
             kind: Format = "share" if form == "share" else "number"
             chart = f"{stage}-{name}".replace(".", "-")
-            yield LineChart(chart, "Curves", title, "RL step", unit, tuple(series), kind, note, zero, wide=first)
+            yield LineChart(
+                id=chart,
+                section="Curves",
+                title=title,
+                x="RL step",
+                y=unit,
+                series=tuple(series),
+                format=kind,
+                note=note,
+                zero=zero,
+                wide=first,
+            )

@@ -17,8 +17,10 @@ def eval_charts(facts: RunFacts, metrics: Metrics) -> Iterator[Chart]:
     """Yield the charts of the evaluations that have numbers."""
     places = _places(facts.evaluations, metrics)
     found = [
-        _held_out_chart("success", "Success", "tasks solved", facts, metrics, places),
-        _held_out_chart("reward", "Reward", "mean reward", facts, metrics, places),
+        _held_out_chart(
+            name="success", title="Success", unit="tasks solved", facts=facts, metrics=metrics, places=places
+        ),
+        _held_out_chart(name="reward", title="Reward", unit="mean reward", facts=facts, metrics=metrics, places=places),
         _sets_chart(metrics, places),
         *_tries_charts(metrics, places),
         family_chart(facts, metrics),
@@ -73,7 +75,18 @@ def _held_out_chart(
         return None
     note = f"{INTERVAL} Held-out episodes always start at the beginning of a task."
     form: Format = "share" if name == "success" else "number"
-    return LineChart(name, OUTCOME, title, "RL step", unit, tuple(series), form, note, True, wide=name == "success")
+    return LineChart(
+        id=name,
+        section=OUTCOME,
+        title=title,
+        x="RL step",
+        y=unit,
+        series=tuple(series),
+        format=form,
+        note=note,
+        zero=True,
+        wide=name == "success",
+    )
 
 
 def _sets_chart(metrics: Metrics, places: dict[int, float]) -> LineChart | None:
@@ -83,7 +96,15 @@ def _sets_chart(metrics: Metrics, places: dict[int, float]) -> LineChart | None:
     if not series:
         return None
     return LineChart(
-        "sets", OUTCOME, "Success by evaluation set", "RL step", "tasks solved", tuple(series), "share", INTERVAL, True
+        id="sets",
+        section=OUTCOME,
+        title="Success by evaluation set",
+        x="RL step",
+        y="tasks solved",
+        series=tuple(series),
+        format="share",
+        note=INTERVAL,
+        zero=True,
     )
 
 
@@ -97,7 +118,17 @@ def _tries_charts(metrics: Metrics, places: dict[int, float]) -> Iterator[LineCh
             of = stage.partition(".")[2]
             title = f"Several tries{f': {of}' if of else ''}"
             note = f"pass@k: one of k runs passes; pass^k: all of them. {INTERVAL}"
-            yield LineChart(f"tries-{of}", OUTCOME, title, "RL step", "of the tasks", series, "share", note, True)
+            yield LineChart(
+                id=f"tries-{of}",
+                section=OUTCOME,
+                title=title,
+                x="RL step",
+                y="of the tasks",
+                series=series,
+                format="share",
+                note=note,
+                zero=True,
+            )
 
 
 def _parts_chart(metrics: Metrics, places: dict[int, float]) -> LineChart | None:
@@ -108,7 +139,11 @@ def _parts_chart(metrics: Metrics, places: dict[int, float]) -> LineChart | None
         for name in metrics[stage]
         if name.startswith(PART_PREFIX) and (points := points_of(metrics, stage, name, places))
     )
-    return LineChart("parts", OUTCOME, "Parts of the reward", "RL step", "mean", series) if series else None
+    return (
+        LineChart(id="parts", section=OUTCOME, title="Parts of the reward", x="RL step", y="mean", series=series)
+        if series
+        else None
+    )
 
 
 def family_chart(facts: RunFacts, metrics: Metrics) -> BarChart | None:
@@ -124,7 +159,13 @@ def family_chart(facts: RunFacts, metrics: Metrics) -> BarChart | None:
         return None
     bars = tuple(Bar(name, tuple(v.get(e.step) for e in rounds)) for name, v in sorted(families.items()))
     return BarChart(
-        "families", OUTCOME, "Success by task family", "held-out", tuple(e.label for e in rounds), bars, "share"
+        id="families",
+        section=OUTCOME,
+        title="Success by task family",
+        x="held-out",
+        series=tuple(e.label for e in rounds),
+        bars=bars,
+        format="share",
     )
 
 

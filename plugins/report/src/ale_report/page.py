@@ -67,7 +67,15 @@ def write_report(folder: Path, output: Path | None = None) -> Path:
         stages = dict.fromkeys(view.stage for view in chosen)
         counts = {stage: store.count("stage = ?", (stage,)) for stage in stages}
     rounds = {e.step: e.label for e in facts.evaluations}
-    page = Page(charts(facts, metrics), metric_tables(metrics), events, chosen, counts, rounds, timeline)
+    page = Page(
+        charts=charts(facts, metrics),
+        metrics=metric_tables(metrics),
+        events=events,
+        trajectories=chosen,
+        counts=counts,
+        rounds=rounds,
+        timeline=timeline,
+    )
     return write_page(output or folder / REPORT_NAME, render(facts, page))
 
 

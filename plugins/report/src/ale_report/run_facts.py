@@ -127,16 +127,16 @@ def evaluations(metrics: Metrics, heldout: dict[str, Any]) -> tuple[Evaluation, 
         sets = [(s.partition(".")[2], dict(metrics[s].get("success", [])).get(step)) for s in named]
         rounds.append(
             Evaluation(
-                _label_in_words(label),
-                step,
-                success,
-                int(n or 0),
-                low,
-                high,
-                None if tasks is None else int(tasks),
-                reward,
-                tuple(tries if k > 1 else ()),
-                tuple((name, value) for name, value in sets if value is not None),
+                label=_label_in_words(label),
+                step=step,
+                success=success,
+                episodes=int(n or 0),
+                low=low,
+                high=high,
+                tasks=None if tasks is None else int(tasks),
+                reward=reward,
+                tries=tuple(tries if k > 1 else ()),
+                sets=tuple((name, value) for name, value in sets if value is not None),
             )
         )
     return tuple(rounds)

@@ -51,7 +51,14 @@ def step_roles(store: RunStore) -> list[StepRoles]:
             for role in ("trainer", "engine")
         )
         place = str(data.get("place", ""))
-        found[data["step"]] = StepRoles(data["step"], data["version"], data["advice"], trainer, engine, place)
+        found[data["step"]] = StepRoles(
+            step=data["step"],
+            version=data["version"],
+            advice=data["advice"],
+            trainer=trainer,
+            engine=engine,
+            place=place,
+        )
     return [found[step] for step in sorted(found)]
 
 

@@ -130,6 +130,7 @@ class Bubblewrap:
     def command(
         self,
         control: int,
+        *,
         workdir: str,
         disk_mib: int | None,
         groups: list[str],
@@ -247,7 +248,7 @@ def probe(wrap: Bubblewrap) -> str | None:
     if shutil.which("bwrap") is None:
         return "there is no program `bwrap`"
     filter_fd = seccomp.open_program()
-    command = wrap.command(0, "/workspace", 1, [], filter_fd, [])
+    command = wrap.command(0, workdir="/workspace", disk_mib=1, groups=[], seccomp=filter_fd, network=[])
     end = len(command) - len(resident_command([wrap.python], "/.ale", "0"))
     try:
         done = subprocess.run(

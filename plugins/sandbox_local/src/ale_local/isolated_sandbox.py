@@ -23,8 +23,8 @@ class IsolatedSandbox(LocalSandbox, ResettableSandbox):
     held: HeldSnapshot | None = None
     """The snapshot that the sandbox was started from."""
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
+    def __init__(self, **parts: Any) -> None:
+        super().__init__(**parts)
         self._one_snapshot = asyncio.Lock()
 
     async def snapshot(self, name: str | None = None) -> str:

@@ -196,7 +196,15 @@ class LocalSandboxProvider(Driver, SandboxProvider):
             ours, theirs = socket.socketpair()
             with theirs, os.fdopen(os.memfd_create("stderr"), "w+b") as stderr:
                 try:
-                    process = await self.launch(spec, record, resources, theirs.fileno(), stderr.fileno(), gate, held)
+                    process = await self.launch(
+                        spec=spec,
+                        record=record,
+                        resources=resources,
+                        control=theirs.fileno(),
+                        stderr=stderr.fileno(),
+                        gate=gate,
+                        held=held,
+                    )
                 except BaseException as error:
                     ours.close()
                     if isinstance(error, OSError):
@@ -214,12 +222,17 @@ class LocalSandboxProvider(Driver, SandboxProvider):
                     mode="plain" if self.wrap is None else self.wrap.mode,
                     groups=self.groups,
                 )
-                if self.wrap is None:
-                    sandbox = LocalSandbox(spec, record, self.folder, process, channel, self.forget)
-                else:
-                    snapshot_maker = self.snapshot_maker(spec, resources, held)
-                    sandbox = isolated = IsolatedSandbox(spec, record, self.folder, process, channel, self.forget)
-                    isolated.constants, isolated.snapshot_maker, isolated.held = constants, snapshot_maker, held
+                sandbox = (LocalSandbox if self.wrap is None else IsolatedSandbox)(
+                    spec=spec,
+                    record=record,
+                    folder=self.folder,
+                    process=process,
+                    channel=channel,
+                    on_stopped=self.forget,
+                )
+                if isinstance(sandbox, IsolatedSandbox):
+                    sandbox.snapshot_maker = self.snapshot_maker(spec, resources, held)
+                    sandbox.constants, sandbox.held = constants, held
                 sandbox.guard(gate, self.context)
                 sandbox.keep_stderr(stderr.fileno())
                 self.sandboxes[sandbox_id] = sandbox
@@ -292,13 +305,13 @@ class LocalSandboxProvider(Driver, SandboxProvider):
                 fork = Fork(held.path, len(held.snapshot.places), resources.disk_mib)
             command = self.wrap.command(
                 control,
-                spec.workdir,
-                resources.disk_mib,
-                record.cgroups,
-                filter_fd,
-                network,
-                self.places(spec, held),
-                0 if fork is None else fork.places,
+                workdir=spec.workdir,
+                disk_mib=resources.disk_mib,
+                groups=record.cgroups,
+                seccomp=filter_fd,
+                network=network,
+                places=self.places(spec, held),
+                layers=0 if fork is None else fork.places,
             )
             fds += (*self.wrap.pass_fds, *(() if filter_fd is None else (filter_fd,)))
         else:

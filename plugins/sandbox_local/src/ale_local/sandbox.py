@@ -26,6 +26,7 @@ class LocalSandbox(ResidentSandbox):
 
     def __init__(
         self,
+        *,
         spec: SandboxSpec,
         record: sandbox_records.Record,
         folder: Path,

@@ -142,13 +142,21 @@ class SnapshotStore:
         self.collect()
 
     def publish(
-        self, draft: Draft, name: str | None, form: Form, places: tuple[str, ...], uid_base: int, size: int
+        self, draft: Draft, name: str | None, *, form: Form, places: tuple[str, ...], uid_base: int, size: int
     ) -> str:
         """Give a draft its name, which may replace another snapshot; return the name."""
         owner = None if name is not None else this_process()
         name = name or f"{UNNAMED}{token_hex(8)}"
         folder = self.folder / f"layer-{token_hex(8)}"
-        snapshot = Snapshot(folder.name, form, places, uid_base, size, time.time(), owner)
+        snapshot = Snapshot(
+            folder=folder.name,
+            form=form,
+            places=places,
+            uid_base=uid_base,
+            bytes=size,
+            created_at=time.time(),
+            owner=owner,
+        )
         (draft.path / "record").write_text(json.dumps(asdict(snapshot)))
         draft.path.rename(folder)
         (folder / "record").replace(self.folder / f"{name}.json")

@@ -82,7 +82,9 @@ class SnapshotMaker:
             draft = self.layers.draft()
             try:
                 size = await self.copy(channel, draft.path)
-                made = self.layers.publish(draft, name, self.form, self.places, self.uid_base, size)
+                made = self.layers.publish(
+                    draft, name, form=self.form, places=self.places, uid_base=self.uid_base, size=size
+                )
             except BaseException:
                 await in_thread(self.layers.release, draft)
                 raise

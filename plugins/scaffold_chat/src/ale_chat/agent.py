@@ -138,7 +138,14 @@ class Chat(Driver, Scaffold):
         for call in reply.message.tool_calls:
             outcome = await run_tool(self._tools, call, turn, self.config.tool_timeout_s, self.config.max_output_chars)
             code = 0 if outcome.error is None else 1
-            session.observe(reply.chunk, call.name, outcome.arguments, outcome.text, code, outcome.seconds)
+            session.observe(
+                reply.chunk,
+                call.name,
+                arguments=outcome.arguments,
+                text=outcome.text,
+                exit_code=code,
+                seconds=outcome.seconds,
+            )
             if outcome.error is not None:
                 session.mark_error(reply.chunk, outcome.error, outcome.text)
             answers.append(Message("tool", outcome.text, tool_call_id=call.id))
@@ -151,7 +158,15 @@ class Chat(Driver, Scaffold):
         if self._user is None:
             return self.config.reply
         said = await ask_user(self._user, turn, reply.message.content, self.config.tool_timeout_s)
-        session.observe(reply.chunk, "user", {}, said.text or "", None, said.seconds, said.reward)
+        session.observe(
+            reply.chunk,
+            "user",
+            arguments={},
+            text=said.text or "",
+            exit_code=None,
+            seconds=said.seconds,
+            reward=said.reward,
+        )
         return said.text
 
 

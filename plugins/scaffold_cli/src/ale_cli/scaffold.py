@@ -102,8 +102,10 @@ class CommandLineAgent(CommandAgent):
         super().__init__(config, context)
         self.dialect = self.config.dialect or self.config.shipped.dialect
 
-    def launch(self, line: AgentVariables) -> Launch:
+    def launch(self, variables: AgentVariables) -> Launch:
         own, shipped = self.config, self.config.shipped
-        env = {name: line.fill(value) for name, value in {**shipped.env, **own.env}.items()}
-        files = {path: line.fill_file(path, text) for path, text in {**shipped.files, **own.files}.items()}
-        return Launch(line.command(own.command or (*shipped.command, *own.options)), env, line.fill(own.stdin), files)
+        env = {name: variables.fill(value) for name, value in {**shipped.env, **own.env}.items()}
+        files = {path: variables.fill_file(path, text) for path, text in {**shipped.files, **own.files}.items()}
+        return Launch(
+            variables.command(own.command or (*shipped.command, *own.options)), env, variables.fill(own.stdin), files
+        )

@@ -54,7 +54,12 @@ class IFlow(Driver, Scaffold):
             for call in reply.message.tool_calls:
                 outcome = await box.run(call)
                 session.observe(
-                    reply.chunk, call.name, outcome.arguments, outcome.text, outcome.exit_code, outcome.seconds
+                    reply.chunk,
+                    call.name,
+                    arguments=outcome.arguments,
+                    text=outcome.text,
+                    exit_code=outcome.exit_code,
+                    seconds=outcome.seconds,
                 )
                 if outcome.error is not None:
                     session.mark_error(reply.chunk, outcome.error, outcome.text)

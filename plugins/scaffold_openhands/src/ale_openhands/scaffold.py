@@ -54,7 +54,7 @@ class OpenHands(CommandAgent):
     Config = OpenHandsConfig
     config: OpenHandsConfig
 
-    def launch(self, line: AgentVariables) -> Launch:
+    def launch(self, variables: AgentVariables) -> Launch:
         wanted = {
             "tools": self.config.tools,
             "system_prompt": self.config.system_prompt,
@@ -62,7 +62,7 @@ class OpenHands(CommandAgent):
         }
         python = f"{RECIPE.place}/bin/python" if self.config.install else self.config.python
         runner = files("ale_openhands").joinpath("runner.py").read_text(encoding="utf-8")
-        return Launch(line.command([python, "-"]), {**ENVIRONMENT, "ALE_OPENHANDS": json.dumps(wanted)}, runner)
+        return Launch(variables.command([python, "-"]), {**ENVIRONMENT, "ALE_OPENHANDS": json.dumps(wanted)}, runner)
 
     async def end_reason(self, result: ExecResult, sandbox: Sandbox) -> str:
         return "max_turns" if result.exit_code == TURNS_SPENT else await super().end_reason(result, sandbox)

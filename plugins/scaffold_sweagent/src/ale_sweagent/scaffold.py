@@ -50,7 +50,7 @@ class SweAgent(CommandAgent):
     Config = SweAgentConfig
     config: SweAgentConfig
 
-    def launch(self, line: AgentVariables) -> Launch:
+    def launch(self, variables: AgentVariables) -> Launch:
         settings = [*self.config.config, f"agent.step_limit={self.config.step_limit}"]
         options = [word for setting in settings for word in ("-c", setting)]
         program = f"{RECIPE.place}/bin/mini" if self.config.install else "mini"
@@ -61,11 +61,11 @@ class SweAgent(CommandAgent):
             "--cost-limit",
             "0",
             "--model",
-            f"openai/{line.model}",
+            f"openai/{variables.model}",
             *options,
         ]
-        env = {**ENVIRONMENT, "OPENAI_API_BASE": line.base_url, "OPENAI_API_KEY": line.api_key}
-        return Launch(line.command([*words, "--output", RECORD, "--task", "$ALE_TASK"]), env)
+        env = {**ENVIRONMENT, "OPENAI_API_BASE": variables.base_url, "OPENAI_API_KEY": variables.api_key}
+        return Launch(variables.command([*words, "--output", RECORD, "--task", "$ALE_TASK"]), env)
 
     async def end_reason(self, result: ExecResult, sandbox: Sandbox) -> str:
         """Read the end from the agent's record of the episode, because its exit code is 0 even if it gave up."""

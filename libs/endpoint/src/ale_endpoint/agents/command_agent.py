@@ -11,7 +11,7 @@ import time
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -131,15 +131,18 @@ class CommandAgent(Driver, Scaffold):
         return spec if recipe is None else await self._bakery.with_agent(recipe, spec, provider)
 
     @abstractmethod
-    def launch(self, line: AgentVariables) -> Launch:
+    def launch(self, variables: AgentVariables) -> Launch:
         """Return how to start the agent for an episode."""
 
     async def run(self, task: Task, sandbox: Sandbox, session: ModelSession) -> str:
         """Raises `AgentError` if the agent ends without having asked the model."""
         async with self._model(sandbox, session) as (origin, api_key):
-            limits = (session.max_context, session.max_tokens) if isinstance(session, Limited) else ()
-            line = AgentVariables(task.instruction, base_url(origin, self.dialect), api_key, MODEL, *limits)
-            result, output = await self._run_and_report(line, sandbox, session)
+            variables = AgentVariables(
+                task=task.instruction, base_url=base_url(origin, self.dialect), api_key=api_key, model=MODEL
+            )
+            if isinstance(session, Limited):
+                variables = replace(variables, max_context=session.max_context, max_tokens=session.max_tokens)
+            result, output = await self._run_and_report(variables, sandbox, session)
         if not session.calls and session.fault is None:
             raise AgentError(
                 f"The agent ended with exit code {result.exit_code} and never asked the model. The end of its output: "
@@ -170,26 +173,26 @@ class CommandAgent(Driver, Scaffold):
         )
 
     async def _run_and_report(
-        self, line: AgentVariables, sandbox: Sandbox, session: ModelSession
+        self, variables: AgentVariables, sandbox: Sandbox, session: ModelSession
     ) -> tuple[ExecResult, OutputTail]:
         """Run the agent to its end; always pass its output to the session."""
-        launch = self.launch(line)
+        launch = self.launch(variables)
         if launch.files:
             await sandbox.upload(await resolve_home(sandbox, launch.files))
         output = OutputTail(self.config.output_chars)
         began, result = time.monotonic(), None
         try:
             result = await run_and_collect(
-                sandbox, launch, {**line.variables, **launch.env}, self.config.timeout_s, output
+                sandbox, launch, {**variables.variables, **launch.env}, self.config.timeout_s, output
             )
         finally:
             session.observe(
                 max(0, session.calls - 1),
-                "agent",
-                {"command": launch.command},
-                str(output),
-                None if result is None else result.exit_code,
-                time.monotonic() - began,
+                tool="agent",
+                arguments={"command": launch.command},
+                text=str(output),
+                exit_code=None if result is None else result.exit_code,
+                seconds=time.monotonic() - began,
             )
         return result, output
 

@@ -53,8 +53,14 @@ def with_parts(message: Message, parts: Sequence[str | Picture]) -> Message:
     content = "".join(LEFT_OUT if isinstance(part, Picture) else part for part in parts)
     if not any(isinstance(part, Picture) for part in parts):
         return replace(message, content=content)
-    own = message.role, content, message.tool_calls, message.tool_call_id, message.reasoning
-    return PicturedMessage(*own, tuple(part for part in parts if part))
+    return PicturedMessage(
+        message.role,
+        content,
+        tool_calls=message.tool_calls,
+        tool_call_id=message.tool_call_id,
+        reasoning=message.reasoning,
+        parts=tuple(part for part in parts if part),
+    )
 
 
 def leave_pictures_out(call: ModelCall) -> ModelCall:

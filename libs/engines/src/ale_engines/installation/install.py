@@ -47,12 +47,12 @@ async def install(environment: Environment, torch_index: str, show: Callable[[st
         requirements = tuple(environment.requirements())
         show(f"Installing {len(requirements)} packages into {environment.folder}; {log} shows pip's progress.")
         request = BuildRequest(
-            str(environment.folder),
-            str(draft / "environment"),
-            requirements,
-            environment.package,
-            environment.version,
-            torch_index,
+            folder=str(environment.folder),
+            draft=str(draft / "environment"),
+            requirements=requirements,
+            package=environment.package,
+            version=environment.version,
+            torch_index=torch_index,
         )
         variables = {**os.environ, "TMPDIR": str(temporary)}
         process = ServerProcess(request.command(), variables, log, "The installation", remove=[draft])

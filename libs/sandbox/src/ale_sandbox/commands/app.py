@@ -75,7 +75,8 @@ def sandbox_exec(
     """
     from ale_sandbox.commands.attach_commands import run
 
-    raise typer.Exit(run(sandbox_id, provider, command, timeout_s, cwd, env or [], user))
+    exit_code = run(sandbox_id, provider, command, timeout_s=timeout_s, cwd=cwd, env=env or [], user=user)
+    raise typer.Exit(exit_code)
 
 
 @sandbox_app.command("shell")

@@ -30,7 +30,14 @@ EXIT = re.compile(r"\s*exit(?:\s+(\d{1,3}))?\s*")
 
 
 def run(
-    sandbox_id: str, name: str | None, command: list[str], timeout_s: float, cwd: str | None, env: list[str], user: str
+    sandbox_id: str,
+    name: str | None,
+    command: list[str],
+    *,
+    timeout_s: float,
+    cwd: str | None,
+    env: list[str],
+    user: str,
 ) -> int:
     """Run a command, print its output as it arrives, and return its exit code. The shell runs a single argument."""
     line = command[0] if len(command) == 1 else shlex.join(command)

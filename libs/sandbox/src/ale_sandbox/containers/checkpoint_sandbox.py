@@ -21,8 +21,8 @@ class CheckpointSandbox(ContainerSandbox):
     checkpoints: CheckpointStore
     """The provider's store, where the checkpoints are kept."""
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
+    def __init__(self, **parts: Any) -> None:
+        super().__init__(**parts)
         self._one_checkpoint = asyncio.Lock()
 
     async def checkpoint(self, name: str | None = None) -> str:

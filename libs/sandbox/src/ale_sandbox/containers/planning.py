@@ -67,16 +67,16 @@ def make_plan(
     own_labels = {f"{USER_LABEL}{key}": value for key, value in {**run_labels, **spec.labels}.items()}
     capabilities = RESIDENT_CAPS if user_of(spec, config) == "agent" else ROOT_CAPS
     return ContainerPlan(
-        name,
-        image,
-        command,
-        {LABEL: name, OWNER: this_process(), CREATED: repr(time.time()), **own_labels},
-        tuple(mounts),
-        spec.network == "full",
-        limits,
-        capabilities + (NETWORK_CAPS if spec.network == "allow" else ()),
-        folders_in_memory(spec, config, engine, image, limits),
-        sysctls(spec),
+        name=name,
+        image=image,
+        command=command,
+        labels={LABEL: name, OWNER: this_process(), CREATED: repr(time.time()), **own_labels},
+        mounts=tuple(mounts),
+        network=spec.network == "full",
+        resources=limits,
+        capabilities=capabilities + (NETWORK_CAPS if spec.network == "allow" else ()),
+        in_memory=folders_in_memory(spec, config, engine, image, limits),
+        sysctls=sysctls(spec),
     )
 
 

@@ -186,7 +186,16 @@ class ContainerProvider(Driver, SandboxProvider):
         sandbox: ContainerSandbox | None = None
         try:
             command = python_bundle.bundled_command(base / BUNDLE)
-            plan = make_plan(spec, self.config, self.engine.name, name, image, command, mounts, self.context.labels)
+            plan = make_plan(
+                spec=spec,
+                config=self.config,
+                engine=self.engine.name,
+                name=name,
+                image=image,
+                command=command,
+                mounts=mounts,
+                run_labels=self.context.labels,
+            )
             with listener(control / SOCKET) as waiting:
                 creating = asyncio.ensure_future(self._create(plan, checkpoint))
                 try:
@@ -198,11 +207,18 @@ class ContainerProvider(Driver, SandboxProvider):
                 created = True
                 channel, process = await self._connect_resident(name, waiting, process)
             (control / SOCKET).unlink()
-            if user_of(spec, self.config) in self._can_checkpoint:
-                sandbox = CheckpointSandbox(spec, name, channel, self.engine, process, control, self.forget)
+            can_checkpoint = user_of(spec, self.config) in self._can_checkpoint
+            sandbox = (CheckpointSandbox if can_checkpoint else ContainerSandbox)(
+                spec=spec,
+                name=name,
+                channel=channel,
+                engine=self.engine,
+                resident=process,
+                control=control,
+                on_stopped=self.forget,
+            )
+            if isinstance(sandbox, CheckpointSandbox):
                 sandbox.checkpoints = self.checkpoints
-            else:
-                sandbox = ContainerSandbox(spec, name, channel, self.engine, process, control, self.forget)
             sandbox.in_memory = bool(plan.in_memory)
             sandbox.guard(gate, self.context)
             self.sandboxes[name] = sandbox

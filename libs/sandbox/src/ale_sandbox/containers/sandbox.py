@@ -37,6 +37,7 @@ class ContainerSandbox(ResettableSandbox):
 
     def __init__(
         self,
+        *,
         spec: SandboxSpec,
         name: str,
         channel: Channel,

@@ -32,7 +32,14 @@ def check_user(user: str) -> str:
 
 
 def request(
-    command: str, timeout_s: float, limit: int, cwd: str | None, env: Mapping[str, str] | None, stdin: bytes, user: str
+    command: str,
+    *,
+    timeout_s: float,
+    limit: int,
+    cwd: str | None,
+    env: Mapping[str, str] | None,
+    stdin: bytes,
+    user: str,
 ) -> list[bytes] | None:
     """Make the fields of an EXEC (`limit`: its most bytes of output) or a STREAM (`limit`: bytes before it must wait).
     None if no shell can take such a command (its result is then `NO_COMMAND`)."""
@@ -71,6 +78,13 @@ def result(channel: Channel, answer: list[bytes]) -> ExecResult:
     """Read the result of a command from the resident's answer."""
     try:
         code, timed_out, truncated, seconds, stdout, stderr = answer
-        return ExecResult(int(code), stdout, stderr, float(seconds), timed_out == b"1", truncated == b"1")
+        return ExecResult(
+            exit_code=int(code),
+            stdout=stdout,
+            stderr=stderr,
+            duration_s=float(seconds),
+            timed_out=timed_out == b"1",
+            truncated=truncated == b"1",
+        )
     except ValueError as error:
         raise SandboxError(f"The sandbox {channel.sandbox_id} gave an invalid answer ({error}).") from error

@@ -109,7 +109,9 @@ class ResidentSandbox(Sandbox):
         user: str = AGENT,
         max_output_bytes: int = 1 << 20,
     ) -> ExecResult:
-        fields = commands.request(command, timeout_s, max_output_bytes, cwd, env, stdin, user)
+        fields = commands.request(
+            command, timeout_s=timeout_s, limit=max_output_bytes, cwd=cwd, env=env, stdin=stdin, user=user
+        )
         return NO_COMMAND if fields is None else await commands.run(self.channel, EXEC, fields, timeout_s)
 
     def exec_stream(
@@ -122,7 +124,9 @@ class ResidentSandbox(Sandbox):
         stdin: bytes = b"",
         user: str = AGENT,
     ) -> AsyncGenerator[Output | ExecResult, None]:
-        fields = commands.request(command, timeout_s, output_stream.WINDOW, cwd, env, stdin, user)
+        fields = commands.request(
+            command, timeout_s=timeout_s, limit=output_stream.WINDOW, cwd=cwd, env=env, stdin=stdin, user=user
+        )
         return output_stream.run(self.channel, fields, timeout_s)
 
     async def open_shell(
@@ -166,10 +170,11 @@ class ResidentSandbox(Sandbox):
     async def download(self, path: str, *, max_bytes: int = 1 << 28) -> bytes:
         return await self.read(path, max_bytes)
 
-    async def read(self, path: str, *limits: int) -> bytes:
-        """Read a file; `limits` are its most bytes and, for a part of it, the offset of the part."""
+    async def read(self, path: str, max_bytes: int, offset: int | None = None) -> bytes:
+        """Read a file of at most `max_bytes`, or, with an offset, so many bytes of it from there on."""
+        limits = (max_bytes,) if offset is None else (max_bytes, offset)
         fields = [as_bytes(path), *(str(limit).encode() for limit in limits)]
-        most_bytes = limits[0] + limits[0] // 1000 + READ_SLACK_BYTES  # each piece comes with its length
+        most_bytes = max_bytes + max_bytes // 1000 + READ_SLACK_BYTES  # each piece comes with its length
         try:
             pieces = await self.channel.ask(READ, fields, 120.0, most_bytes)
         except (FileNotFoundError, IsADirectoryError) as error:

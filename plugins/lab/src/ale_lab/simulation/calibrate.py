@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 
@@ -69,15 +70,23 @@ def predict(folder: Path, repeats: int = 8) -> Prediction:
     groups = {(t.step, t.group) for t in first}
     first.sort(key=lambda t: t.started_at)
     by_step = {step - 1: [episode(t) for t in first if t.step == step] for step in half}
-    setting = (
-        Measured(rl["prompts_per_step"], round(len(first) / len(groups)), by_step),
-        Machines(1, 0, engine_speed(first), publish, 0.0, config["rollout"]["concurrency"]),
-        TrainerSpeed(*update, share),
-        len(steps),
-        rl.get("async_ratio", 0),
-        rl.get("ahead"),
+    simulation = partial(
+        Simulation,
+        workload=Measured(rl["prompts_per_step"], round(len(first) / len(groups)), by_step),
+        machines=Machines(
+            engines=1,
+            lent=0,
+            speed=engine_speed(first),
+            publish_s=publish,
+            switch_s=0.0,
+            concurrency=config["rollout"]["concurrency"],
+        ),
+        trainer=TrainerSpeed(*update, share),
+        steps_wanted=len(steps),
+        async_ratio=rl.get("async_ratio", 0),
+        ahead=rl.get("ahead"),
     )
-    runs = [Simulation(*setting, seed=seed).run() for seed in range(repeats)]
+    runs = [simulation(seed=seed).run() for seed in range(repeats)]
     ends = [[0.0, *(step.end for step in run)] for run in runs]
     simulated = fmean(end[step] - end[step - 1] for end in ends for step in rest)
     return Prediction(simulated, measured, len(rest))
@@ -112,7 +121,9 @@ def engine_speed(trajectories: Sequence[Trajectory]) -> EngineSpeed:
         (float(meanwhile[some].mean()), float((ended - began)[some].sum() / tokens[some].sum()))
         for some in np.array_split(order, max(1, min(POINTS, len(order) // LEAST_CALLS)))
     ]
-    return EngineSpeed(0.0, 0.0, 0.0, math.inf, math.inf, 1 << 30, tuple(points))
+    return EngineSpeed(
+        c0=0.0, c1=0.0, c2=0.0, prefill_tokens_s=math.inf, kv_tokens=math.inf, most=1 << 30, curve=tuple(points)
+    )
 
 
 def _line(x: Sequence[float], y: Sequence[float]) -> tuple[float, float]:

@@ -104,7 +104,17 @@ def ways(scene: Scenario) -> dict[str, Simulation]:
 def curve(ahead: int, scene: Scenario) -> dict[int, Simulation]:
     """Return runs by `async_ratio`, with sampling at most so far `ahead`; with 0 they take turns."""
     machines = replace(scene.machines, lent=0)
-    runs = {r: Simulation(scene.workload, machines, scene.trainer, STEPS, r, min(ahead, r)) for r in RATIOS}
+    runs = {
+        r: Simulation(
+            workload=scene.workload,
+            machines=machines,
+            trainer=scene.trainer,
+            steps_wanted=STEPS,
+            async_ratio=r,
+            ahead=min(ahead, r),
+        )
+        for r in RATIOS
+    }
     for simulation in runs.values():
         simulation.run()
     return runs
@@ -118,7 +128,14 @@ def summarize(name: str, simulation: Simulation) -> Summary:
     engines = simulation.engines
     busy = sum(engine.busy_s for engine in engines) / len(engines) / steps[-1].end
     waits = sum(step.wait_s for step in steps[WARM:]) / seconds
-    return Summary(name, seconds / (len(steps) - WARM), waits, busy, fmean(ages), max(ages))
+    return Summary(
+        name=name,
+        step_s=seconds / (len(steps) - WARM),
+        trainer_waits=waits,
+        engines_busy=busy,
+        staleness=fmean(ages),
+        staleness_max=max(ages),
+    )
 
 
 def table(summaries: list[Summary]) -> str:

@@ -23,10 +23,10 @@ from ale_lab.simulation.engine import EngineSpeed
 from ale_lab.simulation.loop import Machines, Simulation, TrainerSpeed
 from ale_lab.simulation.workload import LogNormal, Workload
 
-H20_7B = EngineSpeed(0.006, 1.5e-4, 1.4e-8, 20_000.0, 1_100_000.0, 512)
+H20_7B = EngineSpeed(c0=0.006, c1=1.5e-4, c2=1.4e-8, prefill_tokens_s=20_000.0, kv_tokens=1_100_000.0, most=512)
 """One GPU, from its bandwidth (4.0 TB/s), its speed (148 TFLOPS) and its memory (96 GB), each used to two thirds."""
-H100_7B = EngineSpeed(0.0065, 3e-5, 1.7e-8, 60_000.0, 900_000.0, 512)
-H100_2B = EngineSpeed(0.003, 1e-5, 8.5e-9, 120_000.0, 2_000_000.0, 1024)
+H100_7B = EngineSpeed(c0=0.0065, c1=3e-5, c2=1.7e-8, prefill_tokens_s=60_000.0, kv_tokens=900_000.0, most=512)
+H100_2B = EngineSpeed(c0=0.003, c1=1e-5, c2=8.5e-9, prefill_tokens_s=120_000.0, kv_tokens=2_000_000.0, most=1024)
 STEPS, WARM = 14, 4
 FITS = 14
 """Halvings of the range in which the mean length is looked for."""
@@ -62,96 +62,116 @@ class Published:
 
 def math_problems(prompts: int, n: int, most: float, cv: float) -> Workload:
     """Return groups of one long answer each, without tools."""
-    return Workload(prompts, n, 300.0, LogNormal(1), LogNormal(most / 8, cv, most), LogNormal(0), 0.0, 0.0, 0.0)
+    return Workload(
+        prompts=prompts,
+        group_size=n,
+        prompt_tokens=300.0,
+        turns=LogNormal(1),
+        tokens=LogNormal(most / 8, cv, most),
+        tool_s=LogNormal(0),
+        answer_tokens=0.0,
+        start_s=0.0,
+        reward_s=0.0,
+    )
 
 
 VERL = Published(
-    "verl, fully asynchronous",
-    "docs/advance/fully_async.md",
-    math_problems(512, 16, 28_000, 1.0),
-    H20_7B,
-    64,
-    64,
-    356.0,
-    151.0,
-    114.0,
-    113.0,
-    54 / 114,
-    4 * 1.5 - 1,
-    4,
-    "cv of lengths 1; a mini-batch of 128 prompts is a batch of ours",
-    {4 * (1 + threshold) - 1: s for threshold, s in {0.0: 231.0, 0.1: 171.0, 0.3: 146.0, 0.5: 151.0}.items()},
+    name="verl, fully asynchronous",
+    source="docs/advance/fully_async.md",
+    workload=math_problems(512, 16, 28_000, 1.0),
+    speed=H20_7B,
+    sampling=64,
+    training=64,
+    synchronous_s=356.0,
+    asynchronous_s=151.0,
+    update_s=114.0,
+    update_apart_s=113.0,
+    logprobs=54 / 114,
+    ahead=4 * 1.5 - 1,
+    parts=4,
+    assumed="cv of lengths 1; a mini-batch of 128 prompts is a batch of ours",
+    curve={4 * (1 + threshold) - 1: s for threshold, s in {0.0: 231.0, 0.1: 171.0, 0.3: 146.0, 0.5: 151.0}.items()},
 )
 AREAL_SMALL = Published(
-    "AReaL 1.5B",
-    "41.0 to 14.8 h for 1,000 steps, 128 GPUs",
-    math_problems(512, 16, 27_000, 1.0),
-    H100_2B,
-    96,
-    32,
-    147.6,
-    53.3,
-    12.5,
-    50.0,
+    name="AReaL 1.5B",
+    source="41.0 to 14.8 h for 1,000 steps, 128 GPUs",
+    workload=math_problems(512, 16, 27_000, 1.0),
+    speed=H100_2B,
+    sampling=96,
+    training=32,
+    synchronous_s=147.6,
+    asynchronous_s=53.3,
+    update_s=12.5,
+    update_apart_s=50.0,
     ahead=4.0,
     assumed="three quarters sample; an update takes 50 s on 32 GPUs, 12.5 s on 128; cv 1",
 )
 AREAL_LARGE = Published(
-    "AReaL 7B",
-    "57.7 to 25.4 h for 1,000 steps, 192 GPUs",
-    math_problems(512, 16, 27_000, 1.0),
-    H100_7B,
-    144,
-    48,
-    207.7,
-    91.4,
-    21.0,
-    84.0,
+    name="AReaL 7B",
+    source="57.7 to 25.4 h for 1,000 steps, 192 GPUs",
+    workload=math_problems(512, 16, 27_000, 1.0),
+    speed=H100_7B,
+    sampling=144,
+    training=48,
+    synchronous_s=207.7,
+    asynchronous_s=91.4,
+    update_s=21.0,
+    update_apart_s=84.0,
     ahead=4.0,
     assumed="three quarters sample; an update takes 84 s on 48 GPUs, 21 s on 192; cv 1",
 )
 MARIN = Published(
-    "marin, ages 0 to 4",
-    "#8955, 100 updates on 32 + 8 H100",
-    math_problems(256, 16, 4_000, 1.0),
-    H100_7B,
-    32,
-    8,
-    62.35,
-    29.42,
-    15.0,
-    15.0,
-    0.0,
-    4.0,
+    name="marin, ages 0 to 4",
+    source="#8955, 100 updates on 32 + 8 H100",
+    workload=math_problems(256, 16, 4_000, 1.0),
+    speed=H100_7B,
+    sampling=32,
+    training=8,
+    synchronous_s=62.35,
+    asynchronous_s=29.42,
+    update_s=15.0,
+    update_apart_s=15.0,
+    logprobs=0.0,
+    ahead=4.0,
     assumed="256 groups of 16; an update takes 15 s, also in the synchronous run, which samples on the 32; cv 1",
     curve={1.0: 43.6, 2.0: 35.44, 3.0: 31.42, 4.0: 29.42},
     only_those_sample=True,
 )
 ROLL_RLVR = Published(
-    "ROLL Flash, RLVR",
-    "2.24 times, arXiv 2510.11345",
-    math_problems(256, 16, 32_000, 1.0),
-    H100_7B,
-    64,
-    64,
-    300.0,
-    300.0 / 2.24,
-    60.0,
-    120.0,
+    name="ROLL Flash, RLVR",
+    source="2.24 times, arXiv 2510.11345",
+    workload=math_problems(256, 16, 32_000, 1.0),
+    speed=H100_7B,
+    sampling=64,
+    training=64,
+    synchronous_s=300.0,
+    asynchronous_s=300.0 / 2.24,
+    update_s=60.0,
+    update_apart_s=120.0,
     ahead=2.0,
     assumed="everything but the ratio: 300 s a step, 64 + 64 GPUs, an update of 120 s on half of them",
 )
 ROLL_AGENTIC = Published(
-    "ROLL Flash, agentic",
-    "2.72 times, arXiv 2510.11345",
-    Workload(64, 16, 1000.0, LogNormal(20, 0.5, 50), LogNormal(300, 1, 2000), LogNormal(5, 1.5, 120), 100, 5, 1),
-    H100_7B,
-    16,
-    16,
-    500.0,
-    500.0 / 2.72,
-    60.0,
-    120.0,
+    name="ROLL Flash, agentic",
+    source="2.72 times, arXiv 2510.11345",
+    workload=Workload(
+        prompts=64,
+        group_size=16,
+        prompt_tokens=1000.0,
+        turns=LogNormal(20, 0.5, 50),
+        tokens=LogNormal(300, 1, 2000),
+        tool_s=LogNormal(5, 1.5, 120),
+        answer_tokens=100,
+        start_s=5,
+        reward_s=1,
+    ),
+    speed=H100_7B,
+    sampling=16,
+    training=16,
+    synchronous_s=500.0,
+    asynchronous_s=500.0 / 2.72,
+    update_s=60.0,
+    update_apart_s=120.0,
     ahead=2.0,
     assumed="everything but the ratio: 500 s a step, 20 turns, tools of 5 s (cv 1.5), an update of 120 s",
 )
@@ -168,7 +188,18 @@ def simulate_step(p: Published, ahead: float | None = None, logprobs: float | No
     trainer = TrainerSpeed(update / parts, 0.0, p.logprobs if logprobs is None else logprobs)
     steps, first = (3, 0) if ahead is None else (STEPS * parts, WARM * parts)
     ratio = 0 if ahead is None else math.floor(ahead) + 1
-    ends = [step.end for step in Simulation(workload, machines, trainer, steps, ratio, ahead or 0, **changes).run()]
+    ends = [
+        step.end
+        for step in Simulation(
+            workload=workload,
+            machines=machines,
+            trainer=trainer,
+            steps_wanted=steps,
+            async_ratio=ratio,
+            ahead=ahead or 0,
+            **changes,
+        ).run()
+    ]
     return (ends[-1] - (ends[first - 1] if first else 0.0)) / (steps - first) * parts
 
 
