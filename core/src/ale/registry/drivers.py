@@ -177,19 +177,19 @@ def _check_class(info: PluginInfo, what: str, loaded: Any) -> None:
             "make it from ale.specs.driver.PluginConfig, or set extra='forbid'."
         )
     if kind == HOOKS:
-        _check_hooks(info.name, what, loaded.found if issubclass(loaded, FoundObserver) else loaded)
+        _check_hooks(info, what, loaded.found if issubclass(loaded, FoundObserver) else loaded)
 
 
-def _check_hooks(name: str, what: str, observer: Any) -> None:
-    """Refuse an observer whose hooks do not fit, or that has none. Raises `PluginError`."""
+def _check_hooks(info: PluginInfo, what: str, observer: Any) -> None:
+    """Refuse an observer whose hooks do not fit, and one of the user's that has none. Raises `PluginError`."""
     from ale.registry.hooks import Hooks
     from ale.specs.events import HookSpecs
 
     try:
-        hooks = Hooks([(name, observer)])
+        hooks = Hooks([(info.name, observer)])
     except PluginError as error:
         raise PluginError(f"{what}: {error}") from error
-    if not hooks.has_implementation(*vars(HookSpecs)):
+    if not info.package and not hooks.has_implementation(*vars(HookSpecs)):
         unmarked = [word for word in dir(observer) if hasattr(HookSpecs, word) and word.startswith("ale_")]
         of = f"put @hookimpl above {unmarked[0]}" if unmarked else "mark the functions that are hooks with @hookimpl"
         raise PluginError(f"{what} observes nothing: {of} (from ale.specs.events import hookimpl).")
