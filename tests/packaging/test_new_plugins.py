@@ -273,7 +273,7 @@ def test_a_kind_is_added_to_a_package_that_is_there(tmp_path: Path) -> None:
         "ale.algorithm": {"y": "ale_y.algorithm:YAlgorithm"},
         "ale.hooks": {"y": "ale_y.observer:YObserver"},
     }
-    assert any(one.startswith("ale-policy-loss") for one in settings["project"]["dependencies"])
+    assert any(one.startswith("ale-torch") for one in settings["project"]["dependencies"])
     options = settings["tool"]["pytest"]["ini_options"]["addopts"]
     assert [word for word in options.split() if word != "--ale-plugin"] == [
         f"{kind}:ale-plugin-y:y" for kind in ("scaffold", "algorithm", "hooks")
