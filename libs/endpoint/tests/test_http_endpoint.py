@@ -109,7 +109,7 @@ async def test_a_key_opens_its_own_session_only_while_it_lasts(
         ({"messages": USER, "n": 1.5}, "'n' must be a whole number"),
         ({"messages": USER, "max_tokens": True}, "'max_tokens' must be a whole number"),
         ({"messages": USER, "stop": [1]}, "'stop' must be a text or a list of texts"),
-        ({"messages": USER, "tool_choice": {"type": "function", "function": {"name": "x"}}}, "none of the tools"),
+        ({"messages": USER, "tool_choice": {"type": "function", "function": {"name": "x"}}}, "not among the tools"),
         ({"messages": USER, "tools": [{"type": "web"}]}, r"tools\[0\] must be a function tool"),
     ],
 )

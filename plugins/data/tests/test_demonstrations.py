@@ -136,7 +136,9 @@ def test_other_columns_are_named(tmp_path: Path) -> None:
         ConfigError, match=r"a\.jsonl holds no demonstrations in rows: it has the columns question, answer,"
     ):
         read(write(tmp_path / "a.jsonl", {"question": "x", "answer": "y"}))
-    with pytest.raises(ConfigError, match=r"(?s)is not a run folder\..*The folder .* is none that `save_to_disk`"):
+    with pytest.raises(
+        ConfigError, match=r"(?s)is not a run folder\..*The folder .* was not written by `save_to_disk`"
+    ):
         read(tmp_path)
     with pytest.raises(ConfigError, match=r"there is no run folder, recording or data set gone\.jsonl"):
         read(Path("gone.jsonl"))

@@ -152,7 +152,9 @@ def test_an_empty_parquet_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_no_data_set_is_a_sentence(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"is none that `save_to_disk` .* holds no dataset_dict\.json or state\.json"):
+    with pytest.raises(
+        ConfigError, match=r"was not written by `save_to_disk` .* holds no dataset_dict\.json or state\.json"
+    ):
         open_path(str(tmp_path))
     (tmp_path / "state.json").write_text("{")
     with pytest.raises(ConfigError, match=r"The data set in .* cannot be loaded"):
@@ -218,5 +220,5 @@ def test_a_name_of_the_hub_is_downloaded_with_its_subset_and_revision(monkeypatc
 
 
 def test_a_subset_belongs_to_the_hub(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"'subset' belongs to a data set of the hub, and .*a\.csv is none"):
+    with pytest.raises(ConfigError, match=r"'subset' belongs to a data set of the hub, and .*a\.csv is not one"):
         open_path(str(write(tmp_path / "a.csv", ROWS)), subset="main")

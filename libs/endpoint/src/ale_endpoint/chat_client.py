@@ -129,5 +129,5 @@ def _logprobs(choice: Mapping[str, Any]) -> tuple[tuple[str, float], ...]:
 
 
 def whole(value: Any) -> int:
-    """A count, or 0 where there is none."""
+    """Return a count, or 0 if the value is not one."""
     return value if isinstance(value, int) and not isinstance(value, bool) else 0

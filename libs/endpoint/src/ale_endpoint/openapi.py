@@ -1,7 +1,7 @@
 """The OpenAPI document of the endpoint (`GET /openapi.json`): what each API accepts, and what it answers.
 
 What it accepts is described by the models that read requests (`Dialect.request`), so that the document and the
-endpoint agree; `tests/test_fuzz_endpoint.py` tries both sides. What a schema cannot say stands in a description.
+endpoint agree; `tests/test_fuzz_endpoint.py` tries both sides. Descriptions hold what a schema cannot express.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from ale_endpoint.recording import RecordedCall, read_recording
 
 
 def read_trajectories(path: Path, tokenizer: ChatTokenizer, form: ReplyForm | None) -> Iterator[Trajectory]:
-    """The trajectories of a recording, in tokens of `tokenizer`. Raises `ConfigError` where it is none."""
+    """Yield the trajectories of a recording, in tokens of `tokenizer`. Raises `ConfigError` if it is no recording."""
     sessions: dict[str, list[RecordedCall]] = {}
     for call in read_recording(path):
         sessions.setdefault(call.session, []).append(call)

@@ -76,7 +76,7 @@ class CallBatcher:
 
     def ask(self, method: str, *arguments: Any) -> asyncio.Future[Any]:
         """Call a method of the actor. The future has what it returns or raises, or `ActorLost`; the answer to one that
-        is cancelled is nobody's."""
+        is cancelled is dropped."""
         call = MethodCall(next(self._numbers), method, _pickle(arguments))
         future = self._waiting[call.number] = asyncio.get_running_loop().create_future()
         if self._failure is not None:

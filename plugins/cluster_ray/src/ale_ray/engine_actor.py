@@ -143,7 +143,7 @@ class EngineActor(RunActor):
         return {name: self._engine.sampled_so_far(request, known[name]) for name, request in running.items()}
 
     async def abort(self, name: str) -> None:
-        """End a request that nobody waits for any more."""
+        """End a request whose caller has gone."""
         task = self._running.pop(name, None)
         if task is None:
             self._aborted.append(name)

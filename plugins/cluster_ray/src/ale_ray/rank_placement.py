@@ -13,7 +13,7 @@ from ale_ray.settings import EnginePlaces, TrainerPlaces
 
 
 class RayRankPlaces:
-    """See `ale.specs.ranks.RankPlaces`."""
+    """The places of the trainer's ranks in a placement group of Ray."""
 
     def __init__(self, settings: TrainerPlaces, start_s: float) -> None:
         self.device = "cuda" if settings.devices else "cpu"

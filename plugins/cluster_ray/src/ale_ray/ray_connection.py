@@ -25,7 +25,7 @@ from ale_ray.temporary_folder import TemporaryFolder
 HEADROOM = 4
 ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_IGNORE_UNHANDLED_ERRORS": "1",  # of calls that nobody waits for any more; Ray would print them
+    "RAY_IGNORE_UNHANDLED_ERRORS": "1",  # Ray would print errors of calls whose callers have gone
 }
 
 
@@ -122,7 +122,7 @@ def restore_sigterm() -> None:
 
 
 def check_resources(rooms: Sequence[ActorResources]) -> None:
-    """Refuse actors for which the nodes that are there have no room: Ray would wait for ever. Raises `ConfigError`."""
+    """Refuse actors for which the nodes have no room: Ray would wait without end. Raises `ConfigError`."""
     import ray
 
     nodes = [dict(node["Resources"]) for node in ray.nodes() if node["Alive"]]

@@ -169,7 +169,7 @@ class RolloutWorker(RunActor):
             self._episodes.ended.pop(running.task, None)  # it may have ended, or not begun
 
     async def drop(self, name: str) -> None:
-        """End an episode that nobody waits for."""
+        """End an episode that the run has given up."""
         running = self._running.get(name)
         if running is None:
             if name not in self._over:

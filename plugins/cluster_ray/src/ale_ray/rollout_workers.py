@@ -268,7 +268,7 @@ class RolloutWorkers:
             try:
                 await self._start(worker)
                 await self._serve(worker)
-            except Exception as error:  # whatever it is: nobody else looks after this worker
+            except Exception as error:  # no other task restarts this worker
                 self._last_fault = f"{one_line_error(error)}."
                 continue
             return
@@ -312,7 +312,7 @@ class RolloutWorkers:
         try:
             if not self._closed:
                 self.report_states()
-        finally:  # whatever becomes of the report
+        finally:  # also if the report fails
             self._closed = True
             self._admission.serve()
             await asyncio.gather(*(cancel(worker.reviving) for worker in self))

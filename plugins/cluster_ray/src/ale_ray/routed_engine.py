@@ -1,4 +1,4 @@
-"""The engine as a rollout worker sees it: it sends generations to the engines' actors by itself.
+"""The engine as a rollout worker sees it: it sends generations straight to the engines' actors.
 
 The run's process owns the engines: it alone checks them, starts them again and loads weights. The worker gets a table
 of them whenever something has changed there, and reports an engine that broke a generation off."""

@@ -15,7 +15,7 @@ from pathlib import Path
 
 ROOT, PREFIX, OWNER = Path("/tmp"), "ale-ray-", ".owner"  # sockets need a short path
 REMOVE_S = 5.0
-"""Processes of Ray may write for so long after they were told to end."""
+"""How long processes of Ray may write after they were asked to end."""
 
 
 class TemporaryFolder:

@@ -84,7 +84,7 @@ def open_folder(folder: Path) -> dict[str, Table]:
     """Return the tables of a folder that `save_to_disk` wrote, by split. Raises `ConfigError`."""
     if not any((folder / name).is_file() for name in SAVED):
         raise ConfigError(
-            f"The folder {folder} is none that `save_to_disk` of Hugging Face datasets wrote (it holds no "
+            f"The folder {folder} was not written by `save_to_disk` of Hugging Face datasets (it holds no "
             f"{' or '.join(SAVED)}); name the files in it instead."
         )
     datasets = _import_datasets(str(folder))

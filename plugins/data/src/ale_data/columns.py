@@ -1,4 +1,4 @@
-"""Makes a task of a row: which column is the prompt, the answer, the tags, and what becomes of the others."""
+"""Makes a task of a row: which column is the prompt, the answer, the tags, and where the others go."""
 
 from __future__ import annotations
 

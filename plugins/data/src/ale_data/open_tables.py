@@ -43,7 +43,7 @@ def open_path(path: str, subset: str | None = None, revision: str | None = None)
         return open_hub_data_set(path, subset, revision)
     for key, value in (("subset", subset), ("revision", revision)):
         if value is not None:
-            raise ConfigError(f"'{key}' belongs to a data set of the hub, and {path} is none; leave it out.")
+            raise ConfigError(f"'{key}' belongs to a data set of the hub, and {path} is not one; leave it out.")
     if Path(path).is_dir():
         return open_folder(Path(path))
     return {ONLY_SPLIT: open_file(Path(path))}

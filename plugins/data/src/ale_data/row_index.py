@@ -23,7 +23,7 @@ from ale_data.columns import Columns, Question, look_up, read_question
 from ale_data.tables import Row, Table
 
 PAUSE_ROWS = 1000
-"""So many rows are read before the event loop gets its turn."""
+"""How many rows are read before the event loop gets its turn."""
 
 
 @dataclass

@@ -34,7 +34,7 @@ PLACE = "The task source 'jsonl'"
 
 
 class JsonlTasks(Driver, TaskSource):
-    """See `TaskSource`."""
+    """Makes tasks of the rows of a data set."""
 
     api_version = ">=1.0,<1.2"
     capabilities = frozenset({"demonstrations"})

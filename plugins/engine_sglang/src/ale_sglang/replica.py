@@ -38,7 +38,7 @@ METRICS = {
 
 
 class SglangReplica(ServerReplica):
-    """See the module."""
+    """A server of SGLang as a replica."""
 
     server = "sglang"
     versions = ("0.5.23", "0.5.24")  # the launcher changes parts of SGLang that are not its interface

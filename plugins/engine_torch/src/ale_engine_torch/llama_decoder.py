@@ -34,7 +34,7 @@ SPLIT_SAVES = 4096
 
 
 class LlamaDecoder:
-    """See the module's docstring. Not thread-safe: the engine's one thread owns it."""
+    """The model with its cache. It is not thread-safe: only the engine's thread uses it."""
 
     prefix_reuse = True
 

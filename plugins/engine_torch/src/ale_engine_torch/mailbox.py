@@ -20,7 +20,7 @@ Command = Callable[[EngineError | None], None]
 
 
 class Mailbox:
-    """See the module."""
+    """Carries commands to the engine's thread, and results back to the event loops."""
 
     def __init__(self) -> None:
         self._inbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
@@ -82,7 +82,7 @@ class Mailbox:
         done, self._outbox = self._outbox, []
         for loop in {id(loop): loop for loop, _ in done}.values():
             calls = [call for owner, call in done if owner is loop]
-            with contextlib.suppress(RuntimeError):  # that loop has been closed: nobody waits any more
+            with contextlib.suppress(RuntimeError):  # that loop has been closed, and no caller waits any more
                 loop.call_soon_threadsafe(_call_all, calls)
 
     def end(self, error: EngineError) -> None:

@@ -41,7 +41,7 @@ METRICS = {
 
 
 class VllmReplica(ServerReplica):
-    """See the module."""
+    """A server of vLLM as a replica."""
 
     server = "vllm"
     versions = ("0.32", "0.33")

@@ -3,7 +3,8 @@
 - What the environment's own code raises in an episode is a `TaskError`: its sentence is recorded and the episode is not
   made again. What it raises when it is imported is a `ConfigError` and ends the run.
 - A process or a connection that is lost, and an answer that is late, are `SandboxError`s: the episode is made again.
-- A text of the model that is no action at all is an `IllegalAction`. The model is told so, and the episode goes on.
+- A text of the model that is no action at all is an `IllegalAction`. The model gets a message about it, and the episode
+  goes on.
 """
 
 from __future__ import annotations

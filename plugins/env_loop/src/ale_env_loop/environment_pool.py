@@ -21,7 +21,7 @@ from ale_env_loop.environment_process import EnvironmentProcess, start_process
 from ale_env_loop.openenv import OpenEnvServer, open_session
 
 MOST_IDLE = 64
-"""The most processes that are kept without an episode; of more, the longest idle one is ended."""
+"""The most processes that are kept without an episode. Beyond that, the one that was idle longest is ended."""
 
 
 class ProcessEnvironment(Environment):

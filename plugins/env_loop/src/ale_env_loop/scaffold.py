@@ -5,7 +5,7 @@
 2. Each answer of the model is an action, and each observation the next message, until the environment ends the episode.
    The environment's reward for the step is recorded with the observation (`Observation.reward`).
 3. A text that is no action of the environment does not reach it: the turn is marked as an illegal call with the reward
-   0, and the model is told why.
+   0, and the model gets a message with the reason.
 """
 
 from __future__ import annotations

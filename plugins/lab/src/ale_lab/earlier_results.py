@@ -53,7 +53,7 @@ class EarlierResults:
 
 
 def read_earlier_results(paths: Iterable[Path], quick: bool = False) -> EarlierResults:
-    """Read several `data.json`; series of a run that stands in two of them are joined. Raises `ConfigError`."""
+    """Read several `data.json`; series of a run that is in two of them are joined. Raises `ConfigError`."""
     tuned: dict[str, Choice] = {}
     searched: dict[int, None] = {}
     series: dict[tuple[str, int], Series] = {}

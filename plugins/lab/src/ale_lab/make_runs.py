@@ -77,7 +77,7 @@ def _is_done(run: Run) -> bool:
     if (run.folder / CONFIG_NAME).read_text() != wanted:
         raise ConfigError(
             f"{run.folder} holds a run with other settings than '{run.name}' has now; give another --out, or remove it "
-            f"(`ale config diff` tells them apart)."
+            f"(`ale config diff` shows the differences)."
         )
     return True
 

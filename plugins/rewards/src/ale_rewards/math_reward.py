@@ -106,7 +106,7 @@ class Comparer:
             process = kept or await self._start()
             read = await self._ask(process, asked)
             if read is None and kept is not None and self._has_ended(kept):
-                # It had ended before it was asked, or in what it was asked: a new one tells which.
+                # It ended before this request or because of it; a new process shows which.
                 await self.stop()
                 process = await self._start()
                 read = await self._ask(process, asked)

@@ -36,7 +36,7 @@ WRONG_TURNS: tuple[WrongTurn, ...] = ("error", "detour", "mistake", "mistake")
 
 
 class BashTasks(Driver, TaskSource):
-    """See `TaskSource`."""
+    """Draws tasks from the families, and lists the graded ones."""
 
     api_version = ">=1.0,<1.2"
     capabilities = frozenset({"demonstrations"})

@@ -57,7 +57,7 @@ class MlflowConfig(PluginConfig):
 
 
 class MlflowTracker(Observer):
-    """See the module."""
+    """Logs a run's settings, metrics and result to MLflow."""
 
     api_version = ">=1.0,<1.2"
     Config: ClassVar[type[PluginConfig]] = MlflowConfig

@@ -29,7 +29,7 @@ class PrometheusConfig(PluginConfig):
 
 
 class PrometheusTracker(Observer):
-    """See the module."""
+    """Serves the metrics of a run for Prometheus."""
 
     api_version = ">=1.0,<1.2"
     Config: ClassVar[type[PluginConfig]] = PrometheusConfig

@@ -29,7 +29,7 @@ class TensorBoardConfig(PluginConfig):
 
 
 class TensorBoardTracker(Observer):
-    """See the module."""
+    """Writes the metrics of a run for TensorBoard."""
 
     api_version = ">=1.0,<1.2"
     Config: ClassVar[type[PluginConfig]] = TensorBoardConfig

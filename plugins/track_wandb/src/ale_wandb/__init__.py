@@ -47,7 +47,7 @@ class WandbConfig(PluginConfig):
 
 
 class WandbTracker(Observer):
-    """See the module."""
+    """Logs a run's settings, metrics and result to Weights & Biases."""
 
     api_version = ">=1.0,<1.2"
     Config: ClassVar[type[PluginConfig]] = WandbConfig

@@ -33,7 +33,7 @@ NEEDED = {
     "function": "must be a function tool with a name",
     "text": "holds no text, and only text is supported",
 }
-"""What is said of an object that lacks one of these keys, or where its list is empty."""
+"""The sentence for an object that lacks one of these keys, or has an empty list there."""
 KINDS = {dict: "an object", list: "a list", str: "a text", bool: "true or false", int: "a number", float: "a number"}
 
 

@@ -52,7 +52,7 @@ def other_than(*values: Any) -> AfterValidator:
 
     def check(value: Any) -> Any:
         if value in values:
-            raise ValueError(f"must be none of {', '.join(map(str, values))}")
+            raise ValueError(f"must not be one of {', '.join(map(str, values))}")
         return value
 
     return AfterValidator(check)
@@ -81,7 +81,7 @@ class RefusalPart(Shape):
 
 
 Content = Text | list[Text | TextPart | RefusalPart | SkipJsonSchema[AnyPicture]] | None
-"""The content of a message. Pictures are not in the OpenAPI document, since settings say what becomes of them."""
+"""The content of a message. Pictures are not in the OpenAPI document: settings decide whether they are taken."""
 
 
 def content_parts(content: Content) -> list[str | Picture]:
@@ -165,7 +165,7 @@ class ApiRequest(Shape):
         """The request in ALE's own terms. Raises `ValueError` where it chooses a tool that it does not bring."""
         if isinstance(choice, NamedTool):
             if choice.name not in {tool.name for tool in tools}:
-                raise ValueError(f"'tool_choice' names {choice.name!r}, which is none of the tools")
+                raise ValueError(f"'tool_choice' names {choice.name!r}, which is not among the tools")
             choice = choice.name
         general: dict[str, Any] = {
             "stream": bool(self.stream),

@@ -1,4 +1,4 @@
-"""The tools of a Responses request, which may stand in namespaces or be searched for, as the flat list of a policy.
+"""The tools of a Responses request, which may be in namespaces or be found by a search, as the flat list of a policy.
 
 1. A tool of a namespace is a function named `NAMESPACE__NAME`; its calls carry both names again.
 2. A search that the agent runs (`tool_search` with `execution: client`) is a function too. What it has found stands in
@@ -82,7 +82,7 @@ class SearchOutput(Shape):
     call_id: Text | None = None
 
     def to_text(self) -> str:
-        """What the policy is told; the tools themselves are in its list."""
+        """Return the text that the policy reads; the tools themselves are in its list."""
         names = [tool.name for tool in flatten(self.tools or ())]
         return f"Tools that can be called now: {', '.join(names)}." if names else "No tool was found."
 
@@ -98,7 +98,7 @@ class FlatTool:
 
 @dataclass(frozen=True, slots=True)
 class ResponsesCall(ModelCall):
-    """A call that knows what its answer needs: which tools stand in namespaces, and whether the agent searches."""
+    """A call that knows what its answer needs: which tools are in namespaces, and whether the agent searches."""
 
     namespaces: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     """By the name in the flat list: namespace and name."""

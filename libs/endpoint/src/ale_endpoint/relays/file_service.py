@@ -2,9 +2,9 @@
 
 It is run as `python3 files.py LOG [--port 8080]`.
 
-1. It writes what it is asked and waits for the response of that index (`pending_requests.py`).
+1. It writes each request to the log and waits for the response with its index (`pending_requests.py`).
 2. An answer with a `status` beside its index is an error. A stream is made of the whole answer.
-3. The watched processes stand in `LOG.watch`, for a service that is started again.
+3. The watched processes are listed in `LOG.watch`, for a service that is started again.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class Handler(BaseHTTPRequestHandler):
         return body
 
     def check_size(self, length: int) -> int:
-        """The length, if so much may be read. Raises `RequestError`."""
+        """Return the length of a body. Raises `RequestError` if it is larger than the limit."""
         if length > MOST_BODY:
             self.close_connection = True
             raise RequestError(413, "request_too_large", f"The request is larger than {MOST_BODY} bytes.")
@@ -241,7 +241,7 @@ class Server(ThreadingHTTPServer):
 
 
 def serve(path: str, port: int, patience_s: float, in_turn: bool) -> str:
-    """Serve for ever; what went wrong."""
+    """Serve without end; return what went wrong if it cannot."""
     try:
         requests = Requests(path)
     except OSError as error:

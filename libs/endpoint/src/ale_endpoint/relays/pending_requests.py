@@ -51,9 +51,9 @@ class Requests:
         """Each request's digest and timestamp."""
         self.answered: set[int] = set()
         self.answers: dict[int, Record] = {}
-        """Those that nobody took yet."""
+        """Answers that no client has taken yet."""
         self.left: dict[str, list[int]] = {}
-        """Requests that nobody waits for, by digest."""
+        """Requests whose client has gone, by digest."""
         append(path, b"")
         with self.changed:
             self.take()
@@ -130,14 +130,14 @@ class Requests:
             return None
 
     def leave(self, index: int, answer: Record | None = None) -> None:
-        """Nobody waits for this one any more; an answer that came just then is kept for who asks again."""
+        """Note that the client of a request has gone. An answer that came just then is kept for one that asks again."""
         with self.changed:
             if answer is not None:
                 self.answers[index] = answer
             self.left.setdefault(self.asked[index][0], []).append(index)
 
     def follow(self) -> None:
-        """Read as the log grows, for ever."""
+        """Read the log as it grows, without end."""
         while True:
             with self.changed:
                 try:
@@ -159,7 +159,7 @@ class Requests:
 
 
 def start_of(pid: int) -> str:
-    """When a process started, as the kernel has it; empty where there is none, or only a zombie."""
+    """Return the start time of a process in the kernel's ticks; empty if there is no such process, or only a zombie."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             fields = file.read().rsplit(")", 1)[1].split()

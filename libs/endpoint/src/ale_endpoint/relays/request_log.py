@@ -55,7 +55,7 @@ def encode(kind: str, body: Any, index: int, timestamp: int | None = None, **mor
 
 
 def parse(line: bytes) -> Record | None:
-    """Read the record of a line, also one behind the torn record of a writer that died; None where there is none."""
+    """Read the record of a line, also one behind the torn record of a writer that died; None if the line holds none."""
     line = line.strip()
     if line == SESSION_END:
         return Record("end")
@@ -128,7 +128,7 @@ def append(path: str, lines: bytes, create: bool = True) -> None:
 
 
 class Log:
-    """Reads a log as it grows. `notes` are sentences about what was lost; whoever reads them clears them."""
+    """Reads a log as it grows. `notes` are sentences about what was lost; the reader clears them."""
 
     def __init__(self, path: str, inode: int = 0, offset: int = 0, head: str = "") -> None:
         self.path, self.inode, self.offset, self.head = path, inode, offset, bytes.fromhex(head)
@@ -222,7 +222,7 @@ def read(path: str, place: str, wait_s: float, limit: int, out: BinaryIO) -> str
 
 
 def main() -> str:
-    """The command line; what went wrong."""
+    """Run the command line; return what went wrong."""
     parser = argparse.ArgumentParser(description="Read and write a log of model calls.")
     commands = parser.add_subparsers(dest="command", required=True)
     reading = commands.add_parser("read", help="print what is new")

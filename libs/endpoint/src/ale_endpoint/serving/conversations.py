@@ -1,9 +1,9 @@
 """Gives each call the model session of its conversation.
 
-1. A conversation is known by who asks, how it is sampled, and its messages up to the first of the user. Its session
+1. A conversation is identified by its client, its sampling, and its messages up to the first of the user. Its session
    keeps the sampled tokens of earlier turns (`ale.session.recorder`), so that the policy reads its own replies as it
    sampled them, and the engine finds their prefix in its cache. Two conversations that begin alike share a session,
-   which tells them apart message by message.
+   which distinguishes them message by message.
 2. The sessions together keep at most `most_tokens` tokens: those used longest ago are forgotten. A conversation that is
    continued after that is tokenized from its text, as every other server does at each call.
 """

@@ -16,7 +16,7 @@ from ale_engines.pool.pooled_engine import PooledEngine
 
 
 class MixedSettings(PluginConfig):
-    """See the module."""
+    """Settings of the engine `mixed`: its parts, each an engine of its own."""
 
     parts: Annotated[tuple[PluginChoice, ...], PluginField("engine")] = Field(
         description="The engines, each with its own settings, such as {use: vllm, replicas: 2}."

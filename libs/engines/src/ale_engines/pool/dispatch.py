@@ -1,8 +1,8 @@
 """Sends a generation to one of several replicas, and the rest of it to another one if that breaks it off.
 
 The pool dispatches to its members (`member.py`). Another process may dispatch to the same replicas, with an `Admission`
-and places of its own: the pool alone checks the replicas and starts them again, and is told which of them broke a
-generation off.
+and places of its own. Only the pool checks replicas and starts them again; the other process reports to it which of
+them broke a generation off.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class EnginePlace(Place, ABC):
 async def dispatch(admission: Admission, request: GenerateRequest, counts: Counter[str]) -> Generation:
     """Sample for a request at the places of `admission`, which all are `EnginePlace`.
 
-    What a place breaks off goes on elsewhere, from the prompt and what has been sampled; none of its tokens is sampled
+    What a place breaks off goes on elsewhere, from the prompt and what has been sampled; no token of it is sampled
     by older weights than those before. `counts["interruptions"]` counts how often that happens. Raises `EngineError` if
     no place will ever serve the request, or if it was broken off too often."""
     number, done, faults = admission.take_number(), NOTHING, 0

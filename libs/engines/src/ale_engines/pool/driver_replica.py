@@ -1,6 +1,7 @@
 """An engine's driver in this process as a replica.
 
-1. Each generation is a task of its own, so that it can be told who ended it: `interrupt` or the caller.
+1. Each generation is a task of its own, so that a generation that `interrupt` ended is not taken for one that its
+   caller cancelled.
 2. A driver with a method `interrupt` ends its generations with the finish reason `abort` and what they have sampled.
    Those of another driver are cancelled, and what they have sampled is lost.
 """
@@ -44,7 +45,7 @@ class Followed(Protocol):
 
 
 class DriverReplica(Replica):
-    """See the module. It owns the driver: it starts and closes it."""
+    """An engine's driver as a replica. It owns the driver: it starts and closes it."""
 
     def __init__(self, driver: InferenceEngine, name: str, slots: int) -> None:
         """`slots` is how many requests the driver samples at the same time."""
@@ -63,7 +64,7 @@ class DriverReplica(Replica):
 
     @property
     def requests(self) -> int:
-        """How many generations run, whoever has sent them: a host of the replica reports it to the pool."""
+        """How many generations run, from all senders: the process that hosts the replica reports it to the pool."""
         return len(self._running)
 
     @property
@@ -113,7 +114,7 @@ class DriverReplica(Replica):
             task.cancel()
             await asyncio.wait([task])
             if not task.cancelled():
-                task.exception()  # nobody wants it any more
+                task.exception()  # the caller has gone; asyncio would report it as never retrieved
             raise
         finally:
             self._running.discard(task)

@@ -32,7 +32,7 @@ from ale_engines.pool.weight_updates import update_weights
 
 
 class Engines(Lifecycle, InferenceEngine):
-    """See the module. The pool owns its replicas: it starts and closes them."""
+    """A pool of replicas as one engine. It owns its replicas: it starts and closes them."""
 
     def __init__(
         self, replicas: Sequence[Replica], note: Callable[[str], None], event: Callable[..., None] | None = None
@@ -126,7 +126,7 @@ class Engines(Lifecycle, InferenceEngine):
         try:
             if not self._members.closed:
                 self._report_states()
-        finally:  # whatever becomes of the report
+        finally:  # also if the report fails
             self._members.close()
             await _cancel(self._changes)
             await _cancel_watches(self._members)
@@ -171,7 +171,7 @@ class Engines(Lifecycle, InferenceEngine):
     async def leave(self, name: str) -> Replica:
         """Take a replica out and return it; its generations go on elsewhere. The caller closes it.
 
-        Raises `EngineError` if there is none of that name, or no other one."""
+        Raises `EngineError` if no replica has that name, or if it is the only one."""
         member = self._find(name)
         self._require_another(member)
         try:
@@ -267,15 +267,15 @@ class Engines(Lifecycle, InferenceEngine):
         """Put these replicas to sleep, so that their memory is free; their generations go on elsewhere, and wait if all
         replicas sleep. Until `expand`, they are neither checked nor started again, and get no weights.
 
-        Raises `EngineError` if there is none of a name, and the first error of a replica that does not fall asleep,
-        also after it was started again; it serves then, and the others sleep."""
+        Raises `EngineError` if no replica has one of these names. Raises the first error of a replica that does not
+        fall asleep, also after it was started again; that replica then serves, and the others sleep."""
         chosen = [self._find(name) for name in names]
         await self._complete(put_to_sleep(self._members, chosen), "put replicas to sleep")
 
     async def expand(self, names: Sequence[str]) -> None:
         """Wake these replicas; each serves once it has loaded the current weights. One that fails is started again.
 
-        Raises `EngineError` if there is none of a name."""
+        Raises `EngineError` if no replica has one of these names."""
         chosen = [self._find(name) for name in names]
         await self._complete(wake_up(self._members, chosen), "woke replicas")
 

@@ -58,7 +58,7 @@ class Seat:
 
 @dataclass(eq=False)
 class Member(EnginePlace):
-    """See the module. Its `serving` and `version` follow its state."""
+    """A replica with its state in the pool. `serving` and `version` follow the state."""
 
     replica: Replica = field(kw_only=True)
     on_change: Callable[[], None] = field(default=lambda: None, kw_only=True)
@@ -205,7 +205,7 @@ class Member(EnginePlace):
         self.on_change()
 
     async def close(self) -> None:
-        """End it for good, and give what it has (memory, devices) back; an error is of no interest any more."""
+        """End it for good and free its memory and devices; errors are ignored."""
         with suppress(AleError), self._engine_errors():
             await self.replica.close()
 
@@ -230,7 +230,8 @@ class Member(EnginePlace):
 
     @contextmanager
     def _engine_errors(self) -> Iterator[None]:
-        """Raise what is no `AleError` (a full disk, a mistake in the engine) as one: its care must go on."""
+        """Raise any other error (a full disk, a mistake in the engine) as an `AleError`, so that the pool goes on
+        checking and restarting the replica."""
         try:
             yield
         except AleError:

@@ -13,7 +13,7 @@ from ale_engines.pool.replica import Replica
 
 
 class Members:
-    """See the module."""
+    """The members, the queue in front of them, and the current weights."""
 
     def __init__(self, replicas: Iterable[Replica], note: Callable[[str], None]) -> None:
         """`note` reports a sentence to the user."""
@@ -26,7 +26,7 @@ class Members:
         """Called after every change of a member's state or version, and after one has joined or left. They must not
         wait or raise."""
         self.deliver_changes: Callable[[], Awaitable[object]] = _deliver_nothing
-        """Returns when whoever dispatches to the same replicas from another process knows of all changes so far."""
+        """Returns when all other processes that dispatch to the same replicas know all changes so far."""
         self.last_fault = ""
         """Why the last member was given up."""
         self._all: list[Member] = []
@@ -82,4 +82,4 @@ class Members:
 
 
 async def _deliver_nothing() -> None:
-    """Nobody else dispatches."""
+    """Do nothing: no other process dispatches."""

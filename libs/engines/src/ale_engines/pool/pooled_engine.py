@@ -15,7 +15,7 @@ from ale_engines.pool.replica import Replica
 
 
 class PooledEngine(Driver, InferenceEngine):
-    """See the module."""
+    """An engine plugin that is a pool of replicas."""
 
     def __init__(self, config: Any, context: DriverContext) -> None:
         super().__init__(config, context)

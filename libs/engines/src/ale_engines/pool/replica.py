@@ -49,8 +49,9 @@ class Replica(Lifecycle, InferenceEngine):
         return ""
 
     def sampled_so_far(self, request: GenerateRequest, after: int = 0) -> Generation:
-        """Return what it has sampled, beyond `after` tokens, for a request: the object that `generate` got, which goes
-        on. So who is in another process still has it when the replica's process dies. Nothing if it cannot say."""
+        """Return what it has sampled, beyond `after` tokens, for a request that runs: the object that `generate` got.
+
+        So another process still has these tokens if the replica's process dies. Empty if the replica does not know."""
         return NOTHING
 
     @property

@@ -45,8 +45,8 @@ async def end_generations(members: Members, member: Member) -> None:
     """Interrupt what a member that leaves service generates, and return when nothing is left of it, or a few seconds
     later. Raises `AleError` if it cannot be interrupted.
 
-    First it is made known that the member leaves: else whoever hears of the interruption before that would take it for
-    a fault, and might send the rest there again."""
+    First all senders learn that the member leaves. A sender that did not know would take the interruption for a fault,
+    and might send the rest of the generation there again."""
     with suppress(TimeoutError):
         async with asyncio.timeout(KNOWN_S):
             await members.deliver_changes()

@@ -18,7 +18,7 @@ from ale_engines.pool.member import Member, State
 from ale_engines.pool.members import Members
 
 ATTEMPTS = 2
-"""So often a member may die of the same weights; then they are what it dies of."""
+"""After this many crashes of a member while it loads the same weights, the weights are held to be the cause."""
 
 
 @dataclass(frozen=True, slots=True)

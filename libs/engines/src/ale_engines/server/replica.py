@@ -251,7 +251,7 @@ class ServerReplica(ServerContract, Replica):
         check_setup(setup, self.settings.dtype, self.max_context, self.name)
         self.dtype = setup.dtype
         await self._load_folder(model.folder, 0)
-        await self.resume()  # whoever used it before may have left it paused
+        await self.resume()  # an earlier user may have left it paused
 
     async def _start_server(self, model: ModelFolder) -> None:
         python, device = choose_python(self.settings, self.find_python, self.server)

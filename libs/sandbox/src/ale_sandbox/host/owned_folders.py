@@ -43,8 +43,8 @@ def is_running(process: str) -> bool:
 
 
 def end_process(process: str) -> None:
-    """End the process of this name, whoever started it, and all its descendants: a resident adopts what its commands
-    leave behind."""
+    """End the process of this name, which another process may have started, and all its descendants: a resident adopts
+    what its commands leave behind."""
     if is_running(process):
         pid = int(process.partition("-")[0])
         stop(pid)

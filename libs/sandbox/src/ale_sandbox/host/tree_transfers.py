@@ -231,7 +231,7 @@ async def land(
     except BaseException:
         await in_thread(landing.close)
         raise
-    landing.close()  # not awaited: whoever cancels the call after the tree has its name would find it there
+    landing.close()  # not awaited: a caller that cancels after the tree has its name would find it there
 
 
 async def upload(channel: Channel, source: Path, target: bytes, user: str) -> None:

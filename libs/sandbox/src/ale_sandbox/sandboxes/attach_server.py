@@ -167,7 +167,7 @@ class Client:
         try:
             own = self.channel.number()
         except AleError:
-            return  # the client is told that the sandbox is gone
+            return  # the client gets the answer that the sandbox is gone
         if not self.noted:  # a client that only asks for usage or logs is not recorded
             self.noted = True
             self.sandbox.note(f"process {self.pid} is attached")
@@ -211,7 +211,7 @@ class Client:
             self.sandbox.note(f"process {self.pid} has detached")
 
     def forget(self, own: int) -> None:
-        """Forget a call that is over or whose answer nobody wants."""
+        """Forget a call that has ended, or whose caller has gone."""
         self.channel.relays.pop(own, None)
         self.channel.resting.discard(own)
 

@@ -81,7 +81,7 @@ class ResidentSandbox(Sandbox):
 
     @property
     def name(self) -> str:
-        """What errors call it: its id, unless it was started before it was known who gets it."""
+        """Its name in errors: its id, unless it was started for a pool before an episode took it."""
         return self.channel.sandbox_id
 
     @property

@@ -137,7 +137,7 @@ class AleRoutes:
             }
 
     def _list_version_starts(self, request_id: str, sampled: Any) -> list[tuple[str, int]]:
-        """The versions of a request so far, each with its first token. vLLM tells them with the last tokens alone."""
+        """The versions of a request so far, each with its first token. vLLM reports them only with the last tokens."""
         if sampled.finish_reason is not None:
             return [(span.version, span.start) for span in sampled.weight_versions or ()]
         processor = self.engine.output_processor

@@ -18,7 +18,7 @@ from typing import Any
 
 
 class IllegalAction(Exception):
-    """The text cannot be made an action of this environment; the message tells the model why."""
+    """The text cannot be made an action of this environment; the message gives the model the reason."""
 
 
 class Adapter:

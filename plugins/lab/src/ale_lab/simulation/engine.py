@@ -53,7 +53,7 @@ class Turn:
 
 
 class SimulatedEngine:
-    """See the module's docstring. `busy_s` is the time in which it has sampled."""
+    """Samples turns by the token clock. `busy_s` is the time in which it has sampled."""
 
     def __init__(self, events: EventQueue, speed: EngineSpeed) -> None:
         self.busy_s = self.tokens = 0.0

@@ -80,7 +80,7 @@ class Group:
 
 @dataclass
 class Simulation:
-    """Run it with `run`; then `steps`, `spans` (trainer's states) and `loads` (turns at the engines) tell about it."""
+    """Run it with `run`. Then `steps`, `spans` (the trainer's states) and `loads` (turns at engines) hold the result."""
 
     workload: Episodes
     machines: Machines

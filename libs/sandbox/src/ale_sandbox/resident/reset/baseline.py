@@ -124,7 +124,7 @@ def record(folders: list[str]) -> Baseline | OSError:
 
 
 class Baseline:
-    """A sandbox before anything ran in it. Raises `OSError` if it could not be told from a used one later."""
+    """A sandbox before anything ran in it. Raises `OSError` if a used one could not be distinguished from it later."""
 
     def __init__(self, folders: list[str]) -> None:
         for path in NEEDED:

@@ -1,8 +1,8 @@
 """The process above a persistent shell. Forked from the resident, inside the sandbox.
 
 It starts the shell on request, reports its end and adopts its orphans, so everything that a shell ever started stays
-below one process and can be told from what others started. It runs as the shell's user, who can kill it but not trace
-it, because it is a fork of the resident that never executes another program."""
+below one process and can be distinguished from what others started. It runs as the shell's user, who can kill it but
+not trace it, because it is a fork of the resident that never executes another program."""
 
 from __future__ import annotations
 
