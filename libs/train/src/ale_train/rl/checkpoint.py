@@ -106,10 +106,8 @@ def seconds_so_far(store: RunStore) -> float:
 
 def _check_rollouts(store: RunStore, state: LoopState) -> None:
     """Raise `ConfigError` if the store lacks a rollout of a checkpoint, as after a power cut."""
-    lists = [one["rollouts"] or () for one in state.producer["open"]] + [
-        ids for _, ids, _ in state.producer["finished"]
-    ]
-    ids = {id for each in lists for id in each}
+    groups = (*state.producer["open"], *state.producer["finished"])
+    ids = {id for group in groups for id in group["rollouts"] or ()}
     lost = len(ids) - store.count("id IN (SELECT value FROM json_each(?))", (json.dumps(sorted(ids)),))
     if lost:
         raise ConfigError(f"{lost} of its rollouts are not in the run's database.")

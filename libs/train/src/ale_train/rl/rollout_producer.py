@@ -58,7 +58,7 @@ class RolloutProducer:
         self._returned: deque[tuple[int, Task]] = deque()
         self._admitted: dict[int, TaskGroup] = {}
         self._finished: list[FinishedGroup] = []
-        self._places: Counter[int] = Counter()
+        self._planned: Counter[int] = Counter()
         """For each step, how many groups were planned for it."""
         self._ordinal = 0
         self._room = asyncio.Event()
@@ -175,13 +175,18 @@ class RolloutProducer:
         return {
             "taken": self._taken,
             "ordinal": self._ordinal,
-            "places": [[step, count] for step, count in self._places.items() if step > self.steps_done],
+            "planned": [[step, count] for step, count in self._planned.items() if step > self.steps_done],
             "returned": [nth for nth, _ in self._returned],
             "open": [one.state(open_groups[n], n in self._diverged) for n, one in self._admitted.items()],
-            "finished": [[f.ordinal, [t.id for t in f.rollouts], sorted(f.groups)] for f in self._finished],
+            "finished": [one.state() for one in self._finished],
             "given_up": {group: dict(kinds) for group, kinds in self._bench.rollouts.given_up.items()},
             "diverged": sorted(self._diverged),
-            "counts": [self._even, self._replaced, self._late, self.replaced_tokens],
+            "counts": {
+                "even": self._even,
+                "replaced": self._replaced,
+                "late": self._late,
+                "replaced_tokens": self.replaced_tokens,
+            },
         }
 
     def restore(self, state: Mapping[str, Any], steps_done: int) -> None:
@@ -190,9 +195,9 @@ class RolloutProducer:
         needed = {*state["returned"], *(one["nth"] for one in state["open"])}
         tasks = {nth: task for nth, task in enumerate(islice(self._tasks, self._taken)) if nth in needed}
         self._returned.extend((nth, tasks[nth]) for nth in state["returned"])
-        self._places = Counter({step: count for step, count in state["places"]})
+        self._planned = Counter({step: count for step, count in state["planned"]})
         ids = {id for one in state["open"] for id in one["rollouts"] or ()}
-        ids |= {id for _, rollouts, _ in state["finished"] for id in rollouts}
+        ids |= {id for one in state["finished"] for id in one["rollouts"]}
         stored = self._load(ids)
         for one in state["open"]:
             task = tasks[one["nth"]]
@@ -204,11 +209,14 @@ class RolloutProducer:
             self._buffer.admit(admitted.ordinal, one["version"])
             if one["rollouts"] is not None:
                 self._buffer.finish(admitted.ordinal, [stored[id] for id in one["rollouts"]], one["version"])
-        for ordinal, rollouts, groups in state["finished"]:
-            self._finished.append(FinishedGroup(ordinal, [stored[id] for id in rollouts], frozenset(groups)))
+        for one in state["finished"]:
+            rollouts = [stored[id] for id in one["rollouts"]]
+            self._finished.append(FinishedGroup(one["ordinal"], rollouts, frozenset(one["groups"])))
         self._bench.rollouts.given_up.update({group: Counter(kinds) for group, kinds in state["given_up"].items()})
         self._diverged = set(state["diverged"])
-        self._even, self._replaced, self._late, self.replaced_tokens = state["counts"]
+        counts = state["counts"]
+        self._even, self._replaced, self._late = counts["even"], counts["replaced"], counts["late"]
+        self.replaced_tokens = counts["replaced_tokens"]
 
     def _load(self, ids: set[str]) -> dict[str, Trajectory]:
         """Return stored rollouts by their ids."""
@@ -272,7 +280,7 @@ class RolloutProducer:
             demonstrations=self._demonstrations,
             demonstrator=bench.tasks.demonstrator,
             retokenize=lambda t: retokenize(t, bench.sessions.tokenizer, bench.sessions.form),
-            place=self._places[step],
+            place=self._planned[step],
         )
         while wanted := algorithm.prepare(tasks, history):
             prepared = await bench.rollouts.run(wanted, StageInfo(PREPARE_STAGE, step, TRAIN, temperature=1.0))
@@ -281,7 +289,7 @@ class RolloutProducer:
         planned = algorithm.plan(tasks, history)
         # Only now: a checkpoint that was written meanwhile plans these groups again, from the same history.
         self._finished = [one for one in self._finished if one.ordinal not in seen]
-        self._places[step] += len(tasks)
+        self._planned[step] += len(tasks)
         for name in history.rejected:
             given_up.pop(name, None)
         for request in planned:

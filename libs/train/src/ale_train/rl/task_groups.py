@@ -49,3 +49,8 @@ class FinishedGroup:
     ordinal: int
     rollouts: Sequence[Trajectory]
     groups: frozenset[str]
+
+    def state(self) -> dict[str, Any]:
+        """Return it as JSON values, the rollouts by their ids."""
+        rollouts = [trajectory.id for trajectory in self.rollouts]
+        return {"ordinal": self.ordinal, "rollouts": rollouts, "groups": sorted(self.groups)}

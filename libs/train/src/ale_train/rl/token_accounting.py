@@ -1,4 +1,4 @@
-"""Token accounting: what became of every token that was sampled for training.
+"""Token accounting (a *token ledger*): what became of every token that was sampled for training.
 
     sampled = trained + late + rejected + spare + replaced + lost + open
 
