@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ale.specs.events import Observer, hookimpl
+from ale.store.run_store import DB_NAME
 from ale_report.page import write_report
 
 
@@ -15,5 +16,5 @@ class ReportWriter(Observer):
     def ale_run_finished(self) -> None:
         """Write the page, and say where it is."""
         folder = self.context.run_dir
-        if folder is not None:
+        if folder is not None and (folder / DB_NAME).exists():
             self.context.channel.event("note", text=f"report: {write_report(folder)}")
