@@ -13,8 +13,10 @@ import pytest
 
 from ale.errors import ConfigError, TrainerError
 from ale.store.run_store import RunStore
+from ale.trajectory import Trajectory
 from ale_testing.sample_batches import trajectory
 from ale_train.rl.checkpoint import LoopState, restore_newest, write_checkpoint
+from ale_train.rl.task_groups import FinishedGroup
 
 DAMAGED = "damaged"
 
@@ -39,9 +41,10 @@ def bench(tmp_path: Path) -> Iterator[Any]:
         yield made
 
 
-def state(step: int, *rollouts: str) -> LoopState:
-    """The loop after a step, with a group of these rollouts in the buffer and one that is not finished."""
-    producer = {"open": [{"rollouts": [*rollouts]}, {"rollouts": None}], "finished": [[0, [*rollouts], ["g"]]]}
+def state(step: int, *rollouts: Trajectory) -> LoopState:
+    """The loop after a step, with a finished group of these rollouts and one that is not finished."""
+    finished = FinishedGroup(0, rollouts, frozenset({"g"})).state()
+    producer = {"open": [{"rollouts": None}], "finished": [finished]}
     return LoopState(step, step, producer, algorithm={}, guard={}, evaluations={}, seconds={})
 
 
@@ -59,10 +62,11 @@ async def test_the_checkpoint_that_a_run_goes_on_from_stays_beside_the_newest_on
 
 
 async def test_a_checkpoint_is_skipped_if_the_store_lacks_a_rollout_of_it(bench: Any) -> None:
-    bench.store.add_trajectory(trajectory(1, reward=1.0))
-    await write_checkpoint(bench, state(1, "t1"), keep=0)
-    await write_checkpoint(bench, state(2, "t1", "t2"), keep=0)  # the machine lost its power before t2 was on the disk
-    assert await restore_newest(bench) == state(1, "t1")
+    stored, lost = trajectory(1, reward=1.0), trajectory(2, reward=1.0)
+    bench.store.add_trajectory(stored)
+    await write_checkpoint(bench, state(1, stored), keep=0)
+    await write_checkpoint(bench, state(2, stored, lost), keep=0)  # as if the power had gone before it was on the disk
+    assert await restore_newest(bench) == state(1, stored)
 
 
 async def test_if_no_checkpoint_can_be_read_nothing_is_undone(bench: Any) -> None:
