@@ -135,7 +135,7 @@ def test_its_settings_are_checked_as_those_of_an_installed_plugin(file: Path) ->
         ("hooks", "./mine.py:Mine", "observes nothing: mark the functions that are hooks with @hookimpl"),
         ("hooks", "./mine.py:WrongArgument", "Argument(s) {'runid'} are declared in the hookimpl but"),
         ("hooks", "./mine.py:ale_run_finish", "has no class 'ale_run_finish'. Did you mean 'ale_run_finished'?"),
-        ("reward", "no_such_module_x:Mine", "no reward plugin 'no_such_module_x:Mine', and no module 'no_such_module_x'."),
+        ("reward", "no_such_module_x:Mine", "plugin 'no_such_module_x:Mine', and no module 'no_such_module_x'."),
         ("reward", "mine:Mien", "the module mine has no class 'Mien'. Did you mean 'Mine'?"),
         ("rewards", "./mine.py:Mine", "There is no kind of plugin 'rewards'. Did you mean 'reward'?"),
     ],
