@@ -80,7 +80,7 @@ class Group:
 
 @dataclass
 class Simulation:
-    """Run it with `run`. Then `steps`, `spans` (the trainer's states) and `loads` (turns at engines) hold the result."""
+    """Run it with `run`; `steps`, `spans` (of the trainer) and `loads` (turns at the engines) then hold the result."""
 
     workload: Episodes
     machines: Machines
