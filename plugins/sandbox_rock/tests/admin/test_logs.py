@@ -1,4 +1,4 @@
-"""The logs of sandboxes: from the worker while they run, from the database afterwards, for callers that may see them."""
+"""Logs of sandboxes: from the worker while they run, from the database afterwards, for callers that may see them."""
 
 from __future__ import annotations
 
