@@ -23,9 +23,9 @@ class Attempts:
         self.stages: list[Stages] = []
         self.notes: list[str] = []
 
-    async def run_once(self, plan: RunPlan, values: Any, files: Any, progress: Any, run_id: str, folder: Path) -> str:
-        self.run_ids.append(run_id)
-        self.stages.append(plan.stages)
+    async def execute(self, attempt: pipeline.Attempt) -> str:
+        self.run_ids.append(attempt.run_id)
+        self.stages.append(attempt.plan.stages)
         if len(self.run_ids) <= len(self.errors):
             raise self.errors[len(self.run_ids) - 1]
         return "done"
@@ -43,7 +43,7 @@ class Attempts:
         monkeypatch.setattr(pipeline, "newest_checkpoint", lambda folder: self.checkpoints[len(self.run_ids) - 1])
         monkeypatch.setattr(pipeline, "plan_copies", lambda *arguments: SimpleNamespace(config=""))
         monkeypatch.setattr(pipeline, "changed_files", lambda folder: ())
-        monkeypatch.setattr(pipeline, "_run_once", self.run_once)
+        monkeypatch.setattr(pipeline.Attempt, "execute", lambda attempt: self.execute(attempt))
         loaded: Any = SimpleNamespace(run=None, values=None, files=None)
         progress: Any = SimpleNamespace(note=self.notes.append)
         return await pipeline.run(loaded, progress, **more)

@@ -55,6 +55,74 @@ def new_run_folder(config: RunConfig) -> tuple[str, Path]:
     return run_id, config.run_dir / run_id
 
 
+@dataclass(frozen=True)
+class Attempt:
+    """One attempt at a run: what is executed, where, and what shows its progress."""
+
+    plan: RunPlan
+    values: Resolved
+    """The run file's data, with and without its secrets."""
+    files: RunFiles
+    """The user's files that the run folder keeps."""
+    progress: Progress
+    run_id: str
+    folder: Path
+
+    async def execute(self) -> RunResult:
+        """Execute the run with its observers; errors lose the secrets in them."""
+        config = self.plan.config
+        try:
+            async with AsyncExitStack() as stack:
+                channel = RunChannel(self.values.redact, show=self.progress.note)
+                context = DriverContext(self.run_id, self.folder, config.seed, {"run": self.run_id}, channel)
+                hooks = await open_observers(config.observers, context, stack, allowed_observers())
+                return await self._execute_observed(context, hooks)
+        except BaseException as problem:
+            _redact(problem, self.values.redact)
+            raise
+
+    async def _execute_observed(self, context: DriverContext, hooks: Hooks) -> RunResult:
+        config, run_id, folder, redact = self.plan.config, self.run_id, self.folder, self.values.redact
+        store = RunStore.create(folder, redact)
+        store.resumed = store.meta("run_id") is not None
+        context = replace(context, channel=RunChannel(redact, hooks, store, self.progress.note))
+        self.files.write_copies(folder)
+        store.set_meta({"run_id": run_id, "config": self.files.config})
+        write_whole(folder / CONFIG_NAME, self.files.config)  # a run has begun once it is there
+        began = time.monotonic()
+        status, error, bench = "failed", None, None
+        try:
+            hooks.call("ale_run_started", run_id=run_id, run_dir=folder, config=self.values.public)
+            store.add_event(
+                "run_resumed" if store.resumed else "run_started", run_id=run_id, seed=config.seed, only=self.plan.only
+            )
+            if config.model.path is not None and self.plan.message_engine is None:
+                found = await fetch_model(config.model.path, config.model.revision, context.channel)
+                config = config.model_copy(update={"model": config.model.model_copy(update={"path": found})})
+            async with open_workbench(
+                config, self.plan.required, context, hooks, store, self.progress, train=self.plan.only != "rollout"
+            ) as bench:
+                await run_stages(bench, self.plan.stages, self.plan.only)
+            status = "completed"
+        except asyncio.CancelledError:
+            status, error = "interrupted", "The run was interrupted."
+            raise
+        except BaseException as problem:
+            error = redact(str(problem)) or type(problem).__name__
+            raise
+        finally:
+            facts = {"run_id": run_id, "status": status, "error": error, "seed": config.seed}
+            seconds = time.monotonic() - began + float(store.meta("seconds") or 0)  # of earlier parts, too
+            summary = facts | summarize(bench, store, seconds)
+            summary = json.loads(redact_json(json.dumps(summary), redact, OWN_WORDS))
+            path = write_whole(folder / SUMMARY_NAME, json.dumps(summary, indent=2) + "\n")
+            store.set_meta({"seconds": str(seconds)})
+            store.add_event("run_finished", status=status, error=error)
+            hooks.call("ale_run_finished", run_id=run_id, summary=summary)
+            store.close()
+        return RunResult(folder, path, summary)
+
+
 async def run(
     loaded: LoadedConfig,
     progress: Progress,
@@ -79,7 +147,7 @@ async def run(
         if resume:
             run_id = run_to_resume(folder, files.config)
         try:
-            return await _run_once(plan, loaded.values, files, progress, run_id, folder)
+            return await Attempt(plan, loaded.values, files, progress, run_id, folder).execute()
         except TrainerLost as lost:
             newest = newest_checkpoint(folder) if only == "all" else ""
             if newest in ("", gone_on_from):
@@ -87,66 +155,6 @@ async def run(
             resume, gone_on_from = True, newest
             plan = replace(plan, stages=make_stages(plan.config, only, source))
             progress.note(f"{lost} The run goes on from its checkpoint {newest}.")
-
-
-async def _run_once(
-    plan: RunPlan, values: Resolved, files: RunFiles, progress: Progress, run_id: str, folder: Path
-) -> RunResult:
-    config = plan.config
-    try:
-        async with AsyncExitStack() as stack:
-            channel = RunChannel(values.redact, show=progress.note)
-            context = DriverContext(run_id, folder, config.seed, {"run": run_id}, channel)
-            hooks = await open_observers(config.observers, context, stack, allowed_observers())
-            return await _run_with_observers(plan, values, files, progress, context, hooks)
-    except BaseException as problem:
-        _redact(problem, values.redact)
-        raise
-
-
-async def _run_with_observers(
-    plan: RunPlan, values: Resolved, files: RunFiles, progress: Progress, context: DriverContext, hooks: Hooks
-) -> RunResult:
-    config, run_id, folder, redact = plan.config, context.run_id, context.run_dir, values.redact
-    assert folder is not None
-    store = RunStore.create(folder, redact)
-    store.resumed = store.meta("run_id") is not None
-    context = replace(context, channel=RunChannel(redact, hooks, store, progress.note))
-    files.write_copies(folder)
-    store.set_meta({"run_id": run_id, "config": files.config})
-    write_whole(folder / CONFIG_NAME, files.config)  # a run has begun once it is there
-    began = time.monotonic()
-    status, error, bench = "failed", None, None
-    try:
-        hooks.call("ale_run_started", run_id=run_id, run_dir=folder, config=values.public)
-        store.add_event(
-            "run_resumed" if store.resumed else "run_started", run_id=run_id, seed=config.seed, only=plan.only
-        )
-        if config.model.path is not None and plan.message_engine is None:
-            found = await fetch_model(config.model.path, config.model.revision, context.channel)
-            config = config.model_copy(update={"model": config.model.model_copy(update={"path": found})})
-        async with open_workbench(
-            config, plan.required, context, hooks, store, progress, train=plan.only != "rollout"
-        ) as bench:
-            await run_stages(bench, plan.stages, plan.only)
-        status = "completed"
-    except asyncio.CancelledError:
-        status, error = "interrupted", "The run was interrupted."
-        raise
-    except BaseException as problem:
-        error = redact(str(problem)) or type(problem).__name__
-        raise
-    finally:
-        facts = {"run_id": run_id, "status": status, "error": error, "seed": config.seed}
-        seconds = time.monotonic() - began + float(store.meta("seconds") or 0)  # of earlier parts, too
-        summary = facts | summarize(bench, store, seconds)
-        summary = json.loads(redact_json(json.dumps(summary), redact, OWN_WORDS))
-        path = write_whole(folder / SUMMARY_NAME, json.dumps(summary, indent=2) + "\n")
-        store.set_meta({"seconds": str(seconds)})
-        store.add_event("run_finished", status=status, error=error)
-        hooks.call("ale_run_finished", run_id=run_id, summary=summary)
-        store.close()
-    return RunResult(folder, path, summary)
 
 
 def _redact(error: BaseException, redact: Callable[[str], str]) -> None:
