@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import support
 
 from ale.errors import ConfigError
 from ale.store.run_store import REJECT, RunStore, write_whole
@@ -163,7 +164,7 @@ def test_a_run_of_another_schema_is_refused_with_what_to_do(tmp_path: Path) -> N
 
 def test_finished_trajectories_survive_kill_9(tmp_path: Path) -> None:
     program = textwrap.dedent(f"""
-        import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})
+        import sys; sys.path.insert(0, {str(Path(support.__file__).parents[1])!r})
         from support.sample_trajectory import build_trajectory
         from pathlib import Path
         from ale.store.run_store import RunStore

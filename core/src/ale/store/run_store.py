@@ -36,7 +36,10 @@ OWN_WORDS = frozenset(
     {"id", "task_id", "group", "stage", "split", "role", "kind", "finish_reason", "ended_by", "status"}
 )
 """Keys whose texts are ALE's own words: one that equals a secret does so by chance, and is not redacted."""
-REJECT = "UPDATE trajectories SET rejected = ?1, data = json_set(data, '$.rejected', ?1) WHERE id = ?2"
+REJECT = (
+    "WITH given (reason) AS (SELECT ?) UPDATE trajectories SET rejected = (SELECT reason FROM given), "
+    "data = json_set(data, '$.rejected', (SELECT reason FROM given)) WHERE id = ?"
+)
 """It marks stored rollouts as rejected: reason, id."""
 _SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);

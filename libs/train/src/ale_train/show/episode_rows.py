@@ -111,8 +111,8 @@ def _row(row: Sequence[Any], data: Mapping[str, Any] | None = None) -> EpisodeRo
 
 def find_episode(store: RunStore, beginning: str) -> Trajectory:
     """Return the episode whose id begins so. Raises `ConfigError` if there is none, or more than one."""
-    sql = "SELECT id, task_id FROM trajectories WHERE id >= ?1 AND id < ?1 || char(1114111) ORDER BY id LIMIT ?2"
-    found = store.rows(sql, (beginning, MAX_MATCHES + 1))
+    sql = "SELECT id, task_id FROM trajectories WHERE id >= ? AND id < ? || char(1114111) ORDER BY id LIMIT ?"
+    found = store.rows(sql, (beginning, beginning, MAX_MATCHES + 1))
     exact = [row for row in found if row[0] == beginning]
     if len(exact or found) == 1:
         return next(store.trajectories("id = ?", ((exact or found)[0][0],)))
