@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -71,6 +72,12 @@ def run_with(tmp_path: Path, *overrides: str) -> RunConfig:
     file = tmp_path / "run.yaml"
     file.write_text(BASE)
     return load_run_config(file, overrides).run
+
+
+def plan(run: RunConfig) -> None:
+    """Check a whole run."""
+    loaded: Any = SimpleNamespace(run=run)
+    plan_run(loaded)
 
 
 def refusals(run: RunConfig, *, train: bool = True) -> list[str]:
@@ -287,19 +294,19 @@ def test_an_expert_that_comes_from_nowhere_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="experts has no source"):
         run_with(tmp_path, "algorithm={use: ipa, experts: {demonstrations: false}}")
     with pytest.raises(ConfigError, match="is no run folder"):
-        plan_run(run_with(tmp_path, f"algorithm={{use: ipa, experts: {{data: [{tmp_path}]}}}}"))
+        plan(run_with(tmp_path, f"algorithm={{use: ipa, experts: {{data: [{tmp_path}]}}}}"))
     experts = "algorithm={use: ipa, experts: {}}"
     for name in ("config.json", "tokenizer.json", "chat_template.jinja", "model.safetensors"):
         (tmp_path / name).write_text("{}")
     with pytest.raises(ConfigError, match="the run makes no demonstrations"):
-        plan_run(run_with(tmp_path, experts, "sft=null", "model.scratch=null", f"model.path={tmp_path}"))
+        plan(run_with(tmp_path, experts, "sft=null", "model.scratch=null", f"model.path={tmp_path}"))
     with pytest.raises(ConfigError, match=r"rl\.resample_even_groups takes away the groups"):
-        plan_run(run_with(tmp_path, experts, "rl.resample_even_groups=2"))
+        plan(run_with(tmp_path, experts, "rl.resample_even_groups=2"))
 
 
 def test_groups_of_one_cannot_be_compared(tmp_path: Path) -> None:
     replaced, alone = "rl.resample_even_groups=3", "algorithm={use: ipa, group_size: 1}"
     with pytest.raises(ConfigError, match=r"rl\.resample_even_groups: with algorithm\.group_size=1"):
-        plan_run(run_with(tmp_path, replaced, alone))
-    plan_run(run_with(tmp_path, alone))
-    plan_run(run_with(tmp_path, replaced, "algorithm={use: ipa, group_size: 2}"))
+        plan(run_with(tmp_path, replaced, alone))
+    plan(run_with(tmp_path, alone))
+    plan(run_with(tmp_path, replaced, "algorithm={use: ipa, group_size: 2}"))

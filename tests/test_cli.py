@@ -283,6 +283,7 @@ def test_an_evaluation_says_which_policy_it_took(
         assert loaded.run.eval is not None
         assert loaded.run.eval.label == f"policy at step 3 of {tmp_path.name}"  # type: ignore[attr-defined]
 
+    monkeypatch.setattr(evaluate_command, "plan_run", lambda loaded: loaded)  # that folder holds no whole model
     monkeypatch.setattr(evaluate_command, "run_pipeline", run)
     monkeypatch.setattr(evaluate_command, "print_result", lambda result: None)
     evaluate_command.evaluate(tmp_path, None)

@@ -30,23 +30,19 @@ class Attempts:
             raise self.errors[len(self.run_ids) - 1]
         return "done"
 
-    async def run(self, monkeypatch: pytest.MonkeyPatch, folder: Path, **more: Any) -> Any:
-        config: Any = SimpleNamespace(cpt=None, sft=None, rl=None)
-        required: Any = None
-
-        def plan_run(run: Any, only: Any, source: Any) -> RunPlan:
-            return RunPlan(config, required, Stages(), only, None)
-
-        monkeypatch.setattr(pipeline, "plan_run", plan_run)
+    async def run(self, monkeypatch: pytest.MonkeyPatch, folder: Path, only: Any = "all") -> Any:
         monkeypatch.setattr(pipeline, "new_run_folder", lambda config: ("new", folder))
         monkeypatch.setattr(pipeline, "run_to_resume", lambda folder, config: "resumed")
         monkeypatch.setattr(pipeline, "newest_checkpoint", lambda folder: self.checkpoints[len(self.run_ids) - 1])
         monkeypatch.setattr(pipeline, "plan_copies", lambda *arguments: SimpleNamespace(config=""))
         monkeypatch.setattr(pipeline, "changed_files", lambda folder: ())
         monkeypatch.setattr(pipeline.Attempt, "execute", lambda attempt: self.execute(attempt))
-        loaded: Any = SimpleNamespace(run=None, values=None, files=None)
+        config: Any = SimpleNamespace(cpt=None, sft=None, rl=None)
+        loaded: Any = SimpleNamespace(run=config, values=None, files=None)
+        required: Any = None
+        plan = RunPlan(loaded, required, Stages(), only, None, None)
         progress: Any = SimpleNamespace(note=self.notes.append)
-        return await pipeline.run(loaded, progress, **more)
+        return await pipeline.run(plan, progress)
 
 
 LOST = TrainerLost("A rank died.")
@@ -65,7 +61,7 @@ async def test_it_goes_on_from_its_newest_checkpoint(monkeypatch: pytest.MonkeyP
     [
         ([""], LOST, "all", 1),
         (["step_1", "step_1"], LOST, "all", 2),
-        (["step_1"], LOST, "train", 1),
+        (["step_1"], LOST, "rollout", 1),
         (["step_1"], TrainerError("Training collapses."), "all", 1),
     ],
     ids=["without a checkpoint", "without a new one", "half of the loop", "another fault"],

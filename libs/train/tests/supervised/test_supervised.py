@@ -108,7 +108,7 @@ def test_text_that_is_not_there_and_sequences_beyond_the_model_are_refused_befor
     (tmp_path / "x.txt").write_text("x")
     stage = {**STAGE, "data": [tmp_path / "x.txt"]}
     large, small = (write_model_files(tmp_path / str(context), context) for context in (32, 31))
-    plan_run(loaded(cpt={"stages": [stage]}, model={"path": large}))
+    plan_run(SimpleNamespace(run=loaded(cpt={"stages": [stage]}, model={"path": large})))
     scratch = {"scratch": {"max_length": 16}}
     for changes, sentence in (
         (
@@ -126,7 +126,7 @@ def test_text_that_is_not_there_and_sequences_beyond_the_model_are_refused_befor
         ({"cpt": {"stages": [stage]}, "model": {}}, "model: 'cpt', 'sft' and 'rl' need a policy to train"),
     ):
         with pytest.raises(ConfigError, match=sentence):
-            plan_run(loaded(**{"model": {"path": large}, **changes}))
+            plan_run(SimpleNamespace(run=loaded(**{"model": {"path": large}, **changes})))
 
 
 # -- rates -------------------------------------------------------------------------------------------------------------

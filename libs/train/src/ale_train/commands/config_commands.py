@@ -23,7 +23,7 @@ def validate(file: RunFile, overrides: Overrides = None, only: Half = "all", sou
     from ale_train.pipeline.preflight import plan_run
     from ale_train.pipeline.stages import read_half
 
-    plan_run(load_run_config(file, overrides or []).run, read_half(only), source)
+    plan_run(load_run_config(file, overrides or []), read_half(only), source)
     print(f"{file} is valid.")
 
 

@@ -15,6 +15,7 @@ from ale_train.checkpoints.saved_policies import most_trained, name_policy
 from ale_train.commands.run_command import print_result
 from ale_train.config.load import LoadedConfig, load_run_config
 from ale_train.display.open_display import open_display
+from ale_train.pipeline.preflight import plan_run
 from ale_train.pipeline.run import run as run_pipeline
 
 WITHOUT_TRAINING = ("cpt=null", "sft=null", "rl=null", "trainer=null", "model.scratch=null")
@@ -36,7 +37,8 @@ def evaluate(
         configure_messages(progress.note, loaded.values.redact)
         if loaded.run.model.path is not None:
             progress.note(f"The policy is {loaded.run.model.path}.")
-        result = run_until_signal(lambda: run_pipeline(loaded, progress, folder=out))
+        plan = plan_run(loaded)
+        result = run_until_signal(lambda: run_pipeline(plan, progress, folder=out))
     print_result(result)
     return 0
 

@@ -15,6 +15,7 @@ from ale.store.run_store import CONFIG_NAME
 from ale_train.config.load import load_run_config
 from ale_train.display.open_display import open_display
 from ale_train.evaluation.describe import describe_run
+from ale_train.pipeline.preflight import plan_run
 from ale_train.pipeline.run import RunResult
 from ale_train.pipeline.run import run as run_pipeline
 from ale_train.pipeline.stages import read_half
@@ -30,9 +31,8 @@ def run(file: Path, overrides: list[str], only: str, source: Path | None, out: P
     loaded = load_run_config(file, overrides)
     with open_display() as progress:
         configure_messages(progress.note, loaded.values.redact)
-        result = run_until_signal(
-            lambda: run_pipeline(loaded, progress, only=chosen, source=source, folder=out, resume=resume)
-        )
+        plan = plan_run(loaded, chosen, source)
+        result = run_until_signal(lambda: run_pipeline(plan, progress, folder=out, resume=resume))
     print_result(result)
     return 0
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ale.config.capabilities import Need, Requirements, list_names, message_engine
 from ale.errors import ConfigError
 from ale.specs.engine import InferenceEngine, agree_on_transport
 from ale.specs.trainer import TrainerBackend
+from ale_train.config.load import LoadedConfig
 from ale_train.config.run import RunConfig
 from ale_train.models.named_model import check_model
 from ale_train.pipeline.stages import Only, Stages, make_stages
@@ -19,17 +20,29 @@ from ale_train.pipeline.stages import Only, Stages, make_stages
 class RunPlan:
     """A run that was checked."""
 
-    config: RunConfig
+    loaded: LoadedConfig
     required: Requirements
     stages: Stages
     only: Only
+    source: Path | None
+    """The run folder from which it takes its policy or its rollouts."""
     message_engine: str | None
     """The name of the engine, if it answers with messages in the policy's place."""
 
+    @property
+    def config(self) -> RunConfig:
+        """The configuration."""
+        return self.loaded.run
 
-def plan_run(run: RunConfig, only: Only = "all", source: Path | None = None) -> RunPlan:
+    def with_new_stages(self) -> RunPlan:
+        """Return the plan for another attempt: each has stages of its own."""
+        return replace(self, stages=make_stages(self.config, self.only, self.source))
+
+
+def plan_run(loaded: LoadedConfig, only: Only = "all", source: Path | None = None) -> RunPlan:
     """Check a run, and refuse one that could not work. `source` is the run folder from which it takes its policy or its
     rollouts. Raises `ConfigError`, `PluginError`."""
+    run = loaded.run
     _check_halves(only, source)
     if run.model.path is not None:
         check_model(run.model.path, run.model.revision)
@@ -38,7 +51,7 @@ def plan_run(run: RunConfig, only: Only = "all", source: Path | None = None) -> 
     stages = make_stages(run, only, source)
     _check_stages(run, stages)
     required = check_capabilities(run, train=only != "rollout" and run.trains)
-    return RunPlan(run, required, stages, only, messages)
+    return RunPlan(loaded, required, stages, only, source, messages)
 
 
 def check_capabilities(run: RunConfig, *, train: bool) -> Requirements:

@@ -26,15 +26,14 @@ from ale.specs.driver import DriverContext
 from ale.store.run_store import CONFIG_NAME, DB_NAME, OWN_WORDS, SUMMARY_NAME, RunStore, write_whole
 from ale.trajectory import Trajectory
 from ale_train.checkpoints.resume import newest_checkpoint, run_to_resume
-from ale_train.config.load import LoadedConfig
 from ale_train.config.run import RunConfig
 from ale_train.config.scratch_model import ScratchModel
 from ale_train.config.user_files import FILES, RunFiles, changed_files, plan_copies
 from ale_train.evaluation.evaluate import check_evaluation_tasks, evaluate_policy
 from ale_train.models.named_model import fetch_model
 from ale_train.models.scratch import write_scratch_model
-from ale_train.pipeline.preflight import RunPlan, plan_run
-from ale_train.pipeline.stages import Only, Stages, make_stages
+from ale_train.pipeline.preflight import RunPlan
+from ale_train.pipeline.stages import Only, Stages
 from ale_train.workbench.channel import RunChannel
 from ale_train.workbench.progress import Progress
 from ale_train.workbench.workbench import Workbench, open_workbench
@@ -60,13 +59,16 @@ class Attempt:
     """One attempt at a run: what is executed, where, and what shows its progress."""
 
     plan: RunPlan
-    values: Resolved
-    """The run file's data, with and without its secrets."""
     files: RunFiles
     """The user's files that the run folder keeps."""
     progress: Progress
     run_id: str
     folder: Path
+
+    @property
+    def values(self) -> Resolved:
+        """The run file's data, with and without its secrets."""
+        return self.plan.loaded.values
 
     async def execute(self) -> RunResult:
         """Execute the run with its observers; errors lose the secrets in them."""
@@ -123,23 +125,14 @@ class Attempt:
         return RunResult(folder, path, summary)
 
 
-async def run(
-    loaded: LoadedConfig,
-    progress: Progress,
-    *,
-    only: Only = "all",
-    source: Path | None = None,
-    folder: Path | None = None,
-    resume: bool = False,
-) -> RunResult:
+async def run(plan: RunPlan, progress: Progress, *, folder: Path | None = None, resume: bool = False) -> RunResult:
     """Execute a run; an error that stopped it is raised after the summary is written. With `resume`, the run in
     `folder` goes on where it was interrupted; so does one that lost its trainer, from each new checkpoint once."""
-    plan = plan_run(loaded.run, only, source)
-    run_id, default_folder = new_run_folder(loaded.run)
+    run_id, default_folder = new_run_folder(plan.config)
     folder = folder or default_folder
     if not resume and (folder / DB_NAME).exists():
         raise ConfigError(f"{folder} holds a run already; go on with it (--resume), give another --out, or remove it.")
-    files = plan_copies(loaded.values, loaded.files, folder)
+    files = plan_copies(plan.loaded.values, plan.loaded.files, folder)
     for path in changed_files(folder) if resume else ():
         progress.note(f"{path} has changed since the run began; it goes on with its own copy in {folder / FILES}.")
     gone_on_from = ""
@@ -147,13 +140,13 @@ async def run(
         if resume:
             run_id = run_to_resume(folder, files.config)
         try:
-            return await Attempt(plan, loaded.values, files, progress, run_id, folder).execute()
+            return await Attempt(plan, files, progress, run_id, folder).execute()
         except TrainerLost as lost:
-            newest = newest_checkpoint(folder) if only == "all" else ""
+            newest = newest_checkpoint(folder) if plan.only == "all" else ""
             if newest in ("", gone_on_from):
                 raise
             resume, gone_on_from = True, newest
-            plan = replace(plan, stages=make_stages(plan.config, only, source))
+            plan = plan.with_new_stages()
             progress.note(f"{lost} The run goes on from its checkpoint {newest}.")
 
 

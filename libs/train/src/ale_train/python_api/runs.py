@@ -21,9 +21,10 @@ from ale.config.yaml_text import dump_yaml, parse_yaml
 from ale.errors import ConfigError
 from ale.store.run_store import CONFIG_NAME
 from ale_train.commands.evaluate_command import load_evaluation
-from ale_train.config.load import LoadedConfig, load_run_config
+from ale_train.config.load import load_run_config
 from ale_train.config.user_files import resolve_files
 from ale_train.display.open_display import open_display
+from ale_train.pipeline.preflight import RunPlan, plan_run
 from ale_train.pipeline.run import run as run_pipeline
 from ale_train.pipeline.stages import Only, read_half
 from ale_train.python_api.results import Result
@@ -68,7 +69,8 @@ async def run_async(
         config, out = Path(config) / CONFIG_NAME, config
     with _as_file(config) as file:
         loaded = load_run_config(file, _check_overrides(overrides))
-    return await _run(loaded, out, quiet, only=only, source=None if source is None else Path(source), resume=resume)
+    plan = plan_run(loaded, only, None if source is None else Path(source))
+    return await _run(plan, out, quiet, resume=resume)
 
 
 def evaluate(
@@ -104,16 +106,16 @@ async def evaluate_async(
     folder = None if model is None else Path(model)
     with _as_file(target.folder if isinstance(target, Result) else target) as file:
         loaded = load_evaluation(file, folder, _check_overrides(overrides), episodes=episodes, n=n, sets=sets)
-    return await _run(loaded, out, quiet)
+    return await _run(plan_run(loaded), out, quiet)
 
 
-async def _run(loaded: LoadedConfig, out: Path | str | None, quiet: bool, **settings: Any) -> Result:
+async def _run(plan: RunPlan, out: Path | str | None, quiet: bool, *, resume: bool = False) -> Result:
     folder = None if out is None else Path(out)
     with (
         nullcontext(Silence()) if quiet else open_display() as progress,
-        _show_warnings(progress.note, loaded.values.redact),
+        _show_warnings(progress.note, plan.loaded.values.redact),
     ):
-        made = await run_pipeline(loaded, progress, folder=folder, **settings)
+        made = await run_pipeline(plan, progress, folder=folder, resume=resume)
     return Result(made.folder, made.summary)
 
 

@@ -121,7 +121,7 @@ def _folder(out: Path | None) -> Path | None:
 
 
 def _make_report(loaded: LoadedConfig, asked: QualificationRequest) -> InstanceReport:
-    plan = plan_run(loaded.run, "rollout")
+    plan = plan_run(loaded, "rollout")
     with open_display() as progress:
         configure_messages(progress.note, loaded.values.redact)
         instances = run_until_signal(lambda: _qualify_tasks(loaded, plan, asked, progress))
