@@ -32,7 +32,7 @@ class NeverStarts(Calm):
 
 @pytest.fixture
 def choices(tmp_path: Path) -> dict[str, PluginChoice]:
-    file = tmp_path / "mine.py"
+    file = tmp_path / "my_observers.py"
     file.write_text(SOURCE)
     return {name: PluginChoice(use=f"{file}:{name}") for name in ("Calm", "NeverCloses", "NeverStarts")}
 
