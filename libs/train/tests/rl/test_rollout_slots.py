@@ -112,6 +112,23 @@ async def test_a_rollout_that_is_scored_holds_no_place() -> None:
     assert slots.left == 2
 
 
+async def test_one_that_waits_to_be_scored_still_holds_its_place() -> None:
+    """So there are at most as many sandboxes as slots of both kinds."""
+    slots, may_end = RolloutSlots(1, 1), asyncio.Event()
+
+    async def one() -> None:
+        async with slots, slots.scoring():
+            await may_end.wait()
+
+    tasks = [asyncio.create_task(one()) for _ in range(3)]
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert (slots.running, slots.waiting) == (1, 1), "one is scored, one waits for that, one has no place"
+    may_end.set()
+    async with asyncio.timeout(60):
+        await asyncio.gather(*tasks)
+
+
 async def test_a_higher_limit_lets_those_who_wait_run() -> None:
     slots = RolloutSlots(1, 1)
     async with slots:
