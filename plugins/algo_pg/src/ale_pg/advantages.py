@@ -1,5 +1,8 @@
 """Advantages from rewards: one number for each trajectory, which all of its tokens share, one more for each chunk where
 there are rewards of steps, or one for each token where a KL penalty is in the reward.
+
+What others call the normalization of advantages (`norm_adv_by_std_in_grpo`, `scale_rewards`) is `scale` here, in
+`_of_group`; `RULES` of `variants.py` says which scale each variant has. `normalization` is the mean of the loss.
 """
 
 from __future__ import annotations

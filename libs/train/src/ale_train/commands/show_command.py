@@ -12,11 +12,11 @@ from typing import Any
 from ale.errors import ConfigError
 from ale.store.encoding import trajectory_to_dict
 from ale.store.run_store import RunStore
-from ale_train.show.episode_page import episode_lines
+from ale_train.show.episode_lines import episode_lines
 from ale_train.show.episode_rows import Filters, find_episode, list_episodes
 from ale_train.show.lines import show_lines
 from ale_train.show.run_facts import open_run, read_run_facts, read_settings
-from ale_train.show.run_page import run_lines
+from ale_train.show.run_lines import run_lines
 
 
 def show(

@@ -15,7 +15,7 @@ from ale.trajectory import Chunk, Observation, Trajectory
 from ale_train.show.episode_rows import outcome_of
 from ale_train.show.lines import Line, Part, line, one_line, printable, shorten
 from ale_train.show.run_facts import why_lost
-from ale_train.show.run_page import OUTCOME, number
+from ale_train.show.run_lines import OUTCOME, number
 
 ENDINGS = {
     "agent": "The agent finished.",
