@@ -14,6 +14,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import support
@@ -63,6 +64,19 @@ def test_a_stored_rollout_may_be_rejected_later(tmp_path: Path, trajectory: Make
         store.change((REJECT, [("late", "a")]))
         assert list(store.trajectories()) == [replace(trajectory("a"), rejected="late")]
         assert store.count("rejected = 'late'") == 1
+
+
+def test_the_rollout_that_was_made_for_a_request_is_found_and_no_other(tmp_path: Path, trajectory: Make) -> None:
+    made = replace(trajectory("a"), stage="eval", step=3, group="g", task_id="x", seed=7)
+    others: list[dict[str, Any]] = [
+        {"stage": "rl"}, {"step": 2}, {"group": "h"}, {"task_id": "y"}, {"seed": 8}, {"rejected": "spare"}
+    ]  # fmt: skip
+    with RunStore.create(tmp_path) as store:
+        for i, other in enumerate(others):
+            store.add_trajectory(replace(made, id=str(i), **other))
+        assert store.find_rollout("eval", 3, "g", "x", [6, 7]) is None
+        store.add_trajectory(made)
+        assert store.find_rollout("eval", 3, "g", "x", [6, 7]) == made
 
 
 async def test_a_rollout_whose_task_is_cancelled_is_stored_all_the_same(tmp_path: Path, trajectory: Make) -> None:
