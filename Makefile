@@ -16,7 +16,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # Images of containers often forbid byte code: each of the many processes would compile its modules again.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: help install engines quickstart test tests test-all test-alone lint format typecheck chaos chaos-cluster chaos-rock bench docs package-table wheels clean
+.PHONY: help install engines quickstart test tests test-all test-alone test-pythons lint format typecheck chaos chaos-cluster chaos-rock bench docs package-table wheels clean
 .DEFAULT_GOAL := help
 
 help:  ## Show this list
@@ -66,6 +66,11 @@ test-all: install  ## Run the rest after `make test`: the long proofs, and what 
 test-alone: install  ## Run each package's tests from its wheel, where only what it declares is installed
 	$(BIN)/python tests/run_alone.py
 
+PYTHONS =
+test-pythons: install  ## Run what needs no torch with Python 3.11 to 3.13, or PYTHONS="3.12 3.13"; a missing one is skipped
+	@[ -x $(BIN)/uv ] || $(PIP_INSTALL) uv
+	$(BIN)/python scripts/test_pythons.py $(PYTHONS)
+
 lint: install  ## ruff
 	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/ruff format --check $(SOURCES)
@@ -100,4 +105,4 @@ wheels: install  ## Build the wheels of all packages into dist/
 	$(BIN)/pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist $(foreach p,$(PACKAGES),./$(p))
 
 clean:  ## Remove .venv, dist and caches
-	rm -rf $(VENV) dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-pythons dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis
