@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import os
+import re
 import signal
 import sqlite3
 import subprocess
@@ -77,6 +78,19 @@ def test_the_rollout_that_was_made_for_a_request_is_found_and_no_other(tmp_path:
         assert store.find_rollout("eval", 3, "g", "x", [6, 7]) is None
         store.add_trajectory(made)
         assert store.find_rollout("eval", 3, "g", "x", [6, 7]) == made
+
+
+def test_a_secret_is_removed_from_texts_and_not_from_the_words_by_which_runs_are_read(
+    tmp_path: Path, trajectory: Make
+) -> None:
+    """A value of the environment may be the same word by chance."""
+    made = replace(trajectory("count-1"), tags=("train",), made_with=(("tasks", "train"),))
+    with RunStore.create(tmp_path, lambda text: re.sub("train|count-1|assistant", "***", text)) as store:
+        store.add_trajectory(made)
+        store.add_event("checked", task_id="count-1", split="train", text="it trains")
+        assert list(store.trajectories()) == [replace(made, tags=("***",), made_with=(("tasks", "***"),))]
+        ((_, _, data),) = store.events()
+        assert data == {"task_id": "count-1", "split": "train", "text": "it ***s"}
 
 
 async def test_a_rollout_whose_task_is_cancelled_is_stored_all_the_same(tmp_path: Path, trajectory: Make) -> None:
