@@ -23,7 +23,8 @@ def parse_yaml(text: str, source: str) -> Any:
     from omegaconf.errors import OmegaConfBaseException
 
     try:
-        # The text is read as the value of an override, so that a single value and a list keep their types.
+        # Read as the value of an override, a text keeps its type. `OmegaConf.create` would make `{word: None}` of a single
+        # word and `{}` of an empty file, and has no other public way to read with OmegaConf's own rules for YAML.
         holder: Any = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]))
     except RecursionError:
         raise ConfigError(f"{source}: the values are nested too deeply.") from None
