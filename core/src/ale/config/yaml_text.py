@@ -23,8 +23,8 @@ def parse_yaml(text: str, source: str) -> Any:
     from omegaconf.errors import OmegaConfBaseException
 
     try:
-        # Read as the value of an override, a text keeps its type. `OmegaConf.create` would make `{word: None}` of a single
-        # word and `{}` of an empty file, and has no other public way to read with OmegaConf's own rules for YAML.
+        # Read as the value of an override, a text keeps its type: OmegaConf has no other public way to read with its
+        # own rules for YAML but `OmegaConf.create`, which makes `{word: None}` of a single word, `{}` of an empty file.
         holder: Any = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]))
     except RecursionError:
         raise ConfigError(f"{source}: the values are nested too deeply.") from None
