@@ -2,11 +2,11 @@
 backward.
 
 Plain is what one writes first: logits of all positions, `log_softmax`, `gather`. Fused is
-`ale_trainer_torch.fused_logprobs`: the output layer in chunks of positions, logits recomputed in the backward pass. Both make log-probabilities of random
-targets and the gradients of hidden states and weights, in float32. Each side runs in a process of its own, so that they
-share no high-water mark; memory is what the peak is above the state just before (inputs made, torch warmed up, no
-gradients): resident memory on a CPU, allocated memory on a GPU. Seconds are wall time, the median of the repeats and
-their spread.
+`ale_trainer_torch.fused_logprobs`: the output layer in chunks of positions, logits recomputed in the backward pass.
+Both make log-probabilities of random targets and the gradients of hidden states and weights, in float32. Each side runs
+in a process of its own, so that they share no high-water mark; memory is what the peak is above the state just before
+(inputs made, torch warmed up, no gradients): resident memory on a CPU, allocated memory on a GPU. Seconds are wall
+time, the median of the repeats and their spread.
 
 The last shape is only measured fused: its logits would be 19.7 GB, and each copy of them as much again.
 The whole benchmark takes under two minutes on two cores.
