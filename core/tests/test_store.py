@@ -93,6 +93,15 @@ def test_a_secret_is_removed_from_texts_and_not_from_the_words_by_which_runs_are
         assert data == {"task_id": "count-1", "split": "train", "text": "it ***s"}
 
 
+def test_the_reasons_of_a_step_are_those_of_no_other_step(tmp_path: Path, trajectory: Make) -> None:
+    rejected = [("eval", 1, "no score"), ("eval", 2, "sandbox"), ("eval", 2, "sandbox"), ("eval", 2, "spare")]
+    with RunStore.create(tmp_path) as store:
+        for i, (stage, step, reason) in enumerate([*rejected, ("rl", 2, "late"), ("rl", 2, "late"), ("rl", 2, "late")]):
+            store.add_trajectory(replace(trajectory(str(i)), stage=stage, step=step, rejected=reason))
+        assert store.reasons("eval", 2) == "2 x sandbox, 1 x spare"
+        assert store.rejections(1) == {"late": 3}
+
+
 async def test_a_rollout_whose_task_is_cancelled_is_stored_all_the_same(tmp_path: Path, trajectory: Make) -> None:
     with RunStore.create(tmp_path) as store:
         saving = asyncio.create_task(store.save_trajectory(trajectory("a")))
