@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import time
 from pathlib import Path
 
@@ -39,6 +40,16 @@ def test_where_nothing_may_be_written_there_are_no_groups(tmp_path: Path) -> Non
 
 def test_removing_what_is_gone_is_no_error(tmp_path: Path) -> None:
     cgroups.remove([str(tmp_path / "gone")], time.monotonic() + 1)
+
+
+def test_removing_what_another_process_removes_at_the_same_time_is_no_error(tmp_path: Path) -> None:
+    (ended := subprocess.Popen(["true"])).wait()
+    for name, processes in (("without-its-list", None), ("with-one-that-has-ended", f"{ended.pid}\n")):
+        (group := tmp_path / name).mkdir()
+        (group / "busy").touch()  # so that the folder cannot be removed
+        if processes is not None:
+            (group / "cgroup.procs").write_text(processes)
+        cgroups.remove([str(group)], time.monotonic() + 0.01)
 
 
 def test_stats_of_version_2(tmp_path: Path) -> None:
