@@ -32,7 +32,9 @@ LONG = {
         "tests/test_chaos", "tests/test_stalls.py", "tests/test_killed_owners.py", "tests/test_multiplex_benchmark.py",
     ),
     "several processes that compute as one: ranks, Megatron, Ray": (
-        "plugins/cluster_ray/tests/", "plugins/trainer_megatron/tests/", "plugins/trainer_torch/tests/test_ranks.py",
+        "plugins/cluster_ray/tests/test_engine_places.py", "plugins/cluster_ray/tests/test_hanging.py",
+        "plugins/cluster_ray/tests/test_lost_node.py", "plugins/cluster_ray/tests/test_ranks.py",
+        "plugins/trainer_megatron/tests/", "plugins/trainer_torch/tests/test_ranks.py",
         "plugins/trainer_torch/tests/test_sleep.py", "plugins/trainer_torch/tests/test_optimizers.py",
         "plugins/trainer_torch/tests/test_lora.py", "plugins/sandbox_rock/tests/test_ray.py",
         "libs/torch/tests/ranks/", "libs/torch/tests/weights/", "tests/test_cluster.py", "tests/test_megatron.py",
