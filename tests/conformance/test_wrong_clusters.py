@@ -27,16 +27,17 @@ class Fixed(Driver, Cluster):
         self.stack = AsyncExitStack()
     async def close(self):
         await self.stack.aclose()
-    async def start_engine(self, run):
-        return await open_driver(self.stack, "engine", run.engine, self.context)
-    async def place_episodes(self, run, episodes, pools):
-        return episodes, pools
+    async def start_engine(self, plan):
+        return await open_driver(self.stack, "engine", plan.choice, self.context)
+    async def place_episodes(self, config, here):
+        return here
 """
 MADE_ELSEWHERE = (
     CLUSTER
     + """
-    async def place_episodes(self, run, episodes, pools):
-        return Elsewhere(**{name: getattr(episodes, name) for name in Episodes.__dataclass_fields__}), pools
+    async def place_episodes(self, config, here):
+        fields = {name: getattr(here.episodes, name) for name in Episodes.__dataclass_fields__}
+        return replace(here, episodes=Elsewhere(**fields))
 @dataclass(frozen=True)
 class Elsewhere(Episodes):
     async def run(self, request, stage):
@@ -48,9 +49,9 @@ WRONG = {
         "cluster",
         CLUSTER
         + """
-    async def start_engine(self, run):
+    async def start_engine(self, plan):
         try:
-            return await open_driver(self.stack, "engine", run.engine, self.context)
+            return await open_driver(self.stack, "engine", plan.choice, self.context)
         except AleError as error:
             raise RuntimeError("no engine") from error
 """,
@@ -61,8 +62,8 @@ WRONG = {
         "cluster",
         CLUSTER
         + """
-    async def place_episodes(self, run, episodes, pools):
-        return replace(episodes, hooks=Hooks()), pools
+    async def place_episodes(self, config, here):
+        return replace(here, episodes=replace(here.episodes, hooks=Hooks()))
 """,
         "test_a_run_hears_of_its_episodes_and_sandboxes",
         "they must be told of each sandbox (ale_sandbox_started)",
@@ -71,8 +72,8 @@ WRONG = {
         "cluster",
         CLUSTER
         + """
-    async def place_episodes(self, run, episodes, pools):
-        return episodes, {}
+    async def place_episodes(self, config, here):
+        return replace(here, pools={})
 """,
         "test_a_run_hears_of_its_episodes_and_sandboxes",
         "place_episodes() must return the pools ['local'], not []",
@@ -120,8 +121,8 @@ WRONG = {
         "cluster",
         CLUSTER
         + """
-    async def start_engine(self, run):
-        engine = await open_driver(self.stack, "engine", run.engine, self.context)
+    async def start_engine(self, plan):
+        engine = await open_driver(self.stack, "engine", plan.choice, self.context)
         async def load_weights(policy):
             engine._version = policy.version
         engine.load_weights = load_weights

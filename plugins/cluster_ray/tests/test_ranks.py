@@ -27,7 +27,7 @@ from ale.errors import ConfigError, TrainerError  # noqa: E402
 from ale.specs.driver import DriverContext  # noqa: E402
 from ale.specs.ranks import RankPlaces  # noqa: E402
 from ale.specs.trainer import ChunkTable, LossInput, LossOutput, TrainBatch  # noqa: E402
-from ale_ray import actors  # noqa: E402
+from ale_ray import actor_lifecycle  # noqa: E402
 from ale_ray import ranks as ranks_module  # noqa: E402
 from ale_ray.ranks import RayRanks  # noqa: E402
 from ale_testing.function_loss import FunctionLoss  # noqa: E402
@@ -172,7 +172,9 @@ def test_a_rank_that_stands_still_is_lost_and_one_that_works_for_long_is_not(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ranks_module, "LOOK_S", 1.0)
-    monkeypatch.setattr(actors, "SILENT_S", 4.0)  # a busy machine may hold up a rank that moves for some of them
+    monkeypatch.setattr(
+        actor_lifecycle, "SILENT_S", 4.0
+    )  # a busy machine may hold up a rank that moves for some of them
     monkeypatch.setattr("ale_torch.ranks.group.OTHERS_S", 0.5)
     two = start()
     running = processes_of(two)

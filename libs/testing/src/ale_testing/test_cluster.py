@@ -19,6 +19,7 @@ from ale.registry.installed import list_plugins
 from ale.rollout.episode import Episodes
 from ale.specs.algorithm import RolloutRequest
 from ale.specs.choice import PluginChoice
+from ale.specs.cluster import EnginePlan
 from ale.specs.engine import FolderTicket, PolicyVersion
 from ale.task import Task, TaskTests
 from ale.trajectory import Failure, Trajectory
@@ -28,7 +29,6 @@ from ale_testing.cluster_run import (
     STAGE,
     ClusterRun,
     folders_of,
-    make_config,
     open_run,
     play_here,
     temporary_entries,
@@ -218,11 +218,12 @@ async def test_newer_weights_are_used_by_the_engine_and_by_episodes(subject: Sub
 
 @async_test
 async def test_an_engine_that_cannot_start_is_refused_and_the_cluster_closes(subject: Subject) -> None:
-    before, config = processes.below(), make_config(subject)
+    before = processes.below()
     cluster: Any = subject.build()
     async with cluster:
         for what, engine in WRONG.items():
-            await fails_with(cluster.start_engine(config.model_copy(update={"engine": engine})), AleError, why=what)
+            plan = EnginePlan(engine, check=lambda driver: None)
+            await fails_with(cluster.start_engine(plan), AleError, why=what)
         own = processes.below() - before
     await cluster.close()
     await until_ended(own, "close() must end the processes of a cluster whose engine did not start")
