@@ -26,7 +26,8 @@ from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]  # the latter has `support`
+sys.path.insert(0, str(Path(__file__).parents[1]))  # where `support` is
+sys.path.insert(0, str(Path(__file__).parent))
 import points
 from checks import Unbroken, check_run, read_unbroken
 from support.forked_ale import IMPORTS
