@@ -25,7 +25,7 @@ from support.loss_samples import TOKENS, write_small_policy  # noqa: E402
 
 from ale.errors import ConfigError, TrainerError  # noqa: E402
 from ale.specs.driver import DriverContext  # noqa: E402
-from ale.specs.ranks import RankPlaces  # noqa: E402
+from ale.specs.ranks import RankPlaces, Workers  # noqa: E402
 from ale.specs.trainer import ChunkTable, LossInput, LossOutput, TrainBatch  # noqa: E402
 from ale_ray import actor_lifecycle  # noqa: E402
 from ale_ray import ranks as ranks_module  # noqa: E402
@@ -33,7 +33,6 @@ from ale_ray.ranks import RayRanks  # noqa: E402
 from ale_testing.function_loss import FunctionLoss  # noqa: E402
 from ale_testing.processes import running  # noqa: E402
 from ale_torch.ranks import RanksLost  # noqa: E402
-from ale_torch.training.ranked_trainer import RolloutWorkers  # noqa: E402
 from ale_torch.weights import receiver  # noqa: E402
 from ale_trainer_torch import TorchTrainer  # noqa: E402
 
@@ -172,9 +171,8 @@ def test_a_rank_that_stands_still_is_lost_and_one_that_works_for_long_is_not(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ranks_module, "LOOK_S", 1.0)
-    monkeypatch.setattr(
-        actor_lifecycle, "SILENT_S", 4.0
-    )  # a busy machine may hold up a rank that moves for some of them
+    # A busy machine may hold up a rank that moves for some of these seconds.
+    monkeypatch.setattr(actor_lifecycle, "SILENT_S", 4.0)
     monkeypatch.setattr("ale_torch.ranks.group.OTHERS_S", 0.5)
     two = start()
     running = processes_of(two)
@@ -238,8 +236,8 @@ class Places:
         self.options = options
 
     def start(
-        self, target: str, args: tuple[Any, ...], *, threads: int, launched: Callable[[RolloutWorkers], None]
-    ) -> RolloutWorkers:
+        self, target: str, args: tuple[Any, ...], *, threads: int, launched: Callable[[Workers], None]
+    ) -> Workers:
         return RayRanks(target, args, count=2, threads=threads, backend="gloo", options=self.options, launched=launched)
 
 
