@@ -24,7 +24,7 @@ from support.ray_nodes import ray_nodes
 
 pytestmark = [pytest.mark.slow, pytest.mark.bwrap]
 PLACES = "engine: {replicas: 2}, trainer: {ranks: 2}, rollout: {workers: 2}"
-ACTORS = ("EngineHost", "RolloutWorker", "RankActor")
+ACTORS = ("EngineActor", "RolloutWorker", "RankActor")
 LIMIT_S = 240
 MANY = 14
 """Steps of a run to which a test does something after its first ones: it is to go on then, also if the test is late."""

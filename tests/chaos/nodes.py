@@ -14,7 +14,7 @@ from support import forked_worker, ray_nodes
 from ale_testing.processes import below
 
 NODE = {"num_cpus": 8, "setup_worker_path": forked_worker.__file__}
-ROLES = {"engine": "EngineHost", "worker": "RolloutWorker", "rank": "RankActor"}
+ROLES = {"engine": "EngineActor", "worker": "RolloutWorker", "rank": "RankActor"}
 """The actors' classes."""
 SYSTEM = {
     "prestart_worker_first_driver": False,  # else each node starts a process for each CPU
