@@ -66,8 +66,8 @@ def rolled_out(
 def test_a_real_agent_solves_tasks_and_only_it_starts_again_between_them(agent: str, tmp_path: Path) -> None:
     made, events, summary = rolled_out(tmp_path, agent, SOLVES, sandboxes=1)
     for t in made:
-        said = t.observations[-1].text
         assert t.failure is None, t.failure
+        said = t.observations[-1].text
         assert (t.ended_by, t.reward and t.reward.value) == ("finish", 1.0), said
         assert len(t.sequences) == 1, "its second request goes on from the very tokens of the first"
         assert [chunk.error for chunk in t.chunks] == [None, None]
