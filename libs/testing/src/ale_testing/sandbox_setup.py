@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -21,6 +22,8 @@ EVERY_BYTE = bytes(range(256))
 LARGE = EVERY_BYTE * 4096 * 20  # 20 MiB
 LOOP = "i=0; while :; do i=$((i+1)); echo $i > beat.new; mv beat.new beat; sleep 0.05; done"
 """Counts, for whoever looks whether it still runs."""
+END_S = 20.0
+"""Seconds within which a command ends that nobody waits for."""
 WRITES = "until [ -e beat ]; do sleep 0.02; done"
 """Ends when `LOOP` has begun to count."""
 
@@ -35,6 +38,16 @@ async def counts_no_more(box: Sandbox) -> bool:
     """Whether `LOOP` has ended, or never began: its count is the same for half a second."""
     told = (await box.exec("cat beat 2>/dev/null; sleep 0.5; cat beat 2>/dev/null")).stdout.split()
     return not told or told[0] == told[-1]
+
+
+async def ends_counting(box: Sandbox) -> bool:
+    """Whether `LOOP` ends within `END_S`. Whoever leaves a command does not wait for its end, and a provider far away
+    hears of it later than the next command begins."""
+    until = asyncio.get_running_loop().time() + END_S
+    while not await counts_no_more(box):
+        if asyncio.get_running_loop().time() > until:
+            return False
+    return True
 
 
 def spec(subject: Subject, **more: Any) -> SandboxSpec:

@@ -16,6 +16,7 @@ from ale_testing.sandbox_setup import (
     LARGE,
     LOOP,
     counts_no_more,
+    ends_counting,
     started,
     work_folder,
 )
@@ -124,7 +125,7 @@ async def test_cancelling_exec_kills_the_command(subject: Subject) -> None:
     async with started(subject) as (_, box):
         for after_s in (0.0, 0.05, 0.3):
             assert await cancelled(box.exec(LOOP), after_s), "exec must not end before its command does"
-        assert await counts_no_more(box), "cancelling exec must kill what the command started"
+        assert await ends_counting(box), "cancelling exec must kill what the command started"
 
 
 @async_test

@@ -18,7 +18,7 @@ from ale.specs.sandbox import ExecResult
 from ale.specs.sandbox_protocols import Attaches, Logs, Measures, SandboxStats, Shells, Streams, Trees
 from ale_testing.async_tests import async_test, cancelled, equal_without_diff, fails_with
 from ale_testing.plugin_under_test import Subject
-from ale_testing.sandbox_setup import EVERY_BYTE, LARGE, LOOP, WRITES, counts_no_more, spec
+from ale_testing.sandbox_setup import EVERY_BYTE, LARGE, LOOP, WRITES, ends_counting, spec
 
 needs = pytest.mark.ale_needs.with_args
 
@@ -79,7 +79,7 @@ async def test_detaching_ends_its_own_commands_and_not_the_sandbox(subject: Subj
         await fails_with(there.exec("true"), SandboxError, why="a call after leaving")
         await there.stop()
         assert (await own).stdout == b"own\n", "a command of the owner's must not notice that somebody left"
-        assert await counts_no_more(box), "leaving must end what was begun through the attachment"
+        assert await ends_counting(box), "leaving must end what was begun through the attachment"
 
 
 @needs(Attaches)
@@ -89,7 +89,7 @@ async def test_cancelling_a_command_of_an_attached_process_kills_it(subject: Sub
         running = asyncio.ensure_future(there.exec(LOOP))
         await box.exec(WRITES)
         assert await cancelled(running, 0.0), "exec must not end before its command does"
-        assert await counts_no_more(box), "cancelling exec must kill what the command started"
+        assert await ends_counting(box), "cancelling exec must kill what the command started"
         assert (await there.exec("echo on")).stdout == b"on\n", "an attachment must go on after a cancelled command"
 
 
@@ -162,11 +162,7 @@ async def test_a_shell_of_an_attached_process_is_its_own_and_ends_on_detach(subj
         await theirs.run(f"cd ..; ({LOOP}) >/dev/null 2>&1 & until [ -e beat ]; do sleep 0.05; done")
         await there.stop()
         await fails_with(theirs.run("true"), SandboxError, why="a command in a shell of who has left")
-        for _ in range(100):
-            if await counts_no_more(box):
-                break
-        else:
-            raise AssertionError("leaving must end the shell and what it started")
+        assert await ends_counting(box), "leaving must end the shell and what it started"
         assert (await own.run("echo $x")).stdout == b"own\n", "the owner's shell must go on when somebody leaves"
 
 

@@ -12,7 +12,7 @@ from ale.specs.sandbox import TESTS
 from ale.specs.sandbox_protocols import Shells
 from ale_testing.async_tests import async_test, cancelled, fails_with
 from ale_testing.plugin_under_test import Subject
-from ale_testing.sandbox_setup import counts_no_more, counts_on, needs, spec, started
+from ale_testing.sandbox_setup import counts_no_more, counts_on, ends_counting, needs, spec, started
 from ale_testing.test_sandbox_shell import BEAT, opened, stdout_of
 
 needs_shells = pytest.mark.ale_needs.with_args(Shells)
@@ -92,7 +92,7 @@ async def test_cancelling_a_command_of_a_shell_ends_it(subject: Subject) -> None
         for after_s in (0.0, 0.05, 0.3):
             assert await cancelled(shell.run(BEAT), after_s), "run must not end before its command does"
             assert await stdout_of(shell, "echo $x") == "1", "a shell must be usable after a cancelled command"
-        assert await counts_no_more(box), "cancelling run must end what the command started"
+        assert await ends_counting(box), "cancelling run must end what the command started"
 
 
 # -- several, and the end ----------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from ale.specs.sandbox import ExecResult
 from ale.specs.sandbox_protocols import Output, Streams
 from ale_testing.async_tests import async_test, equal_without_diff, fails_with, patience_s
 from ale_testing.plugin_under_test import Subject
-from ale_testing.sandbox_setup import EVERY_BYTE, LOOP, counts_no_more, spec, started
+from ale_testing.sandbox_setup import EVERY_BYTE, LOOP, counts_no_more, ends_counting, spec, started
 
 needs_streams = pytest.mark.ale_needs.with_args(Streams)
 
@@ -124,10 +124,10 @@ async def test_a_reader_that_leaves_ends_the_command(subject: Subject) -> None:
             async for item in items:
                 assert item == Output("stdout", b"\n"), f"there came {item!r}"
                 break
-        assert await counts_no_more(box), "leaving a stream before its end must end its command"
+        assert await ends_counting(box), "leaving a stream before its end must end its command"
         async with aclosing(box.exec_stream(f"({LOOP}) & yes")) as items:
             await first(items)  # and then it waits for a reader
-        assert await counts_no_more(box), "leaving a stream must also end a command that waits for its reader"
+        assert await ends_counting(box), "leaving a stream must also end a command that waits for its reader"
 
         async def reader() -> None:
             async with aclosing(box.exec_stream(LOOP)) as items:
@@ -139,7 +139,7 @@ async def test_a_reader_that_leaves_ends_the_command(subject: Subject) -> None:
         task.cancel()
         await asyncio.wait([task], timeout=20)
         assert task.cancelled(), "a reader that is cancelled must end as cancelled"
-        assert await counts_no_more(box), "a reader that is cancelled must end its command"
+        assert await ends_counting(box), "a reader that is cancelled must end its command"
 
 
 @needs_streams
