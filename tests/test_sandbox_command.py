@@ -47,7 +47,12 @@ asyncio.run(main())
 Ale = Callable[..., subprocess.CompletedProcess[str]]
 
 
-@pytest.fixture(params=["local", *(pytest.param(e, marks=getattr(pytest.mark, e)) for e in ("docker", "podman"))])
+LOCAL, DOCKER, PODMAN = "local", *(pytest.param(e, marks=getattr(pytest.mark, e)) for e in ("docker", "podman"))
+in_every_provider = pytest.mark.parametrize("provider", [LOCAL, DOCKER, PODMAN], indirect=True)
+"""For what the provider does; what the command does itself is tested with one engine of containers."""
+
+
+@pytest.fixture(params=[LOCAL, DOCKER])
 def provider(request: pytest.FixtureRequest) -> str:
     if request.param != "local" and not answers(request.param):
         pytest.skip(f"{request.param} does not answer")
@@ -96,6 +101,7 @@ def owner(provider: str, environment: dict[str, str]) -> Iterator[tuple[subproce
     process.wait()
 
 
+@in_every_provider
 def test_what_one_process_started_another_lists_and_removes(
     owner: tuple[subprocess.Popen[str], list[str]], ale: Ale
 ) -> None:
@@ -116,6 +122,7 @@ def test_what_one_process_started_another_lists_and_removes(
     assert done.stderr == f"error: There is no sandbox {first}; `ale sandbox ls` lists the existing ones.\n"
 
 
+@in_every_provider
 def test_what_a_killed_owner_left_is_pruned(
     owner: tuple[subprocess.Popen[str], list[str]], ale: Ale, provider: str, tmp_path: Path
 ) -> None:
@@ -134,6 +141,7 @@ def test_a_provider_that_does_not_exist_is_a_sentence(ale: Ale) -> None:
 
 
 @pytest.mark.docker
+@in_every_provider
 def test_images_are_made_without_a_registry(ale: Ale, provider: str) -> None:
     name = f"ale-test-python-{os.getpid()}:1"
     done = ale("image", "build", "--python", "--name", name)
@@ -161,6 +169,7 @@ def image_id(engine: str, image: str) -> str:
     return subprocess.run(shown, capture_output=True, text=True, check=False).stdout.strip()
 
 
+@in_every_provider
 def test_exec_runs_a_command_as_if_it_ran_here(owner: tuple[subprocess.Popen[str], list[str]], ale: Ale) -> None:
     _, (box, _) = owner
     done = ale("exec", box, "--", "sh", "-c", "cat; echo err >&2; exit 7", stdin="through stdin")

@@ -25,8 +25,8 @@ from ale_engines.server.python_environments import find_python
 OPTIONS = ("-q", "--tb=native", "-p", "no:cacheprovider", "--pyargs", "ale_testing")
 """With Python's own tracebacks: in Python 3.11 pytest's reader of sources fails ("AST constructor recursion depth
 mismatch") where another traceback is formatted meanwhile, such as that of a task which nobody awaited."""
-ANY_AGENT = "test_driver or test_sandbox_attach or test_sandbox_builds or test_sandbox_lifetime or test_sandbox_stream"
-"""Suites of what is the same whichever user the agent is: the host's side of a sandbox."""
+ROOT_AGENT = "test_sandbox.py or test_sandbox_claims or test_sandbox_network or test_sandbox_reset"
+"""Suites of what is not the same if the agent is root: its rights, its files, and what can be ended and removed."""
 NOT_INSTALLED = "the environment of {0} is not installed: `ale engine install {0} --cpu`"
 ALONE = [word for name in ("xdist", "timeout", "asyncio", "unraisableexception") for word in ("-p", f"no:{name}")]
 

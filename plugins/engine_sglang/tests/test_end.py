@@ -1,24 +1,16 @@
-"""Nothing of a server outlives its owner, and a server that dies can be started again."""
+"""Nothing of a server outlives its owner."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import sys
 from pathlib import Path
 
 import psutil
 import pytest
 
-from ale.session.tokenizer import byte_tokenizer
-from ale.specs.driver import DriverContext
-from ale.specs.engine import FolderTicket, PolicyVersion
-from ale_engines.pool.replica import Interrupted
 from ale_engines.server.settings import ServerSettings
-from ale_sglang.replica import SglangReplica
-
-from .conftest import LONG, request, wait_for_tokens
 
 pytestmark = pytest.mark.timeout(1800)
 OWNER = """
@@ -70,25 +62,6 @@ async def test_nothing_is_left_of_a_server_whose_owner_is_killed(
     assert not any(map(os.path.exists, left))
     assert not shared_files("sglang_") - before
     assert not shared_files(work)
-
-
-async def test_a_server_that_is_killed_interrupts_and_starts_again(
-    settings: ServerSettings, folders: dict[int, Path]
-) -> None:
-    async with SglangReplica(settings, DriverContext(seed=1)) as replica:
-        await replica.load_model(folders[0], byte_tokenizer())
-        asked = request([1, 2, 3], max_tokens=LONG)
-        task = asyncio.ensure_future(replica.generate(asked))
-        await wait_for_tokens(replica, [asked])
-        assert replica.process is not None
-        assert replica.process.pid is not None
-        os.kill(replica.process.pid, signal.SIGKILL)
-        with pytest.raises(Interrupted, match="signal 9") as interruption:
-            await task
-        assert 0 < len(interruption.value.partial.token_ids) < LONG
-        await replica.restart()
-        await replica.load_weights(PolicyVersion(1, FolderTicket(folders[1])))
-        assert set((await replica.generate(request([1, 2, 3]))).versions) == {1}
 
 
 def shared_files(part: str) -> set[str]:

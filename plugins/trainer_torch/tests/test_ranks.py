@@ -152,24 +152,6 @@ async def test_a_rank_that_stopped_for_good_does_not_hold_up_the_end(
     await all_ended({parent, *ranks})
 
 
-async def test_a_start_that_is_cancelled_leaves_no_process(trainer: Trainers) -> None:
-    async with trainer(ranks=2):
-        pass  # the launcher that stays for all tests is there from now on
-    before = below()
-
-    async def start() -> None:
-        async with trainer(ranks=2):
-            await asyncio.Event().wait()
-
-    task = asyncio.create_task(start())
-    while not (started := below() - before):  # noqa: ASYNC110  # nothing tells of it
-        await asyncio.sleep(0.01)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    await all_ended(started | (below() - before))
-
-
 def test_ranks_and_devices_that_cannot_be_are_sentences() -> None:
     with pytest.raises(ValidationError, match="greater than or equal to 1"):
         TorchTrainer.Config(ranks=0)
