@@ -20,7 +20,7 @@ from ale.config.yaml_text import parse_yaml
 from ale.errors import ConfigError
 from ale.registry.drivers import load_driver_class
 from ale.registry.installed import list_plugins
-from ale.registry.validation import section_model, validate
+from ale.registry.validation import model_in, validate
 from ale.rollout.selection import Option, Selection
 from ale.specs.algorithm import RolloutRequest
 from ale.specs.choice import Mix, PluginChoice, PluginRules, Select
@@ -206,7 +206,7 @@ def keys(model: type[BaseModel], path: tuple[str | int, ...] = ()) -> Iterator[t
     """Every key of a model, those of the models in it too, also where it has a list of them."""
     for name, field in model.model_fields.items():
         yield (*path, name)
-        inner = section_model(field)
+        inner = model_in(field.annotation)
         if inner is not None and not issubclass(inner, PluginChoice):
             yield from keys(inner, (*path, name, 0) if get_origin(field.annotation) is tuple else (*path, name))
 

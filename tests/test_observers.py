@@ -220,7 +220,7 @@ def test_a_veto_is_not_asked_about_the_episodes_of_an_evaluation(
 def test_an_observer_that_cannot_start_refuses_the_run_by_name(witnessed: Callable[..., list[dict[str, Any]]]) -> None:
     seen = witnessed(SCRIPTED, "rl=null", "eval.episodes=2", fail_in="start", code=2)
     assert [line["hook"] for line in seen] == ["start", "close"]
-    assert "error: observers.0: the hooks plugin 'witness' cannot start: RuntimeError: spam." in witnessed.stderr  # type: ignore[attr-defined]
+    assert "error: observers.0: the observer 'witness' cannot start: RuntimeError: spam." in witnessed.stderr  # type: ignore[attr-defined]
 
 
 def test_an_observer_that_cannot_close_does_not_spoil_the_run(witnessed: Callable[..., list[dict[str, Any]]]) -> None:
@@ -236,11 +236,11 @@ def test_a_run_hears_only_the_observers_that_it_names(run_file: RunFile, install
 @pytest.mark.parametrize(
     ("observers", "sentence"),
     [
-        ("[tensorbord]", "observers.0: there is no hooks plugin 'tensorbord'. Did you mean 'tensorboard'?"),
+        ("[tensorbord]", "observers.0: there is no observer 'tensorbord'. Did you mean 'tensorboard'?"),
         ("[tensorboard, {use: audit_log, pth: x}]", "observers.1.pth: there is no such key. Did you mean 'path'?"),
         ("[{folder: x}]", "observers.0.use: this key is missing"),
         ("audit_log", "observers: "),
-        ("[3]", "observers.0: must be the name of a hooks plugin"),
+        ("[3]", "observers.0: must be the name of an observer"),
     ],
 )
 def test_a_mistake_in_the_observers_is_a_sentence_with_its_path(

@@ -248,7 +248,7 @@ def test_what_is_there_is_never_overwritten(tmp_path: Path) -> None:
     (tmp_path / "ale-plugin-y/src/ale_y/reward.py").rename(tmp_path / "ale-plugin-y/src/ale_y/judge.py")
     before = tree(tmp_path)
     again = ale("plugins", "new", "reward", "y", cwd=tmp_path)
-    assert "ale-plugin-y has a reward plugin 'y' already (in pyproject.toml); choose another name." in again.stderr
+    assert "ale-plugin-y has the reward plugin 'y' already (in pyproject.toml); choose another name." in again.stderr
     assert tree(tmp_path) == before
 
 

@@ -129,7 +129,7 @@ async def test_an_engine_that_is_given_up_has_no_actor_left(
         engines.suspect("torch 0")
         await until(lambda: len(started) == 1 + health.RESTARTS)
         await started[-1].dead.wait()
-        assert engines.seats()[0].state is member.State.FAILED
+        assert engines.replica_statuses()[0].state is member.State.FAILED
         assert all(actor.dead.is_set() for actor in started)
 
 

@@ -7,7 +7,7 @@ from ale_trainer_megatron.worker import Worker
 
 
 class Sleeper(Worker):
-    """See the module."""
+    """A worker that moves its tensors out of memory and reports how much it holds."""
 
     def sleep(self) -> bool:
         """Sleep."""

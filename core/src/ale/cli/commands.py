@@ -12,6 +12,8 @@ from importlib import metadata
 
 import typer
 
+from ale.registry.entry_points import find_entry_points
+
 log = logging.getLogger("ale.cli")
 COMMANDS = "ale.commands"
 
@@ -41,16 +43,9 @@ def explain_unknown(words: Sequence[str]) -> str:
 
 
 def _installed_commands() -> Iterator[metadata.EntryPoint]:
-    """Yield every entry point of the group. Most packages have none, and their files are not parsed, which is faster
-    than `metadata.entry_points`."""
+    """Yield every entry point of the group."""
     seen: set[tuple[str, str]] = set()
-    for distribution in metadata.distributions():
-        try:
-            if f"[{COMMANDS}]" not in (distribution.read_text("entry_points.txt") or ""):
-                continue
-            entries = [entry for entry in distribution.entry_points if entry.group == COMMANDS]
-        except Exception:  # whatever the files of another package contain, the other commands are there
-            continue
+    for _, entries in find_entry_points([COMMANDS]):
         for entry in entries:
             if (entry.name, entry.value) not in seen:  # a package may be on the path twice
                 seen.add((entry.name, entry.value))

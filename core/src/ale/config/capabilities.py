@@ -23,7 +23,7 @@ from ale.registry.validation import as_plugin_error
 from ale.specs.choice import Mix, PluginChoice
 from ale.specs.driver import Driver
 from ale.specs.engine import MessageEngine
-from ale.specs.kinds import CAPABILITIES
+from ale.specs.kinds import CAPABILITIES, plugin_noun
 from ale.specs.reward import Reward
 from ale.specs.sandbox import NetworkMode, SandboxProvider
 from ale.specs.sandbox_protocols import Resets, meaning
@@ -63,7 +63,7 @@ class Part:
     config: Any
 
     def __str__(self) -> str:
-        return f"the {self.kind} plugin '{self.use}'"
+        return f"the {plugin_noun(self.kind)} '{self.use}'"
 
 
 class Requirements:
@@ -201,7 +201,7 @@ def _describe_lack(need: Need, part: Part) -> str:
     elif having:
         mend = f"use {list_names(having)}"
     else:
-        mend = f"no installed {need.kind} plugin can"
+        mend = f"no installed {plugin_noun(need.kind)} can"
     if need.capability in NETWORKS.values():
         modes = [mode for mode, word in NETWORKS.items() if word in part.cls.provides(part.config)]
         mend += f"; or set needs.network to what it gives: {', '.join(modes) or 'nothing'}"

@@ -7,7 +7,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel
 
-from ale.registry.validation import is_section, one_line_error, plugin_mark, section_model
+from ale.registry.validation import is_section, model_in, one_line_error, plugin_mark
 
 
 def describe_keys(model: type[BaseModel], prefix: str = "", given: BaseModel | None = None) -> list[tuple[str, ...]]:
@@ -19,7 +19,7 @@ def describe_keys(model: type[BaseModel], prefix: str = "", given: BaseModel | N
     """
     rows: list[tuple[str, ...]] = []
     for name, field in model.model_fields.items():
-        inner, is_plugin = section_model(field), plugin_mark(field) is not None
+        inner, is_plugin = model_in(field.annotation), plugin_mark(field) is not None
         default = field.get_default(call_default_factory=True) if given is None else getattr(given, name)
         if inner is not None and not is_plugin and is_section(field.annotation):
             rows += describe_keys(inner, f"{prefix}{name}.", default if isinstance(default, inner) else None)

@@ -25,8 +25,9 @@ from ale.errors import AleError
 from ale.registry.drivers import load_plugin
 from ale.registry.hints import ask_hints
 from ale.registry.installed import list_plugins
-from ale.registry.validation import Mistake, Mistakes, format_value, nearest_hint, plugin_mark, section_model, validate
+from ale.registry.validation import Mistake, Mistakes, format_value, model_in, nearest_hint, plugin_mark, validate
 from ale.specs.choice import PluginChoice, PluginRules
+from ale.specs.kinds import plugin_noun
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ class PluginField:
 
     def when_missing(self) -> str:
         """Return what to do about a missing key, as the end of a sentence."""
-        return f"name {_a(self.kind)} plugin. Installed: {_names(self.kind)}"
+        return f"name {_a(plugin_noun(self.kind))}. Installed: {_names(self.kind)}"
 
     def _read(self, value: Any, several: type[PluginRules] | None) -> PluginChoice | PluginRules:
         """Return what a section names. Raises `Mistakes`."""
@@ -89,14 +90,13 @@ class PluginField:
     def _check_use(self, section: Any, keys: Sequence[str]) -> None:
         """Refuse a section that is not a mapping with a name under `use`. Raises `Mistakes`."""
         if not isinstance(section, dict):
-            what = (
-                f"must be the name of {_a(self.kind)} plugin, or a mapping with 'use' (it is {format_value(section)})"
-            )
+            name = f"the name of {_a(plugin_noun(self.kind))}"
+            what = f"must be {name}, or a mapping with 'use' (it is {format_value(section)})"
             raise Mistakes([((), f"{what}. Installed: {_names(self.kind)}.")])
         if "use" not in section:
             for key in section:
                 if key not in keys and (meant := nearest_hint(key, keys)):
-                    raise Mistakes([((key,), f"there is no such key.{meant} It says which {self.kind} plugin.")])
+                    raise Mistakes([((key,), f"there is no such key.{meant} It says which {plugin_noun(self.kind)}.")])
             for key, value in section.items():
                 if key not in keys and (known := ask_hints("keys", (self.kind, key), value)):
                     raise Mistakes([(path[1:], sentence) for path, sentence in known])
@@ -104,7 +104,7 @@ class PluginField:
             found = (
                 f"must be a name (it is {format_value(section['use'])})" if "use" in section else "this key is missing"
             )
-            sentence = f"{found}; it says which {self.kind} plugin. Installed: {_names(self.kind)}."
+            sentence = f"{found}; it says which {plugin_noun(self.kind)}. Installed: {_names(self.kind)}."
             raise Mistakes([(("use",), sentence)])
 
     def _read_rules(self, section: Mapping[str, Any], several: type[PluginRules]) -> PluginRules:
@@ -146,8 +146,8 @@ def _rules_of(forms: Sequence[Any]) -> type[PluginRules] | None:
     return next((form for form in forms if isinstance(form, type) and issubclass(form, PluginRules)), None)
 
 
-def _a(kind: str) -> str:
-    return f"an {kind}" if kind[0] in "aeio" else f"a {kind}"
+def _a(noun: str) -> str:
+    return f"an {noun}" if noun[0] in "aeio" else f"a {noun}"
 
 
 def _names(kind: str) -> str:
@@ -179,7 +179,7 @@ class PluginPlace:
 def plugin_places(model: type[BaseModel], above: str = "") -> Iterator[PluginPlace]:
     """Yield every place in a model that names plugins."""
     for name, field in model.model_fields.items():
-        mark, inner = plugin_mark(field), section_model(field)
+        mark, inner = plugin_mark(field), model_in(field.annotation)
         if mark is not None:
             forms = get_args(field.annotation)
             default = field.default if isinstance(field.default, str) else None

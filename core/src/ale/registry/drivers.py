@@ -32,7 +32,7 @@ from ale.registry.validation import add_place, as_plugin_error, describe_error, 
 from ale.registry.versions import describe_mismatch
 from ale.specs.choice import PluginChoice
 from ale.specs.driver import Driver, DriverContext
-from ale.specs.kinds import HOOKS
+from ale.specs.kinds import HOOKS, plugin_noun
 
 CONTRACTS = {
     "sandbox": "SandboxProvider",
@@ -101,11 +101,11 @@ def _find(kind: str, name: str) -> PluginInfo:
             hint = " A class in a file is written ./mine.py:Mine."
         elif may_be_module(name) and bare not in names:
             also, hint = f", and no module '{package}'", f" Installed: {', '.join(sorted(names)) or 'none'}."
-        raise ConfigError(f"there is no {kind} plugin '{name}'{also}.{hint}")
+        raise ConfigError(f"there is no {plugin_noun(kind)} '{name}'{also}.{hint}")
     if len(matches) > 1:
         packages = " and ".join(i.package for i in matches)
         choices = " or ".join(f"{i.package}:{i.name}" for i in matches)
-        raise ConfigError(f"{packages} both bring the {kind} plugin '{bare}'; write {choices}.")
+        raise ConfigError(f"{packages} both bring the {plugin_noun(kind)} '{bare}'; write {choices}.")
     info = matches[0]
     unfit = describe_mismatch(info.api_version, info.package) if info.api_version else None
     if unfit is not None:
@@ -225,7 +225,7 @@ async def open_driver(
 ) -> Driver:
     """Build a driver and start it; `stack` closes it. If the start fails, the error names the plugin."""
     driver = build_driver(kind, choice, context, yaml_path)
-    with as_plugin_error(f"{yaml_path or kind}: the {kind} plugin '{choice.use}' cannot start"):
+    with as_plugin_error(f"{yaml_path or kind}: the {plugin_noun(kind)} '{choice.use}' cannot start"):
         await stack.enter_async_context(driver)
     return driver
 
@@ -257,7 +257,7 @@ def build_driver(kind: str, choice: PluginChoice, context: DriverContext, yaml_p
     """Build the driver that a section of the run names, with checked settings. Raises `ConfigError`, `PluginError`."""
     where = yaml_path or kind
     plugin = load_plugin(kind, choice, where)
-    with as_plugin_error(f"{where}: the {kind} plugin '{choice.use}' cannot be built"):
+    with as_plugin_error(f"{where}: the {plugin_noun(kind)} '{choice.use}' cannot be built"):
         return plugin.cls(plugin.config, context)
 
 
@@ -286,7 +286,7 @@ def _plugin_phrase(info: PluginInfo) -> str:
         file, name = split_file(info.target) or ("", info.name)
         place = show_path(file) if file else f"the module {info.target.partition(':')[0]}"
         return f"{name} of {place}" if name else place
-    return f"the {info.kind} plugin '{info.name}' of {info.package} {info.version}"
+    return f"the {plugin_noun(info.kind)} '{info.name}' of {info.package} {info.version}"
 
 
 def _install_hint(kind: str, package: str, name: str, installed: list[PluginInfo]) -> str:

@@ -24,6 +24,7 @@ from typing import Any, Literal
 
 from ale.errors import ConfigError
 from ale.registry.class_text import read_class
+from ale.registry.entry_points import find_entry_points
 from ale.registry.search_path import path_state
 from ale.registry.versions import describe_mismatch
 from ale.specs.kinds import ALL_KINDS, HOOKS
@@ -102,15 +103,9 @@ class _Package:
 
 
 def _distributions() -> Iterator[tuple[_Package, list[metadata.EntryPoint]]]:
-    groups = {f"ale.{kind}" for kind in ALL_KINDS}
     seen: set[str] = set()
-    for distribution in metadata.distributions():
+    for distribution, entries in find_entry_points([f"ale.{kind}" for kind in ALL_KINDS]):
         try:
-            # Reading entry_points.txt costs far less than parsing metadata; for most packages this is enough.
-            text = distribution.read_text("entry_points.txt")
-            if not text or "ale." not in text:
-                continue
-            entries = [entry for entry in distribution.entry_points if entry.group in groups]
             about = distribution.metadata
             # Some libraries replace Python's own reader of metadata by one that raises for a key that is not there.
             name, version, summary = (str(about[key]) if key in about else "" for key in ("Name", "Version", "Summary"))
@@ -120,8 +115,7 @@ def _distributions() -> Iterator[tuple[_Package, list[metadata.EntryPoint]]]:
         if not name or key in seen:  # Python imports the first one on the path
             continue
         seen.add(key)
-        if entries:
-            yield _Package(name, version, summary), entries
+        yield _Package(name, version, summary), entries
 
 
 def _read_plugin_info(package: _Package, entry: metadata.EntryPoint, *, alone: bool) -> PluginInfo:

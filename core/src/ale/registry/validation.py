@@ -122,11 +122,6 @@ def model_in(annotation: Any) -> type[BaseModel] | None:
     return next((found for a in get_args(annotation) if (found := model_in(a)) is not None), None)
 
 
-def section_model(field: FieldInfo) -> type[BaseModel] | None:
-    """Return the model of a field that holds a section; None for plain values."""
-    return model_in(field.annotation)
-
-
 @cache
 def lenient_model(model: type[BaseModel]) -> str | None:
     """Return the name of a model in a `Config`, itself included, that does not refuse unknown keys."""
@@ -209,7 +204,7 @@ def _model_at(model: type[BaseModel], location: Iterable[str]) -> type[BaseModel
     """Return the model at a place inside a model, or the innermost one on the way there."""
     for part in location:
         field = model.model_fields.get(part)
-        model = (section_model(field) if field is not None else None) or model
+        model = (model_in(field.annotation) if field is not None else None) or model
     return model
 
 
@@ -221,7 +216,7 @@ def plugin_mark(field: FieldInfo) -> Any:
 def key_paths(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
     """Yield the path of every key of a model: sections are expanded, plugins' sections and lists are not."""
     for name, field in model.model_fields.items():
-        inner = section_model(field)
+        inner = model_in(field.annotation)
         if inner is not None and plugin_mark(field) is None and is_section(field.annotation):
             yield from key_paths(inner, f"{prefix}{name}.")
         else:

@@ -15,6 +15,12 @@ HOOKS = "hooks"
 
 ALL_KINDS = (*KINDS, HOOKS)
 
+
+def plugin_noun(kind: str) -> str:
+    """Return what a sentence calls a plugin of a kind: `sandbox plugin`, `observer`."""
+    return "observer" if kind == HOOKS else f"{kind} plugin"
+
+
 CAPABILITIES = {
     "sandbox": {
         "fork": "starts from a snapshot in milliseconds",

@@ -177,7 +177,7 @@ class SandboxProvider(ABC):
     provider that was not started, because `ale sandbox` calls them."""
 
     capabilities: ClassVar[frozenset[str]] = frozenset()
-    """See `Driver.capabilities`."""
+    """What it can do beyond the contract (`Driver.capabilities`)."""
     default_image: str | None = None
     """The image of a sandbox whose spec names none; None if the provider has no such image."""
     sandbox_type: ClassVar[type[Sandbox]] = Sandbox  # type: ignore[type-abstract]

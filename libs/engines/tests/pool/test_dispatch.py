@@ -1,4 +1,4 @@
-"""Another process dispatches to the replicas of a pool: it has a queue and places of its own, and checks nothing."""
+"""Another process dispatches to the replicas of a pool: it has a queue and targets of its own, and checks nothing."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import pytest
 from ale.errors import EngineError
 from ale.specs.engine import GenerateRequest, Generation
 from ale_engines.pool.admission import Admission
-from ale_engines.pool.dispatch import EnginePlace, dispatch
+from ale_engines.pool.dispatch import EngineTarget, dispatch
 
 from .conftest import FakeReplica, ask, expected
 
 
-class WorkerPlace(EnginePlace):
+class WorkerTarget(EngineTarget):
     """A replica as a rollout worker on another node sees it."""
 
     def __init__(self, replica: FakeReplica) -> None:
@@ -46,19 +46,19 @@ class WorkerPlace(EnginePlace):
         self.faults += 1
 
 
-def places_of(count: int) -> tuple[Admission, list[WorkerPlace]]:
+def targets_of(count: int) -> tuple[Admission, list[WorkerTarget]]:
     """A queue in front of so many replicas that are alive."""
-    places = [WorkerPlace(FakeReplica(name)) for name in "abcdef"[:count]]
+    targets = [WorkerTarget(FakeReplica(name)) for name in "abcdef"[:count]]
     admission = Admission(lambda: None)
-    for place in places:
-        place.replica.alive = True
-        admission.router.places.append(place)
-    return admission, places
+    for target in targets:
+        target.replica.alive = True
+        admission.router.targets.append(target)
+    return admission, targets
 
 
 @pytest.mark.parametrize("departing", [False, True])
 async def test_what_a_place_breaks_off_goes_on_at_another_one(departing: bool) -> None:
-    admission, (first, second) = places_of(2)
+    admission, (first, second) = targets_of(2)
     counts: Counter[str] = Counter()
 
     async def leave_at_five(replica: FakeReplica, position: int) -> None:
@@ -79,15 +79,15 @@ async def test_what_a_place_breaks_off_goes_on_at_another_one(departing: bool) -
 
 @pytest.mark.parametrize("departing", [False, True])
 async def test_a_generation_that_every_place_breaks_off_fails_unless_they_leave(departing: bool) -> None:
-    admission, places = places_of(6)
+    admission, targets = targets_of(6)
     counts: Counter[str] = Counter()
 
     async def break_off(replica: FakeReplica, position: int) -> None:
-        if sum(place.replica.interruptions for place in places) < 5:
+        if sum(target.replica.interruptions for target in targets) < 5:
             await replica.interrupt()
 
-    for place in places:
-        place.replica.before_token, place.departing = break_off, departing
+    for target in targets:
+        target.replica.before_token, target.departing = break_off, departing
     request = ask(max_tokens=6)
     if departing:
         assert (await dispatch(admission, request, counts)).token_ids == expected(request)
@@ -95,12 +95,12 @@ async def test_a_generation_that_every_place_breaks_off_fails_unless_they_leave(
     else:
         with pytest.raises(EngineError, match=r"A generation was broken off 4 times, the last time: [a-f] broke"):
             await dispatch(admission, request, counts)
-        assert sum(place.faults for place in places) == 4
-    assert not any(place.active for place in places)
+        assert sum(target.faults for target in targets) == 4
+    assert not any(target.active for target in targets)
 
 
 async def test_a_place_that_serves_no_more_when_its_turn_comes_gets_no_request() -> None:
-    admission, (first, second) = places_of(2)
+    admission, (first, second) = targets_of(2)
     first.active, second.serving = first.slots, False
     running = asyncio.ensure_future(dispatch(admission, ask(), Counter()))
     await asyncio.sleep(0)
@@ -114,15 +114,15 @@ async def test_a_place_that_serves_no_more_when_its_turn_comes_gets_no_request()
 
 
 async def test_a_generation_that_is_broken_off_at_its_last_token_is_complete() -> None:
-    admission, (place,) = places_of(1)
+    admission, (target,) = targets_of(1)
     request = ask(max_tokens=12)
 
     async def break_off(replica: FakeReplica, position: int) -> None:
         if position == 5:
             await replica.interrupt()
 
-    place.replica.before_token = break_off
-    place.replica.max_context = len(request.token_ids) + 5
+    target.replica.before_token = break_off
+    target.replica.max_context = len(request.token_ids) + 5
     result = await dispatch(admission, request, Counter())
     assert (result.token_ids, result.finish_reason) == (expected(request)[:5], "length")
-    assert len(place.replica.served) == 1
+    assert len(target.replica.served) == 1

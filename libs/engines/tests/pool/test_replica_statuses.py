@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from ale_engines.pool import member
-from ale_engines.pool.member import INTERRUPTED_ROUNDS, Seat, State
+from ale_engines.pool.member import INTERRUPTED_ROUNDS, ReplicaStatus, State
 
 from .conftest import FakeReplica, ask, policy, pool_of, until
 
@@ -18,14 +18,16 @@ async def test_listeners_are_called_after_every_change_and_find_it_in_the_table(
     first, second = FakeReplica("a"), FakeReplica("b")
     tables: list[Table] = []
     async with pool_of(first, second) as pool:
-        pool.listeners.append(lambda: tables.append({seat.name: (seat.state, seat.version) for seat in pool.seats()}))
+        pool.listeners.append(
+            lambda: tables.append({status.name: (status.state, status.version) for status in pool.replica_statuses()})
+        )
         await pool.load_weights(policy(1))
         assert (State.LOADING, 0) in [table["b"] for table in tables]
         assert tables[-1] == {"a": (State.SERVING, 1), "b": (State.SERVING, 1)}
         await pool.shrink(["a"])
         assert (State.LEAVING, 1) in [table["a"] for table in tables]
         assert tables[-1]["a"] == (State.ASLEEP, 1)
-        assert pool.seats()[0] == Seat("a", 2, State.ASLEEP, 1, 1000)
+        assert pool.replica_statuses()[0] == ReplicaStatus("a", 2, State.ASLEEP, 1, 1000)
         await pool.load_weights(policy(2))
         await pool.expand(["a"])
         assert tables[-1] == {"a": (State.SERVING, 2), "b": (State.SERVING, 2)}
@@ -62,12 +64,12 @@ async def test_a_replica_that_broke_off_a_generation_of_others_is_checked(monkey
     async with pool_of(first, second) as pool:
         first.kill()
         pool.suspect("a")
-        assert pool.seats()[0].state is State.SUSPECT
+        assert pool.replica_statuses()[0].state is State.SUSPECT
         await until(lambda: first.starts == 2 and pool.metrics()["replicas_serving"] == 2)
         pool.suspect("somebody who has left")
         await pool.shrink(["b"])
         pool.suspect("b")
-        assert pool.seats()[1].state is State.ASLEEP
+        assert pool.replica_statuses()[1].state is State.ASLEEP
         assert (second.starts, pool.metrics()["interruptions"]) == (1, 3)
 
 
@@ -78,8 +80,8 @@ async def test_a_replica_that_finishes_generations_of_others_is_not_given_up() -
         for _ in range(2 * rounds):
             pool.suspect("a")
             pool.finished("a")
-        await until(lambda: pool.seats()[0].state is State.SERVING)
+        await until(lambda: pool.replica_statuses()[0].state is State.SERVING)
         assert replica.starts == 1
         for _ in range(rounds):
             pool.suspect("a")
-        await until(lambda: replica.starts == 2 and pool.seats()[0].state is State.SERVING)
+        await until(lambda: replica.starts == 2 and pool.replica_statuses()[0].state is State.SERVING)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ale.errors import EngineError
 from ale_engines.pool.admission import Admission
-from ale_engines.pool.routing import REMEMBERED, SHARE, Place, Router
+from ale_engines.pool.routing import REMEMBERED, SHARE, Router, Target
 
 SLOTS = st.lists(st.integers(1, 9), min_size=1, max_size=5)
 EVENTS = st.lists(st.tuples(st.sampled_from("abcdefghijkl"), st.booleans()), max_size=120)
@@ -20,63 +20,63 @@ EVENTS = st.lists(st.tuples(st.sampled_from("abcdefghijkl"), st.booleans()), max
 
 
 def router_of(slots: Sequence[int]) -> Router:
-    """A router over serving places with so many slots."""
+    """A router over serving targets with so many slots."""
     router = Router()
-    router.places = [Place(f"r{i}", count, serving=True) for i, count in enumerate(slots)]
+    router.targets = [Target(f"r{i}", count, serving=True) for i, count in enumerate(slots)]
     return router
 
 
 @given(SLOTS, EVENTS)
 def test_no_place_gets_more_than_its_slots_and_its_share(slots: list[int], events: list[tuple[str, bool]]) -> None:
-    router, running = router_of(slots), list[Place]()
+    router, running = router_of(slots), list[Target]()
     for session, ends in events:
         if ends and running:
             running.pop(0).active -= 1
-        place = router.choose(session)
-        if place is None:
+        target = router.choose(session)
+        if target is None:
             assert len(running) == sum(slots), "a request waits only if all slots are taken"
             continue
-        share = math.ceil(SHARE * (len(running) + 1) * place.slots / sum(slots))
-        place.active += 1
-        running.append(place)
-        assert place.active <= min(place.slots, share)
+        share = math.ceil(SHARE * (len(running) + 1) * target.slots / sum(slots))
+        target.active += 1
+        running.append(target)
+        assert target.active <= min(target.slots, share)
 
 
 @given(SLOTS, EVENTS)
 def test_a_session_stays_while_its_place_is_within_its_share(slots: list[int], events: list[tuple[str, bool]]) -> None:
-    router, running, homes = router_of(slots), list[Place](), dict[str, Place]()
+    router, running, homes = router_of(slots), list[Target](), dict[str, Target]()
     for session, ends in events:
         if ends and running:
             running.pop(0).active -= 1
         home = homes.get(session)
         within = home is not None and home.active < router.bound(home)
-        if (place := router.choose(session)) is None:
+        if (target := router.choose(session)) is None:
             continue
         if within:
-            assert place is home
-        homes[session] = place
-        place.active += 1
-        running.append(place)
+            assert target is home
+        homes[session] = target
+        target.active += 1
+        running.append(target)
 
 
 @given(SLOTS, st.lists(st.sampled_from("abcdef"), max_size=30))
 def test_one_session_after_another_is_never_moved(slots: list[int], sessions: list[str]) -> None:
-    router, homes = router_of(slots), dict[str, Place]()
+    router, homes = router_of(slots), dict[str, Target]()
     for session in sessions:
-        place = router.choose(session)
-        assert place is not None
-        assert homes.setdefault(session, place) is place
+        target = router.choose(session)
+        assert target is not None
+        assert homes.setdefault(session, target) is target
 
 
 def test_idle_sessions_are_spread_too() -> None:
     router = router_of([4, 4])
     chosen = [router.choose(f"s{i}") for i in range(6)]
-    assert [chosen.count(place) for place in router.places] == [3, 3]
+    assert [chosen.count(target) for target in router.targets] == [3, 3]
 
 
 def test_a_place_that_does_not_serve_or_has_old_weights_is_not_chosen() -> None:
     router = router_of([1, 2])
-    small, large = router.places
+    small, large = router.targets
     home = router.choose("s")
     large.version = 3
     assert router.choose("s", version=2) is large
@@ -98,7 +98,7 @@ def test_sessions_of_a_lost_place_and_the_oldest_ones_are_forgotten() -> None:
     assert max(router._sessions.values()) - min(router._sessions.values()) <= 2
 
 
-async def order_of(admission: Admission, sessions: Sequence[str], frees: Sequence[Place]) -> list[int]:
+async def order_of(admission: Admission, sessions: Sequence[str], frees: Sequence[Target]) -> list[int]:
     """The order in which requests of these sessions get the slots that become free one after another."""
     order: list[int] = []
 
@@ -108,8 +108,8 @@ async def order_of(admission: Admission, sessions: Sequence[str], frees: Sequenc
 
     tasks = [asyncio.ensure_future(enter(number, session)) for number, session in enumerate(sessions)]
     await asyncio.sleep(0)
-    for place in frees:
-        admission.leave(place)
+    for target in frees:
+        admission.leave(target)
         for _ in range(3):
             await asyncio.sleep(0)
     for task in tasks:
@@ -119,29 +119,29 @@ async def order_of(admission: Admission, sessions: Sequence[str], frees: Sequenc
 
 
 def full_admission(slots: Sequence[int]) -> Admission:
-    """A queue in front of places that are full, and home to the session of their name."""
+    """A queue in front of targets that are full, and home to the session of their name."""
     admission = Admission(lambda: None)
     admission.router = router_of(slots)
-    for place in admission.router.places:
-        admission.router._remember(place.name, place)
-        place.active = place.slots
+    for target in admission.router.targets:
+        admission.router._remember(target.name, target)
+        target.active = target.slots
     return admission
 
 
 async def test_requests_are_served_in_order() -> None:
     admission = full_admission([2])
-    assert await order_of(admission, ["", "x", "r0", "", "y"], admission.router.places * 4) == [0, 1, 2, 3]
+    assert await order_of(admission, ["", "x", "r0", "", "y"], admission.router.targets * 4) == [0, 1, 2, 3]
 
 
 async def test_a_free_slot_goes_to_a_session_that_belongs_there() -> None:
     admission = full_admission([2, 2])
-    first, second = admission.router.places
+    first, second = admission.router.targets
     assert await order_of(admission, ["r1", "r1", "r0", "new"], [first, first, second, second]) == [2, 3, 0, 1]
 
 
 async def test_a_request_is_overtaken_at_most_as_often_as_there_are_slots() -> None:
     admission = full_admission([1, 2])
-    order = await order_of(admission, ["r1", *["r0"] * 6], [admission.router.places[0]] * 5)
+    order = await order_of(admission, ["r1", *["r0"] * 6], [admission.router.targets[0]] * 5)
     assert order == [1, 2, 3, 0, 4]
 
 
@@ -152,8 +152,8 @@ async def test_a_request_that_waits_again_keeps_its_turn() -> None:
     await asyncio.sleep(0)
     earlier = asyncio.ensure_future(admission.enter(numbers[0], "", 0))
     await asyncio.sleep(0)
-    admission.leave(admission.router.places[0])
-    assert await earlier is admission.router.places[0]
+    admission.leave(admission.router.targets[0])
+    assert await earlier is admission.router.targets[0]
     assert not later.done()
     later.cancel()
     await asyncio.wait([later])
@@ -162,14 +162,14 @@ async def test_a_request_that_waits_again_keeps_its_turn() -> None:
 
 async def test_a_request_cancelled_when_it_was_just_served_gives_its_slot_back() -> None:
     admission = full_admission([1])
-    (place,) = admission.router.places
+    (target,) = admission.router.targets
     waiting = asyncio.ensure_future(admission.enter(0, "", 0))
     await asyncio.sleep(0)
-    admission.leave(place)
-    assert place.active == 1
+    admission.leave(target)
+    assert target.active == 1
     waiting.cancel()
     await asyncio.wait([waiting])
-    assert (place.active, admission.waiting) == (0, 0)
+    assert (target.active, admission.waiting) == (0, 0)
 
 
 async def test_requests_that_wait_in_vain_get_the_refusal() -> None:

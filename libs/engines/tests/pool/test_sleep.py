@@ -276,7 +276,7 @@ async def test_what_a_replica_generates_is_interrupted_when_all_know_that_it_lea
     async with pool_of(first, second) as pool:
         pool._members.deliver_changes = known.wait
         leaving = asyncio.ensure_future(pool.shrink(["a"]))
-        await until(lambda: pool.seats()[0].state is State.LEAVING)
+        await until(lambda: pool.replica_statuses()[0].state is State.LEAVING)
         await asyncio.sleep(0.01)
         assert first.interruptions == 0
         known.set()

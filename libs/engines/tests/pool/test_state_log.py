@@ -118,8 +118,8 @@ async def test_a_pool_reports_the_states_after_each_update_and_when_it_is_closed
         await pool.shrink(["a"])
         await pool.load_weights(policy(2))
         second.kill()
-        await until(lambda: pool.seats()[1].state is State.LOST or second.starts == 2)
-        await until(lambda: pool.seats()[1].state is State.SERVING)
+        await until(lambda: pool.replica_statuses()[1].state is State.LOST or second.starts == 2)
+        await until(lambda: pool.replica_statuses()[1].state is State.SERVING)
     await pool.close()
     one, two, three = states_in(channel)
     assert one == {"a": ["serving", "loading", "serving"], "b": ["serving", "loading", "serving"]}

@@ -16,6 +16,7 @@ import tomlkit
 from tomlkit.exceptions import TOMLKitError
 
 from ale.errors import ConfigError
+from ale.specs.kinds import plugin_noun
 from ale_testing.package_plan import PackagePlan
 
 
@@ -57,8 +58,8 @@ def _add_to_project(file: Path, plan: PackagePlan) -> str:
             group = groups.setdefault(f"ale.{part.kind}", tomlkit.table())
             if plan.name in group:
                 raise ConfigError(
-                    f"{file.parent} has a {part.kind} plugin '{plan.name}' already (in {file.name}); choose another "
-                    "name."
+                    f"{file.parent} has the {plugin_noun(part.kind)} '{plan.name}' already (in {file.name}); choose "
+                    "another name."
                 )
             group[plan.name] = f"{plan.module}.{part.module}:{part.class_name}"
             if is_new:

@@ -62,7 +62,7 @@ def test_engines_that_cannot_be_lent_are_refused() -> None:
     alone: Any = SimpleNamespace()
     with pytest.raises(ConfigError, match=r"rl\.multiplex is 1, but of engines that can sleep .* the run has none: "):
         require_elastic(alone, 1)
-    engines: Any = SimpleNamespace(seats=lambda: [1], shrink=print, expand=print)
+    engines: Any = SimpleNamespace(replica_statuses=lambda: [1], shrink=print, expand=print)
     with pytest.raises(ConfigError, match=r"rl\.multiplex is 2, but .* the run has 1: take a cluster with as many"):
         require_elastic(engines, 2)
     assert require_elastic(engines, 1) is engines

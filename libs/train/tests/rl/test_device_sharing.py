@@ -37,7 +37,7 @@ class Engines:
         self.gate = asyncio.Event()
         self.gate.set()
 
-    def seats(self) -> list[SimpleNamespace]:
+    def replica_statuses(self) -> list[SimpleNamespace]:
         states = ["failed" if name in self.failed else "serving" for name in self.names]
         return [SimpleNamespace(name=name, slots=SLOTS, state=s) for name, s in zip(self.names, states, strict=True)]
 

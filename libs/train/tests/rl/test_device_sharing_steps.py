@@ -33,7 +33,7 @@ class Engines:
         self.serves = asyncio.Event()
         self.serves.set()
 
-    def seats(self) -> list[SimpleNamespace]:
+    def replica_statuses(self) -> list[SimpleNamespace]:
         return [SimpleNamespace(name="engine", slots=4, state="serving")]
 
     async def shrink(self, names: list[str]) -> None:

@@ -221,9 +221,9 @@ class RayCluster(Driver, Cluster[EpisodeConfig, OpenEpisodes]):
                 f"rl.multiplex is {len(self._lent)}: so many engines lie on the trainer's devices, and stay there. For "
                 "fewer, stop the run, and go on with a smaller rl.multiplex (ale run --resume)."
             )
-        for seat in engines.seats():
-            if seat.state is State.FAILED:
-                await engines.leave(seat.name)
+        for status in engines.replica_statuses():
+            if status.state is State.FAILED:
+                await engines.leave(status.name)
         while len(engines.replicas) < count:
             room = ActorResources("engine", self.config.engine.cpus, self.config.engine.devices)
             await asyncio.to_thread(check_resources, [room])
@@ -280,16 +280,16 @@ class RayCluster(Driver, Cluster[EpisodeConfig, OpenEpisodes]):
         rows = []
         if self._engines is not None:
             facts = {each.name: each.facts for each in self._engines.replicas if isinstance(each, RayReplica)}
-            for seat in self._engines.seats():
-                at = facts[seat.name]
+            for status in self._engines.replica_statuses():
+                at = facts[status.name]
                 row = row_of(
                     role="engine",
-                    name=seat.name,
+                    name=status.name,
                     node=at.node,
                     pid=at.pid,
                     devices=at.devices,
-                    state=seat.state,
-                    version=seat.version,
+                    state=status.state,
+                    version=status.version,
                 )
                 rows.append(row | ({"part": at.part} if at.part else {}))
         if self._places is not None:

@@ -79,17 +79,17 @@ class RayEngines(Engines):
         self._number += 1
         actors = {replica.name: replica for replica in self.replicas}
         rows = []
-        for seat in self.seats():
-            replica = actors[seat.name]
+        for status in self.replica_statuses():
+            replica = actors[status.name]
             assert isinstance(replica, RayReplica)
             rows.append(
                 TableRow(
-                    name=seat.name,
+                    name=status.name,
                     actor=replica.actor,
-                    slots=seat.slots,
-                    state=seat.state,
-                    version=seat.version,
-                    max_context=seat.max_context,
+                    slots=status.slots,
+                    state=status.state,
+                    version=status.version,
+                    max_context=status.max_context,
                 )
             )
         refusal = self._members.find_refusal()

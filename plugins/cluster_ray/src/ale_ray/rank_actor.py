@@ -21,7 +21,7 @@ PING = "ping"
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RankAddress:
     """Where a rank is: the address of its node and its process there. `port` is that of the store, which rank 0 has."""
 
     address: str
@@ -40,9 +40,9 @@ class RankActor:
         self._rank: Rank | None = None
 
     def find_place(self) -> bytes:
-        """Return the `Place` of this rank; rank 0 opens the store by which the ranks find each other."""
+        """Return the `RankAddress` of this rank; rank 0 opens the store by which the ranks find each other."""
         self._set_threads()
-        return answer_with(self._number, self._find_place)
+        return answer_with(self._number, self._find_address)
 
     def prepare(self, plan: RankPlan) -> bytes:
         """Take the plan, before the first call."""
@@ -66,7 +66,7 @@ class RankActor:
         """Set what torch reads when it is imported: Ray sets its own number before each call, and removes it after."""
         os.environ["OMP_NUM_THREADS"] = str(self._threads)
 
-    def _find_place(self) -> Place:
+    def _find_address(self) -> RankAddress:
         import ray
 
         util: Any = ray.util
@@ -74,7 +74,7 @@ class RankActor:
         port = 0
         if self._number == 0:
             self._store, port = open_store(self._address)
-        return Place(self._address, os.getpid(), port)
+        return RankAddress(self._address, os.getpid(), port)
 
     def _prepare(self, plan: RankPlan) -> None:
         sys.path += [folder for folder in plan.path if folder not in sys.path]  # on another node these may not exist

@@ -23,7 +23,7 @@ from typing import Any
 from ale.errors import TrainerError
 from ale_ray import actor_lifecycle as actors
 from ale_ray.actor_calls import COLORS
-from ale_ray.rank_actor import PING, Place, RankActor
+from ale_ray.rank_actor import PING, RankActor, RankAddress
 from ale_torch.ranks import RankGroup, RankPlan
 from ale_torch.ranks.rank import Answer
 
@@ -63,7 +63,7 @@ class RayRanks(RankGroup):
         super().__init__(count)
         actor_class: Any = ray.remote(concurrency_groups={PING: 1})(RankActor)
         fixed = {"max_restarts": 0, "max_task_retries": 0}
-        self._places: list[Place] = []
+        self._addresses: list[RankAddress] = []
         self._answers: dict[int, Any] = {}
         """The references of answers that have not been taken yet, by rank."""
         self._pings: dict[int, tuple[Any, float]] = {}
@@ -78,9 +78,9 @@ class RayRanks(RankGroup):
             if launched is not None:
                 launched(self)
             self._ask("find_place")
-            self._places = self._take_answers("start", start_s)
-            first = self._places[0]
-            one_node = all(place.address == first.address for place in self._places)
+            self._addresses = self._take_answers("start", start_s)
+            first = self._addresses[0]
+            one_node = all(each.address == first.address for each in self._addresses)
             plan = RankPlan(
                 path=sys.path,
                 target=target,
@@ -138,7 +138,7 @@ class RayRanks(RankGroup):
         import ray
 
         silent = []
-        for rank in ranks if self._places else ():  # before, they may wait for room
+        for rank in ranks if self._addresses else ():  # before, they may wait for room
             ping, sent = self._pings.get(rank, (None, 0.0))
             over = ping is not None and time.monotonic() - sent > self._silent_s
             # Once more, if it is over: this process may have stood still itself.
@@ -169,10 +169,10 @@ class RayRanks(RankGroup):
             ray.wait(ended, num_returns=len(ended), timeout=END_S)
 
     def _name(self, rank: int) -> str:
-        if not self._places:
+        if not self._addresses:
             return super()._name(rank)
-        place = self._places[rank]
-        return f"{super()._name(rank)} (process {place.pid} on the node {place.address})"
+        address = self._addresses[rank]
+        return f"{super()._name(rank)} (process {address.pid} on the node {address.address})"
 
 
 def _receive(reference: Any) -> Answer:

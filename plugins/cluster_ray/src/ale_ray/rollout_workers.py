@@ -17,7 +17,7 @@ import cloudpickle  # type: ignore[import-untyped]
 from ale.errors import EngineError
 from ale.registry.validation import one_line_error
 from ale_engines.pool.admission import Admission
-from ale_engines.pool.routing import Place
+from ale_engines.pool.routing import Target
 from ale_engines.pool.state_log import Key, StateLog
 from ale_ray.actor_calls import ActorLost, ActorSilent, ask, cancel
 from ale_ray.actor_lifecycle import end_actor, look_at, share, start_actor
@@ -45,7 +45,7 @@ MEANS = ("_p50", "_p95", "_max")
 Model = tuple[Path | None]
 
 
-class WorkerHandle(Place):
+class WorkerHandle(Target):
     """A worker as the run sees it: its actor, its state, and its places for episodes."""
 
     def __init__(self, name: str, slots: int) -> None:
@@ -99,16 +99,16 @@ class RolloutWorkers:
         self._closed = False
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(self._admission.router.places)
+        return iter(self._admission.router.targets)
 
     def __len__(self) -> int:
-        return len(self._admission.router.places)
+        return len(self._admission.router.targets)
 
     async def add(self, number: int) -> None:
         """Start workers, all at once. Raises `AleError` if one does not start: then none is added."""
         new = [WorkerHandle(f"worker {next(self._names)}", self._slots) for _ in range(number)]
-        places = self._admission.router.places
-        places += new
+        targets = self._admission.router.targets
+        targets += new
         try:
             results = await asyncio.gather(*(self._start(worker) for worker in new), return_exceptions=True)
             for result in results:
@@ -118,7 +118,7 @@ class RolloutWorkers:
                 await self._serve(worker)
         except BaseException:
             for worker in new:
-                places.remove(worker)
+                targets.remove(worker)
             await asyncio.gather(*(cancel(worker.reviving) for worker in new))
             await asyncio.gather(*(self._end(worker) for worker in new))
             raise
@@ -126,14 +126,14 @@ class RolloutWorkers:
     async def remove(self) -> str:
         """End a worker, once its episodes are done: one that was given up, else that which was added last. Returns its
         name."""
-        places = self._admission.router.places
-        worker = next((each for each in self if each.state == "failed"), places[-1])
+        targets = self._admission.router.targets
+        worker = next((each for each in self if each.state == "failed"), targets[-1])
         assert isinstance(worker, WorkerHandle)
         self._change(worker, "leaving")
         await cancel(worker.reviving)
         while worker.active:
             await self._admission.wait_for_change()
-        places.remove(worker)
+        targets.remove(worker)
         self._states.look()
         self._admission.router.forget(worker)
         await self._end(worker)

@@ -14,7 +14,7 @@ from typing import Any
 from ale.errors import EngineError
 from ale.specs.engine import GenerateRequest, Generation, InferenceEngine, PolicyVersion, Tokenizer
 from ale_engines.pool.admission import Admission
-from ale_engines.pool.dispatch import EnginePlace, dispatch
+from ale_engines.pool.dispatch import EngineTarget, dispatch
 from ale_engines.pool.member import State
 from ale_ray.engine_calls import EngineCalls
 
@@ -45,7 +45,7 @@ class EngineTable:
     """Why no engine will ever serve, if so."""
 
 
-class RemotePlace(EnginePlace):
+class RemoteReplica(EngineTarget):
     """An engine on some node."""
 
     def __init__(self, row: TableRow, report: Callable[[str, bool], None]) -> None:
@@ -97,7 +97,7 @@ class RoutedEngine(InferenceEngine):
     def __init__(self, report: Callable[[str, bool], None]) -> None:
         self._report = report
         self._admission = Admission(self._find_refusal)
-        self._places: dict[str, RemotePlace] = {}
+        self._replicas: dict[str, RemoteReplica] = {}
         self._table = EngineTable(-1, (), 0, "")
         self._counts: Counter[str] = Counter()
 
@@ -108,16 +108,16 @@ class RoutedEngine(InferenceEngine):
         self._table = table
         router = self._admission.router
         for row in table.rows:
-            place = self._places.get(row.name)
-            if place is None:
-                place = self._places[row.name] = RemotePlace(row, self._report)
-                router.places.append(place)
-            elif place.row.actor != row.actor:
-                router.forget(place)  # its cache is lost
-            place.update(row)
-        for name in self._places.keys() - {row.name for row in table.rows}:
-            gone = self._places.pop(name)
-            router.places.remove(gone)
+            replica = self._replicas.get(row.name)
+            if replica is None:
+                replica = self._replicas[row.name] = RemoteReplica(row, self._report)
+                router.targets.append(replica)
+            elif replica.row.actor != row.actor:
+                router.forget(replica)  # its cache is lost
+            replica.update(row)
+        for name in self._replicas.keys() - {row.name for row in table.rows}:
+            gone = self._replicas.pop(name)
+            router.targets.remove(gone)
             router.forget(gone)
             gone.update(replace(gone.row, state=State.LEAVING))  # what it breaks off is no fault
         self._admission.serve()
@@ -128,7 +128,7 @@ class RoutedEngine(InferenceEngine):
     @property
     def max_context(self) -> int:
         """The most tokens of a request that every engine takes."""
-        return min((place.max_context for place in self._places.values()), default=0)
+        return min((replica.max_context for replica in self._replicas.values()), default=0)
 
     @property
     def version(self) -> int:

@@ -43,7 +43,7 @@ COUNTED = ("requests", "warm_hits", "cold_starts", "start_failures", "timeouts",
 
 
 class SandboxPool(Lifecycle, SandboxProvider):
-    """See the module. The pool does not start or close the provider: open it after the provider, close it before."""
+    """Lends the sandboxes of a provider, which it does not start or close: it opens after it and closes before it."""
 
     def __init__(self, provider: SandboxProvider, config: PoolConfig, channel: Channel | None = None) -> None:
         self.capabilities = provider.capabilities  # type: ignore[misc]  # those on this machine

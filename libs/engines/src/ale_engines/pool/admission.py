@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from itertools import count, islice
 
 from ale.errors import EngineError
-from ale_engines.pool.routing import Place, Router
+from ale_engines.pool.routing import Router, Target
 
 WINDOW = 64
 """How many of the oldest requests may take a slot that becomes free."""
@@ -27,18 +27,18 @@ class Waiter:
     number: int
     session: str = field(compare=False)
     version: int = field(compare=False)
-    place: asyncio.Future[Place] = field(compare=False)
+    target: asyncio.Future[Target] = field(compare=False)
     overtaken: int = field(default=0, compare=False)
 
 
 class Admission:
-    """The queue in front of the places of a router."""
+    """The queue in front of the targets of a router."""
 
     def __init__(self, refusal: Callable[[], EngineError | None]) -> None:
         """`refusal` returns the error of requests that no replica will ever serve, or None."""
         self.router = Router()
         self.open = True
-        """Whether waiting requests are given places; it is False while the engine is paused or asleep."""
+        """Whether waiting requests are given targets; it is False while the engine is paused or asleep."""
         self._refusal = refusal
         self._waiting: list[Waiter] = []
         self._changed = asyncio.Event()
@@ -53,8 +53,8 @@ class Admission:
         """Return the number of a new request; one that has to wait again keeps its number, and thereby its turn."""
         return next(self._numbers)
 
-    async def enter(self, number: int, session: str, version: int) -> Place:
-        """Wait for a slot of a place with at least this version of the weights, and take it; `leave` gives it back.
+    async def enter(self, number: int, session: str, version: int) -> Target:
+        """Wait for a slot of a target with at least this version of the weights, and take it; `leave` gives it back.
 
         Raises the refusal, also one that comes up while the request waits."""
         if (error := self._refusal()) is not None:
@@ -63,50 +63,50 @@ class Admission:
         insort(self._waiting, waiter)
         self.serve()
         try:
-            return await waiter.place
+            return await waiter.target
         except asyncio.CancelledError:
-            if waiter.place.done() and not waiter.place.cancelled() and waiter.place.exception() is None:
-                self.leave(waiter.place.result())
+            if waiter.target.done() and not waiter.target.cancelled() and waiter.target.exception() is None:
+                self.leave(waiter.target.result())
             elif waiter in self._waiting:
                 self._waiting.remove(waiter)
             raise
 
-    def leave(self, place: Place) -> None:
+    def leave(self, target: Target) -> None:
         """Give a slot back."""
-        place.active -= 1
+        target.active -= 1
         self.serve()
 
     def serve(self) -> None:
-        """Give free slots to requests that wait; call it after every change of a place."""
+        """Give free slots to requests that wait; call it after every change of a target."""
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
         if (error := self._refusal()) is not None:
             for waiter in self._waiting:
-                if not waiter.place.done():
-                    waiter.place.set_exception(error)
+                if not waiter.target.done():
+                    waiter.target.set_exception(error)
             self._waiting.clear()
         while self._waiting and self.open and (first := self._next()) is not None:
-            place = self.router.choose(first.session, first.version)
-            assert place is not None, "the next request is one that has a place"
-            place.active += 1
+            target = self.router.choose(first.session, first.version)
+            assert target is not None, "the next request is one that has a target"
+            target.active += 1
             self._waiting.remove(first)
-            first.place.set_result(place)
+            first.target.set_result(target)
 
     async def wait_for_change(self) -> None:
-        """Return after the next change of a place."""
+        """Return after the next change of a target."""
         await self._changed.wait()
 
     def _next(self) -> Waiter | None:
-        """Return the request that takes the next slot; None if no place is free."""
-        places = self.router.places
-        newest = max((place.version for place in places if place.free), default=None)
+        """Return the request that takes the next slot; None if no target is free."""
+        targets = self.router.targets
+        newest = max((target.version for target in targets if target.free), default=None)
         if newest is None:
             return None
         oldest = islice(self._waiting, WINDOW)
-        able = [waiter for waiter in oldest if waiter.version <= newest and not waiter.place.cancelled()]
+        able = [waiter for waiter in oldest if waiter.version <= newest and not waiter.target.cancelled()]
         if not able:
             return None
-        if able[0].overtaken < sum(place.slots for place in places if place.serving):
+        if able[0].overtaken < sum(target.slots for target in targets if target.serving):
             for position, waiter in enumerate(able):
                 if not self.router.prefers_waiting(waiter.session):
                     for other in able[:position]:

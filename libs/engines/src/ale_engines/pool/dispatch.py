@@ -1,7 +1,7 @@
 """Sends a generation to one of several replicas, and the rest of it to another one if that breaks it off.
 
 The pool dispatches to its members (`member.py`). Another process may dispatch to the same replicas, with an `Admission`
-and places of its own. Only the pool checks replicas and starts them again; the other process reports to it which of
+and targets of its own. Only the pool checks replicas and starts them again; the other process reports to it which of
 them broke a generation off.
 """
 
@@ -15,13 +15,13 @@ from ale.specs.engine import GenerateRequest, Generation
 from ale_engines.pool.admission import Admission
 from ale_engines.pool.continuation import NOTHING, finish_if_complete, join_parts, request_rest
 from ale_engines.pool.replica import Interrupted
-from ale_engines.pool.routing import Place
+from ale_engines.pool.routing import Target
 
 INTERRUPTIONS = 4
 """A generation that was broken off so many times fails: it may be what ends the replicas."""
 
 
-class EnginePlace(Place, ABC):
+class EngineTarget(Target, ABC):
     """A replica to which generations are sent."""
 
     @property
@@ -32,7 +32,7 @@ class EnginePlace(Place, ABC):
     @property
     @abstractmethod
     def ready(self) -> bool:
-        """Whether a request that got a slot may be sent now; a place that serves is ready."""
+        """Whether a request that got a slot may be sent now; a target that serves is ready."""
 
     @property
     @abstractmethod
@@ -53,30 +53,30 @@ class EnginePlace(Place, ABC):
 
 
 async def dispatch(admission: Admission, request: GenerateRequest, counts: Counter[str]) -> Generation:
-    """Sample for a request at the places of `admission`, which all are `EnginePlace`.
+    """Sample for a request at the targets of `admission`, which all are `EngineTarget`.
 
-    What a place breaks off goes on elsewhere, from the prompt and what has been sampled; no token of it is sampled
+    What a target breaks off goes on elsewhere, from the prompt and what has been sampled; no token of it is sampled
     by older weights than those before. `counts["interruptions"]` counts how often that happens. Raises `EngineError` if
-    no place will ever serve the request, or if it was broken off too often."""
+    no target will ever serve the request, or if it was broken off too often."""
     number, done, faults = admission.take_number(), NOTHING, 0
     while True:
-        place = await admission.enter(number, request.session, max(done.versions, default=0))
-        assert isinstance(place, EnginePlace)
+        target = await admission.enter(number, request.session, max(done.versions, default=0))
+        assert isinstance(target, EngineTarget)
         try:
-            if not place.ready:
+            if not target.ready:
                 continue  # its state changed after it was chosen
-            further = await place.generate(request_rest(request, done))
-            place.finish()
+            further = await target.generate(request_rest(request, done))
+            target.finish()
             return join_parts(done, further)
         except Interrupted as error:
             done = join_parts(done, error.partial)
             counts["interruptions"] += 1
-            if not place.leaving:
+            if not target.leaving:
                 faults += 1
-                place.broke_off()
-            if (complete := finish_if_complete(request, done, place.max_context)) is not None:
+                target.broke_off()
+            if (complete := finish_if_complete(request, done, target.max_context)) is not None:
                 return complete
             if faults == INTERRUPTIONS:
                 raise EngineError(f"A generation was broken off {faults} times, the last time: {error}") from error
         finally:
-            admission.leave(place)
+            admission.leave(target)

@@ -22,7 +22,7 @@ from ale.specs.driver import Channel, Lifecycle
 from ale.specs.engine import GenerateRequest, Generation, InferenceEngine, PolicyVersion, Tokenizer
 from ale_engines.pool.dispatch import dispatch
 from ale_engines.pool.health import watch
-from ale_engines.pool.member import Member, Seat, State
+from ale_engines.pool.member import Member, ReplicaStatus, State
 from ale_engines.pool.members import Members
 from ale_engines.pool.metrics import collect_metrics
 from ale_engines.pool.replica import Replica
@@ -80,12 +80,12 @@ class Engines(Lifecycle, InferenceEngine):
 
     @property
     def listeners(self) -> list[Callable[[], None]]:
-        """What `seats` returns may have changed."""
+        """What `replica_statuses` returns may have changed."""
         return self._members.listeners
 
-    def seats(self) -> tuple[Seat, ...]:
+    def replica_statuses(self) -> tuple[ReplicaStatus, ...]:
         """Return what others must know of the replicas to dispatch to them."""
-        return tuple(member.seat for member in self._members)
+        return tuple(member.status for member in self._members)
 
     def objection_to_lending(self, count: int) -> str:
         """Return why the last `count` replicas, which have started, cannot lend their memory while they sleep

@@ -12,7 +12,7 @@ from pathlib import Path
 from ale.errors import AleError, EngineError
 from ale.registry.validation import one_line_error
 from ale.specs.engine import GenerateRequest, Generation, PolicyVersion, Tokenizer
-from ale_engines.pool.dispatch import EnginePlace
+from ale_engines.pool.dispatch import EngineTarget
 from ale_engines.pool.replica import Replica
 
 CHECK_S = 10.0
@@ -46,7 +46,7 @@ class State(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
+class ReplicaStatus:
     """A member as a process that dispatches to the same replicas must know it (`dispatch.py`)."""
 
     name: str
@@ -57,7 +57,7 @@ class Seat:
 
 
 @dataclass(eq=False)
-class Member(EnginePlace):
+class Member(EngineTarget):
     """A replica with its state in the pool. `serving` and `version` follow the state."""
 
     replica: Replica = field(kw_only=True)
@@ -112,9 +112,9 @@ class Member(EnginePlace):
         return self.replica.max_context
 
     @property
-    def seat(self) -> Seat:
+    def status(self) -> ReplicaStatus:
         """What others must know of it."""
-        return Seat(self.name, self.slots, self.state, self.version, self.max_context)
+        return ReplicaStatus(self.name, self.slots, self.state, self.version, self.max_context)
 
     async def generate(self, request: GenerateRequest) -> Generation:
         return await self.replica.generate(request)

@@ -48,13 +48,13 @@ class Members:
         """Add a member; its state says whether it serves."""
         member.on_change = self.announce
         self._all.append(member)
-        self.admission.router.places.append(member)
+        self.admission.router.targets.append(member)
         self.announce()
 
     def remove(self, member: Member) -> None:
         """Remove a member, with what the router knows of it."""
         self._all.remove(member)
-        self.admission.router.places.remove(member)
+        self.admission.router.targets.remove(member)
         self.admission.router.forget(member)
         self.announce()
 

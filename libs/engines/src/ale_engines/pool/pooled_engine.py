@@ -10,7 +10,7 @@ from typing import Any
 from ale.specs.driver import Driver, DriverContext
 from ale.specs.engine import GenerateRequest, Generation, InferenceEngine, PolicyVersion, Tokenizer
 from ale_engines.pool.engines import Engines
-from ale_engines.pool.member import Seat
+from ale_engines.pool.member import ReplicaStatus
 from ale_engines.pool.replica import Replica
 
 
@@ -71,8 +71,8 @@ class PooledEngine(Driver, InferenceEngine):
     async def wake(self) -> None:
         await self._pool.wake()
 
-    def seats(self) -> tuple[Seat, ...]:
-        return self._pool.seats()
+    def replica_statuses(self) -> tuple[ReplicaStatus, ...]:
+        return self._pool.replica_statuses()
 
     def objection_to_lending(self, count: int) -> str:
         return self._pool.objection_to_lending(count)

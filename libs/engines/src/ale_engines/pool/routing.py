@@ -20,8 +20,8 @@ REMEMBERED = 64
 
 
 @dataclass(eq=False)
-class Place:
-    """A replica as the router knows it."""
+class Target:
+    """A replica of an engine, or a rollout worker, as the router knows it."""
 
     name: str
     slots: int
@@ -40,49 +40,49 @@ class Place:
 
 
 class Router:
-    """It remembers each session's home and chooses the place of the next request. The caller counts `Place.active`."""
+    """Remembers each session's home and chooses the target of the next request. The caller counts `Target.active`."""
 
     def __init__(self) -> None:
-        self.places: list[Place] = []
-        self._homes: OrderedDict[str, Place] = OrderedDict()
-        self._sessions: Counter[Place] = Counter()
+        self.targets: list[Target] = []
+        self._homes: OrderedDict[str, Target] = OrderedDict()
+        self._sessions: Counter[Target] = Counter()
 
-    def choose(self, session: str, version: int = 0) -> Place | None:
-        """Return the place for a request of a session; None while no place of at least this version is free.
+    def choose(self, session: str, version: int = 0) -> Target | None:
+        """Return the target for a request of a session; None while no target of at least this version is free.
 
         Requests without a session (an empty name) have no home."""
-        free = [place for place in self.places if place.free and place.version >= version]
+        free = [target for target in self.targets if target.free and target.version >= version]
         if not free:
             return None
         home = self._homes.get(session)
         if home is None or home not in free or home.active >= self.bound(home):
-            home = min(free, key=lambda place: (place.active / place.slots, self._sessions[place] / place.slots))
+            home = min(free, key=lambda target: (target.active / target.slots, self._sessions[target] / target.slots))
         if session:
             self._remember(session, home)
         return home
 
-    def bound(self, place: Place) -> int:
-        """Return how many requests a serving place may have once one more request runs."""
-        serving = [each for each in self.places if each.serving]
+    def bound(self, target: Target) -> int:
+        """Return how many requests a serving target may have once one more request runs."""
+        serving = [each for each in self.targets if each.serving]
         running, slots = sum(each.active for each in serving), sum(each.slots for each in serving)
-        return min(place.slots, math.ceil(SHARE * (running + 1) * place.slots / slots))
+        return min(target.slots, math.ceil(SHARE * (running + 1) * target.slots / slots))
 
     def prefers_waiting(self, session: str) -> bool:
         """Return whether a session has a home that serves, but has no slot free at the moment."""
         home = self._homes.get(session)
         return home is not None and home.serving and not home.free
 
-    def forget(self, place: Place) -> None:
-        """Forget the sessions of a place, because its cache is lost."""
-        for session in [session for session, home in self._homes.items() if home is place]:
+    def forget(self, target: Target) -> None:
+        """Forget the sessions of a target, because its cache is lost."""
+        for session in [session for session, home in self._homes.items() if home is target]:
             del self._homes[session]
-        del self._sessions[place]
+        del self._sessions[target]
 
-    def _remember(self, session: str, place: Place) -> None:
+    def _remember(self, session: str, target: Target) -> None:
         if (before := self._homes.pop(session, None)) is not None:
             self._sessions[before] -= 1
-        self._homes[session] = place
-        self._sessions[place] += 1
-        if len(self._homes) > REMEMBERED * sum(each.slots for each in self.places):
+        self._homes[session] = target
+        self._sessions[target] += 1
+        if len(self._homes) > REMEMBERED * sum(each.slots for each in self.targets):
             _, oldest = self._homes.popitem(last=False)
             self._sessions[oldest] -= 1

@@ -37,6 +37,7 @@ def describe(
     from ale.errors import ConfigError
     from ale.registry.drivers import load_driver_class
     from ale.registry.installed import list_plugins
+    from ale.specs.kinds import plugin_noun
     from ale_train.config.run import RunConfig
 
     if kind is None:
@@ -44,6 +45,6 @@ def describe(
     else:
         names = ", ".join(info.name for info in list_plugins(kind)) or "none"
         if name is None:
-            raise ConfigError(f"Which {kind} plugin? Installed: {names}.")
+            raise ConfigError(f"Which {plugin_noun(kind)}? Installed: {names}.")
         rows = describe_keys(load_driver_class(kind, name, kind).Config)
     print_table([("KEY", "TYPE", "DEFAULT", "MEANING"), *rows])

@@ -37,7 +37,7 @@ T = TypeVar("T")
 class Elastic(Protocol):
     """Engines of which some can sleep while the others go on, as a pool of `ale-engines` can."""
 
-    def seats(self) -> Sequence[Any]:
+    def replica_statuses(self) -> Sequence[Any]:
         """Return the engines, each with `name`, `slots` and `state` (`failed`: it is given up)."""
         ...
 
@@ -53,7 +53,7 @@ class Elastic(Protocol):
 def require_elastic(engine: InferenceEngine, count: int) -> Elastic:
     """Return the engine, of which `count` parts can sleep. Raises `ConfigError` if it has fewer parts, or if their
     sleep frees nothing."""
-    parts = len(engine.seats()) if isinstance(engine, Elastic) else 0
+    parts = len(engine.replica_statuses()) if isinstance(engine, Elastic) else 0
     if not isinstance(engine, Elastic) or parts < count:
         raise ConfigError(
             f"rl.multiplex is {count}, but of engines that can sleep while others sample the run has "
@@ -152,11 +152,11 @@ class SharedDevices(TrainerDevices):
         `sleep` is the trainer's. `enter` gets the trainer's state when it changes here, and `note` a sentence for
         people. Raises `ConfigError` as `require_elastic` does."""
         self._engine = require_elastic(engine, count)
-        seats = self._engine.seats()
-        rest = seats[: len(seats) - count]
-        self._names = {seat.name for seat in seats[len(rest) :]}
-        self._policy = Multiplexing(batch_size, count / len(seats)) if rest else None
-        self._rest = len(rest) / len(seats)
+        statuses = self._engine.replica_statuses()
+        rest = statuses[: len(statuses) - count]
+        self._names = {status.name for status in statuses[len(rest) :]}
+        self._policy = Multiplexing(batch_size, count / len(statuses)) if rest else None
+        self._rest = len(rest) / len(statuses)
         self._ready, self._at_engines, self._sleep = ready, at_engines, sleep
         self._enter, self._note = enter, note
         self._lent = True
@@ -251,15 +251,19 @@ class SharedDevices(TrainerDevices):
             return False
         speed = max(0, self._ready() - ready) / max(1e-9, time.monotonic() - began)
         soon = int(speed * self._rest * self._switch_s)
-        return self._policy.shrink(self._ready(), soon, self._at_engines(), sum(seat.slots for seat in rest))
+        return self._policy.shrink(self._ready(), soon, self._at_engines(), sum(status.slots for status in rest))
 
     def _find_lent(self) -> list[str]:
         """Return the names of the engines on the trainer's devices; some may have left (`ale cluster scale`)."""
-        return [seat.name for seat in self._engine.seats() if seat.name in self._names]
+        return [status.name for status in self._engine.replica_statuses() if status.name in self._names]
 
     def _find_rest(self) -> list[Any]:
         """Return the engines that sample also while the trainer trains; some may be given up, and new ones there."""
-        return [seat for seat in self._engine.seats() if seat.name not in self._names and seat.state != "failed"]
+        return [
+            status
+            for status in self._engine.replica_statuses()
+            if status.name not in self._names and status.state != "failed"
+        ]
 
     async def _take_back(self) -> None:
         expanding, self._expanding = self._expanding, None

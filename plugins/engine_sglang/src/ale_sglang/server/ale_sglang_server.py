@@ -76,7 +76,7 @@ def assign_req_to_token_pool_cpu(requests: Any, table: Any, starts: Any, ends: A
 
 
 def stand_in_for_gpu_parts() -> Any:
-    """See point 9: the kernels, and two operators that torchvision defines where it was built with them."""
+    """Stand in for the kernels of a GPU, and for two operators that torchvision defines where it has them (point 9)."""
     kernels = sys.modules["sgl_kernel"] = AbsentKernels("sgl_kernel")
     vars(kernels)["assign_req_to_token_pool_cpu"] = assign_req_to_token_pool_cpu
     library = torch.library.Library("torchvision", "FRAGMENT")
@@ -111,7 +111,7 @@ def sample_with_seeds(logprobs: Any, seeds: Any, positions: Any) -> Any:
 
 
 def change_sglang() -> None:
-    """See points 2 to 8."""
+    """Change how SGLang samples, aborts, streams and ends (points 2 to 8)."""
     from sglang.srt.configs.model_config import ModelConfig
     from sglang.srt.layers import sampler
     from sglang.srt.managers import load_snapshot, tokenizer_manager
@@ -186,7 +186,7 @@ def change_sglang() -> None:
 
 
 def change_http_server() -> None:
-    """See points 5 and 11. SGLang's own options are a host and a port."""
+    """Listen at a Unix socket, not at a host's port, and complete `/server_info` (points 5 and 11)."""
     import uvicorn
     from sglang.srt.entrypoints import http_server
 
@@ -211,7 +211,7 @@ def change_http_server() -> None:
 
 
 def fork_processes() -> None:
-    """See point 9."""
+    """Have SGLang fork its processes, not spawn them (point 9)."""
     set_start_method = multiprocessing.set_start_method
     multiprocessing.set_start_method = lambda method, force=False: set_start_method("fork", force)
 

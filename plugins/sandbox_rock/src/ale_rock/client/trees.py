@@ -1,7 +1,8 @@
 """Copies trees of files to a sandbox of a ROCK service and back.
 
-They are sent as the pieces that sandboxes exchange with their providers (`ale_sandbox.trees`), each in a frame. A tree
-of the host is checked before anything is sent. A tree from a sandbox is not trusted, as in a local provider.
+They are sent as the pieces that sandboxes exchange with their providers (`ale_sandbox.host.tree_transfers`), each in a
+frame. A tree of the host is checked before anything is sent. A tree from a sandbox is not trusted, as in a local
+provider.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """ALE's own routes that copy trees of files into a sandbox and out of it.
 
-A tree is the pieces that sandboxes exchange with their providers (`ale_sandbox.trees`), each a frame. Both ends
-check them, so they pass through here unchecked, and a tree of any size takes the memory of a few pieces.
+A tree is the pieces that sandboxes exchange with their providers (`ale_sandbox.host.tree_transfers`), each a frame.
+Both ends check them, so they pass through here unchecked, and a tree of any size takes the memory of a few pieces.
 """
 
 from __future__ import annotations
