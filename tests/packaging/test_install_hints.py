@@ -15,7 +15,7 @@ from ale.errors import ConfigError
 from ale.registry.drivers import find_plugin
 from ale.registry.packages import find_command, our_plugins
 from ale.registry.packages import our_packages as table_of_packages
-from ale.specs.kinds import ALL_KINDS
+from ale.specs.kinds import ALL_KINDS, plugin_noun
 
 EXAMPLES = {"ale-plugin-crate", "ale-plugin-nim"}
 """Packages that a reader of the docs writes."""
@@ -53,8 +53,8 @@ def test_a_plugin_of_ours_that_is_not_installed_names_its_package(
     monkeypatch.setattr("ale.registry.drivers.list_plugins", lambda kind: [])
     with pytest.raises(ConfigError) as refusal:
         find_plugin(kind, name)
-    sentence = f"there is no {kind} plugin '{name}'. It comes with {package}: `pip install {package}`. Installed: none."
-    assert str(refusal.value) == f"{kind}: {sentence}"
+    mend = f"It comes with {package}: `pip install {package}`. Installed: none."
+    assert str(refusal.value) == f"{kind}: there is no {plugin_noun(kind)} '{name}'. {mend}"
 
 
 def test_a_misspelt_plugin_of_ours_that_is_not_installed_is_recognized(monkeypatch: pytest.MonkeyPatch) -> None:
