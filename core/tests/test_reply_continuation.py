@@ -34,7 +34,7 @@ CHATML = """\
 """In the manner of Qwen 2.5: a system message of its own, answers of tools gathered into a turn of the user."""
 NUMBERED = """\
 {%- for m in messages %}{{- '<|im_start|>' ~ loop.index ~ m.role ~ ': ' ~ m.content ~ '<|im_end|>' }}{%- endfor %}
-{%- if add_generation_prompt %}{{- '<|im_start|>assistant: ' }}{%- endif %}"""
+{%- if add_generation_prompt %}{{- '<|im_start|>' ~ (messages | length + 1) ~ 'assistant: ' }}{%- endif %}"""
 FORGETFUL = """\
 {%- for m in messages %}
 {%- if loop.last or m.role != 'assistant' %}{{- '<|im_start|>' ~ m.role ~ ': ' ~ m.content ~ '<|im_end|>' }}{%- endif %}
@@ -92,4 +92,5 @@ def test_a_continuation_is_what_the_whole_template_would_write(
         if found is None:
             assert not whole.startswith(head)
         else:
-            assert head.rpartition("<|im_end|>")[2] + whole[len(head) :] == found
+            end = tokenizer.stop_token_ids[0]
+            assert (end, head.rpartition("<|im_end|>")[2] + whole[len(head) :]) == found

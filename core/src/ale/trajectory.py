@@ -146,6 +146,9 @@ class Trajectory:
     """The details of `rejected`: which tool answered what, or why there is no reward."""
     changed_echoes: int = 0
     """The number of model calls in which the agent sent the last reply back in a changed form."""
+    template_rewrites: int = 0
+    """The number of model calls before which the chat template rewrote what the model saw and sampled, as templates do
+    that drop earlier thoughts; each begins a new sequence."""
 
     @property
     def groups_for_success(self) -> tuple[str, ...]:

@@ -49,3 +49,10 @@ def test_a_draw_at_the_very_end_never_falls_on_a_token_without_probability() -> 
     logits[0, 3] = logits[0, 9] = 0.0
     assert sample(logits, [1.0 - 2.0**-53], None)[0].item() == 9
     assert sample(logits, [0.0], None)[0].item() == 3
+
+
+def test_logits_that_are_no_numbers_give_a_token_whose_log_probability_says_so() -> None:
+    for settings in (None, [Sampling(temperature=0.5)]):
+        tokens, logprobs = sample(torch.full((1, 8), float("nan")), [0.5], settings)
+        assert 0 <= tokens.item() < 8
+        assert bool(logprobs.isnan().all())

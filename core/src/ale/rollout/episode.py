@@ -285,6 +285,7 @@ class Episodes:
             chunks=chunks,
             observations=tuple(session.observations),
             changed_echoes=session.recorder.changed_echoes,
+            template_rewrites=session.recorder.template_rewrites,
         )
 
     def _failed_trajectory(

@@ -7,9 +7,10 @@
 3. An agent sends the model's replies back in its history, sometimes changed. Such an echo is recognized by its
    `canonical_form`: white space around its text, the ids of its calls and the form of their arguments' JSON may differ,
    and its thoughts may be missing. The line keeps what the model sampled, thoughts too, and counts a changed echo.
-4. A request that extends no known prefix (first call, rewritten history) starts a new line; one that extends the
-   *middle* of a line branches: the new line copies the tokens up to there. A chunk stays with the line that sampled it,
-   so each sampled token is trained on once.
+4. A request that extends no known prefix (first call, rewritten history) starts a new line; so does one after which the
+   chat template writes earlier turns in another way, and these are counted. One that extends the *middle* of a line
+   branches: the new line copies the tokens up to there. A chunk stays with the line that sampled it, so each sampled
+   token is trained on once.
 """
 
 from __future__ import annotations
@@ -53,11 +54,11 @@ class _Context:
 
 @dataclass(frozen=True, slots=True)
 class _KnownPrefix:
-    """A prefix that ended in a reply: the line and length of its tokens, and whether its stop token was sampled."""
+    """A prefix that ended in a reply: the line and length of its tokens, and the stop token that ended it, if any."""
 
     line: int
     length: int
-    stopped: bool
+    stop: int | None
     reply: Message
 
 
@@ -84,6 +85,8 @@ class Prompt:
     """The prefix whose tokens were copied from the line instead of being tokenized."""
     changed: bool = False
     """Whether the request sent the last reply back in a changed form."""
+    rewritten: bool = False
+    """Whether the template writes what the model saw and sampled in another way once this request follows."""
 
 
 class Recorder:
@@ -100,22 +103,26 @@ class Recorder:
         self._chunks: list[Chunk] = []
         self.changed_echoes = 0
         """The number of recorded calls whose request sent the last reply back in a changed form."""
+        self.template_rewrites = 0
+        """The number of recorded calls before which the template rewrote what the model saw and sampled."""
 
     def prompt(self, messages: Seq[Message], tools: Seq[ToolSpec] = ()) -> Prompt:
         """Return the token ids for the next reply to `messages`. Nothing is recorded."""
         history, tools = tuple(messages), tuple(tools)
-        root = self._trees.get(_names(tools)) or _Node()
+        root, rewritten = self._trees.get(_names(tools)) or _Node(), False
         for node, depth in self._starts(history, root):
             node, depth, prefixes = _follow_history(history, node, depth)
+            own = _restore_own_replies(history, prefixes)
             for n, known in reversed(prefixes):
-                suffix = self._suffix(history, n, tools, known.stopped)
+                suffix = self._suffix(own, n, tools, known.stop)
                 if suffix is not None:
                     ids = self._lines[known.line].until(known.length, tuple(suffix))
                     changed = history[n - 1] != known.reply
-                    return Prompt(ids, _restore_own_replies(history, prefixes), tools, node, depth, known, changed)
-        shown_messages, shown_tools = self._form.for_template(self._tokenizer, history, tools)
+                    return Prompt(ids, own, tools, node, depth, known, changed, rewritten)
+                rewritten = True
+        shown_messages, shown_tools = self._form.for_template(self._tokenizer, own, tools)
         text = self._tokenizer.render(shown_messages, shown_tools, prompt=True)
-        return Prompt(tuple(self._tokenizer.encode(text)), history, tools, node, depth)
+        return Prompt(tuple(self._tokenizer.encode(text)), own, tools, node, depth, rewritten=rewritten)
 
     def _starts(self, history: tuple[Message, ...], root: _Node) -> Iterator[tuple[_Node, int]]:
         """Yield prefixes to search from: the newest record, if the history begins with it, then the empty prefix.
@@ -129,21 +136,20 @@ class Recorder:
         yield root, 0
 
     def _suffix(
-        self, history: tuple[Message, ...], n: int, tools: tuple[ToolSpec, ...], stopped: bool
+        self, history: tuple[Message, ...], n: int, tools: tuple[ToolSpec, ...], stop: int | None
     ) -> list[int] | None:
-        """Return the tokens between the reply `history[n - 1]` and the next; None if the template rewrites earlier
-        text.
-
-        Thoughts are left out, since some templates remove them from older replies: the line keeps the sampled ones.
-        """
-        reply = history[n - 1]
-        if reply.reasoning:
-            history = (*history[: n - 1], replace(reply, reasoning=""), *history[n:])
+        """Return the tokens between the reply `history[n - 1]`, which the stop token ended, and the next; None if the
+        template rewrites earlier text."""
         shown_messages, shown_tools = self._form.for_template(self._tokenizer, history, tools)
-        text = self._tokenizer.continuation(shown_messages, n + len(shown_messages) - len(history), shown_tools)
-        if text is None:
+        found = self._tokenizer.continuation(shown_messages, n + len(shown_messages) - len(history), shown_tools)
+        if found is None:
             return None
-        return self._tokenizer.encode(text if stopped else self._tokenizer.stop_text + text)
+        end, text = found
+        ids = self._tokenizer.encode(text)
+        if end is not None:
+            return ids if stop == end else [end, *ids]
+        # Where no token ends a turn, what begins the next one does, and may have been sampled.
+        return ids[1:] if stop is not None and ids[:1] == [stop] else ids
 
     def begins_within(self, prompt: Prompt) -> bool:
         """Return whether the model's reply to this prompt begins inside its thoughts."""
@@ -164,10 +170,19 @@ class Recorder:
         """Record a reply that the policy did not sample (a demonstrator's, an expert's): as the model would have
         written it, or with the given tokens. A reply that was cut (`length`) gets no stop token."""
         if token_ids is None:
-            text = self._form.write(reply, within=self.begins_within(prompt))
-            stop = self._tokenizer.stop_token_ids[: finish_reason != "length"]
-            token_ids = (*self._tokenizer.encode(text), *stop)
+            text, end = self._write(prompt, reply)
+            token_ids = (*self._tokenizer.encode(text), *([] if finish_reason == "length" else [end]))
         return self._add(prompt, Generation(token_ids, (), (), finish_reason), reply, error, sampled=False)
+
+    def _write(self, prompt: Prompt, reply: Message) -> tuple[str, int]:
+        """Return a reply as the template writes it, and the token that ends it. If the template writes replies in
+        another way than it asks for them, the reply is as the model's format writes it."""
+        shown, tools = self._form.for_template(self._tokenizer, (*prompt.messages, reply), prompt.tools)
+        found = self._tokenizer.write_reply(shown[:-1], shown[-1], tools)
+        if found is not None:
+            return found
+        text = self._form.write(reply, within=self.begins_within(prompt))
+        return text, self._tokenizer.end_of(calls=bool(reply.tool_calls))
 
     def _add(
         self, prompt: Prompt, made: Generation, reply: Message, error: ChunkError | None, *, sampled: bool
@@ -182,10 +197,11 @@ class Recorder:
         node = prompt.node if prompt.depth else self._trees.setdefault(_names(prompt.tools), _Node())
         for message in line.messages[prompt.depth :]:
             node = node.after.setdefault(canonical_form(message), _Node())
-        stopped = bool(made.token_ids) and made.token_ids[-1] in self._tokenizer.stop_token_ids
-        node.known = _KnownPrefix(index, end, stopped, reply)
+        last = made.token_ids[-1] if made.token_ids else None
+        node.known = _KnownPrefix(index, end, last if last in self._tokenizer.stop_token_ids else None, reply)
         self._last = (self._trees[_names(prompt.tools)], line.messages, node)
         self.changed_echoes += prompt.changed
+        self.template_rewrites += prompt.rewritten
         token_data, turn = (made.logprobs, made.versions, made.finish_reason), len(prompt.messages)
         chunk = Chunk(len(self._chunks), index, start, end, *token_data, sampled, error, turn=turn)
         self._chunks.append(chunk)

@@ -101,14 +101,17 @@ class ReplyForm:
     def for_template(
         self, tokenizer: ChatTokenizer, messages: Sequence[Message], tools: Sequence[ToolSpec]
     ) -> tuple[list[Message], Sequence[ToolSpec]]:
-        """Return messages and tools for the chat template: unchanged if the template writes tools and calls itself.
+        """Return messages and tools for the chat template: unchanged if the template writes tools, calls and thoughts
+        itself.
 
-        Otherwise the tools are described at the end of the system message (which is added if there is none), calls
-        become text as the model writes them, and the answers of tools become user messages.
+        Otherwise the tools are described at the end of the system message (which is added if there is none), calls and
+        thoughts become text as the model writes them, and the answers of tools become user messages.
         """
-        if tokenizer.writes_tools and tokenizer.writes_calls:
-            return list(messages), tools
         out = list(messages)
+        if any(message.reasoning for message in out) and not tokenizer.writes_thoughts:
+            out = [self._with_thoughts_as_text(message) for message in out]
+        if tokenizer.writes_tools and tokenizer.writes_calls:
+            return out, tools
         if not tokenizer.writes_calls:
             out = [self._as_text(message) for message in out]
         if tools and not tokenizer.writes_tools:
@@ -119,6 +122,13 @@ class ReplyForm:
                 out.insert(0, Message("system", description))
             tools = ()
         return out, tools
+
+    def _with_thoughts_as_text(self, message: Message) -> Message:
+        if self.thoughts is None or not message.reasoning:
+            return message
+        opening, closing = self.thoughts
+        content = f"{opening}\n{message.reasoning}\n{closing}\n\n{message.content}"
+        return replace(message, content=content, reasoning="")
 
     def _as_text(self, message: Message) -> Message:
         if message.tool_calls:

@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from datetime import datetime
-from functools import cache, cached_property
+from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ale.errors import ConfigError, RequestRefused
-from ale.messages import Message, ToolCall, ToolSpec
+from ale.errors import ConfigError
+from ale.messages import Message, ToolSpec
 from ale.registry.validation import one_line_error
+from ale.session.chat_template import ANCHOR, CALL, MARKS, PROBE_TOOLS, ChatTemplate
 
 PAD, TURN_START, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 SPECIAL_TOKENS = (PAD, TURN_START, TURN_END, "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
@@ -49,17 +50,14 @@ CHAT_TEMPLATE = """\
 {%- endif %}"""
 
 
-ANCHOR = (Message("user", "a"),)
-"""A stand-in for the messages before a reply when their content does not matter."""
-_CALL = ToolCall("c1", "probe", '{"b": 1}')
 PROBE = (
     Message("system", "s"),
     Message("user", "u"),
-    Message("assistant", "", (_CALL,)),
+    Message("assistant", "", (CALL,)),
     Message("tool", "t", tool_call_id="c1"),
     Message("assistant", "one"),
     Message("user", " v\n"),
-    Message("assistant", "two", (_CALL, _CALL)),
+    Message("assistant", "two", (CALL, CALL)),
     Message("tool", "x", tool_call_id="c1"),
     Message("tool", "y", tool_call_id="c1"),
     Message("assistant", "three"),
@@ -69,21 +67,33 @@ PROBE = (
     Message("system", "late"),
     Message("user", "z"),
 )
-PROBE_TOOLS = (ToolSpec("probe", "p"),)
+PROBES = (
+    PROBE,
+    tuple(replace(message, reasoning="why") if message.role == "assistant" else message for message in PROBE),
+    tuple(replace(message, reasoning="why") if message is PROBE[2] else message for message in PROBE),
+)
+"""The same conversation without thoughts, with thoughts before each reply, and before the first one alone."""
 
 
 class ChatTokenizer:
     """A Hugging Face tokenizer with a chat template (it satisfies `ale.specs.engine.Tokenizer`)."""
 
-    def __init__(self, hugging_face: Any, stop_token_ids: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        hugging_face: Any,
+        stop_token_ids: Sequence[int] = (),
+        template_arguments: Mapping[str, Any] | None = None,
+    ) -> None:
         self._hf = hugging_face
         self._fast = hugging_face.backend_tokenizer
-        eos = hugging_face.eos_token_id
-        own = [] if eos is None else [eos]
-        self.stop_token_ids: tuple[int, ...] = tuple(dict.fromkeys([*own, *stop_token_ids]))
-        """The tokens that end a model response."""
-        self._template = _compile(hugging_face.chat_template)
-        self._special = hugging_face.special_tokens_map
+        self.template = ChatTemplate(hugging_face, template_arguments)
+        self.turn_end_id: int | None = self._fast.token_to_id(self.template.turn_end)
+        """The token that the template writes after a reply; None if it writes none."""
+        named = [self.turn_end_id, hugging_face.eos_token_id, *stop_token_ids]
+        # A configuration may name tokens that the vocabulary does not have.
+        known = (token for token in named if token is not None and self._fast.id_to_token(token) is not None)
+        self.stop_token_ids: tuple[int, ...] = tuple(dict.fromkeys(known))
+        """The tokens that end a model response; the first is written after a reply that the model did not sample."""
 
     @classmethod
     def load(cls, folder: Path) -> ChatTokenizer:
@@ -102,73 +112,139 @@ class ChatTokenizer:
             )
         if not hasattr(hf, "backend_tokenizer"):
             raise ConfigError(f"The tokenizer in {folder} is a slow one; convert it to tokenizer.json first.")
-        stop: list[int] = []
-        generation = folder / "generation_config.json"
-        if generation.exists():
-            eos = json.loads(generation.read_text()).get("eos_token_id")
-            stop = eos if isinstance(eos, list) else [eos] if isinstance(eos, int) else []
-        return cls(hf, stop)
+        return cls(
+            hf, [token for name in ("generation_config", "config") for token in _read_eos(folder / f"{name}.json")]
+        )
 
     @property
     def vocab_size(self) -> int:
         """The number of token ids."""
         return int(self._fast.get_vocab_size())
 
-    @cached_property
-    def stop_text(self) -> str:
-        """The text of the first stop token."""
-        return self.decode(self.stop_token_ids[:1])
-
     def encode(self, text: str) -> list[int]:
-        """Return the token ids of `text`; special tokens in it are recognised, and none are added."""
+        """Return the token ids of `text`; special tokens in it are recognised unless they are marked as text
+        (`chat_template.MARKS`), and none are added."""
+        if MARKS[0] in text or MARKS[1] in text:
+            return self._encode_marked(text)
         try:
             return list(self._fast.encode(text, add_special_tokens=False).ids)
         except TypeError:  # a lone surrogate, which JSON may hold, has no bytes
             return list(self._fast.encode(text.encode("utf-8", "replace").decode(), add_special_tokens=False).ids)
+
+    @cached_property
+    def around_text(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The tokens before and after a document: what the tokenizer itself writes there (BOS, where it does), and its
+        end token if it writes none after."""
+        plain, whole = self.encode("a"), list(self._fast.encode("a").ids)
+        at = next((i for i in range(len(whole)) if whole[i : i + len(plain)] == plain), 0)
+        eos = self._hf.eos_token_id
+        end = self.stop_token_ids[:1] if eos is None else (eos,)
+        return tuple(whole[:at]), tuple(whole[at + len(plain) :]) or end
+
+    def _encode_marked(self, text: str) -> list[int]:
+        """Return the token ids of a text in which some control tokens are text."""
+        start, end = MARKS
+        first, *pieces = re.split(f"({start}[^{start}{end}]*{end})|[{start}{end}]", text)
+        ids, newline = self.encode(first), self.encode("\n")
+        for piece in pieces:
+            if not piece:
+                continue
+            encode = self._encode_plain if piece.startswith(start) else self.encode
+            inner = piece.strip(start + end)
+            # After a new line, since some tokenizers write a space before the first word of a text.
+            found = encode("\n" + inner)
+            ids += found[len(newline) :] if found[: len(newline)] == newline else encode(inner)
+        return ids
+
+    def _encode_plain(self, text: str) -> list[int]:
+        return list(self._plain.encode(text, add_special_tokens=False).ids)
+
+    @cached_property
+    def _plain(self) -> Any:
+        """The same tokenizer without added tokens, to which their text is ordinary."""
+        from tokenizers import Tokenizer
+
+        return Tokenizer.from_str(json.dumps({**json.loads(self._fast.to_str()), "added_tokens": []}))
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Return the text of `token_ids`, special tokens included."""
         return str(self._fast.decode(list(token_ids), skip_special_tokens=False))
 
     def render(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, prompt: bool) -> str:
-        """Return the conversation as text by the chat template; with `prompt`, it ends where the reply begins."""
-        return str(
-            self._template.render(
-                messages=[_for_template(m) for m in messages],
-                tools=[t.to_openai() for t in tools] or None,
-                add_generation_prompt=prompt,
-                **self._special,
-            )
-        )
+        """Return the conversation as text by the chat template (`ChatTemplate.render`), for `encode`."""
+        return self.template.render(messages, tools, prompt=prompt)
 
-    def continuation(self, messages: Sequence[Message], n: int, tools: Sequence[ToolSpec] = ()) -> str | None:
-        """Return the text between the end of the reply `messages[n - 1]` and the model's next one; None if the template
-        writes the earlier part in another way once something follows.
+    def continuation(
+        self, messages: Sequence[Message], n: int, tools: Sequence[ToolSpec] = ()
+    ) -> tuple[int | None, str] | None:
+        """Return the stop token that the template writes after the reply `messages[n - 1]` (None if it writes none),
+        and the text between this and the model's next reply. None if the template writes the earlier part in another
+        way than the model saw and sampled it, once something follows.
 
         If the template writes each message independently of those far before it, which is tested once, only the reply
         and later messages are rendered: a turn of a long conversation costs no more than one of a short one."""
         return (self._near if self.is_local else self._between)(messages, n, tools)
 
-    def _near(self, messages: Sequence[Message], n: int, tools: Sequence[ToolSpec]) -> str | None:
+    def _near(self, messages: Sequence[Message], n: int, tools: Sequence[ToolSpec]) -> tuple[int | None, str] | None:
         """Return `_between` with almost nothing before the reply."""
         return self._between([*ANCHOR, *messages[n - 1 :]], len(ANCHOR) + 1, tools)
 
-    def _between(self, messages: Sequence[Message], n: int, tools: Sequence[ToolSpec]) -> str | None:
+    def _between(self, messages: Sequence[Message], n: int, tools: Sequence[ToolSpec]) -> tuple[int | None, str] | None:
+        asked = self.render(messages[: n - 1], tools, prompt=True)
         before = self.render(messages[:n], tools, prompt=False)
         whole = self.render(messages, tools, prompt=True)
-        if not whole.startswith(before):
+        if not before.startswith(asked):
             return None
-        stop = self.stop_text
-        return (before.rpartition(stop)[2] if stop and stop in before else "") + whole[len(before) :]
+        # What a template writes after the last turn of all, as Phi's its end of text, it does not write here.
+        for match in reversed(list(self._stops.finditer(before, len(asked)))):
+            if whole.startswith(before[: match.end()]):
+                return self._stop_texts[match.group()], whole[match.end() :]
+        return (None, whole[len(before) :]) if whole.startswith(before) else None
+
+    def write_reply(
+        self, before: Sequence[Message], reply: Message, tools: Sequence[ToolSpec]
+    ) -> tuple[str, int] | None:
+        """Return what the template writes for a reply after `before`, and the token that ends it; None if the template
+        begins a reply in another way than its prompt for one ends."""
+        prompt = self.render(before, tools, prompt=True)
+        whole = self.render([*before, reply], tools, prompt=False)
+        if not whole.startswith(prompt):
+            return None
+        end = self._stops.search(whole, len(prompt))
+        if end is None:
+            return whole[len(prompt) :], self.end_of(calls=bool(reply.tool_calls))
+        return whole[len(prompt) : end.start()], self._stop_texts[end.group()]
+
+    def end_of(self, *, calls: bool) -> int:
+        """Return the token that ends a reply. Where the template writes none (GLM's), the next turn's first token does:
+        of a tool's answer, if the reply has calls, or of a user's message."""
+        if self.turn_end_id is not None:
+            return self.turn_end_id
+        reply = Message("assistant", "r", (CALL,) if calls else ())
+        answer = Message("tool", "t", tool_call_id=CALL.id) if calls else Message("user", "u")
+        with suppress(Exception):  # templates raise any exception for conversations that they do not support
+            found = self._between([*ANCHOR, reply, answer], 2, ())
+            if found is not None and (first := self.encode(found[1])[:1])[0] in self.stop_token_ids:
+                return first[0]
+        return self.stop_token_ids[0]
+
+    @cached_property
+    def _stop_texts(self) -> dict[str, int]:
+        return {text: token for token in reversed(self.stop_token_ids) if (text := self.decode([token]))}
+
+    @cached_property
+    def _stops(self) -> re.Pattern[str]:
+        return re.compile("|".join(map(re.escape, sorted(self._stop_texts, key=len, reverse=True))) or "(?!)")
 
     @cached_property
     def is_local(self) -> bool:
         """Whether the template continued all of several test conversations alike without the earlier messages."""
         try:
             return all(
-                self._between(PROBE[:end], n, tools) == self._near(PROBE[:end], n, tools)
-                for end in range(len(PROBE) - 5, len(PROBE) + 1)
-                for n, message in enumerate(PROBE[:end], 1)
+                self._between(probe[:end], n, tools) == self._near(probe[:end], n, tools)
+                for probe in PROBES
+                for end in range(len(probe) - 5, len(probe) + 1)
+                for n, message in enumerate(probe[:end], 1)
                 if message.role == "assistant"
                 for tools in ((), PROBE_TOOLS)
             )
@@ -184,47 +260,34 @@ class ChatTokenizer:
     def writes_calls(self) -> bool:
         """Whether the template writes the calls of a reply, and the answers of tools."""
         return self._shows(
-            (*ANCHOR, Message("assistant", "", (_CALL,)), Message("tool", "answer", tool_call_id="c1")), ()
+            (*ANCHOR, Message("assistant", "", (CALL,)), Message("tool", "answer", tool_call_id="c1")), ()
         )
 
-    def _shows(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> bool:
+    @cached_property
+    def writes_thoughts(self) -> bool:
+        """Whether the template writes the thoughts of a reply, at least of the last one."""
+        replies = (Message("assistant", "r", calls, reasoning="thoughts") for calls in ((), (CALL,)))
+        return any(self._shows((*ANCHOR, reply), (), "thoughts") for reply in replies)
+
+    def _shows(self, messages: Sequence[Message], tools: Sequence[ToolSpec], word: str = CALL.name) -> bool:
         try:
             text = self.render(messages, tools, prompt=False)
         except Exception:  # templates raise any exception for messages that they do not support
             return False
-        return _CALL.name in text and all(message.content in text for message in messages)
+        return word in text and all(message.content in text for message in messages)
 
     def save(self, folder: Path) -> None:
         """Write the tokenizer's files into `folder`."""
         self._hf.save_pretrained(str(folder))
 
 
-@cache
-def _compile(template: str) -> Any:
-    """Compile a chat template as transformers does (its own function does much more, some 3 ms at each call)."""
-    from jinja2.ext import loopcontrols
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    def refuse(message: str) -> None:
-        raise RequestRefused(f"The chat template refuses this conversation: {message}")
-
-    def to_json(value: Any, indent: int | None = None) -> str:
-        return json.dumps(value, ensure_ascii=False, indent=indent)
-
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
-    environment.filters["tojson"] = to_json
-    environment.globals["raise_exception"] = refuse
-    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-    return environment.from_string(template)
-
-
-def _for_template(message: Message) -> dict[str, Any]:
-    """Return a message for chat templates, which expect a call's arguments as an object instead of JSON text."""
-    data = message.to_openai()
-    for call, out in zip(message.tool_calls, data.get("tool_calls", ()), strict=True):
-        with suppress(ValueError):
-            out["function"]["arguments"] = call.parsed_arguments()
-    return data
+def _read_eos(file: Path) -> list[int]:
+    """Return the end tokens that a configuration of transformers names."""
+    try:
+        eos = json.loads(file.read_text()).get("eos_token_id")
+    except (OSError, ValueError, AttributeError):
+        return []
+    return [token for token in (eos if isinstance(eos, list) else [eos]) if isinstance(token, int)]
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> ChatTokenizer:

@@ -185,3 +185,17 @@ def test_a_single_token_repeats_until_a_sequence_is_full(tmp_path: Path) -> None
     assert first.token_ids.tolist() == [x, STOP, x, STOP, x, STOP, x]
     assert second.token_ids.tolist()[0] == x
     assert (first.epoch, second.epoch) == (4, 7)
+
+
+def test_documents_begin_and_end_as_the_tokenizer_writes_a_text(tmp_path: Path) -> None:
+    from tokenizers import processors
+
+    around = byte_tokenizer()
+    start, end = around.encode("<tool_call>")[0], around.stop_token_ids[0]
+    around._fast.post_processor = processors.TemplateProcessing(
+        single="<tool_call> $A", special_tokens=[("<tool_call>", start)]
+    )
+    assert around.around_text == ((start,), (end,))
+    found = np.concatenate(list(sequences_once(written(tmp_path, "one", "two"), around, 64))).tolist()
+    assert found == [start, *around.encode("one"), end, start, *around.encode("two"), end]
+    assert byte_tokenizer().around_text == ((), (end,))

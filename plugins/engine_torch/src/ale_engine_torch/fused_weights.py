@@ -80,6 +80,11 @@ class Weights:
                     f"The weight '{name}' has shape {list(named[name].shape)} where the loaded model has "
                     f"{list(target.shape)}: they are of different models."
                 )
+        if self._shape.tied and has_own_head(named):
+            raise EngineError(
+                "The weights have an 'lm_head.weight' that is not 'model.embed_tokens.weight', and the loaded model "
+                "uses one for both. Publish weights of the model that was loaded."
+            )
         with torch.no_grad():
             for name, target in targets.items():
                 weight = self._reorder(name, named[name].detach())
@@ -118,3 +123,11 @@ class Weights:
         half = self._shape.head_dim // 2
         paired = weight.reshape(-1, 2, half, *weight.shape[1:]).transpose(1, 2)
         return paired.reshape(weight.shape)
+
+
+def has_own_head(named: Mapping[str, Tensor]) -> bool:
+    """Return whether the output layer has other values than the embedding."""
+    head, embedding = named.get("lm_head.weight"), named.get("model.embed_tokens.weight")
+    if head is None or embedding is None or head.data_ptr() == embedding.data_ptr():
+        return False
+    return not torch.equal(head.nan_to_num(), embedding.nan_to_num())  # broken weights are named elsewhere

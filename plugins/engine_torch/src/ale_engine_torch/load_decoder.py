@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,6 +16,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from ale.errors import ConfigError, EngineError
+from ale_engine_torch.fused_weights import has_own_head
 from ale_engine_torch.llama_decoder import LlamaDecoder
 from ale_engine_torch.model_shape import fast_shape
 from ale_engine_torch.precision import DtypeName, Quantization, choose_dtype
@@ -72,27 +74,40 @@ def load_decoder(
             raise ConfigError(
                 f"The folder {folder} holds no causal language model that can be loaded: {reason}"
             ) from error
-    decoder = LlamaDecoder(
-        shape=shape, slots=slots, max_context=context, device=device, dtype=dtype, quantization=quantization
-    )
     try:
-        decoder.load(read_weights(folder))
+        weights = read_weights(folder)
+        if shape.tied and has_own_head(weights):  # as transformers does, whatever config.json says
+            shape = replace(shape, tied=False)
+        decoder = LlamaDecoder(
+            shape=shape, slots=slots, max_context=context, device=device, dtype=dtype, quantization=quantization
+        )
+        decoder.load(weights)
     except EngineError as error:
         raise ConfigError(f"The model in {folder} cannot be used: {error}") from error
     return decoder
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
-    """All tensors of a folder's safetensors files. Raises `EngineError` where there is none."""
+    """All tensors of a model's folder in safetensors. Raises `EngineError` where there is none."""
     weights: dict[str, Tensor] = {}
     try:
-        for file in sorted(folder.glob("*.safetensors")):
+        for file in _weight_files(folder):
             weights |= load_file(file)
-    except (OSError, SafetensorError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
         raise EngineError(f"The weights in {folder} cannot be read: {error}.") from error
     if not weights:
         raise EngineError(f"The folder {folder} holds no *.safetensors file to read weights from.")
     return weights
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    """Return the files that transformers would read: of shards, those that the index names."""
+    whole, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    if whole.exists():
+        return [whole]
+    if index.exists():
+        return [folder / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
+    return sorted(folder.glob("*.safetensors"))
 
 
 def _read_config(folder: Path) -> dict[str, Any]:

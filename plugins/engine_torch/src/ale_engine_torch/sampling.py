@@ -59,9 +59,10 @@ def sample(logits: Tensor, uniforms: Sequence[float], settings: Sequence[Samplin
 
 
 def _inverse_transform(probs: Tensor, draws: Tensor) -> Tensor:
-    """Return the first token at which the cumulative probability exceeds the draw, [n, 1]."""
+    """Return the first token at which the cumulative probability exceeds the draw, [n, 1]; the last token in a row of
+    NaN, whose log-probability tells the caller."""
     cumulated = probs.cumsum(dim=-1)
-    return torch.searchsorted(cumulated, draws * cumulated[:, -1:], right=True)
+    return torch.searchsorted(cumulated, draws * cumulated[:, -1:], right=True).clamp_(max=probs.shape[-1] - 1)
 
 
 def _apply_top_k_and_top_p(probs: Tensor, settings: Sequence[Sampling]) -> Tensor:

@@ -20,6 +20,7 @@ TOKENIZER_FILES = (
     "special_tokens_map.json",
     "added_tokens.json",
     "chat_template*",
+    "additional_chat_templates",
     "vocab*",
     "merges.txt",
 )
@@ -61,6 +62,8 @@ def write_model(folder: Path, model: Any, weights: dict[str, Tensor], tokenizer_
         for file in tokenizer_folder.glob(pattern):
             if file.is_file():
                 shutil.copy2(file, folder / file.name)
+            else:
+                shutil.copytree(file, folder / file.name, dirs_exist_ok=True)
     save_pretrained(folder, model, weights)
 
 

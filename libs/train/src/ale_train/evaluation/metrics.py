@@ -88,6 +88,7 @@ _MEANS: dict[str, Callable[[Trajectory], float]] = {
     "turns": lambda t: len(t.turns),
     "branches": lambda t: max(0, len(t.sequences) - 1),
     "changed_echoes": lambda t: t.changed_echoes,
+    "template_rewrites": lambda t: t.template_rewrites,
     "sampled_tokens": lambda t: t.sampled_tokens,
     "budget_ended": lambda t: t.ended_by in CUT_OFF,
     "episode_s": lambda t: t.seconds,

@@ -36,6 +36,7 @@ def rollout_metrics(trajectories: Sequence[Trajectory], version: int) -> dict[st
         "branches": sum(max(0, len(t.sequences) - 1) for t in trajectories) / n,
         "side_calls": sum(c.side for c in chunks) / n,
         "changed_echoes": sum(t.changed_echoes for t in trajectories) / n,
+        "template_rewrites": sum(t.template_rewrites for t in trajectories) / n,
         "budget_ended": sum(t.ended_by in CUT_OFF for t in trajectories) / n,
         "start_chunk": sum(t.start_chunk for t in trajectories) / n,
         "staleness": sum(ages) / n,

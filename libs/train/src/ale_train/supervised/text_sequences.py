@@ -114,15 +114,17 @@ def stream_sequences(
 
 
 def _tokens(files: Sequence[Path], tokenizer: ChatTokenizer) -> Iterator[list[int]]:
-    """Yield token ids piece by piece, with a stop token after each document that is not empty."""
-    stop = list(tokenizer.stop_token_ids[:1])
+    """Yield token ids piece by piece; each document that is not empty has the tokens around it that the tokenizer
+    writes around a text, and at least an end token."""
+    start, end = tokenizer.around_text
     for path in files:
         begun = False
         for text, ends in read_pieces(path):
             ids = tokenizer.encode(text)
-            begun = begun or bool(ids)
+            if ids and not begun:
+                ids, begun = [*start, *ids], True
             if ends and begun:
-                ids, begun = ids + stop, False
+                ids, begun = [*ids, *end], False
             if ids:
                 yield ids
 

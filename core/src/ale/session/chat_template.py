@@ -1,0 +1,122 @@
+"""Renders conversations with a model's chat template, to the same text as transformers' `apply_chat_template`.
+
+1. transformers compiles the template, so that ALE takes whatever it takes: the tag `{% generation %}`, arguments of
+   `tojson`, its sandbox. Of several named templates, `tool_use` is for requests with tools and `default` for others.
+2. A control token in the text of a user, a system message or a tool is text: it is marked before the template sees it,
+   and `ChatTokenizer.encode` turns what is marked into ordinary tokens.
+3. Calls have their arguments as objects; a template that cannot write objects gets the JSON text.
+4. The end of a turn is what the template writes after a reply. The tokenizer's own end token is often another one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import cached_property
+from typing import Any
+
+from ale.errors import ConfigError, RequestRefused
+from ale.messages import Message, ToolCall, ToolSpec
+from ale.registry.validation import one_line_error
+
+ANCHOR = (Message("user", "a"),)
+"""A stand-in for the messages before a reply when their content does not matter."""
+CALL = ToolCall("c1", "probe", '{"b": 1}')
+PROBE_TOOLS = (ToolSpec("probe", "p"),)
+MARKS = ("\U000f0000", "\U000f0001")
+"""They enclose a control token that is text; both are characters for private use."""
+REPLY = "reply"
+
+
+class ChatTemplate:
+    """The chat template of a tokenizer of transformers, with values for its variables (`enable_thinking`, ...)."""
+
+    def __init__(self, hugging_face: Any, arguments: Mapping[str, Any] | None = None) -> None:
+        found = hugging_face.chat_template
+        named: Mapping[str, str] = found if isinstance(found, Mapping) else {"default": found}
+        if "default" not in named:
+            raise ConfigError(
+                f"The tokenizer has chat templates named {', '.join(sorted(named))} and none named default; choose one "
+                "with model.chat_template."
+            )
+        self._default = _compile(named["default"])
+        self._with_tools = _compile(named.get("tool_use", named["default"]))
+        self._variables = {**hugging_face.special_tokens_map, **(arguments or {})}
+        added = hugging_face.added_tokens_decoder.values()
+        self.added_tokens: tuple[str, ...] = tuple(token.content for token in added)
+        texts = "\0".join(named.values())
+        control = {token.content for token in added if token.special or token.content in texts}
+        longest_first = sorted((token for token in control if not token.isspace()), key=len, reverse=True)
+        self._control = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
+
+    def render(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, prompt: bool) -> str:
+        """Return the conversation as text; with `prompt`, it ends where the reply begins. Control tokens in it that the
+        template did not write are marked. Raises `RequestRefused` if the template refuses the conversation."""
+        return self._render(messages, tools, prompt, self._takes_json_text)
+
+    def _render(self, messages: Sequence[Message], tools: Sequence[ToolSpec], prompt: bool, json_text: bool) -> str:
+        from jinja2.exceptions import TemplateError
+
+        template = self._with_tools if tools else self._default
+        try:
+            return str(
+                template.render(
+                    messages=[self._for_template(message, json_text) for message in messages],
+                    tools=[self._mark(tool.to_openai()) for tool in tools] or None,
+                    documents=None,
+                    add_generation_prompt=prompt,
+                    **self._variables,
+                )
+            )
+        except TemplateError as error:
+            reason = one_line_error(error)
+            raise RequestRefused(f"The chat template refuses this conversation: {reason}.") from error
+
+    def _for_template(self, message: Message, json_text: bool) -> dict[str, Any]:
+        """Return a message under the names that templates read."""
+        data = message.to_openai()
+        if message.role != "assistant":
+            data["content"] = self._mark(message.content)
+        if message.reasoning:
+            data["thinking"] = message.reasoning
+        for call, out in zip(message.tool_calls if not json_text else (), data.get("tool_calls", ()), strict=False):
+            with suppress(ValueError):
+                out["function"]["arguments"] = call.parsed_arguments()
+        return data
+
+    def _mark(self, value: Any) -> Any:
+        """Return a value of JSON with its control tokens marked."""
+        if isinstance(value, str):
+            start, end = MARKS
+            plain = value.replace(start, "").replace(end, "")
+            return self._control.sub(f"{start}\\g<0>{end}", plain)
+        if isinstance(value, Mapping):
+            return {key: self._mark(item) for key, item in value.items()}
+        return [self._mark(item) for item in value] if isinstance(value, list | tuple) else value
+
+    @cached_property
+    def _takes_json_text(self) -> bool:
+        """Whether calls' arguments must be JSON text (DeepSeek's templates append it to other text)."""
+        messages = (*ANCHOR, Message("assistant", "", (CALL,)))
+        for json_text in (False, True):
+            with suppress(Exception):  # templates raise any exception for what they do not support
+                self._render(messages, (), False, json_text)
+                return json_text
+        return False
+
+    @cached_property
+    def turn_end(self) -> str:
+        """The token that the template writes after a reply, as text; empty if it writes none there."""
+        with suppress(Exception):  # templates raise any exception for conversations that they do not support
+            text = self.render((*ANCHOR, Message("assistant", REPLY)), prompt=False)
+            after = text.rpartition(REPLY)[2].lstrip()
+            return max((token for token in self.added_tokens if after.startswith(token)), key=len, default="")
+        return ""
+
+
+def _compile(template: str) -> Any:
+    """Compile a chat template as transformers does."""
+    from transformers.utils.chat_template_utils import _compile_jinja_template
+
+    return _compile_jinja_template(template)
