@@ -293,3 +293,20 @@ def test_a_demonstration_is_what_transformers_writes(name: str) -> None:
 def test_a_conversation_that_the_template_refuses_is_a_sentence() -> None:
     with pytest.raises(RequestRefused, match=r"refuses this conversation: System role not supported\."):
         tokenizer_of("gemma2").render([Message("system", "s"), Message("user", "u")], prompt=True)
+
+
+@pytest.mark.parametrize("thought", ["", "because"])
+def test_qwen3s_tool_turns_are_one_sequence_with_thoughts_and_without(thought: str) -> None:
+    """Its template writes empty thoughts into the last reply alone, so a reply is compared with what was sampled."""
+    tokenizer, messages = tokenizer_of("qwen3"), [Message("user", "go")]
+    recorder = Recorder(tokenizer)
+    for i in range(6):
+        prompt = recorder.prompt(messages, TOOLS)
+        written = f"<think>\n{thought}\n</think>\n\n" if thought else ""
+        text = written + '<tool_call>\n{"name": "add", "arguments": {"a": 3}}\n</tool_call>'
+        ids = (*tokenizer.encode(text), tokenizer.stop_token_ids[0])
+        reply = Message("assistant", "", (ToolCall(f"c{i}", "add", '{"a": 3}'),), reasoning=thought)
+        recorder.add_sampled(prompt, Generation(ids, (-1.0,) * len(ids), (0,) * len(ids), "stop"), reply, None)
+        messages += [reply, Message("tool", "8", tool_call_id=f"c{i}")]
+    assert len(recorder.sequences) == 1
+    assert tokenizer.decode(recorder.prompt(messages, TOOLS).token_ids) == oracle("qwen3", messages, TOOLS, prompt=True)

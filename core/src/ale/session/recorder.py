@@ -29,6 +29,8 @@ from ale.specs.engine import Generation
 from ale.trajectory import Chunk, ChunkError, FinishReason, Sequence
 
 NOTED_CHARS = 2000
+PREFIXES_TRIED = 4
+"""Where a template rewrites each turn, a search through all of a long conversation would find nothing."""
 
 
 @dataclass(slots=True)
@@ -59,6 +61,8 @@ class _KnownPrefix:
     line: int
     length: int
     stop: int | None
+    sampled: str
+    """The text of the reply, without the stop token."""
     reply: Message
 
 
@@ -113,8 +117,8 @@ class Recorder:
         for node, depth in self._starts(history, root):
             node, depth, prefixes = _follow_history(history, node, depth)
             own = _restore_own_replies(history, prefixes)
-            for n, known in reversed(prefixes):
-                suffix = self._suffix(own, n, tools, known.stop)
+            for n, known in reversed(prefixes[-PREFIXES_TRIED:]):
+                suffix = self._suffix(own, n, tools, known)
                 if suffix is not None:
                     ids = self._lines[known.line].until(known.length, tuple(suffix))
                     changed = history[n - 1] != known.reply
@@ -136,12 +140,13 @@ class Recorder:
         yield root, 0
 
     def _suffix(
-        self, history: tuple[Message, ...], n: int, tools: tuple[ToolSpec, ...], stop: int | None
+        self, history: tuple[Message, ...], n: int, tools: tuple[ToolSpec, ...], known: _KnownPrefix
     ) -> list[int] | None:
-        """Return the tokens between the reply `history[n - 1]`, which the stop token ended, and the next; None if the
+        """Return the tokens between the reply `history[n - 1]`, the end of a known prefix, and the next; None if the
         template rewrites earlier text."""
         shown_messages, shown_tools = self._form.for_template(self._tokenizer, history, tools)
-        found = self._tokenizer.continuation(shown_messages, n + len(shown_messages) - len(history), shown_tools)
+        at, stop = n + len(shown_messages) - len(history), known.stop
+        found = self._tokenizer.continuation(shown_messages, at, shown_tools, known.sampled)
         if found is None:
             return None
         end, text = found
@@ -198,7 +203,9 @@ class Recorder:
         for message in line.messages[prompt.depth :]:
             node = node.after.setdefault(canonical_form(message), _Node())
         last = made.token_ids[-1] if made.token_ids else None
-        node.known = _KnownPrefix(index, end, last if last in self._tokenizer.stop_token_ids else None, reply)
+        stop = last if last in self._tokenizer.stop_token_ids else None
+        text = self._tokenizer.decode(made.token_ids if stop is None else made.token_ids[:-1])
+        node.known = _KnownPrefix(index, end, stop, text, reply)
         self._last = (self._trees[_names(prompt.tools)], line.messages, node)
         self.changed_echoes += prompt.changed
         self.template_rewrites += prompt.rewritten

@@ -175,24 +175,32 @@ class ChatTokenizer:
         return self.template.render(messages, tools, prompt=prompt)
 
     def continuation(
-        self, messages: Sequence[Message], n: int, tools: Sequence[ToolSpec] = ()
+        self, messages: Sequence[Message], n: int, tools: Sequence[ToolSpec] = (), sampled: str | None = None
     ) -> tuple[int | None, str] | None:
         """Return the stop token that the template writes after the reply `messages[n - 1]` (None if it writes none),
         and the text between this and the model's next reply. None if the template writes the earlier part in another
-        way than the model saw and sampled it, once something follows.
+        way than the model saw and sampled it (`sampled` is that text, without the stop token), once something follows.
 
         If the template writes each message independently of those far before it, which is tested once, only the reply
         and later messages are rendered: a turn of a long conversation costs no more than one of a short one."""
-        return (self._near if self.is_local else self._between)(messages, n, tools)
+        return (self._near if self.is_local else self._between)(messages, n, tools, sampled)
 
-    def _near(self, messages: Sequence[Message], n: int, tools: Sequence[ToolSpec]) -> tuple[int | None, str] | None:
+    def _near(
+        self, messages: Sequence[Message], n: int, tools: Sequence[ToolSpec], sampled: str | None = None
+    ) -> tuple[int | None, str] | None:
         """Return `_between` with almost nothing before the reply."""
-        return self._between([*ANCHOR, *messages[n - 1 :]], len(ANCHOR) + 1, tools)
+        return self._between([*ANCHOR, *messages[n - 1 :]], len(ANCHOR) + 1, tools, sampled)
 
-    def _between(self, messages: Sequence[Message], n: int, tools: Sequence[ToolSpec]) -> tuple[int | None, str] | None:
+    def _between(
+        self, messages: Sequence[Message], n: int, tools: Sequence[ToolSpec], sampled: str | None = None
+    ) -> tuple[int | None, str] | None:
         asked = self.render(messages[: n - 1], tools, prompt=True)
-        before = self.render(messages[:n], tools, prompt=False)
         whole = self.render(messages, tools, prompt=True)
+        if sampled is not None and whole.startswith(asked + sampled):
+            end = self._stops.match(whole, len(asked + sampled))
+            if end is not None and self.turn_end_id is not None:
+                return self._stop_texts[end.group()], whole[end.end() :]
+        before = self.render(messages[:n], tools, prompt=False)
         if not before.startswith(asked):
             return None
         # What a template writes after the last turn of all, as Phi's its end of text, it does not write here.
