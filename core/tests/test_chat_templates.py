@@ -1,4 +1,4 @@
-"""Templates in the manner of twenty public families: what the model sees is what transformers writes, to the token.
+"""Templates in the manner of public families: what the model sees is what transformers writes, to the token.
 
 The templates in `chat_templates/` are short, but do what their models' do: they drop thoughts, gather the answers of
 tools, write other ends of turns than the tokenizer's, ask for a reply in another way than they write one, or refuse.

@@ -30,19 +30,19 @@ REPLY = "reply"
 
 
 class ChatTemplate:
-    """The chat template of a tokenizer of transformers, with values for its variables (`enable_thinking`, ...)."""
+    """The chat template of a tokenizer of transformers. Raises `ConfigError` if none of several is the default."""
 
-    def __init__(self, hugging_face: Any, arguments: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, hugging_face: Any) -> None:
         found = hugging_face.chat_template
         named: Mapping[str, str] = found if isinstance(found, Mapping) else {"default": found}
         if "default" not in named:
             raise ConfigError(
-                f"The tokenizer has chat templates named {', '.join(sorted(named))} and none named default; choose one "
-                "with model.chat_template."
+                f"The tokenizer has chat templates named {', '.join(sorted(named))} and none named default; give the "
+                "one that is to be used this name."
             )
         self._default = _compile(named["default"])
         self._with_tools = _compile(named.get("tool_use", named["default"]))
-        self._variables = {**hugging_face.special_tokens_map, **(arguments or {})}
+        self._variables = hugging_face.special_tokens_map
         added = hugging_face.added_tokens_decoder.values()
         self.added_tokens: tuple[str, ...] = tuple(token.content for token in added)
         texts = "\0".join(named.values())
@@ -80,9 +80,10 @@ class ChatTemplate:
             data["content"] = self._mark(message.content)
         if message.reasoning:
             data["thinking"] = message.reasoning
-        for call, out in zip(message.tool_calls if not json_text else (), data.get("tool_calls", ()), strict=False):
-            with suppress(ValueError):
-                out["function"]["arguments"] = call.parsed_arguments()
+        if not json_text:
+            for call, out in zip(message.tool_calls, data.get("tool_calls", ()), strict=True):
+                with suppress(ValueError):
+                    out["function"]["arguments"] = call.parsed_arguments()
         return data
 
     def _mark(self, value: Any) -> Any:

@@ -56,13 +56,11 @@ class _Context:
 
 @dataclass(frozen=True, slots=True)
 class _KnownPrefix:
-    """A prefix that ended in a reply: the line and length of its tokens, and the stop token that ended it, if any."""
+    """A prefix that ended in a reply: the line and length of its tokens, and the reply and its own tokens."""
 
     line: int
     length: int
-    stop: int | None
-    sampled: str
-    """The text of the reply, without the stop token."""
+    token_ids: tuple[int, ...]
     reply: Message
 
 
@@ -113,20 +111,22 @@ class Recorder:
     def prompt(self, messages: Seq[Message], tools: Seq[ToolSpec] = ()) -> Prompt:
         """Return the token ids for the next reply to `messages`. Nothing is recorded."""
         history, tools = tuple(messages), tuple(tools)
-        root, rewritten = self._trees.get(_names(tools)) or _Node(), False
+        root, rewritten = self._trees.get(_names(tools)) or _Node(), set[int]()
         for node, depth in self._starts(history, root):
             node, depth, prefixes = _follow_history(history, node, depth)
             own = _restore_own_replies(history, prefixes)
             for n, known in reversed(prefixes[-PREFIXES_TRIED:]):
+                if n in rewritten:
+                    continue
                 suffix = self._suffix(own, n, tools, known)
                 if suffix is not None:
                     ids = self._lines[known.line].until(known.length, tuple(suffix))
                     changed = history[n - 1] != known.reply
-                    return Prompt(ids, own, tools, node, depth, known, changed, rewritten)
-                rewritten = True
+                    return Prompt(ids, own, tools, node, depth, known, changed, bool(rewritten))
+                rewritten.add(n)
         shown_messages, shown_tools = self._form.for_template(self._tokenizer, own, tools)
         text = self._tokenizer.render(shown_messages, shown_tools, prompt=True)
-        return Prompt(tuple(self._tokenizer.encode(text)), own, tools, node, depth, rewritten=rewritten)
+        return Prompt(tuple(self._tokenizer.encode(text)), own, tools, node, depth, rewritten=bool(rewritten))
 
     def _starts(self, history: tuple[Message, ...], root: _Node) -> Iterator[tuple[_Node, int]]:
         """Yield prefixes to search from: the newest record, if the history begins with it, then the empty prefix.
@@ -145,8 +145,9 @@ class Recorder:
         """Return the tokens between the reply `history[n - 1]`, the end of a known prefix, and the next; None if the
         template rewrites earlier text."""
         shown_messages, shown_tools = self._form.for_template(self._tokenizer, history, tools)
-        at, stop = n + len(shown_messages) - len(history), known.stop
-        found = self._tokenizer.continuation(shown_messages, at, shown_tools, known.sampled)
+        without_stop, stop = self._tokenizer.split_stop(known.token_ids)
+        at = n + len(shown_messages) - len(history)
+        found = self._tokenizer.continuation(shown_messages, at, shown_tools, self._tokenizer.decode(without_stop))
         if found is None:
             return None
         end, text = found
@@ -202,10 +203,7 @@ class Recorder:
         node = prompt.node if prompt.depth else self._trees.setdefault(_names(prompt.tools), _Node())
         for message in line.messages[prompt.depth :]:
             node = node.after.setdefault(canonical_form(message), _Node())
-        last = made.token_ids[-1] if made.token_ids else None
-        stop = last if last in self._tokenizer.stop_token_ids else None
-        text = self._tokenizer.decode(made.token_ids if stop is None else made.token_ids[:-1])
-        node.known = _KnownPrefix(index, end, stop, text, reply)
+        node.known = _KnownPrefix(index, end, made.token_ids, reply)
         self._last = (self._trees[_names(prompt.tools)], line.messages, node)
         self.changed_echoes += prompt.changed
         self.template_rewrites += prompt.rewritten

@@ -20,7 +20,7 @@ def cut_at_stop(
     The tokens that hold the stop text are kept, since the policy sampled them; the tokens after them are dropped.
     """
     sampled = generation.token_ids
-    without_end = sampled[:-1] if sampled and sampled[-1] in tokenizer.stop_token_ids else sampled
+    without_end, _ = tokenizer.split_stop(sampled)
     text = tokenizer.decode(without_end)
     found = sorted((text.find(stop), stop) for stop in stops if stop in text)
     if not found:

@@ -89,10 +89,14 @@ class ReplyForm:
     def write(self, message: Message, *, within: bool = False) -> str:
         """Return the text that the model would have sampled for `message`."""
         content = self.tool_format.write(message.content, message.tool_calls)
-        if self.thoughts is None or not (message.reasoning or within):
+        return self._join_thoughts(message.reasoning, content, within=within)
+
+    def _join_thoughts(self, thought: str, content: str, *, within: bool = False) -> str:
+        """Return thoughts and the rest as one text: the reverse of `split`."""
+        if self.thoughts is None or not (thought or within):
             return content
         opening, closing = self.thoughts
-        return f"{'' if within else opening}\n{message.reasoning}\n{closing}\n\n{content}"
+        return f"{'' if within else opening}\n{thought}\n{closing}\n\n{content}"
 
     def begins_within(self, prompt_end: str) -> bool:
         """Return whether a prompt with this end leaves the model inside its thoughts."""
@@ -108,8 +112,8 @@ class ReplyForm:
         thoughts become text as the model writes them, and the answers of tools become user messages.
         """
         out = list(messages)
-        if any(message.reasoning for message in out) and not tokenizer.writes_thoughts:
-            out = [self._with_thoughts_as_text(message) for message in out]
+        if self.thoughts is not None and any(m.reasoning for m in out) and not tokenizer.writes_thoughts:
+            out = [replace(m, content=self._join_thoughts(m.reasoning, m.content), reasoning="") for m in out]
         if tokenizer.writes_tools and tokenizer.writes_calls:
             return out, tools
         if not tokenizer.writes_calls:
@@ -122,13 +126,6 @@ class ReplyForm:
                 out.insert(0, Message("system", description))
             tools = ()
         return out, tools
-
-    def _with_thoughts_as_text(self, message: Message) -> Message:
-        if self.thoughts is None or not message.reasoning:
-            return message
-        opening, closing = self.thoughts
-        content = f"{opening}\n{message.reasoning}\n{closing}\n\n{message.content}"
-        return replace(message, content=content, reasoning="")
 
     def _as_text(self, message: Message) -> Message:
         if message.tool_calls:

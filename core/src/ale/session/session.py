@@ -141,7 +141,7 @@ class RecordedSession(ModelSession):
         generation = await self._sample(sent)
         generation, text, stop = cut_at_stop(self._sessions.tokenizer, generation, request.stop)
         sampled = generation.token_ids
-        stopped = bool(sampled) and sampled[-1] in self._sessions.tokenizer.stop_token_ids
+        stopped = self._sessions.tokenizer.split_stop(sampled)[1] is not None
         calls, within = request.tool_choice != "none", self.recorder.begins_within(prompt)
         parsed = self._sessions.form.read(text, f"call_{call}", request.tools, calls=calls, within=within)
         illegal = parsed.illegal or unknown_tool(parsed.message, request.tools)
@@ -178,7 +178,7 @@ class RecordedSession(ModelSession):
         ids = given.token_ids
         if not ids or max(ids) >= tokenizer.vocab_size:
             return None
-        text = tokenizer.decode(ids[:-1] if ids[-1] in tokenizer.stop_token_ids else ids)
+        text = tokenizer.decode(tokenizer.split_stop(ids)[0])
         read = self._sessions.form.read(text, "call", request.tools, within=self.recorder.begins_within(prompt)).message
         return ids if canonical_form(read) == canonical_form(given.message) else None
 

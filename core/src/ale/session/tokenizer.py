@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
@@ -78,15 +78,10 @@ PROBES = (
 class ChatTokenizer:
     """A Hugging Face tokenizer with a chat template (it satisfies `ale.specs.engine.Tokenizer`)."""
 
-    def __init__(
-        self,
-        hugging_face: Any,
-        stop_token_ids: Sequence[int] = (),
-        template_arguments: Mapping[str, Any] | None = None,
-    ) -> None:
+    def __init__(self, hugging_face: Any, stop_token_ids: Sequence[int] = ()) -> None:
         self._hf = hugging_face
         self._fast = hugging_face.backend_tokenizer
-        self.template = ChatTemplate(hugging_face, template_arguments)
+        self.template = ChatTemplate(hugging_face)
         self.turn_end_id: int | None = self._fast.token_to_id(self.template.turn_end)
         """The token that the template writes after a reply; None if it writes none."""
         named = [self.turn_end_id, hugging_face.eos_token_id, *stop_token_ids]
@@ -170,6 +165,12 @@ class ChatTokenizer:
         """Return the text of `token_ids`, special tokens included."""
         return str(self._fast.decode(list(token_ids), skip_special_tokens=False))
 
+    def split_stop(self, token_ids: Sequence[int]) -> tuple[Sequence[int], int | None]:
+        """Return the tokens of a reply without the stop token that ended it, and this; None if none did."""
+        if token_ids and token_ids[-1] in self.stop_token_ids:
+            return token_ids[:-1], token_ids[-1]
+        return token_ids, None
+
     def render(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, prompt: bool) -> str:
         """Return the conversation as text by the chat template (`ChatTemplate.render`), for `encode`."""
         return self.template.render(messages, tools, prompt=prompt)
@@ -250,7 +251,7 @@ class ChatTokenizer:
         try:
             return all(
                 self._between(probe[:end], n, tools) == self._near(probe[:end], n, tools)
-                for probe in PROBES
+                for probe in (PROBES if self.writes_thoughts else PROBES[:1])
                 for end in range(len(probe) - 5, len(probe) + 1)
                 for n, message in enumerate(probe[:end], 1)
                 if message.role == "assistant"

@@ -130,4 +130,6 @@ def has_own_head(named: Mapping[str, Tensor]) -> bool:
     head, embedding = named.get("lm_head.weight"), named.get("model.embed_tokens.weight")
     if head is None or embedding is None or head.data_ptr() == embedding.data_ptr():
         return False
+    if torch.equal(head, embedding):
+        return False
     return not torch.equal(head.nan_to_num(), embedding.nan_to_num())  # broken weights are named elsewhere
