@@ -43,6 +43,7 @@ LONG = {
     ),
     "packages as wheels and in environments of their own": (
         "tests/packaging/test_new_plugins.py", "tests/packaging/test_wheels.py", "tests/test_models_by_name.py",
+        "tests/test_gpu_check.py",
         "plugins/env_loop/tests/test_openenv.py", "plugins/env_loop/tests/test_gem_and_skyrl.py",
         "plugins/track_mlflow/tests/", "plugins/track_wandb/tests/", "tests/test_trackers.py",
     ),

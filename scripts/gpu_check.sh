@@ -4,14 +4,24 @@
 #
 #   scripts/gpu_check.sh                  the environments come from the package index
 #   scripts/gpu_check.sh WHEELS           they come from a folder of wheels, on a machine without an index
+#   scripts/gpu_check.sh --bare           on a machine with nothing but torch: its own Python, no index; eight minutes
 #   VLLM_PYTHON=... SGLANG_PYTHON=... scripts/gpu_check.sh    they are there already; an empty one is left out
 #
 # To fill WHEELS on a machine with an index (same Python and system), after `make install TORCH=torch` there:
 #   .venv/bin/pip freeze --exclude-editable >installed.txt
 #   for list in installed.txt libs/engines/src/ale_engines/locks/{vllm,sglang}-cuda.txt; do
 #     .venv/bin/pip download --dest WHEELS --no-deps -r "$list" pip; done
+#
+# For --bare, fill wheels/ first, on a machine with an index after `make install` there, and take it along:
+#   scripts/gpu_check.sh --wheels --python 3.12    for the other machine's version of Python
+# `--bare --device cpu` rehearses it without a GPU, with tiny shapes; `--out FILE` keeps the table.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+
+case "${1-}" in
+  --wheels) exec .venv/bin/python scripts/bare_machine.py wheels "${@:2}" ;;
+  --bare) exec "${PYTHON:-python3}" scripts/bare_machine.py check "${@:2}" ;;
+esac
 
 nvidia-smi --query-gpu=name,memory.total,driver_version --format=csv,noheader 2>/dev/null || {
   echo "There is no GPU here; scripts/gpu_check.sh needs one."; exit 1; }
