@@ -18,7 +18,7 @@ from typing import Any
 
 from ale.errors import ConfigError, RequestRefused
 from ale.messages import Message, ToolCall, ToolSpec
-from ale.registry.validation import one_line_error
+from ale.registry.validation import describe_error, one_line_error
 
 ANCHOR = (Message("user", "a"),)
 """A stand-in for the messages before a reply when their content does not matter."""
@@ -46,7 +46,9 @@ class ChatTemplate:
         added = hugging_face.added_tokens_decoder.values()
         self.added_tokens: tuple[str, ...] = tuple(token.content for token in added)
         texts = "\0".join(named.values())
-        control = {token.content for token in added if token.special or token.content in texts}
+        self.written_tokens = frozenset(token for token in self.added_tokens if token in texts)
+        """The added tokens that the template names."""
+        control = {token.content for token in added if token.special or token.content in self.written_tokens}
         longest_first = sorted((token for token in control if not token.isspace()), key=len, reverse=True)
         self._control = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
 
@@ -69,8 +71,8 @@ class ChatTemplate:
                     **self._variables,
                 )
             )
-        except TemplateError as error:
-            reason = one_line_error(error)
+        except Exception as error:  # templates raise any exception for conversations that they do not support
+            reason = one_line_error(error) if isinstance(error, TemplateError) else describe_error(error)
             raise RequestRefused(f"The chat template refuses this conversation: {reason}.") from error
 
     def _for_template(self, message: Message, json_text: bool) -> dict[str, Any]:
@@ -117,7 +119,13 @@ class ChatTemplate:
 
 
 def _compile(template: str) -> Any:
-    """Compile a chat template as transformers does."""
+    """Compile a chat template as transformers does. Raises `ConfigError`."""
+    from jinja2.exceptions import TemplateSyntaxError
     from transformers.utils.chat_template_utils import _compile_jinja_template
 
-    return _compile_jinja_template(template)
+    try:
+        return _compile_jinja_template(template)
+    except TemplateSyntaxError as error:
+        raise ConfigError(
+            f"The chat template is no valid Jinja: line {error.lineno}: {one_line_error(error.message or error)}."
+        ) from error

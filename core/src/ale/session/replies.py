@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from ale.messages import ChatReply, Message, ToolSpec
@@ -13,23 +13,25 @@ from ale.trajectory import ChunkError
 
 
 def cut_at_stop(
-    tokenizer: ChatTokenizer, generation: Generation, stops: Sequence[str]
+    tokenizer: ChatTokenizer, generation: Generation, stops: Sequence[str], answer_start: Callable[[str], int]
 ) -> tuple[Generation, str, str | None]:
     """Return the generation up to the first stop text, the text before that, and the stop text that was found.
+    Stop texts end answers, which begin at `answer_start`, after the thoughts.
 
     The tokens that hold the stop text are kept, since the policy sampled them; the tokens after them are dropped.
     """
     sampled = generation.token_ids
     without_end, _ = tokenizer.split_stop(sampled)
     text = tokenizer.decode(without_end)
-    found = sorted((text.find(stop), stop) for stop in stops if stop in text)
+    begins = answer_start(text) if stops else 0
+    found = sorted((at, stop) for stop in stops if (at := text.find(stop, begins)) >= 0)
     if not found:
         return generation, text, None
     at, stop = found[0]
     lengths = range(1, len(without_end) + 1)
     end = bisect_left(lengths, at + len(stop), key=lambda n: len(tokenizer.decode(without_end[:n]))) + 1
     # Incomplete bytes may decode to several characters, so the length can be reached before the stop text is whole.
-    while stop not in tokenizer.decode(without_end[:end]):
+    while tokenizer.decode(without_end[:end]).find(stop, at) < 0:
         end += 1
     cut = replace(
         generation,

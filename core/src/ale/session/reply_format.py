@@ -18,7 +18,7 @@ from ale.config.episode import DEFAULT_TOOL_FORMAT
 from ale.errors import AleError, PluginError
 from ale.messages import Message, ToolCall, ToolSpec
 from ale.registry.drivers import build_driver
-from ale.registry.validation import describe_error
+from ale.registry.validation import describe_error, one_line_error
 from ale.session.tokenizer import ChatTokenizer
 from ale.specs.choice import PluginChoice
 from ale.specs.driver import DriverContext
@@ -71,7 +71,26 @@ class ReplyForm:
             name = type(self.tool_format).__name__
             raise PluginError(f"The tool format {name} crashed: {describe_error(error)}.") from error
         made = tuple(ToolCall(f"{call_prefix}_{i}", c.name, c.arguments) for i, c in enumerate(read.calls))
+        try:
+            for call in made:
+                call.parsed_arguments()
+        except (ValueError, RecursionError) as error:
+            reason = f"The arguments of '{call.name}' are no JSON object: {one_line_error(error)}."
+            return ParsedReply(Message("assistant", content, reasoning=thought), reason)
         return ParsedReply(Message("assistant", read.content, made, reasoning=thought))
+
+    def answer_start(self, text: str, within: bool = False) -> int:
+        """Return where the thoughts at the beginning of a reply end; the text's length if they do not end."""
+        if self.thoughts is None:
+            return 0
+        opening, closing = self.thoughts
+        begins = len(text) - len(text.lstrip())
+        if text.startswith(opening, begins):
+            within, begins = True, begins + len(opening)
+        if not within:
+            return 0
+        closes = text.find(closing, begins)
+        return len(text) if closes < 0 else closes + len(closing)
 
     def split(self, text: str, within: bool = False) -> tuple[str, str]:
         """Return the thoughts and the rest of the text."""

@@ -16,7 +16,16 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ale.errors import AgentError, AleError, BudgetExceeded, ContextExceeded, EngineError, PluginError, StartDiverged
+from ale.errors import (
+    AgentError,
+    AleError,
+    BudgetExceeded,
+    ContextExceeded,
+    EngineError,
+    PluginError,
+    SessionError,
+    StartDiverged,
+)
 from ale.messages import ChatReply, ChunkErrorKind, FinishWord, ModelCall
 from ale.registry.hooks import Hooks
 from ale.registry.validation import describe_error
@@ -24,6 +33,7 @@ from ale.session.generation_checks import check_generation
 from ale.session.recorder import Prompt, Recorder, canonical_form
 from ale.session.replies import cut_at_stop, turn_error, unknown_tool, unsampled_error
 from ale.session.reply_format import ReplyForm
+from ale.session.token_bytes import describe_tokens
 from ale.session.tokenizer import ChatTokenizer
 from ale.specs.engine import GenerateRequest, Generation, InferenceEngine, MessageEngine, Sampling
 from ale.specs.scaffold import ModelSession
@@ -94,6 +104,10 @@ class RecordedSession(ModelSession):
         except AleError as error:
             self.fault = error
             raise
+        except Exception as error:
+            log.exception("a model call failed in session %s", self.id)
+            self.fault = SessionError(f"The model session failed: {describe_error(error)}.")
+            raise self.fault from error
         finally:
             self._answering.discard(task)
         self.fault, self.spent = None, self._used_up
@@ -139,19 +153,21 @@ class RecordedSession(ModelSession):
         sampling = self._sampling_of(call, self._longest(request, prompt))
         sent = GenerateRequest(prompt.token_ids, sampling, session=self.id, call=call)
         generation = await self._sample(sent)
-        generation, text, stop = cut_at_stop(self._sessions.tokenizer, generation, request.stop)
-        sampled = generation.token_ids
-        stopped = self._sessions.tokenizer.split_stop(sampled)[1] is not None
+        tokenizer, form = self._sessions.tokenizer, self._sessions.form
         calls, within = request.tool_choice != "none", self.recorder.begins_within(prompt)
-        parsed = self._sessions.form.read(text, f"call_{call}", request.tools, calls=calls, within=within)
+        generation, text, stop = cut_at_stop(
+            tokenizer, generation, request.stop, lambda text: form.answer_start(text, within)
+        )
+        sampled = generation.token_ids
+        stopped = tokenizer.split_stop(sampled)[1] is not None
+        parsed = form.read(text, f"call_{call}", request.tools, calls=calls, within=within)
         illegal = parsed.illegal or unknown_tool(parsed.message, request.tools)
         ended = stopped or stop is not None
         error = turn_error(illegal, cut=not ended)
         chunk = self.recorder.add_sampled(prompt, generation, parsed.message, error)
         self._sessions.hooks.call("ale_model_called", session_id=self.id, chunk=chunk, message=parsed.message)
         finish: FinishWord = "tool_calls" if parsed.message.tool_calls else "stop" if ended else "length"
-        decode, pairs = self._sessions.tokenizer.decode, zip(sampled, generation.logprobs, strict=False)
-        tokens = tuple((decode([t]), p) for t, p in pairs) if request.logprobs else ()
+        tokens = tuple(describe_tokens(tokenizer, generation, text)) if request.logprobs else ()
         return ChatReply(
             parsed.message, finish, chunk.index, len(prompt.token_ids), len(sampled), parsed.illegal, stop, tokens
         )

@@ -116,6 +116,15 @@ class ChatTokenizer:
         """The number of token ids."""
         return int(self._fast.get_vocab_size())
 
+    def tokens_from(self, rows: int) -> list[str]:
+        """Return the tokens with an id of `rows` or more that prompts or replies can hold: tokens of ordinary text, and
+        added ones that the template writes or that end a reply."""
+        used = self.template.written_tokens | {self._fast.id_to_token(token) for token in self.stop_token_ids}
+        added = set(self.template.added_tokens)
+        vocabulary = self._fast.get_vocab(with_added_tokens=True)
+        beyond = sorted((number, token) for token, number in vocabulary.items() if number >= rows)
+        return [token for _, token in beyond if token not in added or token in used]
+
     def encode(self, text: str) -> list[int]:
         """Return the token ids of `text`; special tokens in it are recognised unless they are marked as text
         (`chat_template.MARKS`), and none are added."""
@@ -164,6 +173,11 @@ class ChatTokenizer:
     def decode(self, token_ids: Sequence[int]) -> str:
         """Return the text of `token_ids`, special tokens included."""
         return str(self._fast.decode(list(token_ids), skip_special_tokens=False))
+
+    def piece(self, token_id: int) -> str | None:
+        """Return a token as the vocabulary writes it; None for a number that is no token."""
+        piece: str | None = self._fast.id_to_token(token_id)
+        return piece
 
     def split_stop(self, token_ids: Sequence[int]) -> tuple[Sequence[int], int | None]:
         """Return the tokens of a reply without the stop token that ended it, and this; None if none did."""

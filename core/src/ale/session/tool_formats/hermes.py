@@ -15,11 +15,11 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from ale.messages import ToolCall, ToolSpec
+from ale.messages import ToolCall, ToolSpec, finite_number, refuse_constant, whole_characters
 from ale.specs.driver import Driver
 from ale.specs.tool_format import FoundCall, ReadReply, ToolFormat
 
-_DECODER = json.JSONDecoder()
+_DECODER = json.JSONDecoder(parse_constant=refuse_constant, parse_float=finite_number)
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 _OPENS, _CLOSES = re.compile(re.escape(OPEN) + r"\s*"), re.compile(r"\s*" + re.escape(CLOSE))
 
@@ -69,11 +69,5 @@ def call_at(text: str, at: int, arguments: str) -> tuple[FoundCall, int]:
 
 
 def as_json(value: Any) -> str:
-    """Return JSON with unescaped characters, or with escaped ones if a text contains half a character (a surrogate)."""
-    text = json.dumps(value, ensure_ascii=False)
-    return text if text == whole_characters(text) else json.dumps(value)
-
-
-def whole_characters(text: str) -> str:
-    """Return the text with a question mark in place of each half of a character (surrogate)."""
-    return text.encode("utf-8", "replace").decode()
+    """Return JSON with unescaped characters. Raises `ValueError` for numbers that JSON does not have."""
+    return whole_characters(json.dumps(value, ensure_ascii=False, allow_nan=False))

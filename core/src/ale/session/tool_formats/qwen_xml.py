@@ -18,7 +18,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ale.messages import ToolCall, ToolSpec
+from ale.messages import ToolCall, ToolSpec, read_json
 from ale.session.tool_formats.hermes import CLOSE, OPEN, as_json
 from ale.specs.driver import Driver
 from ale.specs.tool_format import FoundCall, ReadReply, ToolFormat
@@ -89,6 +89,6 @@ def _value(text: str, schema: Any) -> Any:
     if kind in (None, "string") or (isinstance(kind, list) and "string" in kind):
         return text
     try:
-        return json.loads(text)
+        return read_json(text)
     except (ValueError, RecursionError):
         return text

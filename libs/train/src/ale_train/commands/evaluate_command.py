@@ -62,6 +62,7 @@ def load_evaluation(
             raise ConfigError(f"{target} is not a run folder: it holds no {CONFIG_NAME}.")
         model = model or most_trained(target)
         target = target / CONFIG_NAME
+        settings += ["model.chat_template=null", "model.template_arguments={}"]  # its policies have them
     if model is not None:
         settings += [f"model.path={json.dumps(str(model))}", "model.revision=null"]
     counts = {key: value for key, value in (("episodes", episodes), ("n", n)) if value is not None}

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from ale.config.episode import EpisodeConfig
 from ale.config.plugin_field import PluginField, choices_in
@@ -18,6 +18,9 @@ from ale_train.config.evaluation import EvaluationConfig
 from ale_train.config.rl import RLConfig
 from ale_train.config.scratch_model import ScratchModel
 from ale_train.config.supervised import CPTConfig, SFTConfig
+
+OWN_VARIABLES = ("messages", "tools", "documents", "add_generation_prompt")
+"""The variables of a chat template that the session sets."""
 
 
 class ModelConfig(Section):
@@ -30,6 +33,23 @@ class ModelConfig(Section):
     scratch: ScratchModel | None = Field(
         None, description="Create a small model from nothing; its tokenizer is trained on the demonstrations."
     )
+    chat_template: Path | None = Field(
+        None, description="File with the chat template (Jinja) to use in place of the model's own."
+    )
+    template_arguments: dict[str, Any] = Field(
+        {}, description="Variables for the chat template, such as enable_thinking: false."
+    )
+
+    @field_validator("template_arguments")
+    @classmethod
+    def _names_of_variables(cls, value: dict[str, Any]) -> dict[str, Any]:
+        for name in value:
+            if not name.isidentifier() or name in OWN_VARIABLES:
+                raise ValueError(
+                    f"'{name}' is no variable to set: give the name of a variable that the template reads, other than "
+                    f"{', '.join(OWN_VARIABLES)}"
+                )
+        return value
 
     @model_validator(mode="after")
     def _one_of_them(self) -> ModelConfig:
@@ -37,6 +57,9 @@ class ModelConfig(Section):
             raise ValueError("give either 'path' or 'scratch', not both")
         if self.revision is not None and self.path is None:
             raise ValueError("'revision' is of the model that 'path' names; give a 'path', or leave it out")
+        for key in ("chat_template", "template_arguments"):
+            if getattr(self, key) and self.path is None:
+                raise ValueError(f"'{key}' is for the model that 'path' names; give a 'path', or leave it out")
         return self
 
 

@@ -12,6 +12,8 @@ from ale.errors import ConfigError
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 """One of these holds the weights, or names the files that do; the library prefers the first."""
 SMALL_FILES = ("*.json", "*.jinja", "*.txt", "*.model")
+TEMPLATES = "additional_chat_templates"
+"""The folder of a model's other chat templates."""
 
 
 def find_missing(names: Collection[str]) -> list[str]:

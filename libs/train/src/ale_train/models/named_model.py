@@ -18,15 +18,16 @@ NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*", re.ASCII)
 """The owner and the repository, such as `Qwen/Qwen2.5-0.5B-Instruct`."""
 
 
-def check_model(path: Path, revision: str | None) -> None:
-    """Refuse what is no whole model, or not open to the user; nothing is downloaded. Raises `ConfigError`."""
+def check_model(path: Path, revision: str | None) -> Path | None:
+    """Refuse what is no whole model, or not open to the user; nothing is downloaded. Return the model's folder, or None
+    if it is yet to be downloaded. Raises `ConfigError`."""
     folder = _find_here(path, revision)
     if folder is None:
         try:
             find_on_hub(str(path), revision)
         except ConfigError as error:
             raise ConfigError(f"{error}{_nearest(path)}") from error
-        return
+        return None
     if folder == path and revision is not None:
         raise ConfigError(f"model.revision: model.path is the folder {path}, which has no revisions; leave it out.")
     if missing := find_missing_in(folder):
@@ -35,6 +36,7 @@ def check_model(path: Path, revision: str | None) -> None:
             "there with `save_pretrained` of transformers (a base model has no chat template: add the file), or "
             "name another one."
         )
+    return folder
 
 
 async def fetch_model(path: Path, revision: str | None, channel: Channel) -> Path:

@@ -13,6 +13,7 @@ from ale.specs.trainer import TrainerBackend
 from ale_train.config.load import LoadedConfig
 from ale_train.config.run import RunConfig
 from ale_train.models.named_model import check_model
+from ale_train.models.policy_checks import check_policy
 from ale_train.pipeline.stages import Only, Stages, make_stages
 
 
@@ -44,9 +45,10 @@ def plan_run(loaded: LoadedConfig, only: Only = "all", source: Path | None = Non
     rollouts. Raises `ConfigError`, `PluginError`."""
     run = loaded.run
     _check_halves(only, source)
-    if run.model.path is not None:
-        check_model(run.model.path, run.model.revision)
+    folder = None if run.model.path is None else check_model(run.model.path, run.model.revision)
     messages = message_engine(run)
+    if folder is not None and messages is None:
+        check_policy(run.model, folder)
     _check_message_engine(messages, run, only, source)
     stages = make_stages(run, only, source)
     _check_stages(run, stages)

@@ -25,13 +25,17 @@ from ale.registry.observers import open_observers
 from ale.specs.driver import DriverContext
 from ale.store.run_store import CONFIG_NAME, DB_NAME, OWN_WORDS, SUMMARY_NAME, RunStore, write_whole
 from ale.trajectory import Trajectory
+from ale_train.checkpoints.checkpoint_folders import step_checkpoint
 from ale_train.checkpoints.resume import newest_checkpoint, run_to_resume
 from ale_train.config.run import RunConfig
 from ale_train.config.scratch_model import ScratchModel
 from ale_train.config.user_files import FILES, RunFiles, changed_files, plan_copies
 from ale_train.evaluation.evaluate import check_evaluation_tasks, evaluate_policy
+from ale_train.models.export import after_stage
 from ale_train.models.named_model import fetch_model
+from ale_train.models.policy_checks import check_policy
 from ale_train.models.scratch import write_scratch_model
+from ale_train.models.template_override import WITH_TEMPLATE, apply_template
 from ale_train.pipeline.preflight import RunPlan
 from ale_train.pipeline.stages import Only, Stages
 from ale_train.workbench.channel import RunChannel
@@ -100,6 +104,9 @@ class Attempt:
             )
             if config.model.path is not None and self.plan.message_engine is None:
                 found = await fetch_model(config.model.path, config.model.revision, context.channel)
+                if found != config.model.path:  # a download, which `plan_run` did not see
+                    check_policy(config.model, found)
+                found = apply_template(config.model, found, folder / "model" / WITH_TEMPLATE)
                 config = config.model_copy(update={"model": config.model.model_copy(update={"path": found})})
             async with open_workbench(
                 config, self.plan.required, context, hooks, store, self.progress, train=self.plan.only != "rollout"
@@ -185,7 +192,7 @@ async def run_stages(bench: Workbench, stages: Stages, only: Only) -> None:
         stage.prepare(bench, demonstrations)
     for name, stage in stages.before.items():
         if bench.store.resumed and (version := bench.store.meta(f"saved.{name}")):
-            await bench.restore(bench.folder / "model" / name, int(version))
+            await bench.restore(after_stage(bench.folder, name), int(version))
             continue
         await stage.train(bench)
         await bench.save(name)
@@ -194,7 +201,14 @@ async def run_stages(bench: Workbench, stages: Stages, only: Only) -> None:
     if loop:
         await loop.train(bench)
     if config.trains:
-        await bench.save("final")
+        await bench.save("final", _last_checkpoint(bench, stages))
+
+
+def _last_checkpoint(bench: Workbench, stages: Stages) -> Path | None:
+    """Return the checkpoint that holds the final policy; None if no stage has written one."""
+    if bench.config.rl is not None and bench.config.rl.steps:
+        return step_checkpoint(bench.folder, bench.config.rl.steps)
+    return after_stage(bench.folder, list(stages.before)[-1]) if stages.before else None
 
 
 async def make_scratch_model(bench: Workbench, scratch: ScratchModel, demonstrations: Sequence[Trajectory]) -> Path:

@@ -30,6 +30,7 @@ from ale.specs.sandbox import Sandbox
 from ale.specs.scaffold import ModelSession, Scaffold
 from ale.store.run_store import RunStore
 from ale.task import Task
+from ale_train.models.template_override import WITH_TEMPLATE, apply_template
 from ale_train.qualification.instance_report import Checks, Instance, Limits, Rate, judge, why_unsound
 from ale_train.workbench.workbench import Workbench
 
@@ -189,7 +190,9 @@ async def attempt_tasks(
         if all(known.get(request.group, (None,))[0] is not None for request in requests):
             continue
         if policy.folder is not None:
-            await bench.use_model(policy.folder, ChatTokenizer.load(policy.folder))
+            own = bench.folder / "model" / WITH_TEMPLATE / str(i)
+            folder = apply_template(bench.config.model, policy.folder, own)
+            await bench.use_model(folder, ChatTokenizer.load(folder))
         else:
             await bench.engine.load_model(None, bench.sessions.tokenizer)
         bench.progress.note(f"policy {policy.name}: {attempts} attempts at each of {len(tasks)} tasks")

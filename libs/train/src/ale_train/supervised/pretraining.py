@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import json
 import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -26,6 +25,7 @@ from ale.trajectory import Chunk, Sequence, Trajectory
 from ale_train.checkpoints.stage_checkpoints import StageCheckpoints
 from ale_train.config.run import ModelConfig
 from ale_train.config.supervised import CPTConfig, CPTStage
+from ale_train.models.policy_checks import model_context
 from ale_train.supervised.text_sequences import TextSequence, Tokens, sequences_once, stream_sequences, text_files
 from ale_train.workbench.publishing import publish
 from ale_train.workbench.workbench import Workbench
@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 def check_texts(config: CPTConfig, model: ModelConfig) -> None:
     """Refuse text files that do not exist, and sequences too long for the model. Raises `ConfigError`."""
-    longest = _model_context(model)
+    longest = model.scratch.max_length if model.scratch is not None else model_context(model.path or Path())
     for i, stage in enumerate(config.stages):
         text_files(stage.data, f"cpt.stages.{i}.data")
         if longest is not None and stage.sequence_tokens > longest:
@@ -162,15 +162,3 @@ async def run_in_thread(work: Callable[[], T]) -> T:
 
 def _algorithm(bench: Workbench) -> Algorithm:
     return bench.stage_algorithms["cpt.algorithm"]
-
-
-def _model_context(model: ModelConfig) -> int | None:
-    """Return the longest context, in tokens, of the model that a run starts from; None if its config does not say."""
-    if model.scratch is not None:
-        return model.scratch.max_length
-    try:
-        config = json.loads(((model.path or Path()) / "config.json").read_text())
-    except (OSError, ValueError):
-        return None  # loading the model reports the error
-    longest = cast(object, config.get("max_position_embeddings")) if isinstance(config, dict) else None
-    return longest if isinstance(longest, int) else None

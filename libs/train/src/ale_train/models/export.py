@@ -1,0 +1,58 @@
+"""Writes what other programs load of a checkpoint: the policy as a model folder, and its adapter if there is one.
+
+    checkpoint/             what the trainer saved: the model with optimizer, random state, reference
+    model/final/            what `from_pretrained` of transformers needs of it, and nothing else
+    model/final_adapter/    with LoRA, what `peft` loads over the base model
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+from ale_train.models.model_files import TEMPLATES, choose_files
+
+CHECKPOINTS = "checkpoints"
+ADAPTER, ADAPTER_CONFIG = "adapter", "adapter_config.json"
+LEFT_OUT = ("loop.json",)
+"""Files of a checkpoint that would pass for a model's by their names."""
+
+
+def after_stage(run: Path, stage: str) -> Path:
+    """Return the place of the checkpoint that a run keeps of the end of a stage."""
+    return run / CHECKPOINTS / f"after_{stage}"
+
+
+def export_model(checkpoint: Path, folder: Path, base: tuple[Path, str | None]) -> None:
+    """Write the model in a checkpoint as `folder`, and its adapter as `<folder>_adapter`; each replaces an earlier one
+    only when it is whole. `base` is the model, and its revision, that the adapter changes."""
+    new = _begin(folder)
+    for name in choose_files([path.name for path in checkpoint.iterdir() if path.is_file()]):
+        if name not in LEFT_OUT:
+            shutil.copy2(checkpoint / name, new / name)
+    if (checkpoint / TEMPLATES).is_dir():
+        shutil.copytree(checkpoint / TEMPLATES, new / TEMPLATES)
+    _finish(new, folder)
+    adapter = folder.with_name(f"{folder.name}_{ADAPTER}")
+    if (checkpoint / ADAPTER / ADAPTER_CONFIG).is_file():
+        new = _begin(adapter)
+        shutil.copytree(checkpoint / ADAPTER, new, dirs_exist_ok=True)
+        settings = json.loads((new / ADAPTER_CONFIG).read_text())
+        settings |= {"base_model_name_or_path": str(base[0]), "revision": base[1], "inference_mode": True}
+        (new / ADAPTER_CONFIG).write_text(json.dumps(settings, indent=2) + "\n")
+        _finish(new, adapter)
+
+
+def _begin(folder: Path) -> Path:
+    """Return a new folder beside `folder`, to be written."""
+    new = folder.with_name(f".{folder.name}.new")
+    shutil.rmtree(new, ignore_errors=True)
+    new.mkdir(parents=True)
+    return new
+
+
+def _finish(new: Path, folder: Path) -> None:
+    """Let a folder that was written take its place."""
+    shutil.rmtree(folder, ignore_errors=True)
+    new.rename(folder)
