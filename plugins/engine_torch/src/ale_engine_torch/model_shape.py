@@ -54,6 +54,7 @@ def fast_shape(config: Mapping[str, Any]) -> Shape | None:
         and rope.get("partial_rotary_factor", 1.0) == 1.0
         and config.get("hidden_act", "silu") == "silu"
         and not config.get("use_sliding_window", False)
+        and set(config.get("layer_types") or ()) <= {"full_attention"}
         and not config.get("mlp_bias", False)
         and not config.get("attention_bias", False)
     )
