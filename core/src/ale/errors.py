@@ -95,6 +95,12 @@ class TrainerLost(TrainerError):
     """The trainer's processes have died. A run with checkpoints goes on from the last one by itself."""
 
 
+class SessionError(AleError):
+    """The model session, or the endpoint in front of it, failed by a fault of its own: the agent is not to blame."""
+
+    retryable = True
+
+
 class RequestRefused(AleError):
     """A model call cannot be answered in the form in which the agent sent it. `status` is the HTTP status."""
 

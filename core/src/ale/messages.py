@@ -7,6 +7,8 @@ slotted dataclasses and not pydantic models because each rollout makes thousands
 from __future__ import annotations
 
 import json
+import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -17,6 +19,40 @@ FinishWord = Literal["stop", "length", "tool_calls", "content_filter"]
 ChunkErrorKind = Literal["illegal_call", "execution_failed", "truncated"]
 MODEL = "policy"
 """The model's name for an agent that has to give one; every name means the policy."""
+
+_HALF = re.compile("[\ud800-\udfff]")
+
+
+def read_json(text: str) -> Any:
+    """Read JSON as RFC 8259 has it: Python would also read `NaN` and infinities. Raises `ValueError`."""
+    return json.loads(text, parse_constant=refuse_constant, parse_float=finite_number)
+
+
+def whole_characters(text: str) -> str:
+    """Return the text with U+FFFD in place of each half of a character (surrogate), which no text can carry."""
+    return _HALF.sub("\ufffd", text)
+
+
+def whole_json(text: str) -> str:
+    """Return JSON text without halves of characters, also where they are written as escapes (`\\ud83d`)."""
+    if "\\ud" not in text.lower():
+        return whole_characters(text)
+    with_characters = json.dumps(json.loads(text), ensure_ascii=False)
+    whole = whole_characters(with_characters)
+    return text if whole == with_characters else whole
+
+
+def refuse_constant(name: str) -> Any:
+    """Refuse `NaN` and infinities, which Python reads and JSON does not have. Raises `ValueError`."""
+    raise ValueError(f"{name} is not a number in JSON")
+
+
+def finite_number(text: str) -> float:
+    """Read a number; one that is too large would become an infinity. Raises `ValueError`."""
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"the number {text:.40} is too large")
+    return number
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +68,7 @@ class ToolCall:
 
         Raises `ValueError` if the text is not a JSON object.
         """
-        value = json.loads(self.arguments)
+        value = read_json(self.arguments)
         if not isinstance(value, dict):
             raise ValueError(f"the arguments of '{self.name}' must be a JSON object, not {type(value).__name__}")
         return value
@@ -81,6 +117,19 @@ class ToolSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A sampled token: its text and its log-probability."""
+
+    text: str
+    logprob: float
+    data: bytes | None = None
+    """Its part of the reply's text in UTF-8, which may be a part of a character. None for a token that is no part of
+    the text, such as the one that ends it."""
+    likely: tuple[TokenLogprob, ...] = ()
+    """The most likely tokens in its place, if another server's model answered and the call asked for them."""
+
+
+@dataclass(frozen=True, slots=True)
 class ChatReply:
     """The endpoint's answer to one model call.
 
@@ -97,8 +146,19 @@ class ChatReply:
     illegal: str | None = None
     stop: str | None = None
     """The stop text that ended the reply, if one did."""
-    tokens: tuple[tuple[str, float], ...] = ()
-    """Each sampled token's text and log-probability, if the call asked for them."""
+    tokens: tuple[TokenLogprob, ...] = ()
+    """The sampled tokens with their log-probabilities, if the call asked for them."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyPiece:
+    """A piece of a reply that is not complete yet: its next thoughts or its next text."""
+
+    index: int
+    """Of the reply among those that were asked for."""
+    prompt_tokens: int
+    reasoning: str = ""
+    content: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +182,8 @@ class ModelCall:
     """Tools that take text instead of JSON (Responses API); ALE treats them as functions with one argument, `input`."""
     ignored: Mapping[str, Any] = field(default_factory=dict)
     """Other fields of the request: they are recorded and have no effect."""
+    passed_on: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of chat completions for another server to which the call is forwarded; a session does not read them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,7 +63,8 @@ async def test_what_the_agent_asks_for_is_asked_for(faulty: Faulty) -> None:
         ("END",),
         model="big",
         logprobs=True,
-        ignored={"temperature": 0.2, "metadata": {"user": "x"}, "reasoning": {"effort": "low"}, "top_k": 3},
+        ignored={"metadata": {"user": "x"}, "top_k": 3},
+        passed_on={"temperature": 0.2, "reasoning_effort": "low"},
     )
     async with to(faulty) as upstream:
         await upstream.answer(asked)
@@ -114,6 +115,29 @@ async def test_a_limit_among_the_parameters_takes_the_name_that_the_server_wants
         await upstream.answer(ModelCall(GO, max_tokens=5))
     limits = [{name: value for name, value in body.items() if name.startswith("max_")} for body in faulty.bodies]
     assert limits == [{"max_tokens": 7}, {"max_completion_tokens": 7}]
+
+
+@pytest.mark.parametrize("word", ["abort", "error", "network_error", "insufficient_system_resource", 7])
+async def test_a_generation_that_was_broken_off_is_no_answer(faulty: Faulty, word: object) -> None:
+    cut = sends({"choices": [{"message": {"content": "half of an ans"}, "finish_reason": word}]})
+    faulty.script = [cut, says(), cut]
+    async with to(faulty) as upstream:
+        assert (await upstream.answer(ModelCall(GO))).replies[0].message.content == "hello", "tried again"
+    faulty.script = [cut]
+    async with to(faulty, attempts=1) as upstream:
+        with pytest.raises(EngineError, match="was broken off") as told:
+            await upstream.answer(ModelCall(GO))
+    assert told.value.retryable
+
+
+@pytest.mark.parametrize(
+    ("word", "finish"),
+    [("eos", "stop"), ("stop_sequence", "stop"), ("MAX_TOKENS", "length"), ("model_length", "length"), (None, "stop")],
+)
+async def test_the_words_of_other_servers_for_an_end_are_known(faulty: Faulty, word: object, finish: str) -> None:
+    faulty.script = [sends({"choices": [{"message": {"content": "whole"}, "finish_reason": word}]})]
+    async with to(faulty) as upstream:
+        assert (await upstream.answer(ModelCall(GO))).replies[0].finish_reason == finish
 
 
 @pytest.mark.parametrize(

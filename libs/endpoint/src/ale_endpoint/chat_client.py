@@ -7,33 +7,29 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ale.messages import ChatReply, FinishWord, Message, ModelCall
+from ale.messages import ChatReply, FinishWord, Message, ModelCall, TokenLogprob, ToolCall, whole_json
 from ale.registry.validation import describe_error, one_line_error
 from ale.session.reply_format import ReplyForm
 from ale_endpoint.dialects.chat_completions import read_message
 
-PASSED_ON = frozenset(
-    {
-        "temperature",
-        "top_p",
-        "seed",
-        "presence_penalty",
-        "frequency_penalty",
-        "logit_bias",
-        "response_format",
-        "reasoning_effort",
-        "verbosity",
-        "parallel_tool_calls",
-        "user",
-    }
-)
-"""Settings of agents that are passed on: most servers know them, and none of them multiplies the cost."""
 FINISH: dict[str, FinishWord] = {
+    "": "stop",
+    "stop": "stop",
+    "eos": "stop",
+    "eos_token": "stop",
+    "end_turn": "stop",
+    "stop_sequence": "stop",
     "length": "length",
+    "max_tokens": "length",
+    "model_length": "length",
     "tool_calls": "tool_calls",
+    "tool_use": "tool_calls",
     "function_call": "tool_calls",
     "content_filter": "content_filter",
+    "safety": "content_filter",
+    "sensitive": "content_filter",
 }
+"""Why a reply ended, by the words of servers. Any other word (`abort`, `error`) is no end of a reply."""
 
 
 def request_body(call: ModelCall, model: str, n: int, longest: str) -> dict[str, Any]:
@@ -53,10 +49,7 @@ def request_body(call: ModelCall, model: str, n: int, longest: str) -> dict[str,
         body["n"] = n
     if call.logprobs:
         body["logprobs"] = True
-    reasoning = call.ignored.get("reasoning")  # as Responses has it
-    if isinstance(reasoning, Mapping) and reasoning.get("effort"):
-        body["reasoning_effort"] = reasoning["effort"]
-    return body | {key: value for key, value in call.ignored.items() if key in PASSED_ON and value is not None}
+    return body | dict(call.passed_on)
 
 
 def _write_message(message: Message) -> dict[str, Any]:
@@ -81,12 +74,12 @@ def _replies(data: Mapping[str, Any], call: ModelCall) -> list[ChatReply]:
     made = []
     for i, choice in enumerate(data["choices"]):
         raw = choice["message"]
+        finish = _finish(choice)
         message = read_message({**raw, "role": "assistant", "tool_call_id": None}, "message")
-        if not message.content and not message.tool_calls and isinstance(raw.get("refusal"), str):
-            message = Message("assistant", raw["refusal"])
         message, illegal = _legal(message)
-        finish = "tool_calls" if message.tool_calls else FINISH.get(choice.get("finish_reason") or "", "stop")
-        if finish == "tool_calls" and not message.tool_calls:
+        if message.tool_calls:
+            finish = "tool_calls"
+        elif finish == "tool_calls":
             finish = "stop"
         stop = choice.get("stop_reason")  # of vLLM and others
         made.append(
@@ -104,28 +97,40 @@ def _replies(data: Mapping[str, Any], call: ModelCall) -> list[ChatReply]:
     return made
 
 
+def _finish(choice: Mapping[str, Any]) -> FinishWord:
+    """Return why a choice ended. Raises `ValueError` if it did not end, but was broken off."""
+    word = choice.get("finish_reason") or ""
+    finish = FINISH.get(word.lower()) if isinstance(word, str) else None
+    if finish is None or choice.get("error"):
+        raise ValueError(f"its generation was broken off (finish_reason {word!r:.60})")
+    return finish
+
+
 def _legal(message: Message) -> tuple[Message, str | None]:
     """Give each call an id; where arguments are no JSON object, the message becomes text; the reason is a sentence."""
-    calls = []
+    calls: list[ToolCall] = []
     for call in message.tool_calls:
         arguments = call.arguments.strip() or "{}"
         calls.append(replace(call, id=call.id or f"call_{uuid.uuid4().hex[:12]}", arguments=arguments))
-    whole = Message("assistant", message.content, tuple(calls))
     try:
         for call in calls:
             call.parsed_arguments()
+        calls = [replace(call, arguments=whole_json(call.arguments)) for call in calls]
     except (ValueError, RecursionError) as error:
-        return Message(
-            "assistant", ReplyForm().write(whole)
-        ), f"The tool call is not valid JSON: {one_line_error(error)}."
-    return whole, None
+        text = ReplyForm().write(Message("assistant", message.content, tuple(calls)))
+        return Message("assistant", text), f"The tool call is not valid JSON: {one_line_error(error)}."
+    return Message("assistant", message.content, tuple(calls)), None
 
 
-def _logprobs(choice: Mapping[str, Any]) -> tuple[tuple[str, float], ...]:
+def _logprobs(choice: Mapping[str, Any]) -> tuple[TokenLogprob, ...]:
     content = (choice.get("logprobs") or {}).get("content") or []
-    return tuple(
-        (str(token["token"]), float(token["logprob"])) for token in content if token.get("logprob") is not None
-    )
+    return tuple(_logprob(token) for token in content if token.get("logprob") is not None)
+
+
+def _logprob(token: Mapping[str, Any]) -> TokenLogprob:
+    data = token.get("bytes")
+    likely = tuple(_logprob(each) for each in token.get("top_logprobs") or () if each.get("logprob") is not None)
+    return TokenLogprob(str(token["token"]), float(token["logprob"]), None if data is None else bytes(data), likely)
 
 
 def whole(value: Any) -> int:

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ale.errors import AgentError, RequestRefused
+from ale.errors import AgentError
 from ale.specs.sandbox import Sandbox
 from ale.specs.scaffold import ModelSession
 from ale_endpoint.dialects import ChatCompletions
@@ -229,9 +229,9 @@ class _Answering:
             try:
                 call = call_of(dialect, body, self.pictures)
             except HttpError as refused:
-                self.session.fault = RequestRefused(refused.message, refused.status, refused.code)
+                self.session.fault = refused.as_fault()
                 raise
-            with as_http_error():
+            with as_http_error(self.session):
                 made = await self.session.answer(call)
                 return 200, dialect.answer(call, made, f"{self.session.id}-{made[0].chunk}")
         except HttpError as refused:

@@ -18,9 +18,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ale.errors import AleError, RequestRefused
+from ale.errors import AleError
 from ale.messages import Answer, ChatReply, ModelCall
 from ale.specs.engine import MessageEngine
+from ale_endpoint.dialects.fields import Server
 from ale_endpoint.dialects.pictures import Pictures
 from ale_endpoint.recording import RecordedCall, Recording
 from ale_endpoint.replay import Replay
@@ -52,6 +53,7 @@ class Forwarding:
     ) -> None:
         self.models = tuple(models)
         self.pictures = pictures
+        self.server: Server = "upstream"
         self.max_tokens = max_tokens
         """The most tokens of an answer, whatever an agent asks for; None: any number."""
         self.counts: Counter[str] = Counter()
@@ -77,14 +79,14 @@ class Forwarding:
             self._sessions[name] = ForwardingSession(self, name, calls)
         return self._sessions[name]
 
-    def note_refusal(self, key: str, sent: bytes, refusal: RequestRefused) -> None:
+    def note_refusal(self, key: str, sent: bytes, refusal: AleError) -> None:
         """Record a request that cannot be read, with the beginning of what was sent, and report it."""
         session = self.by_key(key)
         if session is None:
             return
         number, session.calls = session.calls, session.calls + 1
         self.counts["refused"] += 1
-        log.warning("session %s, call %s: a request was refused (%s): %s", session.id, number, refusal.status, refusal)
+        log.warning("session %s, call %s: a request was refused: %s", session.id, number, refusal)
         if self._recording is not None:
             request = ModelCall((), ignored={"sent": sent[:SENT_BYTES].decode("utf-8", "replace")})
             self._recording.add(
@@ -142,6 +144,7 @@ class ForwardingSession:
         self.id = session_id
         self.calls = calls
         """How many answers were asked for so far."""
+        self.fault: AleError | None = None
         self._forwarding = forwarding
 
     async def answer(self, request: ModelCall) -> list[ChatReply]:

@@ -6,8 +6,8 @@ found by its key: an episode's (`session_server.py`), or one that forwards (`for
 3. An agent that hangs up ends its generation, and nothing is recorded; so does the end of its session. A stream begins
    when the answer is there, or, where that takes long, before, with comments that keep the connection alive.
 4. Whatever goes wrong ends one request, with a sentence: never the server, and never what was recorded before.
-5. A request that cannot be read is reported to the owner of its session (`note_refusal`): an agent that gives up then
-   has not failed its task.
+5. A request that cannot be read is reported to the owner of its session (`note_refusal`), and a fault of our own is
+   noted in the session (`fault`): an agent that gives up then has not failed its task.
 """
 
 from __future__ import annotations
@@ -15,17 +15,19 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import re
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Protocol
 
 from ale import __version__
-from ale.errors import AleError, BudgetExceeded, ContextExceeded, RequestRefused, StartDiverged
-from ale.messages import ChatReply, ModelCall
-from ale_endpoint.dialects import DIALECTS, AnthropicMessages, ChatCompletions, Dialect
+from ale.errors import AleError, BudgetExceeded, ContextExceeded, RequestRefused, SessionError, StartDiverged
+from ale.messages import ChatReply, ModelCall, refuse_constant, whole_characters
+from ale.registry.validation import describe_error
+from ale_endpoint.dialects import DIALECTS, AnthropicMessages, ChatCompletions, Dialect, TokenCount
 from ale_endpoint.dialects.dialect import encoded
-from ale_endpoint.dialects.pictures import Pictures, settle_pictures
+from ale_endpoint.dialects.fields import Server, check_fields
+from ale_endpoint.dialects.pictures import Pictures, settle
 from ale_endpoint.openapi import document
 
 MAX_BODY_BYTES = 16 << 20
@@ -34,7 +36,6 @@ BODY_S = 60.0
 PATIENCE_S = 5.0
 """How long a stream's first byte waits for the whole answer, so that a failure can still have its own status."""
 ALIVE_S = 10.0
-LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 log = logging.getLogger("ale.endpoint")
 
 
@@ -45,6 +46,12 @@ class HttpError(Exception):
         super().__init__(message)
         self.status, self.code, self.message = status, code, message
 
+    def as_fault(self) -> AleError:
+        """The error for the session whose request could not be read."""
+        if self.status >= 500:
+            return SessionError(self.message)
+        return RequestRefused(self.message, self.status, self.code)
+
 
 class HungUp(Exception):
     """The agent has hung up."""
@@ -54,6 +61,8 @@ class ServedSession(Protocol):
     """A session that answers the calls of one agent."""
 
     id: str
+    fault: AleError | None
+    """The error of the last call, unless the agent or the budget caused it."""
 
     async def answer(self, call: ModelCall, /) -> list[ChatReply]:
         """Give as many replies as were asked for. Raises `AleError`."""
@@ -77,12 +86,18 @@ class SessionsByKey(Protocol):
         """What is done with pictures."""
         ...
 
+    @property
+    def server(self) -> Server:
+        """Who answers: a policy's session, or another server."""
+        ...
+
     def by_key(self, key: str) -> ServedSession | None:
         """The session that a key opens; the key is empty where none was given."""
         ...
 
-    def note_refusal(self, key: str, sent: bytes, refusal: RequestRefused) -> None:
-        """Note that a request of this session, with this body, could not be read and was refused."""
+    def note_refusal(self, key: str, sent: bytes, refusal: AleError) -> None:
+        """Note that a request of this session, with this body, could not be read: it was refused (`RequestRefused`), or
+        reading it failed (`SessionError`)."""
         ...
 
 
@@ -117,10 +132,9 @@ def build_app(endpoint: SessionsByKey) -> Any:
             body = b""
             try:
                 body = await body_of(request)
-                return read_call(dialect, body, endpoint.pictures)
+                return read_call(dialect, body, endpoint.pictures, endpoint.server)
             except HttpError as refused:
-                refusal = RequestRefused(refused.message, refused.status, refused.code)
-                endpoint.note_refusal(key_of(request), body, refusal)
+                endpoint.note_refusal(key_of(request), body, refused.as_fault())
                 raise
 
         async def answer(request: Request) -> Response:
@@ -147,7 +161,7 @@ def build_app(endpoint: SessionsByKey) -> Any:
         return answer
 
     async def count_tokens(request: Request) -> Response:
-        dialect = AnthropicMessages()
+        dialect = TokenCount()
         try:
             session = session_of(request)
             call = read_call(dialect, await body_of(request), "leave_out")
@@ -159,15 +173,19 @@ def build_app(endpoint: SessionsByKey) -> Any:
             return Response(status_code=499)
 
     async def models(request: Request) -> Response:
-        if "anthropic-version" in request.headers:
-            born = {"type": "model", "created_at": "1970-01-01T00:00:00Z"}
-            entries = [{**born, "id": name, "display_name": name} for name in endpoint.models]
-            ends = {"first_id": entries[0]["id"], "last_id": entries[-1]["id"]} if entries else {}
-            return JSONResponse({"data": entries, "has_more": False, "first_id": None, "last_id": None, **ends})
-        return JSONResponse({"object": "list", "data": [model_entry(name) for name in endpoint.models]})
+        entry = entry_for(request)
+        entries = [entry(name) for name in endpoint.models]
+        if entry is model_entry:
+            return JSONResponse({"object": "list", "data": entries})
+        ends = {"first_id": entries[0]["id"], "last_id": entries[-1]["id"]} if entries else {}
+        return JSONResponse({"data": entries, "has_more": False, "first_id": None, "last_id": None, **ends})
 
     async def model(request: Request) -> Response:
-        return JSONResponse(model_entry(request.path_params["name"]))
+        return JSONResponse(entry_for(request)(request.path_params["name"]))
+
+    def entry_for(request: Request) -> Callable[[str], dict[str, Any]]:
+        asks = "anthropic-version" in request.headers or "x-api-key" in request.headers
+        return anthropic_model_entry if asks else model_entry
 
     async def openapi_document(request: Request) -> Response:
         return JSONResponse(document(__version__))
@@ -188,7 +206,7 @@ def build_app(endpoint: SessionsByKey) -> Any:
     return Starlette(
         routes=[
             *(Route(dialect.path, answering(dialect), methods=["POST"]) for dialect in DIALECTS),
-            Route(f"{AnthropicMessages.path}/count_tokens", count_tokens, methods=["POST"]),
+            Route(TokenCount.path, count_tokens, methods=["POST"]),
             Route("/v1/models", models, methods=["GET"]),
             Route("/v1/models/{name:path}", model, methods=["GET"]),
             Route("/openapi.json", openapi_document, methods=["GET"]),
@@ -203,32 +221,33 @@ def model_entry(name: str) -> dict[str, Any]:
     return {"id": name, "object": "model", "created": 0, "owned_by": "ale"}
 
 
-def read_call(dialect: Dialect, body: bytes, pictures: Pictures = "refuse") -> ModelCall:
+def anthropic_model_entry(name: str) -> dict[str, Any]:
+    """Describe a model for Anthropic's clients."""
+    return {"type": "model", "id": name, "display_name": name, "created_at": "1970-01-01T00:00:00Z"}
+
+
+def read_call(dialect: Dialect, body: bytes, pictures: Pictures = "refuse", server: Server = "session") -> ModelCall:
     """Read the request in a body. Raises `HttpError`."""
     try:
         text = body.decode("utf-8-sig")
-        data = json.loads(text, parse_constant=no_number)
+        data = json.loads(text, parse_constant=refuse_constant)
         if "\\ud" in text or "\\uD" in text:  # half a character, which agents write where they cut a text
-            data = json.loads(LONE_SURROGATE.sub("\ufffd", json.dumps(data, ensure_ascii=False)))
+            data = json.loads(whole_characters(json.dumps(data, ensure_ascii=False)))
     except (ValueError, RecursionError) as error:
         raise HttpError(400, "invalid_json", f"The request is not valid JSON: {error}.") from error
-    return call_of(dialect, data, pictures)
+    return call_of(dialect, data, pictures, server)
 
 
-def call_of(dialect: Dialect, data: object, pictures: Pictures = "refuse") -> ModelCall:
+def call_of(dialect: Dialect, data: object, pictures: Pictures = "refuse", server: Server = "session") -> ModelCall:
     """Read the request in a JSON value. Raises `HttpError`."""
     if not isinstance(data, dict):
         raise HttpError(400, "invalid_request", "The request must be a JSON object.")
     with as_http_error():
         try:
-            return settle_pictures(dialect.read(data), pictures)
+            carried = check_fields(dialect.fields, data, server)
+            return replace(settle(dialect.read(data), pictures, server), passed_on=carried)
         except (ValueError, RecursionError) as error:
             raise HttpError(400, "invalid_request", f"{error}.") from error
-
-
-def no_number(name: str) -> Any:
-    """Refuse `NaN` and infinities, which Python reads and JSON does not have."""
-    raise ValueError(f"{name} is not a number in JSON")
 
 
 async def body_of(request: Any) -> bytes:
@@ -254,7 +273,7 @@ async def body_of(request: Any) -> bytes:
 
 async def render_reply(dialect: Dialect, session: ServedSession, call: ModelCall) -> list[bytes]:
     """Ask for the answer and write it as bytes: the events of a stream, or one JSON object. Raises `HttpError`."""
-    with as_http_error():
+    with as_http_error(session):
         made = await session.answer(call)
         call_id = f"{session.id}-{made[0].chunk}"
         if call.stream:
@@ -263,8 +282,9 @@ async def render_reply(dialect: Dialect, session: ServedSession, call: ModelCall
 
 
 @contextmanager
-def as_http_error() -> Iterator[None]:
-    """Turn errors of ALE into `HttpError`, each with its HTTP status."""
+def as_http_error(session: ServedSession | None = None) -> Iterator[None]:
+    """Turn errors of ALE into `HttpError`, each with its HTTP status. Other exceptions are faults of the endpoint,
+    which the session notes."""
     try:
         yield
     except HttpError:
@@ -277,11 +297,16 @@ def as_http_error() -> Iterator[None]:
         raise HttpError(error.status, error.code, str(error)) from error
     except RecursionError as error:
         raise HttpError(400, "invalid_request", str(error)) from error
+    except SessionError as error:
+        raise HttpError(500, "internal_error", str(error)) from error
     except AleError as error:
         raise HttpError(503 if error.retryable else 500, f"{error.kind}_error", str(error)) from error
     except Exception as error:
         log.exception("a model call failed")
-        raise HttpError(500, "internal_error", f"The call failed: {type(error).__name__}: {error}.") from error
+        fault = SessionError(f"The endpoint failed: {describe_error(error)}.")
+        if session is not None:
+            session.fault = fault
+        raise HttpError(500, "internal_error", str(fault)) from error
 
 
 async def wait_until_done(request: Any, doing: asyncio.Future[Any], timeout_s: float | None) -> bool:

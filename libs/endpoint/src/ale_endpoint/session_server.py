@@ -20,9 +20,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
-from ale.errors import RequestRefused
+from ale.errors import AleError
 from ale.messages import MODEL
 from ale.specs.scaffold import ModelSession
+from ale_endpoint.dialects.fields import Server
 from ale_endpoint.dialects.pictures import Pictures
 from ale_endpoint.http_app import build_app
 from ale_endpoint.server import listener_at, serving
@@ -50,6 +51,7 @@ class SessionServer:
     `refuse` or `leave_out`, since a session records text alone."""
 
     models = (MODEL,)
+    server: Server = "session"
 
     def __init__(self, unix: Path | None = None, pictures: Pictures = "refuse") -> None:
         self.origin = ""
@@ -94,12 +96,12 @@ class SessionServer:
         """The open session that this key belongs to."""
         return self._sessions.get(_digest(key))
 
-    def note_refusal(self, key: str, sent: bytes, refusal: RequestRefused) -> None:
+    def note_refusal(self, key: str, sent: bytes, refusal: AleError) -> None:
         """The refusal is the session's fault until a later call has an answer."""
         session = self.by_key(key)
         if session is not None:
             session.fault = refusal
-            log.warning("session %s: a request was refused (%s): %s", session.id, refusal.status, refusal)
+            log.warning("session %s: a request was refused: %s", session.id, refusal)
 
 
 def _digest(key: str) -> bytes:

@@ -25,7 +25,7 @@ import aiohttp
 import tenacity
 
 from ale.errors import ApiError, ConfigError, ContextExceeded, RequestRefused
-from ale.messages import Answer, ChatReply, ModelCall
+from ale.messages import Answer, ChatReply, ModelCall, read_json
 from ale.registry.validation import one_line_error
 from ale_endpoint.chat_client import read_replies, request_body, whole
 from ale_endpoint.dialects.request_errors import kind_of
@@ -192,9 +192,11 @@ class Upstream:
             headers["authorization"] = f"Bearer {route.key}"
         where = f"The upstream {route.url}"
         try:
-            sent = json.dumps(body, ensure_ascii=False).encode()
+            sent = json.dumps(body, ensure_ascii=False, allow_nan=False).encode()
         except UnicodeEncodeError:
             raise RequestRefused("The request holds half a character (a surrogate), which no text can carry.") from None
+        except ValueError:
+            raise RequestRefused("The request holds a number that is not finite, which JSON does not have.") from None
         try:
             async with (
                 asyncio.timeout(self._timeout_s),
@@ -211,7 +213,7 @@ class Upstream:
             raise TryAgain(f"{where} cannot be reached: {one_line_error(error)}.") from None
         text = content.decode("utf-8", "replace")
         try:
-            data = json.loads(text)
+            data = read_json(text)
         except (ValueError, RecursionError):
             data = None
         fault = data.get("error") if isinstance(data, dict) else None

@@ -8,11 +8,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from ale.messages import ChatReply, ModelCall
+from ale.messages import ChatReply, ModelCall, ReplyPiece, whole_characters
+from ale_endpoint.dialects.fields import Table
 from ale_endpoint.dialects.request_models import ApiRequest
 
 PIECE_CHARS = 64
-"""How much text one event of a stream carries."""
+"""How much text one event of a stream carries, where the text is there already."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +30,24 @@ class Event:
 
 
 def encoded(value: Any) -> bytes:
-    """JSON in UTF-8. Half a character, which a policy may write into a call's arguments, stays the escape that it was.
-
-    Raises `ValueError` for what JSON does not have (NaN).
-    """
+    """JSON in UTF-8, with U+FFFD in place of half a character. Raises `ValueError` for NaN and infinities."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    return text.encode("utf-8", "backslashreplace")
+    return whole_characters(text).encode()
+
+
+class StreamWriter(ABC):
+    """Writes one answer as a stream: its pieces as they come, if they come, and then the rest of it."""
+
+    def __init__(self, call: ModelCall, call_id: str) -> None:
+        self.call, self.call_id = call, call_id
+
+    @abstractmethod
+    def add(self, piece: ReplyPiece) -> Iterator[Event]:
+        """Write a piece of an answer that is not complete yet."""
+
+    @abstractmethod
+    def end(self, replies: Sequence[ChatReply]) -> Iterator[Event]:
+        """Write what has not been written of the whole answer, and the stream's end."""
 
 
 class Dialect(ABC):
@@ -44,6 +57,8 @@ class Dialect(ABC):
     """Where it is called, below the server's root."""
     request: ClassVar[type[ApiRequest]]
     """The model of its request."""
+    fields: ClassVar[Table]
+    """What becomes of each field of a request."""
 
     @abstractmethod
     def read(self, body: Mapping[str, Any]) -> ModelCall:
@@ -54,8 +69,12 @@ class Dialect(ABC):
         """Write the whole answer; `call_id` is unique in the session."""
 
     @abstractmethod
+    def writer(self, call: ModelCall, call_id: str) -> StreamWriter:
+        """Return what writes an answer as a stream."""
+
     def events(self, call: ModelCall, replies: Sequence[ChatReply], call_id: str) -> Iterator[Event]:
-        """Write the answer as a stream."""
+        """Write a whole answer as a stream."""
+        return self.writer(call, call_id).end(replies)
 
     def error(self, status: int, code: str, message: str) -> dict[str, Any]:
         """Write an error's body: OpenAI's, where the API has no other."""
@@ -76,3 +95,10 @@ def pieces(text: str) -> Iterator[str]:
     """Cut a text into the pieces that a stream carries."""
     for at in range(0, len(text), PIECE_CHARS):
         yield text[at : at + PIECE_CHARS]
+
+
+def rest_of(text: str, sent: str) -> str:
+    """Return what is left to send of a text. The beginning of a text that turns out to hold calls may have been sent
+    with white space before it, which the text is without."""
+    begun = sent if text.startswith(sent) else sent.lstrip()
+    return text[len(begun) :] if text.startswith(begun) else ""

@@ -55,7 +55,7 @@ def describe_errors(errors: Sequence[Any], request: Any, above: str = "") -> str
         wanted = " or ".join(dict.fromkeys(TYPES[error["type"]] for error in found))
         says = f"must be {wanted}, not {value if isinstance(value, float) else kind_of(value)}"
     elif kind in ("missing", "too_short"):
-        field = error["loc"][-1]
+        field = error["loc"][-1] if kind == "missing" or not place else place[-1]
         says = NEEDED.get(field, f"needs '{field}'")
         place = place or ([] if above else [field])
     else:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, TypeVar, cast
+from typing import Annotated, Any, Literal, Protocol, TypeVar, cast
 
 from pydantic import (
     AfterValidator,
@@ -23,7 +23,7 @@ from pydantic import (
 from pydantic.json_schema import SkipJsonSchema
 
 from ale.messages import MODEL, Message, ModelCall, Role, ToolSpec
-from ale_endpoint.dialects.pictures import LEFT_OUT, AnyPicture, Picture, with_parts
+from ale_endpoint.dialects.pictures import AnyAttachment, Attachment, StrictTool, left_out, with_parts
 from ale_endpoint.dialects.request_errors import describe_errors
 
 M = TypeVar("M", bound=BaseModel)
@@ -68,41 +68,62 @@ class Shape(BaseModel):
     model_config = ConfigDict(strict=True)
 
 
+class Part(Protocol):
+    """A part of a content, as an API has it."""
+
+    def to_parts(self) -> list[str | Attachment]:
+        """Its texts and attachments."""
+        ...
+
+
 class TextPart(Shape):
     """A part of a content."""
 
     text: Text
 
+    def to_parts(self) -> list[str | Attachment]:
+        """The text."""
+        return [self.text]
 
-class RefusalPart(Shape):
+
+class RefusalPart(TextPart):
     """A part in which the model refuses to answer; it is read as a text part."""
 
     text: Text = Field(alias="refusal")
 
 
-Content = Text | list[Text | TextPart | RefusalPart | SkipJsonSchema[AnyPicture]] | None
+Content = Text | list[Text | TextPart | RefusalPart | SkipJsonSchema[AnyAttachment]] | None
 """The content of a message. Pictures are not in the OpenAPI document: settings decide whether they are taken."""
 
 
-def content_parts(content: Content) -> list[str | Picture]:
-    """The texts and pictures of a content."""
-    parts = content if isinstance(content, list) else [content or ""]
-    return [
-        part if isinstance(part, str) else part.to_picture() if isinstance(part, AnyPicture) else part.text
-        for part in parts
-    ]
+def content_parts(content: str | Sequence[str | Part] | None) -> list[str | Attachment]:
+    """The texts and attachments of a content."""
+    if content is None or isinstance(content, str):
+        return [content or ""]
+    return [each for part in content for each in ([part] if isinstance(part, str) else part.to_parts())]
 
 
-def content_text(content: Content) -> str:
-    """The text of a content, with marks in the place of pictures."""
-    return "".join(LEFT_OUT if isinstance(part, Picture) else part for part in content_parts(content))
+def content_text(content: str | Sequence[str | Part] | None) -> str:
+    """The text of a content, with marks in the place of attachments."""
+    return "".join(part if isinstance(part, str) else left_out(part) for part in content_parts(content))
+
+
+class ThinkingPart(Shape):
+    """What a model of Mistral thought, in the content of its message."""
+
+    type: Literal["thinking"]
+    thinking: Content = None
+
+    def to_parts(self) -> list[str | Attachment]:
+        """Nothing: thoughts are no content."""
+        return []
 
 
 class SpokenMessage(Shape):
     """A message in OpenAI's APIs."""
 
     role: RoleName
-    content: Content = None
+    content: Text | list[Text | ThinkingPart | TextPart | RefusalPart | SkipJsonSchema[AnyAttachment]] | None = None
 
     def to_message(self) -> Message:
         """The message in ALE's own terms."""
@@ -125,18 +146,33 @@ class Function(Shape):
     name: Text
     description: Text | None = None
     parameters: Parameters | None = None
+    strict: bool | None = None
 
     def to_tool(self) -> ToolSpec:
         """The tool in ALE's own terms; its schema is whole, whatever the agent left out."""
         given = self.parameters or Parameters()
         schema = {"type": "object", "properties": given.properties or {}, **(given.model_extra or {})}
-        return ToolSpec(self.name, self.description or "", schema)
+        if self.strict is None:
+            return ToolSpec(self.name, self.description or "", schema)
+        return StrictTool(self.name, self.description or "", schema, self.strict)
 
 
 class NamedTool(Shape):
     """The tool that the policy is to call."""
 
     name: Text
+
+
+class AllowedTools(Shape):
+    """The tools that the policy may call, of those that the request brings."""
+
+    mode: Literal["auto", "required"] = "auto"
+    tools: list[dict[Any, Any]]
+
+    def names(self) -> list[str]:
+        """The names of those that have one: others are tools that a server would run."""
+        named = (next((t[k] for k in ("function", "custom") if isinstance(t.get(k), dict)), t) for t in self.tools)
+        return [name for tool in named if isinstance(name := tool.get("name"), str)]
 
 
 class CalledFunction(Shape):
@@ -148,7 +184,7 @@ class CalledFunction(Shape):
     @property
     def arguments_text(self) -> str:
         """The arguments as JSON text, which they may be already."""
-        given = {} if self.arguments is None else self.arguments
+        given = {} if self.arguments is None or self.arguments == "" else self.arguments
         return given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
 
 
@@ -160,13 +196,22 @@ class ApiRequest(Shape):
     stream: bool | None = None
 
     def to_call(
-        self, messages: Sequence[Message], tools: Sequence[ToolSpec], choice: str | NamedTool | None, **more: Any
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[ToolSpec],
+        choice: str | NamedTool | AllowedTools | None,
+        **more: Any,
     ) -> ModelCall:
         """The request in ALE's own terms. Raises `ValueError` where it chooses a tool that it does not bring."""
-        if isinstance(choice, NamedTool):
-            if choice.name not in {tool.name for tool in tools}:
-                raise ValueError(f"'tool_choice' names {choice.name!r}, which is not among the tools")
-            choice = choice.name
+        if choice is not None and not isinstance(choice, str):
+            names = choice.names() if isinstance(choice, AllowedTools) else [choice.name]
+            known = {tool.name for tool in tools}
+            if unknown := next((name for name in names if name not in known), None):
+                raise ValueError(f"'tool_choice' names {unknown!r}, which is not among the tools")
+            if isinstance(choice, AllowedTools):
+                tools, choice = [tool for tool in tools if tool.name in names], choice.mode
+            else:
+                choice = choice.name
         general: dict[str, Any] = {
             "stream": bool(self.stream),
             "model": self.model or MODEL,

@@ -4,7 +4,8 @@
 2. A search that the agent runs (`tool_search` with `execution: client`) is a function too. What it has found stands in
    the conversation, and can be called from then on; the policy then sees another list of tools, in a new sequence.
 3. A search that a server would run needs no answer: tools whose loading is deferred are given to the policy at once.
-4. Other tools that a server would run (web search and so on) are left out."""
+4. Other tools that a server would run (web search and so on) are left out. Those whose schema only their vendor's
+   models know are refused (`field_tables.py`)."""
 
 from __future__ import annotations
 
@@ -13,13 +14,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Any, Literal
 
-from pydantic import WithJsonSchema
+from pydantic import Field
 
-from ale.messages import ModelCall, ToolCall, ToolSpec
-from ale_endpoint.dialects.request_models import Function, Parameters, Shape, Text, other_than
+from ale.messages import Message, ModelCall, ToolCall, ToolSpec
+from ale_endpoint.dialects.custom_tools import CustomFormat, custom_input, custom_tool
+from ale_endpoint.dialects.request_models import Function, Parameters, Shape, Text
 
-CUSTOM_SCHEMA = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
-OWN_TYPES = ("function", "custom", "namespace", "tool_search")
+SERVER_TYPES = r"^(web_search.*|file_search|code_interpreter|image_generation|mcp|programmatic_tool_calling)$"
 SEARCH = "tool_search"
 
 
@@ -27,10 +28,12 @@ class OwnTool(Function):
     """A tool that the agent runs; a `custom` one takes a text."""
 
     type: Literal["function", "custom"]
+    format: CustomFormat | None = None
 
     def to_tool(self) -> ToolSpec:
-        tool = super().to_tool()
-        return replace(tool, parameters=CUSTOM_SCHEMA) if self.type == "custom" else tool
+        if self.type == "custom":
+            return custom_tool(self.name, self.description, self.format)
+        return super().to_tool()
 
 
 class Namespace(Shape):
@@ -54,7 +57,7 @@ class SearchTool(Shape):
 class ServerTool(Shape):
     """A tool that the server would run itself; here it is left out."""
 
-    type: Annotated[Any, other_than(*OWN_TYPES), WithJsonSchema({"not": {"enum": [*OWN_TYPES]}})] = None
+    type: Annotated[str, Field(pattern=SERVER_TYPES)]
 
 
 AnyTool = OwnTool | Namespace | SearchTool | ServerTool
@@ -81,10 +84,11 @@ class SearchOutput(Shape):
     tools: list[AnyTool] | None = None
     call_id: Text | None = None
 
-    def to_text(self) -> str:
-        """Return the text that the policy reads; the tools themselves are in its list."""
+    def to_message(self) -> Message:
+        """Return the message that the policy reads; the tools themselves are in its list."""
         names = [tool.name for tool in flatten(self.tools or ())]
-        return f"Tools that can be called now: {', '.join(names)}." if names else "No tool was found."
+        text = f"Tools that can be called now: {', '.join(names)}." if names else "No tool was found."
+        return Message("tool", text, tool_call_id=self.call_id or "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +98,13 @@ class FlatTool:
     name: str
     tool: OwnTool
     namespace: str | None = None
+    about: str | None = None
+    """The description of the namespace."""
+
+    def to_tool(self) -> ToolSpec:
+        """The tool in ALE's own terms."""
+        tool = self.tool.to_tool()
+        return replace(tool, name=self.name, description="\n\n".join(filter(None, (self.about, tool.description))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +128,7 @@ def flatten(tools: Iterable[AnyTool]) -> Iterator[FlatTool]:
             yield FlatTool(tool.name, tool)
         elif isinstance(tool, Namespace):
             for each in tool.tools:
-                yield FlatTool(flat_name(each.name, tool.name), each, tool.name)
+                yield FlatTool(flat_name(each.name, tool.name), each, tool.name, tool.description)
 
 
 class ToolList:
@@ -131,7 +142,7 @@ class ToolList:
 
     def specs(self) -> list[ToolSpec]:
         """Return the tools in ALE's own terms."""
-        made = [replace(each.tool.to_tool(), name=each.name) for each in self._flat]
+        made = [each.to_tool() for each in self._flat]
         if self._search is None:
             return made
         given = self._search
@@ -160,12 +171,3 @@ def call_item(call: ModelCall, made: ToolCall) -> dict[str, Any]:
         namespace, name = call.namespaces[made.name]
         return {**kind, "name": name, "namespace": namespace, **given}
     return {**kind, "name": made.name, **given}
-
-
-def custom_input(made: ToolCall) -> str:
-    """The text for a tool that takes a text: what the policy gave as `input`, or else all that it gave."""
-    try:
-        found = made.parsed_arguments().get("input")
-    except ValueError:
-        return made.arguments
-    return found if isinstance(found, str) else made.arguments

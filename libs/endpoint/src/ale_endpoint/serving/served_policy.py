@@ -18,6 +18,7 @@ from dataclasses import replace
 from ale.errors import AleError, RequestRefused
 from ale.messages import ChatReply, ModelCall
 from ale.specs.engine import Sampling
+from ale_endpoint.dialects.fields import Server
 from ale_endpoint.dialects.pictures import Pictures
 from ale_endpoint.serving.conversations import Conversations
 
@@ -33,6 +34,7 @@ class ServedPolicy:
     """A policy behind the endpoint, under the names `models`; clients must give `required_key`, or a key of it."""
 
     pictures: Pictures = "refuse"
+    server: Server = "session"
 
     def __init__(
         self, conversations: Conversations, sampling: Sampling, models: Sequence[str], required_key: str | None = None
@@ -61,7 +63,7 @@ class ServedPolicy:
         """Return the session of the client with this key; None if another key is required."""
         return ServedClient(self, client_name(key)) if self.lets_in(key) else None
 
-    def note_refusal(self, key: str, sent: bytes, refusal: RequestRefused) -> None:
+    def note_refusal(self, key: str, sent: bytes, refusal: AleError) -> None:
         """Count a request that cannot be read, unless a stranger sent it."""
         self.counts["refused"] += self.lets_in(key)
 
@@ -77,6 +79,7 @@ class ServedClient:
     def __init__(self, policy: ServedPolicy, name: str) -> None:
         self.id = f"{policy.boot}-{name}"
         """The name in the ids of answers, which no answer of an earlier start of the server has."""
+        self.fault: AleError | None = None
         self._name = name
         self._policy = policy
 
