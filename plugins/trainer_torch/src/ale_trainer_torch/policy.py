@@ -23,6 +23,7 @@ from ale.errors import ConfigError
 from ale_torch.training.attention import PACKED
 from ale_torch.training.batch_loss import Passed
 from ale_trainer_torch.fused_logprobs import logprobs_from_logits, token_logprobs
+from ale_trainer_torch.rotary import use_own_lengths
 
 log = logging.getLogger("ale.trainer.torch")
 
@@ -64,13 +65,21 @@ class Policy:
                 "memory with a large vocabulary.",
                 type(model).__name__,
             )
+        by_length = use_own_lengths(model)
         packs = packing and use_packed_attention(model)
+        if by_length and not packs:
+            raise ConfigError(
+                f"The rotary positions of {type(model).__name__} depend on a sequence's length, which only sequences "
+                "that are packed end to end keep: "
+                + ("it cannot take these; take another model." if packing else "set trainer.packing to true.")
+            )
         if packing and not packs:
             log.info("%s cannot take sequences end to end: they are padded to like lengths.", type(model).__name__)
         return cls(model, head, packs, chunk_tokens)
 
     def with_model(self, model: Any) -> Policy:
         """Use another model of the same architecture in the same way."""
+        use_own_lengths(model)
         if self.packs:
             model.set_attn_implementation(PACKED)
         head = self.head and replace(self.head, layer=model.get_output_embeddings())

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
+from transformers.core_model_loading import revert_weight_conversion
 from transformers.utils import logging
 
 from ale.errors import ConfigError
@@ -71,6 +72,14 @@ def save_pretrained(folder: Path, model: Any, weights: dict[str, Tensor]) -> Non
     """Write whole weights in the model's format."""
     with without_progress_bars():
         model.save_pretrained(str(folder), state_dict=weights)
+
+
+def use_folder_names(model: Any, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return whole weights by the names, and in the parts, that a folder has them in, which engines read: experts that
+    are one tensor in the model are matrices of their own there. Others stay the same tensors."""
+    if not weights:
+        return weights
+    return {name: weight.contiguous() for name, weight in revert_weight_conversion(model, weights).items()}
 
 
 @contextmanager

@@ -25,7 +25,7 @@ from ale_torch.training.checkpoint_folder import (
     write_atomically,
     write_state,
 )
-from ale_torch.training.model_folder import write_model
+from ale_torch.training.model_folder import use_folder_names, write_model
 from ale_torch.training.sleep import Asleep
 
 if TYPE_CHECKING:
@@ -190,6 +190,8 @@ class RankWorker(ABC, Generic[L]):
         self._shared.clear()
 
     def _ticket(self, learner: L, weights: dict[str, Tensor], transport: str, version: int, folder: Path) -> Ticket:
+        if transport != "folder":  # where transformers does the same
+            weights = use_folder_names(learner.model, weights)
         match transport:
             case "memory":
                 return MemoryTicket(weights)
