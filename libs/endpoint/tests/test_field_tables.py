@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import collections.abc
 import json
+import runpy
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Annotated, Any, Literal, NotRequired, Required, Union, get_args, get_origin, get_type_hints
 
 import anthropic.types.beta.message_create_params as beta_messages
@@ -117,6 +119,12 @@ def test_an_unknown_field_is_carried_or_refused_where_the_call_is_forwarded(dial
     else:
         with pytest.raises(ValueError, match="'new_field' is not known"):
             check_fields(dialect.fields, {"new_field": 1}, "upstream")
+
+
+def test_the_page_has_the_table_of_today() -> None:
+    script = runpy.run_path(str(Path(__file__).parents[3] / "scripts" / "write_field_table.py"))
+    page = script["PAGE"].read_text()
+    assert script["current"](page) == page, "run scripts/write_field_table.py"
 
 
 Ask = Callable[[str, dict[str, Any]], Any]
