@@ -287,7 +287,7 @@ def as_http_error(session: ServedSession | None = None) -> Iterator[None]:
     which the session notes."""
     try:
         yield
-    except HttpError:
+    except (HttpError, HungUp):
         raise
     except ContextExceeded as error:
         raise HttpError(400, "context_length_exceeded", str(error)) from error

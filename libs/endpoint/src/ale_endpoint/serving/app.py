@@ -5,24 +5,31 @@ of Prometheus) and the list of models need the key, if one is required."""
 
 from __future__ import annotations
 
+import asyncio
+import json
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from ale.errors import RequestRefused
+from ale.messages import refuse_constant
+from ale.registry.validation import one_line_error
 from ale.specs.engine import InferenceEngine
-from ale_endpoint.dialects.dialect import openai_error
-from ale_endpoint.http_app import build_app
+from ale_endpoint.dialects.dialect import encoded, openai_error
+from ale_endpoint.dialects.request_models import parse
+from ale_endpoint.http_app import HttpError, HungUp, as_http_error, body_of, build_app, wait_until_done
+from ale_endpoint.serving.completions import CompletionRequest, Completions, write_stream
 from ale_endpoint.serving.served_policy import ServedPolicy
 
 OPEN_PATHS = ("/", "/health", "/openapi.json")
 
 
-def build_serving_app(policy: ServedPolicy, engine: InferenceEngine) -> Any:
-    """Return the ASGI application that serves the policy."""
+def build_serving_app(policy: ServedPolicy, engine: InferenceEngine, completions: Completions | None = None) -> Any:
+    """Return the ASGI application that serves the policy, and text completions if they are given."""
     from starlette.applications import Starlette
     from starlette.middleware import Middleware
     from starlette.requests import Request
-    from starlette.responses import JSONResponse, PlainTextResponse, Response
+    from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
     from starlette.routing import Mount, Route
 
     class KeyRequired:
@@ -34,14 +41,9 @@ def build_serving_app(policy: ServedPolicy, engine: InferenceEngine) -> Any:
 
         async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
             answer = self.app
-            if scope["type"] == "http" and scope["method"] != "POST" and scope["path"] not in OPEN_PATHS:
-                headers = Request(scope).headers
-                scheme, _, token = headers.get("authorization", "").partition(" ")
-                key = token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
-                if not policy.lets_in(key):
-                    answer = JSONResponse(
-                        openai_error(401, "invalid_api_key", "The API key is not the right one."), 401
-                    )
+            asks = scope["type"] == "http" and scope["method"] != "POST" and scope["path"] not in OPEN_PATHS
+            if asks and not policy.lets_in(key_in(Request(scope).headers)):
+                answer = JSONResponse(openai_error(401, "invalid_api_key", "The API key is not the right one."), 401)
             await answer(scope, receive, send)
 
     async def health(request: Request) -> Response:
@@ -52,14 +54,50 @@ def build_serving_app(policy: ServedPolicy, engine: InferenceEngine) -> Any:
     async def metrics(request: Request) -> Response:
         return PlainTextResponse("".join(render_metrics(policy, engine.metrics())))
 
+    async def complete(request: Request) -> Response:
+        assert completions is not None
+        try:
+            key = key_in(request.headers)
+            if not policy.lets_in(key) or (not key and "origin" in request.headers):
+                raise HttpError(401, "invalid_api_key", "The API key is not the right one.")
+            with as_http_error():
+                try:
+                    asked = parse(CompletionRequest, json.loads(await body_of(request), parse_constant=refuse_constant))
+                except (ValueError, RecursionError) as error:
+                    raise RequestRefused(f"{one_line_error(error)}.") from None
+                answering = asyncio.ensure_future(completions.answer(asked))
+                try:
+                    await wait_until_done(request, answering, None)
+                finally:
+                    answering.cancel()
+                whole = answering.result()
+                policy.counts["answered"] += 1
+                if asked.stream:
+                    events = [event.encode() for event in write_stream(asked, whole)]
+                    return StreamingResponse(iter(events), media_type="text/event-stream")
+                return Response(encoded(whole), media_type="application/json")
+        except HttpError as refused:
+            policy.counts["failed" if refused.status >= 500 else "refused"] += 1
+            return JSONResponse(openai_error(refused.status, refused.code, refused.message), refused.status)
+        except HungUp:
+            policy.counts["cancelled"] += 1
+            return Response(status_code=499)
+
     return Starlette(
         routes=[
+            *([Route("/v1/completions", complete, methods=["POST"])] if completions is not None else []),
             Route("/health", health, methods=["GET", "HEAD"]),
             Route("/metrics", metrics, methods=["GET"]),
             Mount("/", build_app(policy)),
         ],
         middleware=[Middleware(KeyRequired)],
     )
+
+
+def key_in(headers: Mapping[str, str]) -> str:
+    """Return the key that a request gives; an empty one if it gives none."""
+    scheme, _, key = headers.get("authorization", "").partition(" ")
+    return key.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
 
 
 def render_metrics(policy: ServedPolicy, of_engine: Mapping[str, float]) -> Iterator[str]:

@@ -33,6 +33,7 @@ from ale_endpoint.command import LOOPBACK
 from ale_endpoint.secrets import read_secret
 from ale_endpoint.server import listener_at, serving
 from ale_endpoint.serving.app import build_serving_app
+from ale_endpoint.serving.completions import Completions
 from ale_endpoint.serving.conversations import Conversations
 from ale_endpoint.serving.served_model import Target
 from ale_endpoint.serving.served_policy import ServedPolicy
@@ -124,7 +125,8 @@ async def opened_policy(
         sampling = Sampling(rollout.temperature, rollout.top_p, rollout.top_k, target.max_tokens or longest)
         conversations = Conversations(sessions, target.max_context or longest)
         policy = ServedPolicy(conversations, sampling, [target.name], required_key)
-        yield policy, build_serving_app(policy, engine)
+        completions = Completions(engine, tokenizer, sampling, target.max_context or longest)
+        yield policy, build_serving_app(policy, engine, completions)
 
 
 def _listen(listening: Listening) -> socket.socket:

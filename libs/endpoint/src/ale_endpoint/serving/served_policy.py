@@ -12,7 +12,7 @@ import logging
 import math
 import secrets
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ale.errors import AleError, RequestRefused
@@ -120,7 +120,11 @@ def client_name(key: str) -> str:
 def sampling_of(call: ModelCall, default: Sampling) -> Sampling:
     """Return how to sample a call: as it asks (`temperature`, `top_p`, `top_k`), else by default. Raises
     `RequestRefused`."""
-    asked = call.ignored
+    return sampling_of_fields(call.ignored, default)
+
+
+def sampling_of_fields(asked: Mapping[str, object], default: Sampling) -> Sampling:
+    """Return how to sample by the fields of a request. Raises `RequestRefused`."""
     temperature = _number(asked.get("temperature"), default.temperature, "temperature", 0, HOTTEST)
     top_p = _number(asked.get("top_p"), default.top_p, "top_p", 0, 1)
     top_k = _number(asked.get("top_k"), default.top_k, "top_k", 0, 1 << 31)
