@@ -30,12 +30,13 @@ from ale.messages import ChatReply, ChunkErrorKind, FinishWord, ModelCall
 from ale.registry.hooks import Hooks
 from ale.registry.validation import describe_error
 from ale.session.generation_checks import check_generation
+from ale.session.partial_replies import PartialReply, Progress, following
 from ale.session.recorder import Prompt, Recorder, canonical_form
 from ale.session.replies import cut_at_stop, turn_error, unknown_tool, unsampled_error
 from ale.session.reply_format import ReplyForm
 from ale.session.token_bytes import describe_tokens
 from ale.session.tokenizer import ChatTokenizer
-from ale.specs.engine import GenerateRequest, Generation, InferenceEngine, MessageEngine, Sampling
+from ale.specs.engine import FollowedEngine, GenerateRequest, Generation, InferenceEngine, MessageEngine, Sampling
 from ale.specs.scaffold import ModelSession
 from ale.specs.start import Reply, Responder
 from ale.trajectory import ChunkError, Observation
@@ -82,9 +83,10 @@ class RecordedSession(ModelSession):
         """The most tokens of a conversation, prompt and answer together."""
         return min(self._max_context, self._sessions.engine.max_context)
 
-    async def answer(self, request: ModelCall) -> list[ChatReply]:
+    async def answer(self, request: ModelCall, progress: Progress | None = None) -> list[ChatReply]:
         """The session limits the answer's length; an agent may ask for a lower limit. A call
-        that is running when the session is closed ends as if its budget were used up."""
+        that is running when the session is closed ends as if its budget were used up. `progress` gets the pieces of
+        replies while they are sampled, if the engine can say them."""
         if isinstance(self.fault, StartDiverged):
             raise self.fault
         task = asyncio.current_task()
@@ -92,7 +94,7 @@ class RecordedSession(ModelSession):
         self._answering.add(task)
         called_at, began = time.time(), time.monotonic()
         try:
-            replies = await self._replies(request)
+            replies = await self._replies(request, progress)
         except asyncio.CancelledError:
             if not self._closed:
                 raise
@@ -115,7 +117,7 @@ class RecordedSession(ModelSession):
             self.recorder.note(reply.chunk, request.ignored, called_at, time.monotonic() - began)
         return replies
 
-    async def _replies(self, request: ModelCall) -> list[ChatReply]:
+    async def _replies(self, request: ModelCall, progress: Progress | None) -> list[ChatReply]:
         if self._closed:
             raise BudgetExceeded("The episode has ended.")
         self.offers_tools |= bool(request.tools)
@@ -126,10 +128,11 @@ class RecordedSession(ModelSession):
         self._side_calls += 0 if request.tools else request.n
         prompt = self.recorder.prompt(request.messages, request.tools)
         if request.n == 1:
-            return [await self._reply(request, prompt, first)]
+            return [await self._reply(request, prompt, first, 0, progress)]
         try:
             async with asyncio.TaskGroup() as group:
-                made = [group.create_task(self._reply(request, prompt, first + i)) for i in range(request.n)]
+                numbers = range(request.n)
+                made = [group.create_task(self._reply(request, prompt, first + i, i, progress)) for i in numbers]
         except BaseExceptionGroup as several:
             raise several.exceptions[0] from None
         return [task.result() for task in made]
@@ -144,7 +147,9 @@ class RecordedSession(ModelSession):
         for task in self._answering - {asyncio.current_task()}:
             task.cancel()
 
-    async def _reply(self, request: ModelCall, prompt: Prompt, call: int) -> ChatReply:
+    async def _reply(
+        self, request: ModelCall, prompt: Prompt, call: int, index: int, progress: Progress | None
+    ) -> ChatReply:
         given = None if self._responder is None else await self._responder(request.messages, request.tools)
         if given is not None:
             return self._record_reply(given, request, prompt)
@@ -152,9 +157,15 @@ class RecordedSession(ModelSession):
             return await self._forward_call(self._sessions.engine, request, prompt)
         sampling = self._sampling_of(call, self._longest(request, prompt))
         sent = GenerateRequest(prompt.token_ids, sampling, session=self.id, call=call)
-        generation = await self._sample(sent)
         tokenizer, form = self._sessions.tokenizer, self._sessions.form
         calls, within = request.tool_choice != "none", self.recorder.begins_within(prompt)
+        engine = self._sessions.engine
+        if progress is not None and isinstance(engine, FollowedEngine):
+            partial = PartialReply(tokenizer, form, request.stop, calls=calls, within=within)
+            async with following(engine, sent, partial, index, progress):
+                generation = await self._sample(sent)
+        else:
+            generation = await self._sample(sent)
         generation, text, stop = cut_at_stop(
             tokenizer, generation, request.stop, lambda text: form.answer_start(text, within)
         )

@@ -170,6 +170,14 @@ class InferenceEngine(ABC):
 
 
 @runtime_checkable
+class FollowedEngine(Protocol):
+    """An engine that can say what it has sampled while it samples."""
+
+    def sampled_so_far(self, request: GenerateRequest, after: int = 0) -> Generation:
+        """Return what has been sampled, beyond `after` tokens, for a request: the object that `generate` got."""
+
+
+@runtime_checkable
 class MessageEngine(Protocol):
     """An engine that answers calls with messages, such as another server's model: it has no tokens of the policy.
 

@@ -49,6 +49,11 @@ class ToolFormat(ABC):
         """Return the text that a model would have sampled: `read` finds the same calls in it, and the same content, if
         the format has a place for content beside calls."""
 
+    def certain_text(self, text: str) -> int:
+        """Return how much of the beginning of a reply is content, whatever comes after: where a call may have begun,
+        the text is not certain. Replies of a format that does not say are streamed once they are complete."""
+        return 0
+
     def describe(self, tools: Sequence[ToolSpec]) -> str:
         """Return the text for the system message if the model's chat template does not write tools itself."""
         lines = "\n".join(json.dumps(tool.to_openai()["function"], ensure_ascii=False) for tool in tools)

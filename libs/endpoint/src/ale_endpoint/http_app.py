@@ -18,12 +18,13 @@ import logging
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from ale import __version__
 from ale.errors import AleError, BudgetExceeded, ContextExceeded, RequestRefused, SessionError, StartDiverged
-from ale.messages import ChatReply, ModelCall, refuse_constant, whole_characters
+from ale.messages import ChatReply, ModelCall, ReplyPiece, refuse_constant, whole_characters
 from ale.registry.validation import describe_error
+from ale.session.partial_replies import Progress
 from ale_endpoint.dialects import DIALECTS, AnthropicMessages, ChatCompletions, Dialect, TokenCount
 from ale_endpoint.dialects.dialect import encoded
 from ale_endpoint.dialects.fields import Server, check_fields
@@ -66,6 +67,26 @@ class ServedSession(Protocol):
 
     async def answer(self, call: ModelCall, /) -> list[ChatReply]:
         """Give as many replies as were asked for. Raises `AleError`."""
+        ...
+
+    def count_tokens(self, call: ModelCall, /) -> int:
+        """Count the tokens of a call's prompt."""
+        ...
+
+
+@runtime_checkable
+class LiveSession(Protocol):
+    """A session whose replies are streamed while they are sampled."""
+
+    id: str
+    fault: AleError | None
+
+    async def answer(self, call: ModelCall, progress: Progress | None = None, /) -> list[ChatReply]:
+        """Give the replies, and before that their pieces to `progress`. Raises `AleError`."""
+        ...
+
+    def take_call_id(self) -> str:
+        """Return an id for an answer."""
         ...
 
     def count_tokens(self, call: ModelCall, /) -> int:
@@ -141,6 +162,8 @@ def build_app(endpoint: SessionsByKey) -> Any:
             try:
                 session = session_of(request)
                 call = await read(request)
+                if call.stream and isinstance(session, LiveSession):
+                    return await stream_live(request, dialect, session, call)
                 replying = asyncio.ensure_future(render_reply(dialect, session, call))
                 try:
                     if call.stream and not await wait_until_done(request, replying, PATIENCE_S):
@@ -159,6 +182,22 @@ def build_app(endpoint: SessionsByKey) -> Any:
             return Response(parts[0], media_type="application/json")
 
         return answer
+
+    async def stream_live(request: Request, dialect: Dialect, session: LiveSession, call: ModelCall) -> Response:
+        """Answer with a stream that begins with the first piece of the reply, or after a while with comments."""
+        parts: asyncio.Queue[bytes | None] = asyncio.Queue()
+        replying = asyncio.ensure_future(write_live(dialect, session, call, parts))
+        replying.add_done_callback(lambda _: parts.put_nowait(None))
+        first = asyncio.ensure_future(parts.get())
+        try:
+            await wait_until_done(request, first, PATIENCE_S)
+            if first.done() and first.result() is None:
+                replying.result()
+        except BaseException:
+            first.cancel()
+            replying.cancel()
+            raise
+        return StreamingResponse(stream_parts(dialect, replying, first, parts), media_type="text/event-stream")
 
     async def count_tokens(request: Request) -> Response:
         dialect = TokenCount()
@@ -282,7 +321,7 @@ async def render_reply(dialect: Dialect, session: ServedSession, call: ModelCall
 
 
 @contextmanager
-def as_http_error(session: ServedSession | None = None) -> Iterator[None]:
+def as_http_error(session: ServedSession | LiveSession | None = None) -> Iterator[None]:
     """Turn errors of ALE into `HttpError`, each with its HTTP status. Other exceptions are faults of the endpoint,
     which the session notes."""
     try:
@@ -325,6 +364,49 @@ async def wait_for_disconnect(request: Any) -> None:
     """Return when the agent hangs up."""
     while (await request.receive())["type"] != "http.disconnect":
         continue
+
+
+async def write_live(
+    dialect: Dialect, session: LiveSession, call: ModelCall, parts: asyncio.Queue[bytes | None]
+) -> None:
+    """Write an answer into a queue as its pieces come. Raises `HttpError`."""
+    with as_http_error(session):
+        writer = dialect.writer(call, session.take_call_id())
+
+        def add(piece: ReplyPiece) -> None:
+            for event in writer.add(piece):
+                parts.put_nowait(event.encode())
+
+        replies = await session.answer(call, add)
+        for event in writer.end(replies):
+            parts.put_nowait(event.encode())
+
+
+async def stream_parts(
+    dialect: Dialect,
+    replying: asyncio.Future[None],
+    first: asyncio.Future[bytes | None],
+    parts: asyncio.Queue[bytes | None],
+) -> AsyncIterator[bytes]:
+    """Stream the parts of an answer until it ends; comments keep the connection alive meanwhile."""
+    getting = first
+    try:
+        while True:
+            if not (await asyncio.wait([getting], timeout=ALIVE_S))[0]:
+                yield b": the model is at work\n\n"
+                continue
+            part = getting.result()
+            if part is None:
+                break
+            yield part
+            getting = asyncio.ensure_future(parts.get())
+        replying.result()
+    except HttpError as refused:
+        for event in dialect.error_events(refused.status, refused.code, refused.message):
+            yield event.encode()
+    finally:
+        getting.cancel()
+        replying.cancel()  # the agent has hung up
 
 
 async def stream_when_ready(dialect: Dialect, replying: asyncio.Future[list[bytes]]) -> AsyncIterator[bytes]:

@@ -44,10 +44,19 @@ class Hermes(Driver, ToolFormat):
             at = closes.end()
         return ReadReply((rest + text[at:]).strip(), tuple(calls))
 
+    def certain_text(self, text: str) -> int:
+        begins = text.find(OPEN)
+        return begins if begins >= 0 else len(text) - longest_beginning(text, OPEN)
+
     def write(self, content: str, calls: Sequence[ToolCall]) -> str:
         return content + "".join(
             f'{OPEN}\n{{"name": {json.dumps(c.name)}, "arguments": {c.arguments}}}\n{CLOSE}' for c in calls
         )
+
+
+def longest_beginning(text: str, mark: str) -> int:
+    """Return the length of the longest beginning of a mark with which a text ends."""
+    return max((n for n in range(1, len(mark)) if text.endswith(mark[:n])), default=0)
 
 
 def call_at(text: str, at: int, arguments: str) -> tuple[FoundCall, int]:

@@ -46,6 +46,10 @@ class Llama(Driver, ToolFormat):
                 )
             at = after.end()
 
+    def certain_text(self, text: str) -> int:
+        begun = text.strip()
+        return 0 if begun.startswith("{") or MARK.startswith(begun[: len(MARK)]) else len(text)
+
     def write(self, content: str, calls: Sequence[ToolCall]) -> str:
         """If there are calls, this format has no place for the content."""
         if not calls:

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ale.messages import ToolCall, ToolSpec, read_json
-from ale.session.tool_formats.hermes import CLOSE, OPEN, as_json
+from ale.session.tool_formats.hermes import CLOSE, OPEN, as_json, longest_beginning
 from ale.specs.driver import Driver
 from ale.specs.tool_format import FoundCall, ReadReply, ToolFormat
 
@@ -53,6 +53,10 @@ class QwenXML(Driver, ToolFormat):
             rest += text[at : begins.start()]
             at = ends.end()
         return ReadReply((rest + text[at:]).strip(), tuple(calls))
+
+    def certain_text(self, text: str) -> int:
+        begins = text.find(OPEN)
+        return begins if begins >= 0 else len(text) - longest_beginning(text, OPEN)
 
     def write(self, content: str, calls: Sequence[ToolCall]) -> str:
         return content + "".join(map(_write_call, calls))

@@ -17,6 +17,7 @@ from dataclasses import replace
 
 from ale.errors import AleError, RequestRefused
 from ale.messages import ChatReply, ModelCall
+from ale.session.partial_replies import Progress
 from ale.specs.engine import Sampling
 from ale_endpoint.dialects.fields import Server
 from ale_endpoint.dialects.pictures import Pictures
@@ -83,14 +84,14 @@ class ServedClient:
         self._name = name
         self._policy = policy
 
-    async def answer(self, call: ModelCall) -> list[ChatReply]:
-        """Answer a call in its conversation. Raises `AleError`."""
+    async def answer(self, call: ModelCall, progress: Progress | None = None) -> list[ChatReply]:
+        """Answer a call in its conversation; `progress` gets the pieces of replies as they come. Raises `AleError`."""
         policy = self._policy
         policy.running += 1
         try:
             sampling = sampling_of(call, policy.sampling)
             with policy.conversations.of(self._name, call, sampling) as conversation:
-                replies = await conversation.session.answer(call)
+                replies = await conversation.session.answer(call, progress)
                 policy.conversations.note(conversation, replies)
         except AleError as error:
             policy.counts["failed" if error.retryable else "refused"] += 1
@@ -105,6 +106,10 @@ class ServedClient:
         policy.counts["answered"] += 1
         first = policy.take_numbers(len(replies))
         return [replace(reply, chunk=first + i) for i, reply in enumerate(replies)]
+
+    def take_call_id(self) -> str:
+        """Return an id for an answer that is streamed before it is complete."""
+        return f"{self.id}-{self._policy.take_numbers(1)}"
 
     def count_tokens(self, call: ModelCall) -> int:
         """Count the tokens of a call's prompt."""
