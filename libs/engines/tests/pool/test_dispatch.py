@@ -10,7 +10,7 @@ import pytest
 from ale.errors import EngineError
 from ale.specs.engine import GenerateRequest, Generation
 from ale_engines.pool.admission import Admission
-from ale_engines.pool.dispatch import EngineTarget, dispatch
+from ale_engines.pool.dispatch import EngineTarget, Progress, dispatch
 
 from .conftest import FakeReplica, ask, expected
 
@@ -126,3 +126,28 @@ async def test_a_generation_that_is_broken_off_at_its_last_token_is_complete() -
     result = await dispatch(admission, request, Counter())
     assert (result.token_ids, result.finish_reason) == (expected(request)[:5], "length")
     assert len(target.replica.served) == 1
+
+
+async def test_how_far_a_request_is_includes_what_an_earlier_place_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
+    admission, (first, second) = targets_of(2)
+    request, running, seen = ask("s", max_tokens=12, seed=9), dict[int, Progress](), list[tuple[int, ...]]()
+    whole = expected(request)
+
+    async def leave_at_five(replica: FakeReplica, position: int) -> None:
+        if position == 5:
+            first.serving = False
+            await replica.interrupt()
+
+    async def look_at_three(replica: FakeReplica, position: int) -> None:
+        if position == 3:
+            seen.extend(running[id(request)].sampled_so_far(after).token_ids for after in (0, 4, 6))
+
+    def sampled(rest: GenerateRequest, after: int) -> Generation:
+        assert rest.token_ids == request.token_ids + whole[:5]
+        return Generation(whole[5:8][after:], (-1.0,) * len(whole[5:8][after:]), (), "length")
+
+    first.replica.before_token, second.replica.before_token = leave_at_five, look_at_three
+    monkeypatch.setattr(second, "sampled_so_far", sampled)
+    assert (await dispatch(admission, request, Counter(), running)).token_ids == whole
+    assert seen == [whole[:8], whole[4:8], whole[6:8]]
+    assert not running

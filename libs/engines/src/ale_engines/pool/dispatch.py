@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
+from dataclasses import dataclass
 
 from ale.errors import EngineError
 from ale.specs.engine import GenerateRequest, Generation
@@ -43,6 +44,10 @@ class EngineTarget(Target, ABC):
     async def generate(self, request: GenerateRequest) -> Generation:
         pass
 
+    def sampled_so_far(self, request: GenerateRequest, after: int) -> Generation:
+        """Return what it has sampled, beyond `after` tokens, for a request that it has; empty if it does not know."""
+        return NOTHING
+
     @abstractmethod
     def finish(self) -> None:
         """Record that it finished a generation."""
@@ -52,12 +57,34 @@ class EngineTarget(Target, ABC):
         """Record that it broke a generation off by a fault of its own, and have it checked."""
 
 
-async def dispatch(admission: Admission, request: GenerateRequest, counts: Counter[str]) -> Generation:
+@dataclass(slots=True)
+class Progress:
+    """How far a request is: what was sampled before, and the rest with the target that samples it."""
+
+    done: Generation
+    rest: GenerateRequest
+    target: EngineTarget
+
+    def sampled_so_far(self, after: int) -> Generation:
+        """Return what has been sampled, beyond `after` tokens."""
+        before = len(self.done.token_ids)
+        whole = join_parts(self.done, self.target.sampled_so_far(self.rest, max(0, after - before)))
+        at = min(after, before)
+        return Generation(whole.token_ids[at:], whole.logprobs[at:], whole.versions[at:], whole.finish_reason)
+
+
+async def dispatch(
+    admission: Admission,
+    request: GenerateRequest,
+    counts: Counter[str],
+    running: dict[int, Progress] | None = None,
+) -> Generation:
     """Sample for a request at the targets of `admission`, which all are `EngineTarget`.
 
     What a target breaks off goes on elsewhere, from the prompt and what has been sampled; no token of it is sampled
-    by older weights than those before. `counts["interruptions"]` counts how often that happens. Raises `EngineError` if
-    no target will ever serve the request, or if it was broken off too often."""
+    by older weights than those before. `counts["interruptions"]` counts how often that happens. `running` has, by the
+    identity of the request, how far it is. Raises `EngineError` if no target will ever serve the request, or if it was
+    broken off too often."""
     number, done, faults = admission.take_number(), NOTHING, 0
     while True:
         target = await admission.enter(number, request.session, max(done.versions, default=0))
@@ -65,7 +92,10 @@ async def dispatch(admission: Admission, request: GenerateRequest, counts: Count
         try:
             if not target.ready:
                 continue  # its state changed after it was chosen
-            further = await target.generate(request_rest(request, done))
+            rest = request_rest(request, done)
+            if running is not None:
+                running[id(request)] = Progress(done, rest, target)
+            further = await target.generate(rest)
             target.finish()
             return join_parts(done, further)
         except Interrupted as error:
@@ -79,4 +109,6 @@ async def dispatch(admission: Admission, request: GenerateRequest, counts: Count
             if faults == INTERRUPTIONS:
                 raise EngineError(f"A generation was broken off {faults} times, the last time: {error}") from error
         finally:
+            if running is not None:
+                running.pop(id(request), None)
             admission.leave(target)

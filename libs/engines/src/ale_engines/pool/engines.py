@@ -20,7 +20,8 @@ from typing import Any
 from ale.errors import EngineError
 from ale.specs.driver import Channel, Lifecycle
 from ale.specs.engine import GenerateRequest, Generation, InferenceEngine, PolicyVersion, Tokenizer
-from ale_engines.pool.dispatch import dispatch
+from ale_engines.pool.continuation import NOTHING
+from ale_engines.pool.dispatch import Progress, dispatch
 from ale_engines.pool.health import watch
 from ale_engines.pool.member import Member, ReplicaStatus, State
 from ale_engines.pool.members import Members
@@ -47,6 +48,7 @@ class Engines(Lifecycle, InferenceEngine):
         self._states = StateLog(lambda: read_states(self._members))
         self.listeners.append(self._states.look)
         self._model: tuple[Path | None, Tokenizer] | None = None
+        self._running: dict[int, Progress] = {}
         self._updating = asyncio.Lock()
         self._changes: set[asyncio.Task[None]] = set()
 
@@ -205,7 +207,13 @@ class Engines(Lifecycle, InferenceEngine):
 
     async def generate(self, request: GenerateRequest) -> Generation:
         """Raises `EngineError` too if no replica is left."""
-        return await dispatch(self._admission, request, self._members.counts)
+        return await dispatch(self._admission, request, self._members.counts, self._running)
+
+    def sampled_so_far(self, request: GenerateRequest, after: int = 0) -> Generation:
+        """Return what has been sampled, beyond `after` tokens, for a request that runs: the object that `generate`
+        got."""
+        found = self._running.get(id(request))
+        return NOTHING if found is None else found.sampled_so_far(after)
 
     async def load_weights(self, policy: PolicyVersion) -> None:
         """Raises `EngineError` if no replica takes them; then they

@@ -119,6 +119,9 @@ class Member(EngineTarget):
     async def generate(self, request: GenerateRequest) -> Generation:
         return await self.replica.generate(request)
 
+    def sampled_so_far(self, request: GenerateRequest, after: int) -> Generation:
+        return self.replica.sampled_so_far(request, after)
+
     # --- changes of its state
 
     def change(self, state: State) -> None:

@@ -56,6 +56,10 @@ class PooledEngine(Driver, InferenceEngine):
     async def generate(self, request: GenerateRequest) -> Generation:
         return await self._pool.generate(request)
 
+    def sampled_so_far(self, request: GenerateRequest, after: int = 0) -> Generation:
+        """Return what has been sampled, beyond `after` tokens, for a request that runs."""
+        return self._pool.sampled_so_far(request, after)
+
     async def load_weights(self, policy: PolicyVersion) -> None:
         await self._pool.load_weights(policy)
 
