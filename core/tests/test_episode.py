@@ -5,10 +5,12 @@ The agent here swallows every error, as programs do that speak HTTP.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from support.sample_conversation import EXPERT, SAYS, START, TOOLS
@@ -76,13 +78,18 @@ def engine() -> ScriptedEngine:
 
 
 async def roll(
-    engine: ScriptedEngine, program: Program | None = None, request: RolloutRequest | None = None, **config: object
+    engine: ScriptedEngine,
+    program: Program | None = None,
+    request: RolloutRequest | None = None,
+    reward: Reward | None = None,
+    provider: MemoryProvider | None = None,
+    **config: object,
 ) -> Trajectory:
     none = PluginConfig(), DriverContext()
     episodes = Episodes(
-        Selection("sandbox", [Option("memory", MemoryProvider())]),  # type: ignore[list-item]
+        Selection("sandbox", [Option("memory", provider or MemoryProvider())]),  # type: ignore[list-item]
         Selection("scaffold", [Option("program", program or Program(*none))]),
-        Selection("reward", [Option("fixed", Fixed(*none))]),
+        Selection("reward", [Option("fixed", reward or Fixed(*none))]),
         Sessions(byte_tokenizer(), engine, Hooks()),
         Hooks(),
         RolloutConfig(**{"max_tokens": 200, "max_context": 4000, **config}),  # type: ignore[arg-type]
@@ -236,3 +243,118 @@ def test_side_chunks_carry_no_loss_and_are_no_steps() -> None:
     assert seen == [(0, 0, 3), (2, 1, 3), (3, 2, 3)]
     assert batch is not None
     assert batch.normalizer == sum(len(chunks[i]) for i in (0, 2, 3))
+
+
+class Stray(BaseException):
+    """As libraries have them."""
+
+
+def end_somehow(how: str) -> None:
+    errors = {"cancelled": asyncio.CancelledError(), "exits": SystemExit(3), "closed": GeneratorExit(), "own": Stray()}
+    if how == "cancels itself":
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+    else:
+        raise errors[how]
+
+
+STRAY = ("cancelled", "cancels itself", "exits", "closed", "own")
+
+
+@pytest.mark.parametrize("how", STRAY)
+@pytest.mark.parametrize("where", ["scaffold", "reward"])
+async def test_an_episode_fails_whatever_ends_its_plugins_and_the_run_goes_on(
+    engine: ScriptedEngine, how: str, where: str
+) -> None:
+    class Ends(Program):
+        async def run(self, task: Task, sandbox: Sandbox, session: ModelSession) -> str:
+            end_somehow(how)
+            return "finish"
+
+    class EndsScoring(Fixed):
+        async def score(self, task: Task, sandbox: Sandbox, trajectory: Trajectory) -> Score:
+            end_somehow(how)
+            return Score(1.0, True)
+
+    none = PluginConfig(), DriverContext()
+    plugins = {"program": Ends(*none)} if where == "scaffold" else {"reward": EndsScoring(*none)}
+    trajectory = await roll(engine, **plugins)  # type: ignore[arg-type]
+    assert trajectory.failure is not None
+    assert trajectory.failure.kind == ("agent" if where == "scaffold" else "plugin")
+    assert trajectory.reward is None
+
+
+@pytest.mark.parametrize("how", ["cancelled", "exits", "closed", "own"])
+@pytest.mark.parametrize("where", ["open", "prepare", "respond", "start", "stop"])
+async def test_a_start_or_a_sandbox_that_ends_like_that_fails_its_episode_too(
+    engine: ScriptedEngine, how: str, where: str
+) -> None:
+    class EndsOpening(Opening):
+        async def respond(self, messages: object, tools: object) -> Reply | None:
+            if where == "respond":
+                end_somehow(how)
+            return None
+
+        @asynccontextmanager
+        async def prepare(self, spec: SandboxSpec) -> AsyncIterator[SandboxSpec]:
+            if where == "prepare":
+                end_somehow(how)
+            yield spec
+
+    class Ends(Start):
+        def open(self, context: StartContext) -> Opening:
+            if where == "open":
+                end_somehow(how)
+            return EndsOpening()
+
+    class EndsStarting(MemoryProvider):
+        async def start_sandbox(self, spec: SandboxSpec) -> Any:
+            if where == "start":
+                end_somehow(how)
+            sandbox = await super().start_sandbox(spec)
+            if where == "stop":
+                sandbox.stop = stop
+            return sandbox
+
+    async def stop() -> None:
+        end_somehow(how)
+
+    request = RolloutRequest(TASK, "g", 1, start=Ends())
+    trajectory = await roll(engine, request=request, provider=EndsStarting())
+    assert trajectory.failure is not None
+
+
+async def test_each_episode_has_its_own_copy_of_a_tasks_metadata(engine: ScriptedEngine) -> None:
+    class Counts(Fixed):
+        async def score(self, task: Task, sandbox: Sandbox, trajectory: Trajectory) -> Score:
+            task.metadata["info"]["n"] = task.metadata["info"].get("n", 0) + 1
+            return Score(task.metadata["info"]["n"], True)
+
+    task = TASK.model_copy(update={"metadata": {"info": {}}})
+    reward = Counts(PluginConfig(), DriverContext())
+    values = []
+    for seed in range(3):
+        engine.texts = list(SAYS)
+        trajectory = await roll(engine, request=RolloutRequest(task, "g", seed), reward=reward)
+        assert trajectory.reward is not None
+        values.append(trajectory.reward.value)
+    assert values == [1, 1, 1]
+    assert task.metadata == {"info": {}}
+
+
+async def test_cancelling_an_episode_cancels_it_whatever_its_agent_does_then(engine: ScriptedEngine) -> None:
+    began = asyncio.Event()
+
+    class Swallows(Program):
+        async def run(self, task: Task, sandbox: Sandbox, session: ModelSession) -> str:
+            began.set()
+            with suppress(asyncio.CancelledError):
+                await asyncio.sleep(60)
+            return "finish"
+
+    episode = asyncio.create_task(roll(engine, Swallows(PluginConfig(), DriverContext())))
+    await began.wait()
+    episode.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await episode

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
 
 import pytest
@@ -43,7 +44,9 @@ def test_without_observers_nothing_is_watched_and_nothing_refused() -> None:
     hooks.call("ale_run_finished", run_id="r", summary={})
 
 
-@pytest.mark.parametrize("error", [ValueError("spam"), SystemExit(1), AssertionError()])
+@pytest.mark.parametrize(
+    "error", [ValueError("spam"), SystemExit(1), AssertionError(), asyncio.CancelledError(), GeneratorExit()]
+)
 def test_an_observer_that_raises_is_logged_and_the_others_hear(
     error: BaseException, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -54,6 +54,28 @@ async def sleeps():
 def stops():
     raise StopIteration
 
+def ctrl_c():
+    raise KeyboardInterrupt
+
+def cancelled():
+    import asyncio
+    raise asyncio.CancelledError
+
+async def cancelled_async():
+    import asyncio
+    raise asyncio.CancelledError
+
+async def cancels_itself():
+    import asyncio
+    asyncio.current_task().cancel()
+    await asyncio.sleep(0)
+
+async def exits_async():
+    raise SystemExit(3)
+
+async def closed():
+    raise GeneratorExit
+
 def only_position(completion, /):
     return 1
 
@@ -145,8 +167,11 @@ async def test_plain_and_async_functions_are_called_off_the_loop(file: Path) -> 
 async def test_what_a_function_raises_names_it_and_the_line(file: Path) -> None:
     with pytest.raises(FunctionFailed, match=r"fails of .*mine\.py raised ValueError: no good \(mine\.py, line 23\)\."):
         await call_function(load_function("fails", file), {"completion": ""}, 5)
-    for name in ("exits", "stops"):
-        with pytest.raises(FunctionFailed, match=name):
+    of = {"exits": "SystemExit: 3", "stops": "StopIteration", "ctrl_c": "KeyboardInterrupt"}
+    of |= {"cancelled": "CancelledError", "cancelled_async": "CancelledError", "cancels_itself": "CancelledError"}
+    of |= {"exits_async": "SystemExit: 3", "closed": "GeneratorExit"}
+    for name, error in of.items():
+        with pytest.raises(FunctionFailed, match=f"{name} of .* raised {error}"):
             await call_function(load_function(name, file), {}, 5)
     with pytest.raises(SandboxError, match="gone"):
         await call_function(load_function("lost", file), {}, 5)

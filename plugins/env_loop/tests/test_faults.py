@@ -54,6 +54,8 @@ def repeat(answer: str, times: int) -> Responder:
     [
         ("raise", "failed in 'step': ValueError: the cup is broken ("),
         ("exit", "failed in 'step': SystemExit: no more ("),
+        ("cancel", "failed in 'step': CancelledError: "),
+        ("interrupt", "failed in 'step': KeyboardInterrupt: "),
         ("answer None", "TypeError: step() must return (observation, reward, done) or"),
         ("answer ('x', float('nan'), True)", "answered with the reward nan; a reward must be a finite number."),
         ("answer ('x', 'much', True)", "ValueError: could not convert string to float: 'much'"),

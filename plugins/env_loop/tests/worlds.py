@@ -1,5 +1,6 @@
 """Environments for the tests. Nothing of ALE is imported here: they run in processes of their own."""
 
+import asyncio
 import os
 import random
 import subprocess
@@ -75,6 +76,10 @@ class Obedient:
             raise ValueError("the cup is broken")
         if word == "exit":
             sys.exit("no more")
+        if word == "cancel":
+            raise asyncio.CancelledError
+        if word == "interrupt":
+            raise KeyboardInterrupt
         if word == "die":
             print("these were my last words", flush=True)
             os._exit(3)

@@ -18,6 +18,7 @@ from inspect import iscoroutinefunction
 from typing import Any
 
 from ale.errors import PluginError
+from ale.registry.foreign_code import catch_all
 from ale.registry.validation import describe_error, nearest_hint, one_line_error
 
 log = logging.getLogger("ale.hooks")
@@ -76,9 +77,9 @@ class Hooks:
             observer = implementation.plugin_name
             if self._errors[observer] >= MAX_ERRORS:
                 continue
-            try:
+            with catch_all() as caught:
                 receive(_invoke(implementation, arguments))
-            except (Exception, SystemExit) as error:
+            for error in caught:
                 self._errors[observer] += 1
                 last = " Only its veto hooks are called from now on." if self._errors[observer] >= MAX_ERRORS else ""
                 log.warning("the observer '%s' failed in %s: %s.%s", observer, name, describe_error(error), last)
@@ -88,11 +89,11 @@ class Hooks:
         if not self._hooks:
             return None
         for implementation in self._hooks[name]:
-            try:
+            with catch_all() as caught:
                 reason = _invoke(implementation, arguments)
                 if reason is not None and not (isinstance(reason, str) and reason):
                     raise TypeError(f"it returned {reason!r}, not None or a sentence")
-            except (Exception, SystemExit) as error:
+            for error in caught:
                 observer = implementation.plugin_name
                 reason = f"the observer '{observer}' failed: {describe_error(error)}"
                 self._refusals[observer] += 1

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 
 from ale.registry.drivers import FoundObserver, open_driver
+from ale.registry.foreign_code import catch_all
 from ale.registry.hooks import Hooks
 from ale.registry.validation import describe_error
 from ale.specs.choice import PluginChoice
@@ -44,7 +45,7 @@ async def open_observers(
 
 async def _close_observer(name: str, inner: AsyncExitStack) -> None:
     """Close an observer; its errors are only logged, because the run is over and does not depend on it."""
-    try:
+    with catch_all() as caught:
         await inner.aclose()
-    except Exception as error:
+    for error in caught:
         log.warning("the observer '%s' failed in close: %s", name, describe_error(error))

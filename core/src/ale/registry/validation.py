@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import logging
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from typing import Any, TypeVar, get_args
@@ -16,14 +16,17 @@ from pydantic.fields import FieldInfo
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from ale.errors import AleError, ConfigError, PluginError
+from ale.registry.foreign_code import catch_all
 from ale.registry.hints import ask_hints
 
+T = TypeVar("T")
 M = TypeVar("M", bound=BaseModel)
 Mistake = tuple[tuple[str, ...], str]
 """A path below a section, and a sentence."""
 MISTAKE_TYPE = "mistake"
 """The type of the pydantic errors whose message is a sentence already."""
 BEGINNING, UNRELATED = 3, 4
+_END = object()
 
 
 class Mistakes(ConfigError):
@@ -54,16 +57,28 @@ def add_place(where: str) -> Iterator[None]:
 
 @contextmanager
 def as_plugin_error(what: str, log: logging.Logger | None = None) -> Iterator[None]:
-    """Turn an exception of a plugin that is no `AleError` into a `PluginError` that begins with `what`; its traceback
-    goes to `log`."""
-    try:
+    """Turn whatever a plugin raises that is no `AleError` into a `PluginError` that begins with `what`; its traceback
+    goes to `log`. Ctrl-C and genuine cancellations pass (see `ale.registry.foreign_code`)."""
+    with catch_all() as caught:
         yield
-    except AleError:
-        raise
-    except Exception as error:
+    for error in caught:
+        if isinstance(error, AleError):
+            raise error
         if log is not None:
-            log.exception(what)
+            log.error(what, exc_info=error)
         raise PluginError(f"{what}: {describe_error(error)}.") from error
+
+
+def read_all(what: str, make: Callable[[], Iterable[T]]) -> Iterator[T]:
+    """Yield what a plugin yields, guarded as by `as_plugin_error`."""
+    with as_plugin_error(what):
+        items = iter(make())
+    while True:
+        with as_plugin_error(what):
+            item = next(items, _END)
+        if item is _END:
+            return
+        yield item  # type: ignore[misc]  # it is no `_END`
 
 
 def validate(model: type[M], data: Mapping[str, Any], where: str = "", beside: Sequence[str] = ()) -> M:

@@ -13,12 +13,14 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
 from ale.config.episode import RolloutConfig, SandboxNeeds
 from ale.errors import AgentError, AleError, BudgetExceeded, ConfigError, PluginError
+from ale.registry.foreign_code import Cancellations, catch_all, run_apart
 from ale.registry.hooks import Hooks
 from ale.registry.validation import as_plugin_error, describe_error
 from ale.rollout.no_sandbox import NoSandbox, NoSandboxes
@@ -77,31 +79,45 @@ class Episodes:
         """Announce the rollouts that will be made: a start may prepare several of them at once."""
         for request in requests:
             if request.start is not None:
-                request.start.expect(self._start_context(request, stage))
+                with as_plugin_error("The start of the rollout crashed", log):
+                    request.start.expect(self._start_context(request, stage))
 
     async def run(self, request: RolloutRequest, stage: StageInfo) -> Trajectory:
         """Run one episode to its end."""
         episode_id = uuid.uuid4().hex[:16]
         trajectory = self.begin(episode_id, request, stage)
-        opening = Opening() if request.start is None else request.start.open(self._start_context(request, stage))
+        opening, failed = self._open_start(request, stage)
         session = self._open_session(episode_id, request, stage, opening.respond)
-        session.opened_by = asyncio.current_task()
-        began = time.monotonic()
+        session.opened_by = task = asyncio.current_task()
+        began, cancellations = time.monotonic(), Cancellations()
         timings: dict[str, float] = {}
         try:
-            return await self._act_and_score(request, opening, session, trajectory, timings)
+            if failed is not None:
+                raise failed
+            with as_plugin_error("A plugin crashed", log):
+                own = replace(request, task=with_own_metadata(request.task))
+                return await self._act_and_score(own, opening, session, trajectory, timings)
         except ConfigError:
             raise
-        except AleError as error:
+        except (AleError, asyncio.CancelledError) as error:
+            if cancellations.any or not isinstance(error, AleError):
+                if task is None or task not in self.ended:
+                    raise asyncio.CancelledError from error
+                task.uncancel()
+                error = self.ended.pop(task)
             return self._failed_trajectory(trajectory, session, error, timings, began)
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is None or task not in self.ended:
-                raise
-            task.uncancel()
-            return self._failed_trajectory(trajectory, session, self.ended.pop(task), timings, began)
         finally:
             session.close()
+
+    def _open_start(self, request: RolloutRequest, stage: StageInfo) -> tuple[Opening, AleError | None]:
+        """Open the request's start; returns its opening, or a plain one and the error that the start has raised."""
+        if request.start is None:
+            return Opening(), None
+        try:
+            with as_plugin_error("The start of the rollout crashed", log):
+                return request.start.open(self._start_context(request, stage)), None
+        except AleError as error:
+            return Opening(), error
 
     def begin(self, episode_id: str, request: RolloutRequest, stage: StageInfo) -> Trajectory:
         """Return the trajectory of an episode of which nothing has happened yet."""
@@ -160,7 +176,7 @@ class Episodes:
             judged: Any = self._watch_sandbox(sandbox, session.id, task, "reward")
             judged.open_another = partial(self._open_for_grading, request, session.id)  # it is a `GradedSandbox` now
             async with self.scoring():
-                score: object = await guard_plugin_call("reward", reward.score, task, judged, trajectory)
+                score: object = await guard_plugin_call("reward", reward.score, task, judged, trajectory, apart=True)
             mark = _lap(timings, "score", mark)
         _lap(timings, "stop", mark)
         score = validate_score(score, trajectory)
@@ -256,17 +272,18 @@ class Episodes:
 
         An agent that speaks HTTP may go on or end after a failed call: the error of its last call is raised here, so
         that a lost engine never becomes a failed task."""
-        try:
+        ended_by: object = ""
+        with catch_all() as caught:
             async with asyncio.timeout(self._agent_seconds(task)):
-                ended_by: object = await scaffold.run(task, sandbox, session)
-        except BudgetExceeded:
-            return "budget"
-        except TimeoutError:
-            return "timeout"
-        except AleError:
-            raise
-        except Exception as error:
-            log.exception("the scaffold crashed in episode %s", session.id)
+                ended_by = await run_apart(scaffold.run(task, sandbox, session))
+        for error in caught:
+            if isinstance(error, BudgetExceeded):
+                return "budget"
+            if isinstance(error, TimeoutError):
+                return "timeout"
+            if isinstance(error, AleError):
+                raise error
+            log.error("the scaffold crashed in episode %s", session.id, exc_info=error)
             raise AgentError(f"The scaffold crashed: {describe_error(error)}") from error
         if not (isinstance(ended_by, str) and ended_by):
             raise AgentError(f"The scaffold's run() must return why the agent ended, in a word, not {ended_by!r}.")
@@ -303,10 +320,16 @@ class Episodes:
         )
 
 
-async def guard_plugin_call(kind: str, method: Callable[..., Awaitable[T]], *arguments: Any) -> T:
-    """Await a plugin's answer; an exception that is no `AleError` becomes a `PluginError` that names the plugin."""
+async def guard_plugin_call(kind: str, method: Callable[..., Awaitable[T]], *arguments: Any, apart: bool = False) -> T:
+    """Await a plugin's answer, in a task of its own if it is called `apart`; whatever it raises that is no `AleError`
+    becomes a `PluginError` that names the plugin."""
     with as_plugin_error(f"The {kind} plugin crashed", log):
-        return await method(*arguments)
+        return await (run_apart(method(*arguments)) if apart else method(*arguments))
+
+
+def with_own_metadata(task: Task) -> Task:
+    """Return the task with a copy of its metadata: what an episode changes there must not reach another one."""
+    return task.model_copy(update={"metadata": deepcopy(task.metadata)})
 
 
 def validate_score(score: object, trajectory: Trajectory) -> Score:

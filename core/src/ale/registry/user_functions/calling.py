@@ -16,9 +16,13 @@ from contextlib import suppress
 from typing import Any
 
 from ale.errors import AleError, ConfigError
+from ale.registry.foreign_code import catch_all, run_apart
 from ale.registry.user_files import line_in
 from ale.registry.user_functions.loading import UserFunction
 from ale.registry.validation import describe_error, nearest_hint
+
+Outcome = tuple[Any, BaseException | None]
+"""The result of a call, and what it raised."""
 
 
 class FunctionFailed(Exception):
@@ -49,55 +53,54 @@ async def call_function(function: UserFunction, arguments: Mapping[str, Any], ti
 
     Raises `FunctionFailed`; errors of ALE, such as the `SandboxError` of a lost sandbox, pass unchanged.
     """
-    try:
-        async with asyncio.timeout(timeout_s) as timer:
+    timer = asyncio.timeout(timeout_s)
+    with catch_all() as caught:
+        async with timer:
             if function.is_async:
-                return await function.function(**arguments)
-            result = await _call_in_thread(lambda: function.function(**arguments))
-            return await result if inspect.isawaitable(result) else result
-    except AleError:
-        raise
-    except (Exception, SystemExit) as error:
-        if isinstance(error, TimeoutError) and timer.expired():
-            reason = f"it did not end within {timeout_s:g} s"
-            raise FunctionFailed(f"{function.where} was stopped: {reason}.", reason) from None
-        reason = describe_error(error)
-        code = inspect.unwrap(function.function).__code__ if inspect.isfunction(function.function) else None
-        line = line_in(error, code.co_filename) if code is not None else ""
-        raise FunctionFailed(f"{function.where} raised {reason}{line}.", reason) from error
+                return await run_apart(function.function(**arguments))
+            result, raised = await _call_in_thread(lambda: function.function(**arguments))
+            if raised is None:
+                return await run_apart(result) if inspect.isawaitable(result) else result
+            caught.append(raised)
+    (error,) = caught
+    if isinstance(error, AleError):
+        raise error
+    if isinstance(error, TimeoutError) and timer.expired():
+        reason = f"it did not end within {timeout_s:g} s"
+        raise FunctionFailed(f"{function.where} was stopped: {reason}.", reason) from None
+    reason = describe_error(error)
+    code = inspect.unwrap(function.function).__code__ if inspect.isfunction(function.function) else None
+    line = line_in(error, code.co_filename) if code is not None else ""
+    raise FunctionFailed(f"{function.where} raised {reason}{line}.", reason) from error
 
 
-def _call_in_thread(call: Callable[[], Any]) -> Awaitable[Any]:
-    """Run a call in a daemon thread; when its waiter is cancelled, the thread is interrupted."""
+def _call_in_thread(call: Callable[[], Any]) -> Awaitable[Outcome]:
+    """Run a call in a daemon thread, and return its result and what it raised; when its waiter is cancelled, the thread
+    is interrupted. No Ctrl-C reaches such a thread: it may raise `KeyboardInterrupt` like anything else."""
     loop = asyncio.get_running_loop()
-    done: asyncio.Future[tuple[Any, BaseException | None]] = loop.create_future()
+    done: asyncio.Future[Outcome] = loop.create_future()
 
     def work() -> None:
         try:
-            outcome: tuple[Any, BaseException | None] = (call(), None)
+            outcome: Outcome = (call(), None)
         except BaseException as error:
             outcome = (None, error)
         with suppress(RuntimeError):  # the loop is closed: nobody waits any more
             loop.call_soon_threadsafe(_finish, outcome)
 
-    def _finish(outcome: tuple[Any, BaseException | None]) -> None:
+    def _finish(outcome: Outcome) -> None:
         if not done.done():
             done.set_result(outcome)
 
     thread = threading.Thread(target=contextvars.copy_context().run, args=(work,), daemon=True, name="user function")
     thread.start()
 
-    async def wait() -> Any:
+    async def wait() -> Outcome:
         try:
-            value, error = await done
+            return await done
         except asyncio.CancelledError:
             assert thread.ident is not None
             ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(SystemExit))
             raise
-        if isinstance(error, Exception | SystemExit):
-            raise error
-        if error is not None:
-            raise RuntimeError(describe_error(error)) from error
-        return value
 
     return wait()

@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from ale.errors import AleError, ConfigError, PluginError
 from ale.registry.drivers import open_driver
-from ale.registry.validation import as_plugin_error
+from ale.registry.validation import read_all
 from ale.rollout.episode import StageInfo
 from ale.rollout.scheduler import Rollouts
 from ale.rollout.selection import carries
@@ -132,8 +132,7 @@ async def open_tasks(bench: Workbench, name: str, chosen: EvaluationSet) -> Asyn
 
 
 def _read_tasks(source: TaskSource, split: str, what: str) -> Iterator[Task]:
-    with as_plugin_error(f"{what} crashed in its split '{split}'"):
-        for task in source.tasks(split):
-            if not isinstance(task, Task):
-                raise PluginError(f"{what} must yield ale.task.Task objects, not {type(task).__name__}.")
-            yield task
+    for task in read_all(f"{what} crashed in its split '{split}'", lambda: source.tasks(split)):
+        if not isinstance(task, Task):
+            raise PluginError(f"{what} must yield ale.task.Task objects, not {type(task).__name__}.")
+        yield task

@@ -18,6 +18,7 @@ import time
 from collections.abc import Coroutine, Iterator, Sequence
 from typing import Any
 
+from ale.registry.foreign_code import no_silent_end
 from ale.rollout.episode import RL_STAGE
 from ale.task import Task
 from ale.trajectory import Trajectory
@@ -29,6 +30,7 @@ from ale_train.rl.collapse_guard import CollapseGuard
 from ale_train.rl.concurrency_limit import limited_slots
 from ale_train.rl.device_sharing import DedicatedDevices, SharedDevices, TrainerDevices
 from ale_train.rl.loop_metrics import LoopMetrics
+from ale_train.rl.probe import probe
 from ale_train.rl.rollout_metrics import rollout_metrics
 from ale_train.rl.rollout_producer import RolloutProducer
 from ale_train.rl.rollout_slots import RolloutSlots
@@ -56,15 +58,21 @@ async def reinforce(
                 await load_reference(bench)
         if state is not None:
             training.restore(state)
+        await probe(bench, config, training.devices)  # before anything else is at the engine
         await run_together(producer.run(), training.run())
 
 
 async def run_together(*parts: Coroutine[Any, Any, None]) -> None:
     """Run the producer of rollouts and what uses them; if one fails, the other is cancelled and the error is raised."""
+
+    async def run_guarded(part: Coroutine[Any, Any, None]) -> None:
+        with no_silent_end("A part of the loop"):
+            await part
+
     try:
         async with asyncio.TaskGroup() as group:
             for part in parts:
-                group.create_task(part)
+                group.create_task(run_guarded(part))
     except BaseExceptionGroup as several:
         raise first_of(several) from several  # one mistake may fail every rollout; the user needs its sentence alone
 
@@ -150,11 +158,15 @@ class Training:
                 for step in range(first + 1, self._config.steps + 1):
                     metrics = await self._step(step)
                     self._report(step, metrics, (time.monotonic() - began) / (step - first))
+                    if step == first + 1 and not self._config.multiplex:
+                        await probe(self._bench, self._config, self.devices)
                     await self._evaluate_if_due(group, step)
                     self._producer.admit_more()
                     if self._is_saved_after(step):
                         await self._save()
                     await self.devices.lend_if_due()
+                    if step == first + 1 and self._config.multiplex:  # engines that lie there sample only now
+                        await probe(self._bench, self._config, self.devices)
                 if not self._watchdog.failed:
                     watching.cancel()
             async with self.devices.lent_to_evaluation(samples=self._bench.config.eval is not None):
@@ -223,7 +235,7 @@ class Training:
 
     def _is_saved_after(self, step: int) -> bool:
         every = self._config.checkpoint_every
-        return every > 0 and step % every == 0
+        return step == self._config.steps or (every > 0 and step % every == 0)
 
     def _report(self, step: int, metrics: dict[str, float], seconds_a_step: float) -> None:
         """Show the metrics of a step. Raises `TrainerError` if the policy collapses."""
@@ -256,7 +268,8 @@ class Training:
         """Begin an evaluation."""
 
         async def evaluate() -> None:
-            await evaluate_policy(self._bench, label, step)
+            with no_silent_end("The evaluation"):
+                await evaluate_policy(self._bench, label, step)
             self._evaluation_due = None
 
         self._evaluation_due = label, step

@@ -19,6 +19,7 @@ from itertools import islice
 from typing import Any
 
 from ale.errors import AleError, PluginError
+from ale.registry.foreign_code import no_silent_end
 from ale.rollout.episode import PREPARE_STAGE, RL_STAGE, StageInfo
 from ale.rollout.filters import DIVERGED
 from ale.specs.algorithm import RolloutHistory, RolloutRequest
@@ -303,7 +304,8 @@ class RolloutProducer:
     async def _roll_out(self, member: TaskGroup) -> None:
         bench, c, ordinal = self._bench, self._bench.config.rollout, member.ordinal
         stage = StageInfo(RL_STAGE, member.step, TRAIN, temperature=c.temperature, top_p=c.top_p, top_k=c.top_k)
-        rollouts = await self.spares.run(member.requests, stage)
+        with no_silent_end("A group of rollouts"):  # the trainer would wait for it for ever
+            rollouts = await self.spares.run(member.requests, stage)
         oldest = min((t.policy_version for t in rollouts), default=None)
         if not self._buffer.finish(ordinal, rollouts, oldest):
             bench.store.change((REJECT, [(LATE, trajectory.id) for trajectory in rollouts]))

@@ -25,6 +25,7 @@ from types import FrameType
 from typing import Any
 
 from ale.errors import AgentError, AleError, EngineError, PluginError, SandboxError
+from ale.registry.foreign_code import run_apart
 from ale.rollout.episode import Episodes
 from ale_train.workbench.workbench import Workbench
 
@@ -205,12 +206,16 @@ class Watchdog:
 
 
 def await_chain(task: asyncio.Task[Any]) -> Iterator[FrameType]:
-    """Yield the frames of the coroutines of a task, from its own to the innermost one that waits."""
+    """Yield the frames of the coroutines of a task, from its own to the innermost one that waits, and on into the task
+    of what it runs apart."""
     at: Any = task.get_coro()
     while at is not None:
         frame = getattr(at, "cr_frame", None) or getattr(at, "gi_frame", None) or getattr(at, "ag_frame", None)
         if frame is not None:
             yield frame
+            if frame.f_code is run_apart.__code__ and "apart" in frame.f_locals:
+                at = frame.f_locals["apart"].get_coro()
+                continue
         at = getattr(at, "cr_await", None) or getattr(at, "gi_yieldfrom", None) or getattr(at, "ag_await", None)
 
 

@@ -3,6 +3,7 @@ reverse order."""
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
@@ -18,7 +19,7 @@ from ale.config.capabilities import Requirements
 from ale.config.episode import EpisodeConfig
 from ale.errors import ConfigError, PluginError
 from ale.registry.hooks import Hooks
-from ale.registry.validation import as_plugin_error
+from ale.registry.validation import read_all
 from ale.rollout.open_episodes import OpenEpisodes, open_episodes, start_driver
 from ale.rollout.scheduler import Rollouts
 from ale.session.session import Sessions
@@ -34,6 +35,7 @@ from ale.specs.trainer import TrainerBackend
 from ale.store.run_store import RunStore
 from ale.task import Task
 from ale_train.config.run import RunConfig
+from ale_train.models.export import after_stage, export_model
 from ale_train.task_mixture import MixedSource, MixedTasks
 from ale_train.workbench.progress import Progress
 
@@ -112,10 +114,15 @@ class Workbench:
             if train:
                 await self.backend.load(folder)
 
-    async def save(self, stage: str) -> None:
-        """Save the policy as `model/<stage>` of the run folder, and note its version in the store."""
+    async def save(self, stage: str, checkpoint: Path | None = None) -> None:
+        """Save the policy as `model/<stage>` of the run folder, and note its version in the store. It is that of
+        `checkpoint`, or of a new one, `stages/<stage>`, which has the trainer's state too."""
         folder = self.folder / "model" / stage
-        await self.backend.save(folder)
+        if checkpoint is None:
+            checkpoint = after_stage(self.folder, stage)
+            await self.backend.save(checkpoint)
+        base = (self.config.model.path or self.folder / "model" / "initial", self.config.model.revision)
+        await asyncio.to_thread(export_model, checkpoint, folder, base)
         self.policy_folder = folder
         self.store.set_meta({f"saved.{stage}": str(self.engine.version)})
 
@@ -175,11 +182,10 @@ class Workbench:
     def tasks_once(self, split: str) -> Iterator[Task]:
         """Yield the tasks of a split. Raises `PluginError` if the source crashes or yields something else."""
         what = f"tasks: the task source '{self.config.tasks.use}'"
-        with as_plugin_error(f"{what} crashed in its split '{split}'"):
-            for task in self.tasks.tasks(split):
-                if not isinstance(task, Task):
-                    raise PluginError(f"{what} must yield ale.task.Task objects, not {type(task).__name__}.")
-                yield task
+        for task in read_all(f"{what} crashed in its split '{split}'", lambda: self.tasks.tasks(split)):
+            if not isinstance(task, Task):
+                raise PluginError(f"{what} must yield ale.task.Task objects, not {type(task).__name__}.")
+            yield task
 
 
 def _check_added(added: Any, metrics: Mapping[str, float]) -> dict[str, float]:

@@ -70,9 +70,9 @@ class Worker:
             return {"result": self._carry_out(request)}
         except IllegalAction as refusal:
             return {"error": {"kind": ILLEGAL_ACTION, "text": str(refusal)}}
-        except (Exception, SystemExit) as error:
-            if isinstance(error, _Terminated):
-                raise
+        except _Terminated:
+            raise
+        except BaseException as error:  # no Ctrl-C comes here: this process has a group of its own
             return {"error": {"kind": LOAD_ERROR if loading else EPISODE_ERROR, "text": describe(error)}}
 
     def _carry_out(self, request: dict[str, Any]) -> Any:
