@@ -116,6 +116,12 @@ class ChatTokenizer:
         """The number of token ids."""
         return int(self._fast.get_vocab_size())
 
+    @cached_property
+    def ordinary_token_ids(self) -> list[int]:
+        """The tokens of ordinary text, which are all but those that were added to the vocabulary."""
+        added = set(self._hf.added_tokens_decoder)
+        return sorted(set(self._fast.get_vocab(with_added_tokens=True).values()) - added)
+
     def tokens_from(self, rows: int) -> list[str]:
         """Return the tokens with an id of `rows` or more that prompts or replies can hold: tokens of ordinary text, and
         added ones that the template writes or that end a reply."""

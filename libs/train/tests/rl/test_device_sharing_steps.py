@@ -183,6 +183,10 @@ def run_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., 
             training._producer.steps_done += 1
 
         bench: Any = training._bench
+        async def probe(*arguments: Any) -> None:
+            """It would take the devices once more, after the first step alone."""
+
+        monkeypatch.setattr(loop, "probe", probe)
         monkeypatch.setattr(loop, "evaluate_policy", evaluate)
         bench.folder, bench.policy_folder, bench.backend.save = tmp_path, None, save
         bench.config = SimpleNamespace(eval=SimpleNamespace(every=1) if evaluated else None)

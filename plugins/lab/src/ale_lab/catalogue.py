@@ -186,15 +186,17 @@ STALENESS = Experiment(
 NOISE = "engine.logit_noise=1"
 """With this noise five in a hundred sampled tokens have `pi_old / mu` below 0.7, and one in a hundred above 1.5; with
 bfloat16 or int8 one in a hundred is off by more than 0.03."""
+MEANT = "rl.probe_limit=9"
+"""Such an engine is meant to differ from the trainer."""
 
 
 def _grpo(name: str, engine: str, correction: str = "") -> Arm:
     own = (f"algorithm.correction={correction}",) if correction else ()
-    return Arm(name, (*_pg("grpo"), engine, *own), "grpo", 1)
+    return Arm(name, (*_pg("grpo"), engine, MEANT, *own), "grpo", 1)
 
 
 def _ipa(name: str, engine: str, *mask: str) -> Arm:
-    return Arm(name, (engine, *mask), "ipa", 1)
+    return Arm(name, (engine, MEANT, *mask), "ipa", 1)
 
 
 MISMATCH = Experiment(
@@ -235,7 +237,7 @@ FIG10_MISMATCH = Experiment(
     "stale",
     recipe="long_mix",
     arms=tuple(
-        Arm(name, (*own, NOISE, *_asynchronous(4), "algorithm.mismatch_threshold=1.1"), "chunk", 1)
+        Arm(name, (*own, NOISE, MEANT, *_asynchronous(4), "algorithm.mismatch_threshold=1.1"), "chunk", 1)
         for name, own in (("baseline", BASELINE), ("chunk", ()))
     ),
     panels=FIG10.panels,

@@ -100,12 +100,21 @@ class RLConfig(Section):
         description="Stop the run when the policy's mean entropy (nats) stays below this for 5 steps while success "
         "from the beginning falls below half of its best; 0: never.",
     )
+    probe_limit: float | None = Field(
+        None,
+        gt=0,
+        description=(
+            "Before the first step, and after the first update, engine and trainer compute the log-probabilities of "
+            "the same tokens: the run stops if they differ by more nats than this on average. null: 1e-4 in float32, "
+            "0.02 in bfloat16 or float16, 0.1 for a quantized engine."
+        ),
+    )
     checkpoint_every: int = Field(
         10,
         ge=0,
         description=(
-            "Steps between checkpoints, from which an interrupted run goes on (`ale run --resume`). One more is "
-            "written when the run is stopped or fails; 0: only that one."
+            "Steps between checkpoints, from which a run goes on (`ale run --resume`). One more is written after the "
+            "last step, and when the run is stopped or fails; 0: only that one."
         ),
     )
     checkpoint_keep: int = Field(2, ge=0, description="How many checkpoints are kept, the newest ones; 0: all.")
