@@ -1,12 +1,14 @@
 # mypy: disable-error-code="import-not-found"
 """What vLLM's workers do for ALE: they load weights in place, and say the fingerprint of what they hold.
 
-This module is imported by the server's Python, which has vLLM and no ALE. It mends two faults of vLLM on a CPU:
+This module is imported by the server's Python, which has vLLM and no ALE. It mends three faults of vLLM on a CPU:
 
 1. vLLM keeps prepacked copies of the weights, which loading leaves stale (silently, for a tied `lm_head`); so the
-   layers are kept as plain `linear`.
+   layers are kept as plain `linear`. Experts are packed in place, and loading writes plain ones over them; so they are
+   kept plain too, and multiplied one by one.
 2. A prompt that is computed in parts samples a token after each part. vLLM throws it away and rewinds the request's
    random generator; a CPU's cannot be rewound, and the engine dies. So that generator is not used for such a token.
+3. vLLM has no kernel for experts of other sizes than multiples of 32; the plain ones need none.
 """
 
 from __future__ import annotations
@@ -29,6 +31,55 @@ def keep_plain_linear(layer: torch.nn.Module, remove_weight: bool) -> None:
     layer.cpu_linear = torch.nn.functional.linear  # type: ignore[assignment]
 
 
+def keep_plain_experts(experts: Any, layer: torch.nn.Module) -> None:
+    """Stand in for `CPUUnquantizedExperts.process_weights_after_loading`: the weights stay as they were loaded."""
+
+
+def takes_all_sizes(cls: type, moe_config: Any) -> tuple[bool, str | None]:
+    """Stand in for `CPUUnquantizedExperts._supports_grouped_gemm`."""
+    return True, None
+
+
+def apply_plain_experts(
+    experts: Any,
+    output: torch.Tensor,
+    hidden_states: torch.Tensor,
+    w1: torch.Tensor,
+    w2: torch.Tensor,
+    topk_weights: torch.Tensor,
+    topk_ids: torch.Tensor,
+    activation: Any,
+    *_others: Any,
+    apply_router_weight_on_input: bool = False,
+    **_named: Any,
+) -> None:
+    """Stand in for `CPUUnquantizedExperts.apply`: each expert's tokens go through its two plain matrices."""
+    linear, total = torch.nn.functional.linear, torch.zeros_like(output)
+    for number in range(len(w1)):
+        tokens, places = (topk_ids == number).nonzero(as_tuple=True)
+        if len(tokens):
+            first, second = (None if b is None else b[number] for b in (experts.w1_bias, experts.w2_bias))
+            inner = activate(linear(hidden_states[tokens], w1[number], first), activation.value)
+            found = linear(inner, w2[number], second)
+            if not apply_router_weight_on_input:
+                found = found * topk_weights[tokens, places, None].to(found.dtype)
+            total.index_add_(0, tokens, found)
+    output.copy_(total)
+
+
+def activate(both: torch.Tensor, name: str) -> torch.Tensor:
+    """Return the activation of gate and up, by vLLM's name for it. [n, 2 * m] -> [n, m]"""
+    if name == "swigluoai":  # the two alternate, and are bounded: that of gpt-oss
+        gate, up = both[..., ::2].clamp(max=7.0), both[..., 1::2].clamp(-7.0, 7.0)
+        return gate * torch.sigmoid(1.702 * gate) * (up + 1)
+    gate, up = both.chunk(2, dim=-1)
+    if name == "silu":
+        return torch.nn.functional.silu(gate) * up
+    if name in ("gelu", "gelu_tanh"):
+        return torch.nn.functional.gelu(gate, approximate="tanh" if name == "gelu_tanh" else "none") * up
+    raise NotImplementedError(f"experts with the activation '{name}' are not computed on a CPU")
+
+
 def keep_generators(sample_tokens: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap `GPUModelRunner.sample_tokens`: rows whose token will be thrown away draw from the generator of all."""
 
@@ -47,7 +98,12 @@ def keep_generators(sample_tokens: Callable[..., Any]) -> Callable[..., Any]:
 if current_platform.is_cpu():
     if not hasattr(utils, "dispatch_cpu_unquantized_gemm"):
         raise RuntimeError("this release of vLLM chooses its CPU kernels elsewhere: new weights would not reach them")
+    from vllm.model_executor.layers.fused_moe.experts.cpu_moe import CPUUnquantizedExperts
+
     utils.dispatch_cpu_unquantized_gemm = keep_plain_linear
+    CPUUnquantizedExperts.process_weights_after_loading = keep_plain_experts
+    CPUUnquantizedExperts._supports_grouped_gemm = classmethod(takes_all_sizes)
+    CPUUnquantizedExperts.apply = apply_plain_experts
     GPUModelRunner.sample_tokens = keep_generators(GPUModelRunner.sample_tokens)
 
 
