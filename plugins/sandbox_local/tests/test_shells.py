@@ -331,3 +331,45 @@ async def test_what_a_restarted_shell_started_ends_with_a_sandbox_whose_resident
         os.kill(sandbox.record.pid, 9)
         await sandbox.stop()
         assert running_here("4107") == 0
+
+
+HIDES = "printf builtin eval read exec command unset trap"
+"""Names of commands that users hide by functions."""
+
+
+@pytest.mark.parametrize("name", ["bash", "dash", "busybox"])
+async def test_what_a_user_sets_in_a_shell_sees_nothing_of_ours(name: str, tmp_path: Path) -> None:
+    path = {"bash": "/bin/bash", **shells(tmp_path)}.get(name)
+    if path is None:
+        pytest.skip(f"{name} is not installed")
+    config = LocalSandboxConfig(isolation="none", shell=path, defaults=SMALL)
+    async with LocalSandboxProvider(config, DriverContext()) as provider:
+        async with await provider.start_sandbox(spec_of(provider)) as sandbox, await sandbox.open_shell() as shell:
+
+            async def run(command: str) -> tuple[int, bytes, bytes]:
+                done = await shell.run(command)
+                return done.exit_code, done.stdout, done.stderr
+
+            await run("set -x")
+            plus = b"++" if name == "bash" else b"+"  # as inside `eval`
+            assert await run("echo hi; (exit 3)") == (3, b"hi\n", plus + b" echo hi\n" + plus + b" exit 3\n")
+            assert await run("echo $?") == (0, b"3\n", plus + b" echo 3\n")
+            await run("set +x; set -v")
+            assert (await run("echo hi"))[2] in (b"echo hi\n", b"")
+            await run("set +v; set -u; set -f; set -C; IFS=0123456789")
+            for hidden in HIDES.split():
+                await run(f"{hidden}() {{ echo hidden; }}")  # a POSIX shell refuses some of them
+                assert await run("echo hi; (exit 3)") == (3, b"hi\n", b""), hidden
+                await run("unset -f unset")
+                await run(f"unset -f {hidden}")
+
+
+async def test_traps_that_bash_runs_for_commands_run_for_the_users_alone(shell: Shell) -> None:
+    await shell.run("""trap 'echo "D $BASH_COMMAND"' DEBUG""")
+    for _ in range(2):
+        assert await said(shell, "echo hi; true") == "D echo hi\nhi\nD true\n"
+    assert await said(shell, "trap - DEBUG; trap 'echo R' RETURN") == "D trap - DEBUG\n"
+    assert await said(shell, "trap -p RETURN") == "trap -- 'echo R' RETURN\n"
+    await shell.run("trap - RETURN; trap 'echo \"E $BASH_COMMAND\"' ERR")
+    assert (await shell.run("false")).stdout == b"E false\n"
+    assert await said(shell, "echo $?; trap - ERR; shopt inherit_errexit | cut -f2; echo $-") == "1\noff\nhBs\n"

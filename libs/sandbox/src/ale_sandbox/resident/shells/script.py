@@ -12,81 +12,164 @@
    keeps its table of jobs, or by `exit` in a function, where `break` does not work. Others exit, and their copy takes
    over.
 
-The shell parses this text before any command can set aliases; parts that it parses later are quoted.
+The user's options, traps, functions and aliases neither see this text nor change what it does:
+
+5. Outside the command, stdout and stderr are /dev/null. The command's own are redirections of the `eval` that runs it,
+   because a shell traces a command (`set -x`) and runs a DEBUG trap before it opens the command's redirections.
+6. After a command bash takes the traps DEBUG and RETURN and the options x and v away, and gives them back before the
+   next one (`__ale_arm`). The first commands of that still run a DEBUG trap, with its output dropped.
+7. Commands are quoted, so they are no aliases, and are special builtins, which no function can replace; in bash only in
+   POSIX mode, so this text switches to it (`POSIXLY_CORRECT`) and back (`__ale_leave`). Only bash has functions that
+   hide `builtin`; what needs it then runs in a subshell without that function.
+8. Where no command may run, expansions in redirections set variables: `${__ale_z#"$((__ale_o=1))"}` is /dev/null.
 """
 
 from __future__ import annotations
 
-START = b"\\command . /proc/self/fd/7\n"
-GO = (
-    rb'\command . /proc/self/fd/7; { \command eval "$__ale_b"; } 6<&- 7<&- 8<&- 9>&- </dev/null'
-    rb' >|"$__ale_d/o" 2>|"$__ale_d/e"'
-    b';\\command eval "$__ale_f"\n'
+START = b"\\. /proc/self/fd/7\n"
+RUN = (
+    rb"""if __ale_r "$__ale_s"; then \eval "$__ale_c" REDIRECTIONS; else \eval "$__ale_c" REDIRECTIONS; fi"""
+).replace(
+    b"REDIRECTIONS",
+    rb"""5<&- 6<&- 7<&- 8<&- 9>&- >|"$__ale_d/o" 2>|"$__ale_d/e" """
+    rb"""<"${__ale_z#"$((__ale_o=__ale_n))$((__ale_u=1))"}" """,
 )
-"""The redirections are outside `eval`, so that they last until a command that ends the shell has written its end."""
+GO = rb"\. /proc/self/fd/7; " + RUN + b'; \\eval "$__ale_f"\n'
+GO_BASH = (
+    rb"__ale_so=$BASHOPTS __ale_po=$SHELLOPTS; POSIXLY_CORRECT=y \. /proc/self/fd/7; __ale_begin; "
+    rb"for __ale_i in .; do " + RUN + b"; done; "
+    rb"{ POSIXLY_CORRECT=y \trap -p RETURN DEBUG >|/proc/self/fd/5; \trap - DEBUG RETURN; \set +xv; } "
+    rb"""3<"${__ale_z#"$((__ale_e=$?))$((__ale_u=0))"""
+    rb"""${__ale_x:=${-//[!xv]/}}${__ale_so:=$BASHOPTS}${__ale_po:=$SHELLOPTS}"}"; """
+    b'\\eval "$__ale_f"\n'
+)
+"""The redirections belong to `eval`, so that they last until a command that ends the shell has written its end."""
 
-SETUP = (
-    rb"""
+TAKE_OVER = b"__ale_n=%d __ale_g=1; \\return 0\n"
+"""What a waiting copy reads to take over; one that reads the end of the pipe instead is not needed any more."""
+
+SETUP = rb"""
 __ale_r() { return "$1"; }
-__ale_o=0 __ale_u=0
-__ale_b='__ale_o=$__ale_n __ale_u=1; for __ale_i in .; do if __ale_r "$__ale_s"; then """
-    rb"""\command eval "$__ale_c"; else \command eval "$__ale_c"; fi; done'
-__ale_f='
-\command printf "d %s %s %s\n" "$__ale_n" "$__ale_o" "$?" >&9
-__ale_u=0 __ale_c=
-__ale_save || :
-\command printf "s %s\n" "$__ale_n" >&9
-'
+__ale_o=0 __ale_u=0 __ale_z=/dev/null
 if [ -n "${BASH_VERSION-}" ]; then
+  __ale_x= __ale_t= __ale_h=
+  __ale_leave() {
+    case :$__ale_po: in *:posix:*) return;; esac
+    \unset -v POSIXLY_CORRECT
+    case :$__ale_so: in *:inherit_errexit:*) ;; *) \builtin shopt -u inherit_errexit; esac
+    case :$__ale_so: in *:expand_aliases:*) \builtin shopt -s expand_aliases; esac
+    case :$__ale_so: in *:shift_verbose:*) \builtin shopt -s shift_verbose; esac
+  }
+  __ale_begin() {
+    __ale_w=$__ale_t __ale_y=$__ale_x
+    case $__ale_h$__ale_t${BASH_XTRACEFD:+$__ale_x} in
+    '')
+      __ale_leave
+      __ale_so= __ale_po= __ale_x=
+      case $__ale_y in ?*) \set -$__ale_y; esac;;
+    *)
+      case $__ale_h in
+      '') __ale_leave; __ale_c='{ __ale_arm; ${__ale_w:+eval "$__ale_w"}; } 2>/dev/null
+'$__ale_c;;
+      *) __ale_c='{ \eval "$__ale_w"; __ale_arm; } 2>/dev/null
+'$__ale_c
+      esac
+    esac
+  }
+  __ale_arm() {
+    case $__ale_h in ?*) __ale_leave; esac
+    __ale_so= __ale_po= __ale_x= __ale_t=
+    case $__ale_y in ?*) \set -$__ale_y; esac
+  }
+  __ale_f='
+    __ale_h= __ale_t=
+    for __ale_i in eval set; do
+      if \export -f "$__ale_i"; then \export -nf "$__ale_i"; __ale_h=1; fi
+    done
+    if [[ -s /proc/self/fd/5 ]]; then
+      __ale_t=$(</proc/self/fd/5)
+      __ale_t=${__ale_t#"trap -- - RETURN"} __ale_t=${__ale_t%"trap -- - DEBUG"}
+      if [[ $__ale_t != *trap* ]]; then __ale_t=; fi
+    fi
+    if \export -f builtin; then
+      \export -nf builtin
+      __ale_k=$(\unset -f declare; \declare -f builtin)
+      (\unset -f builtin; __ale_end)
+      __ale_leave
+    else
+      __ale_k=
+      __ale_end
+    fi
+  '
+  __ale_end() {
+    \builtin printf 'd %s %s %s\n' "$__ale_n" "$__ale_o" "$__ale_e" >&9
+    __ale_leave
+    __ale_c=
+    __ale_save || :
+    \builtin printf 's %s\n' "$__ale_n" >&9
+  }
   __ale_save() {
     {
-      builtin printf 'builtin cd -- %q\n' "${PWD-.}"
-      builtin umask -p
-      builtin shopt -p extglob
-      builtin declare -p
-      builtin declare -f
-      builtin declare -Fx
-      builtin alias -p
-      builtin shopt -p
-      builtin set +o
-      builtin printf 'set +e\n\n#whole\n'
+      \builtin printf 'builtin cd -- %q\n' "${PWD-.}"
+      \builtin umask -p
+      \builtin shopt -p extglob
+      \builtin declare -p
+      \builtin printf 'shopt -u expand_aliases\n'
+      \builtin declare -f
+      \builtin printf '%s\n' "$__ale_k"
+      \builtin declare -Fx
+      \builtin alias -p
+      \builtin shopt -p
+      \builtin set +o
+      \builtin printf 'set +et\n\n#whole\n'
     } >|"$__ale_d/s"
   } 2>/dev/null
   trap 'case $__ale_u${#FUNCNAME[@]} in 0*) ;; 10) break 999;; *) exit 124; esac' PWR
-  trap '__ale_save || :' EXIT
+  trap '{ __ale_save || :; } >/dev/null 2>&1' EXIT
   {
-    [ -s /proc/self/fd/5 ] && . /proc/self/fd/5
-    __ale_u=0
     shopt -s expand_aliases
-    exec 5<&- 6<&- 8<&-
-    builtin printf 'r SERIAL\n' >&9
+    exec 6<&- 8<&-
+    [ -s /proc/self/fd/5 ] && . /proc/self/fd/5
+    __ale_x=${__ale_x:-${-//[!xv]/}} __ale_u=0 __ale_so=$BASHOPTS __ale_po=$SHELLOPTS
+    POSIXLY_CORRECT=y \set +xv
+    (\unset -f builtin; \builtin printf 'r SERIAL 1\n' >&9)
+    __ale_leave
   }
 else
+  __ale_f='
+    __ale_e=$? __ale_u=0 __ale_c=
+    (\unset -f printf; \printf "d %s %s %s\n" "$__ale_n" "$__ale_o" "$__ale_e" >&9)
+    __ale_save || :
+    (\unset -f printf; \printf "s %s\n" "$__ale_n" >&9)
+  '
   __ale_save() {
     (
-      ( if \command read -r __ale_n <&6; then
-          set +e
-          __ale_traps
-          __ale_save
-          \command printf 'r %s\n' "$__ale_n" >&9
-          while IFS= \command read -r __ale_g <&8; do \command eval "$__ale_g"; done
-        fi ) </dev/null &
-      \command printf 'k %s %s\n' "$__ale_n" "$!" >&9
+      (
+        __ale_g=
+        \. /proc/self/fd/6
+        case $__ale_g in '') \exit 0; esac
+        \set +e
+        __ale_traps
+        __ale_save
+        (\unset -f printf; \printf 'r %s 0\n' "$__ale_n" >&9)
+        \. /proc/self/fd/8
+      ) </dev/null &
+      \unset -f printf
+      \printf 'k %s %s\n' "$__ale_n" "$!" >&9
     ) >/dev/null 2>&1
   }
   __ale_traps() {
     __ale_u=0
-    trap 'case $__ale_u in 1) exit 124; esac' PWR
-    trap '__ale_save || :' EXIT
+    \trap 'case $__ale_u in 1) exit 124; esac' PWR
+    \trap '__ale_save || :' EXIT
   }
   __ale_traps
   __ale_n=SERIAL
   exec 5<&-
   __ale_save
-  \command printf 'r SERIAL\n' >&9
+  printf 'r SERIAL 0\n' >&9
 fi
 """
-)
 
 
 def setup(serial: int) -> bytes:

@@ -105,6 +105,8 @@ class Shell:
         self.text, self.state = os.memfd_create("command"), os.memfd_create("state")
         self.commands = self.takeover = self.orders = -1
         """Writing ends of the pipes to the shell, to its copy and to the supervisor."""
+        self.go = script.GO
+        """The line that makes it run a command."""
         self.lines: list[LineReader] = []
         """Readers of the shell's and the supervisor's reports."""
 
@@ -133,7 +135,7 @@ class Shell:
             replace(self.text, script.command(self.serial, self.last, os.fsencode(self.folder.path), run.text))
             run.before = family(self.supervisor)
             run.before.pop(self.pid, None)
-            os.write(self.commands, script.GO)
+            os.write(self.commands, self.go)
         except OSError as error:
             self.phase = READY
             self.fail(run, f"The sandbox cannot give the shell its command: {error.strerror}.\n".encode())
@@ -190,6 +192,7 @@ class Shell:
             if not self.supervisor:
                 self.start_supervisor()
             order = b"new"
+            os.ftruncate(self.state, 0)
             if self.folder.state is not None:
                 self.restore(self.folder.state)
                 order = b"restore"
@@ -206,7 +209,11 @@ class Shell:
 
     def start_supervisor(self) -> None:
         """Fork the supervisor, and read its reports and the shell's."""
-        pipes = [os.pipe() for _ in range(5)]
+        self.resident.rights.take(self.user)  # so that a shell may open its pipes by name
+        try:
+            pipes = [os.pipe() for _ in range(5)]
+        finally:
+            self.resident.rights.give_back()
         (commands, self.commands), (takeover, self.takeover), (orders, self.orders) = pipes[:3]
         (heard, status), (reports, news) = pipes[3:]
         try:
@@ -243,12 +250,12 @@ class Shell:
                 # A shell that is being killed could still read a command meant for the next one.
                 await_end(self.supervisor, self.stale)
                 self.stale.clear()
-                os.write(self.takeover, b"%d\n" % self.serial)
+                os.write(self.takeover, script.TAKE_OVER % self.serial)
             else:
                 os.write(self.commands, script.START)
 
     def hear(self, words: list[bytes]) -> None:
-        """Take a shell's report: `r N`, it is ready; `d N BEGUN CODE`, command N has ended (and the latest that began);
+        """Take a shell's report: `r N BASH`, it is ready; `d N BEGUN CODE`, command N has ended (and the latest that began);
         `s N`, its state is saved; `k N PID`, its copy waits."""
         if len(words) < 2 or not all(word.isdigit() and len(word) < 10 for word in words[1:]):
             return
@@ -266,6 +273,7 @@ class Shell:
         elif (what == b"r" and self.phase == STARTING) or (what == b"s" and self.phase == BUSY):
             if what == b"r":
                 os.ftruncate(self.state, 0)
+                self.go = script.GO_BASH if number else script.GO
             else:
                 self.folder.take_state()
             self.phase = READY
