@@ -46,7 +46,7 @@ class PartialReply:
         if self._form.thoughts is not None:
             opening, closing = self._form.thoughts
             begun = text.lstrip()
-            if not self._within and opening.startswith(begun):
+            if opening.startswith(begun):
                 return "", ""
             start = self._form.answer_start(text, self._within)
             if start == len(text):  # inside the thoughts, or just behind them
