@@ -164,3 +164,12 @@ async def test_a_lifetime_ends_a_sandbox(provider: LocalSandboxProvider) -> None
         await sandbox.exec("sleep 30")
     await sandbox.stop()
     assert await provider.list() == []
+
+
+async def test_what_no_program_can_be_given_is_a_sentence(sandbox: LocalSandbox) -> None:
+    for more in ({"cwd": "/tmp\0x"}, {"env": {"A": "x\0"}}, {"env": {"": "x"}}, {"env": {"A=B": "x"}}):
+        done = await sandbox.exec("echo hi", **more)  # type: ignore[arg-type]
+        assert (done.exit_code, done.stdout) == (2, b"")
+        assert b"no shell can take that" in done.stderr
+        with pytest.raises(SandboxError, match="A shell cannot be"):
+            await sandbox.open_shell(**more)  # type: ignore[arg-type]

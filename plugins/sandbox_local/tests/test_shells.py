@@ -343,7 +343,7 @@ async def test_what_a_user_sets_in_a_shell_sees_nothing_of_ours(name: str, tmp_p
     if path is None:
         pytest.skip(f"{name} is not installed")
     config = LocalSandboxConfig(isolation="none", shell=path, defaults=SMALL)
-    async with LocalSandboxProvider(config, DriverContext()) as provider:
+    async with LocalSandboxProvider(config, DriverContext()) as provider:  # noqa: SIM117
         async with await provider.start_sandbox(spec_of(provider)) as sandbox, await sandbox.open_shell() as shell:
 
             async def run(command: str) -> tuple[int, bytes, bytes]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Container
 
 from ale.specs.sandbox import Resources, SandboxSpec
 from ale_local import base_folder, sandbox_records
 from ale_local.bubblewrap import HOME
 from ale_local.config import LocalSandboxConfig
+from ale_sandbox.host.commands import as_bytes
 from ale_sandbox.network.policy import network_plan
 
 
@@ -37,7 +37,7 @@ def resident_constants(
     }
     network = "\n".join(network_plan(spec)) if mode != "plain" else ""
     fields = [mode, workdir, base_folder.find_shell(config.shell), rlimits(mode, resources, groups), "", network]
-    return [os.fsencode(text) for text in (*fields, *(f"{name}={value}" for name, value in env.items()))]
+    return [as_bytes(text) for text in (*fields, *(f"{name}={value}" for name, value in env.items()))]
 
 
 def rlimits(mode: str, resources: Resources, groups: Container[str]) -> str:

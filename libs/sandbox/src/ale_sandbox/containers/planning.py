@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import time
 from collections.abc import Mapping
@@ -14,6 +13,7 @@ from ale_sandbox.containers.config import ContainerConfig
 from ale_sandbox.containers.engine import LABEL, ContainerPlan
 from ale_sandbox.containers.image_snapshots import OWNER
 from ale_sandbox.containers.images import DEFAULT_IMAGE
+from ale_sandbox.host.commands import as_bytes
 from ale_sandbox.host.owned_folders import this_process
 from ale_sandbox.network.policy import check_policy, network_plan
 
@@ -131,4 +131,4 @@ def resident_constants(
     network = "\n".join(network_plan(spec))
     limits = f"RLIMIT_CORE=0 {PER_USER} RLIMIT_NOFILE={limits_of(spec, config).open_files or OPEN_FILES}"
     fields = ["users" if several else "root", spec.workdir, config.shell or "", limits, "make", network]
-    return [os.fsencode(text) for text in (*fields, *(f"{key}={value}" for key, value in env.items()))]
+    return [as_bytes(text) for text in (*fields, *(f"{key}={value}" for key, value in env.items()))]

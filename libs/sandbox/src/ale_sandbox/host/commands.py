@@ -13,7 +13,13 @@ from ale_sandbox.resident.frames import CANCEL
 
 GRACE_S = 15.0
 """A resident that has not answered this long after a command's time-out counts as dead."""
-NO_COMMAND = ExecResult(2, b"", b"The command or its environment holds a NUL byte, which no shell can take.\n", 0.0)
+NO_COMMAND = ExecResult(
+    2,
+    b"",
+    b"The command, its folder or its environment holds a NUL byte, or a variable's name is empty or holds '='; "
+    b"no shell can take that.\n",
+    0.0,
+)
 
 
 def as_bytes(text: str) -> bytes:
@@ -31,6 +37,16 @@ def check_user(user: str) -> str:
     return user
 
 
+def variable_fault(env: Mapping[str, str]) -> str | None:
+    """Return why no program can be given these variables, as the end of a sentence; None if one can."""
+    for name, value in env.items():
+        if not name or "=" in name:
+            return f"has the name {name!r}, and a name is not empty and holds no '='"
+        if "\0" in name + value:
+            return f"{name!r} holds a NUL byte"
+    return None
+
+
 def request(
     command: str,
     *,
@@ -44,9 +60,9 @@ def request(
     """Make the fields of an EXEC (`limit`: its most bytes of output) or a STREAM (`limit`: bytes before it must wait).
     None if no shell can take such a command (its result is then `NO_COMMAND`)."""
     constants = [str(timeout_s), str(limit), check_user(user), cwd or "", command]
-    pairs = [as_bytes(f"{name}={value}") for name, value in (env or {}).items()]
-    if "\0" in command or any(b"\0" in pair for pair in pairs):
+    if "\0" in command or "\0" in (cwd or "") or variable_fault(env or {}):
         return None
+    pairs = [as_bytes(f"{name}={value}") for name, value in (env or {}).items()]
     return [*(as_bytes(text) for text in constants), stdin, *pairs]
 
 

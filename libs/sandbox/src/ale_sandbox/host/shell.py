@@ -12,7 +12,7 @@ from ale.errors import SandboxError
 from ale.specs.sandbox import ExecResult
 from ale.specs.sandbox_protocols import Shell
 from ale_sandbox.host.channel import Channel
-from ale_sandbox.host.commands import GRACE_S, NO_COMMAND, as_bytes, check_user, run
+from ale_sandbox.host.commands import GRACE_S, NO_COMMAND, as_bytes, check_user, run, variable_fault
 from ale_sandbox.resident.frames import CANCEL, DATA, FAILED, RUN, SHELL, frame, unpack
 
 
@@ -32,6 +32,10 @@ class ResidentShell(Shell):
     @classmethod
     async def open(cls, channel: Channel, cwd: str | None, env: Mapping[str, str] | None, user: str) -> ResidentShell:
         """Open a new shell. Raises `SandboxError`."""
+        if "\0" in (cwd or ""):
+            raise SandboxError(f"A shell cannot be opened in the folder {cwd!r}: the path holds a NUL byte.")
+        if (fault := variable_fault(env or {})) is not None:
+            raise SandboxError(f"A shell cannot be given its environment: a variable {fault}.")
         shell = cls(channel)
         pairs = [as_bytes(f"{name}={value}") for name, value in (env or {}).items()]
         fields = [check_user(user).encode(), as_bytes(cwd or ""), *pairs]

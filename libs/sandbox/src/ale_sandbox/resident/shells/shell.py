@@ -255,8 +255,8 @@ class Shell:
                 os.write(self.commands, script.START)
 
     def hear(self, words: list[bytes]) -> None:
-        """Take a shell's report: `r N BASH`, it is ready; `d N BEGUN CODE`, command N has ended (and the latest that began);
-        `s N`, its state is saved; `k N PID`, its copy waits."""
+        """Take a shell's report: `r N BASH`, it is ready; `d N BEGUN CODE`, command N has ended (and the latest that
+        began); `s N`, its state is saved; `k N PID`, its copy waits."""
         if len(words) < 2 or not all(word.isdigit() and len(word) < 10 for word in words[1:]):
             return
         what, serial, number = words[0], int(words[1]), int(words[-1])
