@@ -1,11 +1,12 @@
-"""Ends a command's work by a signal: Ctrl-C and SIGTERM cancel it once, so that it cleans up, and the exit code is 130
-or 143. A second signal ends the process at once."""
+"""Ends a command's work by a signal: Ctrl-C and SIGTERM cancel it once, so that it cleans up, and a line says so at
+once; the exit code is 130 or 143. A second signal ends the process at once."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import signal
+import sys
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
@@ -37,6 +38,11 @@ def run_until_signal(make: Callable[[], Coroutine[Any, Any, T]]) -> T:
             if received:
                 os._exit(128 + number)
             received.append(number)
+            print(
+                f"{signal.Signals(number).name}: stopping, and cleaning up; press Ctrl-C again to end at once.",
+                file=sys.stderr,
+                flush=True,
+            )
             task.cancel()
 
         for number in (signal.SIGINT, signal.SIGTERM):

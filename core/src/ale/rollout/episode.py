@@ -308,7 +308,10 @@ class Episodes:
     def _failed_trajectory(
         self, trajectory: Trajectory, session: RecordedSession, error: AleError, timings: dict[str, float], began: float
     ) -> Trajectory:
-        log.warning("episode %s of %s failed (%s): %s", trajectory.id, trajectory.task_id, error.kind, error)
+        same = {"same_as": f"{error.kind}: {error}"}
+        log.warning(
+            "episode %s of %s failed (%s): %s", trajectory.id, trajectory.task_id, error.kind, error, extra=same
+        )
         return replace(
             self._add_record(trajectory, session),
             reward=None,

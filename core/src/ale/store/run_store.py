@@ -57,6 +57,9 @@ CREATE TABLE trained (trajectory TEXT PRIMARY KEY, ordinal INTEGER NOT NULL, ver
 CREATE TABLE events (time REAL NOT NULL, kind TEXT NOT NULL, data TEXT NOT NULL);
 """
 
+MOST_OF_EXAMPLE = 300
+"""The characters of an example in a sentence about rejections."""
+
 
 class RunStore:
     """It reads and writes a run's database."""
@@ -80,10 +83,14 @@ class RunStore:
     def create(cls, folder: Path, redact: Callable[[str], str] = lambda text: text) -> Self:
         """Make the run folder (it may exist) and open its database for writing; `redact` removes secrets from texts.
 
-        Raises `ConfigError` if another process, or another store of this process, writes to it.
+        Raises `ConfigError` if the folder cannot be made, or if another process, or another store of this process,
+        writes to it.
         """
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = lock_folder(folder)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            lock = lock_folder(folder)
+        except OSError as error:
+            raise ConfigError(f"The run folder {folder} cannot be made: {error.strerror}. Name another one.") from None
         try:
             db = _open_database(folder / DB_NAME)
         except BaseException:
@@ -235,9 +242,19 @@ class RunStore:
         return {str(reason): int(count) for reason, count in self._db.execute(sql, (*parameters, most))}
 
     def reasons(self, stage: str, step: int) -> str:
-        """Return the three most frequent reasons of a step for a sentence: `12 x no model call, 3 x ...`."""
-        found = self.rejections(3, "stage = ? AND step = ?", (stage, step))
-        return ", ".join(f"{count} x {reason}" for reason, count in found.items())
+        """Return the three most frequent reasons of a step for a sentence, each with an example:
+        `12 x plugin failure (The reward plugin crashed: ...), 3 x ...`."""
+        where = "stage = ? AND step = ?"
+        found = self.rejections(3, where, (stage, step))
+        return ", ".join(
+            f"{count} x {reason}{self._example(reason, where, (stage, step))}" for reason, count in found.items()
+        )
+
+    def _example(self, reason: str, where: str, parameters: tuple[Any, ...]) -> str:
+        """Return what explains one rollout that was rejected for this reason, in brackets; nothing if nothing does."""
+        t = next(self.trajectories(f"rejected = ? AND {where}", (reason, *parameters)), None)
+        text = "" if t is None else " ".join((t.rejected_because or (t.failure.message if t.failure else "")).split())
+        return f" ({text[:MOST_OF_EXAMPLE].rstrip('.')})" if text else ""
 
     def failures(self) -> dict[str, int]:
         """Count rollouts by class of failure or reason of rejection."""

@@ -128,7 +128,7 @@ class PythonReward(Driver, Reward):
         try:
             returned = await call_function(function, arguments, self.config.timeout_s)
         except FunctionFailed as error:
-            log.warning("a reward function failed in episode %s", trajectory.id, exc_info=error.__cause__)
+            log.info("a reward function failed in episode %s", trajectory.id, exc_info=error.__cause__)
             raise PluginError(f"The reward function {error}") from error
         read = read_batch if is_batched(function) else read_returned
         return read(returned, f"The reward function {function.where}", trajectory, self.config.pass_at)

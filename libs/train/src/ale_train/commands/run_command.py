@@ -11,7 +11,7 @@ from pathlib import Path
 from ale.cli.messages import configure_messages
 from ale.cli.signals import run_until_signal
 from ale.errors import ConfigError
-from ale.store.run_store import CONFIG_NAME
+from ale.store.run_store import CONFIG_NAME, RunStore
 from ale_train.config.load import load_run_config
 from ale_train.display.open_display import open_display
 from ale_train.evaluation.describe import describe_run
@@ -19,6 +19,9 @@ from ale_train.pipeline.preflight import plan_run
 from ale_train.pipeline.run import RunResult
 from ale_train.pipeline.run import run as run_pipeline
 from ale_train.pipeline.stages import read_half
+
+MOST_REASONS = 5
+"""How many reasons of rejection are printed."""
 
 
 def run(file: Path, overrides: list[str], only: str, source: Path | None, out: Path | None, resume: bool) -> int:
@@ -43,6 +46,9 @@ def print_result(result: RunResult) -> None:
     if failures:
         counts = ", ".join(f"{count} {kind}" for kind, count in failures.items())
         print(f"rollouts that could not be used: {counts} (of {result.summary['rollouts']})")
+        with RunStore.open(result.folder) as store:
+            for reason, count in store.rejections(MOST_REASONS).items():
+                print(f"  {count} x {reason}")
     print(f"seconds: {result.summary['seconds']['total']:.0f} ({result.summary['rollouts']} rollouts)")
     print(f"held-out success: {describe_run(result.folder)}")
     print(result.summary_path)

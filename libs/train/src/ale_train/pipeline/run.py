@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import resource
+import shlex
 import time
 import uuid
 from collections.abc import Callable, Sequence
@@ -155,6 +156,10 @@ async def run(plan: RunPlan, progress: Progress, *, folder: Path | None = None, 
             resume, gone_on_from = True, newest
             plan = plan.with_new_stages()
             progress.note(f"{lost} The run goes on from its checkpoint {newest}.")
+        except BaseException as problem:
+            if plan.only == "all" and not isinstance(problem, ConfigError) and (folder / DB_NAME).exists():
+                progress.note(f"To go on with this run: ale run --resume {shlex.quote(str(folder))}")
+            raise
 
 
 def _redact(error: BaseException, redact: Callable[[str], str]) -> None:
