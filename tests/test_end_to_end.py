@@ -65,6 +65,11 @@ def test_a_model_folder_is_one_that_transformers_loads(finished: Path) -> None:
 
     model = AutoModelForCausalLM.from_pretrained(finished / "model" / "final")
     assert model.config.model_type == "qwen2"
+    names = {path.name for path in (finished / "model" / "final").iterdir()}
+    assert names >= {"config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja"}
+    others = {name for name in names if name.endswith(".pt") or (finished / "model" / "final" / name).is_dir()}
+    assert not others, "the trainer's state is beside it, in checkpoints/"
+    assert (finished / "checkpoints" / "step_2" / "optimizer").is_dir()
 
 
 def test_eval_needs_only_the_run_folder(finished: Path) -> None:

@@ -213,7 +213,7 @@ def test_they_train_together(packages: Path) -> None:
     command = [packages / "venv/bin/python", "-c", "from ale.cli.main import main; main()", "run"]
     summary = Path(call(*command, "train.yaml", cwd=packages).splitlines()[-1])
     assert json.loads(summary.read_text())["status"] == "completed"
-    assert (summary.parent / "model" / "final" / "trainer.pt").is_file()
+    assert (summary.parent / "checkpoints" / "step_1" / "trainer.pt").is_file()
 
 
 @pytest.mark.parametrize(

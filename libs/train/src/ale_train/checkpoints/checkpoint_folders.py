@@ -15,6 +15,8 @@ from ale.errors import ConfigError, TrainerError, TrainerLost
 log = logging.getLogger("ale.training")
 T = TypeVar("T")
 CHECKPOINTS, LATEST = "checkpoints", "LATEST"
+STEP = "step"
+"""The name of the checkpoints of reinforcement learning."""
 
 
 def complete(folder: Path, name: str) -> list[tuple[int, Path]]:
@@ -22,6 +24,11 @@ def complete(folder: Path, name: str) -> list[tuple[int, Path]]:
     pattern = re.compile(rf"{re.escape(name)}_(\d+)")
     found = [(int(match[1]), path) for path in folder.glob(f"{name}_*") if (match := pattern.fullmatch(path.name))]
     return sorted(found, reverse=True)
+
+
+def step_checkpoint(run: Path, step: int) -> Path:
+    """Return the place of the checkpoint of a step of reinforcement learning."""
+    return run / CHECKPOINTS / f"{STEP}_{step}"
 
 
 async def restore_newest_whole(

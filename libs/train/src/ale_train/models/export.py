@@ -1,8 +1,9 @@
 """Writes what other programs load of a checkpoint: the policy as a model folder, and its adapter if there is one.
 
-    checkpoint/             what the trainer saved: the model with optimizer, random state, reference
-    model/final/            what `from_pretrained` of transformers needs of it, and nothing else
-    model/final_adapter/    with LoRA, what `peft` loads over the base model
+checkpoints/step_45/    what the trainer saved: the model with optimizer, random state, reference
+stages/sft/             the same at the end of a supervised stage
+model/final/            what `from_pretrained` of transformers needs of it, and nothing else
+model/final_adapter/    with LoRA, what `peft` loads over the base model
 """
 
 from __future__ import annotations
@@ -13,15 +14,15 @@ from pathlib import Path
 
 from ale_train.models.model_files import TEMPLATES, choose_files
 
-CHECKPOINTS = "checkpoints"
+STAGES = "stages"
 ADAPTER, ADAPTER_CONFIG = "adapter", "adapter_config.json"
 LEFT_OUT = ("loop.json",)
 """Files of a checkpoint that would pass for a model's by their names."""
 
 
 def after_stage(run: Path, stage: str) -> Path:
-    """Return the place of the checkpoint that a run keeps of the end of a stage."""
-    return run / CHECKPOINTS / f"after_{stage}"
+    """Return the place of what the trainer saved at the end of a stage."""
+    return run / STAGES / stage
 
 
 def export_model(checkpoint: Path, folder: Path, base: tuple[Path, str | None]) -> None:

@@ -26,10 +26,18 @@ from typing import Any
 from ale.errors import ConfigError
 from ale.rollout.episode import RL_STAGE
 from ale.store.run_store import REJECT, RunStore
-from ale_train.checkpoints.checkpoint_folders import CHECKPOINTS, complete, put_in_place, remove, restore_newest_whole
+from ale_train.checkpoints.checkpoint_folders import (
+    CHECKPOINTS,
+    STEP,
+    complete,
+    put_in_place,
+    remove,
+    restore_newest_whole,
+    step_checkpoint,
+)
 from ale_train.workbench.workbench import Workbench
 
-LOOP_FILE, STEP = "loop.json", "step"
+LOOP_FILE = "loop.json"
 LOST_VERSION = "lost_version"
 
 
@@ -55,7 +63,7 @@ async def write_checkpoint(bench: Workbench, state: LoopState, keep: int) -> Non
     trainer and engine may read again; 0: none is removed."""
     text = json.dumps(vars(state))
     folder = bench.folder / CHECKPOINTS
-    making, target = folder / f".making_{state.step}", folder / f"{STEP}_{state.step}"
+    making, target = folder / f".making_{state.step}", step_checkpoint(bench.folder, state.step)
     await bench.backend.save(making)
     (making / LOOP_FILE).write_text(text)
     await bench.store.sync()  # the rollouts that it names, and what was trained on
