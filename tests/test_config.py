@@ -90,12 +90,12 @@ def test_interpolation_refers_to_other_keys(load: Load) -> None:
             **MINIMAL,
             "name": "s${seed}",
             "seed": 4,
-            "rollout": {"max_context": "${eval.episodes}"},
+            "rollout": {"max_calls": "${eval.episodes}"},
             "eval": {"episodes": 64},
         }
     )
     assert loaded.run.name == "s4"
-    assert loaded.run.rollout.max_context == 64
+    assert loaded.run.rollout.max_calls == 64
 
 
 def test_numbers_dates_and_merge_keys_are_what_they_look_like(load: Load) -> None:

@@ -13,6 +13,7 @@ MOST_WORDS = 2500
 MOST_COLUMNS = 120
 LONG = {
     "data_and_rewards": "one walk, whose commands a test runs in order",
+    "endpoint": "tables of every field of a request, written from the code",
     "glossary": "a list, in which readers look words up",
     "metrics": "tables of every metric, which a test keeps whole",
 }

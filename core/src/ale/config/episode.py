@@ -117,6 +117,15 @@ class RolloutConfig(Section):
         ),
     )
 
+    @model_validator(mode="after")
+    def _a_response_fits_into_the_context(self) -> RolloutConfig:
+        if self.max_tokens > self.max_context:
+            raise ValueError(
+                f"max_tokens ({self.max_tokens}) is above max_context ({self.max_context}), which holds prompt and "
+                "response together: raise max_context or lower max_tokens"
+            )
+        return self
+
 
 class SessionConfig(Section):
     """The model session: how the model's text is read."""
