@@ -5,15 +5,17 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from ray.exceptions import RayError
 
 from ale.errors import ConfigError
 from ale_ray import temporary_folder as temporary
-from ale_ray.actor_calls import take_interrupts
+from ale_ray.actor_calls import _as_lost, take_interrupts
 from ale_ray.ray_connection import Connection, restore_sigterm
 from ale_ray.temporary_folder import TemporaryFolder
 
@@ -54,6 +56,30 @@ async def test_rays_client_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"^cluster\.address: Ray's client \(ray://head:10001\) is not supported"):
         await connection.open([])
     await connection.close()
+
+
+@pytest.mark.parametrize("listening", [False, True])
+async def test_an_address_where_no_ray_answers_is_refused(listening: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ale_ray.ray_connection.ANSWER_S", 2.0)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        if listening:
+            taken.listen()
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        connection = Connection(address, "run")
+        with pytest.raises(
+            ConfigError, match=rf"^cluster\.address: .* no head of Ray answers at {address}\. Start one"
+        ):
+            await connection.open([])
+        await connection.close()
+
+
+def test_a_module_that_a_node_lacks_is_named_with_the_node() -> None:
+    error = RayError(
+        "The actor died in __init__() (pid=1, ip=10.0.0.7)\n  ModuleNotFoundError: No module named 'ale_ray'"
+    )
+    lost = _as_lost("engine 0", error)
+    assert "on the node 10.0.0.7: No module named 'ale_ray' there" in str(lost)
 
 
 @pytest.fixture

@@ -36,6 +36,10 @@ class ActorSilent(ActorLost):
     """The actor had stopped for good, and was ended."""
 
 
+MISSING = re.compile(r"No module named '[^']+'")
+NODE = re.compile(r"\bip=([^\s,)]+)")
+
+
 @dataclass(frozen=True, slots=True)
 class Failed:
     """An error, pickled."""
@@ -103,6 +107,13 @@ def when_answered(what: str, reference: Any, take: Callable[[Any], None]) -> Non
 def _as_lost(what: str, error: Exception) -> ActorLost:
     from ray.exceptions import RayTaskError
 
+    text = COLORS.sub("", str(error))
+    if missing := MISSING.search(text):
+        node = NODE.search(text)
+        return ActorLost(
+            f"{what} cannot start on the node {node[1] if node else '(unknown)'}: {missing[0]} there. Install the same "
+            "packages in the Python of Ray on every node"
+        )
     if isinstance(error, RayTaskError):  # it lives, but has a fault that no method of it may have
         return ActorLost(f"{what} failed: {_lines(error)[-1]}")
     return ActorLost(f"{what} has died, or its node cannot be reached: {_lines(error)[0]}")

@@ -11,6 +11,8 @@ import math
 import os
 import secrets
 import signal
+import subprocess
+import sys
 import threading
 import uuid
 from collections.abc import Sequence
@@ -23,6 +25,13 @@ from ale.registry.validation import one_line_error
 from ale_ray.temporary_folder import TemporaryFolder
 
 HEADROOM = 4
+ANSWER_S = 15.0
+"""How long a head may take to answer a question, asked by a program of its own: Ray itself would wait for ever."""
+QUESTION = (
+    "import sys; from ray._private.services import canonicalize_bootstrap_address as whole; "
+    "from ray._raylet import GcsClient; "
+    "GcsClient(address=whole(sys.argv[1])).internal_kv_exists(b'ale', None, timeout=5)"
+)
 ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_IGNORE_UNHANDLED_ERRORS": "1",  # Ray would print errors of calls whose callers have gone
@@ -83,6 +92,8 @@ class Connection:
 
         if ray.is_initialized():
             raise ConfigError("cluster: this process uses Ray already; a run opens and closes it by itself.")
+        if self._address is not None:
+            check_answers(self._address)
         try:
             ray.init(namespace=self._namespace, log_to_driver=False, logging_level="ERROR", **own)
         except Exception as error:  # Ray's own classes, plain ones, and those of the system
@@ -109,6 +120,20 @@ class Connection:
             await asyncio.to_thread(ray.shutdown)
         if self._folder is not None:
             await asyncio.to_thread(self._folder.remove)
+
+
+def check_answers(address: str) -> None:
+    """Ask the head at an address, as HOST:PORT, for something. Raises `ConfigError` if it does not answer."""
+    if ":" not in address:  # Ray looks for `auto` itself, and says at once if there is none
+        return
+    question = [sys.executable, "-c", QUESTION, address]
+    with suppress(subprocess.TimeoutExpired):
+        if subprocess.run(question, capture_output=True, timeout=ANSWER_S, check=False).returncode == 0:
+            return
+    raise ConfigError(
+        f"cluster.address: Ray cannot be reached: no head of Ray answers at {address}. Start one there with `ray start "
+        "--head`, give the address that it prints, or leave cluster.address out for a Ray of the run's own."
+    )
 
 
 def restore_sigterm() -> None:
