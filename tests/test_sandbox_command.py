@@ -238,10 +238,17 @@ def test_cp_copies_folders_in_and_out(owner: tuple[subprocess.Popen[str], list[s
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert (tmp_path / "out/deep/file").read_bytes() == b"\0some\n"
     assert (tmp_path / "out/more").read_text() == "more\n"
+    assert ale("cp", f"{box}:copy/more", str(tmp_path)).returncode == 0
+    assert ale("cp", str(tmp_path / "more"), f"{box}:copy/deep/").returncode == 0
+    assert ale("exec", box, "--", "cat copy/deep/more").stdout == "more\n"
+    assert (tmp_path / "more").read_text() == "more\n"
     for paths, sentence in (
         (("a", "b"), "error: One of the two paths must be in a sandbox, written ID:PATH"),
         ((str(tmp_path / "none"), f"{box}:x"), "error: There is no file or folder"),
-        ((f"{box}:copy", str(tmp_path / "out")), "exists already; name a new file or folder"),
+        (
+            (f"{box}:copy", str(next(p for p in (tmp_path / "out").rglob("*") if p.is_file()))),
+            "exists already; name a new",
+        ),
         ((f"{box}:none", str(tmp_path / "none")), "Nothing was copied"),
     ):
         refused = ale("cp", *paths)

@@ -106,7 +106,7 @@ def sandbox_cp(
 ) -> None:
     """Copy a file or a folder into a sandbox or out of it.
 
-    A copy out of a sandbox needs a new path; one into it is added to a folder that exists there.
+    A copy goes into a folder that exists, under the source's name; `FOLDER/.` copies into a sandbox what is in FOLDER.
     """
     from ale_sandbox.commands.attach_commands import copy
 

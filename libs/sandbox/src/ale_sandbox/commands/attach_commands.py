@@ -94,8 +94,12 @@ def copy(source: str, target: str, name: str | None) -> None:
         raise ConfigError("One of the two paths must be in a sandbox, written ID:PATH, and the other on this machine.")
     if into and not Path(source).exists():
         raise ConfigError(f"There is no file or folder {source}.")
-    if out_of and os.path.lexists(target):
-        raise ConfigError(f"{target} exists already; name a new file or folder.")
+    if "\0" in source + target:
+        raise ConfigError("A path cannot hold a NUL byte.")
+    if not inside_target or not inside_source:
+        raise ConfigError("A path is empty; write ID:PATH, such as ID:/workspace.")
+    if out_of:
+        target = _local_target(inside_source, target)
 
     async def work() -> None:
         box = await _attach(into or out_of, name)
@@ -104,7 +108,7 @@ def copy(source: str, target: str, name: str | None) -> None:
                 raise lacks(box, Trees)
             try:
                 if into:
-                    await box.upload_tree(Path(source), inside_target)
+                    await box.upload_tree(Path(source), await _inside_target(box, source, inside_target))
                 else:
                     await box.download_tree(inside_source, Path(target))
             except OSError as error:
@@ -112,6 +116,39 @@ def copy(source: str, target: str, name: str | None) -> None:
 
     _restore_ctrl_c()
     asyncio.run(work())
+
+
+def _local_target(source: str, target: str) -> str:
+    """Return where a copy out of a sandbox goes, as `cp` has it: into a folder that exists, under the source's name."""
+    if os.path.isdir(target):
+        name = os.path.basename(source.rstrip("/"))
+        if name in ("", ".", ".."):
+            raise ConfigError(f"{source} names no file or folder of its own; name a new folder as the target.")
+        target = os.path.join(target, name)
+    elif target.endswith("/") and os.path.basename(source.rstrip("/")) and not os.path.lexists(target.rstrip("/")):
+        raise ConfigError(f"There is no folder {target}; make it, or name the copy without the last '/'.")
+    if os.path.lexists(target):
+        raise ConfigError(f"{target} exists already; name a new file or folder.")
+    return target.rstrip("/")
+
+
+async def _inside_target(box: Sandbox, source: str, target: str) -> str:
+    """Return where a copy into a sandbox goes, as `docker cp` has it: into a folder that exists, under the source's
+    name; `folder/.` copies what is in the folder. Raises `ConfigError` if that is a file or is not there."""
+    path = shlex.quote(target if target.startswith("/") else f"./{target}")
+    found = (await box.exec(f"if [ -d {path} ]; then echo folder; elif [ -e {path} ]; then echo file; fi")).stdout
+    folder = Path(source).is_dir()  # noqa: ASYNC240 - a command line that does nothing else meanwhile
+    if found == b"folder\n":
+        name = Path(source).absolute().name  # noqa: ASYNC240
+        contents = folder and (source.endswith("/.") or source == ".")
+        return target if contents else f"{target.rstrip('/')}/{name}"
+    if found == b"file\n" and (folder or target.endswith("/")):
+        raise ConfigError(f"{target} is a file in the sandbox, not a folder; name another target.")
+    if not found and target.endswith("/") and not folder:
+        raise ConfigError(
+            f"There is no folder {target} in the sandbox; make it, or name the copy without the last '/'."
+        )
+    return target.rstrip("/") or "/"
 
 
 def logs(sandbox_id: str, name: str | None) -> None:
