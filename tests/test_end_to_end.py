@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from collections import Counter
 from collections.abc import Callable
@@ -9,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from ale_command import SCRIPTED, TINY, ale, summary_of
+from ale_command import FINISH, SCRIPTED, TINY, ale, summary_of
 
 from ale.messages import Message
 from ale.store.run_store import RunStore
@@ -297,3 +298,19 @@ def test_the_database_is_readable_with_any_sqlite(finished: Path) -> None:
     with sqlite3.connect(finished / "run.db") as db:
         (n,) = db.execute("SELECT COUNT(*) FROM trajectories WHERE stage = 'eval'").fetchone()
     assert n == 16
+
+
+def test_a_prompt_that_leaves_no_room_is_rejected_once_with_both_numbers(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text(SCRIPTED.format(runs=tmp_path / "runs", finish=json.dumps(FINISH)))
+    done = ale(
+        "run", file, "rollout.max_context=20", "rollout.max_tokens=8", "--only", "rollout", "--out", tmp_path / "run"
+    )
+    assert done.returncode == 1
+    assert "overlong prompt (The task is too long for rollout.max_context: The prompt is too long: " in done.stderr
+    assert "tokens > 20 maximum" in done.stderr
+    with RunStore.open(tmp_path / "run") as store:
+        reasons = [reason for (reason,) in store.rows("SELECT rejected FROM trajectories")]
+    assert reasons == ["overlong prompt"] * 2 * 2, (
+        "two of each task's group, and no other try, which could have no room"
+    )

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import ClassVar, Literal
 
 ErrorKind = Literal[
-    "config", "plugin", "sandbox", "engine", "api", "agent", "task", "trainer", "replay", "spare", "run"
+    "config", "plugin", "sandbox", "engine", "api", "agent", "task", "overlong", "trainer", "replay", "spare", "run"
 ]
 
 
@@ -82,7 +82,13 @@ class AgentError(AleError):
 class TaskError(AleError):
     """The task is broken: its files, its tests or its reference solution cannot be used."""
 
-    kind = "task"
+    kind: ClassVar[ErrorKind] = "task"
+
+
+class OverlongPrompt(TaskError):
+    """The task's first prompt leaves no room for a reply in the context; no other try could."""
+
+    kind = "overlong"
 
 
 class TrainerError(AleError):

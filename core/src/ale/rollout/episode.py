@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from ale.config.episode import RolloutConfig, SandboxNeeds
-from ale.errors import AgentError, AleError, BudgetExceeded, ConfigError, PluginError
+from ale.errors import AgentError, AleError, BudgetExceeded, ConfigError, OverlongPrompt, PluginError
 from ale.registry.foreign_code import Cancellations, catch_all, run_apart
 from ale.registry.hooks import Hooks
 from ale.registry.validation import as_plugin_error, describe_error
@@ -276,6 +276,8 @@ class Episodes:
         with catch_all() as caught:
             async with asyncio.timeout(self._agent_seconds(task)):
                 ended_by = await run_apart(scaffold.run(task, sandbox, session))
+        if session.overlong:
+            raise OverlongPrompt(f"The task is too long for rollout.max_context: {session.overlong}")
         for error in caught:
             if isinstance(error, BudgetExceeded):
                 return "budget"

@@ -17,6 +17,8 @@ from ale.rollout.episode import RL_STAGE, TRAINED_STAGES
 from ale.trajectory import Trajectory
 
 NO_REWARD, NO_CALL, VETOED = "no reward", "no model call", "vetoed"
+OVERLONG = "overlong prompt"
+"""No other try of the task could have room."""
 ILLEGAL, UNRELIABLE = "illegal calls", "unreliable tool"
 DIVERGED = f"{StartDiverged.kind} failure"
 """The kind that `without_score` gives to a rollout that did not reach its start."""
@@ -67,6 +69,8 @@ def without_score(trajectory: Trajectory) -> Rejection | None:
     """Return why nothing can be learned from the rollout: it failed, or its reward could not be computed."""
     failure = trajectory.failure
     if failure is not None:
+        if failure.kind == "overlong":
+            return Rejection(OVERLONG, OVERLONG, failure.message)
         done = dict(trajectory.timings)
         scoring = "act" in done and "score" not in done
         reason = NO_REWARD if scoring else f"{failure.kind} failure"

@@ -15,7 +15,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass, field, replace
 
 from ale.rollout.episode import Episodes, StageInfo
-from ale.rollout.filters import Filter, Rejection
+from ale.rollout.filters import OVERLONG, Filter, Rejection
 from ale.specs.algorithm import RolloutRequest
 from ale.store.run_store import RunStore
 from ale.trajectory import Trajectory
@@ -119,6 +119,8 @@ class Rollouts:
                     return trajectory
                 if rejection.final:
                     return None
+                if rejection.kind == OVERLONG:
+                    break
         self._counts.setdefault(stage.name, RejectionCounts()).unfilled += 1
         self.given_up.setdefault(request.group, Counter())[given_up] += 1
         return None

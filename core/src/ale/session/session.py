@@ -65,6 +65,8 @@ class RecordedSession(ModelSession):
         self.calls = 0
         self.spent = False
         """Whether a budget is used up, which an agent over HTTP cannot raise; a full context may be shortened."""
+        self.overlong = ""
+        """Why the first prompt has no room in the context; empty if it has, or once the agent has shortened it."""
         self.offers_tools = False
         """Whether a request had tools, answered or not."""
         self._sessions = sessions
@@ -101,6 +103,8 @@ class RecordedSession(ModelSession):
             task.uncancel()
             raise BudgetExceeded("The episode has ended.") from None
         except BudgetExceeded as error:
+            if isinstance(error, ContextExceeded) and not self.recorder.chunks:
+                self.overlong = str(error)
             self.spent, self._used_up = True, self._used_up or not isinstance(error, ContextExceeded)
             raise
         except AleError as error:
@@ -112,7 +116,7 @@ class RecordedSession(ModelSession):
             raise self.fault from error
         finally:
             self._answering.discard(task)
-        self.fault, self.spent = None, self._used_up
+        self.fault, self.spent, self.overlong = None, self._used_up, ""
         for reply in replies:
             self.recorder.note(reply.chunk, request.ignored, called_at, time.monotonic() - began)
         return replies

@@ -183,6 +183,7 @@ def run_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., 
             training._producer.steps_done += 1
 
         bench: Any = training._bench
+
         async def probe(*arguments: Any) -> None:
             """It would take the devices once more, after the first step alone."""
 
