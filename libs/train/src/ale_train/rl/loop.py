@@ -245,6 +245,7 @@ class Training:
         bench.progress.numbers(
             remaining_s=seconds_a_step * (config.steps - step),
             success=metrics["success"],
+            reward=metrics["reward"],
             entropy=metrics.get("entropy", 0.0),
             tokens_per_s=metrics["tokens_per_s"],
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
+from statistics import pstdev
 
 from ale.trajectory import CUT_OFF, Trajectory
 
@@ -23,13 +24,23 @@ def rollout_metrics(trajectories: Sequence[Trajectory], version: int) -> dict[st
     whole = [t.passed for t in trajectories if not t.start_chunk]
     if 0 < len(whole) < n:
         selected["success_from_beginning"] = whole
+    rewards = [t.reward.value for t in trajectories if t.reward is not None]
+    parts: dict[str, list[float]] = {}
+    for score in (t.reward for t in trajectories if t.reward is not None):
+        for name, value in score.parts.items():
+            parts.setdefault(f"parts/{name}", []).append(value)
+    lengths = [len(c) for c in own] or [0]
     histogram = {f"staleness/{age}": count / n for age, count in sorted(Counter(ages).items())}
     return {name: sum(passed) / len(passed) for name, passed in selected.items()} | {
         "success": sum(t.passed for t in trajectories) / n,
         "reward": sum(t.reward.value for t in trajectories if t.reward is not None) / n,
+        "reward_std": pstdev(rewards) if rewards else 0.0,
         "rollouts": float(n),
         "chunks": len(chunks) / n,
         "chunk_tokens": sum(map(len, own)) / max(1, len(own)),
+        "chunk_tokens_min": float(min(lengths)),
+        "chunk_tokens_max": float(max(lengths)),
+        "cut_replies": sum(c.finish_reason == "length" for c in own) / max(1, len(own)),
         "sampled_tokens": float(sum(t.sampled_tokens for t in trajectories)),
         "illegal_calls": errors["illegal_call"] / max(1, len(own)),
         "failed_executions": errors["execution_failed"] / max(1, len(own)),
@@ -44,6 +55,7 @@ def rollout_metrics(trajectories: Sequence[Trajectory], version: int) -> dict[st
         "staleness_max": float(ages[-1]),
         "episode_s": sum(t.seconds for t in trajectories) / n,
         **histogram,
+        **{name: sum(values) / len(values) for name, values in parts.items()},
     }
 
 
