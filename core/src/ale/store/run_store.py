@@ -4,6 +4,7 @@
     config.yaml     the resolved configuration
     summary.json    written at the end, however the run ended
     model/          the policies: `initial`, `cpt`, `sft`, `final` (Hugging Face folders)
+    checkpoints/    what the trainer and the loop go on from
 
 Each trajectory is committed as it finishes, so that `kill -9` loses no finished rollout; readers (`ale report`) may
 open the file while a run writes it. One thread of the store writes, in the order of the calls. Writers hold the

@@ -41,7 +41,7 @@ def run(file: Path, overrides: list[str], only: str, source: Path | None, out: P
 
 
 def print_result(result: RunResult) -> None:
-    """Print what was lost, the evaluations with their intervals, and the path of the summary."""
+    """Print what was lost, the evaluations with their intervals, where the model is, and the path of the summary."""
     failures = result.summary["failures"]
     if failures:
         counts = ", ".join(f"{count} {kind}" for kind, count in failures.items())
@@ -51,4 +51,7 @@ def print_result(result: RunResult) -> None:
                 print(f"  {count} x {reason}")
     print(f"seconds: {result.summary['seconds']['total']:.0f} ({result.summary['rollouts']} rollouts)")
     print(f"held-out success: {describe_run(result.folder)}")
+    final = result.folder / "model" / "final"
+    if final.is_dir():
+        print(f"model: {final} (`ale serve {result.folder}` serves it; transformers loads it with from_pretrained)")
     print(result.summary_path)

@@ -40,7 +40,8 @@ def export_model(checkpoint: Path, folder: Path, base: tuple[Path, str | None]) 
         new = _begin(adapter)
         shutil.copytree(checkpoint / ADAPTER, new, dirs_exist_ok=True)
         settings = json.loads((new / ADAPTER_CONFIG).read_text())
-        settings |= {"base_model_name_or_path": str(base[0]), "revision": base[1], "inference_mode": True}
+        name = str(base[0].resolve() if base[0].is_dir() else base[0])
+        settings |= {"base_model_name_or_path": name, "revision": base[1], "inference_mode": True}
         (new / ADAPTER_CONFIG).write_text(json.dumps(settings, indent=2) + "\n")
         _finish(new, adapter)
 
