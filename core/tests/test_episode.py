@@ -110,6 +110,16 @@ async def test_an_agent_that_swallows_a_lost_engine_is_a_failure_and_no_zero(
     assert (done.failure.kind, done.failure.message, done.failure.retryable) == ("engine", "The engine is lost.", True)
 
 
+async def test_an_engine_that_cancels_a_call_by_itself_is_a_failure_that_is_tried_again(engine: ScriptedEngine) -> None:
+    async def generate(request: object) -> object:
+        raise asyncio.CancelledError
+
+    engine.generate = generate  # type: ignore[method-assign,assignment]
+    done = await roll(engine)
+    assert done.failure is not None
+    assert (done.failure.kind, done.failure.retryable) == ("engine", True)
+
+
 async def test_an_engine_that_works_again_is_no_failure(engine: ScriptedEngine) -> None:
     failing = [EngineError("busy")]
     sample = engine.generate

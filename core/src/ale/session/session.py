@@ -27,6 +27,7 @@ from ale.errors import (
     StartDiverged,
 )
 from ale.messages import ChatReply, ChunkErrorKind, FinishWord, ModelCall
+from ale.registry.foreign_code import Cancellations
 from ale.registry.hooks import Hooks
 from ale.registry.validation import describe_error
 from ale.session.generation_checks import check_generation
@@ -230,7 +231,7 @@ class RecordedSession(ModelSession):
     async def _sample(self, request: GenerateRequest) -> Generation:
         """Sample from the engine. Tokens are taken from the budget beforehand, so that concurrent calls keep it
         together."""
-        reserved, used = request.sampling.max_tokens, 0
+        reserved, used, cancellations = request.sampling.max_tokens, 0, Cancellations()
         self._left = None if self._left is None else self._left - reserved
         try:
             with self._sessions.sampling(self):
@@ -239,6 +240,10 @@ class RecordedSession(ModelSession):
             used = len(generation.token_ids)
         except AleError:
             raise
+        except asyncio.CancelledError as error:
+            if cancellations.any:
+                raise
+            raise EngineError("The engine cancelled the call, which nobody had asked for.") from error
         except Exception as error:
             log.exception("the engine crashed in session %s", self.id)
             raise EngineError(f"The engine crashed: {describe_error(error)}.") from error
