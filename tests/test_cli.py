@@ -107,6 +107,14 @@ def test_show_prints_a_run_file_that_is_valid(run_file: Path, tmp_path: Path) ->
     assert (done.returncode, done.stdout) == (0, f"{tmp_path / 'shown.yaml'} is valid.\n")
 
 
+@pytest.mark.parametrize("section", ["model", "needs", "rollout", "session", "pool", "cpt", "sft", "rl", "eval"])
+def test_describe_tells_every_key_of_a_section(section: str) -> None:
+    of_run = [line for line in ale("config", "describe").stdout.splitlines() if line.startswith(f"{section}.")]
+    shown = ale("config", "describe", section).stdout.splitlines()
+    assert [line.split()[0] for line in shown[1:]] == [line.split()[0] for line in of_run]
+    assert of_run
+
+
 def test_describe_tells_every_key_of_the_run_and_of_a_plugin() -> None:
     run = ale("config", "describe").stdout
     for key in ("rl.steps", "sft.demonstrations.count", "needs.resources.memory_mib", "tasks"):

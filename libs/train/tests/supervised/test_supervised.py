@@ -41,9 +41,8 @@ def loaded(**sections: Any) -> Any:
 
 def write_model_files(folder: Path, context: int) -> Path:
     """Write what a model's folder must hold, as far as it is read before a run starts."""
-    folder.mkdir()
-    files = {"config.json": {"max_position_embeddings": context}, "tokenizer.json": {}, "model.safetensors": {}}
-    for name, data in {**files, "tokenizer_config.json": {"chat_template": ""}}.items():
+    byte_tokenizer().save(folder)
+    for name, data in {"config.json": {"max_position_embeddings": context}, "model.safetensors": {}}.items():
         (folder / name).write_text(json.dumps(data))
     return folder
 

@@ -28,10 +28,12 @@ def validate(file: RunFile, overrides: Overrides = None, only: Half = "all", sou
 
 
 def describe(
-    kind: Annotated[str | None, typer.Argument(metavar="[KIND]", help="A kind of plugin.")] = None,
+    kind: Annotated[
+        str | None, typer.Argument(metavar="[KIND]", help="A kind of plugin, or a section such as rl or sft.")
+    ] = None,
     name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="A plugin of that kind.")] = None,
 ) -> None:
-    """Every key with type, default and meaning: of a run file, or of a plugin."""
+    """Every key with type, default and meaning: of a run file, of one of its sections, or of a plugin."""
     from ale.cli.plugins_command import print_table
     from ale.config.keys import describe_keys
     from ale.errors import ConfigError
@@ -40,8 +42,12 @@ def describe(
     from ale.specs.kinds import plugin_noun
     from ale_train.config.run import RunConfig
 
+    rows = describe_keys(RunConfig)
+    section = f"{kind}.{name}." if name else f"{kind}."
     if kind is None:
-        rows = describe_keys(RunConfig)
+        pass
+    elif own := [row for row in rows if row[0].startswith(section)]:
+        rows = own
     else:
         names = ", ".join(info.name for info in list_plugins(kind)) or "none"
         if name is None:
