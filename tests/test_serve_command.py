@@ -130,7 +130,7 @@ async def test_answers_are_no_longer_than_it_allows_and_what_it_refuses_is_print
             await asyncio.to_thread(forward.end)
     assert [body["max_tokens"] for body in server.bodies] == [50, 7, 50, 50]
     assert server.bodies[3]["messages"][0]["content"] == "[picture left out]"
-    assert "a request was refused (400): 'messages' must be a list, not a text." in forward.printed
+    assert "a request was refused: 'messages' must be a list, not a text." in forward.printed
     assert "ended: calls 4 answered, 1 refused" in forward.printed
     *_, refused = read_recording(tmp_path / "calls.jsonl")
     assert refused.error == "'messages' must be a list, not a text."
