@@ -13,6 +13,7 @@ from support.fake_packages import Install
 from ale.config.capabilities import Requirements
 from ale.errors import ConfigError, PluginError
 from ale.registry.drivers import load_driver_class
+from ale.session.tokenizer import byte_tokenizer
 from ale.specs.driver import DriverContext, PluginConfig
 from ale_local import LocalSandbox
 from ale_train.config.load import load_run_config
@@ -296,7 +297,8 @@ def test_an_expert_that_comes_from_nowhere_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is no run folder"):
         plan(run_with(tmp_path, f"algorithm={{use: ipa, experts: {{data: [{tmp_path}]}}}}"))
     experts = "algorithm={use: ipa, experts: {}}"
-    for name in ("config.json", "tokenizer.json", "chat_template.jinja", "model.safetensors"):
+    byte_tokenizer().save(tmp_path)
+    for name in ("config.json", "model.safetensors"):
         (tmp_path / name).write_text("{}")
     with pytest.raises(ConfigError, match="the run makes no demonstrations"):
         plan(run_with(tmp_path, experts, "sft=null", "model.scratch=null", f"model.path={tmp_path}"))

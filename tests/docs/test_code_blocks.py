@@ -30,6 +30,8 @@ PAGES = [
 BASE = {"tasks": "bash", "engine": {"use": "scripted", "answers": ["x"]}, "trainer": None}
 LONG = (ROOT / "docs" / "data_and_rewards.md", ROOT / "docs" / "environments.md")
 """Pages that train policies; each has a file of its own, so that they run side by side."""
+OWN_TEST = (ROOT / "docs" / "use_your_model.md",)
+"""Pages whose code runs after a run, in a file of tests of their own."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ BLOCKS = blocks()
 
 
 def of(*infos: str) -> list[Block]:
-    return [block for block in BLOCKS if block.info in infos and not block.excuse]
+    return [block for block in BLOCKS if block.info in infos and not block.excuse and block.page not in OWN_TEST]
 
 
 def write_files(page: Path, folder: Path) -> None:

@@ -9,7 +9,8 @@ import pytest
 from ale_command import TINY, ale, summary_of
 
 PAGE = Path(__file__).parents[2] / "docs" / "use_your_model.md"
-BLOCKS = re.findall(r"<!-- run -->\n```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.S)
+BLOCKS = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.S)
+assert BLOCKS
 
 
 @pytest.fixture(scope="module")
