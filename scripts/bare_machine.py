@@ -25,77 +25,37 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 WHEELS = REPOSITORY / "wheels"
-ASKED = ("ale-core[quickstart]", "ale-plugin-pg")
+ASKED = (("ale-core", "quickstart"), ("ale-plugin-pg", ""))
+"""Our packages that are measured, each with an extra."""
+PACKAGES = "packages.txt"
+"""The file beside the wheels with the folders of our packages that are installed."""
 BUILD = ("hatchling",)
 PARTS = {"machine": 20, "quickstart": 180, "loss": 40, "trainer": 80, "engine": 80, "context": 80}
 """The parts of `gpu_parts.py`, and the seconds that each may take."""
 PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_27_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
 
 
-def close_over(asked: Iterable[str], python: str, without: Iterable[str] = ()) -> dict[str, str]:
-    """Return the versions, by name, of all distributions installed here that `asked` need, also indirectly, under that
-    version of Python, but for those in `without`."""
-    from packaging.requirements import Requirement
-    from packaging.utils import canonicalize_name
-
-    left_out, found = set(without), dict[str, str]()
-    seen, open_ = set[tuple[str, str]](), [Requirement(each) for each in asked]
-    while open_:
-        wanted = open_.pop()
-        name = canonicalize_name(wanted.name)
-        if name in left_out:
-            continue
-        found[name] = importlib.metadata.version(name)
-        for extra in ("", *wanted.extras):
-            if (name, extra) in seen:
-                continue
-            seen.add((name, extra))
-            environment = {"python_version": python, "python_full_version": f"{python}.0", "extra": extra}
-            needs = map(Requirement, importlib.metadata.requires(name) or ())
-            open_ += [need for need in needs if need.marker is None or need.marker.evaluate(environment)]
-    return found
-
-
 def download(folder: Path, python: str, present: Iterable[str]) -> None:
     """Fill a folder with the wheels of what ALE needs beside torch and what else is `present` on the other machine, in
-    the versions that are installed here."""
-    needed = close_over([*ASKED, *BUILD], python, without=close_over(["torch", *present], python))
-    pins = sorted(f"{name}=={version}" for name, version in needed.items() if not name.startswith("ale-"))
+    the versions that are installed here, and write the list of our packages."""
+    sys.path.insert(0, str(REPOSITORY / "tests"))
+    from declared_packages import closure, our_packages
+
+    there = set[str]().union(*(closure(name, "") for name in ("torch", *present)))
+    needed = set[str]().union(*(closure(*each) for each in ASKED), *(closure(name, "") for name in BUILD)) - there
+    ours = {name: package for name, package in our_packages().items() if name in needed}
+    pins = sorted(f"{name}=={importlib.metadata.version(name)}" for name in needed - ours.keys())
     folder.mkdir(parents=True, exist_ok=True)
     for stale in folder.glob("*.whl"):
         stale.unlink()
     platforms = [word for platform in PLATFORMS for word in ("--platform", platform)]
+    (folder / PACKAGES).write_text("".join(f"{each.folder.relative_to(REPOSITORY)}\n" for each in ours.values()))
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
     of_python = ["--implementation", "cp", "--python-version", python]
     subprocess.run([*command, *of_python, *platforms, "--dest", str(folder), *pins], check=True)
     wheels = list(folder.glob("*.whl"))
     size = sum(wheel.stat().st_size for wheel in wheels) / 2**20
     print(f"{len(wheels)} wheels for Python {python} are in {folder} ({size:.0f} MiB).")
-
-
-def needed_packages() -> list[str]:
-    """Return the folders of our packages that `ASKED` need."""
-    import tomllib
-
-    folders = {}
-    for folder in [REPOSITORY / "core", *REPOSITORY.glob("libs/*"), *REPOSITORY.glob("plugins/*")]:
-        file = folder / "pyproject.toml"
-        if not file.exists():
-            continue
-        project = tomllib.loads(file.read_text())["project"]
-        folders[project["name"]] = (folder, project)
-    chosen, open_ = dict[str, str](), list(ASKED)
-    while open_:
-        wanted = open_.pop()
-        name, _, extras = wanted.partition(">")[0].partition("[")
-        if name not in folders or f"{name}[{extras}" in chosen:
-            continue
-        folder, project = folders[name]
-        chosen[f"{name}[{extras}"] = f"{folder}[{extras}" if extras else str(folder)
-        of_extras = project.get("optional-dependencies", {})
-        open_ += project.get("dependencies", [])
-        open_ += [need for extra in extras.rstrip("]").split(",") for need in of_extras.get(extra, [])]
-    return list(chosen.values())
 
 
 def make_environment(folder: Path, wheels: Path) -> Path:
@@ -109,7 +69,8 @@ def make_environment(folder: Path, wheels: Path) -> Path:
     pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-compile", "--no-index"]
     pip += ["--disable-pip-version-check", "--find-links", str(wheels)]
     subprocess.run([*pip, *BUILD], check=True)
-    subprocess.run([*pip, "--no-build-isolation", *needed_packages()], check=True)
+    ours = [str(REPOSITORY / name) for name in (wheels / PACKAGES).read_text().split()]
+    subprocess.run([*pip, "--no-build-isolation", *ours], check=True)
     return python
 
 
@@ -183,6 +144,8 @@ def main() -> None:
             download(given.folder, given.python, given.present)
         elif not check(given.device, given.wheels.resolve(), given.out, given.parts):
             sys.exit(1)
+    except FileNotFoundError as error:
+        sys.exit(f"There is no {error.filename}; fill the folder first: scripts/gpu_check.sh --wheels.")
     except subprocess.CalledProcessError as error:
         sys.exit(f"This failed, with its reason above: {' '.join(error.cmd[:6])} ...")
 

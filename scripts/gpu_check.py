@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from transformers import AutoModelForCausalLM, Qwen2Config
+from gpu_parts import ON_GPU, write_model
 
 from ale.registry.drivers import load_driver_class
 from ale.session.tokenizer import byte_tokenizer
@@ -26,24 +26,6 @@ from ale.specs.trainer import TrainerBackend
 
 PROMPT, NEW = 512, 256
 AGENTS = (1, 32, 256)
-
-
-def write_model(folder: Path) -> None:
-    """Write a model of 0.5 billion random parameters, and a tokenizer."""
-    config = Qwen2Config(
-        vocab_size=151936,
-        hidden_size=896,
-        intermediate_size=4864,
-        num_hidden_layers=24,
-        num_attention_heads=14,
-        num_key_value_heads=2,
-        max_position_embeddings=4096,
-        tie_word_embeddings=True,
-    )
-    torch.manual_seed(0)
-    auto: Any = AutoModelForCausalLM
-    auto.from_config(config, dtype=torch.bfloat16).save_pretrained(folder)
-    byte_tokenizer().save(folder)
 
 
 def used_memory(gpu: int) -> str:
@@ -118,7 +100,7 @@ def main() -> None:
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made) / "model"
-        write_model(folder)
+        write_model(folder, ON_GPU.model)
         asyncio.run(check(given.server, given.python, folder, gpu=0))
         if given.server == "vllm" and torch.cuda.device_count() > 1:
             print("the server on the second GPU:")

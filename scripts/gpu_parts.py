@@ -137,18 +137,8 @@ class Check:
             watcher.join()
 
     def write_model(self) -> Path:
-        """Write a model of random weights, and a tokenizer."""
-        from transformers import AutoModelForCausalLM, Qwen2Config
-
-        from ale.session.tokenizer import byte_tokenizer
-
-        folder = self.work / "model"
-        torch.manual_seed(0)
-        auto: Any = AutoModelForCausalLM
-        config = Qwen2Config(**self.sizes.model, tie_word_embeddings=True)
-        auto.from_config(config, dtype=torch.bfloat16).save_pretrained(folder)
-        byte_tokenizer().save(folder)
-        return folder
+        """Write a model of this check's shape."""
+        return write_model(self.work / "model", self.sizes.model)
 
     def trainer(self, **settings: Any) -> Any:
         """Make the trainer `torch`."""
@@ -156,6 +146,20 @@ class Check:
         from ale_trainer_torch import TorchTrainer
 
         return TorchTrainer(TorchTrainer.Config(device=self.device, **settings), DriverContext())
+
+
+def write_model(folder: Path, shape: dict[str, int]) -> Path:
+    """Write a model of random weights in bfloat16, and a tokenizer. Return the folder."""
+    from transformers import AutoModelForCausalLM, Qwen2Config
+
+    from ale.session.tokenizer import byte_tokenizer
+
+    torch.manual_seed(0)
+    auto: Any = AutoModelForCausalLM
+    config = Qwen2Config(**shape, tie_word_embeddings=True)
+    auto.from_config(config, dtype=torch.bfloat16).save_pretrained(folder)
+    byte_tokenizer().save(folder)
+    return folder
 
 
 def machine(check: Check) -> None:
@@ -366,17 +370,11 @@ async def engine(check: Check) -> None:
 
 async def _mismatch(learner: Any, asked: Sequence[Any], done: Sequence[Any]) -> str:
     """Compare the log-probabilities of the sampled tokens in engine and trainer."""
-    from ale.specs.trainer import ChunkTable, TrainBatch
+    from ale_train.batches.mismatch import compare_logprobs
+    from ale_train.rl.probe import pack_probe
 
-    rows = [[*request.token_ids, *reply.token_ids] for request, reply in zip(asked, done, strict=True)][:8]
-    lengths, count = np.array([len(row) for row in rows]), np.arange(len(rows))
-    ids = [np.where(np.arange(len(row)) >= len(asked[i].token_ids), i, -1) for i, row in enumerate(rows)]
-    ones = np.ones(len(rows), np.float32)
-    table = ChunkTable(count, 0 * count, 0 * count + 1, ones, ones > 0)
-    tokens, chunk_ids = np.concatenate([np.array(row) for row in rows]), np.concatenate(ids)
-    batch = TrainBatch(tokens, lengths, count, chunk_ids, np.zeros(len(tokens), np.float32), table, 1.0)
-    theirs = (await learner.logprobs(batch))[chunk_ids >= 0]
-    gaps = np.abs(theirs - np.concatenate([np.array(reply.logprobs) for reply in done[: len(rows)]]))
+    batch = pack_probe(asked[:8], done[:8], version=0)
+    gaps = np.abs(compare_logprobs(batch, await learner.logprobs(batch), version=0).nats)
     return f"mean absolute difference {gaps.mean():.2g}, largest {gaps.max():.2g}, of {len(gaps):,} log-probabilities"
 
 

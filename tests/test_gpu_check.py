@@ -10,11 +10,12 @@ from importlib.metadata import distribution
 from pathlib import Path
 
 import pytest
+from declared_packages import closure
 
 REPOSITORY = Path(__file__).parents[1]
 PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
 sys.path.insert(0, str(REPOSITORY / "scripts"))
-from bare_machine import PARTS, close_over, measure  # noqa: E402
+from bare_machine import PARTS, measure  # noqa: E402
 
 
 def gpu_check(*arguments: str | Path, python: Path) -> subprocess.CompletedProcess[str]:
@@ -29,7 +30,7 @@ def bare_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("bare")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
     packages = next((folder / "lib").glob("python*")) / "site-packages"
-    for name in (*close_over(["torch"], PYTHON), "pip"):
+    for name in (*closure("torch", ""), "pip"):
         found = distribution(name)
         roots = {file.parts[0] for file in found.files or () if file.parts[0] not in ("..", "__pycache__")}
         for root in roots:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ale.config.episode import RolloutConfig
-from ale.errors import StartDiverged
+from ale.errors import OverlongPrompt, StartDiverged
 from ale.registry.hooks import Hooks
 from ale.rollout.contradictions import KnownAnswers
 from ale.rollout.episode import RL_STAGE, TRAINED_STAGES
@@ -69,7 +69,7 @@ def without_score(trajectory: Trajectory) -> Rejection | None:
     """Return why nothing can be learned from the rollout: it failed, or its reward could not be computed."""
     failure = trajectory.failure
     if failure is not None:
-        if failure.kind == "overlong":
+        if failure.kind == OverlongPrompt.kind:
             return Rejection(OVERLONG, OVERLONG, failure.message)
         done = dict(trajectory.timings)
         scoring = "act" in done and "score" not in done

@@ -132,19 +132,16 @@ class ToolReference(Shape):
         return [f"{self.tool_name}\n"]
 
 
-Blocks = (
-    Text
-    | list[
-        Text
-        | SkipJsonSchema[DocumentBlock]
-        | SearchResult
-        | ToolReference
-        | TextPart
-        | RefusalPart
-        | SkipJsonSchema[AnyAttachment]
-    ]
-    | None
+AnyBlock = (
+    SkipJsonSchema[DocumentBlock]
+    | SearchResult
+    | ToolReference
+    | TextPart
+    | RefusalPart
+    | SkipJsonSchema[AnyAttachment]
 )
+"""What a message of either role and a tool's answer may hold beside plain text."""
+Blocks = Text | list[Text | AnyBlock] | None
 
 
 class Thinking(Shape):
@@ -187,22 +184,7 @@ class BlockMessage(Shape, Generic[B]):
     """A message of one role; `B` are the blocks that only this role has."""
 
     role: Role
-    content: (
-        Text
-        | list[
-            Text
-            | Thinking
-            | RedactedThinking
-            | B
-            | SkipJsonSchema[DocumentBlock]
-            | SearchResult
-            | ToolReference
-            | TextPart
-            | RefusalPart
-            | SkipJsonSchema[AnyAttachment]
-        ]
-        | None
-    ) = None
+    content: Text | list[Text | Thinking | RedactedThinking | B | AnyBlock] | None = None
 
 
 class UserMessage(BlockMessage[ToolResult]):

@@ -14,9 +14,8 @@ from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 
-from ale.errors import AleError, ConfigError, PluginError
+from ale.errors import AleError, ConfigError
 from ale.registry.drivers import open_driver
-from ale.registry.validation import read_all
 from ale.rollout.episode import StageInfo
 from ale.rollout.scheduler import Rollouts
 from ale.rollout.selection import carries
@@ -26,7 +25,7 @@ from ale.task import Task
 from ale_train.config.evaluation import EvaluationConfig, EvaluationSet
 from ale_train.evaluation.describe import describe, in_words
 from ale_train.evaluation.metrics import Figures, measure, sum_up
-from ale_train.workbench.workbench import Workbench
+from ale_train.workbench.workbench import Workbench, read_tasks
 
 EVAL_STAGE = "eval"
 MOST_LOOKED_AT = 100_000
@@ -128,11 +127,4 @@ async def open_tasks(bench: Workbench, name: str, chosen: EvaluationSet) -> Asyn
         source = await open_driver(stack, "tasks", chosen.tasks, bench.context, path)
         bench.required.check_started(path, "tasks", source)
         assert isinstance(source, TaskSource), "the registry checks it"
-        yield _read_tasks(source, chosen.split, f"{path}: the task source '{chosen.tasks.use}'")
-
-
-def _read_tasks(source: TaskSource, split: str, what: str) -> Iterator[Task]:
-    for task in read_all(f"{what} crashed in its split '{split}'", lambda: source.tasks(split)):
-        if not isinstance(task, Task):
-            raise PluginError(f"{what} must yield ale.task.Task objects, not {type(task).__name__}.")
-        yield task
+        yield read_tasks(source, chosen.split, f"{path}: the task source '{chosen.tasks.use}'")

@@ -12,6 +12,7 @@ import json
 import shutil
 from pathlib import Path
 
+from ale_train.checkpoints.checkpoint_folders import remove
 from ale_train.models.model_files import TEMPLATES, choose_files
 
 STAGES = "stages"
@@ -56,5 +57,5 @@ def _begin(folder: Path) -> Path:
 
 def _finish(new: Path, folder: Path) -> None:
     """Let a folder that was written take its place."""
-    shutil.rmtree(folder, ignore_errors=True)
+    remove(folder)
     new.rename(folder)

@@ -9,6 +9,7 @@ A pool gets the two prompts once for each of its replicas, and spreads them by t
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -32,7 +33,7 @@ async def probe(bench: Workbench, config: RLConfig, devices: TrainerDevices) -> 
     limit."""
     version, requests = bench.engine.version, _requests(bench)
     done = await asyncio.gather(*map(bench.engine.generate, requests))
-    batch = _batch(requests, done, version)
+    batch = pack_probe(requests, done, version)
     if not batch.engine_logprobs.any():
         bench.progress.note(
             "The engine gives no log-probabilities, so that nothing proves that it samples from the trainer's policy."
@@ -86,7 +87,7 @@ def _requests(bench: Workbench) -> list[GenerateRequest]:
     ]
 
 
-def _batch(requests: list[GenerateRequest], done: list[Generation], version: int) -> TrainBatch:
+def pack_probe(requests: Sequence[GenerateRequest], done: Sequence[Generation], version: int) -> TrainBatch:
     """Pack prompts and continuations, with loss on what was sampled; all of it should be of this version."""
     pairs = [(request.token_ids, generation) for request, generation in zip(requests, done, strict=True)]
     lengths, rows = np.array([len(prompt) + len(new.token_ids) for prompt, new in pairs]), np.arange(len(pairs))

@@ -24,16 +24,17 @@ def rollout_metrics(trajectories: Sequence[Trajectory], version: int) -> dict[st
     whole = [t.passed for t in trajectories if not t.start_chunk]
     if 0 < len(whole) < n:
         selected["success_from_beginning"] = whole
-    rewards = [t.reward.value for t in trajectories if t.reward is not None]
+    scores = [t.reward for t in trajectories if t.reward is not None]
+    rewards = [score.value for score in scores]
     parts: dict[str, list[float]] = {}
-    for score in (t.reward for t in trajectories if t.reward is not None):
+    for score in scores:
         for name, value in score.parts.items():
             parts.setdefault(f"parts/{name}", []).append(value)
     lengths = [len(c) for c in own] or [0]
     histogram = {f"staleness/{age}": count / n for age, count in sorted(Counter(ages).items())}
     return {name: sum(passed) / len(passed) for name, passed in selected.items()} | {
         "success": sum(t.passed for t in trajectories) / n,
-        "reward": sum(t.reward.value for t in trajectories if t.reward is not None) / n,
+        "reward": sum(rewards) / n,
         "reward_std": pstdev(rewards) if rewards else 0.0,
         "rollouts": float(n),
         "chunks": len(chunks) / n,

@@ -181,11 +181,16 @@ class Workbench:
 
     def tasks_once(self, split: str) -> Iterator[Task]:
         """Yield the tasks of a split. Raises `PluginError` if the source crashes or yields something else."""
-        what = f"tasks: the task source '{self.config.tasks.use}'"
-        for task in read_all(f"{what} crashed in its split '{split}'", lambda: self.tasks.tasks(split)):
-            if not isinstance(task, Task):
-                raise PluginError(f"{what} must yield ale.task.Task objects, not {type(task).__name__}.")
-            yield task
+        return read_tasks(self.tasks, split, f"tasks: the task source '{self.config.tasks.use}'")
+
+
+def read_tasks(source: TaskSource, split: str, what: str) -> Iterator[Task]:
+    """Yield the tasks of a source's split. Raises `PluginError`, which begins with `what`, if the source crashes or
+    yields something else."""
+    for task in read_all(f"{what} crashed in its split '{split}'", lambda: source.tasks(split)):
+        if not isinstance(task, Task):
+            raise PluginError(f"{what} must yield ale.task.Task objects, not {type(task).__name__}.")
+        yield task
 
 
 def _check_added(added: Any, metrics: Mapping[str, float]) -> dict[str, float]:
