@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-import os
 import re
-import shutil
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TypeVar
 
 from ale.errors import ConfigError, TrainerError, TrainerLost
+from ale_train.models.whole_folders import flush, put_in_place
 
 log = logging.getLogger("ale.training")
 T = TypeVar("T")
@@ -54,35 +53,11 @@ async def restore_newest_whole(
     return None
 
 
-def put_in_place(making: Path, target: Path) -> None:
-    """Flush a folder to the disk and rename it to its final name; `LATEST` then names it."""
-    for parent, _, files in os.walk(making):
-        for name in files:
-            _flush(Path(parent) / name)
-        _flush(Path(parent))
-    remove(target)  # it was damaged, or undone
-    making.rename(target)
-    _flush(target.parent)
+def finish_checkpoint(making: Path, target: Path) -> None:
+    """Put a checkpoint in its place, where a damaged or undone one may be; `LATEST` then names it."""
+    put_in_place(making, target)
     latest = target.parent / LATEST
     new = latest.with_suffix(".new")
     new.write_text(f"{target.name}\n")
-    _flush(new)
+    flush(new)
     new.replace(latest)
-
-
-def remove(path: Path) -> None:
-    """Remove a checkpoint, if it exists. It is renamed first, so that no half-removed one has its name."""
-    hidden = path.with_name(f".{path.name}")
-    shutil.rmtree(hidden, ignore_errors=True)
-    if path.exists():
-        path.rename(hidden)
-        shutil.rmtree(hidden, ignore_errors=True)
-
-
-def _flush(path: Path) -> None:
-    """Wait until a file or folder is on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

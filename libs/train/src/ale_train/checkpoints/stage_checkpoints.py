@@ -11,7 +11,8 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ale_train.checkpoints.checkpoint_folders import CHECKPOINTS, complete, put_in_place, remove, restore_newest_whole
+from ale_train.checkpoints.checkpoint_folders import CHECKPOINTS, complete, finish_checkpoint, restore_newest_whole
+from ale_train.models.whole_folders import remove
 from ale_train.workbench.workbench import Workbench
 
 T = TypeVar("T")
@@ -78,7 +79,7 @@ class StageCheckpoints:
         making, target = folder / f".making_{self._stage}", folder / f"{self._stage}_{self.done}"
         await asyncio.to_thread(remove, making)
         await self._bench.backend.save(making)
-        await asyncio.to_thread(put_in_place, making, target)
+        await asyncio.to_thread(finish_checkpoint, making, target)
         self._saved = self.done
         for _, old in complete(folder, self._stage):
             if old not in (target, self._from):

@@ -12,8 +12,8 @@ import json
 import shutil
 from pathlib import Path
 
-from ale_train.checkpoints.checkpoint_folders import remove
 from ale_train.models.model_files import TEMPLATES, choose_files
+from ale_train.models.whole_folders import put_in_place
 
 STAGES = "stages"
 ADAPTER, ADAPTER_CONFIG = "adapter", "adapter_config.json"
@@ -35,7 +35,7 @@ def export_model(checkpoint: Path, folder: Path, base: tuple[Path, str | None]) 
             shutil.copy2(checkpoint / name, new / name)
     if (checkpoint / TEMPLATES).is_dir():
         shutil.copytree(checkpoint / TEMPLATES, new / TEMPLATES)
-    _finish(new, folder)
+    put_in_place(new, folder)
     adapter = folder.with_name(f"{folder.name}_{ADAPTER}")
     if (checkpoint / ADAPTER / ADAPTER_CONFIG).is_file():
         new = _begin(adapter)
@@ -44,7 +44,7 @@ def export_model(checkpoint: Path, folder: Path, base: tuple[Path, str | None]) 
         name = str(base[0].resolve() if base[0].is_dir() else base[0])
         settings |= {"base_model_name_or_path": name, "revision": base[1], "inference_mode": True}
         (new / ADAPTER_CONFIG).write_text(json.dumps(settings, indent=2) + "\n")
-        _finish(new, adapter)
+        put_in_place(new, adapter)
 
 
 def _begin(folder: Path) -> Path:
@@ -53,9 +53,3 @@ def _begin(folder: Path) -> Path:
     shutil.rmtree(new, ignore_errors=True)
     new.mkdir(parents=True)
     return new
-
-
-def _finish(new: Path, folder: Path) -> None:
-    """Let a folder that was written take its place."""
-    remove(folder)
-    new.rename(folder)

@@ -30,11 +30,11 @@ from ale_train.checkpoints.checkpoint_folders import (
     CHECKPOINTS,
     STEP,
     complete,
-    put_in_place,
-    remove,
+    finish_checkpoint,
     restore_newest_whole,
     step_checkpoint,
 )
+from ale_train.models.whole_folders import remove
 from ale_train.workbench.workbench import Workbench
 
 LOOP_FILE = "loop.json"
@@ -67,7 +67,7 @@ async def write_checkpoint(bench: Workbench, state: LoopState, keep: int) -> Non
     await bench.backend.save(making)
     (making / LOOP_FILE).write_text(text)
     await bench.store.sync()  # the rollouts that it names, and what was trained on
-    await asyncio.to_thread(put_in_place, making, target)
+    await asyncio.to_thread(finish_checkpoint, making, target)
     for _, old in complete(folder, STEP)[keep:] if keep else ():
         if old not in (target, bench.policy_folder):
             await asyncio.to_thread(remove, old)
