@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -217,7 +218,7 @@ async def test_keyword_arguments_get_everything_but_the_sandbox(at: Path, make_t
     found = await score(at, "names", "42", task=make_task(level="easy"))
     assert set(found.parts) == {
         *("prompt", "completion", "messages", "task", "trajectory", "state", "info", "metadata"),
-        *("prompt_ids", "completion_ids", "solution_str", "level"),
+        *("prompt_ids", "completion_ids", "solution_str", "reply", "level"),
     }
 
 
@@ -267,6 +268,58 @@ async def test_functions_of_trl_and_verifiers_run_unchanged(
 async def test_messages_have_the_whole_conversation_from_the_first_reply_on(at: Path, score: Scored) -> None:
     assert (await score(at, "vf_exact", "41", "42", completion_as="messages")).value == 1.0
     assert (await score(at, "vf_turns", "41", "42", completion_as="messages")).value == 2.0
+
+
+THINKING = """
+import re
+FORM = re.compile(r"<think>.*?</think>.*", re.DOTALL)
+def trl(completions, **kwargs): return [float(FORM.fullmatch(c[0]["content"]) is not None) for c in completions]
+def vf(completion): return float(FORM.fullmatch(completion[-1]["content"]) is not None)
+def trl_text(completions, **kwargs): return [float(FORM.fullmatch(c) is not None) for c in completions]
+def text(completion): return float(FORM.fullmatch(completion) is not None)
+def verl(data_source, solution_str, ground_truth, extra_info=None): return float("</think>" in solution_str)
+def without(reply, answer): return float(reply == answer)
+"""
+
+
+@pytest.mark.parametrize("thoughts", ["because", ""])
+@pytest.mark.parametrize(
+    ("function", "form"),
+    [
+        ("trl", "messages"),
+        ("vf", "messages"),
+        ("trl_text", "text"),
+        ("text", "text"),
+        ("verl", "text"),
+        ("without", "text"),
+    ],
+)
+async def test_functions_see_the_thoughts_that_the_model_wrote(
+    tmp_path: Path, score: Scored, make_task: MakeTask, episode: MakeEpisode, function: str, form: str, thoughts: str
+) -> None:
+    path, task = tmp_path / "thinking.py", make_task(answer="42", data_source="sums")
+    path.write_text(THINKING)
+    made = with_thoughts(episode("42"), thoughts)
+    found = await score(path, function, task=task, of=made, completion_as=form)
+    assert found.value == float(bool(thoughts) or function == "without")
+
+
+async def test_a_reply_that_was_cut_inside_its_thoughts_does_not_end_them(
+    tmp_path: Path, score: Scored, episode: MakeEpisode
+) -> None:
+    path = tmp_path / "thinking.py"
+    path.write_text(THINKING)
+    made = with_thoughts(episode(""), "becau")
+    cut = replace(made, chunks=(replace(made.chunks[0], finish_reason="length"),))
+    assert (await score(path, "text", of=cut)).value == 0.0
+    assert (await score(path, "text", of=made)).value == 1.0
+
+
+def with_thoughts(made: Trajectory, thoughts: str) -> Trajectory:
+    """Return an episode whose last reply has these thoughts."""
+    *before, last = made.sequences[0].messages
+    messages = (*before, replace(last, reasoning=thoughts))
+    return replace(made, sequences=(replace(made.sequences[0], messages=messages), *made.sequences[1:]))
 
 
 @pytest.mark.parametrize(

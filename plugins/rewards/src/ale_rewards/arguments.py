@@ -3,7 +3,9 @@
 1. The usual form has one episode: `prompt`, `completion`, `task`, `trajectory`, ..., and the columns of the task's row
    (`answer`) under their names. Functions of verifiers have it, too; they want messages (`completion_as: messages`).
    Those of verl name `solution_str` and `ground_truth`: the reply's text, and the column `answer`.
-2. A function that names `prompts` or `completions` is called as TRL does: everything is a list, here of length one.
+2. Thoughts are part of a completion's text, as they are in what TRL, verl and verifiers pass: the model wrote them, and
+   a function may judge them. `reply` is the last reply's text without them.
+3. A function that names `prompts` or `completions` is called as TRL does: everything is a list, here of length one.
 """
 
 from __future__ import annotations
@@ -31,18 +33,18 @@ def offer_arguments(task: Task, trajectory: Trajectory, form: CompletionForm) ->
     talk = read_conversation(task, trajectory)
     as_text = form == "text"
     prompt = task.instruction if as_text else _as_dicts(talk.prompt)
-    completion = talk.reply if as_text else _as_dicts(talk.completion)
+    completion = talk.whole_reply if as_text else _as_dicts(talk.with_thoughts)
     info = task.metadata.get("info")
     info = info if isinstance(info, dict) else dict(task.metadata)
     episode = {
         "prompt": prompt,
         "completion": completion,
-        "messages": _as_dicts((*talk.prompt, *talk.completion)),
+        "messages": _as_dicts((*talk.prompt, *talk.with_thoughts)),
         "info": info,
         "task": task,
     }
     state = {**task.metadata, **episode, "turn": len(trajectory.turns)}
-    of_verl: dict[str, Any] = {"solution_str": talk.reply}
+    of_verl: dict[str, Any] = {"solution_str": talk.whole_reply, "reply": talk.reply}
     if "answer" in task.metadata:
         of_verl["ground_truth"] = task.metadata["answer"]
     tokens = _token_ids(trajectory)
