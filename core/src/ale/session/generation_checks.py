@@ -13,12 +13,12 @@ TOLERANCE = 1e-3
 """How far above 0 rounding may put a log-probability."""
 
 
-def check_generation(generation: object, request: GenerateRequest, vocab_size: int) -> Generation:
+def check_generation(generation: object, request: GenerateRequest, id_limit: int) -> Generation:
     """Return the generation unchanged. Raises `EngineError`, with a sentence that says what is wrong with it."""
     if not isinstance(generation, Generation):
         raise EngineError(f"The engine answered with {type(generation).__name__}, not with a Generation.")
     try:
-        wrong = describe_fault(generation, request.sampling.max_tokens, vocab_size)
+        wrong = describe_fault(generation, request.sampling.max_tokens, id_limit)
     except (TypeError, ValueError, OverflowError) as error:
         raise EngineError(f"The engine's answer holds what is no number: {error}.") from error
     if wrong is not None:
@@ -26,7 +26,7 @@ def check_generation(generation: object, request: GenerateRequest, vocab_size: i
     return generation
 
 
-def describe_fault(generation: Generation, most: int, vocab_size: int) -> str | None:
+def describe_fault(generation: Generation, most: int, id_limit: int) -> str | None:
     """Return what is wrong with a generation of at most `most` tokens; None if nothing is wrong."""
     ids, logprobs, versions = generation.token_ids, generation.logprobs, generation.versions
     if not all(isinstance(part, tuple) for part in (ids, logprobs, versions)):
@@ -41,8 +41,8 @@ def describe_fault(generation: Generation, most: int, vocab_size: int) -> str | 
         return None
     if {type(token) for token in ids} | {type(version) for version in versions} != {int}:
         return "its tokens and versions must be whole numbers"
-    if min(ids) < 0 or max(ids) >= vocab_size:
-        return f"it has the token {min(ids) if min(ids) < 0 else max(ids)}, and the vocabulary {vocab_size} tokens"
+    if min(ids) < 0 or max(ids) >= id_limit:
+        return f"it has the token {min(ids) if min(ids) < 0 else max(ids)}, and the vocabulary {id_limit} tokens"
     if not math.isfinite(sum(logprobs)) or max(logprobs) > TOLERANCE:
         return "its log-probabilities must be finite, and at most 0"
     return None

@@ -236,7 +236,7 @@ class RecordedSession(ModelSession):
         try:
             with self._sessions.sampling(self):
                 answer: object = await self._sessions.engine.generate(request)
-            generation = check_generation(answer, request, self._sessions.tokenizer.vocab_size)
+            generation = check_generation(answer, request, self._sessions.tokenizer.id_limit)
             used = len(generation.token_ids)
         except AleError:
             raise

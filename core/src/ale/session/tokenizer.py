@@ -76,10 +76,15 @@ PROBES = (
 
 
 class ChatTokenizer:
-    """A Hugging Face tokenizer with a chat template (it satisfies `ale.specs.engine.Tokenizer`)."""
+    """A Hugging Face tokenizer with a chat template (it satisfies `ale.specs.engine.Tokenizer`).
 
-    def __init__(self, hugging_face: Any, stop_token_ids: Sequence[int] = ()) -> None:
+    `rows` is the number of tokens that the model itself knows, which may be more than the tokenizer has: many models
+    are padded. It may sample a token of the padding, which is no text.
+    """
+
+    def __init__(self, hugging_face: Any, stop_token_ids: Sequence[int] = (), rows: int = 0) -> None:
         self._hf = hugging_face
+        self._rows = rows
         self._fast = hugging_face.backend_tokenizer
         self.template = ChatTemplate(hugging_face)
         self.turn_end_id: int | None = self._fast.token_to_id(self.template.turn_end)
@@ -107,14 +112,19 @@ class ChatTokenizer:
             )
         if not hasattr(hf, "backend_tokenizer"):
             raise ConfigError(f"The tokenizer in {folder} is a slow one; convert it to tokenizer.json first.")
-        return cls(
-            hf, [token for name in ("generation_config", "config") for token in _read_eos(folder / f"{name}.json")]
-        )
+        generation, config = (_read_json(folder / f"{name}.json") for name in ("generation_config", "config"))
+        rows = config.get("vocab_size", _mapping(config.get("text_config")).get("vocab_size"))
+        return cls(hf, [*_read_eos(generation), *_read_eos(config)], rows if isinstance(rows, int) else 0)
 
     @property
     def vocab_size(self) -> int:
         """The number of token ids."""
         return int(self._fast.get_vocab_size())
+
+    @cached_property
+    def id_limit(self) -> int:
+        """The number that every token id is below which the model can sample or see."""
+        return max(self._rows, max(self._fast.get_vocab(with_added_tokens=True).values()) + 1)
 
     @cached_property
     def ordinary_token_ids(self) -> list[int]:
@@ -310,12 +320,21 @@ class ChatTokenizer:
         self._hf.save_pretrained(str(folder))
 
 
-def _read_eos(file: Path) -> list[int]:
-    """Return the end tokens that a configuration of transformers names."""
+def _read_json(file: Path) -> dict[str, Any]:
+    """Return a configuration of transformers; empty if there is none that can be read."""
     try:
-        eos = json.loads(file.read_text()).get("eos_token_id")
-    except (OSError, ValueError, AttributeError):
-        return []
+        return _mapping(json.loads(file.read_text()))
+    except (OSError, ValueError):
+        return {}
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _read_eos(config: dict[str, Any]) -> list[int]:
+    """Return the end tokens that a configuration names."""
+    eos = config.get("eos_token_id")
     return [token for token in (eos if isinstance(eos, list) else [eos]) if isinstance(token, int)]
 
 

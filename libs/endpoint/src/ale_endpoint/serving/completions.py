@@ -119,9 +119,9 @@ class Completions:
     def _read(self, prompt: str | list[int]) -> tuple[int, ...]:
         if isinstance(prompt, str):
             return (*self._tokenizer.around_text[0], *self._tokenizer.encode(prompt))
-        wrong = next((token for token in prompt if not 0 <= token < self._tokenizer.vocab_size), None)
+        wrong = next((token for token in prompt if not 0 <= token < self._tokenizer.id_limit), None)
         if wrong is not None:
-            raise RequestRefused(f"'prompt' holds the token {wrong}; the vocabulary has {self._tokenizer.vocab_size}.")
+            raise RequestRefused(f"'prompt' holds the token {wrong}; the vocabulary has {self._tokenizer.id_limit}.")
         return tuple(prompt)
 
     async def _complete(self, asked: CompletionRequest, ids: tuple[int, ...], number: int) -> Completed:
@@ -147,7 +147,7 @@ class Completions:
         self._number += 1
         request = GenerateRequest(ids, sampling, session=f"completion-{self._number}")
         found: object = await self._engine.generate(request)
-        generation = check_generation(found, request, tokenizer.vocab_size)
+        generation = check_generation(found, request, tokenizer.id_limit)
         generation, text, stop = cut_at_stop(tokenizer, generation, asked.stop or (), lambda text: 0)
         ended = stop is not None or tokenizer.split_stop(generation.token_ids)[1] is not None
         tokens = tuple(describe_tokens(tokenizer, generation, text)) if asked.logprobs is not None else ()
