@@ -117,7 +117,7 @@ async def test_a_job_in_the_background_is_waited_for_without_its_output(start: S
     assert (await box.read_file(ReadFileRequest(path="/tmp/kept"))).content == "out\n"
     with pytest.warns(DeprecationWarning, match="Use arun"):
         failed = await box.run_nohup_and_wait("sh -c 'echo why; exit 3'")
-    assert (failed.exit_code, "exit code 3" in failed.failure_reason) == (3, True)
+    assert failed.success, "as on ROCK, whose client cannot know how a job ended"
 
 
 async def test_a_program_runs_without_a_shell(start: StartSandbox) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -132,8 +133,6 @@ async def test_a_request_arrives_as_it_was_sent(box: Proxied) -> None:
     assert "sandbox" in answer.headers["content-security-policy"]
     assert (await box.http.get(f"{box.path}/proxy/teapot")).status_code == 418
     assert (await box.http.get(f"{box.path}/proxy")).json()["path"] == "/"
-    for path, extra in (("/proxy/port/8080/p", {}), ("/proxy/p", {"X-ROCK-Target-Port": "8080"})):
-        assert (await box.http.get(box.path + path, headers=extra)).json()["path"] == "/p"
 
 
 async def test_headers_of_the_connection_do_not_pass(box: Proxied) -> None:
@@ -173,17 +172,71 @@ async def test_a_slow_reader_holds_up_the_program_and_a_hang_up_ends_its_connect
     assert (await box.box.execute(Command(command=waiting))).exit_code == 0
 
 
-@pytest.mark.parametrize("path", ["/proxy/port/9/", "/proxy/port/3000/"])
+@pytest.mark.parametrize("path", ["/proxy/port/9009/", "/proxy/port/3000/", "/vnc/"])
 async def test_a_port_that_does_not_speak_http_says_so(box: Proxied, path: str) -> None:
     answer = await box.http.get(box.path + path)
     assert answer.status_code == 502
     assert answer.json()["detail"].startswith("Nothing answers at the port")
 
 
-@pytest.mark.parametrize("path", ["/proxy/port/0/", "/proxy/port/65536/", "/proxy/port/-1/", "/proxy/port/x/"])
-async def test_what_is_no_port_is_refused(box: Proxied, path: str) -> None:
-    answer = await box.http.get(box.path + path)
-    assert (answer.status_code, "is no port" in answer.json()["detail"]) == (400, True)
+WAYS = {
+    "path": lambda port: (f"/proxy/port/{port}/p", {}),
+    "header": lambda port: ("/proxy/p", {"X-ROCK-Target-Port": port}),
+    "query": lambda port: (f"/proxy/p?rock_target_port={port}", {}),
+}
+
+
+async def test_a_port_is_named_by_path_header_or_query(box: Proxied) -> None:
+    for way in WAYS.values():
+        path, headers = way("8080")
+        answer = (await box.http.get(box.path + path, headers=headers)).json()
+        assert answer["path"].partition("?")[0] == "/p"
+        async with aiohttp.ClientSession(headers=headers) as session, session.ws_connect(box.url + path) as socket:
+            await socket.send_str("text")
+            assert (await socket.receive()).data == "text"
+        path, headers = way("9009")
+        assert "port 9009" in (await box.http.get(box.path + path, headers=headers)).json()["detail"]
+
+
+async def test_a_port_that_may_not_be_reached_is_refused(box: Proxied) -> None:
+    refusals = {"0": "is no port", "65536": "is no port", "-1": "is no port", "22": "below 1024", "1023": "below 1024"}
+    for way, (port, sentence) in itertools.product(WAYS.values(), refusals.items()):
+        path, headers = way(port)
+        answer = await box.http.get(box.path + path, headers=headers)
+        assert (answer.status_code, sentence in answer.json()["detail"]) == (400, True)
+        assert await status_of_websocket(box.url + path, headers) == 400
+
+
+async def test_a_port_that_is_named_in_two_ways_is_refused(box: Proxied) -> None:
+    header = {"X-ROCK-Target-Port": "8080"}
+    for path, headers in (
+        ("/proxy/port/8080/?rock_target_port=8080", {}),
+        ("/proxy/?rock_target_port=8080", header),
+        ("/proxy/port/8080/", header),
+    ):
+        answer = await box.http.get(box.path + path, headers=headers)
+        assert (answer.status_code, "more than once" in answer.json()["detail"]) == (400, True)
+        assert await status_of_websocket(box.url + path, headers) == 400
+
+
+async def status_of_websocket(url: str, headers: dict[str, str]) -> int:
+    """Return the status with which a WebSocket is refused."""
+    async with aiohttp.ClientSession(headers=headers) as session:
+        with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
+            await session.ws_connect(url)
+        return refused.value.status
+
+
+async def test_a_path_of_the_program_may_begin_as_one_with_a_port(box: Proxied) -> None:
+    assert (await box.http.get(f"{box.path}/proxy/port/x/y")).json()["path"] == "/port/x/y"
+
+
+async def test_the_screen_of_a_sandbox_is_at_its_own_path(box: Proxied) -> None:
+    """On ROCK it is the program at port 8006, whatever else the request names."""
+    listen = "python3 -m http.server 8006 >/dev/null 2>&1 & until (: </dev/tcp/127.0.0.1/8006) 2>/dev/null; do :; done"
+    assert (await box.box.execute(Command(command=["bash", "-c", listen]))).exit_code == 0
+    answer = await box.http.get(f"{box.path}/vnc/server.py", headers={"X-ROCK-Target-Port": "8080"})
+    assert (answer.status_code, answer.text) == (200, SERVER)
 
 
 async def test_nothing_can_be_slipped_into_the_request(service: Service, box: Proxied) -> None:
@@ -201,20 +254,17 @@ async def test_nothing_can_be_slipped_into_the_request(service: Service, box: Pr
 
 
 async def test_a_websocket_passes(box: Proxied) -> None:
-    async with aiohttp.ClientSession() as session:
-        async with session.ws_connect(f"{box.url}/proxy/ws", protocols=["first", "second"]) as socket:
-            assert socket.protocol == "second"
-            await socket.send_str("text")
-            assert (await socket.receive()).data == "text"
-            await socket.send_bytes(bytes(50_000))
-            assert (await socket.receive()).data == bytes(50_000)
-            await socket.send_str("bye")
-            assert (await socket.receive()).type == aiohttp.WSMsgType.CLOSE
-            assert socket.close_code == 4001
-        for path, status in (("/proxy/port/9/", 502), ("/proxy/port/0/", 400)):
-            with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
-                await session.ws_connect(box.url + path)
-            assert refused.value.status == status
+    protocols = ["first", "second"]
+    async with aiohttp.ClientSession() as http, http.ws_connect(f"{box.url}/proxy/ws", protocols=protocols) as socket:
+        assert socket.protocol == "second"
+        await socket.send_str("text")
+        assert (await socket.receive()).data == "text"
+        await socket.send_bytes(bytes(50_000))
+        assert (await socket.receive()).data == bytes(50_000)
+        await socket.send_str("bye")
+        assert (await socket.receive()).type == aiohttp.WSMsgType.CLOSE
+        assert socket.close_code == 4001
+    assert await status_of_websocket(f"{box.url}/proxy/port/9009/", {}) == 502
 
 
 async def test_a_websocket_carries_a_tcp_connection(box: Proxied) -> None:
@@ -232,7 +282,7 @@ async def test_a_websocket_carries_a_tcp_connection(box: Proxied) -> None:
                 while len(received) < len(sent):
                     received += (await socket.receive()).data
             assert received == sent
-        for query, status in (("?port=9", 502), ("?port=x", 400), ("", 400)):
+        for query, status in (("?port=9009", 502), ("?port=22", 400), ("?port=x", 400), ("", 400)):
             with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
                 await session.ws_connect(f"{box.url}/portforward{query}")
             assert refused.value.status == status

@@ -15,7 +15,7 @@ from ale_rock.schemas import BAD_REQUEST, ROCK_BASE, Fault, failed
 SLOWEST_BYTES_PER_S = 16 << 10
 
 
-PROXIED = re.compile(rf"{ROCK_BASE}/sandboxes/[^/]+/proxy(/|$)")
+PROXIED = re.compile(rf"{ROCK_BASE}/sandboxes/[^/]+/(?:proxy|vnc)(/|$)")
 """Requests that are passed on to a program in a sandbox piece by piece; their bodies have no bound here."""
 
 

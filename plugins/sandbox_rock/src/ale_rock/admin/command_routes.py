@@ -25,6 +25,7 @@ from ale_rock.http.disconnects import PATIENCE_S, PatientAnswer, while_connected
 from ale_rock.schemas import (
     ALE_BASE,
     BAD_REQUEST,
+    JOB_EXIT_CODES,
     ROCK_BASE,
     SERVICE_ERROR,
     CloseSessionRequest,
@@ -66,15 +67,20 @@ def make_action_router(service: Service, gate: Gate) -> APIRouter:
     """Make ROCK's routes."""
     router = APIRouter(prefix=ROCK_BASE, route_class=rock_route(gate), tags=["Inside a sandbox"])
 
+    def job_headers(request: Request) -> dict[str, str]:
+        wanted = request.headers.get(JOB_EXIT_CODES, "true" if service.settings.job_exit_codes else "")
+        return {JOB_EXIT_CODES: "true" if wanted.lower() == "true" else "false"} if wanted else {}
+
     def add(action: str, model: type[BaseModel]) -> None:
         async def act(request: Request) -> Response:
             body = await request.body()
             asked = TimedRef.model_validate_json(body)
             record, worker = await find_running(service, asked.sandbox_id, caller_of(request))
+            headers = JSON | job_headers(request)
 
             async def work() -> Response:
                 try:
-                    return envelope(*await ask(record, worker, "POST", action, body, JSON), worker.name)
+                    return envelope(*await ask(record, worker, "POST", action, body, headers), worker.name)
                 except Exception as error:
                     return answer(envelope_of(error))
 

@@ -1,9 +1,11 @@
 """The way to programs that listen in sandboxes: `proxy` for HTTP and WebSockets, `portforward` for TCP in a WebSocket.
 
-`/sandboxes/{id}/proxy/a/b` is `/a/b` at port 8080, `/sandboxes/{id}/proxy/port/3000/a/b` at port 3000; the header
-`X-ROCK-Target-Port` names a port too. The worker of the sandbox connects to the port; bodies have no limit. A token of
-this service is not passed on. A client that needs `Authorization` for the program sends the service's token in
-`X-API-Key`.
+1. `/sandboxes/{id}/proxy/a/b` is `/a/b` at port 8080. Another port is named in one of three ways: the path
+   `/sandboxes/{id}/proxy/port/3000/a/b`, the header `X-ROCK-Target-Port`, or the query `?rock_target_port=3000`, which
+   the program sees too, as on ROCK. `/sandboxes/{id}/vnc/a/b` is `/a/b` at port 8006.
+2. Ports below 1024 are refused, as on ROCK: system services are no programs of a client.
+3. The worker of the sandbox connects to the port; bodies have no limit. A token of this service is not passed on. A
+   client that needs `Authorization` for the program sends the service's token in `X-API-Key`.
 """
 
 from __future__ import annotations
@@ -34,8 +36,11 @@ from ale_rock.http.proxy import (
 )
 from ale_rock.schemas import ROCK_BASE, SERVICE_ERROR, Fault, RockError
 
-PORT_HEADER, DEFAULT_PORT = "x-rock-target-port", 8080
-PATH = re.compile(rf"{ROCK_BASE}/sandboxes/[^/]+/proxy(?:/port/([^/]*))?(/.*)?")
+PORT_HEADER, PORT_QUERY = "x-rock-target-port", "rock_target_port"
+DEFAULT_PORT, VNC_PORT, LEAST_PORT, MOST_PORT = 8080, 8006, 1024, 65535
+PATH = re.compile(rf"{ROCK_BASE}/sandboxes/[^/]+/(?P<way>proxy|vnc)(?P<path>/.*)?")
+IN_PATH = re.compile(r"/port/(?P<port>[+-]?[0-9]+)(?P<path>/.*)?")
+"""A path that names a port; with any other word after `/port/` it is a path of the program, as on ROCK."""
 
 
 class ProxyRoutes:
@@ -46,7 +51,7 @@ class ProxyRoutes:
         self.router = APIRouter(
             prefix=f"{ROCK_BASE}/sandboxes", route_class=plain_route(gate, "admin", "user"), include_in_schema=False
         )
-        for path in ("/{sandbox_id}/proxy", "/{sandbox_id}/proxy/{path:path}"):
+        for path in (f"/{{sandbox_id}}/{way}{rest}" for way in ("proxy", "vnc") for rest in ("", "/{path:path}")):
             self.router.add_api_route(path, self.request, methods=METHODS)
             self.router.add_api_websocket_route(path, self.websocket)
         self.router.add_api_websocket_route("/{sandbox_id}/portforward", self.forward)
@@ -106,21 +111,38 @@ class ProxyRoutes:
         found = PATH.fullmatch(raw.decode("latin-1"))
         if found is None or not re.fullmatch(r"[!-~]*", target) or "#" in target:
             raise RockError("The path of the request holds what no URL may hold.")
-        named, port_header = found[1], request.headers.get(PORT_HEADER)
-        if named is not None and port_header is not None:
-            raise RockError("The port is named twice, in the path and in a header; leave out one.")
-        port = named if named is not None else port_header
+        path, port = found["path"] or "/", VNC_PORT
+        if found["way"] == "proxy":
+            path, port = named_port(path, request)
         own = {*self.gate.headers_with_tokens(request.headers), PORT_HEADER, TARGET, CREDENTIALS}
         headers = passed_on(request.headers.raw, own)
         headers = [(CREDENTIALS if name == "authorization" else name, value) for name, value in headers]
-        path = (found[2] or "/") + (f"?{query.decode('latin-1')}" if query else "")
-        return DEFAULT_PORT if port is None else port_of(port), [*headers, (TARGET, path)]
+        return port, [*headers, (TARGET, path + (f"?{query.decode('latin-1')}" if query else ""))]
+
+
+def named_port(path: str, request: HTTPConnection) -> tuple[str, int]:
+    """Return the path at the program, and the port, which the request may name in one way. Raises `RockError`."""
+    found = IN_PATH.fullmatch(path)
+    ways = {
+        "the path": found and found["port"],
+        f"the header {PORT_HEADER}": request.headers.get(PORT_HEADER) or None,
+        f"the query {PORT_QUERY}": request.query_params.get(PORT_QUERY),
+    }
+    named = {way: port for way, port in ways.items() if port is not None}
+    if len(named) > 1:
+        raise RockError(f"The port is named more than once, in {' and '.join(named)}; name it in one way.")
+    return (found["path"] or "/") if found else path, next(map(port_of, named.values()), DEFAULT_PORT)
 
 
 def port_of(text: str) -> int:
     """Read a port. Raises `RockError`."""
-    if not re.fullmatch(r"[0-9]{1,5}", text) or not 0 < int(text) < 65536:
-        raise RockError(f"{text[:100]!r} is no port; a port is a number from 1 to 65535.")
+    if not re.fullmatch(r"\+?[0-9]{1,9}", text) or not 0 < int(text) <= MOST_PORT:
+        raise RockError(f"{text[:100]!r} is no port; a port is a number from {LEAST_PORT} to {MOST_PORT}.")
+    if int(text) < LEAST_PORT:
+        raise RockError(
+            f"The port {int(text)} is below {LEAST_PORT}, where system services listen, such as SSH at 22; let the "
+            f"program listen at a port from {LEAST_PORT} to {MOST_PORT}."
+        )
     return int(text)
 
 

@@ -92,6 +92,11 @@ class Settings(BaseModel):
     keep_stopped: bool = Field(
         False, description="Keep the files of every sandbox that is stopped, so that it can be started again."
     )
+    job_exit_codes: bool = Field(
+        False,
+        description="Whether a background job that failed is an error for ROCK's client, which else takes every job "
+        "for a success; a request decides for itself by the header `X-Job-Exit-Codes: true` or `false`.",
+    )
     disk_limits: bool = Field(False, description="Whether `disk` of a ROCK client is a limit too, not only room.")
     network: NetworkMode = Field("none", description="Network of a sandbox whose request names none.")
     networks: tuple[NetworkMode, ...] | None = Field(

@@ -65,6 +65,11 @@ class RunInSessionRequest(SandboxRef):
     command: str
     check: Literal["silent", "raise", "ignore"] = "raise"
     timeout: float | None = Field(None, gt=0, description="Seconds.")
+    job_exit_codes: bool = Field(
+        False,
+        description="Whether a background job that failed fails the answer that reports its end; or header "
+        "`X-Job-Exit-Codes`, or the service's setting.",
+    )
 
 
 class CloseSessionRequest(SandboxRef):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from ale_rock.schemas.common import State
 
@@ -95,6 +95,7 @@ class RunResult(BaseModel):
     exit_code: int | None = None
     failure_reason: str = ""
     expect_string: str = ""
+    job_exit_code: int | None = Field(None, description="ALE's own: how the background job that this is about ended.")
 
 
 class ExecuteResult(BaseModel):

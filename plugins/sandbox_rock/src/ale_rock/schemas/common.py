@@ -16,6 +16,8 @@ WORKERS_BASE = "/apis/workers/v1"
 WORKER_ID = "X-ALE-Worker-Id"
 """The header that names the worker's registration for which the admin sends a request. A network that was cut can
 deliver a request late. A worker that has registered again refuses it, because its sender has given it up."""
+JOB_EXIT_CODES = "X-Job-Exit-Codes"
+"""The header by which a client asks for the exit codes of background jobs (`worker.nohup`), with the value `true`."""
 
 BAD_REQUEST: Final = 4000
 SERVICE_ERROR: Final = 5000

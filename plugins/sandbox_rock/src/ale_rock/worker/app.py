@@ -161,6 +161,8 @@ class WorkerRoutes:
         model, method = ROCK_ACTIONS[action]
         asked = model.model_validate_json(await read_body(request, self.settings.max_body_bytes))
         check_id(asked.sandbox_id, request)
+        if isinstance(asked, schemas.RunInSessionRequest) and schemas.JOB_EXIT_CODES in request.headers:
+            asked.job_exit_codes = request.headers[schemas.JOB_EXIT_CODES] == "true"
         return await while_connected(request, method(held.rocklet, asked))
 
     async def _upload(self, request: Request, held: Held) -> BaseModel:

@@ -1,13 +1,15 @@
-"""Recognizes what ROCK's client sends to run a job in the background, so that the job's exit code can be reported.
+"""Recognizes what ROCK's client sends to run a job in the background, and keeps the jobs' exit codes.
 
 1. `arun(mode="nohup")` starts a job with one line (`find_job`) that ends in `disown`, after which no shell knows how
    the job ends. The session leaves that word out: its shell then keeps the job's exit code, and `wait PID` returns it.
 2. The client asks `kill -0 PID` every few seconds, takes its failure for the job's success, and reads the job's output
    with `cat FILE` or `head -c N FILE`.
-3. So there are two places where a failed job can be reported. If it fails within `START_WAIT_S`, it is the answer to
-   the start, whose exit code the client passes on. Later it is the answer to the reading of its output, which the
-   client reports as exit code 1 with our sentence. With `ignore_output` the client reads no output, and a late failure
-   cannot be reported.
+3. By default these answers are those of ROCK's own server, whatever the job's exit code is: programs that are written
+   for ROCK rely on it. The exit code is in a field of ours, `job_exit_code`, of the answer to the start if the job has
+   ended by then (the answer waits up to `START_WAIT_S` for that), and of the answer that reads the output.
+4. With the setting or header `job_exit_codes` a failed job also fails these answers: the start's, whose exit code the
+   client passes on, or the reading's, which the client reports as exit code 1 with our sentence. With `ignore_output`
+   the client reads no output, and a late failure cannot be reported.
 """
 
 from __future__ import annotations
@@ -16,8 +18,8 @@ import re
 from dataclasses import dataclass, field
 
 START_WAIT_S = 1.0
-"""How long the answer to a job's start waits for the job, to report a job that fails at once. Only the pauses between
-two looks are counted: on a slow machine looks take longer, and so does the job."""
+"""How long the answer to a job's start waits for it, so that a short job has ended when the client first asks. Only the
+pauses between two looks are counted: on a slow machine looks take longer, and so does the job."""
 STARTS, INPUT, ENDS = "nohup ", " < /dev/null > ", " 2>&1 & echo PIDSTART${!}PIDEND"
 """Parts of a job's line, looked for one by one: a pattern for all of it takes quadratic time on some texts."""
 PID = re.compile(r"PIDSTART(\d+)PIDEND")
@@ -44,20 +46,24 @@ class Jobs:
 
     running: dict[str, str] = field(default_factory=dict)
     """Process id -> output file."""
-    failed: dict[str, tuple[str, int]] = field(default_factory=dict)
-    """Output file -> process id and exit code, until it has been reported."""
+    ended: dict[str, tuple[str, int]] = field(default_factory=dict)
+    """Output file -> process id and exit code, until the output is read."""
 
-    def end(self, pid: str, exit_code: int) -> None:
-        """Note that a job has ended."""
+    def begin(self, pid: str, file: str) -> None:
+        """Note that a job has started."""
+        self.running[pid] = file
+        self.ended.pop(file, None)
+
+    def end(self, pid: str, exit_code: int | None) -> None:
+        """Note that a job has ended; the exit code is None if nobody knows it."""
         file = self.running.pop(pid)
-        if exit_code:
-            self.failed[file] = pid, exit_code
+        if exit_code is not None:
+            self.ended[file] = pid, exit_code
 
-    def report(self, command: str) -> str:
-        """Return the sentence about a failed job whose output `command` reads, once; "" if there is none."""
+    def report(self, command: str) -> tuple[str, int] | None:
+        """Return the process id and the exit code of the ended job whose output `command` reads, once."""
         match = READ.fullmatch(command.strip())
-        failure = self.failed.pop(match["file"], None) if match else None
-        return sentence(*failure) if failure else ""
+        return self.ended.pop(match["file"], None) if match else None
 
 
 def sentence(pid: str, exit_code: int) -> str:

@@ -76,20 +76,24 @@ class Session:
         done = await self._run(command, timeout_s)
         output = text_of(done.stdout + done.stderr).rstrip()
         if job is not None and not done.exit_code:
-            return await self._watch_start(output, job[1], timeout_s)
-        fault = ""
+            return await self._watch_start(output, job[1], timeout_s, asked.job_exit_codes)
+        fault, job_exit_code = "", None
         if done.timed_out:
             fault = f"The command did not end within {timeout_s:g} s, so it was ended; the session goes on."
         elif done.exit_code:
             fault = f"The command {asked.command[:1000]!r} failed with exit code {done.exit_code}."
-        elif asked.check == "raise":
-            fault = self.jobs.report(asked.command)
+        elif ended := self.jobs.report(asked.command):
+            job_exit_code = ended[1]
+            if asked.job_exit_codes and job_exit_code:
+                fault = sentence(*ended)
         if fault and asked.check == "raise":
             quoted = f" Its output:\n{output[-MOST_QUOTED:]}" if output else ""
             raise RockError(fault + quoted, COMMAND_ERROR, done.exit_code or 1)
         cut = f"Only the first {MOST_OUTPUT_BYTES >> 20} MiB of the output were kept." if done.truncated else ""
         code = None if asked.check == "ignore" else done.exit_code
-        return RunResult(output=output, exit_code=code, failure_reason=f"{fault} {cut}".strip())
+        return RunResult(
+            output=output, exit_code=code, failure_reason=f"{fault} {cut}".strip(), job_exit_code=job_exit_code
+        )
 
     async def close(self) -> bool:
         """End the shell and what it started, unless a background job runs in it: return whether it has ended."""
@@ -104,13 +108,13 @@ class Session:
         text = f"\\command eval {quote(command)} 2>&1"
         return await self.shell.run(text, timeout_s=timeout_s, max_output_bytes=MOST_OUTPUT_BYTES)
 
-    async def _watch_start(self, output: str, file: str, timeout_s: float) -> RunResult:
-        """Wait a moment for a job that was just started; report its failure as the result of its start."""
+    async def _watch_start(self, output: str, file: str, timeout_s: float, is_reported: bool) -> RunResult:
+        """Wait a moment for a job that was just started. Its failure is the result of its start if `is_reported`."""
         match = PID.search(output)
         if match is None:
             return RunResult(output=output, exit_code=0)
         pid = match[1]
-        self.jobs.running[pid] = file
+        self.jobs.begin(pid, file)
         until, waited_s, pause_s = time.monotonic() + timeout_s / 2, 0.0, 0.01
         while await self._job_runs(pid):
             if waited_s >= START_WAIT_S or time.monotonic() > until:
@@ -118,13 +122,17 @@ class Session:
             await asyncio.sleep(pause_s)
             waited_s += pause_s
             pause_s = min(0.1, 2 * pause_s)
-        del self.jobs.running[pid]
         exit_code = await self._exit_code_of(pid)
-        if not exit_code:
-            return RunResult(output=output, exit_code=0)
+        self.jobs.end(pid, exit_code)
+        if not (is_reported and exit_code):
+            return RunResult(output=output, exit_code=0, job_exit_code=exit_code)
+        del self.jobs.ended[file]
         wrote = await self._run(f"cat {file}", STARTUP_S)
         return RunResult(
-            output=text_of(wrote.stdout).rstrip(), exit_code=exit_code, failure_reason=sentence(pid, exit_code)
+            output=text_of(wrote.stdout).rstrip(),
+            exit_code=exit_code,
+            failure_reason=sentence(pid, exit_code),
+            job_exit_code=exit_code,
         )
 
     async def _job_runs(self, pid: str) -> bool:
@@ -132,9 +140,9 @@ class Session:
         how its children ended, or not collect them, and then `kill -0` finds them for ever."""
         return not (await self._run(RUNS.format(pid=pid), STARTUP_S)).exit_code
 
-    async def _exit_code_of(self, pid: str) -> int:
-        """Return the exit code of a job that has ended."""
+    async def _exit_code_of(self, pid: str) -> int | None:
+        """Return the exit code of a job that has ended; None if it cannot be known."""
         waited = await self._run(f"wait {pid}", STARTUP_S)
         # After an `exit` in the session the job is no child of the shell, so its exit code cannot be known.
         unknown = waited.timed_out or (waited.exit_code == 127 and b"child" in waited.stdout)
-        return 0 if unknown else waited.exit_code
+        return None if unknown else waited.exit_code
