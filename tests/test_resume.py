@@ -73,9 +73,10 @@ def test_a_run_that_is_stopped_leaves_a_checkpoint_from_which_it_goes_on(run: Pa
             "run_finished",
         ]
     again = ale("run", "--resume", run)
-    assert (again.returncode, again.stderr) == (
-        2,
-        f"error: The run in {run} is complete; there is nothing to go on with.\n",
+    assert again.returncode == 2
+    assert again.stderr == (
+        f"error: The run in {run} is complete: it has made its {STEPS} steps. Give it more (rl.steps={2 * STEPS}) to "
+        f"go on with it; `ale eval {run}` evaluates its policy again.\n"
     )
 
 

@@ -32,7 +32,7 @@ class Attempts:
 
     async def run(self, monkeypatch: pytest.MonkeyPatch, folder: Path, only: Any = "all") -> Any:
         monkeypatch.setattr(pipeline, "new_run_folder", lambda config: ("new", folder))
-        monkeypatch.setattr(pipeline, "run_to_resume", lambda folder, config: "resumed")
+        monkeypatch.setattr(pipeline, "run_to_resume", lambda folder, config, steps: "resumed")
         monkeypatch.setattr(pipeline, "newest_checkpoint", lambda folder: self.checkpoints[len(self.run_ids) - 1])
         monkeypatch.setattr(pipeline, "plan_copies", lambda *arguments: SimpleNamespace(config=""))
         monkeypatch.setattr(pipeline, "changed_files", lambda folder: ())

@@ -12,6 +12,7 @@ from ale.cli.messages import configure_messages
 from ale.cli.signals import run_until_signal
 from ale.errors import ConfigError
 from ale.store.run_store import CONFIG_NAME, RunStore
+from ale_train.checkpoints.resume import half_to_resume
 from ale_train.config.load import load_run_config
 from ale_train.display.open_display import open_display
 from ale_train.evaluation.describe import describe_run
@@ -30,6 +31,8 @@ def run(file: Path, overrides: list[str], only: str, source: Path | None, out: P
     if resume:
         if only != "all" or source is not None or out is not None:
             raise ConfigError("--resume goes on in its run folder; leave out --only, --from and --out.")
+        half = half_to_resume(file)
+        chosen, source = read_half(half.only), half.source
         file, out = file / CONFIG_NAME, file
     loaded = load_run_config(file, overrides)
     with open_display() as progress:

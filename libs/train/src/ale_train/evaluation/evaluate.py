@@ -28,6 +28,8 @@ from ale_train.evaluation.metrics import Figures, measure, sum_up
 from ale_train.workbench.workbench import Workbench, read_tasks
 
 EVAL_STAGE = "eval"
+AFTER_RL = "after_rl"
+"""The label of the evaluation after the last step of reinforcement learning."""
 MOST_LOOKED_AT = 100_000
 """How many tasks of a split are searched for those with the right tags; a source may be endless."""
 

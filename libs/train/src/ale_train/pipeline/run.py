@@ -12,7 +12,7 @@ import resource
 import shlex
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,11 +27,11 @@ from ale.specs.driver import DriverContext
 from ale.store.run_store import CONFIG_NAME, DB_NAME, OWN_WORDS, SUMMARY_NAME, RunStore, write_whole
 from ale.trajectory import Trajectory
 from ale_train.checkpoints.checkpoint_folders import step_checkpoint
-from ale_train.checkpoints.resume import newest_checkpoint, run_to_resume
+from ale_train.checkpoints.resume import describe_new_rates, newest_checkpoint, run_to_resume
 from ale_train.config.run import RunConfig
 from ale_train.config.scratch_model import ScratchModel
 from ale_train.config.user_files import FILES, RunFiles, changed_files, plan_copies
-from ale_train.evaluation.evaluate import check_evaluation_tasks, evaluate_policy
+from ale_train.evaluation.evaluate import AFTER_RL, check_evaluation_tasks, evaluate_policy
 from ale_train.models.export import after_stage
 from ale_train.models.named_model import fetch_model
 from ale_train.models.policy_checks import check_policy
@@ -92,6 +92,7 @@ class Attempt:
         config, run_id, folder, redact = self.plan.config, self.run_id, self.folder, self.values.redact
         store = RunStore.create(folder, redact)
         store.resumed = store.meta("run_id") is not None
+        earlier = _read_evaluations(folder, config) if store.resumed else {}
         context = replace(context, channel=RunChannel(redact, hooks, store, self.progress.note))
         self.files.write_copies(folder)
         store.set_meta({"run_id": run_id, "config": self.files.config})
@@ -100,9 +101,9 @@ class Attempt:
         status, error, bench = "failed", None, None
         try:
             hooks.call("ale_run_started", run_id=run_id, run_dir=folder, config=self.values.public)
-            store.add_event(
-                "run_resumed" if store.resumed else "run_started", run_id=run_id, seed=config.seed, only=self.plan.only
-            )
+            source = None if self.plan.source is None else str(self.plan.source.resolve())
+            about = {"run_id": run_id, "seed": config.seed, "only": self.plan.only, "source": source}
+            store.add_event("run_resumed" if store.resumed else "run_started", **about)
             if config.model.path is not None and self.plan.message_engine is None:
                 found = await fetch_model(config.model.path, config.model.revision, context.channel)
                 if found != config.model.path:  # a download, which `plan_run` did not see
@@ -112,6 +113,7 @@ class Attempt:
             async with open_workbench(
                 config, self.plan.required, context, hooks, store, self.progress, train=self.plan.only != "rollout"
             ) as bench:
+                bench.evaluations.update(earlier)
                 await run_stages(bench, self.plan.stages, self.plan.only)
             status = "completed"
         except asyncio.CancelledError:
@@ -123,7 +125,7 @@ class Attempt:
         finally:
             facts = {"run_id": run_id, "status": status, "error": error, "seed": config.seed}
             seconds = time.monotonic() - began + float(store.meta("seconds") or 0)  # of earlier parts, too
-            summary = facts | summarize(bench, store, seconds)
+            summary = facts | summarize(bench, store, seconds, earlier)
             summary = json.loads(redact_json(json.dumps(summary), redact, OWN_WORDS))
             path = write_whole(folder / SUMMARY_NAME, json.dumps(summary, indent=2) + "\n")
             store.set_meta({"seconds": str(seconds)})
@@ -135,7 +137,8 @@ class Attempt:
 
 async def run(plan: RunPlan, progress: Progress, *, folder: Path | None = None, resume: bool = False) -> RunResult:
     """Execute a run; an error that stopped it is raised after the summary is written. With `resume`, the run in
-    `folder` goes on where it was interrupted; so does one that lost its trainer, from each new checkpoint once."""
+    `folder` goes on where it was interrupted, or a finished one with more steps; so does one that lost its trainer,
+    from each new checkpoint once."""
     run_id, default_folder = new_run_folder(plan.config)
     folder = folder or default_folder
     if not resume and (folder / DB_NAME).exists():
@@ -143,10 +146,13 @@ async def run(plan: RunPlan, progress: Progress, *, folder: Path | None = None, 
     files = plan_copies(plan.loaded.values, plan.loaded.files, folder)
     for path in changed_files(folder) if resume else ():
         progress.note(f"{path} has changed since the run began; it goes on with its own copy in {folder / FILES}.")
+    if resume and (note := describe_new_rates(folder, plan.config.rl)):
+        progress.note(note)
+    steps = None if plan.config.rl is None else plan.config.rl.steps
     gone_on_from = ""
     while True:
         if resume:
-            run_id = run_to_resume(folder, files.config)
+            run_id = run_to_resume(folder, files.config, steps)
         try:
             return await Attempt(plan, files, progress, run_id, folder).execute()
         except TrainerLost as lost:
@@ -156,8 +162,8 @@ async def run(plan: RunPlan, progress: Progress, *, folder: Path | None = None, 
             resume, gone_on_from = True, newest
             plan = plan.with_new_stages()
             progress.note(f"{lost} The run goes on from its checkpoint {newest}.")
-        except BaseException as problem:
-            if plan.only == "all" and not isinstance(problem, ConfigError) and (folder / DB_NAME).exists():
+        except BaseException:
+            if plan.only != "train" and (folder / CONFIG_NAME).exists():
                 progress.note(f"To go on with this run: ale run --resume {shlex.quote(str(folder))}")
             raise
 
@@ -174,6 +180,20 @@ def _redact(error: BaseException, redact: Callable[[str], str]) -> None:
         left += [e for e in (error.__cause__, error.__context__) if e is not None]
         if isinstance(error, BaseExceptionGroup):
             left += error.exceptions
+
+
+def _read_evaluations(folder: Path, config: RunConfig) -> dict[str, Any]:
+    """Return the evaluations of a run that goes on, from its summary. That after its last step is one of a step now, if
+    more follow."""
+    try:
+        found = dict(json.loads((folder / SUMMARY_NAME).read_text())["heldout"])
+    except (OSError, ValueError, KeyError):  # it was killed before it left a summary
+        return {}
+    last = None if config.rl is None else config.rl.steps
+    return {
+        f"step_{figures['step']}" if label == AFTER_RL and figures["step"] != last else label: figures
+        for label, figures in found.items()
+    }
 
 
 async def run_stages(bench: Workbench, stages: Stages, only: Only) -> None:
@@ -202,7 +222,8 @@ async def run_stages(bench: Workbench, stages: Stages, only: Only) -> None:
         await stage.train(bench)
         await bench.save(name)
     label = "after_sft" if config.sft else "after_cpt" if config.cpt else "before_rl" if loop else ""
-    await evaluate_policy(bench, label, 0)
+    if label not in bench.evaluations:  # an earlier part of the run may have made it, with other settings
+        await evaluate_policy(bench, label, 0)
     if loop:
         await loop.train(bench)
     if config.trains:
@@ -226,11 +247,11 @@ async def make_scratch_model(bench: Workbench, scratch: ScratchModel, demonstrat
     return folder
 
 
-def summarize(bench: Workbench | None, store: RunStore, seconds: float) -> dict[str, Any]:
-    """Return the figures of summary.json."""
+def summarize(bench: Workbench | None, store: RunStore, seconds: float, earlier: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the figures of summary.json; `earlier` are the evaluations of the run's earlier parts."""
     stages, sampled = bench.seconds if bench else {}, store.sampled_tokens()
     return {
-        "heldout": dict(bench.evaluations) if bench else {},
+        "heldout": dict(bench.evaluations if bench else earlier),
         "seconds": {name: round(value, 3) for name, value in stages.items()} | {"total": round(seconds, 3)},
         "rollouts": store.count(),
         "sandboxes": {name: round(value, 4) for name, value in bench.pool_metrics().items()} if bench else {},

@@ -34,11 +34,14 @@ from ale_train.checkpoints.checkpoint_folders import (
     restore_newest_whole,
     step_checkpoint,
 )
+from ale_train.models.export import ADAPTER
 from ale_train.models.whole_folders import remove
 from ale_train.workbench.workbench import Workbench
 
 LOOP_FILE = "loop.json"
 LOST_VERSION = "lost_version"
+SAVED_FINAL = "saved.final"
+"""The fact in the store that the final policy is saved; its value is the policy's version."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +100,19 @@ async def restore_newest(bench: Workbench) -> LoopState | None:
         bench.store.set_meta({"seconds": str(state.total_s)})
     bench.progress.note(f"The run goes on after step {state.step}.")
     return state
+
+
+def set_final_aside(bench: Workbench, step: int, version: int) -> None:
+    """Rename the final policy of a finished run that goes on after this step and version: it is that of a step now."""
+    saved = bench.store.meta(SAVED_FINAL)
+    name = f"step_{step}" if saved in (None, str(version)) else f"version_{saved}"
+    for suffix in ("", f"_{ADAPTER}"):
+        final = bench.folder / "model" / f"final{suffix}"
+        if final.is_dir():
+            target = final.with_name(f"{name}{suffix}")
+            remove(target)
+            final.rename(target)
+    bench.store.change(("DELETE FROM meta WHERE key = ?", [(SAVED_FINAL,)]))
 
 
 def _read_state(checkpoint: Path) -> LoopState:

@@ -23,8 +23,8 @@ from ale.rollout.episode import RL_STAGE
 from ale.task import Task
 from ale.trajectory import Trajectory
 from ale_train.config.rl import RLConfig
-from ale_train.evaluation.evaluate import evaluate_policy
-from ale_train.rl.checkpoint import LoopState, restore_newest, seconds_so_far, write_checkpoint
+from ale_train.evaluation.evaluate import AFTER_RL, evaluate_policy
+from ale_train.rl.checkpoint import LoopState, restore_newest, seconds_so_far, set_final_aside, write_checkpoint
 from ale_train.rl.checks import note_short_context
 from ale_train.rl.collapse_guard import CollapseGuard
 from ale_train.rl.concurrency_limit import limited_slots
@@ -56,6 +56,11 @@ async def reinforce(
             state = await restore_newest(bench) if bench.store.resumed else None
             if state is None:
                 await load_reference(bench)
+        if bench.store.resumed:
+            done, version = (state.step, state.version) if state is not None else (0, bench.engine.version)
+            bench.forget_evaluations_after(done)
+            if done < config.steps:
+                await asyncio.to_thread(set_final_aside, bench, done, version)
         if state is not None:
             training.restore(state)
         await probe(bench, config, training.devices)  # before anything else is at the engine
@@ -170,7 +175,7 @@ class Training:
                 if not self._watchdog.failed:
                     watching.cancel()
             async with self.devices.lent_to_evaluation(samples=self._bench.config.eval is not None):
-                await evaluate_policy(self._bench, "after_rl", self._config.steps)
+                await evaluate_policy(self._bench, AFTER_RL, self._config.steps)
         except BaseException:
             stalled = self._watchdog.failed  # then it may hang again
             if self._between_steps and self._producer.steps_done > self._saved and not stalled:

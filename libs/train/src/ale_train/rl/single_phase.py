@@ -6,6 +6,7 @@ A dump is a run folder that `--only rollout` wrote; it has the policy that sampl
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,7 +17,8 @@ from ale.store.run_store import RunStore
 from ale.trajectory import Trajectory
 from ale_train.checkpoints.saved_policies import before_rl, most_trained
 from ale_train.config.rl import RLConfig
-from ale_train.evaluation.evaluate import evaluate_policy
+from ale_train.evaluation.evaluate import AFTER_RL, evaluate_policy
+from ale_train.models.whole_folders import put_in_place
 from ale_train.rl.checks import note_short_context
 from ale_train.rl.concurrency_limit import limited_slots
 from ale_train.rl.loop import make_buffer, run_together
@@ -50,7 +52,7 @@ async def roll_out_only(bench: Workbench, config: RLConfig, source: Path | None)
     if folder is not None and bench.samples_policy:
         bench.progress.note(f"The policy is {folder}.")
         await bench.load_policy(folder, train=False)
-        shutil.copytree(folder, bench.folder / "model" / "initial", dirs_exist_ok=True)
+        await asyncio.to_thread(_keep_policy, folder, bench.folder / "model" / "initial")
     else:
         await bench.engine.load_model(None, bench.sessions.tokenizer)
     if idle := [f"rl.{name}" for name in WITH_TRAINING if name in config.model_fields_set]:
@@ -73,6 +75,16 @@ async def roll_out_only(bench: Workbench, config: RLConfig, source: Path | None)
     bench.sessions.sampling = producer.spares.sampling
     async with limited_slots(bench, config) as slots:
         await run_together(producer.run(), store_steps())
+
+
+def _keep_policy(folder: Path, own: Path) -> None:
+    """Copy the policy that samples into the run folder, for training on the dump; a dump that goes on has it."""
+    if own.is_dir():
+        return
+    new = own.with_name(f".{own.name}.new")
+    shutil.rmtree(new, ignore_errors=True)
+    shutil.copytree(folder, new)
+    put_in_place(new, own)
 
 
 def choose_steps(
@@ -118,5 +130,5 @@ async def train_only(bench: Workbench, config: RLConfig, source: Path) -> None:
         metrics |= rollout_metrics(trajectories, versions[0] + done)
         bench.finish_step(RL_STAGE, step, metrics)
         bench.progress.advance()
-    await evaluate_policy(bench, "after_rl", max(steps, default=0))
+    await evaluate_policy(bench, AFTER_RL, max(steps, default=0))
     await bench.save("final")

@@ -134,6 +134,10 @@ class Workbench:
             await self.use_model(folder, tokenizer)
             await self.engine.load_weights(PolicyVersion(version, FolderTicket(folder)))
 
+    def forget_evaluations_after(self, step: int) -> None:
+        """Forget the evaluations of later steps, which a run that goes on from this one makes again."""
+        self.evaluations = {label: figures for label, figures in self.evaluations.items() if figures["step"] <= step}
+
     def pool_metrics(self) -> dict[str, float]:
         """Return the sandbox pools' metrics, as `pool/<metric>`, or `pool/<plugin>/<metric>` if there are several."""
         path = "pool/{name}/" if len(self.pools) > 1 else "pool/"
