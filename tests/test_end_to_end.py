@@ -65,7 +65,7 @@ def test_a_model_folder_is_one_that_transformers_loads(finished: Path) -> None:
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(finished / "model" / "final")
-    assert model.config.model_type == "qwen2"
+    assert model.config.model_type == "llama"
     names = {path.name for path in (finished / "model" / "final").iterdir()}
     assert names >= {"config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja"}
     others = {name for name in names if name.endswith(".pt") or (finished / "model" / "final" / name).is_dir()}

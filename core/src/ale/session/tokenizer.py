@@ -124,7 +124,7 @@ class ChatTokenizer:
     @cached_property
     def id_limit(self) -> int:
         """The number that every token id is below which the model can sample or see."""
-        return max(self._rows, max(self._fast.get_vocab(with_added_tokens=True).values()) + 1)
+        return max(self._rows, 1 + max(map(int, self._fast.get_vocab(with_added_tokens=True).values())))
 
     @cached_property
     def ordinary_token_ids(self) -> list[int]:
@@ -150,6 +150,11 @@ class ChatTokenizer:
             return list(self._fast.encode(text, add_special_tokens=False).ids)
         except TypeError:  # a lone surrogate, which JSON may hold, has no bytes
             return list(self._fast.encode(text.encode("utf-8", "replace").decode(), add_special_tokens=False).ids)
+
+    def last_part(self, text: str, count: int) -> str:
+        """Return the end of a text that has about `count` tokens."""
+        offsets = self._fast.encode(text.encode("utf-8", "replace").decode(), add_special_tokens=False).offsets
+        return text[offsets[-count][0] :] if 0 < count <= len(offsets) else "" if count <= 0 else text
 
     @cached_property
     def around_text(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -318,6 +323,11 @@ class ChatTokenizer:
     def save(self, folder: Path) -> None:
         """Write the tokenizer's files into `folder`."""
         self._hf.save_pretrained(str(folder))
+        file = folder / "tokenizer_config.json"
+        settings = json.loads(file.read_text())
+        # transformers 5 writes its own name of this class, which earlier releases do not know.
+        settings["tokenizer_class"] = "PreTrainedTokenizerFast"
+        file.write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n")
 
 
 def _read_json(file: Path) -> dict[str, Any]:
@@ -338,37 +348,54 @@ def _read_eos(config: dict[str, Any]) -> list[int]:
     return [token for token in (eos if isinstance(eos, list) else [eos]) if isinstance(token, int)]
 
 
-def train_tokenizer(texts: Iterable[str], vocab_size: int) -> ChatTokenizer:
+QWEN_UNITS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+"""What merges of Qwen2's tokenizer stay within, as transformers has it (`PRETOKENIZE_REGEX`)."""
+
+
+def train_tokenizer(texts: Iterable[str], vocab_size: int, model_type: str = "llama") -> ChatTokenizer:
     """Train a byte-level BPE of at most `vocab_size` tokens on `texts`.
 
     Merges stay within these units: words (with a dot before them, so that endings such as `.txt` are one), single
     digits, runs of everything else, and the fixed parts of a tool call. A name is then always split in the same way,
     which a small model needs in order to copy it.
+
+    For models of the type `qwen2`, `AutoTokenizer` of transformers takes the normalizer and the units of Qwen's own
+    tokenizer in place of those in tokenizer.json. A tokenizer for them has both units: no merge crosses ours anywhere,
+    so that the same text is the same tokens with Qwen's alone.
     """
-    from tokenizers import Regex, pre_tokenizers
+    from tokenizers import Regex, normalizers, pre_tokenizers
 
     units = r'\n?\{"name": "|", "arguments": \{"?|\.?[A-Za-z]+|[0-9]|[^A-Za-z0-9.]+|\.'
+    split = pre_tokenizers.Split(Regex(units), "isolated")
     # The trainer would count the text of special tokens like any other text, and merge across it.
     special = re.compile("|".join(map(re.escape, SPECIAL_TOKENS)))
     parts = (part for text in texts for part in special.split(text) if part)
-    return _train_bpe(pre_tokenizers.Split(Regex(units), "isolated"), parts, vocab_size)
+    if model_type != "qwen2":
+        return _train_bpe([split], parts, vocab_size)
+    return _train_bpe(
+        [pre_tokenizers.Split(Regex(QWEN_UNITS), "isolated"), split], parts, vocab_size, normalizers.NFC()
+    )
 
 
 def byte_tokenizer() -> ChatTokenizer:
     """Return a tokenizer with one token for each byte, and the special tokens of `train_tokenizer`."""
     from tokenizers import pre_tokenizers
 
-    return _train_bpe(pre_tokenizers.Split("", "isolated"), (), vocab_size=0)
+    return _train_bpe([pre_tokenizers.Split("", "isolated")], (), vocab_size=0)
 
 
-def _train_bpe(units: Any, texts: Iterable[str], vocab_size: int) -> ChatTokenizer:
-    """Train on the texts; `units` splits them into what merges stay within."""
+def _train_bpe(units: Sequence[Any], texts: Iterable[str], vocab_size: int, normalizer: Any = None) -> ChatTokenizer:
+    """Train on the texts; `units` split them into what merges stay within."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
     bpe: Any = Tokenizer(models.BPE())
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    bpe.pre_tokenizer = pre_tokenizers.Sequence([units, byte_level])
+    bpe.pre_tokenizer = pre_tokenizers.Sequence([*units, byte_level])
+    if normalizer is not None:
+        bpe.normalizer = normalizer
     bpe.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,

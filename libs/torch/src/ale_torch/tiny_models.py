@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast, Qwen2Config
-from transformers.utils import logging
+
+from ale_torch.training.model_folder import save_pretrained
 
 
 def write_weights(architecture: str, shape: Mapping[str, int], folder: Path, seed: int) -> None:
@@ -33,19 +33,7 @@ def write_weights(architecture: str, shape: Mapping[str, int], folder: Path, see
         bos_token_id=None,
     )
     auto: Any = AutoModelForCausalLM
-    with torch.random.fork_rng(devices=[]), _without_progress_bars():
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        auto.from_config(config, dtype=torch.float32).save_pretrained(str(folder))
-
-
-@contextmanager
-def _without_progress_bars() -> Iterator[None]:
-    """Turn the library's progress bars off, because a run has its own display."""
-    bars: Any = logging
-    progress_bars = bars.is_progress_bar_enabled()
-    bars.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if progress_bars:
-            bars.enable_progress_bar()
+        model = auto.from_config(config, dtype=torch.float32)
+    save_pretrained(folder, model, model.state_dict())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -72,6 +73,24 @@ def save_pretrained(folder: Path, model: Any, weights: dict[str, Tensor]) -> Non
     """Write whole weights in the model's format."""
     with without_progress_bars():
         model.save_pretrained(str(folder), state_dict=weights)
+    file = folder / "config.json"
+    settings = json.loads(file.read_text())
+    file.write_text(json.dumps(add_earlier_names(settings), indent=2) + "\n")
+
+
+def add_earlier_names(config: dict[str, Any]) -> dict[str, Any]:
+    """Return a configuration with the names that readers made for transformers 4 know. They do not read
+    `rope_parameters`, and would silently take their defaults of what it says of rotary positions."""
+    config = {name: add_earlier_names(of) if name == "text_config" else of for name, of in config.items()}
+    names: dict[str, Any] = {"torch_dtype": config["dtype"]} if "dtype" in config else {}
+    rope = config.get("rope_parameters") or {}
+    if str(config.get("model_type")).startswith("gemma3") and "full_attention" in rope:  # by the kind of layer
+        names["rope_local_base_freq"] = rope["sliding_attention"]["rope_theta"]
+        rope = rope["full_attention"]
+    names |= {name: rope[name] for name in ("rope_theta", "partial_rotary_factor") if name in rope}
+    if rope.get("rope_type", "default") != "default":
+        names["rope_scaling"] = {name: of for name, of in rope.items() if name not in names}
+    return {**names, **config}
 
 
 def use_folder_names(model: Any, weights: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -13,7 +13,9 @@ class ScratchModel(Section):
     """A small decoder with random weights."""
 
     max_length: int = Field(1024, gt=0, description="Longest context, in tokens.")
-    architecture: Literal["qwen2", "llama"] = Field("qwen2", description="Architecture of the decoder: llama or qwen2.")
+    architecture: Literal["llama", "qwen2"] = Field(
+        "llama", description="Architecture of the decoder: llama or qwen2 (whose tokenizer splits text as Qwen's does)."
+    )
     hidden_size: int = Field(96, gt=0, description="Hidden size.")
     layers: int = Field(4, gt=0, description="Decoder layers.")
     heads: int = Field(4, gt=0, description="Attention heads.")

@@ -21,7 +21,7 @@ def write_scratch_model(scratch: ScratchModel, folder: Path, texts: Sequence[str
             "`pip install ale-torch` brings it."
         ) from error
     folder.mkdir(parents=True, exist_ok=True)
-    train_tokenizer(texts, scratch.vocab_size).save(folder)
+    train_tokenizer(texts, scratch.vocab_size, scratch.architecture).save(folder)
     shape = {
         "hidden_size": scratch.hidden_size,
         "intermediate_size": scratch.intermediate_size or -(-scratch.hidden_size * 8 // 3 // 16) * 16,
