@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from ray._private.utils import check_version_info
 from ray.exceptions import RayError
 
 from ale.errors import ConfigError
@@ -72,6 +73,29 @@ async def test_an_address_where_no_ray_answers_is_refused(listening: bool, monke
         ):
             await connection.open([])
         await connection.close()
+
+
+@pytest.mark.parametrize(
+    ("cluster", "words"),
+    [
+        (("2.40.0", "3.11.9"), r"again with ray==2\.60\.0, or start .* cluster: `pip install ray==2\.40\.0`\.$"),
+        (("2.60.0", "3.12.1"), r"again with Python 3\.11\.9, or start .* cluster: Python 3\.12\.1\.$"),
+        (("2.40.0", "3.12.1"), r"with ray==2\.60\.0 and Python 3\.11\.9, .*ray==2\.40\.0` and Python 3\.12\.1\.$"),
+    ],
+)
+async def test_a_cluster_of_another_release_is_refused_with_both_releases(
+    cluster: tuple[str, str], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def init(**_: object) -> None:
+        metadata = dict(zip(("ray_version", "python_version"), cluster, strict=True))
+        check_version_info(metadata, "node 10.0.0.1")
+
+    monkeypatch.setattr("ray.init", init)
+    monkeypatch.setattr("ray._private.utils.compute_version_info", lambda: ("2.60.0", "3.11.9"))
+    connection = Connection("auto", "run")
+    with pytest.raises(ConfigError, match=rf"^cluster\.address: The cluster runs Ray {cluster[0]} with .*{words}"):
+        await connection.open([])
+    await connection.close()
 
 
 def test_a_module_that_a_node_lacks_is_named_with_the_node() -> None:

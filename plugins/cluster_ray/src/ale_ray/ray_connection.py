@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 import os
+import re
 import secrets
 import signal
 import subprocess
@@ -100,6 +101,8 @@ class Connection:
             with suppress(Exception):
                 ray.shutdown()  # what has been started
             where = "cluster.address" if self._address else "cluster"
+            if other := describe_other_release(str(error)):
+                raise ConfigError(f"{where}: {other}") from error
             raise ConfigError(
                 f"{where}: Ray cannot be reached or started: {one_line_error(error)}. Start a node with `ray start "
                 "--head`, or leave cluster.address out for a Ray of the run's own."
@@ -133,6 +136,23 @@ def check_answers(address: str) -> None:
     raise ConfigError(
         f"cluster.address: Ray cannot be reached: no head of Ray answers at {address}. Start one there with `ray start "
         "--head`, give the address that it prints, or leave cluster.address out for a Ray of the run's own."
+    )
+
+
+def describe_other_release(message: str) -> str:
+    """Return what to do where Ray's message says that the cluster runs other releases of Ray or Python than this
+    process; empty if it says something else."""
+    found = re.findall(r"Ray: (\S+)\s+Python: (\S+)", message)
+    if not message.startswith("Version mismatch") or len(found) != 2:
+        return ""
+    theirs, own = found
+    parts = [name for name, one, other in zip(("ray", "Python"), theirs, own, strict=True) if one != other]
+    take = [f"`pip install ray=={theirs[0]}`" if part == "ray" else f"Python {theirs[1]}" for part in parts]
+    give = [f"ray=={own[0]}" if part == "ray" else f"Python {own[1]}" for part in parts]
+    return (
+        f"The cluster runs Ray {theirs[0]} with Python {theirs[1]}, this run has Ray {own[0]} with Python {own[1]}, "
+        f"and Ray connects only the same. Start the nodes again with {' and '.join(give)}, or start the run in an "
+        f"environment with those of the cluster: {' and '.join(take)}."
     )
 
 
