@@ -1,4 +1,5 @@
-"""The service's HTTP application: the admin's routes, and GEM and EnvHub beside them, which use the admin's service."""
+"""The service's HTTP application: the admin's routes, and GEM, EnvHub and E2B's API beside them, which use the admin's
+service."""
 
 from __future__ import annotations
 
@@ -33,6 +34,8 @@ from ale_rock.admin.service import Service
 from ale_rock.admin.settings import Settings
 from ale_rock.admin.store import Store
 from ale_rock.admin.watch import Watch
+from ale_rock.e2b import control_routes as e2b_routes
+from ale_rock.e2b.traffic import Traffic, names_sandbox
 from ale_rock.envhub import routes as envhub_routes
 from ale_rock.envhub.image_digests import ImageDigests
 from ale_rock.envhub.store import EnvHub
@@ -91,11 +94,13 @@ def make_app(settings: Settings) -> FastAPI:
         gem_routes.make_router(environments, hub, images, gate),
         envhub_routes.make_router(hub, images, gate),
         envhub_routes.make_health_router(),
+        e2b_routes.make_router(service, gate),
     )
     app.router.routes.insert(0, QuickRoutes(route for router in routers for route in router.routes))
+    app.router.routes.insert(0, Traffic(service, gate))
     for router in routers:
         app.include_router(router)
-    app.add_middleware(BoundedBodies, settings=settings)
+    app.add_middleware(BoundedBodies, settings=settings, is_unbounded=names_sandbox)
 
     @app.exception_handler(RequestValidationError)
     @app.exception_handler(AccessDenied)

@@ -58,11 +58,15 @@ async def test_another_users_sandbox_looks_like_none(serve):
         assert admin.service.fleet.live[sandbox_id].user == "anna"
         unknown = await admin.post("/stop", {"sandbox_id": "nobodys"}, **shown("bert"))
         for path, body in (
-            ("/stop", {}), ("/delete", {}), ("/execute", {"command": "ls"}), ("/read_file", {"path": "/a"}),
+            ("/stop", {}), ("/execute", {"command": "ls"}), ("/read_file", {"path": "/a"}),
             ("/restart", {}), ("/commit", {"image_tag": "a"}),
         ):  # fmt: skip
             answer = await admin.post(path, {"sandbox_id": sandbox_id, **body}, **shown("bert"))
             assert answer["message"] == unknown["message"].replace("nobodys", "annas")
+        unknown = await admin.post("/delete", {"sandbox_id": "nobodys"}, **shown("bert"))
+        deleted = await admin.post("/delete", {"sandbox_id": sandbox_id}, **shown("bert"))
+        assert deleted["result"] == unknown["result"].replace("nobodys", "annas")
+        assert admin.service.fleet.live[sandbox_id].alive
         exec_path = f"{ALE_BASE}/sandboxes/{sandbox_id}/exec"
         assert (await admin.http.post(exec_path, json={"command": "ls"}, headers=shown("bert"))).status_code == 404
         assert (await admin.get("/sandboxes", shown("bert")))["result"]["total"] == 0

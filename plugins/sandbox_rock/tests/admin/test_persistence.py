@@ -68,6 +68,7 @@ async def test_only_what_has_ended_is_restarted(admin):
     sandbox_id = await admin.start(**KEPT)
     answer = await admin.post("/restart", {"sandbox_id": sandbox_id})
     assert (answer["result"]["code"], "is running" in answer["message"]) == (4000, True)
+    await stop(admin, sandbox_id)
     await admin.post("/delete", {"sandbox_id": sandbox_id})
     answer = await admin.post("/restart", {"sandbox_id": sandbox_id})
     assert (answer["result"]["code"], "is deleted" in answer["message"]) == (4000, True)
@@ -127,9 +128,14 @@ async def test_the_row_of_what_was_deleted_while_its_worker_was_away_is_forgotte
 
 
 async def test_an_archived_sandbox_stays_until_it_is_deleted(admin):
-    sandbox_id = await admin.start()
+    sandbox_id = await admin.start(**KEPT)
     record = admin.service.fleet.live[sandbox_id]
+    refused = await admin.post(f"/sandboxes/{sandbox_id}/archive", {})
+    assert (refused["result"]["code"], "is running" in refused["message"]) == (4000, True)
+    await stop(admin, sandbox_id)
     assert (await admin.post(f"/sandboxes/{sandbox_id}/archive", {}))["status"] == "Success"
+    refused = await admin.post(f"/sandboxes/{sandbox_id}/archive", {})
+    assert (refused["result"]["code"], "is archived" in refused["message"]) == (4000, True)
     status = await admin.status(sandbox_id)
     assert status["state"] == "archived"
     assert [change["to_state"] for change in status["state_history"]][-3:] == ["stopped", "archiving", "archived"]
@@ -240,19 +246,22 @@ async def test_a_commit_that_the_database_does_not_take_fails_and_the_next_does_
     assert (await admin.post("/commit", asked))["result"]["phase"] == "SUCCEEDED"
 
 
-async def test_what_is_deleted_while_it_is_archived_is_deleted(admin, monkeypatch, until):
+async def test_what_is_being_archived_is_deleted_afterwards(admin, monkeypatch, until):
     sandbox_id, missing = await admin.start(**KEPT), asyncio.Event()
+    await stop(admin, sandbox_id)
 
     async def slow(*_):
         await missing.wait()
 
     monkeypatch.setattr(persistence, "_missing", slow)
     archiving = asyncio.create_task(admin.post(f"/sandboxes/{sandbox_id}/archive", {}))
-    record = admin.service.fleet.live[sandbox_id]
+    record = admin.service.fleet.ended[sandbox_id]
     await until(lambda: record.state == "archiving")
-    assert (await admin.post("/delete", {"sandbox_id": sandbox_id}))["status"] == "Success"
+    refused = await admin.post("/delete", {"sandbox_id": sandbox_id})
+    assert (refused["result"]["code"], "is archiving" in refused["message"]) == (4000, True)
     missing.set()
-    assert "was deleted while" in (await archiving)["message"]
+    assert (await archiving)["status"] == "Success"
+    assert (await admin.post("/delete", {"sandbox_id": sandbox_id}))["status"] == "Success"
     assert (record.state, snapshots(admin)) == ("deleted", [])
 
 

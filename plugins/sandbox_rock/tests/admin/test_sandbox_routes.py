@@ -67,11 +67,16 @@ async def test_a_stopped_sandbox_is_found_only_by_those_who_ask_for_all_states(a
     assert not any(worker.sandboxes for worker in admin.workers.workers.values())
 
 
-async def test_a_deleted_sandbox_was_stopped_first(admin):
+async def test_only_a_sandbox_that_has_ended_is_deleted(admin):
     sandbox_id = await admin.start()
+    refused = await admin.post("/delete", {"sandbox_id": sandbox_id})
+    assert (refused["result"]["code"], "is running" in refused["message"]) == (4000, True)
+    assert (await admin.status(sandbox_id))["is_alive"]
+    await admin.post("/stop", {"sandbox_id": sandbox_id})
     assert (await admin.post("/delete", {"sandbox_id": sandbox_id}))["result"] == f"{sandbox_id} deleted"
     assert (await admin.post("/delete", {"sandbox_id": sandbox_id}))["status"] == "Success"
     assert (await admin.status(sandbox_id))["state"] == "deleted"
+    assert (await admin.post("/delete", {"sandbox_id": "nobody-knows-it"}))["status"] == "Success"
 
 
 async def test_the_id_of_a_sandbox_that_ended_can_be_used_again(admin):

@@ -36,4 +36,5 @@ async def start(service: Service) -> AsyncIterator[StartSandbox]:
     yield start_one
     for box in started:
         if box.sandbox_id:
-            service.post("/apis/envs/sandbox/v1/delete", {"sandbox_id": box.sandbox_id})
+            for action in ("stop", "delete"):
+                service.post(f"/apis/envs/sandbox/v1/{action}", {"sandbox_id": box.sandbox_id})

@@ -177,7 +177,7 @@ async def test_a_sandbox_with_an_endpoint_reaches_that_and_nothing_else(service:
             assert done["exit_code"] != 0, host
         assert not heard
         assert asked == [b"to the model\n"]
-        await rock(http, "/delete", sandbox_id=sandbox_id)
+        await rock(http, "/stop", sandbox_id=sandbox_id)
 
 
 async def test_a_user_reaches_no_socket_of_the_machine_by_calling_it_the_model_endpoint(

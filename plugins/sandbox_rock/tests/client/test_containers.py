@@ -162,15 +162,18 @@ async def test_files_are_kept_in_images(start: StartSandbox, others: Any) -> Non
     assert (done.phase, done.error_message) == ("SUCCEEDED", None)
     fork = await start(image="rock-test:1")
     assert (await fork.read_file(ReadFileRequest(path="/tmp/kept"))).content == "kept"
-    for keep in (box.stop, box.archive):
-        await keep()
+    for archive in (False, True):
+        await box.stop()
+        if archive:
+            await box.archive()
         assert box.sandbox_id not in await containers(others)
         await box.restart()
         assert (await box.read_file(ReadFileRequest(path="/tmp/kept"))).content == "kept"
         await box.stop()
     assert await made() == 2, "the image that was committed, and the files of the stopped sandbox"
-    await fork.delete()
-    await box.delete()
+    await fork.stop()
+    for each in (fork, box):
+        await each.delete()
     assert await made() == 1
 
 

@@ -48,13 +48,23 @@ async def test_a_sandbox_whose_files_were_not_kept_says_so(start: StartSandbox) 
 async def test_an_archived_sandbox_is_restarted_with_its_files(start: StartSandbox) -> None:
     box = await start(auto_archive_seconds=3600)
     await write(box, "kept")
+    for refused in (box.archive, box.delete):
+        with pytest.raises(BadRequestRockError, match="is running"):
+            await refused()
     await box.stop()
     await box.archive()
+    with pytest.raises(BadRequestRockError, match="is archived"):
+        await box.archive()
     status = await box.get_status(include_all_states=True)
     assert (status.state, status.is_alive) == ("archived", False)
     assert status.archive_time
     await box.restart()
     assert await read(box) == "kept\n" * 2
+    await box.stop()
+    await box.archive()
+    for _ in range(2):
+        await box.delete()
+    assert (await box.get_status(include_all_states=True)).state == "deleted"
 
 
 async def test_a_sandbox_starts_from_an_image_that_was_committed(start: StartSandbox) -> None:

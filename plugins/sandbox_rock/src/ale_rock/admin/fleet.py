@@ -27,7 +27,7 @@ ALLOWED: dict[State, frozenset[State]] = {
     "running": frozenset({"stopped"}),
     "stopped": frozenset({"pending", "archiving", "deleted"}),
     "deleted": frozenset({"pending"}),
-    "archiving": frozenset({"archived", "stopped", "deleted"}),
+    "archiving": frozenset({"archived", "stopped"}),
     "archived": frozenset({"pending", "deleted"}),
 }
 

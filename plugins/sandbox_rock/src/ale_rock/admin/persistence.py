@@ -5,9 +5,8 @@
 2. The values of environment variables are kept in memory only. After a restart of this service, a sandbox that has
    some is refused.
 3. `archive` makes the files stay until the sandbox is deleted: neither `auto_delete_seconds` nor the age of its row
-   removes it. There is no other storage, so the files stay on the worker's disk. One that runs is stopped first, with
-   its files, whatever its start asked for. ROCK's client calls it for stopped sandboxes and asks `/get_status` later;
-   here it is archived when the call returns.
+   removes it. There is no other storage, so the files stay on the worker's disk. As on ROCK only a stopped sandbox is
+   archived; here it is archived when the call returns.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from ale_rock.admin.record import Record
 from ale_rock.admin.service import Service, durable
 from ale_rock.admin.start_requests import request_for_restart
 from ale_rock.admin.workers import WorkerFailed
-from ale_rock.schemas import BAD_REQUEST, SERVICE_ERROR, RockError
+from ale_rock.schemas import SERVICE_ERROR, RockError
 
 AGAIN_S = 600
 """Seconds after which an automatic archive that failed is tried again."""
@@ -41,23 +40,15 @@ async def restart(service: Service, record: Record) -> Record:
 
 
 async def archive(service: Service, record: Record) -> None:
-    """Archive a sandbox. It is idempotent. Raises `RockError`; one that runs then goes on."""
+    """Archive a sandbox that is stopped. Raises `RockError`."""
     fleet = service.fleet
     record = fleet.get(record.id) or record
-    if record.state in ("archived", "archiving"):
-        return
-    if record.state == "running":
-        problem = await service.kept.keep(record)
-        if problem is not None and record.state == "running":
-            raise RockError(f"The files of the sandbox {record.id} cannot be kept: {problem}", BAD_REQUEST)
-        await service.halt(record, "stop")
     if record.state != "stopped":
-        raise RockError(f"The sandbox {record.id} is {record.state}; only one that runs or is stopped is archived.")
+        mend = " Stop it first." if record.live else ""
+        raise RockError(f"The sandbox {record.id} is {record.state}; only one that is stopped is archived.{mend}")
     _refuse_without_files(record)
     fleet.move(record, "archiving", "archive")
     problem = await _missing(service, record)
-    if record.deleted is not None:
-        raise RockError(f"The sandbox {record.id} was deleted while it was archived.")
     if problem is not None:
         await durable(fleet.move(record, "stopped", "archive_failed", problem))
         raise RockError(problem, SERVICE_ERROR)

@@ -31,7 +31,7 @@ def make_router(service: Service, commits: Commits, gate: Gate) -> APIRouter:
 
     @router.post("/sandboxes/{sandbox_id}/archive")
     async def archive_sandbox(request: Request, sandbox_id: str) -> Response:
-        """Keep the files of a sandbox until it is deleted; one that runs is stopped first. It is idempotent."""
+        """Keep the files of a stopped sandbox until it is deleted."""
         record = await find(service, sandbox_id, caller_of(request), ended_too=True)
         await archive(service, record)
         return rock_success(f"{record.id} archived")

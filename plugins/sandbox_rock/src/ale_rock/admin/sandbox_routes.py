@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import islice
 from typing import Annotated, Any
 
@@ -13,7 +14,7 @@ from starlette.responses import Response
 from ale_rock.admin.auth import Caller, Gate
 from ale_rock.admin.prepare_images import warm_up
 from ale_rock.admin.record import Record
-from ale_rock.admin.responses import caller_of, envelope_of, headers_of, rock_route, rock_success
+from ale_rock.admin.responses import SandboxNotFound, caller_of, envelope_of, headers_of, rock_route, rock_success
 from ale_rock.admin.sandbox_lookup import find
 from ale_rock.admin.service import Service
 from ale_rock.admin.statistics import describe_use, measure, shares
@@ -94,10 +95,11 @@ def make_router(service: Service, gate: Gate) -> APIRouter:
 
     @router.post("/delete")
     async def delete(request: Request, body: SandboxRef) -> Response:
-        """Stop a sandbox if it lives, and delete it. It is idempotent."""
-        record = await find(service, body.sandbox_id, caller_of(request), ended_too=True)
-        await service.delete(record)
-        return rock_success(f"{record.id} deleted")
+        """Delete a sandbox that is stopped or archived, with its files. It is idempotent: one that is unknown, or was
+        deleted, is a success."""
+        with suppress(SandboxNotFound):
+            await service.delete(await find(service, body.sandbox_id, caller_of(request), ended_too=True))
+        return rock_success(f"{body.sandbox_id} deleted")
 
     @router.post("/warmup/tasks")
     async def warm_up_workers(request: Request, body: WarmupRequest) -> Response:

@@ -305,11 +305,18 @@ class Service:
             self.spawn(self.remove_from(worker, sandbox_id))
 
     async def delete(self, record: Record, event: str = "delete") -> None:
-        """Forget a sandbox that is stopped; one that lives is stopped first."""
-        await self.halt(record)
-        if record.state in ("stopped", "archiving", "archived"):
-            await durable(self.fleet.move(record, "deleted", event, record.reason))
-            await self.kept.drop(record)
+        """Forget a sandbox that is stopped or archived, and its files. It is idempotent. Raises `RockError` for one in
+        another state."""
+        record = self.fleet.get(record.id) or record
+        if record.state == "deleted":
+            return
+        if record.state not in ("stopped", "archived"):
+            mend = " Stop it first." if record.live else ""
+            raise RockError(
+                f"The sandbox {record.id} is {record.state}; only one that is stopped or archived is deleted.{mend}"
+            )
+        await durable(self.fleet.move(record, "deleted", event, record.reason))
+        await self.kept.drop(record)
 
     def lose(self, record: Record, reason: str) -> None:
         """Note that a sandbox has ended without being stopped."""

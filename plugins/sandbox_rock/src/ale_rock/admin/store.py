@@ -148,6 +148,10 @@ class Store:
         """Return the sandboxes that were stopped before a time and whose files are kept."""
         return await self._select((SANDBOXES.c.state == "stopped") & (SANDBOXES.c.stopped < before))
 
+    async def archived(self) -> list[Record]:
+        """Return the archived sandboxes."""
+        return await self._select(SANDBOXES.c.state == "archived")
+
     async def used_snapshots(self, names: Collection[str]) -> set[str]:
         """Return which of these snapshots are the files of a sandbox that is not deleted, or an image."""
         kept = select(SANDBOXES.c.snapshot).where(SANDBOXES.c.snapshot.in_(names) & (SANDBOXES.c.state != "deleted"))

@@ -27,6 +27,8 @@ class FormError(ValueError):
 class FormReader(ABC):
     """Reads one form. Raises `FormError` if the content type is not that of a form."""
 
+    most_parts = MOST_PARTS
+
     def __init__(self, content_type: str) -> None:
         kind, options = parse_options_header(content_type)
         if kind != b"multipart/form-data" or not options.get(b"boundary"):
@@ -67,8 +69,8 @@ class FormReader(ABC):
 
     def _begin_part(self) -> None:
         self._parts += 1
-        if self._parts > MOST_PARTS:
-            raise FormError(f"The form of the upload has more than {MOST_PARTS} parts.")
+        if self._parts > self.most_parts:
+            raise FormError(f"The form of the upload has more than {self.most_parts} parts.")
         self._name, self._value, self._disposition, self._head_bytes = b"", b"", b"", 0
 
     def _bound(self, size: int) -> None:

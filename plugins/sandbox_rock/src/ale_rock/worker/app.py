@@ -28,6 +28,7 @@ from ale_rock.http.disconnects import while_connected
 from ale_rock.schemas import RockError
 from ale_rock.worker.attach_routes import AttachRoutes
 from ale_rock.worker.command_routes import CommandRoutes
+from ale_rock.worker.envd.routes import EnvdRoutes
 from ale_rock.worker.image_routes import ImageRoutes
 from ale_rock.worker.port_routes import PortRoutes
 from ale_rock.worker.protocol_routes import InsideRoutes
@@ -68,7 +69,7 @@ def make_app(provider: SandboxProvider, settings: WorkerSettings) -> Starlette:
 
     worker = WorkerRoutes(service)
     own = (CommandRoutes(service), AttachRoutes(service), InsideRoutes(service), TreeRoutes(service))
-    parts = (worker, *own, ImageRoutes(service), SnapshotRoutes(service), PortRoutes(service))
+    parts = (worker, *own, ImageRoutes(service), SnapshotRoutes(service), PortRoutes(service), EnvdRoutes(service))
     routes = [*(route for part in parts for route in part.routes), *worker.action_routes]
     app = Starlette(
         routes=routes,
