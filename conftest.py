@@ -39,6 +39,7 @@ LONG = {
         "plugins/trainer_torch/tests/test_lora.py", "plugins/sandbox_rock/tests/test_ray.py",
         "libs/torch/tests/ranks/", "libs/torch/tests/weights/", "tests/test_cluster.py", "tests/test_megatron.py",
         "tests/test_losses_in_another_process.py", "tests/test_transports.py",
+        "tests/test_written_policies.py",
         "tests/conformance/test_our_ray_clusters.py",
     ),
     "packages as wheels and in environments of their own": (

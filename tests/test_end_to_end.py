@@ -11,9 +11,13 @@ from pathlib import Path
 
 import pytest
 from ale_command import FINISH, SCRIPTED, TINY, ale, summary_of
+from support.read_alike import assert_read_alike
 
 from ale.messages import Message
+from ale.session.tokenizer import ChatTokenizer
+from ale.specs.driver import DriverContext
 from ale.store.run_store import RunStore
+from ale_engine_torch import TorchEngine
 
 RunFile = Callable[[str], Path]
 
@@ -71,6 +75,14 @@ def test_a_model_folder_is_one_that_transformers_loads(finished: Path) -> None:
     others = {name for name in names if name.endswith(".pt") or (finished / "model" / "final" / name).is_dir()}
     assert not others, "the trainer's state is beside it, in checkpoints/"
     assert (finished / "checkpoints" / "step_2" / "optimizer").is_dir()
+
+
+@pytest.mark.parametrize("stage", ["initial", "sft", "final"])
+async def test_transformers_reads_a_policy_of_each_stage_as_the_engine_does(finished: Path, stage: str) -> None:
+    folder = finished / "model" / stage
+    async with TorchEngine(TorchEngine.Config(max_batch=2, threads=1), DriverContext(seed=1)) as engine:
+        await engine.load_model(folder, ChatTokenizer.load(folder))
+        await assert_read_alike(folder, engine)
 
 
 def test_eval_needs_only_the_run_folder(finished: Path) -> None:
