@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 from pathlib import Path
@@ -11,6 +12,8 @@ import pytest
 from ale_command import FINISH, SCRIPTED, TINY, ale, summary_of
 
 from ale.store.run_store import RunStore
+from ale_train.rl import loop
+from ale_train.rl.checkpoint import write_checkpoint
 
 pytestmark = [pytest.mark.slow, pytest.mark.bwrap]
 FIRST, ALL = 2, 4
@@ -195,3 +198,24 @@ def test_training_on_a_dump_begins_anew(finished: Path, tmp_path: Path) -> None:
     assert "trains on a dump ('--only train') and leaves no checkpoints" in refusal(
         "run", "--resume", run, "rl.steps=2"
     )
+
+
+@pytest.mark.parametrize("async_ratio", [0, 1])
+def test_tokens_that_were_sampled_while_a_checkpoint_was_written_took_their_time(
+    async_ratio: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def write_slowly(*arguments: Any) -> None:
+        await asyncio.sleep(1)
+        await write_checkpoint(*arguments)
+
+    monkeypatch.setattr(loop, "write_checkpoint", write_slowly)
+    settings = ("rl.checkpoint_every=1", "eval=null", f"rl.async_ratio={async_ratio}")
+    run = start(tmp_path, "run", 3, *settings)
+    with RunStore.open(run) as store:
+        metrics = store.metrics("rl")
+        slowest = {
+            step: max(t.seconds for t in store.trajectories("stage = 'rl' AND step = ?", (step,))) for step in (1, 2, 3)
+        }
+    for (step, speed), (_, tokens) in zip(metrics["tokens_per_s"], metrics["sampled_tokens"], strict=True):
+        assert async_ratio or speed <= tokens / slowest[step]
+        assert not async_ratio or step == 1 or speed <= tokens, "a second went by with the checkpoint"

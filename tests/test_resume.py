@@ -193,6 +193,10 @@ def test_without_a_checkpoint_the_loop_begins_anew_with_the_rollouts_that_are_th
         assert {id for (id,) in db.execute(of_first)} == first, "none was made again"
         lost = db.execute("SELECT COUNT(*) FROM trajectories WHERE rejected = 'lost_version'").fetchone()
     assert lost[0] > 0
+    with RunStore.open(run) as store:
+        assert min(step for step, _ in store.metrics("rl")["tokens_per_s"]) > 1, (
+            "nothing was sampled for the first step"
+        )
 
 
 @pytest.mark.parametrize("option", ["--out", "--from"])

@@ -129,6 +129,10 @@ class Training:
         """The step of the newest checkpoint."""
         self._between_steps = True
         """Whether trainer and producer are at the same step; while one is trained on they are not."""
+        self._sampling_since = time.monotonic()
+        """When sampling for the next step began."""
+        self._sampled_before: frozenset[str] = frozenset()
+        """The ids of the rollouts of earlier parts of the run that may be trained on."""
         self._watch = LoopMetrics(bench, config, slots, producer)
         self.devices = make_devices(bench, config, producer, self._watch)
         self._watchdog = Watchdog(
@@ -153,7 +157,8 @@ class Training:
 
     async def run(self) -> None:
         """Train all steps, and leave a checkpoint if the run is stopped."""
-        began = time.monotonic()
+        began = self._sampling_since = time.monotonic()
+        self._sampled_before = self._producer.stored_rollouts()
         first = self._producer.steps_done
         try:
             async with self._watch, asyncio.TaskGroup() as group:
@@ -167,6 +172,8 @@ class Training:
                         await probe(self._bench, self._config, self.devices)
                     await self._evaluate_if_due(group, step)
                     self._producer.admit_more()
+                    if not self._config.async_ratio:  # else sampling never stops
+                        self._sampling_since = time.monotonic()
                     if self._is_saved_after(step):
                         await self._save()
                     await self.devices.lend_if_due()
@@ -227,8 +234,7 @@ class Training:
         metrics |= self.devices.metrics()
         if rollouts:
             metrics |= {"rollout_s": waited, "train_s": time.monotonic() - began}
-            sampling_s = waited + (metrics["train_s"] if config.async_ratio else 0.0)
-            metrics["tokens_per_s"] = metrics["sampled_tokens"] / max(1e-9, sampling_s)
+        metrics |= self._speed(rollouts)
         watch.trainer.enter("save")
         metrics |= self._producer.metrics() | bench.rollouts.metrics(RL_STAGE) | bench.resource_metrics()
         metrics |= watch.step_metrics(step, rollouts)
@@ -237,6 +243,15 @@ class Training:
         self._producer.close_step()
         self._between_steps = True
         return metrics
+
+    def _speed(self, rollouts: Sequence[Trajectory]) -> dict[str, float]:
+        """Return the tokens per second of a step's rollouts: over the time in which they were sampled, also while a
+        checkpoint was written; in an asynchronous run, over the time since the step before. What an earlier part of
+        the run has sampled does not count, and if that is all, there is no such metric."""
+        ended = time.monotonic() if self._config.async_ratio else self._producer.finished_at
+        began, self._sampling_since = self._sampling_since, ended
+        made = [t.sampled_tokens for t in rollouts if t.id not in self._sampled_before]
+        return {"tokens_per_s": sum(made) / max(1e-9, ended - began)} if made else {}
 
     def _is_saved_after(self, step: int) -> bool:
         every = self._config.checkpoint_every
@@ -252,7 +267,7 @@ class Training:
             success=metrics["success"],
             reward=metrics["reward"],
             entropy=metrics.get("entropy", 0.0),
-            tokens_per_s=metrics["tokens_per_s"],
+            **{name: metrics[name] for name in ("tokens_per_s",) if name in metrics},
         )
         if self._guard.blind(metrics):
             bench.progress.note(

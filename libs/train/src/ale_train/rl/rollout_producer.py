@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -50,6 +51,8 @@ class RolloutProducer:
         demonstrations: Sequence[Trajectory] = (),
     ) -> None:
         self.changed = asyncio.Event()
+        self.finished_at = time.monotonic()
+        """When the newest group has finished."""
         self.steps_done = 0
         """The steps that have been trained, which the trainer counts up."""
         self._bench, self._config, self._buffer = bench, config, buffer
@@ -141,6 +144,13 @@ class RolloutProducer:
                 f"No rollout of step {step} can be trusted: {reasons}. The trajectories of the run say more."
             )
         return rollouts
+
+    def stored_rollouts(self) -> frozenset[str]:
+        """Return the ids of the rollouts of earlier parts of the run that were not trained on yet."""
+        untrained = "stage = ? AND rejected IS NULL AND id NOT IN (SELECT trajectory FROM trained)"
+        return frozenset(
+            id for (id,) in self._bench.store.rows(f"SELECT id FROM trajectories WHERE {untrained}", (RL_STAGE,))
+        )
 
     def is_open(self) -> bool:
         """Return whether a group is open: then something has to move."""
@@ -306,6 +316,7 @@ class RolloutProducer:
         stage = StageInfo(RL_STAGE, member.step, TRAIN, temperature=c.temperature, top_p=c.top_p, top_k=c.top_k)
         with no_silent_end("A group of rollouts"):  # the trainer would wait for it for ever
             rollouts = await self.spares.run(member.requests, stage)
+        self.finished_at = time.monotonic()
         oldest = min((t.policy_version for t in rollouts), default=None)
         if not self._buffer.finish(ordinal, rollouts, oldest):
             bench.store.change((REJECT, [(LATE, trajectory.id) for trajectory in rollouts]))
