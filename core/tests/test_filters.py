@@ -193,7 +193,7 @@ async def test_a_tool_that_its_scaffold_vouches_for_is_watched(store: RunStore, 
     assert odd.rejected == "unreliable tool"
     assert "answered '2'" in odd.rejected_because
     assert odd.reward is not None, "what it would have been worth is kept"
-    assert store.rejections(9) == {"unreliable tool": 1}
+    assert [(lost.reason, lost.count) for lost in store.lost(9)] == [("unreliable tool", 1)]
 
 
 async def test_a_veto_keeps_its_words_and_is_counted_as_one(store: RunStore, engine: ScriptedEngine) -> None:

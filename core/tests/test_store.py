@@ -21,7 +21,8 @@ import pytest
 import support
 
 from ale.errors import ConfigError
-from ale.store.run_store import REJECT, RunStore, write_whole
+from ale.store.output_files import write_whole
+from ale.store.run_store import REJECT, RunStore
 from ale.trajectory import Failure, Trajectory
 
 Make = Callable[..., Trajectory]
@@ -99,7 +100,7 @@ def test_the_reasons_of_a_step_are_those_of_no_other_step(tmp_path: Path, trajec
         for i, (stage, step, reason) in enumerate([*rejected, ("rl", 2, "late"), ("rl", 2, "late"), ("rl", 2, "late")]):
             store.add_trajectory(replace(trajectory(str(i)), stage=stage, step=step, rejected=reason))
         assert store.reasons("eval", 2) == "2 x sandbox, 1 x spare"
-        assert store.rejections(1) == {"late": 3}
+        assert [(lost.reason, lost.count) for lost in store.lost(1)] == [("late", 3)]
 
 
 async def test_a_rollout_whose_task_is_cancelled_is_stored_all_the_same(tmp_path: Path, trajectory: Make) -> None:

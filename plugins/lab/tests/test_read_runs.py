@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from ale.store.run_store import SUMMARY_NAME, RunStore, write_whole
+from ale.store.output_files import write_whole
+from ale.store.run_store import SUMMARY_NAME, RunStore
 from ale.trajectory import Score, Trajectory
 from ale_lab.read_runs import mean_by_step, read_cost, read_run
 

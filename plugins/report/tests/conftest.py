@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 from support.sample_trajectory import build_trajectory
 
-from ale.store.run_store import SUMMARY_NAME, RunStore, write_whole
+from ale.store.output_files import write_whole
+from ale.store.run_store import SUMMARY_NAME, RunStore
 from ale.trajectory import Failure, Trajectory
 
 Make = Callable[..., Trajectory]

@@ -97,7 +97,9 @@ def test_the_command_prints_a_table_and_the_page_has_a_line_for_each_run(
     command([tmp_path / "whole", other], None)
     *lines, path = capsys.readouterr().out.splitlines()
     assert lines[1].split()[:3] == ["RUN", "STEP", "SUCCESS"]
-    assert Path(path) == other / "compare.html"
+    assert Path(path).name == "compare.html"
+    assert re.fullmatch(r"compare-\d{8}-\d{6}", Path(path).parent.name)
+    assert Path(path).parent.parent == tmp_path
     charts = {chart["id"]: chart for chart in page_data(Path(path))["charts"]}
     assert {"eval-success", "rl-reward", "rl-entropy"} <= set(charts)
     assert [series["label"] for series in charts["eval-success"]["series"]] == ["whole", "other"]

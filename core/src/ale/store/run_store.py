@@ -23,12 +23,15 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
 from ale.config.references import redact_json
 from ale.errors import ConfigError
 from ale.store.encoding import decode, encode
+from ale.store.output_files import make_folder
+from ale.store.output_files import write_whole as write_whole
 from ale.trajectory import Trajectory
 
 DB_NAME, SUMMARY_NAME, CONFIG_NAME = "run.db", "summary.json", "config.yaml"
@@ -59,7 +62,36 @@ CREATE TABLE events (time REAL NOT NULL, kind TEXT NOT NULL, data TEXT NOT NULL)
 """
 
 MOST_OF_EXAMPLE = 300
-"""The characters of an example in a sentence about rejections."""
+"""The characters of an example in a sentence about lost episodes."""
+
+
+@dataclass(frozen=True, slots=True)
+class LostEpisodes:
+    """Episodes that failed by one class of errors, or were rejected for one reason, and the newest as an example."""
+
+    kind: str
+    """The class of the failure, or `rejected`."""
+    reason: str
+    """Why they were rejected; failed ones are, too."""
+    count: int
+    example: str
+    """The id of an episode."""
+    text: str
+    """What explains the example; it may be empty."""
+
+    @classmethod
+    def of(cls, example: Trajectory, count: int) -> Self:
+        """Return what is known of `count` episodes that were lost as this one was."""
+        failure = example.failure
+        text = failure.message if failure else example.rejected_because
+        return cls(failure.kind if failure else "rejected", example.rejected or "", count, example.id, text)
+
+    def describe(self) -> str:
+        """Return `12 x no reward (The reward function score raised ValueError: ...)`."""
+        name = self.reason or f"{self.kind} failure"
+        text = " ".join(self.text.split())
+        example = text[:MOST_OF_EXAMPLE].rstrip(".")
+        return f"{self.count} x {name} ({example})" if example not in ("", name) else f"{self.count} x {name}"
 
 
 class RunStore:
@@ -87,11 +119,7 @@ class RunStore:
         Raises `ConfigError` if the folder cannot be made, or if another process, or another store of this process,
         writes to it.
         """
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            lock = lock_folder(folder)
-        except OSError as error:
-            raise ConfigError(f"The run folder {folder} cannot be made: {error.strerror}. Name another one.") from None
+        lock = lock_folder(make_folder(folder, "run folder"))
         try:
             db = _open_database(folder / DB_NAME)
         except BaseException:
@@ -236,39 +264,26 @@ class RunStore:
         """Return the number of tokens that the policy sampled in all rollouts, rejected ones included."""
         return int(self._db.execute("SELECT COALESCE(SUM(sampled_tokens), 0) FROM trajectories").fetchone()[0])
 
-    def rejections(self, most: int, sql_condition: str = "1", parameters: Iterable[Any] = ()) -> dict[str, int]:
-        """Count rollouts that meet the condition by reason of rejection; the most frequent reasons come first."""
-        sql = f"SELECT rejected, COUNT(*) FROM trajectories WHERE rejected IS NOT NULL AND ({sql_condition})"
-        sql += " GROUP BY 1 ORDER BY 2 DESC LIMIT ?"
-        return {str(reason): int(count) for reason, count in self._db.execute(sql, (*parameters, most))}
+    def lost(self, most: int, sql_condition: str = "1", parameters: Iterable[Any] = ()) -> list[LostEpisodes]:
+        """Return why rollouts that meet the condition failed or were rejected; the most frequent reasons come first."""
+        sql = "SELECT failure, rejected, COUNT(*), MAX(rowid) FROM trajectories"
+        sql += f" WHERE COALESCE(failure, rejected) IS NOT NULL AND ({sql_condition})"
+        sql += " GROUP BY 1, 2 ORDER BY 3 DESC, 4 LIMIT ?"
+        return [
+            LostEpisodes.of(next(self.trajectories("rowid = ?", (newest,))), count)
+            for _, _, count, newest in self.rows(sql, (*parameters, most))
+        ]
 
     def reasons(self, stage: str, step: int) -> str:
         """Return the three most frequent reasons of a step for a sentence, each with an example:
-        `12 x plugin failure (The reward plugin crashed: ...), 3 x ...`."""
-        where = "stage = ? AND step = ?"
-        found = self.rejections(3, where, (stage, step))
-        return ", ".join(
-            f"{count} x {reason}{self._example(reason, where, (stage, step))}" for reason, count in found.items()
-        )
-
-    def _example(self, reason: str, where: str, parameters: tuple[Any, ...]) -> str:
-        """Return what explains one rollout that was rejected for this reason, in brackets; nothing if nothing does."""
-        t = next(self.trajectories(f"rejected = ? AND {where}", (reason, *parameters)), None)
-        text = "" if t is None else " ".join((t.rejected_because or (t.failure.message if t.failure else "")).split())
-        return f" ({text[:MOST_OF_EXAMPLE].rstrip('.')})" if text else ""
+        `12 x no reward (The reward function ...), 3 x ...`."""
+        return ", ".join(lost.describe() for lost in self.lost(3, "stage = ? AND step = ?", (stage, step)))
 
     def failures(self) -> dict[str, int]:
         """Count rollouts by class of failure or reason of rejection."""
         sql = "SELECT COALESCE(failure, 'rejected'), COUNT(*) FROM trajectories"
         sql += " WHERE COALESCE(failure, rejected) IS NOT NULL GROUP BY 1"
         return {str(kind): int(n) for kind, n in self._db.execute(sql)}
-
-
-def write_whole(path: Path, text: str) -> Path:
-    """Write a file completely or not at all."""
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(text)
-    return temporary.replace(path)
 
 
 def lock_folder(folder: Path) -> int:

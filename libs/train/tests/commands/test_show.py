@@ -121,7 +121,7 @@ def test_a_run_says_how_it_went_and_what_was_lost(run: Path, shown: Show) -> Non
         "  after rl: 0.750 [0.200, 0.800], mean reward 0.500, 4 episodes of 2 tasks\n",
         "  reward 0.5, loss nan\n  and 1 more, which --json shows\n",
         "  3 x sandbox failure  such as 0005cafe\n    the container was killed\n",
-        "  1 x rejected: no model call  such as 0006cafe\n    no model call: the agent asked nothing\n",
+        "  1 x rejected: no model call  such as 0006cafe\n    the agent asked nothing\n",
         "  0001cafe  rl     1     count-1  passed    1       2      14      2.0      answer\n",
         "  0003cafe  rl     1     count-3  failure   -       2      14      2.0      failure\n"
         "    sandbox: the container was killed\n",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import fmean
@@ -206,7 +207,10 @@ def mismatch_charts(metrics: Metrics, section: str) -> Iterator[BarChart]:
 
 def rejection_chart(facts: RunFacts) -> BarChart | None:
     """The reasons for which rollouts were rejected, the most frequent first."""
-    bars = tuple(Bar(show_controls(reason), (float(count),)) for reason, count in facts.rejections.items())
+    counts: Counter[str] = Counter()
+    for lost in facts.lost:
+        counts[lost.reason or f"{lost.kind} failure"] += lost.count
+    bars = tuple(Bar(show_controls(reason), (float(count),)) for reason, count in counts.most_common())
     what = "Why rollouts were rejected"
     return (
         BarChart(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ale.store.output_files import write_output
 from ale_report.chart_types import Format, LineChart, Point, Series
-from ale_report.page import render_page, write_page
+from ale_report.page import render_page
 from ale_report.page_json import show_controls
 from ale_report.run_comparison import ComparedRun, curve, shared_sets, table
 from ale_report.run_facts import EVAL_STAGE, RL_STAGE
@@ -26,6 +28,11 @@ _CHARTS: tuple[tuple[str, str, str, str, Format], ...] = (
 """Stage, metric, title, unit, format."""
 
 
+def new_page(run: Path) -> Path:
+    """Return the page for a comparison: in a folder of its own beside this run, which is not made yet."""
+    return run.resolve().parent / f"compare-{time.strftime('%Y%m%d-%H%M%S')}" / PAGE_NAME
+
+
 @dataclass(frozen=True, slots=True)
 class ComparePage:
     """The data for the page's script."""
@@ -36,9 +43,8 @@ class ComparePage:
 def write_comparison(runs: Sequence[ComparedRun], path: Path) -> Path:
     """Write the page; returns its path."""
     tables = [(name, table(runs, name)) for name in shared_sets(runs)]
-    return write_page(
-        path, render_page("compare.html", _SCRIPTS, ComparePage(list(charts(runs))), tables=tables, runs=runs)
-    )
+    page = render_page("compare.html", _SCRIPTS, ComparePage(list(charts(runs))), tables=tables, runs=runs)
+    return write_output(path, page, "page")
 
 
 def charts(runs: Sequence[ComparedRun]) -> Iterator[LineChart]:

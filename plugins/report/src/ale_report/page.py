@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,12 +20,13 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from ale import __version__
+from ale.store.output_files import file_at, write_output
 from ale.store.run_store import RunStore
 from ale_report.chart_types import Chart
 from ale_report.charts import MetricTable, charts, metric_tables
 from ale_report.events import MAX_EVENTS_PER_KIND, EventTable, event_tables
 from ale_report.page_json import script_json, show_controls
-from ale_report.run_facts import RunFacts, headline, read_facts, read_metrics
+from ale_report.run_facts import FINAL_MODEL, RunFacts, headline, read_facts, read_metrics
 from ale_report.timeline import Timeline, read_timeline
 from ale_report.trajectories import TrajectoryView, choose_trajectories
 
@@ -56,8 +56,9 @@ class Page:
     timeline: Timeline | None = None
 
 
-def write_report(folder: Path, output: Path | None = None) -> Path:
-    """Write the report of a run; returns its path. Raises `ConfigError` where `folder` holds no run."""
+def write_report(folder: Path, out: Path | None = None) -> Path:
+    """Write the report of a run; returns its path. Raises `ConfigError` where `folder` holds no run, and where the page
+    cannot be written."""
     with RunStore.open(folder) as store:
         metrics = read_metrics(store)
         facts = read_facts(store, metrics)
@@ -76,16 +77,7 @@ def write_report(folder: Path, output: Path | None = None) -> Path:
         rounds=rounds,
         timeline=timeline,
     )
-    return write_page(output or folder / REPORT_NAME, render(facts, page))
-
-
-def write_page(path: Path, text: str) -> Path:
-    """Write a page completely or not at all; returns its path."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.write_bytes(text.encode("utf-8", "replace"))
-    temporary.replace(path)
-    return path
+    return write_output(file_at(out, folder / REPORT_NAME), render(facts, page), "page")
 
 
 def render(facts: RunFacts, page: Page) -> str:
@@ -97,6 +89,8 @@ def render(facts: RunFacts, page: Page) -> str:
         facts=facts,
         tiles=headline(facts.evaluations),
         shown=len(page.trajectories),
+        linked={view.id for view in page.trajectories},
+        model=FINAL_MODEL,
         events=sum(table.count for table in page.events),
         newest=MAX_EVENTS_PER_KIND if any(table.count > MAX_EVENTS_PER_KIND for table in page.events) else 0,
         started=_utc(facts.started_at) if facts.started_at is not None else "",

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ale.store.run_store import SUMMARY_NAME, RunStore
+from ale.store.run_store import SUMMARY_NAME, LostEpisodes, RunStore
 from ale_report.events import newest_events
 
 Metrics = dict[str, dict[str, list[tuple[int, float]]]]
@@ -20,6 +20,7 @@ Metrics = dict[str, dict[str, list[tuple[int, float]]]]
 
 EVAL_STAGE, CPT_STAGE, SFT_STAGE, RL_STAGE = "eval", "cpt", "sft", "rl"
 BEFORE_SFT_STEP = -1
+FINAL_MODEL = "model/final"
 MAX_REASONS = 8
 _WORDS = {"cpt": "CPT", "sft": "SFT", "rl": "RL"}
 
@@ -60,7 +61,11 @@ class RunFacts:
     peak_memory_mib: float | None
     policy_version: int | None
     failures: dict[str, int]
-    rejections: dict[str, int]
+    lost: tuple[LostEpisodes, ...]
+    folder: str
+    """The run folder, as it was named."""
+    has_model: bool
+    """Whether the final policy is in it."""
 
 
 def wilson(successes: float, trials: int, z: float = 1.96) -> tuple[float, float]:
@@ -105,7 +110,9 @@ def read_facts(store: RunStore, metrics: Metrics) -> RunFacts:
         peak_memory_mib=summary.get("peak_memory_mib"),
         policy_version=summary.get("final_policy_version"),
         failures=store.failures(),
-        rejections=store.rejections(MAX_REASONS),
+        lost=tuple(store.lost(MAX_REASONS)),
+        folder=str(store.folder),
+        has_model=(store.folder / FINAL_MODEL).is_dir(),
     )
 
 

@@ -14,7 +14,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from ale.store.run_store import RunStore, write_whole
+from ale.store.output_files import file_at, write_output
+from ale.store.run_store import RunStore
 from ale.trajectory import Trajectory
 from ale_report.actor_places import place_of, read_actors
 from ale_report.run_facts import RL_STAGE
@@ -24,8 +25,9 @@ TRACE_NAME = "trace.json"
 TRAINER, ENGINE, ROLLOUTS = 1, 2, 3
 
 
-def write_trace(folder: Path, output: Path | None = None) -> Path:
-    """Write the trace of a run; returns its path. Raises `ConfigError` where `folder` holds no run."""
+def write_trace(folder: Path, out: Path | None = None) -> Path:
+    """Write the trace of a run; returns its path. Raises `ConfigError` where `folder` holds no run, and where the file
+    cannot be written."""
     with RunStore.open(folder) as store:
         steps = step_roles(store)
         trajectories = list(store.trajectories("stage = ?", (RL_STAGE,)))
@@ -33,7 +35,7 @@ def write_trace(folder: Path, output: Path | None = None) -> Path:
         replicas, ranks = replica_states(store), place_of(a for a in read_actors(store) if a.role == "trainer")
     events = list(trace_events(steps, trajectories, trained, replicas, ranks))
     text = json.dumps({"traceEvents": events, "displayTimeUnit": "ms"})
-    return write_whole(output or folder / TRACE_NAME, text)
+    return write_output(file_at(out, folder / TRACE_NAME), text, "trace")
 
 
 def trace_events(

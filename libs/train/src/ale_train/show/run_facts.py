@@ -20,7 +20,7 @@ from typing import Any
 import yaml
 
 from ale.errors import ConfigError
-from ale.store.run_store import DB_NAME, SUMMARY_NAME, RunStore
+from ale.store.run_store import DB_NAME, SUMMARY_NAME, LostEpisodes, RunStore
 from ale.trajectory import Trajectory
 from ale_train.config.rl import RLConfig
 from ale_train.config.supervised import SFTConfig
@@ -48,25 +48,14 @@ class StageFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class LostEpisodes:
-    """Episodes that failed by one class of errors, or were rejected for one reason, and the newest as an example."""
-
-    kind: str
-    reason: str
-    count: int
-    example: str
-    """The id of an episode."""
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
 class RunFacts:
     """What `ale show RUN` shows above the table of episodes."""
 
     run_id: str
     status: str
     resumable: bool
-    """Whether `ale run --resume` can go on with it: half of a loop cannot be resumed, nor a run that has ended well."""
+    """Whether `ale run --resume` goes on with it as it is: training on a dump cannot, and a finished run only with more
+    steps."""
     error: str | None
     seconds: float | None
     idle_s: float | None
@@ -110,7 +99,7 @@ def read_run_facts(store: RunStore) -> RunFacts:
     return RunFacts(
         run_id=str(store.meta("run_id") or start.get("run_id") or store.folder.resolve().name),
         status=status,
-        resumable=status not in (RUNNING, COMPLETED) and start.get("only", "all") == "all",
+        resumable=status not in (RUNNING, COMPLETED) and start.get("only") != "train",
         error=summary.get("error"),
         seconds=seconds,
         idle_s=None if last is None else max(0.0, time.time() - last),
@@ -119,7 +108,7 @@ def read_run_facts(store: RunStore) -> RunFacts:
         stages=_read_stages(store),
         saved=tuple(key.partition(".")[2] for (key,) in store.rows("SELECT key FROM meta WHERE key LIKE 'saved.%'")),
         heldout=_read_evaluations(store, summary.get("heldout") or {}),
-        lost=_read_lost(store),
+        lost=tuple(store.lost(MAX_REASONS)),
     )
 
 
@@ -232,20 +221,6 @@ def _default_label(step: int, with_sft: bool) -> str:
     if step == 0:
         return "after_sft" if with_sft else "before_rl"
     return f"step_{step}"
-
-
-def _read_lost(store: RunStore) -> tuple[LostEpisodes, ...]:
-    """Return the classes of failures and the reasons of rejections, the most frequent first, each with its newest."""
-    sql = (
-        "SELECT failure, rejected, COUNT(*) AS n, MAX(rowid) FROM trajectories "
-        "WHERE failure IS NOT NULL OR rejected IS NOT NULL GROUP BY 1, 2 ORDER BY n DESC LIMIT ?"
-    )
-    out = []
-    for failure, rejected, count, row in store.rows(sql, (MAX_REASONS,)):
-        example = next(store.trajectories("rowid = ?", (row,)))
-        reason = "" if failure else str(rejected)
-        out.append(LostEpisodes(str(failure or "rejected"), reason, count, example.id, why_lost(example)))
-    return tuple(out)
 
 
 def why_lost(t: Trajectory) -> str:

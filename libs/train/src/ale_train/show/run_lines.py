@@ -101,15 +101,16 @@ def _lost(facts: RunFacts) -> Iterator[Line]:
         return
     yield from _heading("Failures and rejections")
     for lost in facts.lost:
-        what = f"{lost.kind} failure" if not lost.reason else f"rejected: {one_line(lost.reason)}"
+        rejected = lost.kind == "rejected"
+        what = f"rejected: {one_line(lost.reason)}" if rejected else f"{lost.kind} failure"
         yield Line(
             (
-                (f"{lost.count:,} x {what}", "red" if not lost.reason else "magenta"),
+                (f"{lost.count:,} x {what}", "magenta" if rejected else "red"),
                 (f"  such as {short_id(lost.example)}", "dim"),
             ),
             2,
         )
-        if lost.text != lost.reason:
+        if lost.text not in ("", lost.reason):
             yield line(cut(one_line(lost.text)), indent=4)
 
 
