@@ -22,7 +22,7 @@ from ale_train.pipeline.run import run as run_pipeline
 from ale_train.pipeline.stages import read_half
 
 MOST_REASONS = 5
-"""How many reasons of rejection are printed."""
+"""How many reasons are printed, each with an example."""
 
 
 def run(file: Path, overrides: list[str], only: str, source: Path | None, out: Path | None, resume: bool) -> int:
@@ -50,8 +50,8 @@ def print_result(result: RunResult) -> None:
         counts = ", ".join(f"{count} {kind}" for kind, count in failures.items())
         print(f"rollouts that could not be used: {counts} (of {result.summary['rollouts']})")
         with RunStore.open(result.folder) as store:
-            for reason, count in store.rejections(MOST_REASONS).items():
-                print(f"  {count} x {reason}")
+            for lost in store.lost(MOST_REASONS):
+                print(f"  {lost.describe()}")
     print(f"seconds: {result.summary['seconds']['total']:.0f} ({result.summary['rollouts']} rollouts)")
     print(f"held-out success: {describe_run(result.folder)}")
     final = result.folder / "model" / "final"
