@@ -10,7 +10,7 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, Literal
 
 Role = Literal["system", "user", "assistant", "tool"]
@@ -55,6 +55,38 @@ def finite_number(text: str) -> float:
     return number
 
 
+_MOST_ITEMS, _MOST_CHARS = 3, 72
+"""What `short_repr` shows of one value."""
+
+
+def short_repr(value: Any) -> str:
+    """Return the `repr` of a dataclass or pydantic model on one line: its fields that are not as by default, long texts
+    cut, and of long sequences and arrays only how long they are."""
+    cls = type(value)
+    defaults = {f.name: f.default for f in fields(cls) if f.repr} if is_dataclass(cls) else {
+        name: f.default for name, f in cls.model_fields.items() if f.repr
+    }  # fmt: skip
+    items = ((name, getattr(value, name), default) for name, default in defaults.items())
+    shown = (f"{name}={_cut(item)}" for name, item, default in items if not _is_default(item, default))
+    return f"{cls.__name__}({', '.join(shown)})"
+
+
+def _is_default(value: Any, default: Any) -> bool:
+    """Return whether a field says nothing: it is as by default, or empty."""
+    if isinstance(value, str | bytes | tuple | list | dict | None.__class__):
+        return not value or (type(value) is type(default) and bool(value == default))
+    return isinstance(value, bool | int | float) and type(value) is type(default) and bool(value == default)
+
+
+def _cut(value: Any) -> str:
+    if (shape := getattr(value, "shape", None)) is not None:
+        return f"<{'x'.join(map(str, shape))}>"
+    if isinstance(value, tuple | list | set | frozenset | dict) and len(value) > _MOST_ITEMS:
+        return f"<{len(value)}>"
+    text = repr(value[: 2 * _MOST_CHARS] if isinstance(value, str | bytes) else value)
+    return text if len(text) <= _MOST_CHARS else f"{text[: _MOST_CHARS - 3]}..."
+
+
 @dataclass(frozen=True, slots=True)
 class ToolCall:
     """One tool call of the model. `arguments` is the JSON text exactly as the model wrote it."""
@@ -62,6 +94,8 @@ class ToolCall:
     id: str
     name: str
     arguments: str
+
+    __repr__ = short_repr
 
     def parsed_arguments(self) -> dict[str, Any]:
         """Return the arguments as an object.
@@ -87,6 +121,8 @@ class Message:
     tool_call_id: str | None = None
     reasoning: str = ""
 
+    __repr__ = short_repr
+
     def to_openai(self) -> dict[str, Any]:
         """Return this message as a chat-completions object."""
         out: dict[str, Any] = {"role": self.role, "content": self.content}
@@ -110,6 +146,8 @@ class ToolSpec:
     description: str
     parameters: Mapping[str, Any] = field(default_factory=lambda: {"type": "object", "properties": {}})
 
+    __repr__ = short_repr
+
     def to_openai(self) -> dict[str, Any]:
         """Return this tool as an entry of `tools` in a chat-completions request."""
         function = {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}
@@ -127,6 +165,8 @@ class TokenLogprob:
     the text, such as the one that ends it."""
     likely: tuple[TokenLogprob, ...] = ()
     """The most likely tokens in its place, if another server's model answered and the call asked for them."""
+
+    __repr__ = short_repr
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +188,8 @@ class ChatReply:
     """The stop text that ended the reply, if one did."""
     tokens: tuple[TokenLogprob, ...] = ()
     """The sampled tokens with their log-probabilities, if the call asked for them."""
+
+    __repr__ = short_repr
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +227,8 @@ class ModelCall:
     passed_on: Mapping[str, Any] = field(default_factory=dict)
     """Fields of chat completions for another server to which the call is forwarded; a session does not read them."""
 
+    __repr__ = short_repr
+
 
 @dataclass(frozen=True, slots=True)
 class Answer:
@@ -193,3 +237,5 @@ class Answer:
     replies: tuple[ChatReply, ...]
     source: str
     usage: Mapping[str, Any] = field(default_factory=dict)
+
+    __repr__ = short_repr

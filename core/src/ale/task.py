@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, field_validator, model_validator
 
-from ale.messages import Message
+from ale.messages import Message, short_repr
 
 TRAIN, HELDOUT = "train", "heldout"
 NetworkMode = Literal["none", "endpoint-only", "allow", "full"]
@@ -142,6 +142,8 @@ class Task(BaseModel):
     metadata: dict[str, Any] = Field(
         default_factory=dict, description="Data that the task source adds, such as the `answer` for a reward."
     )
+
+    __repr__ = __str__ = short_repr
 
     @field_validator("workdir")
     @classmethod

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ale.errors import ErrorKind
-from ale.messages import ChunkErrorKind, Message, ToolSpec
+from ale.messages import ChunkErrorKind, Message, ToolSpec, short_repr
 
 FinishReason = Literal["stop", "length", "abort"]
 
@@ -59,6 +59,8 @@ class Chunk:
     """When its call came (Unix time), and how long the model took to answer; two equal chunks may differ in both."""
     seconds: float = field(default=0.0, compare=False)
 
+    __repr__ = short_repr
+
     def __len__(self) -> int:
         return self.end - self.start
 
@@ -70,6 +72,8 @@ class Sequence:
     token_ids: tuple[int, ...]
     messages: tuple[Message, ...]
     tools: tuple[ToolSpec, ...] = ()
+
+    __repr__ = short_repr
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +88,8 @@ class Observation:
     seconds: float
     reward: float | None = None
     """The environment's reward for this step, if it gives one."""
+
+    __repr__ = short_repr
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +106,8 @@ class Score:
     parts: Mapping[str, float] = field(default_factory=dict)
     """The named rewards of which `value` is made, and other numbers about the episode; the metrics show their means."""
 
+    __repr__ = short_repr
+
 
 @dataclass(frozen=True, slots=True)
 class Failure:
@@ -108,6 +116,8 @@ class Failure:
     kind: ErrorKind
     message: str
     retryable: bool = False
+
+    __repr__ = short_repr
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +159,13 @@ class Trajectory:
     template_rewrites: int = 0
     """The number of model calls before which the chat template rewrote what the model saw and sampled, as templates do
     that drop earlier thoughts; each begins a new sequence."""
+
+    def __repr__(self) -> str:
+        about = {"id": self.id, "task_id": self.task_id, "stage": self.stage, "step": self.step}
+        about["reward"] = None if self.reward is None else self.reward.value
+        about |= {"turns": len(self.turns), "sampled_tokens": self.sampled_tokens, "ended_by": self.ended_by}
+        about |= {"rejected": self.rejected} if self.rejected else {}
+        return f"Trajectory({', '.join(f'{name}={value!r:.72}' for name, value in about.items())})"
 
     @property
     def groups_for_success(self) -> tuple[str, ...]:

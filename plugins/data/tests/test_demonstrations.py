@@ -160,3 +160,59 @@ def test_a_data_set_of_the_hub_has_demonstrations_too(monkeypatch: pytest.Monkey
     monkeypatch.setattr("datasets.load_dataset", lambda *_, **__: datasets.Dataset.from_list([GOOD], split="train"))
     (made,) = read(Path("acme/sums"))
     assert trained_on(made)
+
+
+SEARCH = '''
+def search(query: str, limit: int = 5) -> list[str]:
+    """Search the web.
+
+    Args:
+        query: What to look for.
+        limit: How many results (choices: [5, 10])
+    """
+    return []
+
+def bare(query):
+    return query
+'''
+
+
+def test_tools_may_be_functions_which_describe_themselves_as_in_transformers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tools.py").write_text(SEARCH)
+    talk = {"messages": CHAT[:2] + CHAT[4:]}
+    own = write(tmp_path / "own.jsonl", {**talk, "tools": ["./tools.py:search", *TOOLS]}, {**talk, "tools": []})
+    of_section = write(tmp_path / "section.jsonl", talk, {**talk, "tools": TOOLS})
+    parameters = {
+        "type": "object",
+        "properties": {
+            "query": {"type": "string", "description": "What to look for."},
+            "limit": {"type": "integer", "enum": [5, 10], "description": "How many results"},
+        },
+        "required": ["query"],
+    }
+    search, add = ToolSpec("search", "Search the web.", parameters), ToolSpec("add", "Adds.", SCHEMA)
+    assert [t.sequences[0].tools for t in read(own)] == [(search, add), ()]
+    made = read_demonstrations([of_section], byte_tokenizer(), tools=("./tools.py:search",))
+    assert [t.sequences[0].tools for t in made] == [(search,), (add,)]
+
+
+@pytest.mark.parametrize(
+    ("tool", "sentence"),
+    [
+        ("./tools.py:bare", r"no tool can be made of bare of .*it has no docstring\. It needs"),
+        ("./tools.py:serch", r"Did you mean 'search'\?"),
+        ("./nowhere.py:search", "there is no file"),
+        ("search", "needs a place"),
+    ],
+)
+def test_a_function_that_is_no_tool_is_named_with_its_row(
+    tool: str, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tools.py").write_text(SEARCH)
+    path = write(tmp_path / "a.jsonl", {"messages": CHAT, "tools": [tool]})
+    with pytest.raises(ConfigError, match=rf"a\.jsonl, line 1: the column 'tools': tool 1: .*{sentence}"):
+        read(path)

@@ -30,10 +30,10 @@ SETTING = re.compile(r"[-+]?[\d._]{1,7}(e[-+]?\d{1,3})?|true|false|null|none", r
 class Resolved:
     """Run data without interpolations: `data` is for the run, `public` to show, `file` to write and to load again."""
 
-    data: dict[str, Any]
+    data: dict[str, Any] = field(repr=False)
     public: dict[str, Any]
-    file: dict[str, Any]
-    secrets: Mapping[str, str] = field(default_factory=dict)
+    file: dict[str, Any] = field(repr=False)
+    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Value -> reference."""
 
     def redact(self, text: str) -> str:

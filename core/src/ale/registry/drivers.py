@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -116,8 +117,9 @@ def _find(kind: str, name: str) -> PluginInfo:
 def _is_module(name: str) -> bool:
     """Return whether Python finds the first package of a module's name, also in the current folder."""
     search_current_folder()
+    top = name.partition(".")[0]
     try:
-        return find_spec(name.partition(".")[0]) is not None
+        return top in sys.modules or find_spec(top) is not None
     except (ImportError, ValueError):
         return False
 

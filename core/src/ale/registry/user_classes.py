@@ -56,6 +56,11 @@ def find_class(kind: str, use: str) -> Any:
     if not name:
         raise ConfigError(f"which class of {shown}? Write {place}:NAME. It has: {there}.")
     found = getattr(module, name, None)
+    if found is None and place == "__main__":
+        raise ConfigError(
+            f"the class '{name}' is in the script or notebook of the process that began this run, and this is another "
+            f"process. Put it into a file and name it there, such as FILE.py:{name}."
+        )
     if found is None:
         raise ConfigError(
             f"{shown} has no class '{name}'.{nearest_hint(name, _list_names(kind, module))} It has: {there}."

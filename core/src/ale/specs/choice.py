@@ -7,6 +7,8 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, field_validator
 
+from ale.messages import short_repr
+
 
 def _check_patterns(value: tuple[str, ...]) -> tuple[str, ...]:
     for pattern in value:
@@ -26,6 +28,11 @@ class Section(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+    __repr__ = short_repr
+
+    def __str__(self) -> str:
+        return repr(self)
+
 
 class PluginChoice(Section):
     """A plugin, and its own settings."""
@@ -36,6 +43,12 @@ class PluginChoice(Section):
     settings: dict[str, Any] = Field(default_factory=dict, description="The plugin's own keys.")
     _loaded: Any = PrivateAttr(None)
     """The plugin's class and validated settings (`ale.registry.drivers.load_plugin`), which are read once."""
+
+    def __repr__(self) -> str:
+        own = {name: getattr(self, name) for name in type(self).model_fields if name != "settings"}
+        shown = [f"{name}={value!r}" for name, value in own.items() if value != type(self).model_fields[name].default]
+        names = ", ".join([*shown, *(f"{name}=..." for name in self.settings)])
+        return f"{type(self).__name__}({names})"  # the values of settings may be secrets
 
     @property
     def label(self) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
-from ale.messages import Answer, ModelCall
+from ale.messages import Answer, ModelCall, short_repr
 from ale.trajectory import FinishReason
 
 
@@ -97,6 +97,8 @@ class GenerateRequest:
     session: str = ""
     call: int = 0
 
+    __repr__ = short_repr
+
 
 @dataclass(frozen=True, slots=True)
 class Generation:
@@ -110,6 +112,8 @@ class Generation:
     logprobs: tuple[float, ...]
     versions: tuple[int, ...]
     finish_reason: FinishReason
+
+    __repr__ = short_repr
 
 
 class InferenceEngine(ABC):

@@ -18,6 +18,7 @@ from typing import Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from ale.messages import short_repr
 from ale.task import ALLOW as ALLOW
 from ale.task import NetworkMode as NetworkMode
 from ale.task import Resources as Resources
@@ -79,6 +80,8 @@ class SandboxSpec(BaseModel):
         description="The provider removes the sandbox when it has received no request for this many seconds.",
     )
 
+    __repr__ = __str__ = short_repr
+
     @field_validator("allow")
     @classmethod
     def _hosts_and_ports(cls, value: tuple[str, ...]) -> tuple[str, ...]:
@@ -97,6 +100,8 @@ class ExecResult:
     duration_s: float
     timed_out: bool = False
     truncated: bool = False
+
+    __repr__ = short_repr
 
     @property
     def output(self) -> str:

@@ -17,6 +17,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from ale.messages import short_repr
 from ale.specs.engine import PolicyVersion
 
 
@@ -83,6 +84,8 @@ class TrainBatch:
     """All log-probabilities but the engine's, and entropies, are of logits divided by this."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """The algorithm's report on how it made the batch (such as what it left out); stored with the step's metrics."""
+
+    __repr__ = short_repr
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from ale.session.recorder import Recorder
 from ale.session.replies import unsampled_error
@@ -23,8 +24,11 @@ from ale_endpoint.dialects.pictures import leave_pictures_out
 from ale_endpoint.recording import RecordedCall, read_recording
 
 
-def read_trajectories(path: Path, tokenizer: ChatTokenizer, form: ReplyForm | None) -> Iterator[Trajectory]:
-    """Yield the trajectories of a recording, in tokens of `tokenizer`. Raises `ConfigError` if it is no recording."""
+def read_trajectories(
+    path: Path, tokenizer: ChatTokenizer, form: ReplyForm | None, tools: Sequence[Any] = ()
+) -> Iterator[Trajectory]:
+    """Yield the trajectories of a recording, in tokens of `tokenizer`; each call has tools of its own, not
+    `tools`. Raises `ConfigError` if it is no recording."""
     sessions: dict[str, list[RecordedCall]] = {}
     for call in read_recording(path):
         sessions.setdefault(call.session, []).append(call)

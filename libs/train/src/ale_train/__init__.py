@@ -31,3 +31,8 @@ def __getattr__(name: str) -> Any:
 
         return getattr(python_api, name)
     raise AttributeError(f"module 'ale_train' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    """Return what is public."""
+    return [*__all__]

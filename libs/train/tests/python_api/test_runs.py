@@ -81,7 +81,7 @@ def test_inside_a_running_event_loop_it_works_too(config: dict[str, Any], tmp_pa
         ({"engine": "torch"}, "tasks: this key is missing"),
         (
             {**SCRIPTED, "reward": {"use": "python", "function": len}},
-            r"reward.function: a run file cannot hold <built-in",
+            r"reward: the parameter .obj. of len of builtins cannot be given by its name",
         ),
         ({**SCRIPTED, "observers": [{1}]}, r"observers.0: a run file cannot hold \{1\}\."),
     ],

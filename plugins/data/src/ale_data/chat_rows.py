@@ -1,7 +1,8 @@
 """Reads messages and tools as data sets have them: in OpenAI's form, with what TRL and Arrow make of it.
 
 Arguments of calls may be an object, ids of calls may be missing, keys may be null, and a list may be JSON text (in a
-CSV column, or where Arrow could not hold it). Every fault is a `ValueError` with a sentence without a full stop.
+CSV column, or where Arrow could not hold it). A tool may be the name of a Python function. Every fault is a
+`ValueError` with a sentence without a full stop.
 """
 
 from __future__ import annotations
@@ -10,7 +11,10 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from ale.errors import ConfigError
 from ale.messages import Message, Role, ToolCall, ToolSpec
+from ale.registry.user_functions import describe_function, load_function
+from ale.registry.validation import one_line_error
 
 ROLES: dict[str, Role] = {
     "system": "system",
@@ -37,11 +41,14 @@ def read_messages(value: Any) -> tuple[Message, ...]:
 
 
 def read_tools(value: Any) -> tuple[ToolSpec, ...]:
-    """Return the tools that the model could call; none for null. Raises `ValueError`."""
+    """Return the tools that the model could call; none for null. An item is a tool in OpenAI's form, or the name of a
+    function (`./tools.py:search`, `module:search`) that describes itself. Raises `ValueError`."""
     if value is None or value == "":
         return ()
     out = []
-    for number, item in enumerate(_as_list(value, "tools in OpenAI's form"), 1):
+    for number, item in enumerate(_as_list(value, "tools in OpenAI's form, or names of functions"), 1):
+        if isinstance(item, str):
+            item = _describe(item, number)
         function = _object(item).get("function", item)
         name = _object(function).get("name")
         parameters = _object(function).get("parameters") or _NO_PARAMETERS
@@ -50,6 +57,14 @@ def read_tools(value: Any) -> tuple[ToolSpec, ...]:
         shape = dict(parameters) if "properties" in parameters else {**parameters, "properties": {}}
         out.append(ToolSpec(name, str(function.get("description") or ""), shape))
     return tuple(out)
+
+
+def _describe(name: str, number: int) -> Mapping[str, Any]:
+    """Return a function that is named as tool `number` in OpenAI's form. Raises `ValueError`."""
+    try:
+        return describe_function(load_function(name))
+    except ConfigError as error:
+        raise ValueError(f"tool {number}: {one_line_error(error)}") from None
 
 
 def _read_message(item: Any, number: int, unanswered: list[str]) -> Message:

@@ -2,12 +2,13 @@
 
 A row has `messages`, of which every reply of the assistant is trained on, or `prompt` and `completion` (each text, or a
 list of messages), of which the completion's are; the names and forms are TRL's. The column `tools` may list the tools
-that the model could call. Each row is a trajectory without a score, recorded as the policy's own rollouts are.
+that the model could call, in OpenAI's form or as names of Python functions (`./tools.py:search`). Each row is a
+trajectory without a score, recorded as the policy's own rollouts are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,11 @@ from ale_data.tables import Table
 MESSAGES, PROMPT, COMPLETION, TOOLS = "messages", "prompt", "completion", "tools"
 
 
-def read_trajectories(path: Path, tokenizer: ChatTokenizer, form: ReplyForm | None) -> Iterator[Trajectory]:
-    """Yield the demonstrations of a file or of a folder of Hugging Face datasets, in tokens of `tokenizer`.
+def read_trajectories(
+    path: Path, tokenizer: ChatTokenizer, form: ReplyForm | None, tools: Sequence[Any] = ()
+) -> Iterator[Trajectory]:
+    """Yield the demonstrations of a file or of a folder of Hugging Face datasets, in tokens of `tokenizer`. `tools` are
+    those of rows without a column `tools`, in the forms of the column.
 
     Raises `ConfigError` with file and line for a wrong row, and for data without these columns."""
     table = _training_table(str(path), open_path(str(path)))
@@ -40,8 +44,8 @@ def read_trajectories(path: Path, tokenizer: ChatTokenizer, form: ReplyForm | No
         )
     for number, row in enumerate(table.rows(), 1):
         try:
-            messages, first, tools = read_demonstration(row.values)
-            yield _record(f"{path.stem}-{number}", messages, first, tools, Recorder(tokenizer, form))
+            messages, first, own = read_demonstration(row.values, tools)
+            yield _record(f"{path.stem}-{number}", messages, first, own, Recorder(tokenizer, form))
         except ValueError as error:
             raise ConfigError(f"{row.place}: {error}.") from None
         except ConfigError:
@@ -50,11 +54,11 @@ def read_trajectories(path: Path, tokenizer: ChatTokenizer, form: ReplyForm | No
             raise ConfigError(f"{row.place}: {one_line_error(error)}.") from error
 
 
-def read_demonstration(values: Any) -> tuple[tuple[Message, ...], int, tuple[ToolSpec, ...]]:
+def read_demonstration(values: Any, tools: Sequence[Any] = ()) -> tuple[tuple[Message, ...], int, tuple[ToolSpec, ...]]:
     """Return the messages of a row, the number of those that are only context, and the tools.
 
     Raises `ValueError` with a sentence without a full stop."""
-    tools = _in_column(TOOLS, read_tools, values.get(TOOLS))
+    found = _in_column(TOOLS, read_tools, list(tools) if values.get(TOOLS) is None else values[TOOLS])
     if values.get(MESSAGES) is not None:
         messages, first = _in_column(MESSAGES, read_messages, values[MESSAGES]), 0
     elif values.get(PROMPT) is not None and values.get(COMPLETION) is not None:
@@ -68,7 +72,7 @@ def read_demonstration(values: Any) -> tuple[tuple[Message, ...], int, tuple[Too
         raise ValueError("the assistant says nothing in it, so there is nothing to train on")
     if messages[0].role == "assistant":
         raise ValueError("it begins with the assistant, and something must come before its reply")
-    return messages, first, tools
+    return messages, first, found
 
 
 def _training_table(path: str, tables: dict[str, Table]) -> Table:

@@ -17,6 +17,7 @@ from pydantic import BeforeValidator, Field
 
 from ale.errors import ConfigError
 from ale.registry.user_files import import_file, import_module
+from ale.registry.user_functions.in_memory import MEMORY, find_held
 from ale.registry.validation import nearest_hint
 from ale.specs.driver import PluginConfig
 
@@ -78,6 +79,9 @@ def load_function(function: str, path: Path | None = None) -> UserFunction:
         )
     if path is not None and colon:
         raise ConfigError(f"the function {function!r} names a place, and so does path: {path}; leave one of them out.")
+    if path is None and module_name == MEMORY:
+        held, name = find_held(name)
+        return read_signature(held, name, getattr(held, "__module__", None) or MEMORY)
     if path is None and module_name.endswith(".py"):
         path = Path(module_name)
     module = import_module(module_name) if path is None else import_file(path)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ale.errors import ConfigError
+from ale.registry import user_functions
 
 Conversation = tuple[str, ...]
 
@@ -48,21 +47,7 @@ def _is_conversation(row: Any) -> bool:
 
 def load_function(target: str) -> Callable[[ScriptedCall], Any]:
     """Load the function `package.module:name` or `path/to/file.py:name`. Raises `ConfigError`."""
-    where, _, name = target.rpartition(":")
-    if not where or not name:
-        raise ConfigError(f"engine.function: '{target}' must be 'package.module:name' or 'path/to/file.py:name'.")
     try:
-        if where.endswith(".py"):
-            spec = importlib.util.spec_from_file_location(Path(where).stem, where)
-            assert spec is not None
-            assert spec.loader is not None
-            module = importlib.util.module_from_spec(spec)
-            spec.loader.exec_module(module)
-        else:
-            module = importlib.import_module(where)
-        function = getattr(module, name)
-    except Exception as error:
-        raise ConfigError(f"engine.function: '{target}' cannot be loaded: {type(error).__name__}: {error}.") from error
-    if not callable(function):
-        raise ConfigError(f"engine.function: '{target}' is not a function.")
-    return function  # type: ignore[no-any-return]
+        return user_functions.load_function(target).function
+    except ConfigError as error:
+        raise ConfigError(f"engine.function: {error}") from error

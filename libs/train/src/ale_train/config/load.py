@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +30,8 @@ class LoadedConfig:
     """A validated run configuration: `run` is typed, and the other fields are the plain data from which it was made."""
 
     run: RunConfig
-    values: Resolved
-    files: tuple[UserFile, ...] = ()
+    values: Resolved = field(repr=False)
+    files: tuple[UserFile, ...] = field(default=(), repr=False)
     """The files of the user's that it names, as they were imported."""
 
     def to_yaml(self) -> str:

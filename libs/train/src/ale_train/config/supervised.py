@@ -6,9 +6,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field, PrivateAttr, model_validator
+from pydantic import Field, PrivateAttr, field_validator, model_validator
 
 from ale.config.plugin_field import PluginField
+from ale.registry.user_functions import FunctionSetting
 from ale.registry.validation import Mistake, Mistakes
 from ale.specs.choice import PluginChoice, Section
 
@@ -95,6 +96,20 @@ class DemonstrationsConfig(Section):
             "run then. All trajectories of recordings and data sets are kept, because they have no score."
         ),
     )
+
+    tools: tuple[str | dict[str, Any], ...] = Field(
+        (),
+        description="Tools of rows in 'data' that have no column 'tools': Python functions (./tools.py:search), or "
+        "objects in OpenAI's form.",
+    )
+
+    @field_validator("tools")
+    @classmethod
+    def _are_functions(cls, value: tuple[str | dict[str, Any], ...]) -> tuple[str | dict[str, Any], ...]:
+        for name in value:
+            if isinstance(name, str):
+                FunctionSetting(function=name).load()
+        return value
 
     @model_validator(mode="after")
     def _run_or_read(self) -> DemonstrationsConfig:

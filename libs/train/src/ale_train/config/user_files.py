@@ -1,7 +1,7 @@
 """Files of the user's that a run file names, as in `use: ./mine.py:Mine`: where they are, and the run's own copies.
 
 1. `resolve_files` makes their paths absolute: they are relative to the run file that names them, or for an override, to
-   the current folder.
+   the current folder. Copies of rows, which a run folder's own config.yaml names, are relative to that folder.
 2. `read_files` returns the text of each as it was imported, and of the files beside it that it imports.
 3. `plan_copies` says what a run folder keeps: these texts in the folder `files/`, and a `config.yaml` that names the
    copies. So a run can be resumed, evaluated and served when the files have changed or are gone.
@@ -27,8 +27,9 @@ from ale.config.yaml_text import dump_yaml
 from ale.registry.drivers import find_plugin
 from ale.registry.user_classes import import_place, join_file, split_file
 from ale.registry.user_files import text_of
+from ale.registry.user_functions import MEMORY
 from ale.specs.choice import PluginRules
-from ale.store.run_store import write_whole
+from ale.store.output_files import write_whole
 from ale_train.config.run import RunConfig
 
 FILES = "files"
@@ -51,6 +52,8 @@ def resolve_files(data: dict[str, Any], folder: Path) -> None:
     for place in _find_uses(data):
         holder = _node_at(data, place[:-1])
         holder[place[-1]] = resolve_use(holder[place[-1]], folder)
+    rows = {f"{FILES}/{name}": os.path.abspath(folder / FILES / name) for name in _copies_of_rows(folder)}
+    _replace_texts(data, rows)
 
 
 def resolve_use(use: str, folder: Path) -> str:
@@ -120,6 +123,8 @@ class UserFile:
     text: bytes
     module: str = ""
     """The name of the module; empty for a file."""
+    is_rows: bool = False
+    """Whether it holds rows that Python code passed, and is gone when the run ends."""
 
 
 def read_files(data: dict[str, Any], run: RunConfig) -> tuple[UserFile, ...]:
@@ -192,7 +197,7 @@ class RunFiles:
             path = folder / FILES / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(file.text)
-            about = {"from": str(file.origin), "sha256": _digest(file.text)}
+            about = {"from": MEMORY if file.is_rows else str(file.origin), "sha256": _digest(file.text)}
             kept[name] = about | ({"module": file.module} if file.module else {})
         if self.copies:
             write_whole(folder / FILES / ORIGINS, json.dumps(kept, indent=2) + "\n")
@@ -204,6 +209,7 @@ def plan_copies(values: Resolved, files: tuple[UserFile, ...], folder: Path) -> 
     names: dict[Path, str] = {}
     copies: dict[str, UserFile] = {}
     prefixes: dict[Path, str] = {}
+    rows = {str(inside / name): f"{FILES}/{name}" for name in _copies_of_rows(folder)}
     for file in files:
         if file.module:
             copies[f"{MODULES}/{file.module}.py"] = file
@@ -221,7 +227,11 @@ def plan_copies(values: Resolved, files: tuple[UserFile, ...], folder: Path) -> 
         base = next(each for each in prefixes if origin.is_relative_to(each))
         names[origin] = f"{prefixes[base]}{origin.relative_to(base)}"
         copies[names[origin]] = file
-    return RunFiles(dump_yaml(_name_copies(values, names)), copies)
+        if file.is_rows:
+            rows[str(origin)] = f"{FILES}/{names[origin]}"
+    written = _name_copies(values, names)
+    _replace_texts(written, rows)
+    return RunFiles(dump_yaml(written), copies)
 
 
 def changed_files(folder: Path) -> list[str]:
@@ -229,7 +239,11 @@ def changed_files(folder: Path) -> list[str]:
     changed = []
     for about in _read_origins(folder).values():
         path = Path(str(about.get("from")))
-        if not about.get("module") and not (path.is_file() and _digest(path.read_bytes()) == about.get("sha256")):
+        if (
+            not about.get("module")
+            and str(path) != MEMORY
+            and not (path.is_file() and _digest(path.read_bytes()) == about.get("sha256"))
+        ):
             changed.append(str(path))
     return changed
 
@@ -256,6 +270,20 @@ def _name_copies(values: Resolved, names: Mapping[Path, str]) -> dict[str, Any]:
 def _is_copy(about: Mapping[str, Any], file: UserFile) -> bool:
     """Return whether a copy that is there is of this file with this text."""
     return about.get("from") == str(file.origin) and about.get("sha256") == _digest(file.text)
+
+
+def _copies_of_rows(folder: Path) -> list[str]:
+    """Return the names of the copies in a run folder that hold rows which Python code passed."""
+    return [name for name, about in _read_origins(folder).items() if about.get("from") == MEMORY]
+
+
+def _replace_texts(node: Any, texts: Mapping[str, str]) -> None:
+    """Replace whole texts in plain data, in place."""
+    for key, item in list(node.items() if isinstance(node, dict) else enumerate(node)) if texts else ():
+        if isinstance(item, str):
+            node[key] = texts.get(item, item)
+        elif isinstance(item, dict | list):
+            _replace_texts(item, texts)
 
 
 def _read_origins(folder: Path) -> dict[str, dict[str, Any]]:

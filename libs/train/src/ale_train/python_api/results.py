@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -27,6 +28,10 @@ class MetricValue:
 class Metrics(list[MetricValue]):
     """The metrics of a run, by stage, name and step."""
 
+    def __repr__(self) -> str:
+        names = Counter(m.stage for m in {(m.stage, m.name): m for m in self}.values())
+        return f"<{len(self)} values{_list_counts(names, 'metrics of ')}>"
+
     def to_pandas(self) -> Any:
         """Return a data frame with a row for each step of a stage, and a column for each metric. Raises `ConfigError`
         if pandas is not installed."""
@@ -38,6 +43,9 @@ class Metrics(list[MetricValue]):
 
 class Trajectories(list[Trajectory]):
     """The rollouts of a run, in the order in which they finished; rejected ones too."""
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} rollouts{_list_counts(Counter(t.stage for t in self))}>"
 
     def to_pandas(self) -> Any:
         """Return a data frame with a row for each rollout; `prompt` is the last user's message before the first reply,
@@ -53,6 +61,10 @@ class Result:
     folder: Path
     summary: dict[str, Any]
     """The content of summary.json; empty if the run has not ended, or was killed."""
+
+    def __repr__(self) -> str:
+        success = (f"{label}: success {figures['success']:.3f}" for label, figures in self.evaluations.items())
+        return f"Result({', '.join([str(self.folder), self.summary.get('status', 'not ended'), *success])})"
 
     @property
     def evaluations(self) -> dict[str, dict[str, Any]]:
@@ -83,6 +95,10 @@ def read_run(folder: Path | str) -> Result:
     except ValueError as error:
         raise ConfigError(f"{folder / SUMMARY_NAME} cannot be read as JSON: {error}.") from None
     return Result(folder, summary)
+
+
+def _list_counts(counts: Counter[str], what: str = "") -> str:
+    return "".join(f", {count} {what}{stage}" for stage, count in counts.items())
 
 
 def _metrics(store: RunStore, stages: list[str]) -> Iterator[MetricValue]:

@@ -7,12 +7,14 @@ for it; `run_async` runs in the loop itself.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import sys
 import tempfile
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,22 +22,32 @@ from typing import Any
 from ale.config.yaml_text import dump_yaml, parse_yaml
 from ale.errors import ConfigError
 from ale.store.run_store import CONFIG_NAME
+from ale.task import HELDOUT
+from ale_train.checkpoints.resume import half_to_resume
 from ale_train.commands.evaluate_command import load_evaluation
-from ale_train.config.load import load_run_config
-from ale_train.config.user_files import resolve_files
+from ale_train.config.load import LoadedConfig, load_run_config
+from ale_train.config.user_files import UserFile, resolve_files
 from ale_train.display.open_display import open_display
 from ale_train.pipeline.preflight import RunPlan, plan_run
 from ale_train.pipeline.run import run as run_pipeline
 from ale_train.pipeline.stages import Only, read_half
+from ale_train.python_api.in_memory import RunData, refuse_other_processes
 from ale_train.python_api.results import Result
 
 Config = Path | str | Mapping[str, Any]
-"""The path of a run file, YAML text (a string with a line break), or the same as a mapping."""
+"""The path of a run file, YAML text (a string with a line break), or the same as a mapping, in which functions and rows
+may stand too."""
+Tasks = Sequence[Mapping[str, Any]] | Mapping[str, Any] | Any
+"""Rows: a list of mappings, a `Dataset`, a data frame, or a mapping of these by split; or the section `tasks`."""
+Rewards = Callable[..., Any] | Sequence[Callable[..., Any]] | Mapping[str, Any] | str | None
+"""A function, several whose sum is the reward, or the section `reward`."""
 
 
 def run(
     config: Config,
     *overrides: str,
+    tasks: Tasks = None,
+    reward: Rewards = None,
     only: Only = "all",
     source: Path | str | None = None,
     out: Path | str | None = None,
@@ -44,17 +56,25 @@ def run(
 ) -> Result:
     """Make a run and return its result, as `ale run` does; `overrides` are settings such as `rl.steps=3`.
 
-    `only` and `source` are the options `--only` and `--from`; `out` is the run folder to write, by default a new one.
-    With `resume`, `config` is the folder of an interrupted run, which goes on. Without `quiet`, progress is shown on
+    `tasks` are rows in place of the section `tasks`, `reward` is a function in place of the section `reward`
+    (`docs/python.md`). `only` and `source` are the options `--only` and `--from`; `out` is the run folder to write, by
+    default a new one.
+    With `resume`, `config` is the folder of a run that goes on: one that was interrupted, or a finished one with more
+    steps (`rl.steps=60`). Without `quiet`, progress is shown on
     stderr. Raises `AleError`, such as a `ConfigError` with the sentences that the command line shows."""
     return _run_to_its_end(
-        partial(run_async, config, *overrides, only=only, source=source, out=out, resume=resume, quiet=quiet)
-    )
+        partial(
+            run_async, config, *overrides,
+            tasks=tasks, reward=reward, only=only, source=source, out=out, resume=resume, quiet=quiet,
+        )
+    )  # fmt: skip
 
 
 async def run_async(
     config: Config,
     *overrides: str,
+    tasks: Tasks = None,
+    reward: Rewards = None,
     only: Only = "all",
     source: Path | str | None = None,
     out: Path | str | None = None,
@@ -66,16 +86,20 @@ async def run_async(
     if resume:
         if not isinstance(config, Path | str) or only != "all" or source is not None or out is not None:
             raise ConfigError("resume goes on in the run folder that config names; leave out only, source and out.")
+        half = half_to_resume(Path(config))
+        only, source = read_half(half.only), half.source
         config, out = Path(config) / CONFIG_NAME, config
-    with _as_file(config) as file:
-        loaded = load_run_config(file, _check_overrides(overrides))
-    plan = plan_run(loaded, only, None if source is None else Path(source))
-    return await _run(plan, out, quiet, resume=resume)
+    with _take(config, overrides, tasks, reward) as given:
+        loaded = load_run_config(given.file, given.overrides)
+        plan = given.plan(loaded, only, None if source is None else Path(source))
+        return await _run(plan, out, quiet, resume=resume)
 
 
 def evaluate(
     target: Config | Result,
     *overrides: str,
+    tasks: Tasks = None,
+    reward: Rewards = None,
     model: Path | str | None = None,
     episodes: int | None = None,
     n: int | None = None,
@@ -86,15 +110,21 @@ def evaluate(
     """Judge a policy on held-out tasks and return the result, as `ale eval` does.
 
     `target` is a run (its folder, or a `Result`), whose most trained policy is judged, or a run file as for `run`;
-    `model` is another model folder. `episodes`, `n` and `sets` are the options of the same names. The figures are in
-    `Result.evaluations`. Raises `AleError`."""
-    settings = {"model": model, "episodes": episodes, "n": n, "sets": sets, "out": out, "quiet": quiet}
-    return _run_to_its_end(partial(evaluate_async, target, *overrides, **settings))  # type: ignore[arg-type]
+    `model` is another model folder. `tasks` and `reward` are those of `run`; all rows are held out. `episodes`, `n` and
+    `sets` are the options of the same names. The figures are in `Result.evaluations`. Raises `AleError`."""
+    return _run_to_its_end(
+        partial(
+            evaluate_async, target, *overrides,
+            tasks=tasks, reward=reward, model=model, episodes=episodes, n=n, sets=sets, out=out, quiet=quiet,
+        )
+    )  # fmt: skip
 
 
 async def evaluate_async(
     target: Config | Result,
     *overrides: str,
+    tasks: Tasks = None,
+    reward: Rewards = None,
     model: Path | str | None = None,
     episodes: int | None = None,
     n: int | None = None,
@@ -104,9 +134,10 @@ async def evaluate_async(
 ) -> Result:
     """Do what `evaluate` does in the running event loop."""
     folder = None if model is None else Path(model)
-    with _as_file(target.folder if isinstance(target, Result) else target) as file:
-        loaded = load_evaluation(file, folder, _check_overrides(overrides), episodes=episodes, n=n, sets=sets)
-    return await _run(plan_run(loaded), out, quiet)
+    config = target.folder if isinstance(target, Result) else target
+    with _take(config, overrides, tasks, reward, HELDOUT) as given:
+        loaded = load_evaluation(given.file, folder, given.overrides, episodes=episodes, n=n, sets=sets)
+        return await _run(given.plan(loaded), out, quiet)
 
 
 async def _run(plan: RunPlan, out: Path | str | None, quiet: bool, *, resume: bool = False) -> Result:
@@ -156,54 +187,63 @@ def _show_warnings(show: Callable[[str], None], redact: Callable[[str], str]) ->
         logger.propagate = propagate
 
 
+@dataclass(frozen=True)
+class _Given:
+    """What Python code passed, as the command line knows it."""
+
+    file: Path
+    overrides: tuple[str, ...]
+    rows: Sequence[Path]
+    """The files of rows."""
+
+    def plan(self, loaded: LoadedConfig, only: Only = "all", source: Path | None = None) -> RunPlan:
+        """Plan a run that keeps a copy of the rows. Raises `ConfigError`."""
+        if loaded.run.cluster is not None:
+            refuse_other_processes(loaded.values.file, loaded.run.cluster.use)
+        rows = (UserFile(path.resolve(), path.read_bytes(), is_rows=True) for path in self.rows)
+        return plan_run(replace(loaded, files=(*loaded.files, *rows)), only, source)
+
+
 @contextmanager
-def _as_file(config: Config) -> Iterator[Path]:
-    """Yield the path of a run file with this configuration. Its `include`, and files in which plugins
-    are, are relative to the current folder."""
-    if isinstance(config, Path) or (isinstance(config, str) and "\n" not in config):
-        yield Path(config)
-        return
-    data = parse_yaml(config, "The run file's text") if isinstance(config, str) else config
-    if not isinstance(data, Mapping):
-        raise ConfigError(
-            "A run file holds keys and values, such as 'tasks: bash'; give its path, its text or a mapping."
-        )
-    included = data.get("include") or []
-    included = [included] if isinstance(included, str) else included
-    plain = {**_as_plain(data), "include": [str(Path(name).absolute()) for name in included]}
-    resolve_files(plain, Path.cwd())
-    with tempfile.TemporaryDirectory(prefix="ale-run-file-") as folder:
-        path = Path(folder) / "run.yaml"
-        path.write_text(dump_yaml(plain))
-        yield path
-
-
-def _check_overrides(overrides: Sequence[Any]) -> Sequence[str]:
-    """Raises `ConfigError` for an override that is no text."""
+def _take(
+    config: Config, overrides: Sequence[Any], tasks: Any, reward: Any, split: str | None = None
+) -> Iterator[_Given]:
+    """Yield what was passed as a file and overrides. Its `include`, and files in which plugins are, are relative to the
+    current folder. Rows are in files that are gone afterwards."""
     for override in overrides:
         if not isinstance(override, str):
             raise ConfigError(
                 f"An override is a text such as 'rl.steps=3', not {override!r:.60}; keys and values go into the first "
                 "argument."
             )
-    return overrides
+    with tempfile.TemporaryDirectory(prefix="ale-run-file-") as name:
+        folder = Path(name).resolve()
+        data = RunData(folder)
+        try:
+            sections = {} if tasks is None else {"tasks": data.of_tasks(tasks, split)}
+            sections |= {} if reward is None else {"reward": data.of_reward(reward)}
+            texts = (f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in sections.items())
+            yield _Given(_write_run_file(config, data), (*texts, *overrides), data.files)
+        except ConfigError as error:
+            raise ConfigError(str(error).replace(f"{folder}/", "")) from error.__cause__
 
 
-def _as_plain(value: Any, path: str = "") -> Any:
-    """Return a value with what YAML does not know (paths, tuples, numbers of numpy) as what it does. Raises
-    `ConfigError` for anything else, such as a function."""
-    if isinstance(value, Mapping):
-        return {str(key): _as_plain(item, f"{path}.{key}" if path else str(key)) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_as_plain(item, f"{path}.{i}") for i, item in enumerate(value)]
-    if isinstance(value, Path):
-        return str(value)
-    if callable(getattr(value, "item", None)):  # a number of numpy or torch
-        value = value.item()
-    if value is None or isinstance(value, (str, bool, int, float)):
-        return value
-    how = "; name it in its file: {use: python, path: FILE.py, function: NAME}" if callable(value) else ""
-    raise ConfigError(f"{path}: a run file cannot hold {value!r:.60}{how}.")
+def _write_run_file(config: Config, data: RunData) -> Path:
+    """Return the path of a run file with this configuration."""
+    if isinstance(config, Path) or (isinstance(config, str) and "\n" not in config):
+        return Path(config)
+    found = parse_yaml(config, "The run file's text") if isinstance(config, str) else config
+    if not isinstance(found, Mapping):
+        raise ConfigError(
+            "A run file holds keys and values, such as 'tasks: bash'; give its path, its text or a mapping."
+        )
+    included = found.get("include") or []
+    included = [included] if isinstance(included, str | Path) else included
+    plain = {**data.of_config(found), "include": [str(Path(name).absolute()) for name in included]}
+    resolve_files(plain, Path.cwd())
+    path = data.folder / "run.yaml"
+    path.write_text(dump_yaml(plain))
+    return path
 
 
 def _run_to_its_end(make: Callable[[], Coroutine[Any, Any, Result]]) -> Result:

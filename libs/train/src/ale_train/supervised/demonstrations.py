@@ -13,7 +13,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from importlib import metadata
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from ale.errors import AleError, ConfigError
 from ale.rollout.episode import DEMONSTRATIONS_STAGE, StageInfo
@@ -28,8 +30,9 @@ from ale_train.batches.retokenization import retokenize
 from ale_train.workbench.workbench import Workbench
 
 READERS = "ale.readers"
-Reader = Callable[[Path, ChatTokenizer, ReplyForm | None], Iterable[Trajectory]]
-"""A reader yields the trajectories of a file or folder in the tokenizer's tokens. It raises `ConfigError` for any other
+Reader = Callable[[Path, ChatTokenizer, ReplyForm | None, Sequence[Any]], Iterable[Trajectory]]
+"""A reader yields the trajectories of a file or folder in the tokenizer's tokens; the last argument are the tools of
+conversations that name none. It raises `ConfigError` for any other
 format before it yields one."""
 
 
@@ -64,20 +67,30 @@ def read_demonstrations(
     form: ReplyForm | None = None,
     *,
     key: str = "sft.demonstrations.data",
+    tools: Sequence[Any] = (),
+    most: int | None = None,
 ) -> list[Trajectory]:
-    """Read the demonstrations of run folders and recordings, in tokens of `tokenizer`. Raises `ConfigError`, which
-    names `key`, also if one of them has no demonstration."""
+    """Read the demonstrations of run folders and recordings, in tokens of `tokenizer`, at most `most` of each. Raises
+    `ConfigError`, which names `key`, also if one of them has no demonstration."""
+    check_paths(paths, key)
     found: list[Trajectory] = []
     for path in paths:
-        if not path.exists() and not _may_be_hub_name(path):
-            raise ConfigError(f"{key}: there is no run folder, recording or data set {path}.")
         if not (path / DB_NAME).is_file():
-            found += _read(path, tokenizer, form, key)
-        elif made := [*_of_run(path, tokenizer, form)]:
+            found += _read(path, tokenizer, form, key, tools, most)
+        elif made := [*islice(_of_run(path, tokenizer, form), most)]:
             found += made
         else:
             raise ConfigError(f"{key}: {path} holds no trajectory of the split '{TRAIN}' that could be used.")
     return found
+
+
+def check_paths(paths: Sequence[Path], key: str) -> None:
+    """Refuse what neither exists nor may be a name on the hub. Raises `ConfigError`, which names `key`."""
+    for path in paths:
+        if not path.exists() and not _may_be_hub_name(path):
+            raise ConfigError(
+                f"{key}: there is no run folder, recording or data set {path} (looked for in {Path.cwd()})."
+            )
 
 
 def _may_be_hub_name(path: Path) -> bool:
@@ -91,14 +104,16 @@ def _of_run(folder: Path, tokenizer: ChatTokenizer, form: ReplyForm | None) -> I
             yield retokenize(trajectory, tokenizer, form)
 
 
-def _read(path: Path, tokenizer: ChatTokenizer, form: ReplyForm | None, key: str) -> list[Trajectory]:
+def _read(
+    path: Path, tokenizer: ChatTokenizer, form: ReplyForm | None, key: str, tools: Sequence[Any], most: int | None
+) -> list[Trajectory]:
     """Return what the first suitable reader returns. Raises `ConfigError` if there is none, or nothing to read."""
     refusals = [f"{path} is not a run folder."] if path.is_dir() else []
     for entry in sorted(metadata.entry_points(group=READERS)):
         read: Reader = entry.load()
         made: list[Trajectory] = []
         try:
-            for trajectory in read(path, tokenizer, form):
+            for trajectory in islice(read(path, tokenizer, form, tools), most):
                 made.append(trajectory)
             if made:
                 return made

@@ -11,6 +11,7 @@ import asyncio
 import math
 import random
 from collections.abc import Sequence
+from functools import partial
 
 from ale.errors import AleError
 from ale.specs.algorithm import Algorithm
@@ -30,16 +31,15 @@ SFT_STAGE = "sft"
 async def gather_demonstrations(bench: Workbench, config: SFTConfig) -> list[list[Trajectory]]:
     """Return the demonstrations of each stage; several stages may share theirs. Raises `ConfigError` if files hold
     none."""
-    tokenizer, form = bench.sessions.tokenizer, bench.sessions.form
+    read = partial(read_demonstrations, tokenizer=bench.sessions.tokenizer, form=bench.sessions.form)
+    read = partial(read, tools=config.demonstrations.tools)
     common: list[Trajectory] = []
     if config.runs_demonstrations:
         common = await run_demonstrations(bench, config.demonstrations.count)
     elif config.demonstrations.data:
-        common = await asyncio.to_thread(read_demonstrations, config.demonstrations.data, tokenizer, form)
+        common = await asyncio.to_thread(read, config.demonstrations.data)
     return [
-        await asyncio.to_thread(read_demonstrations, stage.data, tokenizer, form, key=f"sft.stages.{i}.data")
-        if stage.data
-        else common
+        await asyncio.to_thread(read, stage.data, key=f"sft.stages.{i}.data") if stage.data else common
         for i, stage in enumerate(config.plan)
     ]
 
