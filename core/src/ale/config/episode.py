@@ -13,7 +13,7 @@ from pydantic import Field, field_validator, model_validator
 
 from ale.config.plugin_field import PluginField, choices_in
 from ale.config.pool import PoolConfig
-from ale.specs.choice import Mix, Patterns, PluginChoice, Section, Select
+from ale.specs.choice import Mix, Patterns, PluginChoice, PluginRules, Section, Select, TasksChoice
 from ale.specs.kinds import CAPABILITIES, HOOKS
 from ale.specs.sandbox import ALLOW, NetworkMode, Resources, host_and_port
 
@@ -145,7 +145,7 @@ class EpisodeConfig(Section):
     """What episodes are made with: tasks, sandbox, scaffold, reward, and the engine that answers the agent."""
 
     seed: int = Field(1, ge=0, description="Seed of tasks, weights and sampling.")
-    tasks: Annotated[PluginChoice | Mix, PluginField("tasks")] = Field(description="Where the tasks come from.")
+    tasks: Annotated[TasksChoice | Mix, PluginField("tasks")] = Field(description="Where the tasks come from.")
     scaffold: Annotated[PluginChoice | Select, PluginField("scaffold")] = Field(
         "iflow", validate_default=True, description="The agent around the model."
     )
@@ -168,6 +168,17 @@ class EpisodeConfig(Section):
     observers: Annotated[tuple[PluginChoice, ...], PluginField(HOOKS)] = Field(
         (), description="Observers of the run (plugins of kind hooks): a list of names, or of sections with 'use'."
     )
+
+    def __repr__(self) -> str:
+        """Name the plugins and the other sections, without their keys."""
+        parts = []
+        for name, field in type(self).model_fields.items():
+            value = getattr(self, name)
+            if isinstance(value, PluginChoice | PluginRules):
+                parts.append(f"{name}={value.use}")
+            elif value is not None and value != field.default:
+                parts.append(f"{name}=..." if isinstance(value, Section | tuple) else f"{name}={value!r:.60}")
+        return f"{type(self).__name__}({', '.join(parts)})"
 
     def plugins(self) -> Iterator[tuple[str, str, PluginChoice]]:
         """Yield every plugin that is started: its YAML path, kind, choice."""

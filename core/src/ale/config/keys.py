@@ -8,6 +8,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 from pydantic import BaseModel
 
 from ale.registry.validation import is_section, model_in, one_line_error, plugin_mark
+from ale.specs.choice import PluginChoice
 
 
 def describe_keys(model: type[BaseModel], prefix: str = "", given: BaseModel | None = None) -> list[tuple[str, ...]]:
@@ -27,9 +28,18 @@ def describe_keys(model: type[BaseModel], prefix: str = "", given: BaseModel | N
         kind = "plugin" if is_plugin else _type_name(field.annotation)
         default_text = "required" if field.is_required() else "null" if default is None else str(default)
         rows.append((f"{prefix}{name}", kind, default_text, one_line_error(field.description or "") + "."))
+        rows += _keys_beside_plugins(field.annotation, f"{prefix}{name}.") if is_plugin else ()
         if get_origin(field.annotation) is tuple and inner is not None and not is_plugin:
             rows += describe_keys(inner, f"{prefix}{name}.N.")
     return rows
+
+
+def _keys_beside_plugins(annotation: Any, prefix: str) -> list[tuple[str, ...]]:
+    """Return the keys of a section that names a plugin which are not the plugin's, such as `tasks.overlong`."""
+    forms = get_args(annotation) or (annotation,)
+    choice = next((form for form in forms if isinstance(form, type) and issubclass(form, PluginChoice)), PluginChoice)
+    known = {f"{prefix}{name}" for name in PluginChoice.model_fields}
+    return [row for row in describe_keys(choice, prefix) if row[0] not in known]
 
 
 def _type_name(annotation: Any) -> str:

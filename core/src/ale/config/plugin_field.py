@@ -45,7 +45,7 @@ class PluginField:
                 return None
             try:
                 if Ellipsis not in forms:
-                    return self._read(value, _rules_of(forms))
+                    return self._read(value, _rules_of(forms), _choice_of(forms))
                 if not isinstance(value, list | tuple):
                     return inner(value)
                 found: list[Mistake] = []
@@ -62,13 +62,15 @@ class PluginField:
         """Return what to do about a missing key, as the end of a sentence."""
         return f"name {_a(plugin_noun(self.kind))}. Installed: {_names(self.kind)}"
 
-    def _read(self, value: Any, several: type[PluginRules] | None) -> PluginChoice | PluginRules:
-        """Return what a section names. Raises `Mistakes`."""
+    def _read(
+        self, value: Any, several: type[PluginRules] | None, model: type[PluginChoice] = PluginChoice
+    ) -> PluginChoice | PluginRules:
+        """Return what a section names; `model` has the keys beside the plugin's own. Raises `Mistakes`."""
         if isinstance(value, PluginRules):
             return value
         if several is not None and isinstance(value, dict) and several.key in value:
             return self._read_rules(value, several)
-        return self.read_choice(value, PluginChoice, () if several is None else (several.key,))
+        return self.read_choice(value, model, () if several is None else (several.key,))
 
     def read_choice(self, value: Any, model: type[PluginChoice], other_keys: Sequence[str] = ()) -> PluginChoice:
         """Return one plugin from a name, a mapping with `use`, or a choice; check its settings. Raises `Mistakes`."""
@@ -79,6 +81,8 @@ class PluginField:
             self._check_use(value, [*own, *other_keys])
             settings = {key: item for key, item in value.items() if key not in own}
             value = validate(model, {**{key: value[key] for key in own if key in value}, "settings": settings})
+        elif not isinstance(value, model):
+            value = model(use=value.use, settings=value.settings)
         try:
             load_plugin(self.kind, value, "", (*own, *other_keys))
         except Mistakes:
@@ -109,8 +113,9 @@ class PluginField:
 
     def _read_rules(self, section: Mapping[str, Any], several: type[PluginRules]) -> PluginRules:
         key, entries = several.key, section[several.key]
-        for other in (name for name in section if name != key):
-            hint = nearest_hint(other, [key]) if len(section) == 2 else ""
+        own = several.model_fields.keys() - {"rules"}
+        for other in (name for name in section if name != key and name not in own):
+            hint = nearest_hint(other, [key, *own]) if len(section) == 2 else ""
             raise Mistakes([((other,), f"beside '{key}' a section has no key; it belongs into its entries.{hint}")])
         if not isinstance(entries, list) or not entries:
             raise Mistakes([((key,), f"must be a list of plugin sections (it is {format_value(entries)}).")])
@@ -120,7 +125,7 @@ class PluginField:
         ]
         if found:
             raise Mistakes(found)
-        whole = several(rules=tuple(rules))
+        whole = validate(several, {"rules": tuple(rules), **{name: section[name] for name in own & section.keys()}})
         if unreachable := [((key, str(i)), sentence) for i, sentence in _unreachable(whole)]:
             raise Mistakes(unreachable)
         return whole
@@ -144,6 +149,10 @@ def _unreachable(section: PluginRules) -> Iterator[tuple[int, str]]:
 
 def _rules_of(forms: Sequence[Any]) -> type[PluginRules] | None:
     return next((form for form in forms if isinstance(form, type) and issubclass(form, PluginRules)), None)
+
+
+def _choice_of(forms: Sequence[Any]) -> type[PluginChoice]:
+    return next((form for form in forms if isinstance(form, type) and issubclass(form, PluginChoice)), PluginChoice)
 
 
 def _a(noun: str) -> str:

@@ -30,6 +30,7 @@ from ale.rollout.selection import Selection
 from ale.rollout.side_calls import mark_side_calls
 from ale.session.session import RecordedSession, Sessions
 from ale.specs.algorithm import RolloutRequest
+from ale.specs.choice import OVERLONG, Overlong
 from ale.specs.engine import Sampling
 from ale.specs.events import EXEC_HOOKS, ExecBy
 from ale.specs.reward import Reward
@@ -72,6 +73,8 @@ class Episodes:
     labels: Mapping[str, str]
     ended: dict[asyncio.Task[object], AleError] = field(default_factory=dict)
     """Tasks cancelled because their episode hangs or is not needed, and the failure that its trajectory gets."""
+    overlong: Overlong = OVERLONG
+    """What is done about a task whose first prompt leaves no room for a reply (`tasks.overlong`)."""
     scoring: Callable[[], AbstractAsyncContextManager[object]] = nullcontext
     """Held while a reward is computed: it may give back the episode's place, as its agent has ended."""
 
@@ -149,6 +152,7 @@ class Episodes:
             max_context=self.config.max_context,
             max_sampled_tokens=self.config.max_sampled_tokens,
             responder=responder,
+            shortens=self.overlong == "truncate" and stage.name != DEMONSTRATIONS_STAGE,
         )
 
     async def _act_and_score(
@@ -276,6 +280,11 @@ class Episodes:
         with catch_all() as caught:
             async with asyncio.timeout(self._agent_seconds(task)):
                 ended_by = await run_apart(scaffold.run(task, sandbox, session))
+        if session.overlong and self.overlong == "fail":
+            raise ConfigError(
+                f"tasks.overlong: the task {task.id} is too long for rollout.max_context, and 'fail' ends the run: "
+                f"{session.overlong} Raise rollout.max_context, or set tasks.overlong to drop or truncate."
+            )
         if session.overlong:
             raise OverlongPrompt(f"The task is too long for rollout.max_context: {session.overlong}")
         for error in caught:

@@ -94,5 +94,6 @@ async def open_episodes(
         config=config.rollout,
         needs=config.needs,
         labels=context.labels,
+        overlong=config.tasks.overlong,
     )
     return OpenEpisodes(episodes, pools)

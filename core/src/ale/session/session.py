@@ -26,11 +26,12 @@ from ale.errors import (
     SessionError,
     StartDiverged,
 )
-from ale.messages import ChatReply, ChunkErrorKind, FinishWord, ModelCall
+from ale.messages import ChatReply, ChunkErrorKind, FinishWord, Message, ModelCall
 from ale.registry.foreign_code import Cancellations
 from ale.registry.hooks import Hooks
 from ale.registry.validation import describe_error
 from ale.session.generation_checks import check_generation
+from ale.session.long_prompts import shorten_messages
 from ale.session.partial_replies import PartialReply, Progress, following
 from ale.session.recorder import Prompt, Recorder, canonical_form
 from ale.session.replies import cut_at_stop, turn_error, unknown_tool, unsampled_error
@@ -58,6 +59,7 @@ class RecordedSession(ModelSession):
         max_context: int,
         max_sampled_tokens: int | None,
         responder: Responder | None,
+        shortens: bool = False,
     ) -> None:
         self.id = session_id
         self.opened_by: asyncio.Task[Any] | None = None  # its episode's; an agent over HTTP makes its calls in others
@@ -68,6 +70,9 @@ class RecordedSession(ModelSession):
         """Whether a budget is used up, which an agent over HTTP cannot raise; a full context may be shortened."""
         self.overlong = ""
         """Why the first prompt has no room in the context; empty if it has, or once the agent has shortened it."""
+        self._shortens = shortens and not isinstance(sessions.engine, MessageEngine)
+        self._shortened: dict[Message, Message] = {}
+        """The messages of the first prompt that lost their beginning, and what the model sees in their place."""
         self.offers_tools = False
         """Whether a request had tools, answered or not."""
         self._sessions = sessions
@@ -131,7 +136,7 @@ class RecordedSession(ModelSession):
             raise BudgetExceeded(f"The episode has used its {self._max_calls} model calls.")
         first, self.calls = self.calls, self.calls + request.n
         self._side_calls += 0 if request.tools else request.n
-        prompt = self.recorder.prompt(request.messages, request.tools)
+        request, prompt = self._fit(request)
         if request.n == 1:
             return [await self._reply(request, prompt, first, 0, progress)]
         try:
@@ -144,7 +149,24 @@ class RecordedSession(ModelSession):
 
     def count_tokens(self, request: ModelCall) -> int:
         """Return the number of tokens in the prompt of a request; nothing is recorded."""
-        return len(self.recorder.prompt(request.messages, request.tools).token_ids)
+        return len(self._fit(request)[1].token_ids)
+
+    def _fit(self, request: ModelCall) -> tuple[ModelCall, Prompt]:
+        """Return a request and its prompt. If the session shortens a first prompt that leaves no room for a reply, its
+        later requests have what is left of those messages, too."""
+        if self._shortened:
+            request = replace(request, messages=tuple(self._shortened.get(m, m) for m in request.messages))
+        prompt = self.recorder.prompt(request.messages, request.tools)
+        if not self._shortens or self.recorder.chunks or len(prompt.token_ids) < self.max_context:
+            return request, prompt
+        most = self.max_context - min(self.max_tokens, max(1, self.max_context // 2))
+        tools, tokenizer = request.tools, self._sessions.tokenizer
+        messages = shorten_messages(
+            request.messages, tokenizer, most, lambda shown: len(self.recorder.prompt(shown, tools).token_ids)
+        )
+        self._shortened = {old: new for old, new in zip(request.messages, messages, strict=True) if old != new}
+        request = replace(request, messages=messages)
+        return request, self.recorder.prompt(messages, tools)
 
     def close(self) -> None:
         """Answer no more calls, and end running ones. It is idempotent."""
@@ -306,8 +328,10 @@ class Sessions:
         max_context: int,
         max_sampled_tokens: int | None = None,
         responder: Responder | None = None,
+        shortens: bool = False,
     ) -> RecordedSession:
-        """Open the session of one episode; the caller ends it with `close`."""
+        """Open the session of one episode; the caller ends it with `close`. If it `shortens`, a first prompt that
+        leaves no room for a reply loses the beginning of its longest messages of the user."""
         return RecordedSession(
             self,
             session_id,
@@ -316,4 +340,5 @@ class Sessions:
             max_context=max_context,
             max_sampled_tokens=max_sampled_tokens,
             responder=responder,
+            shortens=shortens,
         )

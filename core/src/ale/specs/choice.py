@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, field_validator
 
@@ -58,6 +58,21 @@ class PluginChoice(Section):
     def __eq__(self, other: object) -> bool:
         """Return whether both have the same text in the file, whatever is loaded."""
         return type(self) is type(other) and self.__dict__ == other.__dict__
+
+
+Overlong = Literal["drop", "truncate", "fail"]
+"""What is done with a text that leaves no room in the context."""
+OVERLONG: Overlong = "drop"
+OVERLONG_TASKS = (
+    "Tasks whose first prompt leaves no room for a reply in rollout.max_context. drop: they are left out, and counted; "
+    "truncate: the longest of the user's messages loses its beginning; fail: they end the run."
+)
+
+
+class TasksChoice(PluginChoice):
+    """The task source of a run."""
+
+    overlong: Overlong = Field(OVERLONG, description=OVERLONG_TASKS)
 
 
 class PluginRule(PluginChoice):
@@ -115,3 +130,4 @@ class Mix(PluginRules):
 
     key = "mix"
     rules: tuple[MixRule, ...] = Field(min_length=1)
+    overlong: Overlong = Field(OVERLONG, description=OVERLONG_TASKS)

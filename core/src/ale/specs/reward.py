@@ -40,6 +40,12 @@ class Reward(ABC):
         """Return whether it uses the sandbox with these settings; see `Scaffold.uses_sandbox`."""
         return True
 
+    @classmethod
+    def objection(cls, config: Any, task: Task) -> str:
+        """Return as a sentence what the task lacks that the reward reads of it, such as a column; empty if nothing. A
+        run is refused before it starts if every task of a split that was looked at lacks something."""
+        return ""
+
     @abstractmethod
     async def score(self, task: Task, sandbox: GradedSandbox, trajectory: Trajectory) -> Score:
         """Judge the episode. A test that *cannot run* is never a zero: a lost sandbox raises `SandboxError`, and tests

@@ -87,6 +87,11 @@ class Scaffold(ABC):
         run uses it, none is started, and what they get in its place refuses every call."""
         return True
 
+    def first_call(self, task: Task) -> ModelCall | None:
+        """Return the first model call of an episode of this task, if it is known before: tasks whose first prompt is
+        too long are found by it before the run. None: it is not known, and has at least the task's messages."""
+        return None
+
     @abstractmethod
     async def run(self, task: Task, sandbox: Sandbox, session: ModelSession) -> str:
         """Run the agent to its end; returns in one word why it ended (`finish`, `max_turns`, `budget`, `gave_up`).

@@ -20,6 +20,11 @@ class TaskSource(ABC):
         Raises `ConfigError` for an unknown split, when called or when the first task is taken. Random choices depend on
         a setting of the source, not on the run's seed: runs are compared on the same tasks."""
 
+    def size(self, split: str) -> int | None:
+        """Return the number of tasks of a split, if it is known without making them. Raises `ConfigError` for an
+        unknown split."""
+        return None
+
     def demonstrator(self, task: Task, seed: int) -> Responder | None:
         """Return a demonstrator, which solves the task in the model's place and reacts to the conversation; None if the
         source has none. Each answers in one episode, and those of one seed do the same."""

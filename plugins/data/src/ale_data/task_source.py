@@ -71,6 +71,13 @@ class JsonlTasks(Driver, TaskSource):
     def tasks(self, split: str) -> Iterable[Task]:
         return islice(self._tasks(split), self.config.limit)
 
+    def size(self, split: str) -> int | None:
+        if not self._is_indexed:
+            return None
+        by_name = {name: rows for index in self._indexes.values() for name, rows in index.splits.items()}
+        count = len(by_name[self._find(split, by_name)])
+        return count if self.config.limit is None else min(count, self.config.limit)
+
     def demonstrator(self, task: Task, seed: int) -> Responder | None:
         """Return a demonstrator that answers with the row's completion. Raises `TaskError` if that cannot be read."""
         return make_demonstrator(task.id, task.metadata.get(COMPLETION))

@@ -101,6 +101,10 @@ class EnvTasks(Driver, TaskSource):
             raise ConfigError(f"The task source 'env' has the splits {TRAIN} and {HELDOUT}, not '{split}'.")
         return self._episodes(split)
 
+    def size(self, split: str) -> int | None:
+        most = self.config.episodes if split == TRAIN else self.config.heldout_episodes
+        return most if self.config.rows is None else min(most, len(self._rows(split)))
+
     def demonstrator(self, task: Task, seed: int) -> Responder | None:
         """A demonstrator that answers as the environment's method `expert` does; None if it has none."""
         if not self._has_expert:

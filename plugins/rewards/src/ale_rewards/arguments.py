@@ -15,7 +15,7 @@ from typing import Any, Literal
 from ale.messages import Message
 from ale.registry.user_functions import UserFunction
 from ale.task import Task
-from ale.trajectory import Trajectory
+from ale.trajectory import Chunk, Sequence, Trajectory
 from ale_rewards.conversation import read_conversation
 
 CompletionForm = Literal["text", "messages"]
@@ -59,6 +59,13 @@ def _token_ids(trajectory: Trajectory) -> dict[str, list[int]]:
     last = trajectory.turns[-1]
     ids = trajectory.sequences[last.sequence].token_ids
     return {"prompt_ids": list(ids[: last.start]), "completion_ids": list(ids[last.start : last.end])}
+
+
+def before_episode(task: Task) -> Trajectory:
+    """Return an episode of the task with one empty reply: with it all arguments have their names."""
+    chunk = Chunk(0, 0, 0, 0, (), (), "stop", turn=1)
+    sequence = Sequence((), (Message("user", task.instruction), Message("assistant", "")))
+    return Trajectory("", task.id, "", "", 0, "", 0, 0, (sequence,), (chunk,))
 
 
 def as_batch(arguments: dict[str, Any]) -> dict[str, Any]:

@@ -53,6 +53,11 @@ class CodeReward(Driver, Reward):
         super().__init__(config, context)
         self._cases = Column("reward.cases", config.cases)
 
+    @classmethod
+    def objection(cls, config: Config, task: Task) -> str:
+        """Return whether the task lacks the column."""
+        return Column("reward.cases", config.cases).objection(task)
+
     async def score(self, task: Task, sandbox: GradedSandbox, trajectory: Trajectory) -> Score:
         started = time.monotonic()
         try:

@@ -57,6 +57,11 @@ class ExactReward(Driver, Reward):
         """It reads the reply alone."""
         return False
 
+    @classmethod
+    def objection(cls, config: Config, task: Task) -> str:
+        """Return whether the task lacks the column."""
+        return Column("reward.answer", config.answer).objection(task)
+
     async def score(self, task: Task, sandbox: GradedSandbox, trajectory: Trajectory) -> Score:
         right = self._answers.read(task)
         answers = [as_text(one) for one in (right if isinstance(right, list | tuple) else [right])]

@@ -77,6 +77,11 @@ class MathReward(Driver, Reward):
         for comparer in self._all:
             await comparer.stop()
 
+    @classmethod
+    def objection(cls, config: Config, task: Task) -> str:
+        """Return whether the task lacks the column."""
+        return Column("reward.answer", config.answer).objection(task)
+
     async def score(self, task: Task, sandbox: GradedSandbox, trajectory: Trajectory) -> Score:
         """Raises `TaskError` if the right answer cannot be read."""
         started = time.monotonic()

@@ -25,7 +25,7 @@ from ale.specs.reward import GradedSandbox, Reward
 from ale.specs.sandbox import Sandbox
 from ale.task import Task
 from ale.trajectory import Score, Trajectory
-from ale_rewards.arguments import CompletionForm, as_batch, is_batched, offer_arguments
+from ale_rewards.arguments import CompletionForm, as_batch, before_episode, is_batched, offer_arguments
 from ale_rewards.returned_scores import combine, read_batch, read_returned
 
 log = logging.getLogger("ale.reward.python")
@@ -91,6 +91,18 @@ class PythonReward(Driver, Reward):
     def uses_sandbox(cls, config: Config) -> bool:
         """Return whether a function names `sandbox`."""
         return any(function.names(SANDBOX) for _, function in named_functions(config))
+
+    @classmethod
+    def objection(cls, config: Config, task: Task) -> str:
+        """Return which parameter of a function the task has nothing for."""
+        offered = offer_arguments(task, before_episode(task), config.completion_as)
+        for _, function in named_functions(config):
+            known = as_batch(offered) if is_batched(function) else offered
+            try:
+                pick_arguments(function, {**known, SANDBOX: None})
+            except ConfigError as error:
+                return f"reward: the task {task.id}: {error}"
+        return ""
 
     async def score(self, task: Task, sandbox: GradedSandbox, trajectory: Trajectory) -> Score:
         """Raises `PluginError` if a function fails, `TaskError` if none gives a reward."""

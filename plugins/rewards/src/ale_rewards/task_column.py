@@ -19,17 +19,21 @@ class Column:
 
     def read(self, task: Task) -> Any:
         """Return the task's value, never None. Raises `ConfigError`, `TaskError`."""
-        value = task.metadata.get(self._name)
-        if value is not None:
-            self._was_seen = True
-            return value
+        if sentence := self.objection(task):
+            raise TaskError(sentence) if self._was_seen else ConfigError(sentence)
+        self._was_seen = True
+        return task.metadata[self._name]
+
+    def objection(self, task: Task) -> str:
+        """Return a sentence if the task has nothing in the column, else an empty text."""
+        if task.metadata.get(self._name) is not None:
+            return ""
         names = ", ".join(sorted(task.metadata))
-        sentence = (
+        return (
             f"{self._setting}: the task {task.id} has nothing in the column '{self._name}'."
             f"{'' if self._name in task.metadata else nearest_hint(self._name, task.metadata)} "
             + (f"Its columns are: {names}." if names else "It has no columns at all.")
         )
-        raise TaskError(sentence) if self._was_seen else ConfigError(sentence)
 
 
 def as_text(value: Any) -> str:

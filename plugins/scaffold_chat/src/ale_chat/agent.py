@@ -98,13 +98,18 @@ class Chat(Driver, Scaffold):
         """Return whether a tool or the user's function names `sandbox`."""
         return any(function.names(SANDBOX) for function in functions_of(config))
 
+    def first_call(self, task: Task) -> ModelCall:
+        return self._call(self._opening(task))
+
+    def _call(self, history: list[Message]) -> ModelCall:
+        return ModelCall(tuple(history), self._specs, tool_choice="auto" if self._specs else "none")
+
     async def run(self, task: Task, sandbox: Sandbox, session: ModelSession) -> str:
         """It ends as `answer`, `stop` (a stop rule), `finish` (the user's) or `max_turns`."""
         history = self._opening(task)
         state: dict[str, Any] = {}
         for number in range(1, self._max_turns + 1):
-            call = ModelCall(tuple(history), self._specs, tool_choice="auto" if self._specs else "none")
-            (reply,) = await session.answer(call)
+            (reply,) = await session.answer(self._call(history))
             history.append(reply.message)
             turn = Turn(number, task, sandbox, state, tuple(history))
             if reply.illegal is not None:

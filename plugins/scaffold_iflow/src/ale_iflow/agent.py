@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from ale.messages import Message
+from ale.messages import Message, ModelCall
 from ale.specs.driver import Driver, PluginConfig
 from ale.specs.sandbox import Sandbox
 from ale.specs.scaffold import ModelSession, Scaffold
@@ -38,9 +38,15 @@ class IFlow(Driver, Scaffold):
 
     config: Config
 
+    def first_call(self, task: Task) -> ModelCall:
+        return ModelCall(tuple(self._opening(task)), TOOLS)
+
+    def _opening(self, task: Task) -> list[Message]:
+        return [Message("system", self.config.system_prompt), Message("user", task.instruction)]
+
     async def run(self, task: Task, sandbox: Sandbox, session: ModelSession) -> str:
         box = ToolBox(sandbox, self.config.command_timeout_s, self.config.max_output_chars)
-        history = [Message("system", self.config.system_prompt), Message("user", task.instruction)]
+        history = self._opening(task)
         for _ in range(self.config.max_turns):
             reply = await session.chat(history, TOOLS)
             history.append(reply.message)

@@ -97,6 +97,11 @@ class BashTasks(Driver, TaskSource):
         graded = graded_tasks_of_split(split) if self.config.include != "families" else ()
         return graded if self.config.include == "graded" else chain(graded, self._family_tasks(split))
 
+    def size(self, split: str) -> int | None:
+        if split not in (TRAIN, HELDOUT) or self.config.include != "families":
+            return None
+        return self.config.train_tasks if split == TRAIN else self.config.heldout_tasks
+
     def demonstrator(self, task: Task, seed: int) -> Responder | None:
         """A demonstrator of the task's family; a graded task's runs the reference solution."""
         if "facts" not in task.metadata:

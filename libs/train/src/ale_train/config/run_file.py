@@ -162,8 +162,10 @@ def _merge(base: Mapping[str, Any], over: Mapping[str, Any], path: str = "") -> 
         if isinstance(old, dict) and isinstance(value, dict):
             place = _places().get(here)
             several = place.several.key if place and place.several else None
+            names_one = "use" in value or several in value
             other_plugin = place and (
-                value.get("use", old.get("use")) != old.get("use") or (several in value) != (several in old)
+                value.get("use", old.get("use")) != old.get("use")
+                or (names_one and (several in value) != (several in old))
             )
             out[key] = value if other_plugin else _merge(old, value, f"{here}.")
         else:

@@ -11,7 +11,7 @@ from pydantic import Field, PrivateAttr, field_validator, model_validator
 from ale.config.plugin_field import PluginField
 from ale.registry.user_functions import FunctionSetting
 from ale.registry.validation import Mistake, Mistakes
-from ale.specs.choice import PluginChoice, Section
+from ale.specs.choice import Overlong, PluginChoice, Section
 
 EVERY = Field(
     100,
@@ -182,6 +182,14 @@ class SFTConfig(SFTSteps):
         "sft", validate_default=True, description="Algorithm plugin with the supervised loss."
     )
     demonstrations: DemonstrationsConfig = DemonstrationsConfig()
+    max_tokens: int | None = Field(
+        None, gt=0, description="Most tokens of one sequence of a demonstration; null: the model's context."
+    )
+    overlong: Overlong = Field(
+        "drop",
+        description="Demonstrations with a longer sequence. drop: they are left out, and counted; truncate: the "
+        "sequence is cut off there, and what is left of the last reply is trained on; fail: they end the run.",
+    )
     stages: tuple[SFTStage, ...] = Field(
         (),
         description="Several stages, one after another, in place of steps, batch_size, lr and warmup_steps.",

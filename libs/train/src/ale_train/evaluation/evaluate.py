@@ -28,8 +28,8 @@ from ale_train.evaluation.metrics import Figures, measure, sum_up
 from ale_train.workbench.workbench import Workbench, read_tasks
 
 EVAL_STAGE = "eval"
-AFTER_RL = "after_rl"
-"""The label of the evaluation after the last step of reinforcement learning."""
+BEFORE_RL, AFTER_RL = "before_rl", "after_rl"
+"""The labels of the evaluations before the first and after the last step of reinforcement learning."""
 MOST_LOOKED_AT = 100_000
 """How many tasks of a split are searched for those with the right tags; a source may be endless."""
 
@@ -129,4 +129,5 @@ async def open_tasks(bench: Workbench, name: str, chosen: EvaluationSet) -> Asyn
         source = await open_driver(stack, "tasks", chosen.tasks, bench.context, path)
         bench.required.check_started(path, "tasks", source)
         assert isinstance(source, TaskSource), "the registry checks it"
-        yield read_tasks(source, chosen.split, f"{path}: the task source '{chosen.tasks.use}'")
+        tasks = read_tasks(source, chosen.split, f"{path}: the task source '{chosen.tasks.use}'")
+        yield bench.keep_fitting(chosen.split, tasks)

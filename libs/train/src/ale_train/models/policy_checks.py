@@ -17,14 +17,18 @@ from ale_train.config.run import ModelConfig
 from ale_train.models.template_override import apply_template
 
 PROBE = "What is 6 times 7?"
+STRETCHED = ("linear", "dynamic", "yarn")
+"""Kinds of rotary positions that stretch the context of the configuration by a factor."""
 
 
-def check_policy(model: ModelConfig, folder: Path) -> None:
-    """Refuse a folder whose tokenizer, chat template and configuration do not make one policy. Raises `ConfigError`."""
+def check_policy(model: ModelConfig, folder: Path) -> ChatTokenizer:
+    """Refuse a folder whose tokenizer, chat template and configuration do not make one policy; return its tokenizer.
+    Raises `ConfigError`."""
     with tempfile.TemporaryDirectory(prefix="ale-template-") as made:
         tokenizer = ChatTokenizer.load(apply_template(model, folder, Path(made)))
     check_template(tokenizer, "model.chat_template" if model.chat_template is not None else f"model.path: {folder}")
     check_vocabulary(tokenizer, read_config(folder), folder)
+    return tokenizer
 
 
 def check_template(tokenizer: ChatTokenizer, where: str) -> None:
@@ -63,8 +67,17 @@ def check_vocabulary(tokenizer: ChatTokenizer, config: dict[str, Any], folder: P
 
 def model_context(folder: Path) -> int | None:
     """Return the longest context, in tokens, that the folder's configuration names."""
-    longest = read_config(folder).get("max_position_embeddings")
-    return longest if isinstance(longest, int) else None
+    config = read_config(folder)
+    longest = config.get("max_position_embeddings")
+    if not isinstance(longest, int):
+        return None
+    rope = config.get("rope_parameters") or config.get("rope_scaling")
+    rope = rope if isinstance(rope, dict) else {}
+    kind, factor = rope.get("rope_type", rope.get("type")), rope.get("factor")
+    if kind not in STRETCHED or not isinstance(factor, int | float):
+        return longest
+    original = rope.get("original_max_position_embeddings")
+    return max(longest, int(factor * (original if kind == "yarn" and isinstance(original, int) else longest)))
 
 
 def read_config(folder: Path) -> dict[str, Any]:

@@ -17,7 +17,8 @@ from ale.store.run_store import RunStore
 from ale.trajectory import Trajectory
 from ale_train.checkpoints.saved_policies import before_rl, most_trained
 from ale_train.config.rl import RLConfig
-from ale_train.evaluation.evaluate import AFTER_RL, evaluate_policy
+from ale_train.evaluation.evaluate import AFTER_RL, BEFORE_RL, evaluate_policy
+from ale_train.evaluation.task_counts import count_tasks
 from ale_train.models.whole_folders import put_in_place
 from ale_train.rl.checks import note_short_context
 from ale_train.rl.concurrency_limit import limited_slots
@@ -55,6 +56,7 @@ async def roll_out_only(bench: Workbench, config: RLConfig, source: Path | None)
         await asyncio.to_thread(_keep_policy, folder, bench.folder / "model" / "initial")
     else:
         await bench.engine.load_model(None, bench.sessions.tokenizer)
+    await count_tasks(bench, rollouts=True)
     if idle := [f"rl.{name}" for name in WITH_TRAINING if name in config.model_fields_set]:
         bench.progress.note(f"{', '.join(idle)}: without effect here; every rollout is kept, and none is stale.")
     config = config.model_copy(update=dict.fromkeys(WITH_TRAINING, 0))
@@ -112,7 +114,7 @@ async def train_only(bench: Workbench, config: RLConfig, source: Path) -> None:
         bench.progress.note(f"{', '.join(idle)}: without effect here; a dump is trained on as it is.")
     await bench.load_policy(folder, train=True)
     await load_reference(bench)
-    await evaluate_policy(bench, "before_rl", 0)
+    await evaluate_policy(bench, BEFORE_RL, 0)
     bench.progress.stage("training on the dump", len(steps))
     versions = sorted({t.policy_version for trajectories in steps.values() for t in trajectories})
     if len(versions) > 1 and bench.algorithm.old_logprobs == "recompute":

@@ -78,7 +78,9 @@ def repeat_tasks(bench: Workbench, instances: Path | None) -> Iterator[Task]:
 
     Raises `ConfigError` if the source does not have one of them.
     """
-    return bench.take_tasks(TRAIN) if instances is None else itertools.cycle(select_tasks(bench, instances))
+    if instances is None:
+        return bench.take_tasks(TRAIN)
+    return bench.keep_fitting(TRAIN, itertools.cycle(select_tasks(bench, instances)))
 
 
 def select_tasks(bench: Workbench, instances: Path) -> list[Task]:

@@ -22,6 +22,7 @@ from ale_train.checkpoints.stage_checkpoints import StageCheckpoints
 from ale_train.config.supervised import SFTConfig, SFTStage, SFTSteps
 from ale_train.supervised.curation import curate
 from ale_train.supervised.demonstrations import read_demonstrations, run_demonstrations
+from ale_train.supervised.long_rows import describe_overlong, find_overlong, fit, longest_sequence
 from ale_train.workbench.publishing import publish
 from ale_train.workbench.workbench import Workbench
 
@@ -53,7 +54,8 @@ def select_data(bench: Workbench, config: SFTConfig, stages: Sequence[list[Traje
         trusted = [t for t in given if config.demonstrations.keep_failed or t.passed or t.reward is None]
         for t in trusted:
             own[id(t)] = own.get(id(t)) or retokenize(t, bench.sessions.tokenizer, bench.sessions.form)
-        kept, left_out = curate([own[id(t)] for t in trusted], stage.keep)
+        fitting = _fit([own[id(t)] for t in trusted], bench, config)
+        kept, left_out = curate(fitting, stage.keep)
         unscored = sum(t.reward is None for t in given)
         where = f"stage {number + 1}: " if config.stages else ""
         bench.progress.note(
@@ -73,6 +75,18 @@ def select_data(bench: Workbench, config: SFTConfig, stages: Sequence[list[Traje
             )
         out.append(kept)
     return out
+
+
+def _fit(demonstrations: list[Trajectory], bench: Workbench, config: SFTConfig) -> list[Trajectory]:
+    """Return the demonstrations with those that are too long dropped or cut off, which is noted. Raises `ConfigError`
+    if they end the run."""
+    longest = longest_sequence(config, bench.config.model)
+    found = find_overlong(demonstrations, longest)
+    if not found or longest is None:
+        return demonstrations
+    bench.progress.note(describe_overlong(found, len(demonstrations), longest, config.overlong))
+    bench.store.add_event("overlong_demonstrations", overlong=config.overlong, longest=longest, found=found)
+    return fit(demonstrations, longest, config.overlong)
 
 
 async def fine_tune(bench: Workbench, config: SFTConfig, stages: Sequence[list[Trajectory]]) -> None:

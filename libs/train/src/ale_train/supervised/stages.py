@@ -9,6 +9,7 @@ from ale_train.config.checks import check_policy_to_train
 from ale_train.config.run import RunConfig
 from ale_train.config.supervised import CPTConfig, SFTConfig
 from ale_train.evaluation.evaluate import evaluate_policy
+from ale_train.supervised.demonstrations import check_paths
 from ale_train.supervised.pretraining import check_texts, pretrain
 from ale_train.supervised.sft import fine_tune, gather_demonstrations, select_data
 from ale_train.workbench.training_stage import TrainingStage
@@ -39,7 +40,11 @@ class FineTuning(TrainingStage):
         self._selected: list[list[Trajectory]] = []
 
     def check(self, config: RunConfig) -> None:
+        """Refuse data that do not exist."""
         check_policy_to_train(config)
+        check_paths(self._config.demonstrations.data, "sft.demonstrations.data")
+        for i, stage in enumerate(self._config.stages):
+            check_paths(stage.data, f"sft.stages.{i}.data")
 
     async def gather(self, bench: Workbench) -> list[Trajectory]:
         self._gathered = await gather_demonstrations(bench, self._config)

@@ -38,6 +38,7 @@ from ale_train.config.run import RunConfig
 from ale_train.models.export import after_stage, export_model
 from ale_train.task_mixture import MixedSource, MixedTasks
 from ale_train.workbench.progress import Progress
+from ale_train.workbench.prompt_lengths import PromptLengths
 
 
 @dataclass
@@ -60,6 +61,8 @@ class Workbench:
     rollouts: Rollouts
     pools: Mapping[str, ReportsMetrics]
     """The pool of each sandbox plugin, by its name in the run; empty if the run has no pool."""
+    prompts: PromptLengths | None = None
+    """What tasks pass through on their way into the run, once the policy is known (`tasks.overlong`)."""
     policy_folder: Path | None = None
     """The model folder that the policy was last loaded from or saved to."""
     seconds: dict[str, float] = field(default_factory=dict)
@@ -184,8 +187,14 @@ class Workbench:
                 )
 
     def tasks_once(self, split: str) -> Iterator[Task]:
-        """Yield the tasks of a split. Raises `PluginError` if the source crashes or yields something else."""
-        return read_tasks(self.tasks, split, f"tasks: the task source '{self.config.tasks.use}'")
+        """Yield the tasks of a split that have room in the context, once that is known. Raises `PluginError` if the
+        source crashes or yields something else, `ConfigError` if no task has room."""
+        tasks = read_tasks(self.tasks, split, f"tasks: the task source '{self.config.tasks.use}'")
+        yield from self.keep_fitting(split, tasks)
+
+    def keep_fitting(self, split: str, tasks: Iterator[Task]) -> Iterator[Task]:
+        """Yield the tasks that have room in the context, once that is known."""
+        yield from tasks if self.prompts is None else self.prompts.keep(split, tasks)
 
 
 def read_tasks(source: TaskSource, split: str, what: str) -> Iterator[Task]:
