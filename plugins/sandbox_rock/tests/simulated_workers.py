@@ -77,6 +77,8 @@ class SimulatedWorker:
     image_ids: dict[str, str] = field(default_factory=dict)
     """What the names of its images mean."""
     disk_free: int | None = None
+    disk_mib: int | None = None
+    """The limit of its sandboxes' disks."""
     started: int = 0
     removed: int = 0
     cancelled: int = 0
@@ -238,7 +240,8 @@ class SimulatedWorkers:
             return _answer(worker.refuses, 400 if worker.refuses.fault == "caller" else 503)
         worker.sandboxes[order.id] = order if self._keep_orders else None
         worker.started += 1
-        return _answer(SandboxCreated(id=order.id, host_name=worker.register.name, host_ip="127.0.0.1"))
+        name = worker.register.name
+        return _answer(SandboxCreated(id=order.id, host_name=name, host_ip="127.0.0.1", disk_mib=worker.disk_mib))
 
     async def _list(self, request: web.Request) -> web.Response:
         held = [HeldSandbox(id=sandbox_id, alive=True) for sandbox_id in self._worker(request).sandboxes]

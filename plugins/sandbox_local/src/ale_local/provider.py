@@ -233,6 +233,7 @@ class LocalSandboxProvider(Driver, SandboxProvider):
                 if isinstance(sandbox, IsolatedSandbox):
                     sandbox.snapshot_maker = self.snapshot_maker(spec, resources, held)
                     sandbox.constants, sandbox.held = constants, held
+                    sandbox.disk_mib = resources.disk_mib
                 sandbox.guard(gate, self.context)
                 sandbox.keep_stderr(stderr.fileno())
                 self.sandboxes[sandbox_id] = sandbox

@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from ale_rock.admin import (
     build_routes,
+    cluster_routes,
     command_routes,
     log_routes,
     overview,
@@ -88,6 +89,7 @@ def make_app(settings: Settings) -> FastAPI:
         status_routes.make_router(service, gate),
         persistence_routes.make_router(service, commits, gate),
         ProxyRoutes(service, gate).router,
+        cluster_routes.make_router(service, gate),
         log_routes.make_router(service, gate),
         overview.make_router(service, gate),
         page.make_router(),

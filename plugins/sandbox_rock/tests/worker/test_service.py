@@ -25,7 +25,7 @@ from ale_rock.worker.settings import WorkerSettings
 from ale_sandbox.containers.config import ContainerConfig
 from ale_sandbox.containers.provider import ContainerProvider
 
-from .conftest import Worker, Workers, local_provider
+from .conftest import SMALL, Worker, Workers, local_provider
 
 pytestmark = pytest.mark.bwrap
 OWNER = """
@@ -52,7 +52,8 @@ async def test_the_same_start_again_returns_the_same_sandbox(worker: Worker) -> 
     assert [answer.status_code for answer in answers] == [200] * 5
     first = answers[0].json()
     assert all(answer.json() == first for answer in answers)
-    assert first.keys() == {"id", "host_name", "host_ip", "started_s"}
+    assert first.keys() == {"id", "host_name", "host_ip", "started_s", "disk_mib"}
+    assert first["disk_mib"] == SMALL.disk_mib
     other = await post_create(worker, "ale-same", env={"X": "y"})
     assert (other.status_code, other.json()["fault"]) == (400, "caller")
     assert "another spec" in other.json()["detail"]

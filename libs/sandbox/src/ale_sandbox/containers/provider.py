@@ -220,6 +220,7 @@ class ContainerProvider(Driver, SandboxProvider):
             if isinstance(sandbox, CheckpointSandbox):
                 sandbox.checkpoints = self.checkpoints
             sandbox.in_memory = bool(plan.in_memory)
+            sandbox.disk_mib = plan.resources.disk_mib if plan.in_memory else None
             sandbox.guard(gate, self.context)
             self.sandboxes[name] = sandbox
             image_env = {} if checkpoint is not None else await self.images.env(image)

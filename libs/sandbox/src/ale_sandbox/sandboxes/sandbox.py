@@ -46,6 +46,8 @@ class ResidentSandbox(Sandbox):
         self.timers: dict[str, asyncio.TimerHandle] = {}
         self.gate: Gate | None = None
         self.run_labels: Mapping[str, str] = {}
+        self.disk_mib: int | None = None
+        """The most that fits into each of its writable places; None if the provider limits none."""
 
     @abstractmethod
     async def clean_up(self) -> None:

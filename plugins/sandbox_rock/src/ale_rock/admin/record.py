@@ -48,6 +48,7 @@ class Record:
     image: str | None = None
     memory: str | None = None
     disk: str | None = None
+    """The limit of its disk that its worker enforces; None if there is none."""
     user: str | None = None
     experiment: str | None = None
     namespace: str | None = None

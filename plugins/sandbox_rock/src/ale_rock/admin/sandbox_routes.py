@@ -12,6 +12,7 @@ from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
 from ale_rock.admin.auth import Caller, Gate
+from ale_rock.admin.object_storage import StorageTokens
 from ale_rock.admin.prepare_images import warm_up
 from ale_rock.admin.record import Record
 from ale_rock.admin.responses import SandboxNotFound, caller_of, envelope_of, headers_of, rock_route, rock_success
@@ -38,6 +39,7 @@ LARGEST_PAGE = 2000
 def make_router(service: Service, gate: Gate) -> APIRouter:
     """Make the routes."""
     router = APIRouter(prefix=ROCK_BASE, route_class=rock_route(gate), tags=["Sandbox"])
+    tokens = StorageTokens(service.settings.object_storage)
 
     def waiting(record: Record) -> str | None:
         if record.state != "pending":
@@ -110,8 +112,9 @@ def make_router(service: Service, gate: Gate) -> APIRouter:
 
     @router.get("/get_token")
     async def get_token(account: str = "primary") -> Response:
-        """Return the credentials of an object storage: none is configured, so clients upload through this service."""
-        return rock_success(None)
+        """Return address and credentials of the object storage, the same for every account; null if there is none, and
+        then clients upload through this service."""
+        return rock_success(await tokens.token())
 
     @router.get("/sandboxes")
     async def list_sandboxes(

@@ -29,7 +29,7 @@ from ale_rock.admin.settings import Settings
 from ale_rock.admin.start_requests import StartHeaders, from_snapshot, make_record, request_for_worker
 from ale_rock.admin.workers import Worker, WorkerFailed, WorkerRefused
 from ale_rock.log_text import the_end, without_commands
-from ale_rock.schemas import BAD_REQUEST, SERVICE_ERROR, Code, RockError, StartRequest
+from ale_rock.schemas import BAD_REQUEST, SERVICE_ERROR, Code, RockError, StartRequest, size_text
 
 SAVED_S = 5.0
 NOTHING = Need(0.0, 0, 0)
@@ -197,6 +197,7 @@ class Service:
             worker.starting -= 1
         if record.state == "pending" and record.worker == worker.name and problem is None:
             record.host_name, record.host_ip = created.host_name, created.host_ip
+            record.disk = None if created.disk_mib is None else size_text(created.disk_mib)
             self.fleet.move(record, "running", "started")
             if record.ended_early is not None:
                 self.lose(record, record.ended_early)

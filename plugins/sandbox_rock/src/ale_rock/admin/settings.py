@@ -11,6 +11,7 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
 
 from ale.specs.sandbox import NetworkMode
+from ale_rock.admin.object_storage import ObjectStorage
 
 Role = Literal["admin", "user", "worker"]
 
@@ -106,6 +107,9 @@ class Settings(BaseModel):
         (), description="Model endpoints that tokens of the role user may name in `spec.endpoint`; admins name any."
     )
 
+    object_storage: ObjectStorage | None = Field(
+        None, description="Storage over which ROCK's client moves large files; null: they go through this service."
+    )
     task_sources: dict[str, dict[str, Any]] = Field(
         {"bash": {}},
         description="Task sources that are environments, as `ale:NAME`: name -> a section `tasks` of a run file; `use` "

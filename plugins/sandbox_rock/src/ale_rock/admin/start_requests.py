@@ -75,7 +75,6 @@ def make_record(request: StartRequest, headers: StartHeaders, caller: Caller, se
         need=need,
         image=spec.image,
         memory=request.memory if request.spec is None else None,
-        disk=request.disk,
         user=caller.acts_for,
         experiment=caller.experiment,
         namespace=caller.namespace,

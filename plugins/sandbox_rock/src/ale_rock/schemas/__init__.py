@@ -56,6 +56,7 @@ from ale_rock.schemas.common import (
     State,
     failed,
     size_bytes,
+    size_text,
     success,
 )
 from ale_rock.schemas.exec import ExecCommand, ExecOutcome, OpenShell
@@ -155,5 +156,6 @@ __all__ = [
     "WriteFileResult",
     "failed",
     "size_bytes",
+    "size_text",
     "success",
 ]

@@ -71,6 +71,11 @@ def size_bytes(text: str) -> int:
     return size
 
 
+def size_text(mib: int) -> str:
+    """Return a number of MiB as ROCK writes sizes."""
+    return f"{mib}m" if mib % 1024 else f"{mib // 1024}g"
+
+
 def _check_size(value: str) -> str:
     size_bytes(value)
     return value

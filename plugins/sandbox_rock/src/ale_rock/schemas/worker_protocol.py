@@ -26,6 +26,7 @@ class SandboxCreated(BaseModel):
     host_name: str
     host_ip: str
     started_s: float = 0.0
+    disk_mib: int | None = Field(None, description="What each of its writable places takes; null: as much as there is.")
 
 
 class HeldSandbox(BaseModel):

@@ -32,6 +32,7 @@ from ale_rock.worker.settings import WorkerSettings
 from ale_rock.worker.usage import UsageMeter
 from ale_rock.worker.warm_sandboxes import WarmSandboxes, memory_of
 from ale_sandbox.network.policy import network_plan
+from ale_sandbox.sandboxes.sandbox import ResidentSandbox
 
 log = logging.getLogger("ale.rock.worker")
 MOST_ENDED = 10_000
@@ -177,7 +178,8 @@ class WorkerService(Lifecycle):
             raise (ConfigError if isinstance(error, ConfigError) else SandboxError)(sentence) from error
         seconds = round(time.monotonic() - began, 6)
         name, address = self._host
-        created = SandboxCreated(id=request.id, host_name=name, host_ip=address, started_s=seconds)
+        disk = sandbox.disk_mib if isinstance(sandbox, ResidentSandbox) else None
+        created = SandboxCreated(id=request.id, host_name=name, host_ip=address, started_s=seconds, disk_mib=disk)
         rocklet = Rocklet(sandbox, self.settings.max_read_bytes)
         kept = request.model_copy(update={"registry_username": None, "registry_password": None})
         held = self.held[request.id] = Held(sandbox, rocklet, kept, created, SandboxPorts(sandbox), UsageMeter(sandbox))
