@@ -95,6 +95,25 @@ async def test_what_is_no_checkpoint_of_the_model_is_a_sentence_and_changes_noth
         shutil.copytree(saved, tmp_path / "mixed")
         for file in model_folder("qwen3").glob("*"):
             shutil.copy2(file, tmp_path / "mixed")
-        with pytest.raises(TrainerError, match="is not of this model"):
+        with pytest.raises(ConfigError, match="the same weights are another model"):
             await trainer.restore(tmp_path / "mixed")
+        async with plain(model_folder("qwen3")) as other:
+            await other.save(tmp_path / "foreign")
+        shutil.rmtree(tmp_path / "foreign" / "optimizer")
+        shutil.copytree(saved / "optimizer", tmp_path / "foreign" / "optimizer")
+        with pytest.raises(TrainerError, match="is not of this model"):
+            await trainer.restore(tmp_path / "foreign")
         assert np.array_equal(await trainer.logprobs(build_batch()), before)
+
+
+async def test_settings_that_change_what_weights_mean_are_compared(
+    saved: Path, model_folder: ModelFolder, tmp_path: Path
+) -> None:
+    async with plain(model_folder("qwen2"), lora={"rank": 4}) as trainer:
+        await trainer.save(tmp_path / "adapted")
+    async with megatron(dtype="bfloat16") as trainer:
+        with pytest.raises(ConfigError, match=r"trainer\.dtype float32, and this trainer has bfloat16"):
+            await trainer.restore(saved)
+    async with megatron() as trainer:
+        with pytest.raises(ConfigError, match=r'trainer\.lora \{"rank": 4'):
+            await trainer.restore(tmp_path / "adapted")

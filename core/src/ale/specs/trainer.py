@@ -228,4 +228,4 @@ class TrainerBackend(ABC):
     @abstractmethod
     async def restore(self, folder: Path) -> None:
         """Continue from what `save` wrote. Raises `TrainerError` or `ConfigError`, and changes nothing, if a folder is
-        no checkpoint or a damaged one."""
+        no checkpoint, a damaged one, or one of a trainer whose settings give its weights another meaning."""

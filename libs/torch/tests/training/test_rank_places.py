@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -62,6 +62,8 @@ def test_settings_that_the_cluster_contradicts_are_refused(
 
 class Worker(RankWorker[Any]):
     """A rank without a model."""
+
+    settings: ClassVar[dict[str, Any]] = {}
 
     def make_learner(self, folder: Path) -> Any:
         pass

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ale_trainer_megatron import megatron_imports  # noqa: F401
 
@@ -28,6 +28,12 @@ class Worker(RankWorker[Learner]):
             run_on_cpu()
         self._layout = Layout(world, how.tensor_parallel, how.pipeline_parallel, how.sequence_parallel)
         self._layout.start(self.device)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        # The trainer `torch` goes on from what this one saves, and the other way round.
+        fixed = {"trainer.lora": None, "trainer.optimizer": "adamw", "trainer.value_head": False}
+        return {"trainer.dtype": self._how.dtype, **fixed}
 
     def make_learner(self, folder: Path) -> Learner:
         return Learner(folder, self.device, self._how, self._layout)

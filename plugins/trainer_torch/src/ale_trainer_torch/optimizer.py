@@ -38,6 +38,19 @@ class Optimization:
         head."""
         return self.master_dtype != self.dtype or self.lora is not None or self.value_head
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What decides what the weights and the optimizer's state of a checkpoint mean (`RankWorker.settings`)."""
+        lora = None if self.lora is None else self.lora.model_dump()
+        if lora is not None and isinstance(lora["target_modules"], list):
+            lora["target_modules"] = sorted(lora["target_modules"])
+        return {
+            "trainer.dtype": str(self.dtype).removeprefix("torch."),
+            "trainer.lora": lora,
+            "trainer.optimizer": self.optimizer,
+            "trainer.value_head": self.value_head,
+        }
+
 
 def make_optimizer(parameters: Iterable[Tensor], how: Optimization) -> torch.optim.Optimizer:
     """Make AdamW with two groups of parameters: matrices with weight decay, and norms and biases without."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +21,10 @@ class Worker(RankWorker[Learner]):
     def __init__(self, world: World, device: str, how: Optimization) -> None:
         super().__init__(world, device)
         self._how = how
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return self._how.settings
 
     def make_learner(self, folder: Path) -> Learner:
         return Learner(folder, self.device, self._how, self.world)

@@ -1,9 +1,10 @@
 """Folders of checkpoints and of published weights: whole or absent.
 
 A checkpoint is a model folder, tokenizer included, so that it serves as `model.path` too. Beside the weights lie
-`trainer_state.pt` (random state, version), `optimizer/` (see `optimizer_state.py`), and `reference/`, a model folder,
-if there is a reference policy. It is written under another name and renamed at the end. Over several ranks all make the
-calls, and rank 0 alone makes and renames folders, which all must see: ranks on several nodes need a shared file system.
+`trainer_state.pt` (random state, version, settings), `optimizer/` (see `optimizer_state.py`), and `reference/`, a model
+folder, if there is a reference policy. It is written under another name and renamed at the end. Over several ranks all
+make the calls, and rank 0 alone makes and renames folders, which all must see: ranks on several nodes need a shared
+file system.
 """
 
 from __future__ import annotations
@@ -61,10 +62,11 @@ def recover_checkpoint(folder: Path) -> None:
         old.rename(folder)
 
 
-def write_state(folder: Path, version: int, device: torch.device) -> None:
-    """Write the version and the random state."""
+def write_state(folder: Path, version: int, device: torch.device, settings: dict[str, Any]) -> None:
+    """Write the version, the random state, and the settings that the checkpoint can be restored with."""
     cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
-    torch.save({"version": version, "rng": torch.get_rng_state(), "cuda_rng": cuda}, folder / STATE_FILE)
+    state = {"version": version, "settings": settings, "rng": torch.get_rng_state(), "cuda_rng": cuda}
+    torch.save(state, folder / STATE_FILE)
 
 
 def read_state(folder: Path) -> dict[str, Any]:
@@ -76,6 +78,12 @@ def read_state(folder: Path) -> dict[str, Any]:
         state: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged file raises many types
         raise ConfigError(f"{file} cannot be read; the checkpoint is damaged, use an earlier one.") from error
+    missing = sorted({"version", "settings", "rng", "cuda_rng"} - state.keys())
+    if missing:
+        raise ConfigError(
+            f"{file} lacks {', '.join(missing)}: another release of ALE wrote it. Begin a run from the checkpoint's "
+            f"weights alone (model.path={folder})."
+        )
     return state
 
 

@@ -26,6 +26,7 @@ from ale_torch.training.checkpoint_folder import (
     write_state,
 )
 from ale_torch.training.model_folder import use_folder_names, write_model
+from ale_torch.training.saved_settings import read_model_settings, refuse_other_settings
 from ale_torch.training.sleep import Asleep
 
 if TYPE_CHECKING:
@@ -98,6 +99,12 @@ class RankWorker(ABC, Generic[L]):
         """Read a model folder. Raises `ConfigError`."""
 
     @property
+    @abstractmethod
+    def settings(self) -> dict[str, Any]:
+        """The settings, by their names in a run file, that a checkpoint must have been saved with to be restored:
+        those that decide what its weights mean (`saved_settings.REASONS` has a reason for each)."""
+
+    @property
     def learner(self) -> L:
         """The model that is trained, awake. Raises `TrainerError` if none was loaded, or if another program has taken
         the memory meanwhile."""
@@ -153,7 +160,8 @@ class RankWorker(ABC, Generic[L]):
             learner.write_reference(new / REFERENCE_FOLDER)
             learner.write_optimizer(new)
             if first:
-                write_state(new, learner.version, self.device)
+                settings = {"trainer": self.settings, "model": read_model_settings(new)}
+                write_state(new, learner.version, self.device, settings)
 
     def restore(self, folder: Path) -> None:
         """A run that goes on restores one checkpoint after another: what has not changed
@@ -174,6 +182,7 @@ class RankWorker(ABC, Generic[L]):
 
     def _restored(self, folder: Path) -> L:
         state = read_state(folder)
+        refuse_other_settings(folder, state["settings"], self.settings, read_model_settings(folder))
         learner = self.make_learner(folder)
         learner.read_optimizer(folder)
         learner.version = int(state["version"])
