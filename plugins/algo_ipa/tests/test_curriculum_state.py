@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from ale.specs.algorithm import RolloutRequest
+from ale_ipa import IPA
 
-from .conftest import TASKS, Build, Course, expert
+from .conftest import TASKS, Build, Course, expert, expert_of
 
 
 @pytest.mark.parametrize(
@@ -46,3 +50,29 @@ def test_a_state_holds_each_expert_once(course: Callable[..., Course]) -> None:
         run.go(lambda r: False)
     assert [t["id"] for t in run.ipa.state()["trajectories"]] == ["expert"]
     assert len(run.ipa.state()["placed"]) == 4 * 4
+
+
+@pytest.mark.parametrize("before", [1, 5, 40])
+def test_a_fork_counts_its_steps_anew_and_goes_the_same_way(build: Build, before: int) -> None:
+    """Names of groups hold the step, so that those of the fork are named as groups of earlier steps were."""
+
+    def passes(request: RolloutRequest) -> bool | None:
+        number = int(request.seed % 2)
+        return None if request.start_chunk > 6 and number else request.start_chunk >= 3
+
+    experts = {"a": [expert(build, "short", 6), expert(build, "long", 9)], "b": [expert(build, "b", 8, "b")]}
+    run = Course(build, {"experts": {}, "window": 4, "start": "rollback", "refresh_every": 3}, experts)
+    for _ in range(before):
+        run.go(passes, 7, TASKS)
+    state = json.loads(json.dumps(run.ipa.state()))
+    last = tuple(replace(t, id=f"before.{t.id}") for t in run.history)  # an id is never given twice
+    fork = Course(build, run.config, experts, 0, last, Counter(run.lost))
+    fork.ipa.restore(IPA.renumber(state, run.step))
+    seen = len(run.events)
+    for _ in range(12):
+        ours = [(expert_of(r), r.start_chunk) for r in fork.go(passes, 7, TASKS)]
+        assert ours == [(expert_of(r), r.start_chunk) for r in run.go(passes, 7, TASKS)]
+        assert fork.metrics() == run.metrics()
+    shifted = [(kind, {**data, "step": data["step"] - before}) for kind, data in run.events[seen:] if "step" in data]
+    assert [(kind, data) for kind, data in fork.events if "step" in data] == shifted
+    assert state["placed"].keys() == IPA.renumber(state, run.step)["placed"].keys(), "the state itself is unchanged"

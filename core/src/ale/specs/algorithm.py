@@ -147,6 +147,12 @@ class Algorithm(ABC):
         default this is empty."""
         return {}
 
+    @classmethod
+    def renumber(cls, state: Mapping[str, Any], steps: int) -> dict[str, Any]:
+        """Return what `state` returned after so many steps for a new run, which counts its steps from 1 again. By
+        default nothing changes; override it if the state holds numbers of steps."""
+        return dict(state)
+
     def restore(self, state: Mapping[str, Any]) -> None:
         """Load what `state` returned, in an algorithm of the same settings that has planned nothing yet. Raises
         `PluginError` if that is impossible."""

@@ -274,6 +274,11 @@ class IPA(Driver, Algorithm):
         demonstrated = self._sources.state() if self._sources else {}
         return {**self._curriculum.state(), "demonstrated": demonstrated}
 
+    @classmethod
+    def renumber(cls, state: Mapping[str, Any], steps: int) -> dict[str, Any]:
+        """Shift the steps that the curriculum remembers."""
+        return {**state, **Curriculum.renumber(state, steps)}
+
     def restore(self, state: Mapping[str, Any]) -> None:
         self._curriculum.restore(state)
         if self._sources is not None:

@@ -30,6 +30,8 @@ from ale_ipa.start_selection import Pointer, anchors, judge, spread
 from ale_torch.losses.groups import any_passed, select_trusted
 from ale_train.starts import REPLAY_LOST, ExpertReplay, ExpertStates
 
+NEVER = (-1, 0)
+"""The step and place of no plan."""
 KEPT_STEPS = 32
 """The curriculum remembers the starts of groups for this many steps."""
 
@@ -60,7 +62,7 @@ class Curriculum:
         self._pointers: dict[str, Pointer] = {}
         self._lost: dict[str, Counter[int]] = defaultdict(Counter)
         """For each expert, the number of lost replays by the start that they did not reach."""
-        self._counted = (-1, 0)
+        self._counted = NEVER
         """Step and place of the plan whose lost replays were counted last."""
         self._reached: dict[str, int] = {}
         """For each expert, the farthest start that a replay has reached."""
@@ -135,6 +137,16 @@ class Curriculum:
             group: Placed(task_id=task_id, step=step, expert=table.trajectories[expert], start=start, imitated=imitated)
             for group, (task_id, step, expert, start, imitated) in state["placed"].items()
         }
+
+    @staticmethod
+    def renumber(state: Mapping[str, Any], steps: int) -> dict[str, Any]:
+        """Return the part of a state that holds steps for a run that counts them anew after so many. A start of an
+        earlier step stays known for the rollouts that were not looked at yet, until a group gets the same name."""
+        experts = dict(state["experts"])
+        if experts["refreshed_at"] is not None:
+            experts["refreshed_at"] -= steps
+        placed = {group: [task_id, step - steps, *rest] for group, (task_id, step, *rest) in state["placed"].items()}
+        return {"experts": experts, "placed": placed, "counted": list(NEVER)}
 
     def _place_group(self, group: str, members: list[RolloutRequest], history: RolloutHistory) -> list[RolloutRequest]:
         task_id = members[0].task.id

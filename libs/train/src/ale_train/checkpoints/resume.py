@@ -57,7 +57,7 @@ def run_to_resume(folder: Path, config: str, steps: int | None) -> str:
     if run_id is None or before is None:
         raise ConfigError(f"{folder} holds no run that could go on; start it anew with another --out.")
     old, now = yaml.safe_load(before), yaml.safe_load(config)
-    changed = [*_differences(old, now, "")]
+    changed = [*find_differences(old, now, "")]
     keys = [key for key in changed if not (_is_harmless(key) or (key == "rl" and old.get("rl") is None))]
     if keys:
         raise ConfigError(
@@ -142,10 +142,10 @@ def _is_harmless(key: str) -> bool:
     return any(f"{key}.".startswith(f"{one}.") for one in HARMLESS)
 
 
-def _differences(before: Any, now: Any, path: str) -> Iterator[str]:
+def find_differences(before: Any, now: Any, path: str) -> Iterator[str]:
     """Yield the dotted keys in which two configurations differ."""
     if isinstance(before, dict) and isinstance(now, dict):
         for key in sorted({*before, *now}, key=str):
-            yield from _differences(before.get(key), now.get(key), f"{path}{key}.")
+            yield from find_differences(before.get(key), now.get(key), f"{path}{key}.")
     elif before != now:
         yield path.rstrip(".")

@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from ale_train.commands.arguments import FromRun, Half, Overrides, RunFile
+from ale.cli.out_option import out_option
+from ale_train.commands.arguments import ForkOfRun, FromRun, Half, Overrides, RunFile
 
 
 def run_(
@@ -16,13 +17,17 @@ def run_(
     overrides: Overrides = None,
     only: Half = "all",
     source: FromRun = None,
-    out: Annotated[Path | None, typer.Option(help="Run folder to write; default: a new one in run_dir.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="FILE is a run folder: go on where it was.")] = False,
+    fork: ForkOfRun = None,
+    out: Annotated[Path | None, out_option("Run folder to write; default: a new one in run_dir.", "FOLDER")] = None,
+    resume: Annotated[
+        bool,
+        typer.Option("--resume", help="FILE is a run folder: go on where it was, or after its end (rl.steps=N)."),
+    ] = False,
 ) -> None:
     """Execute a run; the last line is the path of its summary.json."""
     from ale_train.commands.run_command import run
 
-    run(file, overrides or [], only, source, out, resume)
+    run(file, overrides or [], only, source, fork, out, resume)
 
 
 def eval_(
@@ -34,7 +39,7 @@ def eval_(
     sets: Annotated[
         list[str] | None, typer.Option("--set", metavar="NAME", help="Only this set of eval.sets; several times.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Run folder to write; default: a new one in run_dir.")] = None,
+    out: Annotated[Path | None, out_option("Run folder to write; default: a new one in run_dir.", "FOLDER")] = None,
 ) -> None:
     """Held-out success of a policy, without training."""
     from ale_train.commands.evaluate_command import evaluate

@@ -16,3 +16,11 @@ Half = Annotated[str, typer.Option("--only", help="Half of the loop: rollout (ke
 FromRun = Annotated[
     Path | None, typer.Option("--from", metavar="RUN", help="Run folder to take the policy or the dump from.")
 ]
+ForkOfRun = Annotated[
+    str | None,
+    typer.Option(
+        "--fork",
+        metavar="RUN[@STEP]",
+        help="Begin with weights, optimizer and curriculum of a run's checkpoint: its newest, or that of a step.",
+    ),
+]

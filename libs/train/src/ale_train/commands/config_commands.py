@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ale_train.commands.arguments import FromRun, Half, Overrides, RunFile
+from ale_train.commands.arguments import ForkOfRun, FromRun, Half, Overrides, RunFile
 
 
 def show(file: RunFile, overrides: Overrides = None) -> None:
@@ -17,13 +17,25 @@ def show(file: RunFile, overrides: Overrides = None) -> None:
     print(load_run_config(file, overrides or []).to_yaml(), end="")
 
 
-def validate(file: RunFile, overrides: Overrides = None, only: Half = "all", source: FromRun = None) -> None:
-    """Check what `ale run` with the same arguments checks before anything starts."""
+def validate(
+    file: RunFile, overrides: Overrides = None, only: Half = "all", source: FromRun = None, fork: ForkOfRun = None
+) -> None:
+    """Check what `ale run` with the same arguments checks before its first episode, data too, and count the tasks."""
+    import asyncio
+
+    from ale.store.output_files import check_folder
     from ale_train.config.load import load_run_config
+    from ale_train.pipeline.data_checks import check_data
     from ale_train.pipeline.preflight import plan_run
     from ale_train.pipeline.stages import read_half
+    from ale_train.rl.fork import find_fork, load_fork
 
-    plan_run(load_run_config(file, overrides or []), read_half(only), source)
+    start = None if fork is None else find_fork(fork)
+    loaded = load_run_config(file, overrides or []) if start is None else load_fork(file, overrides or [], start)
+    plan = plan_run(loaded, read_half(only), source, start)
+    check_folder(loaded.run.run_dir, "folder of runs (run_dir)")
+    for line in asyncio.run(check_data(plan)):
+        print(line)
     print(f"{file} is valid.")
 
 
@@ -46,11 +58,12 @@ def describe(
     section = f"{kind}.{name}." if name else f"{kind}."
     if kind is None:
         pass
-    elif own := [row for row in rows if row[0].startswith(section)]:
+    elif (own := [row for row in rows if row[0].startswith(section)]) and not list_plugins(kind):
         rows = own
     else:
         names = ", ".join(info.name for info in list_plugins(kind)) or "none"
         if name is None:
             raise ConfigError(f"Which {plugin_noun(kind)}? Installed: {names}.")
-        rows = describe_keys(load_driver_class(kind, name, kind).Config)
+        beside = [row for row in rows if row[0].startswith(f"{kind}.")]  # such as tasks.overlong
+        rows = describe_keys(load_driver_class(kind, name, kind).Config) + beside
     print_table([("KEY", "TYPE", "DEFAULT", "MEANING"), *rows])

@@ -20,24 +20,37 @@ from ale_train.pipeline.preflight import plan_run
 from ale_train.pipeline.run import RunResult
 from ale_train.pipeline.run import run as run_pipeline
 from ale_train.pipeline.stages import read_half
+from ale_train.rl.fork import find_fork, fork_of, load_fork
 
 MOST_REASONS = 5
 """How many reasons are printed, each with an example."""
 
 
-def run(file: Path, overrides: list[str], only: str, source: Path | None, out: Path | None, resume: bool) -> int:
+def run(
+    file: Path,
+    overrides: list[str],
+    only: str,
+    source: Path | None,
+    fork: str | None,
+    out: Path | None,
+    resume: bool,
+) -> int:
     """Run, and print what a newcomer wants to know; the last line is the path of summary.json."""
-    chosen = read_half(only)
+    chosen, start = read_half(only), None
+    if fork is not None:
+        if resume or only != "all" or source is not None:
+            raise ConfigError("--fork begins a new run of the whole loop; leave out --resume, --only and --from.")
+        start = find_fork(fork)
     if resume:
         if only != "all" or source is not None or out is not None:
             raise ConfigError("--resume goes on in its run folder; leave out --only, --from and --out.")
-        half = half_to_resume(file)
+        half, start = half_to_resume(file), fork_of(file)
         chosen, source = read_half(half.only), half.source
         file, out = file / CONFIG_NAME, file
-    loaded = load_run_config(file, overrides)
+    loaded = load_run_config(file, overrides) if fork is None or start is None else load_fork(file, overrides, start)
     with open_display() as progress:
         configure_messages(progress.note, loaded.values.redact)
-        plan = plan_run(loaded, chosen, source)
+        plan = plan_run(loaded, chosen, source, start)
         result = run_until_signal(lambda: run_pipeline(plan, progress, folder=out, resume=resume))
     print_result(result)
     return 0

@@ -15,6 +15,7 @@ from ale_train.config.run import RunConfig
 from ale_train.models.named_model import check_model
 from ale_train.models.policy_checks import check_policy
 from ale_train.pipeline.stages import Only, Stages, make_stages
+from ale_train.rl.fork import Fork
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,8 @@ class RunPlan:
     """The run folder from which it takes its policy or its rollouts."""
     message_engine: str | None
     """The name of the engine, if it answers with messages in the policy's place."""
+    fork: Fork | None = None
+    """The checkpoint of another run that it begins with."""
 
     @property
     def config(self) -> RunConfig:
@@ -37,23 +40,24 @@ class RunPlan:
 
     def with_new_stages(self) -> RunPlan:
         """Return the plan for another attempt: each has stages of its own."""
-        return replace(self, stages=make_stages(self.config, self.only, self.source))
+        return replace(self, stages=make_stages(self.config, self.only, self.source, self.fork))
 
 
-def plan_run(loaded: LoadedConfig, only: Only = "all", source: Path | None = None) -> RunPlan:
+def plan_run(loaded: LoadedConfig, only: Only = "all", source: Path | None = None, fork: Fork | None = None) -> RunPlan:
     """Check a run, and refuse one that could not work. `source` is the run folder from which it takes its policy or its
-    rollouts. Raises `ConfigError`, `PluginError`."""
+    rollouts, `fork` the checkpoint of another run that it begins with. Raises `ConfigError`, `PluginError`."""
     run = loaded.run
     _check_halves(only, source)
-    folder = None if run.model.path is None else check_model(run.model.path, run.model.revision)
+    _check_fork(run, fork)
+    folder = None if run.model.path is None or fork else check_model(run.model.path, run.model.revision)
     messages = message_engine(run)
     if folder is not None and messages is None:
         check_policy(run.model, folder)
     _check_message_engine(messages, run, only, source)
-    stages = make_stages(run, only, source)
+    stages = make_stages(run, only, source, fork)
     _check_stages(run, stages)
     required = check_capabilities(run, train=only != "rollout" and run.trains)
-    return RunPlan(loaded, required, stages, only, source, messages)
+    return RunPlan(loaded, required, stages, only, source, messages, fork)
 
 
 def check_capabilities(run: RunConfig, *, train: bool) -> Requirements:
@@ -71,6 +75,11 @@ def _check_halves(only: Only, source: Path | None) -> None:
         raise ConfigError("'--from RUN' goes with '--only rollout' or '--only train'.")
     if source is not None and not (source / "run.db").is_file():
         raise ConfigError(f"'--from {source}': there is no run folder (it holds no run.db).")
+
+
+def _check_fork(run: RunConfig, fork: Fork | None) -> None:
+    if fork is not None and run.rl is None:
+        raise ConfigError("'--fork RUN' goes on with reinforcement learning, and the run file has no section 'rl'.")
 
 
 def _check_message_engine(name: str | None, run: RunConfig, only: Only, source: Path | None) -> None:

@@ -23,15 +23,18 @@ from ale.config.references import Resolved, redact_json
 from ale.errors import ConfigError, TrainerLost
 from ale.registry.hooks import Hooks
 from ale.registry.observers import open_observers
+from ale.rollout.episode import DEMONSTRATIONS_STAGE
 from ale.specs.driver import DriverContext
-from ale.store.run_store import CONFIG_NAME, DB_NAME, OWN_WORDS, SUMMARY_NAME, RunStore, write_whole
+from ale.store.output_files import check_folder, write_whole
+from ale.store.run_store import CONFIG_NAME, DB_NAME, OWN_WORDS, SUMMARY_NAME, RunStore
 from ale.trajectory import Trajectory
 from ale_train.checkpoints.checkpoint_folders import step_checkpoint
 from ale_train.checkpoints.resume import describe_new_rates, newest_checkpoint, run_to_resume
 from ale_train.config.run import RunConfig
 from ale_train.config.scratch_model import ScratchModel
 from ale_train.config.user_files import FILES, RunFiles, changed_files, plan_copies
-from ale_train.evaluation.evaluate import AFTER_RL, check_evaluation_tasks, evaluate_policy
+from ale_train.evaluation.evaluate import AFTER_RL, BEFORE_RL, check_evaluation_tasks, evaluate_policy
+from ale_train.evaluation.task_counts import count_tasks
 from ale_train.models.export import after_stage
 from ale_train.models.named_model import fetch_model
 from ale_train.models.policy_checks import check_policy
@@ -39,6 +42,7 @@ from ale_train.models.scratch import write_scratch_model
 from ale_train.models.template_override import WITH_TEMPLATE, apply_template
 from ale_train.pipeline.preflight import RunPlan
 from ale_train.pipeline.stages import Only, Stages
+from ale_train.rl.fork import FORKED_FROM, Fork, begin_fork, restore_fork
 from ale_train.workbench.channel import RunChannel
 from ale_train.workbench.progress import Progress
 from ale_train.workbench.workbench import Workbench, open_workbench
@@ -91,9 +95,12 @@ class Attempt:
     async def _execute_observed(self, context: DriverContext, hooks: Hooks) -> RunResult:
         config, run_id, folder, redact = self.plan.config, self.run_id, self.folder, self.values.redact
         store = RunStore.create(folder, redact)
-        store.resumed = store.meta("run_id") is not None
-        earlier = _read_evaluations(folder, config) if store.resumed else {}
+        begun = store.meta("run_id") is not None
+        store.resumed = begun or self.plan.fork is not None
+        earlier = _read_evaluations(folder, config) if begun else {}
         context = replace(context, channel=RunChannel(redact, hooks, store, self.progress.note))
+        if not begun:
+            await self._begin_fork(store)
         self.files.write_copies(folder)
         store.set_meta({"run_id": run_id, "config": self.files.config})
         write_whole(folder / CONFIG_NAME, self.files.config)  # a run has begun once it is there
@@ -103,8 +110,8 @@ class Attempt:
             hooks.call("ale_run_started", run_id=run_id, run_dir=folder, config=self.values.public)
             source = None if self.plan.source is None else str(self.plan.source.resolve())
             about = {"run_id": run_id, "seed": config.seed, "only": self.plan.only, "source": source}
-            store.add_event("run_resumed" if store.resumed else "run_started", **about)
-            if config.model.path is not None and self.plan.message_engine is None:
+            store.add_event("run_resumed" if begun else "run_started", **about)
+            if config.model.path is not None and self.plan.message_engine is None and self.plan.fork is None:
                 found = await fetch_model(config.model.path, config.model.revision, context.channel)
                 if found != config.model.path:  # a download, which `plan_run` did not see
                     check_policy(config.model, found)
@@ -114,7 +121,7 @@ class Attempt:
                 config, self.plan.required, context, hooks, store, self.progress, train=self.plan.only != "rollout"
             ) as bench:
                 bench.evaluations.update(earlier)
-                await run_stages(bench, self.plan.stages, self.plan.only)
+                await run_stages(bench, self.plan.stages, self.plan.only, self.plan.fork)
             status = "completed"
         except asyncio.CancelledError:
             status, error = "interrupted", "The run was interrupted."
@@ -134,6 +141,20 @@ class Attempt:
             store.close()
         return RunResult(folder, path, summary)
 
+    async def _begin_fork(self, store: RunStore) -> None:
+        """Take what a fork begins with from the other run. If that fails, no run has begun."""
+        fork = self.plan.fork
+        if fork is None:
+            return
+        try:
+            note = await asyncio.to_thread(begin_fork, store, fork, self.plan.config)
+        except BaseException:
+            store.close()
+            (self.folder / DB_NAME).unlink()
+            raise
+        store.set_meta({FORKED_FROM: json.dumps({"run": str(fork.run), "step": fork.step})})
+        self.progress.note(f"The run begins with {fork}, and counts its steps from 1. {note}".rstrip())
+
 
 async def run(plan: RunPlan, progress: Progress, *, folder: Path | None = None, resume: bool = False) -> RunResult:
     """Execute a run; an error that stopped it is raised after the summary is written. With `resume`, the run in
@@ -141,6 +162,7 @@ async def run(plan: RunPlan, progress: Progress, *, folder: Path | None = None, 
     from each new checkpoint once."""
     run_id, default_folder = new_run_folder(plan.config)
     folder = folder or default_folder
+    check_folder(folder, "run folder")
     if not resume and (folder / DB_NAME).exists():
         raise ConfigError(f"{folder} holds a run already; go on with it (--resume), give another --out, or remove it.")
     files = plan_copies(plan.loaded.values, plan.loaded.files, folder)
@@ -196,8 +218,8 @@ def _read_evaluations(folder: Path, config: RunConfig) -> dict[str, Any]:
     }
 
 
-async def run_stages(bench: Workbench, stages: Stages, only: Only) -> None:
-    """Run the stages in order, or half of the loop."""
+async def run_stages(bench: Workbench, stages: Stages, only: Only, fork: Fork | None = None) -> None:
+    """Run the stages in order, or half of the loop; a `fork` begins after the supervised stages."""
     config, loop = bench.config, stages.loop
     if only != "all":
         assert loop is not None
@@ -206,6 +228,27 @@ async def run_stages(bench: Workbench, stages: Stages, only: Only) -> None:
         stage.check_tasks(bench)
     if config.eval is not None:
         await check_evaluation_tasks(bench, config.eval)  # an unknown split is refused before the demonstrations
+    await (_begin_with_model(bench, stages) if fork is None else _begin_with_checkpoint(bench, stages, fork))
+    if loop:
+        await loop.train(bench)
+    if config.trains:
+        await bench.save("final", _last_checkpoint(bench, stages))
+
+
+async def _begin_with_checkpoint(bench: Workbench, stages: Stages, fork: Fork) -> None:
+    """Load the policy of a fork, with the trainer's state, and evaluate it before its first step."""
+    done = await restore_fork(bench, fork)
+    await count_tasks(bench)
+    demonstrations = list(bench.store.trajectories("stage = ?", (DEMONSTRATIONS_STAGE,)))
+    for stage in stages:
+        stage.prepare(bench, demonstrations)
+    if not done and BEFORE_RL not in bench.evaluations:
+        await evaluate_policy(bench, BEFORE_RL, 0)
+
+
+async def _begin_with_model(bench: Workbench, stages: Stages) -> None:
+    """Load the policy, run the supervised stages that are not done, and evaluate what they have made."""
+    config = bench.config
     demonstrations = [t for stage in stages for t in await stage.gather(bench)]
     if config.model.scratch is not None:
         await bench.load_policy(await make_scratch_model(bench, config.model.scratch, demonstrations), train=True)
@@ -213,6 +256,7 @@ async def run_stages(bench: Workbench, stages: Stages, only: Only) -> None:
         await bench.load_policy(config.model.path, train=config.trains)
     else:
         await bench.engine.load_model(None, bench.sessions.tokenizer)
+    await count_tasks(bench)
     for stage in stages:
         stage.prepare(bench, demonstrations)
     for name, stage in stages.before.items():
@@ -221,13 +265,9 @@ async def run_stages(bench: Workbench, stages: Stages, only: Only) -> None:
             continue
         await stage.train(bench)
         await bench.save(name)
-    label = "after_sft" if config.sft else "after_cpt" if config.cpt else "before_rl" if loop else ""
+    label = "after_sft" if config.sft else "after_cpt" if config.cpt else BEFORE_RL if stages.loop else ""
     if label not in bench.evaluations:  # an earlier part of the run may have made it, with other settings
         await evaluate_policy(bench, label, 0)
-    if loop:
-        await loop.train(bench)
-    if config.trains:
-        await bench.save("final", _last_checkpoint(bench, stages))
 
 
 def _last_checkpoint(bench: Workbench, stages: Stages) -> Path | None:

@@ -10,6 +10,7 @@ from typing import Literal
 from ale.errors import ConfigError
 from ale_train.config.rl import RLConfig
 from ale_train.config.run import RunConfig
+from ale_train.rl.fork import Fork
 from ale_train.rl.stages import Reinforcement, RolloutOnly, TrainOnly
 from ale_train.supervised.stages import FineTuning, Pretraining
 from ale_train.workbench.training_stage import TrainingStage
@@ -40,9 +41,11 @@ def read_half(only: str) -> Only:
     return only  # type: ignore[return-value]
 
 
-def make_stages(run: RunConfig, only: Only, source: Path | None) -> Stages:
+def make_stages(run: RunConfig, only: Only, source: Path | None, fork: Fork | None = None) -> Stages:
     """Return the stages of the run, or half of its loop. `source` is the run folder from which it takes its policy or
-    its rollouts."""
+    its rollouts. A `fork` begins after the supervised stages."""
+    if fork is not None:
+        return Stages(loop=Reinforcement(run.rl or RLConfig(), fork))
     if only == "rollout":
         return Stages(loop=RolloutOnly(run.rl or RLConfig(steps=1), source))
     if only == "train":

@@ -85,7 +85,7 @@ async def restore_newest(bench: Workbench) -> LoopState | None:
         await asyncio.to_thread(shutil.rmtree, leftover, ignore_errors=True)
 
     async def restore(path: Path) -> LoopState:
-        state = _read_state(path)
+        state = read_state(path)
         _check_rollouts(bench.store, state)
         await bench.restore(path, state.version)
         return state
@@ -98,7 +98,8 @@ async def restore_newest(bench: Workbench) -> LoopState | None:
     undo_after(bench.store, state.version, state.step)
     if state.total_s > float(bench.store.meta("seconds") or 0):  # it was killed, so that nothing counted them
         bench.store.set_meta({"seconds": str(state.total_s)})
-    bench.progress.note(f"The run goes on after step {state.step}.")
+    if state.step:  # else it is a fork that begins
+        bench.progress.note(f"The run goes on after step {state.step}.")
     return state
 
 
@@ -115,7 +116,8 @@ def set_final_aside(bench: Workbench, step: int, version: int) -> None:
     bench.store.change(("DELETE FROM meta WHERE key = ?", [(SAVED_FINAL,)]))
 
 
-def _read_state(checkpoint: Path) -> LoopState:
+def read_state(checkpoint: Path) -> LoopState:
+    """Read the loop's state in a checkpoint. Raises `OSError` or `ValueError`."""
     try:
         return LoopState(**json.loads((checkpoint / LOOP_FILE).read_text()))
     except TypeError as error:  # it has other keys

@@ -54,7 +54,7 @@ async def reinforce(
         training = Training(bench, config, producer, slots)
         async with training.devices.held():
             state = await restore_newest(bench) if bench.store.resumed else None
-            if state is None:
+            if state is None or not state.step:  # a fork has a checkpoint before its first step
                 await load_reference(bench)
         if bench.store.resumed:
             done, version = (state.step, state.version) if state is not None else (0, bench.engine.version)

@@ -7,11 +7,12 @@ from pathlib import Path
 
 from ale.task import Task
 from ale.trajectory import Trajectory
-from ale_train.config.checks import check_policy_to_train
+from ale_train.config.checks import check_policy_to_train, check_trainer
 from ale_train.config.rl import RLConfig
 from ale_train.config.run import RunConfig
 from ale_train.rl.checks import check_algorithm, check_groups, check_multiplex, check_policy_to_sample
 from ale_train.rl.device_sharing import require_elastic
+from ale_train.rl.fork import Fork
 from ale_train.rl.loop import reinforce
 from ale_train.rl.single_phase import roll_out_only, train_only
 from ale_train.rl.task_selection import read_instances, repeat_tasks
@@ -22,8 +23,8 @@ from ale_train.workbench.workbench import Workbench
 class Reinforcement(TrainingStage):
     """Runs `rl`: rollouts and updates, step by step, with evaluations between and after them."""
 
-    def __init__(self, config: RLConfig) -> None:
-        self._config = config
+    def __init__(self, config: RLConfig, fork: Fork | None = None) -> None:
+        self._config, self._fork = config, fork
         self._tasks: Iterator[Task] = iter(())
         self._demonstrations: Sequence[Trajectory] = ()
 
@@ -31,11 +32,14 @@ class Reinforcement(TrainingStage):
         """Check the file of tasks, and the algorithm's objections to the run."""
         if self._config.instances is not None:
             read_instances(self._config.instances)
-        check_algorithm(config, self._config, demonstrations=config.sft is not None)
+        check_algorithm(config, self._config, demonstrations=self._fork is not None or config.sft is not None)
         if self._config.resample_even_groups:
             check_groups(config)
         check_multiplex(config, self._config)
-        check_policy_to_train(config)
+        if self._fork is None:
+            check_policy_to_train(config)
+        else:  # its checkpoint holds the policy
+            check_trainer(config)
 
     def check_tasks(self, bench: Workbench) -> None:
         """Check also the engines, which are known by now."""
