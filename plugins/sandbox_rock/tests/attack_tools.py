@@ -89,7 +89,7 @@ def _resolved(schema: dict[str, Any], document: dict[str, Any]) -> dict[str, Any
 
 
 def sentence_of(answer: httpx.Response) -> str:
-    """Return the sentence of a refusal, with ROCK's envelope or without. Raises `AssertionError` if the
+    """Return the sentence of a refusal, with ROCK's envelope, in E2B's shape or in ours. Raises `AssertionError` if the
     answer is not a refusal."""
     found = answer.json()
     if answer.status_code == 200:
@@ -98,7 +98,7 @@ def sentence_of(answer: httpx.Response) -> str:
         sentence = found["result"]["failure_reason"]
     else:
         assert 400 <= answer.status_code < 500, (answer.status_code, answer.text)
-        sentence = found["detail"]
+        sentence = found["detail"] if "detail" in found else found["message"]  # E2B's errors have a message
     assert isinstance(sentence, str)
     assert len(sentence) > 10, found
     return sentence

@@ -36,7 +36,7 @@ from ale_rock.admin.settings import Settings
 from ale_rock.admin.store import Store
 from ale_rock.admin.watch import Watch
 from ale_rock.e2b import control_routes as e2b_routes
-from ale_rock.e2b.traffic import Traffic, names_sandbox
+from ale_rock.e2b.traffic import Traffic
 from ale_rock.envhub import routes as envhub_routes
 from ale_rock.envhub.image_digests import ImageDigests
 from ale_rock.envhub.store import EnvHub
@@ -99,10 +99,10 @@ def make_app(settings: Settings) -> FastAPI:
         e2b_routes.make_router(service, gate),
     )
     app.router.routes.insert(0, QuickRoutes(route for router in routers for route in router.routes))
-    app.router.routes.insert(0, Traffic(service, gate))
     for router in routers:
         app.include_router(router)
-    app.add_middleware(BoundedBodies, settings=settings, is_unbounded=names_sandbox)
+    app.add_middleware(BoundedBodies, settings=settings)
+    app.add_middleware(Traffic, service=service, gate=gate)
 
     @app.exception_handler(RequestValidationError)
     @app.exception_handler(AccessDenied)

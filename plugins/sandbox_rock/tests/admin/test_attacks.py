@@ -126,6 +126,8 @@ async def test_an_id_that_is_a_path_or_a_command_names_no_sandbox(admin: Any, sa
     for each in await operations(admin.http):
         if each.about_sandbox and each.path.count("{sandbox_id}"):
             answer = await each.send(admin.http, sandbox_id, {})
+            if answer.url.path == "/":
+                continue  # where this client takes `..` itself, it asks for the overview
             assert 400 <= answer.status_code < 500 or answer.json()["status"] == "Failed", (str(each), answer.text)
     refused = await admin.post("/start_async", {"image": "a", "sandbox_id": sandbox_id})
     assert refused["result"]["code"] == 4000

@@ -80,6 +80,8 @@ async def test_broken_json_is_refused_by_every_route(serve: Any) -> None:
             name = "worker" if "/workers/" in each.path else "admin"
             headers = {**shown(name), "Content-Type": "application/json"}
             for what, body in BROKEN.items():
+                if each.path == "/sandboxes/{sandbox_id}/pause" and not body:
+                    continue  # E2B's older SDKs send none
                 path = each.path.replace("{sandbox_id}", sandbox_id)
                 answer = await admin.http.request(each.method, path, content=body, headers=headers)
                 if each.path.startswith(f"{ALE_BASE}/sandboxes/") and (

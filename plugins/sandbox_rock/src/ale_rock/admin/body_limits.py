@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Callable
 
 from pydantic_core import to_json
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -29,16 +28,13 @@ class BodyLimitExceeded(Exception):
 
 
 class BoundedBodies:
-    """An ASGI middleware that bounds bodies. An upload has the bound of files, any other body that of JSON.
-    `is_unbounded` tells of further requests that are passed on piece by piece."""
+    """An ASGI middleware that bounds bodies. An upload has the bound of files, any other body that of JSON."""
 
-    def __init__(
-        self, app: ASGIApp, settings: Settings, is_unbounded: Callable[[Scope], bool] = lambda scope: False
-    ) -> None:
-        self.app, self.settings, self.is_unbounded = app, settings, is_unbounded
+    def __init__(self, app: ASGIApp, settings: Settings) -> None:
+        self.app, self.settings = app, settings
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or PROXIED.match(scope["path"]) or self.is_unbounded(scope):
+        if scope["type"] != "http" or PROXIED.match(scope["path"]):
             await self.app(scope, receive, send)
             return
         path: str = scope["path"]

@@ -23,6 +23,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from ale_rock.admin.auth import Caller, Gate
+from ale_rock.admin.command_routes import documented
 from ale_rock.admin.persistence import archive, restart
 from ale_rock.admin.quick_routes import QuickRoute
 from ale_rock.admin.record import Record
@@ -49,8 +50,7 @@ from ale_rock.schemas import StartRequest
 PAGE = 100
 KINDS = "/snapshots", "/templates", "/v2/templates", "/v3/templates", "/volumes", "/secrets"
 NOT_OFFERED = (
-    "/sandboxes/{sandbox_id}/{rest:path}",
-    "/v2/sandboxes/{rest:path}",
+    *(f"/sandboxes/{{sandbox_id}}/{action}" for action in ("fork", "snapshots", "network", "logs")),
     *(f"{kind}{rest}" for kind in KINDS for rest in ("", "/{rest:path}")),
 )
 OF_A_SANDBOX = "/files", "/process.Process/{method}", "/filesystem.Filesystem/{method}"
@@ -180,10 +180,10 @@ def make_router(service: Service, gate: Gate) -> APIRouter:
         extend(service, await running(request, sandbox_id), body.duration)
         return Response(status_code=204)
 
-    @router.post("/sandboxes/{sandbox_id}/pause")
-    async def pause(request: Request, sandbox_id: str, body: Pause | None = None) -> Response:
-        """Stop a sandbox and keep its files."""
-        if body is not None and body.memory:
+    @router.post("/sandboxes/{sandbox_id}/pause", openapi_extra=documented(Pause))
+    async def pause(request: Request, sandbox_id: str) -> Response:
+        """Stop a sandbox and keep its files; older SDKs send no body."""
+        if Pause.model_validate_json(await request.body() or b"{}").memory:
             raise E2bError(
                 400, "This service keeps the files of a paused sandbox, and not its processes: mode is 'filesystem'."
             )
@@ -198,9 +198,9 @@ def make_router(service: Service, gate: Gate) -> APIRouter:
         return Response(status_code=204)
 
     @router.post("/v2/sandboxes/{sandbox_id}/connect")
-    async def connect(request: Request, sandbox_id: str, body: Connect | None = None) -> Response:
+    async def connect(request: Request, sandbox_id: str, body: Connect) -> Response:
         """Start a sandbox again if it is paused, and let it live at least so long from now on."""
-        record, timeout_s = await named(request, sandbox_id), (body or Connect()).timeout
+        record, timeout_s = await named(request, sandbox_id), body.timeout
         was_paused = not record.live
         if was_paused:
             record = await restart(service, record)
@@ -213,12 +213,12 @@ def make_router(service: Service, gate: Gate) -> APIRouter:
         return answer(access, 201 if was_paused else 200)
 
     @router.post("/sandboxes/{sandbox_id}/connect")
-    async def connect_by_older_sdk(request: Request, sandbox_id: str, body: Connect | None = None) -> Response:
+    async def connect_by_older_sdk(request: Request, sandbox_id: str, body: Connect) -> Response:
         """Connect for an older SDK."""
         return await connect(request, sandbox_id, body)
 
     @router.post("/sandboxes/{sandbox_id}/resume")
-    async def resume(request: Request, sandbox_id: str, body: Connect | None = None) -> Response:
+    async def resume(request: Request, sandbox_id: str, body: Connect) -> Response:
         """Start a paused sandbox again, for an older SDK."""
         record = await named(request, sandbox_id)
         if record.live:

@@ -17,10 +17,14 @@ DEFAULT_TIMEOUT_S, MOST_TIMEOUT_S = 300, 10**9
 ALL_TRAFFIC = "0.0.0.0/0"
 
 
-class NewSandbox(BaseModel):
-    """`POST /v2/sandboxes`. What is not here is refused by its name."""
+class Body(BaseModel):
+    """A body. What it does not know is refused by its name."""
 
     model_config = ConfigDict(extra="forbid")
+
+
+class NewSandbox(Body):
+    """`POST /v2/sandboxes`."""
 
     templateID: str = Field(BASE, min_length=1, max_length=512)
     timeout: int = Field(DEFAULT_TIMEOUT_S, ge=1, le=MOST_TIMEOUT_S, description="Seconds.")
@@ -37,7 +41,7 @@ class NewSandbox(BaseModel):
     volumeMounts: JsonValue = None
 
 
-class Connect(BaseModel):
+class Connect(Body):
     """`POST /v2/sandboxes/{id}/connect`, and `/resume` of older SDKs."""
 
     timeout: int = Field(DEFAULT_TIMEOUT_S, ge=1, le=MOST_TIMEOUT_S)
@@ -45,20 +49,20 @@ class Connect(BaseModel):
     autoPause: bool | None = None
 
 
-class Pause(BaseModel):
+class Pause(Body):
     """`POST /sandboxes/{id}/pause`."""
 
     memory: bool | None = None
     requireHealthyGuest: bool | None = None
 
 
-class SetTimeout(BaseModel):
+class SetTimeout(Body):
     """`POST /sandboxes/{id}/timeout`."""
 
     timeout: int = Field(ge=0, le=MOST_TIMEOUT_S)
 
 
-class Refresh(BaseModel):
+class Refresh(Body):
     """`POST /sandboxes/{id}/refreshes`."""
 
     duration: int = Field(15, ge=0, le=MOST_TIMEOUT_S)

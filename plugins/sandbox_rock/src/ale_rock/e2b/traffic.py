@@ -12,8 +12,7 @@ from collections.abc import Mapping
 
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Match
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
 from ale_rock.admin.auth import AccessDenied, Caller, Gate
@@ -53,31 +52,28 @@ def names_sandbox(scope: Scope) -> bool:
     )
 
 
-class Traffic(BaseRoute):
-    """One entry in the list of routes that takes every request which names a sandbox by header, whatever its path."""
+class Traffic:
+    """An ASGI middleware that takes every request which names a sandbox by header, whatever its path."""
 
-    def __init__(self, service: Service, gate: Gate) -> None:
-        self.service, self.gate, self.tokens = service, gate, AccessTokens(service.settings)
+    def __init__(self, app: ASGIApp, service: Service, gate: Gate) -> None:
+        self.app, self.service, self.gate = app, service, gate
+        self.tokens = AccessTokens(service.settings)
 
-    def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        """Take the requests to a sandbox."""
-        takes = scope["type"] in ("http", "websocket") and names_sandbox(scope)
-        return (Match.FULL if takes else Match.NONE), {}
-
-    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer."""
-        if scope["type"] == "websocket":
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] not in ("http", "websocket") or not names_sandbox(scope):
+            await self.app(scope, receive, send)
+        elif scope["type"] == "websocket":
             websocket = WebSocket(scope, receive, send)
             try:
                 await self.carry(websocket)
             except Exception as error:
                 await websocket.send_denial_response(e2b_error_of(error).response())
-            return
-        try:
-            response = await self.pass_on(Request(scope, receive, send))
-        except Exception as error:
-            response = e2b_error_of(error).response()
-        await response(scope, receive, send)
+        else:
+            try:
+                response = await self.pass_on(Request(scope, receive, send))
+            except Exception as error:
+                response = e2b_error_of(error).response()
+            await response(scope, receive, send)
 
     async def pass_on(self, request: Request) -> Response:
         """Pass a request on to the worker."""
