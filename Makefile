@@ -8,6 +8,7 @@ TORCH_INDEX ?=
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+WHEELS := .venv-wheels
 PACKAGES := core $(patsubst %/pyproject.toml,%,$(sort $(wildcard libs/*/pyproject.toml plugins/*/pyproject.toml)))
 # What is never imported need not be compiled; the rest is when it is first imported.
 PIP_INSTALL = $(BIN)/pip install --quiet --no-compile
@@ -101,8 +102,13 @@ docs: install  ## Build the documentation into site/, links checked
 package-table:  ## Write the table from which hints about packages that are not installed are made
 	$(PYTHON) scripts/write_package_table.py
 
-wheels: install  ## Build the wheels of all packages into dist/
-	$(BIN)/pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist $(foreach p,$(PACKAGES),./$(p))
+wheels: $(WHEELS)/.installed  ## Build the wheels of all packages into dist/; needs no `make install`
+	$(WHEELS)/bin/pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist $(foreach p,$(PACKAGES),./$(p))
+
+$(WHEELS)/.installed:
+	$(PYTHON) -m venv $(WHEELS)
+	$(WHEELS)/bin/pip install --quiet 'hatchling>=1.25'
+	@touch $@
 
 clean:  ## Remove .venv, dist and caches
-	rm -rf $(VENV) .venv-pythons dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-pythons $(WHEELS) dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -269,3 +269,16 @@ def test_the_wheels_train_from_any_folder(clean: Path, tmp_path: Path) -> None:
     assert summary["status"] == "completed"
     assert set(summary["heldout"]) >= {"after_sft", "after_rl"}
     assert (tmp_path / "runs" / summary["run_id"] / "model" / "final").is_dir()
+
+
+def test_building_the_wheels_needs_no_full_install(tmp_path: Path) -> None:
+    told = subprocess.run(
+        ["make", "--dry-run", "wheels", f"WHEELS={tmp_path / 'venv'}"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert "hatchling" in told
+    assert "./core ./libs/endpoint" in told
+    assert "torch==" not in told
