@@ -214,8 +214,39 @@ async def test_the_librarys_own_variable_sets_the_mode_and_a_folder_of_ones_own_
     monkeypatch.setenv("WANDB_MODE", "offline")
     await play(tmp_path / "run", ends={"status": "completed"}, dir=tmp_path / "mine" / "deep", name="eggs")
     assert read_logged(tmp_path / "mine" / "deep").run.display_name == "eggs"
-    assert not (tmp_path / "run").exists()
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["wandb_run_id"]
     assert not [record for record in caplog.records if record.name.startswith("ale")]
+
+
+async def test_a_run_that_goes_on_is_one_run_whose_steps_go_on(tmp_path: Path) -> None:
+    first, second, fork = tmp_path / "first", tmp_path / "second", tmp_path / "fork"
+    run = tmp_path / "run"
+    await play(run, ("rl", 1, {"success": 0.5}), ends={"status": "interrupted"}, mode="offline", dir=first)
+    await play(run, ("rl", 2, {"success": 0.75}), ends={"status": "completed"}, mode="offline", dir=second)
+    await play(fork, ends={"status": "completed"}, mode="offline", dir=fork)
+    logged = [read_logged(folder) for folder in (first, second, fork)]
+    ids = [one.run.run_id for one in logged]
+    assert ids[0] == ids[1] != ids[2], "another folder is another run"
+    assert [one.history for one in logged[:2]] == [
+        [{"rl/step": 1, "rl/success": 0.5}],
+        [{"rl/step": 2, "rl/success": 0.75}],
+    ]
+    assert (run / "wandb_run_id").read_text() == f"{ids[0]}\n"
+
+
+async def test_the_server_is_asked_for_the_run_that_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "wandb_run_id").write_text("abc123\n")
+    asked: list[dict[str, Any]] = []
+    begin = wandb.init
+
+    def offline(**arguments: Any) -> Any:
+        asked.append(arguments)
+        return begin(**arguments | {"mode": "offline", "resume": None})
+
+    monkeypatch.setattr(wandb, "login", lambda **_: True)
+    monkeypatch.setattr(wandb, "init", offline)
+    await play(tmp_path, ends=None, mode="online")
+    assert [(one["mode"], one["id"], one["resume"]) for one in asked] == [("online", "abc123", "allow")]
 
 
 async def test_two_runs_of_one_process_do_not_end_each_other(tmp_path: Path) -> None:

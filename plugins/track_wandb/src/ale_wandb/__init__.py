@@ -1,7 +1,8 @@
 """The observer `wandb`: a run of Weights & Biases for each run.
 
 1. It begins with `ale_run_started`. If wandb cannot log in or reach its server, it begins offline instead, and a
-   warning says how to bring its files to the server later.
+   warning says how to bring its files to the server later. Its id is kept in the run folder, so that a run which goes
+   on stays one run there, too.
 2. A metric is logged as `<stage>/<metric>`, over an axis `<stage>/step` of its own, because wandb's own step may only
    grow, and the stages of a run each count theirs.
 3. It ends in `close`, which is also called after a failure: with exit code 0 for a completed run and 1 for all others.
@@ -29,6 +30,8 @@ __all__ = ["WandbTracker"]
 log = logging.getLogger("ale.wandb")
 START_S = 20
 """The most that a run waits for wandb's server at its beginning, after some 10 s for the login."""
+RUN_ID = "wandb_run_id"
+"""The file in the run folder with the id of wandb's run."""
 FINISH_S = 60
 """The most that a run waits, at its end, for what is still to be uploaded."""
 
@@ -125,7 +128,11 @@ class WandbTracker(Observer):
             finish_timeout=FINISH_S,
             finish_timeout_raises=True,
         )
-        return wandb.init(
+        kept = run_dir / RUN_ID
+        known = kept.read_text().strip() if kept.exists() else None
+        begun = wandb.init(
+            id=known,  # None: the library's own choice
+            resume="allow" if known else None,
             entity=entity or None,
             project=project,
             name=self.config.name or run_id,
@@ -137,6 +144,10 @@ class WandbTracker(Observer):
             reinit="create_new",  # runs beside each other in one process each have their own
             settings=settings,
         )
+        if known is None and not begun.disabled:
+            run_dir.mkdir(parents=True, exist_ok=True)
+            kept.write_text(f"{begun.id}\n")
+        return begun
 
     def _redact(self, data: Mapping[str, Any]) -> dict[str, Any]:
         return redact_data(data, self.context.channel.redact)
