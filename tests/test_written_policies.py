@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 import torch
+from ale_command import TINY, ale, summary_of
 from safetensors.torch import load_file, save_file
 from support.read_alike import TEXTS, assert_read_alike
 
-from ale.session.tokenizer import ChatTokenizer
+from ale.session.tokenizer import ChatTokenizer, train_tokenizer
 from ale.specs.driver import DriverContext
 from ale.specs.trainer import TrainerBackend
 from ale_engine_torch import TorchEngine
@@ -95,6 +96,21 @@ async def test_a_trained_policy_is_read_alike(name: str, begun: Path, tmp_path: 
     assert any(not torch.equal(of, changed[key]) for key, of in load_file(begun / "model.safetensors").items())
     async with engine_on(folder) as engine:
         await assert_read_alike(folder, engine)
+
+
+@pytest.mark.bwrap
+def test_a_run_says_that_transformers_reads_its_tokenizer_otherwise(tmp_path: Path) -> None:
+    shape = {"architecture": "qwen2", "hidden_size": 32, "layers": 1, "heads": 2, "vocab_size": 400, "max_length": 512}
+    write_scratch_model(ScratchModel.model_validate(shape), tmp_path / "model", TEXTS * 4, seed=1)
+    file = tmp_path / "run.yaml"
+    file.write_text(TINY.format(runs=tmp_path / "runs"))
+    less = ("model.scratch=null", f"model.path={tmp_path / 'model'}", "sft.demonstrations.count=4", "sft.steps=1")
+    done = ale("run", file, *less, "rl=null", "eval=null", "--out", tmp_path / "run")
+    assert summary_of(done)["status"] == "completed"
+    assert "AutoTokenizer" not in done.stderr
+    train_tokenizer(TEXTS * 4, 300).save(tmp_path / "model")
+    done = ale("run", file, *less, "rl=null", "eval=null", "--out", tmp_path / "other")
+    assert "AutoTokenizer of transformers does not read the tokenizer in" in done.stderr
 
 
 @pytest.mark.slow

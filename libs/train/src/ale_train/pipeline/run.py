@@ -37,6 +37,7 @@ from ale_train.evaluation.evaluate import AFTER_RL, BEFORE_RL, check_evaluation_
 from ale_train.evaluation.task_counts import count_tasks
 from ale_train.models.export import after_stage
 from ale_train.models.named_model import fetch_model
+from ale_train.models.other_readers import describe_other_reading
 from ale_train.models.policy_checks import check_policy
 from ale_train.models.scratch import write_scratch_model
 from ale_train.models.template_override import WITH_TEMPLATE, apply_template
@@ -254,6 +255,8 @@ async def _begin_with_model(bench: Workbench, stages: Stages) -> None:
         await bench.load_policy(await make_scratch_model(bench, config.model.scratch, demonstrations), train=True)
     elif config.model.path is not None and bench.samples_policy:
         await bench.load_policy(config.model.path, train=config.trains)
+        if config.trains and (found := await asyncio.to_thread(describe_other_reading, config.model.path)):
+            bench.progress.note(found)
     else:
         await bench.engine.load_model(None, bench.sessions.tokenizer)
     await count_tasks(bench)
