@@ -4,11 +4,15 @@ checkpoints/step_45/    what the trainer saved: the model with optimizer, random
 stages/sft/             the same at the end of a supervised stage
 model/final/            what `from_pretrained` of transformers needs of it, and nothing else
 model/final_adapter/    with LoRA, what `peft` loads over the base model
+
+Weights are on the disk once: both folders link to one file, where the file system can. Nothing writes into such a file;
+who saves other weights in one of the folders, as `save_pretrained` does, puts a new file in its place.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -32,7 +36,7 @@ def export_model(checkpoint: Path, folder: Path, base: tuple[Path, str | None]) 
     new = _begin(folder)
     for name in choose_files([path.name for path in checkpoint.iterdir() if path.is_file()]):
         if name not in LEFT_OUT:
-            shutil.copy2(checkpoint / name, new / name)
+            _link_or_copy(checkpoint / name, new / name)
     if (checkpoint / TEMPLATES).is_dir():
         shutil.copytree(checkpoint / TEMPLATES, new / TEMPLATES)
     put_in_place(new, folder)
@@ -45,6 +49,16 @@ def export_model(checkpoint: Path, folder: Path, base: tuple[Path, str | None]) 
         settings |= {"base_model_name_or_path": name, "revision": base[1], "inference_mode": True}
         (new / ADAPTER_CONFIG).write_text(json.dumps(settings, indent=2) + "\n")
         put_in_place(new, adapter)
+
+
+def _link_or_copy(file: Path, target: Path) -> None:
+    """Link to weights. Small files are copied, since people edit them."""
+    if file.suffix == ".safetensors":
+        try:
+            return os.link(file, target)
+        except OSError:  # another file system, or one without links
+            pass
+    shutil.copy2(file, target)
 
 
 def _begin(folder: Path) -> Path:
