@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Sequence
 from functools import cache
 
-from ale.messages import TokenLogprob
+from ale.messages import TokenLogprob, whole_characters
 from ale.session.tokenizer import ChatTokenizer
 from ale.specs.engine import Generation
 
@@ -23,7 +23,7 @@ _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 def describe_tokens(tokenizer: ChatTokenizer, generation: Generation, text: str) -> Iterator[TokenLogprob]:
     """Yield the tokens of a generation whose text is `text`: what stands after it, as a stop text, has no bytes."""
-    left = len(text.encode("utf-8", "replace"))
+    left = len(whole_characters(text).encode())
     ids = generation.token_ids
     for token, logprob, data in zip(ids, generation.logprobs, token_bytes(tokenizer, ids), strict=False):
         own = data[:left] if left else None
@@ -48,7 +48,7 @@ def token_bytes(tokenizer: ChatTokenizer, token_ids: Sequence[int]) -> list[byte
 
 def _share(tokenizer: ChatTokenizer, group: Sequence[int], text: str) -> list[bytes]:
     """Return the part of each of these tokens in their common text."""
-    whole = text.encode("utf-8", "replace")
+    whole = whole_characters(text).encode()
     if len(group) == 1 and not text.endswith(UNREADABLE):
         return [whole]
     parts = [_own_bytes(tokenizer.piece(token) or "") for token in group]

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ale.errors import ConfigError
-from ale.messages import Message, ToolSpec
+from ale.messages import Message, ToolSpec, whole_characters
 from ale.registry.validation import one_line_error
 from ale.session.chat_template import ANCHOR, CALL, MARKS, PROBE_TOOLS, ChatTemplate
 
@@ -146,14 +146,11 @@ class ChatTokenizer:
         (`chat_template.MARKS`), and none are added."""
         if MARKS[0] in text or MARKS[1] in text:
             return self._encode_marked(text)
-        try:
-            return list(self._fast.encode(text, add_special_tokens=False).ids)
-        except TypeError:  # a lone surrogate, which JSON may hold, has no bytes
-            return list(self._fast.encode(text.encode("utf-8", "replace").decode(), add_special_tokens=False).ids)
+        return list(self._fast.encode(whole_characters(text), add_special_tokens=False).ids)
 
     def last_part(self, text: str, count: int) -> str:
         """Return the end of a text that has about `count` tokens."""
-        offsets = self._fast.encode(text.encode("utf-8", "replace").decode(), add_special_tokens=False).offsets
+        offsets = self._fast.encode(whole_characters(text), add_special_tokens=False).offsets
         return text[offsets[-count][0] :] if 0 < count <= len(offsets) else "" if count <= 0 else text
 
     @cached_property
@@ -182,7 +179,7 @@ class ChatTokenizer:
         return ids
 
     def _encode_plain(self, text: str) -> list[int]:
-        return list(self._plain.encode(text, add_special_tokens=False).ids)
+        return list(self._plain.encode(whole_characters(text), add_special_tokens=False).ids)
 
     @cached_property
     def _plain(self) -> Any:

@@ -17,6 +17,7 @@ import time
 from pydantic import Field
 
 from ale.errors import SandboxError, TaskError
+from ale.messages import whole_characters
 from ale.specs.driver import Driver, DriverContext, PluginConfig
 from ale.specs.reward import GradedSandbox, Reward
 from ale.specs.sandbox import TESTS, ExecResult, Sandbox
@@ -89,12 +90,12 @@ class CodeReward(Driver, Reward):
         word = secrets.token_hex(16)
         text = program if case.after is None else f"{program}\n{case.after}\nprint()\nprint('{word}')\n"
         command = f"umask 077; mkdir -p {folder} && cat > {folder}/program"
-        data = text.encode("utf-8", "replace")
+        data = whole_characters(text).encode()
         if (await sandbox.exec(command, timeout_s=30, stdin=data, cwd="/", user=TESTS)).exit_code != 0:
             return "the program could not be put in place: the agent left no room or no right to write it."
         # The interpreter may be several words, such as `python3 -P`; it is the run's, not the agent's.
         command = f"cd {folder} && {self.config.interpreter} program"
-        given = case.given.encode("utf-8", "replace")
+        given = whole_characters(case.given).encode()
         result = await sandbox.exec(
             command, timeout_s=self.config.timeout_s, stdin=given, env=task.env, cwd="/", user=TESTS
         )

@@ -19,7 +19,7 @@ import docstring_parser
 from pydantic import BaseModel, ConfigDict, Field, PydanticSchemaGenerationError, ValidationError, create_model
 from pydantic.errors import PydanticInvalidForJsonSchema
 
-from ale.messages import ChunkErrorKind, ToolCall, ToolSpec
+from ale.messages import ChunkErrorKind, ToolCall, ToolSpec, whole_characters
 from ale.registry.user_functions import FunctionFailed, UserFunction, call_function
 from ale.registry.validation import describe_error, format_value, one_line_error
 from ale_chat.user import Turn
@@ -132,7 +132,7 @@ def as_text(value: Any) -> str:
         text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
     except (TypeError, ValueError, RecursionError):
         text = str(value)
-    return text.encode("utf-8", "replace").decode()  # half characters, which no tokenizer takes
+    return whole_characters(text)
 
 
 def cut(text: str, max_chars: int) -> str:

@@ -8,6 +8,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from ale.messages import whole_characters
+
 LONGEST_NAME, LONGEST_TEXT = 250, 5000
 """Characters; MLflow refuses longer names, and longer values of parameters and tags."""
 
@@ -36,4 +38,4 @@ def is_number(value: Any) -> bool:
 def as_text(value: Any) -> str:
     """Return a value as a parameter or a tag shows it: a text as it is, anything else as JSON."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    return text.encode("utf-8", "replace").decode()[:LONGEST_TEXT]
+    return whole_characters(text)[:LONGEST_TEXT]
