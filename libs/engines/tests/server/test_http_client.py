@@ -15,7 +15,6 @@ from ale_engines.server import http_client
 from ale_engines.server.http_client import ConnectionLost, ServerClient
 from ale_engines.server.metrics import Usage, sum_samples
 from ale_engines.server.sampled_tokens import Sampled
-from ale_engines.weights.shared_memory import SHARED_MEMORY, make_weights_folder
 
 
 @pytest.fixture
@@ -163,16 +162,6 @@ a:other 7
 a:running 1e2
 """
     assert sum_samples(text, {"a:tokens_total": "tokens", "a:running": "running"}) == {"tokens": 7.5, "running": 100}
-
-
-def test_weights_go_to_shared_memory_only_if_there_is_room() -> None:
-    small, large = make_weights_folder(1), make_weights_folder(2**60)
-    try:
-        assert (small.parent == SHARED_MEMORY) == SHARED_MEMORY.is_dir()
-        assert large.parent != SHARED_MEMORY
-    finally:
-        small.rmdir()
-        large.rmdir()
 
 
 def test_slot_use_is_the_share_of_slots_while_something_runs() -> None:

@@ -73,7 +73,7 @@ class Crate(ServerReplica):
         self.calls += ("load",)
         self.holds = folder
 
-    async def ask_fingerprint(self) -> Mapping[str, int]:
+    async def ask_fingerprint(self) -> fingerprint.Fingerprint:
         assert self.holds is not None
         return fingerprint.of_folder(self.holds, self.setup.dtype, tied=True)
 

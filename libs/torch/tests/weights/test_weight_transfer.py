@@ -129,13 +129,19 @@ def test_a_ticket_has_the_sums_of_what_the_trainer_sends_in_each_dtype_of_a_serv
     chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(checksums.CHUNK, "cpu", chunk)
-    weights = {**WEIGHTS, "empty": torch.ones(0, 3), "across": torch.randn(4, 6).T}
+    weights = {**WEIGHTS, "empty": torch.ones(0, 3), "across": torch.randn(4, 6).T, "three": torch.randn(3, 4, 5)}
     with sending() as sender:
         ticket = sender.offer(1, weights)
     for dtype, integer in (("float32", torch.int32), ("bfloat16", torch.int16), ("float16", torch.int16)):
         cast = {name: tensor.to(getattr(torch, dtype)).contiguous() for name, tensor in weights.items()}
-        wanted = {name: int(tensor.view(integer).to(torch.int64).sum()) % 2**64 for name, tensor in cast.items()}
+        wanted = {name: summed(tensor.view(integer).to(torch.int64)) for name, tensor in cast.items()}
         assert ticket.sums[dtype] == wanted
+
+
+def summed(bits: torch.Tensor) -> tuple[tuple[int, ...], int, tuple[int, ...]]:
+    """The shape, the sum, and for each dimension the sum of the values times their position."""
+    places = torch.meshgrid(*(torch.arange(size) for size in bits.shape), indexing="ij")
+    return tuple(bits.shape), int(bits.sum()) % 2**64, tuple(int((bits * place).sum()) % 2**64 for place in places)
 
 
 def test_memory_of_the_cpu_is_not_shared_by_ipc() -> None:

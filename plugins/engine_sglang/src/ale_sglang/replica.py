@@ -10,17 +10,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ale.errors import EngineError
+from ale.errors import ConfigError, EngineError
 from ale.specs.driver import DriverContext
 from ale.specs.engine import GenerateRequest
 from ale_engines.server.contract import CHECK_S
 from ale_engines.server.http_client import KEEP_ALIVE_S, ServerClient
 from ale_engines.server.launch import Launch, ServerSetup
 from ale_engines.server.metrics import sum_samples
+from ale_engines.server.model_folder import ModelFolder
 from ale_engines.server.python_environments import find_python
 from ale_engines.server.replica import ServerReplica
+from ale_engines.server.rotary_positions import OTHERWISE, list_rotary_settings
 from ale_engines.server.sampled_tokens import STREAM_INTERVAL, Sampled
 from ale_engines.server.settings import ServerSettings
+from ale_engines.weights.fingerprint import MODULUS, Fingerprint, TensorSum
 from ale_sglang.server_arguments import RESERVE, SERVER, list_arguments
 
 CALL_S = 5.0
@@ -54,6 +57,20 @@ class SglangReplica(ServerReplica):
 
     def find_python(self, device: str) -> Path | None:
         return find_python(self.server, device)
+
+    def check_model(self, model: ModelFolder) -> None:
+        """SGLang computes `dynamic` positions as if every text were of the longest length, and does not read the
+        attention_factor of `yarn`."""
+        super().check_model(model)
+        for kind, rope in list_rotary_settings(model.config):
+            what = "a factor" if kind == "dynamic" and not rope.get("alpha") else ""
+            if kind == "yarn" and rope.get("attention_factor") is not None:
+                what = "an attention_factor"
+            if what:
+                others = "vllm or torch"
+                raise ConfigError(
+                    OTHERWISE.format(folder=model.folder, kind=kind, what=what, server=self.server, others=others)
+                )
 
     def make_argv(self, launch: Launch) -> list[str]:
         return [str(launch.python), str(SERVER), *list_arguments(launch, self.settings)]
@@ -133,14 +150,17 @@ class SglangReplica(ServerReplica):
             if not self._paused:
                 await self.client.post("/continue_generation", {}, limit_s)
 
-    async def ask_fingerprint(self) -> Mapping[str, int]:
+    async def ask_fingerprint(self) -> Fingerprint:
         body = {"action": "ale_fingerprint", "selector": "target"}
         answer = await self.client.post("/weights_checker", body, self.settings.request_timeout_s)
-        sums: dict[str, int] = {}
+        found: dict[str, TensorSum] = {}
         for rank in answer["ranks"]:
-            for name, total in rank["checksums"].items():
-                sums[name] = (sums.get(name, 0) + int(total)) % 2**64
-        return sums
+            for name, text in rank["checksums"].items():
+                shape, total, moments = json.loads(text)
+                _, others, their_moments = found.get(name, TensorSum(shape, 0, (0,) * len(moments)))
+                sums = [one + other for one, other in zip((total, *moments), (others, *their_moments), strict=True)]
+                found[name] = TensorSum(tuple(shape), sums[0] % MODULUS, tuple(one % MODULUS for one in sums[1:]))
+        return found
 
     async def ask_metrics(self) -> dict[str, float]:
         return sum_samples(await self.client.get("/metrics", CHECK_S), METRICS)

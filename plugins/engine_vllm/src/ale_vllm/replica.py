@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from contextlib import aclosing
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from ale.errors import EngineError
 from ale.specs.engine import GenerateRequest, Ticket
@@ -20,6 +20,7 @@ from ale_engines.server.replica import SILENCE_S, ServerReplica
 from ale_engines.server.sampled_tokens import STREAM_INTERVAL, Sampled
 from ale_engines.server.settings import ServerSettings
 from ale_engines.weights import fingerprint
+from ale_engines.weights.fingerprint import Fingerprint, TensorSum
 from ale_torch.weights.tickets import BroadcastTicket, IpcTicket
 from ale_vllm.server_arguments import SERVER, list_arguments
 
@@ -132,7 +133,7 @@ class VllmReplica(ServerReplica):
                             "to that GPU."
                         )
 
-    async def send_ticket(self, ticket: Ticket, version: int) -> Mapping[str, int]:
+    async def send_ticket(self, ticket: Ticket, version: int) -> Fingerprint:
         assert self.model is not None
         module, limit_s = receiver_file(), self.settings.request_timeout_s
         match ticket:
@@ -148,10 +149,12 @@ class VllmReplica(ServerReplica):
                 return await super().send_ticket(ticket, version)
         return fingerprint.merge(ticket.sums[self.dtype], self.model.tied)
 
-    async def ask_fingerprint(self) -> Mapping[str, int]:
-        return cast(
-            dict[str, int], await self.client.post("/ale/fingerprint", timeout_s=self.settings.request_timeout_s)
-        )
+    async def ask_fingerprint(self) -> Fingerprint:
+        found = await self.client.post("/ale/fingerprint", timeout_s=self.settings.request_timeout_s)
+        return {
+            name.replace(".experts.routed_experts.", ".experts."): TensorSum(tuple(shape), total, tuple(moments))
+            for name, (shape, total, moments) in found.items()
+        }
 
     async def ask_metrics(self) -> dict[str, float]:
         """It also asks whether the engine behind the routes lives."""

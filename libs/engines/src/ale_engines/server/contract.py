@@ -11,6 +11,7 @@ from ale.specs.engine import GenerateRequest, Ticket
 from ale_engines.server.http_client import ServerClient
 from ale_engines.server.launch import Launch, ServerSetup
 from ale_engines.server.sampled_tokens import Sampled
+from ale_engines.weights.fingerprint import Fingerprint
 
 CHECK_S = 3.0
 """Seconds for an answer to a request of `ask_metrics`: the pool gives a check 10 s (`member.py`)."""
@@ -66,13 +67,13 @@ class ServerContract(ABC):
     async def check_ticket(self, ticket: Ticket, version: int) -> None:  # noqa: B027 - most servers take all
         """Raise `EngineError` if the server cannot fetch these weights; it is called before the server is touched."""
 
-    async def send_ticket(self, ticket: Ticket, version: int) -> Mapping[str, int]:
+    async def send_ticket(self, ticket: Ticket, version: int) -> Fingerprint:
         """Let the server fetch weights by one of its transports that is neither `memory` nor `folder`; returns the
         fingerprint of what the trainer sent."""
         raise NotImplementedError(f"{self.server} names the transport '{ticket.transport}', and cannot receive by it")
 
     @abstractmethod
-    async def ask_fingerprint(self) -> Mapping[str, int]:
+    async def ask_fingerprint(self) -> Fingerprint:
         """The fingerprint (`fingerprint.py`) of the weights that the server holds at this moment."""
 
     async def ask_metrics(self) -> dict[str, float]:

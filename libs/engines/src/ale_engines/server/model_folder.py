@@ -48,7 +48,13 @@ class ModelFolder:
         other = sorted(name for name in shapes.keys() & self.shapes.keys() if shapes[name] != self.shapes[name])
         for what, names in (("is missing", missing), ("is unknown", unknown), ("has another shape", other)):
             if names:
-                raise EngineError(f"{source} are not weights of the model that was loaded: '{names[0]}' {what}.")
+                mend = ""
+                if any(".experts." in name for name in missing) and any("experts" in name for name in unknown):
+                    mend = (
+                        f" They have the experts by other names, such as '{unknown[0]}': publish them by the names of "
+                        f"the model's folder ({self.folder}), as `save_pretrained` of transformers writes them."
+                    )
+                raise EngineError(f"{source} are not weights of the model that was loaded: '{names[0]}' {what}.{mend}")
 
 
 def read_shapes(folder: Path) -> dict[str, tuple[int, ...]]:

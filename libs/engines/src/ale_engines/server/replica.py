@@ -19,7 +19,7 @@ import asyncio
 import contextlib
 import shutil
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import IO
 from uuid import uuid4
@@ -45,9 +45,12 @@ from ale_engines.server.launch import (
 from ale_engines.server.metrics import ServerMetrics, Usage
 from ale_engines.server.model_folder import ModelFolder, read_model_folder, read_shapes
 from ale_engines.server.process import ServerProcess
+from ale_engines.server.rotary_positions import check_rotary_positions
 from ale_engines.server.sampled_tokens import Sampled
 from ale_engines.server.settings import ServerSettings
 from ale_engines.weights import fingerprint
+from ale_engines.weights.expert_names import use_model_names
+from ale_engines.weights.fingerprint import Fingerprint
 from ale_engines.weights.lora import whole_model
 from ale_engines.weights.shared_memory import write_tensors
 
@@ -85,6 +88,7 @@ class ServerReplica(ServerContract, Replica):
         self._answered = time.monotonic()  # when it last answered a check
         self._unseeded = 0
         self._devices = ""
+        self._layout: dict[tuple[str, int], bool] = {}  # in which order this process holds its weights
         self.dtype = ""
         """The type of the server's weights, once it runs."""
         self.group = uuid4().hex
@@ -132,6 +136,7 @@ class ServerReplica(ServerContract, Replica):
         """The server is started, or started again, with it."""
         async with self._updating:
             self.model = await asyncio.to_thread(read_model_folder, folder, self.server)
+            self.check_model(self.model)
             await self._serve_model(self.model)
 
     async def restart(self) -> None:
@@ -203,10 +208,10 @@ class ServerReplica(ServerContract, Replica):
                 )
             match policy.ticket:
                 case MemoryTicket(weights):
-                    assert self.launch is not None
-                    folder = self.launch.weights / str(policy.version)
+                    assert self.launch is not None and self.model is not None
+                    folder, names = self.launch.weights / str(policy.version), self.model.shapes.keys()
                     try:
-                        await asyncio.to_thread(write_tensors, weights, folder)
+                        await asyncio.to_thread(write_tensors, weights, folder, names)
                         await self._load_folder(folder, policy.version)
                     finally:
                         await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
@@ -219,6 +224,10 @@ class ServerReplica(ServerContract, Replica):
     def metrics(self) -> dict[str, float]:
         """Return counters of this client, and those of the server as of the last `check` (`server_...`)."""
         return {**self.usage.metrics(), **self._server_metrics.total()}
+
+    def check_model(self, model: ModelFolder) -> None:
+        """Raise `ConfigError` if the server would compute the model otherwise than transformers."""
+        check_rotary_positions(model, self.max_context, self.server)
 
     def choose_seed(self, sampling: Sampling) -> int:
         """Return a request's seed, of 63 bits; one without gets one from the run's seed, the replica's number and its
@@ -234,6 +243,7 @@ class ServerReplica(ServerContract, Replica):
     async def _serve_model(self, model: ModelFolder) -> None:
         await self._end_server()
         self._fault = f"{self.name} has not been started."
+        self._layout.clear()
         try:
             if self.url:
                 await self._find_server(model)
@@ -267,7 +277,7 @@ class ServerReplica(ServerContract, Replica):
             await self.client.start()
             await self._wait_ready(process)
             served = await self.ask_fingerprint()
-        fingerprint.compare(summing.result(), served, self.name)
+        fingerprint.compare(summing.result(), served, self.name, self._layout)
 
     async def _wait_ready(self, process: ServerProcess | None) -> None:
         """Wait until the server answers, and check its release; `process` is None for one at a URL."""
@@ -319,21 +329,25 @@ class ServerReplica(ServerContract, Replica):
     async def _load_folder(self, given: Path, version: int) -> None:
         assert self.model is not None
         model = self.model
-        async with whole_model(given, model.folder, self.launch.weights if self.launch else None) as folder:
+        scratch = self.launch.weights if self.launch else None
+        async with (
+            whole_model(given, model.folder, scratch) as whole,
+            use_model_names(whole, model.shapes.keys(), scratch) as folder,
+        ):
             model.check_same(await asyncio.to_thread(read_shapes, folder), f"The tensors in {given}")
 
-            async def send() -> Mapping[str, int]:
+            async def send() -> Fingerprint:
                 async with fingerprint.summed_meanwhile(folder, self.dtype, model.tied) as summing:
                     await self.send_folder(folder, version)
                 return summing.result()
 
             await self._replace(send, version)
 
-    async def _replace(self, send: Callable[[], Awaitable[Mapping[str, int]]], version: int) -> None:
+    async def _replace(self, send: Callable[[], Awaitable[Fingerprint]], version: int) -> None:
         """Replace the weights; if that fails, the server may hold anything, and serves no more."""
         try:
             sent = await send()
-            fingerprint.compare(sent, await self.ask_fingerprint(), self.name)
+            fingerprint.compare(sent, await self.ask_fingerprint(), self.name, self._layout)
         except BaseException as error:
             self._fault = (
                 f"{self.name} must be started again: its weights could not be replaced ({error or 'cancelled'})."

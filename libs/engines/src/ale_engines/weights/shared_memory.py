@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +25,15 @@ def make_weights_folder(size: int) -> Path:
     return Path(tempfile.mkdtemp(prefix=PREFIX))
 
 
-def write_tensors(weights: Mapping[str, Any], folder: Path) -> Path:
-    """Write torch tensors by name to a new safetensors file in `folder`, which is made; tied ones once. Returns the
+def write_tensors(weights: Mapping[str, Any], folder: Path, names: Collection[str]) -> Path:
+    """Write torch tensors by name to a new safetensors file in `folder`, which is made. Tied ones are written once, by
+    that of their names that is one of `names`, those of the model's folder, in whatever order they come. Returns the
     folder. Raises `EngineError` if there is no room."""
     from safetensors.torch import save_file  # needs torch, which is there: it made the tensors
 
     seen: set[tuple[int, tuple[int, ...]]] = set()
     once: dict[str, Any] = {}
-    for name, tensor in weights.items():
+    for name, tensor in sorted(weights.items(), key=lambda item: item[0] not in names):
         memory = (tensor.data_ptr(), tuple(tensor.shape))
         if memory not in seen or tensor.numel() == 0:
             once[name] = tensor.detach().contiguous()

@@ -36,10 +36,22 @@ class StoredTensor:
 
 def read_folder(folder: Path) -> dict[str, StoredTensor]:
     """Map all tensors of a model's folder. Raises `EngineError` if it holds none, or a broken file."""
-    files = sorted(folder.glob("*.safetensors"))
-    if not files:
+    return {name: tensor for file in list_files(folder) for name, tensor in read_file(file)}
+
+
+def list_files(folder: Path) -> list[Path]:
+    """Return the files that transformers reads: `model.safetensors`, or the shards that the index names; all of a
+    folder that has neither. Raises `EngineError` if there is none."""
+    whole, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    try:
+        names = [whole.name] if whole.is_file() else sorted({*json.loads(index.read_bytes())["weight_map"].values()})
+    except FileNotFoundError:
+        names = sorted(path.name for path in folder.glob("*.safetensors"))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise EngineError(f"{index} cannot be read as the index of a model's shards: {error!r}.") from None
+    if not names:
         raise EngineError(f"{folder} holds no weights: there is no .safetensors file in it.")
-    return {name: tensor for file in files for name, tensor in read_file(file)}
+    return [folder / name for name in names]
 
 
 def read_file(path: Path) -> Iterator[tuple[str, StoredTensor]]:

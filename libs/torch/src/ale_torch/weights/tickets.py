@@ -7,8 +7,9 @@ from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 from uuid import uuid4
 
-Sums = Mapping[str, Mapping[str, int]]
-"""For each dtype in which a server may hold the weights, the sum of each tensor's bits (`checksums.py`)."""
+Sums = Mapping[str, Mapping[str, tuple[tuple[int, ...], int, tuple[int, ...]]]]
+"""For each dtype in which a server may hold the weights, and each tensor: its shape, the sum of its bits, and for each
+dimension the sum of its bits times their position (`checksums.py`)."""
 
 
 @dataclass(frozen=True, slots=True)

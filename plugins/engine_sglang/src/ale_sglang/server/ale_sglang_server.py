@@ -9,8 +9,8 @@ them. All that it changes is here (SGLang 0.5.23):
 2. Each request samples with its own seed; in SGLang that comes only with deterministic kernels, which most attention
    backends lack.
 3. A request ends at its own stop tokens alone, not at those of the model's configuration.
-4. `/weights_checker` knows the action `ale_fingerprint`: for each parameter, the sum modulo 2**64 of the bit patterns
-   of its values.
+4. `/weights_checker` knows the action `ale_fingerprint`: the shape of each parameter, and sums modulo 2**64 of the bit
+   patterns of its values.
 5. With `ALE_SOCKET`, the server listens at that Unix socket instead of a port; with `ALE_WORK`, the counters that its
    processes share lie in that folder instead of `/dev/shm`, where SGLang leaves them for ever, and semaphores have its
    name, by which they are removed if the processes are killed.
@@ -86,12 +86,26 @@ def stand_in_for_gpu_parts() -> Any:
     return library  # the operators go when it goes
 
 
-def sum_bits(tensor: Any) -> int:
-    """The sum modulo 2**64 of the bit patterns of a tensor's values, as signed integers. On a CPU, `sum` writes all
-    values as 64-bit integers first, so it sums them in parts that stay in the cache: ten times faster."""
-    bits = tensor.detach().contiguous().view({1: torch.int8, 2: torch.int16, 4: torch.int32}[tensor.element_size()])
-    parts = torch.split(bits.view(-1), 2**18) if bits.device.type == "cpu" else (bits,)
-    return sum(int(part.sum(dtype=torch.int64)) for part in parts) % 2**64
+def sum_bits(tensor: Any) -> tuple[list[int], int, list[int]]:
+    """Return the shape of a tensor, the sum modulo 2**64 of the bit patterns of its values, as signed integers, and for
+    each dimension the sum of these times their position in it. The values are read as 64-bit integers in parts: on a
+    CPU in such that stay in the cache, which is ten times faster."""
+    shape, device = tensor.shape, tensor.device
+    if not tensor.numel():
+        return list(shape), 0, [0] * len(shape)
+    table = tensor.detach().reshape(-1, shape[-1] if len(shape) > 1 else 1)
+    whole = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
+    rows, columns = [], torch.zeros(table.shape[1], dtype=torch.int64, device=device)
+    for part in torch.split(table, max(1, (2**18 if device.type == "cpu" else 2**24) // table.shape[1])):
+        bits = part.contiguous().view(whole).to(torch.int64)
+        rows.append(bits.sum(1))
+        columns += bits.sum(0)
+    leading = torch.cat(rows).reshape(shape[:-1] if len(shape) > 1 else shape)
+    slices = [leading.movedim(at, 0).reshape(size, -1).sum(1) for at, size in enumerate(leading.shape)]
+    slices += [columns] if len(shape) > 1 else []
+    moments = [(sums * torch.arange(len(sums), device=device)).sum() for sums in slices]
+    total, *rest = (number % 2**64 for number in torch.stack([leading.sum(), *moments]).tolist())
+    return list(shape), total, rest
 
 
 def mix(numbers: Any) -> Any:
@@ -143,7 +157,7 @@ def change_sglang() -> None:
         for name, parameter in self._get_model().named_parameters():
             # Parameters without these are whole in each process, and count once.
             if place.tp_rank == 0 or hasattr(parameter, "output_dim") or hasattr(parameter, "input_dim"):
-                sums[name] = str(sum_bits(parameter))
+                sums[name] = json.dumps(sum_bits(parameter))
         info = weight_checker.ChecksumInfo(checksums=sums, per_gpu_checksum="", parallelism_info=place)
         return info.model_dump()
 

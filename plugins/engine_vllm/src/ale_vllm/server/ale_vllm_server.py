@@ -189,13 +189,17 @@ class AleRoutes:
             await self.engine.wake_up()
             self._update += 1  # the cache's memory holds nothing now
 
-    async def _ask_fingerprint(self, body: dict[str, Any]) -> dict[str, int]:
-        """Sum up over the ranks; what is the same on all of them is replicated and counts once."""
+    async def _ask_fingerprint(self, body: dict[str, Any]) -> dict[str, Any]:
+        """The shape and the sums of each parameter, added up over the ranks; what is the same on all of them is
+        replicated and counts once."""
         ranks = [json.loads(result) for result in await self.engine.collective_rpc("ale_fingerprint")]
-        return {
-            name: value if all(rank[name] == value for rank in ranks) else sum(rank[name] for rank in ranks) % 2**64
-            for name, value in ranks[0].items()
-        }
+        found = {}
+        for name, (shape, total, moments) in ranks[0].items():
+            sums = [[rank[name][1], *rank[name][2]] for rank in ranks]
+            if any(other != sums[0] for other in sums):
+                total, *moments = (sum(parts) % 2**64 for parts in zip(*sums, strict=True))
+            found[name] = shape, total, moments
+        return found
 
     async def _list_gpus(self, body: dict[str, Any]) -> list[str]:
         """The UUID of each rank's GPU."""

@@ -108,23 +108,41 @@ if current_platform.is_cpu():
 
 
 def read_folder(folder: str) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the name and the tensor of each weight in a folder."""
-    for file in sorted(os.listdir(folder)):
-        if file.endswith(".safetensors"):
-            with safe_open(os.path.join(folder, file), "pt") as tensors:
-                for name in tensors.keys():  # noqa: SIM118 - it is no dictionary
-                    yield name, tensors.get_tensor(name)
+    """Yield the name and the tensor of each weight in a folder, from the files that transformers reads."""
+    files = sorted(file for file in os.listdir(folder) if file.endswith(".safetensors"))
+    index = os.path.join(folder, "model.safetensors.index.json")
+    if "model.safetensors" in files:
+        files = ["model.safetensors"]
+    elif os.path.exists(index):
+        with open(index, encoding="utf-8") as opened:
+            files = sorted({*json.load(opened)["weight_map"].values()})
+    for file in files:
+        with safe_open(os.path.join(folder, file), "pt") as tensors:
+            for name in tensors.keys():  # noqa: SIM118 - it is no dictionary
+                yield name, tensors.get_tensor(name)
 
 
-def sum_bits(tensor: torch.Tensor) -> int:
-    """The sum of the bit patterns as signed integers, modulo 2**64 (see `ale_engines.weights.fingerprint`).
+def sum_bits(tensor: torch.Tensor) -> tuple[list[int], int, list[int]]:
+    """Return the shape, the sum of the bit patterns as signed integers, and for each dimension the sum of these times
+    their position in it, modulo 2**64 (see `ale_engines.weights.fingerprint`).
 
-    On a CPU, `sum` writes all values as 64-bit integers first, so they are summed in parts that stay in the cache: this
-    is ten times faster."""
+    The values are read as 64-bit integers in parts; on a CPU these stay in the cache, which is ten times faster."""
+    shape, device = tensor.shape, tensor.device
+    if not tensor.numel():
+        return list(shape), 0, [0] * len(shape)
+    table = tensor.detach().reshape(-1, shape[-1] if len(shape) > 1 else 1)
     whole = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
-    bits = tensor.detach().contiguous().view(whole)
-    parts = torch.split(bits.view(-1), 2**18) if bits.device.type == "cpu" else (bits,)
-    return sum(int(part.sum(dtype=torch.int64)) for part in parts) % 2**64
+    rows, columns = [], torch.zeros(table.shape[1], dtype=torch.int64, device=device)
+    for part in torch.split(table, max(1, (2**18 if device.type == "cpu" else 2**24) // table.shape[1])):
+        bits = part.contiguous().view(whole).to(torch.int64)
+        rows.append(bits.sum(1))
+        columns += bits.sum(0)
+    leading = torch.cat(rows).reshape(shape[:-1] if len(shape) > 1 else shape)
+    slices = [leading.movedim(at, 0).reshape(size, -1).sum(1) for at, size in enumerate(leading.shape)]
+    slices += [columns] if len(shape) > 1 else []
+    moments = [(sums * torch.arange(len(sums), device=device)).sum() for sums in slices]
+    total, *rest = (number % 2**64 for number in torch.stack([leading.sum(), *moments]).tolist())
+    return list(shape), total, rest
 
 
 class AleWorker:
@@ -150,9 +168,9 @@ class AleWorker:
         return str(torch.cuda.get_device_properties(device).uuid)
 
     def ale_fingerprint(self) -> str:
-        """Return the bit sum of each parameter as JSON, tied ones once."""
-        model = self.get_model()  # type: ignore[attr-defined]
-        return json.dumps({name: sum_bits(parameter) for name, parameter in model.named_parameters()})
+        """Return the shape and the sums of each parameter as JSON, tied ones once."""
+        parameters = self.get_model().named_parameters()  # type: ignore[attr-defined]
+        return json.dumps({name: sum_bits(parameter) for name, parameter in parameters})
 
     def _ale_load(self, source: Iterator[tuple[str, torch.Tensor]]) -> None:
         with torch.inference_mode():
