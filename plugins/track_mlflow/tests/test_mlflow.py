@@ -117,12 +117,35 @@ async def test_a_run_that_did_not_complete_says_so(tmp_path: Path, ends: dict[st
     assert SECRET not in run.data.tags.get("error", "")
 
 
+async def test_a_run_that_goes_on_is_one_run_whose_steps_go_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await play(tmp_path, ("rl", 1, {"success": 0.5}), ends={"status": "interrupted", "error": "Stopped."})
+    monkeypatch.setitem(RUN, "rl", {"steps": 4, "more": {}, "new": True})
+    await play(tmp_path, ("rl", 2, {"success": 0.75}), ends={"status": "completed"})
+    client, (run,) = stored_runs(tmp_path)
+    assert (run.info.status, run.data.tags["status"]) == ("FINISHED", "completed")
+    assert "error" not in run.data.tags, "that was of the first part"
+    assert (run.data.params["rl.steps"], run.data.params["rl.new"]) == ("2", "true")
+    history = client.get_metric_history(run.info.run_id, "rl/success")
+    assert [(point.step, point.value) for point in history] == [(1, 0.5), (2, 0.75)]
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+async def test_a_run_that_is_not_there_any_more_begins_anew(tmp_path: Path) -> None:
+    (tmp_path / "mlflow_run_id").write_text("0123456789abcdef0123456789abcdef\n")
+    await play(tmp_path, ("rl", 2, {"success": 0.75}), ends={"status": "completed"})
+    _, (run,) = stored_runs(tmp_path)
+    assert run.data.metrics["rl/success"] == 0.75
+    assert (tmp_path / "mlflow_run_id").read_text().strip() == run.info.run_id
+
+
 async def test_runs_share_a_folder_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     for name in ("one", "two"):
         settings = {"mode": "offline", "dir": tmp_path / "all of them", "name": name}
         await play(tmp_path / name, ("rl", 1, {"success": 0.5}), ends={"status": "completed"}, **settings)
-        assert not (tmp_path / name).exists()
+        assert os.listdir(tmp_path / name) == ["mlflow_run_id"]
     _, runs = stored_runs(tmp_path / "all of them")
     assert [run.info.run_name for run in runs] == ["one", "two"]
 
@@ -179,7 +202,7 @@ async def test_a_server_gets_what_a_file_would(tmp_path: Path, monkeypatch: pyte
     assert calls[-1][1]["status"] == "FINISHED"
     sent = [(m["key"], m["value"], m["step"]) for _, body in calls for m in body.get("metrics", ())]
     assert ("rl/success", 0.5, 1) in sent
-    assert not os.listdir(tmp_path)
+    assert os.listdir(tmp_path) == ["mlflow_run_id"]
 
 
 async def test_a_server_that_is_not_there_does_not_stop_the_run(

@@ -3,6 +3,8 @@
 1. It logs to a tracking server (`uri`, or MLFLOW_TRACKING_URI), or else into `mlflow.db` in the run folder.
 2. A thread makes all calls (`sender.py`). One that fails is logged as a warning; the run goes on.
 3. It ends in `close`, which is also called after a failure: as FINISHED, KILLED (interrupted) or FAILED.
+4. Its id is kept in the run folder, so that a run which goes on stays one run there, too. Parameters cannot change
+   there: they are those with which it began.
 """
 
 from __future__ import annotations
@@ -33,6 +35,8 @@ CLOSE_S = 30
 """The most that a run waits, at its end, for what is still to be sent."""
 MOST_METRICS, MOST_PARAMETERS = 1000, 100
 """The limits of one call of `log_batch`."""
+RUN_ID = "mlflow_run_id"
+"""The file in the run folder with the id of MLflow's run."""
 LONGEST_REASON = 300
 """Characters of an error in a warning: some hold a whole page of a server."""
 STATUSES = {"completed": "FINISHED", "interrupted": "KILLED"}
@@ -120,11 +124,30 @@ class MlflowTracker(Observer):
                 raise
             experiment = found.experiment_id
         tags = dict(self.config.tags) | ({"group": self.config.group} if self.config.group else {})
-        run = self._client.create_run(experiment, run_name=self.config.name or run_id, tags=tags)
+        kept = run_dir / RUN_ID
+        run = self._go_on(kept.read_text().strip()) if kept.exists() else None
+        if run is None:
+            run = self._client.create_run(experiment, run_name=self.config.name or run_id, tags=tags)
+            run_dir.mkdir(parents=True, exist_ok=True)
+            kept.write_text(f"{run.info.run_id}\n")
         self._run_id = run.info.run_id
-        parameters = [Param(allowed_name(name), as_text(value)) for name, value in flatten(config, ".")]
+        every = ((allowed_name(name), as_text(value)) for name, value in flatten(config, "."))
+        parameters = [Param(name, value) for name, value in every if name not in run.data.params]
         for some in _in_parts(parameters, MOST_PARAMETERS):
             self._client.log_batch(self._run_id, params=some)
+
+    def _go_on(self, run_id: str) -> Any:
+        """Return the run of an earlier part, which runs again; None if it is not there any more."""
+        from mlflow.exceptions import MlflowException
+
+        try:
+            self._client.update_run(run_id, status="RUNNING")
+            run = self._client.get_run(run_id)
+            for name in {"status", "error"} & run.data.tags.keys():
+                self._client.delete_tag(run_id, name)
+            return run
+        except MlflowException:
+            return None
 
     def _log_metrics(self, figures: Mapping[str, float], step: int, milliseconds: int) -> None:
         from mlflow.entities import Metric
