@@ -110,3 +110,12 @@ async def test_a_download_that_is_cancelled_at_its_last_wait_leaves_nothing(
     assert os.listdir(tmp_path) == []
     await box.download_tree("tree", tmp_path / "back")
     assert (tmp_path / "back/file").read_text() == "1\n"
+
+
+async def test_a_path_that_no_file_can_have_is_refused_in_a_sentence(sandbox: LocalSandbox, tmp_path: Path) -> None:
+    for name in ("a\0b", "a\ud800b"):
+        with pytest.raises(SandboxError, match="is no path"):
+            await sandbox.upload_tree(tmp_path / name, "/tmp/tree")
+        with pytest.raises(SandboxError, match="is no path"):
+            await sandbox.download_tree("/tmp", tmp_path / name)
+    assert os.listdir(tmp_path) == []

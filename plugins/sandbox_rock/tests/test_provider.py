@@ -21,7 +21,7 @@ from support.sandbox_providers import must_answer
 from ale.errors import ConfigError, SandboxError
 from ale.specs.driver import Channel, DriverContext
 from ale.specs.sandbox import Resources, SandboxSpec
-from ale.specs.sandbox_protocols import SANDBOX_PROTOCOLS, Checkpoints
+from ale.specs.sandbox_protocols import SANDBOX_PROTOCOLS, Checkpoints, Resets, Shells, Snapshots, Trees
 from ale_rock.client.config import RockConfig
 from ale_rock.client.provider import RockProvider
 from ale_rock.gem.client import make
@@ -68,6 +68,52 @@ async def test_it_can_do_what_the_workers_can(service: Service) -> None:
         for spec in (SandboxSpec(image="python:3.11", resources=SMALL), SandboxSpec(network="full")):
             with pytest.raises(ConfigError, match="do not offer"):
                 await provider.start_sandbox(spec)
+
+
+async def test_texts_that_nothing_can_be_sent_are_refused_in_a_sentence(service: Service, tmp_path: Path) -> None:
+    nul, half = "a\0b", "a\ud800b"
+    async with provider_of(service) as provider:
+        for wrong in (
+            {"id": nul}, {"workdir": f"/{nul}"}, {"env": {nul: "x"}}, {"env": {"A": nul}}, {"env": {"": "x"}},
+            {"env": {"A": half}}, {"labels": {"a": half}}, {"files": {nul: b""}}, {"files": {half: b""}},
+            {"workdir": f"/{half}"}, {"from_snapshot": nul}, {"from_snapshot": half},
+        ):  # fmt: skip
+            with pytest.raises((ConfigError, SandboxError)) as refused:
+                await provider.start_sandbox(SandboxSpec(**wrong))
+            assert not re.search("invalid parameter|has failed at this request", str(refused.value)), wrong
+        for name in (nul, half):
+            await provider.remove(name)
+            await provider.remove_snapshot(name)
+            with pytest.raises(SandboxError, match="not found"):
+                await provider.attach(name)
+        async with await provider.start_sandbox(SandboxSpec()) as box:
+            assert isinstance(box, Shells)
+            assert isinstance(box, Trees)
+            assert isinstance(box, Snapshots)
+            assert isinstance(box, Resets)
+            for arguments in ({"cwd": nul}, {"env": {"A": nul}}, {"env": {nul: "x"}}, {"env": {"": "x"}}):
+                done = await box.exec("true", **arguments)
+                assert (done.exit_code, b"NUL" in done.stderr) == (2, True), arguments
+            for call in (
+                box.exec("true", user=nul), box.upload({nul: b""}), box.upload({"a": b""}, user=nul),
+                box.upload({"a": b""}, user=half), box.download(nul), box.download(""), box.snapshot(nul),
+                box.open_shell(cwd=nul), box.open_shell(env={"A": nul}), box.open_shell(env={"A": half}),
+                box.upload_tree(tmp_path / nul, "/tmp/tree"), box.upload_tree(tmp_path, nul),
+                box.download_tree(nul, tmp_path / "new"), box.download_tree("/tmp", tmp_path / nul),
+                box.reset(SandboxSpec(env={"A": nul})),
+            ):  # fmt: skip
+                with pytest.raises(SandboxError):
+                    await call
+            await box.upload({f"/tmp/{half}": b"kept"})
+            assert await box.download(f"/tmp/{half}") == b"kept", "as in a local sandbox"
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("name", ["token", "user", "namespace", "cluster"])
+def test_a_setting_that_no_header_can_hold_is_refused(name: str) -> None:
+    for text in ("a\nb", "a\0b"):
+        with pytest.raises(ValueError, match="cannot be printed"):
+            RockConfig(**{name: text})
 
 
 async def test_an_endpoint_of_this_machine_is_out_of_reach_of_a_service_elsewhere() -> None:

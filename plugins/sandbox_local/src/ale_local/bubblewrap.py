@@ -26,6 +26,7 @@ from ale_sandbox.resident import seccomp
 
 HOME = "/home/agent"
 TAKEN = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc", "/proc", "/dev", "/sys", "/.ale")
+OVERLAPS = "overlaps with the folder of the Python that runs ALE; choose another, or set host_python: false"
 JOIN_GROUPS = 'while [ "$1" != -- ]; do echo 0 >"$1/cgroup.procs" || exit 1; shift; done; shift; exec "$@"'
 """A script that puts its process into the control groups before `--`, then becomes the command after it."""
 HOLD = "echo ready; read _"
@@ -111,6 +112,8 @@ class Bubblewrap:
     python: str
     host_python: bool
     namespaces: Namespaces | None
+    folders: tuple[str, ...] = ()
+    """More folders in which the agent may write."""
 
     @staticmethod
     def sources(base: Path, host_python: bool) -> list[str]:
@@ -167,9 +170,9 @@ class Bubblewrap:
         """Return the options for the file system. Of sandboxes that are alike they are the same."""
         sources = self.sources(self.base, self.host_python)
         if self.namespaces is None:
-            places = sources
+            binds = sources
         else:
-            places = [f"{self.namespaces.stage}/{number}" for number in range(len(sources))]
+            binds = [f"{self.namespaces.stage}/{number}" for number in range(len(sources))]
         options = ["--ro-bind", "/usr", "/usr"]
         for name in ("bin", "sbin", "lib", "lib32", "lib64", "libx32"):
             path = f"/{name}"
@@ -177,23 +180,31 @@ class Bubblewrap:
                 options += ["--symlink", os.readlink(path), path]
             elif os.path.isdir(path):
                 options += ["--ro-bind", path, path]
-        options += ["--ro-bind", f"{places[0]}/etc", "/etc", "--ro-bind", f"{places[0]}/program", "/.ale"]
+        options += ["--ro-bind", f"{binds[0]}/etc", "/etc", "--ro-bind", f"{binds[0]}/program", "/.ale"]
         for folder in base_folder.etc_folders():
             options += ["--ro-bind", folder, folder]
         options += ["--proc", "/proc", *KERNEL, *self.devices(terminals)]
         if MESSAGE_QUEUES:  # makes message queues visible to a reset; they exist even without the mount
             options += ["--mqueue", "/dev/mqueue"]
         size = [] if disk_mib is None else ["--size", str(disk_mib << 20)]
-        for path in sorted({"/dev/shm", *(written or writable(workdir))}, key=lambda path: PurePosixPath(path).parts):
+        places = {"/dev/shm", *(written or self.writable(workdir))}
+        for path in sorted(places, key=lambda path: PurePosixPath(path).parts):
             mode = "1777" if path in ("/tmp", "/dev/shm") else "0755"
             options += self.ancestors(path)
             if self.namespaces is not None and path in written[:layers]:
                 options += ["--bind", self.namespaces.place(written.index(path)), path]
             else:
                 options += ["--perms", mode, *size, "--tmpfs", path]
-        for source, place in zip(sources[1:], places[1:], strict=True):
+        for folder in self.folders:
+            options += self.ancestors(f"{folder}/in it")
+        for source, place in zip(sources[1:], binds[1:], strict=True):
             options += [*self.ancestors(source), "--ro-bind", place, source]
         return (*options, "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", workdir)
+
+    def writable(self, workdir: str) -> tuple[str, ...]:
+        """List the writable places that belong to a sandbox's state. Those of `folders` begin below the root, so that
+        the folders above them are writable too."""
+        return tuple(dict.fromkeys(("/tmp", HOME, workdir, *("/" + PurePosixPath(f).parts[1] for f in self.folders))))
 
     def gate(self, folder: Path, allow: bool) -> list[str]:
         """Return the options for the network gate; with `allow` the resident gets the rights to set the network up (see
@@ -225,22 +236,25 @@ class Bubblewrap:
         return options
 
 
-def writable(workdir: str) -> tuple[str, ...]:
-    """List the writable places that belong to a sandbox's state."""
-    return tuple(dict.fromkeys(("/tmp", HOME, workdir)))
-
-
 @lru_cache(64)
 def workdir_fault(workdir: str) -> str | None:
     """Return what is wrong with a work folder, as the end of a sentence; None if nothing is."""
+    if (fault := folder_fault(workdir)) is not None:
+        return fault
     path = PurePosixPath(workdir)
-    if not path.is_absolute() or ".." in path.parts or str(path) in ("/", "/tmp", "/home", HOME):
+    if str(path) in ("/tmp", "/home", HOME):
+        return "must be an absolute path other than /, such as /workspace"
+    return OVERLAPS if any(Path(source).is_relative_to(path) for source in base_folder.python_folders()) else None
+
+
+def folder_fault(folder: str) -> str | None:
+    """Return why a sandbox cannot have a writable folder of this name, as the end of a sentence; None if it can."""
+    path = PurePosixPath(folder)
+    if not path.is_absolute() or ".." in path.parts or str(path) == "/" or "\0" in folder:
         return "must be an absolute path other than /, such as /workspace"
     if any(path.is_relative_to(taken) for taken in TAKEN):
         return "lies in a folder of the system, which is read-only in a sandbox"
-    if any(Path(source).is_relative_to(path) or path.is_relative_to(source) for source in base_folder.python_folders()):
-        return "overlaps with the folder of the Python that runs ALE; choose another, or set host_python: false"
-    return None
+    return OVERLAPS if any(path.is_relative_to(source) for source in base_folder.python_folders()) else None
 
 
 def probe(wrap: Bubblewrap) -> str | None:

@@ -23,6 +23,11 @@ class LocalSandboxConfig(PluginConfig):
         True, description="Mount the Python that runs ALE in the sandbox, read-only and last in PATH."
     )
     shell: str | None = Field(None, description="Shell that runs commands; null: /bin/bash if it exists, else /bin/sh.")
+    folders: tuple[str, ...] = Field(
+        (),
+        description="More folders in which a sandbox's agent may write, such as /root or /data/logs, with those above "
+        "them; not without isolation.",
+    )
     defaults: Resources = Field(
         Resources(cpus=None, memory_mib=2048, pids=512, disk_mib=512),
         description="Limits of sandboxes whose own limits are null.",

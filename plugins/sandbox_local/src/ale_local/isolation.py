@@ -20,7 +20,7 @@ def find_isolation(
     namespaces = bubblewrap.make_namespaces(sources, config.uid_base)
     fault = "it failed"
     for candidate in dict.fromkeys((namespaces, None)):
-        wrap = bubblewrap.Bubblewrap(base, python, config.host_python, candidate)
+        wrap = bubblewrap.Bubblewrap(base, python, config.host_python, candidate, config.folders)
         launcher = Launcher(candidate)
         try:
             found = launcher.run(partial(bubblewrap.probe, wrap))

@@ -103,6 +103,9 @@ class LocalSandboxProvider(Driver, SandboxProvider):
         self.layers.reclaim()
         if gone:
             log.info("Removed %d sandboxes of processes that have ended.", len(gone))
+        for folder in self.config.folders:
+            if (fault := bubblewrap.folder_fault(folder)) is not None:
+                raise ConfigError(f"sandbox.folders: {folder!r} {fault}.")
         self.base = base_folder.make_base(self.folder)
         self.python = base_folder.interpreter(self.config.host_python) or ""
         self.groups = cgroups.parents()
@@ -267,7 +270,7 @@ class LocalSandboxProvider(Driver, SandboxProvider):
 
     def places(self, spec: SandboxSpec, held: HeldSnapshot | None) -> tuple[str, ...]:
         """List the writable places that a sandbox's snapshots hold, those of its own snapshot first."""
-        own = bubblewrap.writable(spec.workdir)
+        own = self.wrap.writable(spec.workdir) if self.wrap is not None else ()
         return own if held is None else tuple(dict.fromkeys((*held.snapshot.places, *own)))
 
     def snapshot_maker(

@@ -6,7 +6,7 @@ import asyncio
 import os
 from collections.abc import Mapping
 
-from ale.errors import SandboxError
+from ale.errors import ConfigError, SandboxError
 from ale.specs.sandbox import AGENT, TESTS, ExecResult
 from ale_sandbox.host.channel import Channel
 from ale_sandbox.resident.frames import CANCEL
@@ -45,6 +45,12 @@ def variable_fault(env: Mapping[str, str]) -> str | None:
         if "\0" in name + value:
             return f"{name!r} holds a NUL byte"
     return None
+
+
+def check_environment(env: Mapping[str, str]) -> None:
+    """Check that programs can be given a spec's environment. Raises `ConfigError`."""
+    if (fault := variable_fault(env)) is not None:
+        raise ConfigError(f"The sandbox cannot be given its environment (SandboxSpec.env): a variable {fault}.")
 
 
 def request(

@@ -177,6 +177,8 @@ class TemporaryTree:
     """Where a tree is written until it is complete: beside its target, under a temporary name."""
 
     def __init__(self, target: Path) -> None:
+        if b"\0" in os.fsencode(target):
+            raise ValueError("embedded null byte")
         if os.path.lexists(target):
             raise FileExistsError(errno.EEXIST, "a tree can only be downloaded to a path where nothing is", str(target))
         self.target = target
@@ -209,6 +211,8 @@ def open_tree(source: Path, what: str) -> TreeSource:
         raise
     except OSError as error:
         raise SandboxError(f"{what}: {error.strerror}.") from error
+    except ValueError as error:  # a NUL byte, or half a character
+        raise SandboxError(f"{what}: {str(source)!r} is no path ({error}).") from None
 
 
 async def land(
@@ -216,7 +220,10 @@ async def land(
 ) -> None:
     """Put a tree from a sandbox at `target` of the host, whole or not at all. `fetch` writes all but its links, and
     says whether there is such a tree. Raises `FileNotFoundError`, and `SandboxError`, which begins with `what`."""
-    landing = TemporaryTree(target)
+    try:
+        landing = TemporaryTree(target)
+    except ValueError as error:  # a NUL byte, or half a character
+        raise SandboxError(f"{what}: {str(target)!r} is no path ({error}).") from None
     writer = Writer(os.dup(landing.folder), os.fsencode(landing.base), max_bytes=max_bytes)
     try:
         with as_sandbox_error(what), closing(writer):

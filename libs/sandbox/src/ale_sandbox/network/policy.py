@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from ale.errors import ConfigError
 from ale.specs.sandbox import ENDPOINT_PORT, SandboxSpec, host_and_port
-from ale_sandbox.host.commands import variable_fault
+from ale_sandbox.host.commands import check_environment
 
 
 def network_plan(spec: SandboxSpec) -> list[str]:
@@ -24,8 +24,7 @@ def network_plan(spec: SandboxSpec) -> list[str]:
 def check_policy(spec: SandboxSpec) -> None:
     """Refuse a policy that is incomplete or contradicts itself, and variables that no program can be given. Raises
     `ConfigError`."""
-    if (fault := variable_fault(spec.env)) is not None:
-        raise ConfigError(f"The sandbox cannot be given its environment (SandboxSpec.env): a variable {fault}.")
+    check_environment(spec.env)
     if spec.allow and spec.network != "allow":
         raise ConfigError(
             f"needs.allow names hosts, but needs.network is {spec.network}; set needs.network to allow, or remove "

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from ale.errors import ConfigError, UncleanError
 from ale.specs.sandbox import SandboxSpec
+from ale_sandbox.host.commands import check_environment
 from ale_sandbox.host.journal import printable
 from ale_sandbox.resident.frames import RESET
 from ale_sandbox.sandboxes.sandbox import ResidentSandbox
@@ -29,6 +30,7 @@ class ResettableSandbox(ResidentSandbox):
                     f"The sandbox {self.name} was started with another {name}, which a reset cannot change; start a "
                     "new one."
                 )
+        check_environment(spec.env)
         try:
             await self.channel.ask(RESET, self.constants(spec), RESET_S)
         except OSError as error:

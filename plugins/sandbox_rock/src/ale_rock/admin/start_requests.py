@@ -18,6 +18,7 @@ from uuid import uuid4
 
 from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
+from pydantic_core import PydanticSerializationError
 
 from ale.specs.sandbox import Resources, SandboxSpec, host_and_port
 from ale_rock.admin.auth import Caller
@@ -248,9 +249,13 @@ def _least(*limits_s: float | None) -> float | None:
 
 
 def _fingerprint(sandbox_id: str, spec: SandboxSpec, need: Need) -> str:
-    """Return a digest that equal requests share. A spec holds secrets and the digest is stored, so it is one-way."""
-    digest = hashlib.sha256(f"{sandbox_id}\n{need}\n{spec.model_dump_json(exclude={'files'})}\n".encode())
-    for path in sorted(spec.files):
-        digest.update(f"{path}\n{len(spec.files[path])}\n".encode())
-        digest.update(spec.files[path])
+    """Return a digest that equal requests share. A spec holds secrets and the digest is stored, so it is one-way.
+    Raises `RockError` if the spec holds half a character."""
+    try:
+        digest = hashlib.sha256(f"{sandbox_id}\n{need}\n{spec.model_dump_json(exclude={'files'})}\n".encode())
+        for path in sorted(spec.files):
+            digest.update(f"{path}\n{len(spec.files[path])}\n".encode())
+            digest.update(spec.files[path])
+    except (UnicodeEncodeError, PydanticSerializationError):
+        raise RockError("A text of the request holds half a character, which no other program can be sent.") from None
     return digest.hexdigest()

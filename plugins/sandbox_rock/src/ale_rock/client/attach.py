@@ -18,6 +18,7 @@ from ale_rock.client.protocols import PARTS, sandbox_type_of
 from ale_rock.client.sandbox import Owner, RockSandbox
 from ale_rock.client.service_client import ALE, ServiceClient
 from ale_rock.schemas import SandboxDescription
+from ale_sandbox.host.commands import as_bytes
 
 OWNERS_ONLY = frozenset({"Snapshots", "Resets"})
 """Protocols that only the owner of a sandbox gets, because they change it."""
@@ -45,7 +46,7 @@ async def attach(owner: Owner, headers: Mapping[str, str], sandbox_id: str) -> A
     the service has no such sandbox."""
     client = ServiceClient(owner.client.url, headers)
     try:
-        found = await client.json("GET", f"{ALE}/sandboxes/{quote(sandbox_id, safe='')}/spec")
+        found = await client.json("GET", f"{ALE}/sandboxes/{quote(as_bytes(sandbox_id), safe='')}/spec")
         description = SandboxDescription.model_validate(found)
     except BaseException as error:
         await client.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
 from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, field_validator
@@ -10,6 +11,7 @@ from ale.specs.driver import PluginConfig
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 DEFAULT_URL = "http://127.0.0.1:8080"
+T = TypeVar("T")
 
 
 class RockConfig(PluginConfig):
@@ -34,11 +36,25 @@ class RockConfig(PluginConfig):
         "otherwise. So the sandboxes of a machine that is lost are removed, too. Null: never.",
     )
 
+    @field_validator("token", "user", "namespace", "cluster")
+    @classmethod
+    def _fits_into_a_header(cls, value: T) -> T:
+        text = value.get_secret_value() if isinstance(value, SecretStr) else value
+        if isinstance(text, str) and not text.isprintable():
+            raise ValueError("it holds a character that cannot be printed, such as the end of a line or a NUL byte")
+        return value
+
     @field_validator("url")
     @classmethod
     def _is_a_url(cls, value: str) -> str:
         parts = urlsplit(value)
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+        if (
+            not value.isprintable()
+            or parts.scheme not in ("http", "https")
+            or not parts.hostname
+            or parts.query
+            or parts.fragment
+        ):
             raise ValueError(f"{value!r} is no URL of a service; write {DEFAULT_URL}")
         return value
 

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import asyncio
 import builtins
+import json
 import secrets
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, ClassVar
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from pydantic import TypeAdapter
 
@@ -35,6 +36,7 @@ from ale_rock.client.sandbox import RockSandbox
 from ale_rock.client.service_client import ALE, ANSWER_S, Missing, ServiceClient
 from ale_rock.client.snapshots import ServiceSnapshots, this_machine
 from ale_rock.schemas import Spec
+from ale_sandbox.host.commands import as_bytes
 from ale_sandbox.host.owned_folders import is_running, this_process
 from ale_sandbox.network.egress_gate import report
 from ale_sandbox.network.policy import endpoint_address, network_plan
@@ -178,7 +180,13 @@ class RockProvider(Driver, SandboxProvider):
             "labels": {**self.context.labels, **spec.labels, OWNER: self._owner},
             "idle_s": spec.idle_s or self.config.idle_s,
         }
-        sent: dict[str, Any] = SPEC.dump_python(spec.model_copy(update=own), mode="json")
+        try:
+            sent: dict[str, Any] = SPEC.dump_python(spec.model_copy(update=own), mode="json")
+            json.dumps({**sent, "files": [*sent.get("files", ())]}, ensure_ascii=False).encode()
+        except ValueError as error:  # of the characters, by pydantic or here
+            raise ConfigError(
+                f"The spec of the sandbox {sandbox_id!r} holds half a character, which no service can be sent: {error}."
+            ) from None
         return sent
 
     async def _wait_until_ready(self, sandbox_id: str) -> None:
@@ -203,7 +211,7 @@ class RockProvider(Driver, SandboxProvider):
             f"the model endpoint {spec.endpoint} of this machine": asks_for_this_machine(spec)
             and "network_endpoint" not in self.capabilities,
             "a snapshot to start from": spec.from_snapshot is not None and not issubclass(self.sandbox_type, Snapshots),
-            f"the image {spec.image}": spec.image is not None and "images" not in self.capabilities,
+            f"the image {spec.image!r}": spec.image is not None and "images" not in self.capabilities,
             "limits": spec.resources.model_dump(exclude_none=True) and "limits" not in self.capabilities,
             "GPUs": spec.resources.gpus and "gpu" not in self.capabilities,
         }
@@ -272,7 +280,7 @@ class RockProvider(Driver, SandboxProvider):
 
     async def _remove(self, sandbox_id: str) -> None:
         try:
-            await self.client.json("DELETE", f"{ALE}/sandboxes/{sandbox_id}")
+            await self.client.json("DELETE", f"{ALE}/sandboxes/{quote(as_bytes(sandbox_id), safe='')}")
         except Missing:
             return
 

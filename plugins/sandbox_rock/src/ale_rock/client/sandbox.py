@@ -16,6 +16,7 @@ from ale.specs.sandbox import AGENT, ExecResult, Sandbox, SandboxSpec
 from ale_rock.client.service_client import ALE, ANSWER_S, Missing, ServiceClient
 from ale_rock.client.snapshots import ServiceSnapshots
 from ale_rock.schemas.exec import command_body, result_of
+from ale_sandbox.host.commands import as_bytes
 
 UPLOADS_AT_ONCE = 4
 LAST_REFUSALS_S = 2.0
@@ -42,7 +43,7 @@ class RockSandbox(Sandbox):
     def __init__(self, spec: SandboxSpec, sandbox_id: str, owner: Owner) -> None:
         self.id, self.spec, self.owner = sandbox_id, spec, owner
         self.client = owner.client
-        self.path = f"{ALE}/sandboxes/{quote(sandbox_id, safe='')}"
+        self.path = f"{ALE}/sandboxes/{quote(as_bytes(sandbox_id), safe='')}"
         self.stopping: asyncio.Future[None] | None = None
         self.following: asyncio.Task[None] | None = None
         """Reports what its network policy refuses, if it has one (`refused_connections`)."""

@@ -16,6 +16,7 @@ import aiohttp
 from yarl import URL
 
 from ale.errors import AleError, ConfigError, SandboxError, TaskError, UncleanError
+from ale_sandbox.host.commands import as_bytes
 
 ROCK, ALE = "/apis/envs/sandbox/v1", "/apis/ale/v1"
 CONNECT_S, ANSWER_S = 10.0, 60.0
@@ -60,7 +61,7 @@ class ServiceClient:
         if envelope.get("status") == "Success":
             return envelope.get("result")
         result = envelope.get("result") or {}
-        sentence = str(envelope.get("message") or envelope.get("error") or result.get("failure_reason") or envelope)
+        sentence = str(envelope.get("error") or envelope.get("message") or result.get("failure_reason") or envelope)
         raise (ConfigError if 4000 <= int(result.get("code") or 0) < 5000 else SandboxError)(sentence)
 
     async def json(
@@ -92,7 +93,7 @@ class ServiceClient:
         with data.
         """
         # A path in a sandbox may be bytes that are no UTF-8.
-        asked = f"?{urlencode(query, errors='surrogateescape')}" if query else ""
+        asked = f"?{urlencode({name: as_bytes(value) for name, value in query.items()})}" if query else ""
         limits = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=answer_s)
         kind = {} if data is None else headers
         url = URL(f"{self.url}{path}{asked}", encoded=True)

@@ -16,6 +16,7 @@ import aiohttp
 from ale.errors import ConfigError, SandboxError
 from ale_rock.client.service_client import ROCK, ServiceClient
 from ale_rock.commands.client import ask_service
+from ale_sandbox.host.commands import as_bytes
 
 LOOPBACK = "127.0.0.1"
 PIECE_BYTES = 1 << 16
@@ -27,7 +28,7 @@ def forward(sandbox_id: str, port: int, local_port: int, url: str, token_env: st
     async def serve(client: ServiceClient) -> None:
         # Fails at once if there is no such sandbox.
         await client.rock("GET", "/get_status", query={"sandbox_id": sandbox_id})
-        path = f"{ROCK}/sandboxes/{quote(sandbox_id, safe='')}/portforward?port={port}"
+        path = f"{ROCK}/sandboxes/{quote(as_bytes(sandbox_id), safe='')}/portforward?port={port}"
 
         async def carry_one(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             try:

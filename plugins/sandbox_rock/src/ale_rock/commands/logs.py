@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 from ale_rock.client.service_client import ALE, ANSWER_S, ROCK, ServiceClient
 from ale_rock.commands.client import ask_service
+from ale_sandbox.host.commands import as_bytes
 
 LOOK_S = 1.0
 
@@ -28,7 +29,7 @@ def show_logs(url: str, token_env: str | None, sandbox_id: str | None, follow: b
 
 
 async def _show_log(client: ServiceClient, sandbox_id: str, follow: bool) -> None:
-    path = f"{ROCK}/sandboxes/{quote(sandbox_id, safe='')}/logs"
+    path = f"{ROCK}/sandboxes/{quote(as_bytes(sandbox_id), safe='')}/logs"
     query = {"follow": "true"} if follow else None
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     async with client.request("GET", path, answer_s=None if follow else ANSWER_S, query=query) as response:

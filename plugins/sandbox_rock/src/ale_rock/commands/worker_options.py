@@ -9,6 +9,10 @@ from typing import Any
 from ale.config.yaml_text import parse_yaml
 from ale.errors import ConfigError
 
+FOLDERS = ["/data/logs/user-defined", "/root", "/testbed"]
+"""Folders that ROCK's client writes to, whatever the image is. In `local` sandboxes, which have no image, they are
+empty folders of each sandbox."""
+
 
 @dataclass(frozen=True, slots=True)
 class Offer:
@@ -49,7 +53,7 @@ class Offer:
             raise ConfigError(
                 f"--settings {self.settings_file} must hold settings of the sandbox provider '{self.sandbox}'."
             )
-        return found
+        return {"folders": FOLDERS, **found} if self.sandbox == "local" else found
 
 
 def ray_address(cluster: str | None, address: str | None) -> str | None:

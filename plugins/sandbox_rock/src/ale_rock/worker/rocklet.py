@@ -44,6 +44,11 @@ TEMPORARY_KEPT, TEMPORARY_S = 32, 5.0
 """At most this many of these sessions stay open. Beyond that, sessions that were unused for this long are closed."""
 OWN_USERS = (None, "", "root", "agent")
 """Names of a session's user that mean the sandbox's own user."""
+ADD_USER = ("useradd", "adduser")
+ONE_USER = """\
+The agent has no right to add users to this sandbox. Sessions run as the agent, also those that name the user root. Only
+containers of a worker with `user: root` can have more users.
+"""
 
 
 class Rocklet:
@@ -65,7 +70,8 @@ class Rocklet:
             raise lacks(sandbox, Shells)
         if asked.remote_user not in OWN_USERS:
             raise RockError(
-                f"A session runs as the sandbox's own user, not as {asked.remote_user!r}; leave remote_user out."
+                f"A session runs as the sandbox's own user, not as {(asked.remote_user or '')[:100]!r}; leave "
+                "remote_user out, or say root, which means the same."
             )
         await self._close_temporary()
         if asked.session in self.sessions:
@@ -140,7 +146,10 @@ class Rocklet:
             env=check_env(asked.env or {}),
             max_output_bytes=MOST_OUTPUT_BYTES,
         )
-        return ExecuteResult(stdout=text_of(done.stdout), stderr=text_of(done.stderr), exit_code=done.exit_code)
+        stderr = text_of(done.stderr)
+        if done.exit_code and words[0].rpartition("/")[2] in ADD_USER:
+            stderr = f"{stderr.rstrip()}\n{ONE_USER}".lstrip()
+        return ExecuteResult(stdout=text_of(done.stdout), stderr=stderr, exit_code=done.exit_code)
 
     # --- files
 
