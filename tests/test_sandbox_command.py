@@ -242,13 +242,21 @@ def test_cp_copies_folders_in_and_out(owner: tuple[subprocess.Popen[str], list[s
     assert ale("cp", str(tmp_path / "more"), f"{box}:copy/deep/").returncode == 0
     assert ale("exec", box, "--", "cat copy/deep/more").stdout == "more\n"
     assert (tmp_path / "more").read_text() == "more\n"
+    (tmp_path / "more").write_text("old\n")
+    assert ale("cp", f"{box}:copy/more", str(tmp_path / "more")).returncode == 0
+    assert (tmp_path / "more").read_text() == "more\n", "a file that exists is replaced, as by cp"
+    (tmp_path / "here").mkdir()
+    assert ale("cp", f"{box}:copy/.", str(tmp_path / "here")).returncode == 0
+    assert sorted(path.name for path in (tmp_path / "here").iterdir()) == ["deep", "more"]
     for paths, sentence in (
         (("a", "b"), "error: One of the two paths must be in a sandbox, written ID:PATH"),
         ((str(tmp_path / "none"), f"{box}:x"), "error: There is no file or folder"),
         (
             (f"{box}:copy", str(next(p for p in (tmp_path / "out").rglob("*") if p.is_file()))),
-            "exists already; name a new",
+            "exists already; remove it",
         ),
+        ((f"{box}:copy/more", str(tmp_path / "here/deep/../..") + "/in/deep/nowhere/"), "There is no folder"),
+        ((f"{box}:copy/deep", str(tmp_path / "here")), "here/deep exists already"),
         ((f"{box}:none", str(tmp_path / "none")), "Nothing was copied"),
     ):
         refused = ale("cp", *paths)
@@ -256,6 +264,7 @@ def test_cp_copies_folders_in_and_out(owner: tuple[subprocess.Popen[str], list[s
         assert sentence in refused.stderr, refused.stderr
         assert len(refused.stderr.splitlines()) == 1
     assert not (tmp_path / "none").exists()
+    assert not [*tmp_path.rglob(".ale-cp-*")]
 
 
 def test_shell_runs_the_lines_of_a_script_in_one_shell(

@@ -14,6 +14,7 @@ import pytest
 
 from ale.errors import SandboxError
 from ale.specs.driver import DriverContext
+from ale.specs.sandbox import SandboxSpec
 from ale_sandbox.host.owned_folders import start_time
 from ale_sandbox.resident.frames import frame
 from ale_sandbox.sandboxes.attach_client import attach
@@ -33,6 +34,19 @@ async def test_a_provider_that_was_not_started_attaches_through_the_owners_door(
         log = await box.logs()
         assert f"process {os.getpid()} is attached\n" in log
         assert f"(process {os.getpid()}) exec" in log
+
+
+async def test_half_a_character_in_the_environment_or_a_command_keeps_the_connection(local: Any) -> None:
+    async with await local.start_sandbox(SandboxSpec(env={"HALF": "a\ud800"})) as box:
+        async with await local.attach(box.id) as there:
+            assert there.spec.env == {"HALF": "a\ud800"}
+            done = await there.exec("printf %s \"$HALF$OTHER\ud800\"", env={"OTHER": "b\ud800"})
+            assert (done.exit_code, done.stdout) == (0, b"a\xed\xa0\x80b\xed\xa0\x80\xed\xa0\x80")
+            assert await works(there), "the same connection serves what follows"
+        assert "printf" in await box.logs()
+        with pytest.raises(SandboxError):
+            await local.attach("no-such-\ud800")
+        assert await works(box)
 
 
 async def test_the_attach_server_is_the_users_alone_and_goes_with_the_provider(local: Any) -> None:

@@ -11,12 +11,14 @@ import re
 import shlex
 import signal
 import sys
+import tempfile
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from ale.errors import ConfigError, PluginError, SandboxError
+from ale.messages import whole_characters
 from ale.registry.drivers import build_driver
 from ale.registry.installed import list_plugins
 from ale.specs.choice import PluginChoice
@@ -98,8 +100,6 @@ def copy(source: str, target: str, name: str | None) -> None:
         raise ConfigError("A path cannot hold a NUL byte.")
     if not inside_target or not inside_source:
         raise ConfigError("A path is empty; write ID:PATH, such as ID:/workspace.")
-    if out_of:
-        target = _local_target(inside_source, target)
 
     async def work() -> None:
         box = await _attach(into or out_of, name)
@@ -110,7 +110,7 @@ def copy(source: str, target: str, name: str | None) -> None:
                 if into:
                     await box.upload_tree(Path(source), await _inside_target(box, source, inside_target))
                 else:
-                    await box.download_tree(inside_source, Path(target))
+                    await _copy_out(box, inside_source, target)
             except OSError as error:
                 raise SandboxError(f"Nothing was copied: {error}.") from error
 
@@ -118,18 +118,39 @@ def copy(source: str, target: str, name: str | None) -> None:
     asyncio.run(work())
 
 
-def _local_target(source: str, target: str) -> str:
-    """Return where a copy out of a sandbox goes, as `cp` has it: into a folder that exists, under the source's name."""
-    if os.path.isdir(target):
-        name = os.path.basename(source.rstrip("/"))
-        if name in ("", ".", ".."):
-            raise ConfigError(f"{source} names no file or folder of its own; name a new folder as the target.")
-        target = os.path.join(target, name)
-    elif target.endswith("/") and os.path.basename(source.rstrip("/")) and not os.path.lexists(target.rstrip("/")):
+async def _copy_out(box: Trees, source: str, target: str) -> None:
+    """Copy out of a sandbox, first beside the target, so that a failed copy changes nothing there."""
+    with _folder_beside(target) as folder:
+        await box.download_tree(source, folder / "copy")
+        _put_in_place(folder / "copy", source, target)
+
+
+@contextmanager
+def _folder_beside(target: str) -> Iterator[Path]:
+    """Yield a temporary folder in a target, if it is a folder, or else in the folder above. Raises `ConfigError`."""
+    place = Path(target)
+    parent = place if place.is_dir() else place.parent
+    if not parent.is_dir():
+        raise ConfigError(f"There is no folder {parent}; make it first.")
+    with tempfile.TemporaryDirectory(prefix=".ale-cp-", dir=parent) as folder:
+        yield Path(folder)
+
+
+def _put_in_place(copy: Path, source: str, target: str) -> None:
+    """Move what was copied to its target as `cp` has it: into a folder that exists under the source's name (for
+    `folder/.` what is in it), over a file that exists. No folder is replaced. Raises `ConfigError`."""
+    place, name = Path(target), os.path.basename(source.rstrip("/"))
+    if name in ("", ".", ".."):
+        moves = [(entry, place / entry.name) for entry in copy.iterdir()] if place.is_dir() else [(copy, place)]
+    elif target.endswith("/") and not place.is_dir() and not copy.is_dir():
         raise ConfigError(f"There is no folder {target}; make it, or name the copy without the last '/'.")
-    if os.path.lexists(target):
-        raise ConfigError(f"{target} exists already; name a new file or folder.")
-    return target.rstrip("/")
+    else:
+        moves = [(copy, place / name if place.is_dir() else place)]
+    for new, old in moves:
+        if os.path.lexists(old) and (new.is_dir() or (old.is_dir() and not old.is_symlink())):
+            raise ConfigError(f"{old} exists already; remove it, or name a new file or folder.")
+    for new, old in moves:
+        os.replace(new, old)
 
 
 async def _inside_target(box: Sandbox, source: str, target: str) -> str:
@@ -177,6 +198,8 @@ def _restore_ctrl_c() -> None:
 
 async def _attach(sandbox_id: str, name: str | None) -> Sandbox:
     """Attach to a sandbox of any provider. Raises with every provider's error if none has it."""
+    if whole_characters(sandbox_id) != sandbox_id:
+        raise ConfigError(f"A sandbox's id is text in UTF-8, and {sandbox_id!r} is not.")
     names = [name] if name else [info.name for info in list_plugins("sandbox") if info.status == "ok"]
     faults: dict[str, None] = {}
     for use in dict.fromkeys(names):

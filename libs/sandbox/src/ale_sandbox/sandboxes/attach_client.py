@@ -122,7 +122,7 @@ async def attach_through(socket_path: Path, sandbox_id: str) -> AttachedSandbox:
     channel = await AttachedChannel.open(sandbox_id, connect(socket_path))
     try:
         (spec,) = await channel.ask(OPEN, [os.fsencode(sandbox_id)], ANSWER_S)
-        return AttachedSandbox(sandbox_id, SandboxSpec.model_validate_json(spec), channel, lambda _: None)
+        return AttachedSandbox(sandbox_id, SandboxSpec.model_validate(json.loads(spec)), channel, lambda _: None)
     except BaseException:
         channel.close("this process detached from it")
         raise

@@ -23,6 +23,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from ale.errors import AleError
+from ale.messages import whole_characters
 from ale_sandbox.host.unix_socket import listen
 from ale_sandbox.resident.frames import (
     ACK,
@@ -110,17 +111,18 @@ class AttachServer:
         sandbox = self.find(sandbox_id)
         if sandbox is None or sandbox.channel.closed.is_set():
             reason = f"there is no sandbox {sandbox_id} in this process"
-            writer.write(frame(number, FAILED, [str(errno.ENOENT).encode(), reason.encode()]))
+            writer.write(frame(number, FAILED, [str(errno.ENOENT).encode(), whole_characters(reason).encode()]))
             await writer.drain()
             return
-        writer.write(frame(number, DONE, [sandbox.spec.model_dump_json(exclude={"files"}).encode()]))
+        spec = sandbox.spec.model_dump(mode="json", exclude={"files"})
+        writer.write(frame(number, DONE, [json.dumps(spec).encode()]))  # ASCII, for it may hold half a character
         client = Client(sandbox, writer, pid)
         serving = asyncio.ensure_future(client.serve(reader))
         ending = asyncio.ensure_future(sandbox.channel.closed.wait())
         try:
             await asyncio.wait((serving, ending), return_when=asyncio.FIRST_COMPLETED)
             if not serving.done():
-                writer.write(frame(0, GONE, [sandbox.channel.reason.encode()]))
+                writer.write(frame(0, GONE, [whole_characters(sandbox.channel.reason).encode()]))
                 writer.write_eof()
                 async with asyncio.timeout(OPEN_TIMEOUT_S):
                     await writer.drain()
@@ -195,11 +197,11 @@ class Client:
         except (AleError, OSError) as error:
             self.fail(number, errno.EIO, str(error))
         else:
-            self.writer.write(frame(number, DONE, [found.encode("utf-8", "replace")]))
+            self.writer.write(frame(number, DONE, [whole_characters(found).encode()]))
 
     def fail(self, number: int, code: int, reason: str) -> None:
         """Send the failure of a call."""
-        self.writer.write(frame(number, FAILED, [str(code).encode(), reason.encode("utf-8", "replace")]))
+        self.writer.write(frame(number, FAILED, [str(code).encode(), whole_characters(reason).encode()]))
 
     def leave(self) -> None:
         """End what the client has running, because it is gone."""
