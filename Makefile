@@ -38,7 +38,7 @@ $(STAMP): Makefile $(PACKAGES:=/pyproject.toml)
 	$(PIP_INSTALL) editables hatchling
 	$(PIP_INSTALL) --no-deps --no-build-isolation $(foreach p,$(PACKAGES),--editable ./$(p))
 	$(PIP_INSTALL) 'ale-core[all]' \
-	  anthropic bashlex build datasets fastapi gymnasium httpx hypothesis jsonschema mkdocs-material mkdocstrings-python mypy openai oss2 pexpect psutil \
+	  anthropic bashlex build datasets 'e2b>=2.63,<3' fastapi gymnasium httpx hypothesis jsonschema mkdocs-material mkdocstrings-python mypy openai oss2 pexpect psutil \
 	  'psycopg[binary]' pyarrow pytest 'pytest-asyncio>=0.24' pytest-timeout pytest-xdist ruff schemathesis tensorboard tomlkit twine types-PyYAML
 	$(PIP_INSTALL) --no-deps rl-rock==1.11.0
 	@touch $@

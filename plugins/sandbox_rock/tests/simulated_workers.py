@@ -144,6 +144,7 @@ class SimulatedWorkers:
                 web.post("/{worker}/sandboxes/{id}/snapshot", self._take_snapshot),
                 web.get("/{worker}/sandboxes/{id}/logs", self._log),
                 web.get("/{worker}/sandboxes/{id}/stats", self._stats),
+                web.get("/{worker}/sandboxes/{id}/envd/health", self._envd_health),
                 web.post("/{worker}/images", self._prepare_image),
                 web.post("/{worker}/builds", self._build),
                 web.get("/{worker}/snapshots", self._list_snapshots),
@@ -271,6 +272,9 @@ class SimulatedWorkers:
         if usage is None:
             return _answer(Fault(detail="The simulated sandbox has no 'Measures'."), 503)
         return _answer(usage)
+
+    async def _envd_health(self, request: web.Request) -> web.Response:
+        return web.Response(status=204 if request.match_info["id"] in self._worker(request).sandboxes else 502)
 
     async def _prepare_image(self, request: web.Request) -> web.Response:
         worker, image = self._worker(request), PrepareImage.model_validate_json(await request.read()).image

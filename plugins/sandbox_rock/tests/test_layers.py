@@ -1,4 +1,5 @@
-"""GEM and EnvHub use the sandbox service, and the service does not know them: only the application mounts both."""
+"""GEM, EnvHub and E2B's API use the sandbox service, and the service does not know them: only the application mounts
+them."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ import pytest
 import ale_rock
 
 PACKAGE = Path(ale_rock.__file__).parent
-MOUNTED = ("ale_rock.app", "ale_rock.envhub", "ale_rock.gem")
+MOUNTED = ("ale_rock.app", "ale_rock.e2b", "ale_rock.envhub", "ale_rock.gem")
 
 
 def imports_of(file: Path) -> set[str]:

@@ -249,7 +249,7 @@ def make_router(service: Service, gate: Gate) -> APIRouter:
     async def refuse(request: Request) -> Response:
         raise E2bError(
             501,
-            f"This service does not offer {request.method} {request.url.path[:200]} of E2B's API; docs/rock.md "
+            f"This service does not offer {request.method} {request.url.path[:200]} of E2B's API; docs/rock_e2b.md "
             "lists what it offers.",
         )
 

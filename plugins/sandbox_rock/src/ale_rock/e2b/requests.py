@@ -109,7 +109,13 @@ def network_of(asked: NewSandbox, default: NetworkMode) -> tuple[NetworkMode, tu
             raise E2bError(400, f"allow_out names the only hosts that may be reached; add deny_out=[{ALL_TRAFFIC!r}].")
         if not isinstance(allow, list) or not all(isinstance(host, str) for host in allow):
             raise E2bError(400, "network.allowOut is a list of hosts.")
-        return "allow", tuple(allow)
+        return "allow", tuple(entry for host in allow for entry in with_ports(host))
     if deny or asked.allow_internet_access is False:
         return "none", ()
     return ("full" if asked.allow_internet_access else default), ()
+
+
+def with_ports(host: str) -> tuple[str, ...]:
+    """Return a host of E2B as this service names hosts: a domain without a port is meant for HTTP and TLS."""
+    is_domain = ":" not in host and "/" not in host and not host.rpartition(".")[2].isdigit()
+    return (f"{host}:443", f"{host}:80") if is_domain else (host,)

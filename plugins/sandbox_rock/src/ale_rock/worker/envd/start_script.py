@@ -18,6 +18,10 @@ MOST_BYTES = 1 << 20
 OPEN_INPUT = """pipe=$(mktemp -u) && mkfifo -m 600 "$pipe" && exec 3<>"$pipe" && rm -f "$pipe" || exit 1
 sleep 2147483647 >&3 2>/dev/null </dev/null 3>&- & echo $!"""
 """Makes a pipe and prints the id of the process that holds it."""
+NEED_SCRIPT = """command -v script >/dev/null || {
+  echo "a terminal needs the program script (util-linux), which the sandbox lacks" >&2; exit 1
+}
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +45,7 @@ class StartScript:
         else:
             rows, columns = size
             inside = f' "$(tty)"; stty rows {rows} cols {columns} 2>/dev/null; {program}'
-            self.text = f'{source}exec script -qefc "echo {self._mark} $$"{shlex.quote(inside)} /dev/null'
+            self.text = f'{NEED_SCRIPT}{source}exec script -qefc "echo {self._mark} $$"{shlex.quote(inside)} /dev/null'
 
     def read(self, data: bytes) -> tuple[Started | None, bytes]:
         """Take output until the line is there. Returns what it says, and the output before and after it. Raises
