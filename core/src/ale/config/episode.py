@@ -18,6 +18,7 @@ from ale.specs.kinds import CAPABILITIES, HOOKS
 from ale.specs.sandbox import ALLOW, NetworkMode, Resources, host_and_port
 
 DEFAULT_TOOL_FORMAT = "hermes"
+ControlTokens = Literal["text", "parsed"]
 PluginKind = Literal["sandbox", "engine", "trainer", "algorithm", "scaffold", "reward", "tasks"]
 
 
@@ -128,7 +129,7 @@ class RolloutConfig(Section):
 
 
 class SessionConfig(Section):
-    """The model session: how the model's text is read."""
+    """The model session: how texts become tokens, and how the model's text is read."""
 
     tool_format: Annotated[PluginChoice, PluginField("tool_format")] = Field(
         DEFAULT_TOOL_FORMAT,
@@ -138,6 +139,11 @@ class SessionConfig(Section):
     thoughts: tuple[str, str] | None = Field(
         ("<think>", "</think>"),
         description="Marks around the model's thoughts, which agents get as reasoning; null: as part of the text.",
+    )
+    control_tokens: ControlTokens = Field(
+        "text",
+        description="What the text of a control token (<|im_end|>) is in the messages of users, tools and the system, "
+        "and in rows of demonstrations. text: ordinary text; parsed: the control token, for data that you trust.",
     )
 
 

@@ -85,11 +85,12 @@ async def open_episodes(
     if config.sandbox is not None and required.sandbox_users:
         provider = await select("sandbox", config.sandbox)
     tool_format = await start("tool_format", config.session.tool_format, "session.tool_format")
+    form = ReplyForm(tool_format, config.session.thoughts, config.session.control_tokens)
     episodes = Episodes(
         provider=provider,
         scaffold=scaffold,
         reward=reward,
-        sessions=Sessions(byte_tokenizer(), engine, hooks, ReplyForm(tool_format, config.session.thoughts)),
+        sessions=Sessions(byte_tokenizer(), engine, hooks, form),
         hooks=hooks,
         config=config.rollout,
         needs=config.needs,

@@ -3,7 +3,8 @@
 1. transformers compiles the template, so that ALE takes whatever it takes: the tag `{% generation %}`, arguments of
    `tojson`, its sandbox. Of several named templates, `tool_use` is for requests with tools and `default` for others.
 2. A control token in the text of a user, a system message or a tool is text: it is marked before the template sees it,
-   and `ChatTokenizer.encode` turns what is marked into ordinary tokens.
+   and `ChatTokenizer.encode` turns what is marked into ordinary tokens. In a reply, which may hold the model's own
+   marks of thoughts and calls, only what ends or begins turns is.
 3. Calls have their arguments as objects; a template that cannot write objects gets the JSON text.
 4. The end of a turn is what the template writes after a reply. The tokenizer's own end token is often another one.
 """
@@ -11,9 +12,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 from ale.errors import ConfigError, RequestRefused
@@ -24,15 +25,17 @@ ANCHOR = (Message("user", "a"),)
 """A stand-in for the messages before a reply when their content does not matter."""
 CALL = ToolCall("c1", "probe", '{"b": 1}')
 PROBE_TOOLS = (ToolSpec("probe", "p"),)
-MARKS = ("\U000f0000", "\U000f0001")
-"""They enclose a control token that is text; both are characters for private use."""
+MARKS = ("\ufdd0", "\ufdd1")
+"""They enclose a control token that is text. Unicode keeps both for a program's own use; no text holds them."""
 REPLY = "reply"
 
 
 class ChatTemplate:
-    """The chat template of a tokenizer of transformers. Raises `ConfigError` if none of several is the default."""
+    """The chat template of a tokenizer of transformers. Raises `ConfigError` if none of several is the default. If it
+    `parses`, control tokens in texts are what they are for transformers: the model's control tokens."""
 
-    def __init__(self, hugging_face: Any) -> None:
+    def __init__(self, hugging_face: Any, *, parses: bool = False) -> None:
+        self._parses = parses
         found = hugging_face.chat_template
         named: Mapping[str, str] = found if isinstance(found, Mapping) else {"default": found}
         if "default" not in named:
@@ -49,8 +52,9 @@ class ChatTemplate:
         self.written_tokens = frozenset(token for token in self.added_tokens if token in texts)
         """The added tokens that the template names."""
         control = {token.content for token in added if token.special or token.content in self.written_tokens}
-        longest_first = sorted((token for token in control if not token.isspace()), key=len, reverse=True)
-        self._control = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
+        self._control = _any_of(() if parses else control)
+        self.turn_tokens: frozenset[str] = frozenset()
+        """What ends or begins turns, as texts; `ChatTokenizer` sets it when it knows the stop tokens."""
 
     def render(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, prompt: bool) -> str:
         """Return the conversation as text; with `prompt`, it ends where the reply begins. Control tokens in it that the
@@ -80,23 +84,43 @@ class ChatTemplate:
         data = message.to_openai()
         if message.role != "assistant":
             data["content"] = self._mark(message.content)
+        else:
+            data = self._mark(data, self._turns)
         if message.reasoning:
-            data["thinking"] = message.reasoning
+            data["thinking"] = self.mark_reply(message.reasoning)
         if not json_text:
             for call, out in zip(message.tool_calls, data.get("tool_calls", ()), strict=True):
                 with suppress(ValueError):
-                    out["function"]["arguments"] = call.parsed_arguments()
+                    out["function"]["arguments"] = self._mark(call.parsed_arguments(), self._turns)
         return data
 
-    def _mark(self, value: Any) -> Any:
+    def mark_reply(self, text: str) -> str:
+        """Return the text of a reply with what would end or begin a turn marked."""
+        marked: str = self._mark(text, self._turns)
+        return marked
+
+    def _mark(self, value: Any, control: re.Pattern[str] | None = None) -> Any:
         """Return a value of JSON with its control tokens marked."""
         if isinstance(value, str):
             start, end = MARKS
             plain = value.replace(start, "").replace(end, "")
-            return self._control.sub(f"{start}\\g<0>{end}", plain)
+            return (control or self._control).sub(f"{start}\\g<0>{end}", plain)
         if isinstance(value, Mapping):
-            return {key: self._mark(item) for key, item in value.items()}
-        return [self._mark(item) for item in value] if isinstance(value, list | tuple) else value
+            return {key: self._mark(item, control) for key, item in value.items()}
+        return [self._mark(item, control) for item in value] if isinstance(value, list | tuple) else value
+
+    @property
+    def _turns(self) -> re.Pattern[str]:
+        return _any_of(() if self._parses else self.turn_tokens)
+
+    def find_turn_tokens(self, stops: Iterable[str]) -> frozenset[str]:
+        """Return the tokens that end a reply, and those that the template writes around a user's message and a system
+        message: what somebody else says must not come from within a reply."""
+        found = {stop for stop in stops if stop}
+        for messages in (ANCHOR, (Message("system", "a"), *ANCHOR)):
+            with suppress(Exception):  # templates raise any exception for conversations that they do not support
+                found.update(self._control.findall(self.render(messages, prompt=False)))
+        return frozenset(found)
 
     @cached_property
     def _takes_json_text(self) -> bool:
@@ -116,6 +140,17 @@ class ChatTemplate:
             after = text.rpartition(REPLY)[2].lstrip()
             return max((token for token in self.added_tokens if after.startswith(token)), key=len, default="")
         return ""
+
+
+@lru_cache(maxsize=64)
+def _pattern(texts: frozenset[str]) -> re.Pattern[str]:
+    longest_first = sorted((text for text in texts if text and not text.isspace()), key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
+
+
+def _any_of(texts: Iterable[str]) -> re.Pattern[str]:
+    """Return the pattern of any of these texts, the longest first."""
+    return _pattern(frozenset(texts))
 
 
 def _compile(template: str) -> Any:

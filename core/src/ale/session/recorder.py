@@ -95,8 +95,8 @@ class Recorder:
     """It records the conversations of one session."""
 
     def __init__(self, tokenizer: ChatTokenizer, form: ReplyForm | None = None) -> None:
-        self._tokenizer = tokenizer
         self._form = form or ReplyForm()
+        self._tokenizer = tokenizer.parsing if self._form.control_tokens == "parsed" else tokenizer
         self._lines: list[_Context] = []
         self._trees: dict[tuple[str, ...], _Node] = {}
         """One tree for each list of tool names: sets of tools are distinguished by their names."""

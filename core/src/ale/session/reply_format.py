@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
-from ale.config.episode import DEFAULT_TOOL_FORMAT
+from ale.config.episode import DEFAULT_TOOL_FORMAT, ControlTokens
 from ale.errors import AleError, PluginError
 from ale.messages import Message, ToolCall, ToolSpec
 from ale.registry.drivers import build_driver
@@ -45,9 +45,15 @@ def default_tool_format() -> ToolFormat:
 
 
 class ReplyForm:
-    """The format in which a model writes its replies. It is stateless."""
+    """The format in which a model writes its replies, and how texts of others are read. It is stateless."""
 
-    def __init__(self, tool_format: ToolFormat | None = None, thoughts: Marks | None = THOUGHTS) -> None:
+    def __init__(
+        self,
+        tool_format: ToolFormat | None = None,
+        thoughts: Marks | None = THOUGHTS,
+        control_tokens: ControlTokens = "text",
+    ) -> None:
+        self.control_tokens = control_tokens
         self.tool_format = tool_format or default_tool_format()
         self.thoughts = thoughts
 

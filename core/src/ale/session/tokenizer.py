@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from copy import copy
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -94,6 +95,14 @@ class ChatTokenizer:
         known = (token for token in named if token is not None and self._fast.id_to_token(token) is not None)
         self.stop_token_ids: tuple[int, ...] = tuple(dict.fromkeys(known))
         """The tokens that end a model response; the first is written after a reply that the model did not sample."""
+        self.template.turn_tokens = self.template.find_turn_tokens(self.decode([t]) for t in self.stop_token_ids)
+
+    @cached_property
+    def parsing(self) -> ChatTokenizer:
+        """The same tokenizer for trusted texts: control tokens in them are the model's, as for transformers."""
+        other = copy(self)
+        other.template = ChatTemplate(self._hf, parses=True)
+        return other
 
     @classmethod
     def load(cls, folder: Path) -> ChatTokenizer:
@@ -203,6 +212,11 @@ class ChatTokenizer:
             return token_ids[:-1], token_ids[-1]
         return token_ids, None
 
+    def without_end(self, text: str) -> str:
+        """Return a reply's text without the end token that some data sets write at its end."""
+        end = next((stop for stop in self._stop_texts if text.rstrip().endswith(stop)), "")
+        return text.rstrip().removesuffix(end) if end else text
+
     def render(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, prompt: bool) -> str:
         """Return the conversation as text by the chat template (`ChatTemplate.render`), for `encode`."""
         return self.template.render(messages, tools, prompt=prompt)
@@ -216,6 +230,7 @@ class ChatTokenizer:
 
         If the template writes each message independently of those far before it, which is tested once, only the reply
         and later messages are rendered: a turn of a long conversation costs no more than one of a short one."""
+        sampled = None if sampled is None else self.template.mark_reply(sampled)
         return (self._near if self.is_local else self._between)(messages, n, tools, sampled)
 
     def _near(
@@ -275,7 +290,8 @@ class ChatTokenizer:
 
     @cached_property
     def _stops(self) -> re.Pattern[str]:
-        return re.compile("|".join(map(re.escape, sorted(self._stop_texts, key=len, reverse=True))) or "(?!)")
+        texts = "|".join(map(re.escape, sorted(self._stop_texts, key=len, reverse=True)))
+        return re.compile(f"(?<!{MARKS[0]})(?:{texts})" if texts else "(?!)")
 
     @cached_property
     def is_local(self) -> bool:

@@ -9,6 +9,7 @@ trajectory without a score, recorded as the policy's own rollouts are.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,7 @@ def read_trajectories(
     for number, row in enumerate(table.rows(), 1):
         try:
             messages, first, own = read_demonstration(row.values, tools)
+            messages = tuple(_without_end(message, tokenizer) for message in messages)
             yield _record(f"{path.stem}-{number}", messages, first, own, Recorder(tokenizer, form))
         except ValueError as error:
             raise ConfigError(f"{row.place}: {error}.") from None
@@ -73,6 +75,14 @@ def read_demonstration(values: Any, tools: Sequence[Any] = ()) -> tuple[tuple[Me
     if messages[0].role == "assistant":
         raise ValueError("it begins with the assistant, and something must come before its reply")
     return messages, first, found
+
+
+def _without_end(message: Message, tokenizer: ChatTokenizer) -> Message:
+    """Return a reply without an end token that the row itself has."""
+    if message.role != "assistant":
+        return message
+    content = tokenizer.without_end(message.content)
+    return message if content == message.content else replace(message, content=content)
 
 
 def _training_table(path: str, tables: dict[str, Table]) -> Table:

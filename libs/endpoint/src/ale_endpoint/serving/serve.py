@@ -119,7 +119,8 @@ async def opened_policy(
         tool_format: Any = await open_driver(stack, "tool_format", choice, context, "session.tool_format")
         engine: Any = await open_driver(stack, "engine", config.engine, context, "engine")
         await engine.load_model(target.folder, tokenizer)
-        sessions = Sessions(tokenizer, engine, Hooks(), ReplyForm(tool_format, config.session.thoughts))
+        form = ReplyForm(tool_format, config.session.thoughts, config.session.control_tokens)
+        sessions = Sessions(tokenizer, engine, Hooks(), form)
         longest = engine.max_context
         rollout = config.rollout
         sampling = Sampling(rollout.temperature, rollout.top_p, rollout.top_k, target.max_tokens or longest)

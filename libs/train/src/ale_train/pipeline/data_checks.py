@@ -49,7 +49,8 @@ async def check_data(plan: RunPlan) -> list[str]:
             source = await open_task_source(stack, config.tasks, plan.required, context)
             surveys = survey_tasks(config, source, splits, lengths, COUNTING_S, use=config.tasks.use)
             lines += describe_surveys(surveys, lengths)
-        for name, chosen in ({} if config.eval is None else config.eval.chosen_sets()).items():
+        sets = {} if config.eval is None or plan.only != "all" else config.eval.chosen_sets()
+        for name, chosen in sets.items():
             if chosen.tasks is None:
                 continue
             path = f"eval.sets.{name}.tasks"
@@ -82,4 +83,4 @@ def _check_demonstrations(config: RunConfig, sft: SFTConfig, tokenizer: ChatToke
 def _make_form(config: RunConfig, context: DriverContext) -> ReplyForm:
     built = build_driver("tool_format", config.session.tool_format, context, "session.tool_format")
     assert isinstance(built, ToolFormat), "the registry checks it"
-    return ReplyForm(built, config.session.thoughts)
+    return ReplyForm(built, config.session.thoughts, config.session.control_tokens)
