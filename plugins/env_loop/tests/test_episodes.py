@@ -42,6 +42,12 @@ async def test_gymnasiums_five_values_and_observations_that_are_no_text(table: T
     assert played.observations[1].text == '{"left": 1, "heard": "b"}'
 
 
+async def test_a_reset_that_takes_the_seed_by_its_name_gets_it(table: Tables) -> None:
+    (task,) = first(world("ByKeyword"))
+    played = await table().play(task, ["x"])
+    assert played.sequences[0].messages[0].content == f"seed {task.metadata['seed']}"
+
+
 async def test_an_episode_ends_after_its_turns(table: Tables) -> None:
     (task,) = first(world("Sum"))
     played = await table(max_turns=4).play(task, ["0"])
@@ -164,6 +170,8 @@ def test_a_mistake_in_the_settings_is_a_sentence(settings: dict[str, Any], sente
     [
         (f"{WORLDS}:Nobody", "cannot be loaded: AttributeError"),
         (f"{WORLDS}:Dull", "has no method 'step'"),
+        (f"{WORLDS}:Seedless", "the method 'reset' of the environment"),
+        (f"{WORLDS}:Still", "must take an action: step(action)"),
         (f"{WORLDS}:Unmakeable", "cannot be loaded: OSError: the board is lost"),
         ("no_such_module:X", "cannot be loaded: ModuleNotFoundError: No module named 'no_such_module'"),
         ("gymnasium:NoSuchGame-v1", "cannot be loaded: NameNotFound"),

@@ -111,6 +111,33 @@ class Dull:
         return ""
 
 
+class Seedless:
+    """It cannot be reset to a seed."""
+
+    def reset(self):
+        return "go"
+
+    def step(self, action):
+        return "done", 1.0, True, False, {}
+
+
+class Still:
+    """It takes no action."""
+
+    def reset(self, seed):
+        return "go"
+
+    def step(self):
+        return "done", 1.0, True, False, {}
+
+
+class ByKeyword(Seedless):
+    """Its `reset` is written as those of gymnasium's environments."""
+
+    def reset(self, *, seed=None, options=None):
+        return f"seed {seed}", {}
+
+
 class Unmakeable:
     def __init__(self):
         raise OSError("the board is lost")

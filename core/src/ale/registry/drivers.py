@@ -11,7 +11,6 @@
 from __future__ import annotations
 
 import inspect
-import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -158,6 +157,7 @@ def _check_class(info: PluginInfo, what: str, loaded: Any) -> None:
         raise PluginError(
             f"{what} is no {kind} driver{f' (it is one of kind {others})' if others else ''}: {named} must be a class "
             f"made from ale.specs.{kind}.{contract.__name__} and from ale.specs.driver.Driver."
+            f"{_lacking_methods(contract, loaded)}"
         )
     declared = str(loaded.api_version)
     unfit = describe_mismatch(declared, info.package) if declared or (info.package and kind != HOOKS) else None
@@ -180,6 +180,14 @@ def _check_class(info: PluginInfo, what: str, loaded: Any) -> None:
         )
     if kind == HOOKS:
         _check_hooks(info, what, loaded.found if issubclass(loaded, FoundObserver) else loaded)
+
+
+def _lacking_methods(contract: type, loaded: Any) -> str:
+    """Return a sentence about the contract's methods that a class does not have, or nothing."""
+    asked = sorted(getattr(contract, "__abstractmethods__", ()))
+    missing = [name for name in asked if not callable(getattr(loaded, name, None))]
+    methods = f"method{'s' * (len(missing) > 1)} {', '.join(missing)}"
+    return f" It also lacks the {methods}, which the contract asks for." if missing and isinstance(loaded, type) else ""
 
 
 def _check_hooks(info: PluginInfo, what: str, observer: Any) -> None:
@@ -298,8 +306,6 @@ def _install_hint(kind: str, package: str, name: str, installed: list[PluginInfo
     elif name in ours:
         hint = f" It comes with {ours[name]}: `pip install {ours[name]}`."
     else:
-        usual = name.replace("_", "-")
-        called = f"ale-plugin-{usual} or ale-plugin-{kind}-{usual}"
-        guess = f" Its package is usually called {called}." if re.fullmatch(r"[\w-]+", name) else ""
-        hint = ask_hints("plugins", kind, name) or nearest_hint(name, names) or nearest_hint(name, ours) or guess
+        none = " No package of ALE brings it; a class of yours is written ./mine.py:Mine."
+        hint = ask_hints("plugins", kind, name) or nearest_hint(name, names) or nearest_hint(name, ours) or none
     return f"{hint} Installed: {', '.join(names) or 'none'}."

@@ -51,14 +51,14 @@ def describe(
     from ale.errors import ConfigError
     from ale.registry.drivers import load_driver_class
     from ale.registry.installed import list_plugins
-    from ale.specs.kinds import plugin_noun
+    from ale.specs.kinds import ALL_KINDS, plugin_noun
     from ale_train.config.run import RunConfig
 
     rows = describe_keys(RunConfig)
     section = f"{kind}.{name}." if name else f"{kind}."
     if kind is None:
         pass
-    elif (own := [row for row in rows if row[0].startswith(section)]) and not list_plugins(kind):
+    elif (own := [row for row in rows if row[0].startswith(section)]) and kind not in ALL_KINDS:
         rows = own
     else:
         names = ", ".join(info.name for info in list_plugins(kind)) or "none"

@@ -37,7 +37,7 @@ def splits_of(config: RunConfig, *, rollouts: bool) -> dict[str, int]:
         splits[TRAIN] = max(1, steps * per_step)
     elif config.sft is not None and config.sft.runs_demonstrations:
         splits[TRAIN] = config.sft.demonstrations.count
-    if config.eval is not None:
+    if config.eval is not None and not rollouts:
         for chosen in config.eval.chosen_sets().values():
             if chosen.tasks is None:
                 splits[chosen.split] = max(splits.get(chosen.split, 0), chosen.episodes)

@@ -53,10 +53,17 @@ class OwnClass(Adapter):
         for method in ("reset", "step"):
             if not callable(getattr(self.env, method, None)):
                 raise TypeError(f"the environment {name} has no method '{method}'")
+        self.by_keyword = not takes(self.env.reset, 0) and takes(self.env.reset, seed=0)
+        if not (self.by_keyword or takes(self.env.reset, 0) or takes(self.env.reset, 0, {})):
+            raise TypeError(f"the method 'reset' of the environment {name} must take a seed: reset(seed)")
+        if not takes(self.env.step, ""):
+            raise TypeError(f"the method 'step' of the environment {name} must take an action: step(action)")
         self.has_expert = callable(getattr(self.env, "expert", None))
 
     def reset(self, seed: int, row: dict[str, Any] | None) -> dict[str, Any]:
         seed_globals(seed)
+        if self.by_keyword:  # as gymnasium's environments are written: reset(*, seed=None, options=None)
+            return shown(first_of(self.env.reset(seed=seed) if row is None else self.env.reset(seed=seed, options=row)))
         return shown(first_of(self.env.reset(seed) if row is None else self.env.reset(seed, row)))
 
     def step(self, action: str) -> dict[str, Any]:
@@ -67,6 +74,17 @@ class OwnClass(Adapter):
         if not isinstance(text, str):
             raise TypeError(f"expert() must return the text of an answer, not {text!r:.100}")
         return text
+
+
+def takes(method: Callable[..., Any], *arguments: Any, **named: Any) -> bool:
+    """Return whether a method can be called with these arguments; True if its signature is not known."""
+    try:
+        inspect.signature(method).bind(*arguments, **named)
+    except TypeError:
+        return False
+    except ValueError:  # written in C
+        return True
+    return True
 
 
 class Gymnasium(Adapter):
