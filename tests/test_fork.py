@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from ale_command import TINY, ale, summary_of
 
+import ale_train
+from ale.errors import ConfigError
 from ale.store.run_store import RunStore
 
 pytestmark = [pytest.mark.slow, pytest.mark.bwrap]
@@ -169,3 +171,14 @@ def test_an_adapter_of_a_fork_is_of_the_model_that_the_other_run_began_with(file
     shutil.rmtree(tmp_path / "run")
     settings = json.loads((tmp_path / "fork" / "model" / "final_adapter" / "adapter_config.json").read_text())
     assert (Path(settings["base_model_name_or_path"]) / "model.safetensors").is_file()
+
+
+def test_python_code_forks_a_run_and_goes_on_with_the_fork(source: Path, file: Path, tmp_path: Path) -> None:
+    less = ("rl.steps=1", "eval=null")
+    made = ale_train.run(file, *less, fork=f"{source}@2", out=tmp_path / "fork", quiet=True)
+    made = ale_train.run(made.folder, "rl.steps=2", resume=True, quiet=True)
+    with RunStore.open(made.folder) as store:
+        assert store.stages() == ["rl"]
+        assert [step for step, _ in store.metrics("rl")["success"]] == [1, 2]
+    with pytest.raises(ConfigError, match="fork begins a new run of the whole loop; leave out resume, only and source"):
+        ale_train.run(made.folder, fork=source, resume=True)

@@ -33,6 +33,7 @@ from ale_train.pipeline.run import run as run_pipeline
 from ale_train.pipeline.stages import Only, read_half
 from ale_train.python_api.in_memory import RunData, refuse_other_processes
 from ale_train.python_api.results import Result
+from ale_train.rl.fork import Fork, find_fork, fork_of, load_fork
 
 Config = Path | str | Mapping[str, Any]
 """The path of a run file, YAML text (a string with a line break), or the same as a mapping, in which functions and rows
@@ -50,6 +51,7 @@ def run(
     reward: Rewards = None,
     only: Only = "all",
     source: Path | str | None = None,
+    fork: Path | str | None = None,
     out: Path | str | None = None,
     resume: bool = False,
     quiet: bool = False,
@@ -57,15 +59,15 @@ def run(
     """Make a run and return its result, as `ale run` does; `overrides` are settings such as `rl.steps=3`.
 
     `tasks` are rows in place of the section `tasks`, `reward` is a function in place of the section `reward`
-    (`docs/python.md`). `only` and `source` are the options `--only` and `--from`; `out` is the run folder to write, by
-    default a new one.
-    With `resume`, `config` is the folder of a run that goes on: one that was interrupted, or a finished one with more
-    steps (`rl.steps=60`). Without `quiet`, progress is shown on
-    stderr. Raises `AleError`, such as a `ConfigError` with the sentences that the command line shows."""
+    (`docs/python.md`). `only`, `source` and `fork` are the options `--only`, `--from` and `--fork`; `out` is the run
+    folder to write, by default a new one. With `resume`, `config` is the folder of a run that goes on: one that was
+    interrupted, or a finished one with more steps (`rl.steps=60`). Without `quiet`, progress is shown on stderr. Raises
+    `AleError`, such as a `ConfigError` with the sentences that the command line shows."""
     return _run_to_its_end(
         partial(
             run_async, config, *overrides,
-            tasks=tasks, reward=reward, only=only, source=source, out=out, resume=resume, quiet=quiet,
+            tasks=tasks, reward=reward, only=only, source=source, fork=fork, out=out, resume=resume,
+            quiet=quiet,
         )
     )  # fmt: skip
 
@@ -77,21 +79,30 @@ async def run_async(
     reward: Rewards = None,
     only: Only = "all",
     source: Path | str | None = None,
+    fork: Path | str | None = None,
     out: Path | str | None = None,
     resume: bool = False,
     quiet: bool = False,
 ) -> Result:
     """Do what `run` does in the running event loop; cancelling it ends the run and cleans up."""
     read_half(only)
+    start = None
+    if fork is not None:
+        if resume or only != "all" or source is not None:
+            raise ConfigError("fork begins a new run of the whole loop; leave out resume, only and source.")
+        start = find_fork(str(fork))
     if resume:
         if not isinstance(config, Path | str) or only != "all" or source is not None or out is not None:
             raise ConfigError("resume goes on in the run folder that config names; leave out only, source and out.")
-        half = half_to_resume(Path(config))
+        half, start = half_to_resume(Path(config)), fork_of(Path(config))
         only, source = read_half(half.only), half.source
         config, out = Path(config) / CONFIG_NAME, config
     with _take(config, overrides, tasks, reward) as given:
-        loaded = load_run_config(given.file, given.overrides)
-        plan = given.plan(loaded, only, None if source is None else Path(source))
+        if fork is None or start is None:
+            loaded = load_run_config(given.file, given.overrides)
+        else:
+            loaded = load_fork(given.file, given.overrides, start)
+        plan = given.plan(loaded, only, None if source is None else Path(source), start)
         return await _run(plan, out, quiet, resume=resume)
 
 
@@ -196,12 +207,14 @@ class _Given:
     rows: Sequence[Path]
     """The files of rows."""
 
-    def plan(self, loaded: LoadedConfig, only: Only = "all", source: Path | None = None) -> RunPlan:
+    def plan(
+        self, loaded: LoadedConfig, only: Only = "all", source: Path | None = None, fork: Fork | None = None
+    ) -> RunPlan:
         """Plan a run that keeps a copy of the rows. Raises `ConfigError`."""
         if loaded.run.cluster is not None:
             refuse_other_processes(loaded.values.file, loaded.run.cluster.use)
         rows = (UserFile(path.resolve(), path.read_bytes(), is_rows=True) for path in self.rows)
-        return plan_run(replace(loaded, files=(*loaded.files, *rows)), only, source)
+        return plan_run(replace(loaded, files=(*loaded.files, *rows)), only, source, fork)
 
 
 @contextmanager
