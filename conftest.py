@@ -60,6 +60,7 @@ LONG = {
         "plugins/sandbox_rock/tests/admin/test_restart.py", "plugins/sandbox_rock/tests/client/",
         "tests/conformance/test_our_rock_service.py",
     ),
+    "runs that go on, beside runs that made all steps at once": ("tests/test_going_on.py", "tests/test_fork.py"),
     "tasks solved one by one": (
         "plugins/tasks_bash/tests/test_demonstrations.py", "plugins/tasks_bash/tests/test_graded.py",
     ),

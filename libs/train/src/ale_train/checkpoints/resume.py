@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
+from pydantic import BaseModel
 
 from ale.errors import ConfigError
 from ale.rollout.episode import RL_STAGE
 from ale.store.run_store import CONFIG_NAME, RunStore
 from ale_train.checkpoints.checkpoint_folders import CHECKPOINTS, LATEST, STEP, step_checkpoint
 from ale_train.config.rl import RLConfig
+from ale_train.config.run import RunConfig
 
 HARMLESS = (
     "name", "run_dir", "observers", "eval", "pool", "rollout.concurrency", "rollout.timeout_s",
@@ -57,7 +59,7 @@ def run_to_resume(folder: Path, config: str, steps: int | None) -> str:
     if run_id is None or before is None:
         raise ConfigError(f"{folder} holds no run that could go on; start it anew with another --out.")
     old, now = yaml.safe_load(before), yaml.safe_load(config)
-    changed = [*find_differences(old, now, "")]
+    changed = [*find_differences(_with_sections(old), _with_sections(now), "")]
     keys = [key for key in changed if not (_is_harmless(key) or (key == "rl" and old.get("rl") is None))]
     if keys:
         raise ConfigError(
@@ -140,6 +142,17 @@ def _is_harmless(key: str) -> bool:
     if section.startswith(".eval") and name in SAMPLING:
         return False
     return any(f"{key}.".startswith(f"{one}.") for one in HARMLESS)
+
+
+def _with_sections(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a run file's data with the sections that it leaves out: empty ones, or those of the default plugins."""
+    found = dict(data)
+    for name, field in RunConfig.model_fields.items():
+        if name not in found and isinstance(field.default, str):
+            found[name] = {"use": field.default}
+        elif name not in found and isinstance(field.default, BaseModel | dict):
+            found[name] = {}
+    return found
 
 
 def find_differences(before: Any, now: Any, path: str) -> Iterator[str]:
