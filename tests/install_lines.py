@@ -67,10 +67,10 @@ def install_lines(paths: list[Path]) -> Iterator[InstallLine]:
     for path in paths:
         for text in texts(path):
             for match in INSTALL.finditer(text):
-                yield InstallLine(str(path.relative_to(ROOT)), tuple(_arguments(match[1])))
+                yield InstallLine(str(path.relative_to(ROOT)), tuple(arguments_of(match[1])))
 
 
-def _arguments(text: str) -> Iterator[str]:
+def arguments_of(text: str) -> Iterator[str]:
     """Yield what is to be installed: words up to the first that is no requirement and no path."""
     lexer = shlex.shlex(text, posix=True, punctuation_chars=False)
     lexer.whitespace_split, lexer.commenters = True, ""

@@ -83,11 +83,11 @@ def test_a_plugin_that_is_missing_names_the_package_that_brings_it(monkeypatch: 
     )
 
 
-def test_a_plugin_that_nobody_knows_gets_the_usual_names_of_a_package(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plugin_that_nobody_knows_is_not_said_to_be_in_a_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ale.registry.drivers.list_plugins", lambda kind: [])
     assert refusal("crate_digger") == (
-        "reward: there is no reward plugin 'crate_digger'. Its package is usually called ale-plugin-crate-digger "
-        "or ale-plugin-reward-crate-digger. Installed: none."
+        "reward: there is no reward plugin 'crate_digger'. No package of ALE brings it; a class of yours is written "
+        "./mine.py:Mine. Installed: none."
     )
 
 

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import re
 import runpy
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from declared_packages import ROOT, our_packages
-from install_lines import NAMES, REQUIRED, documents, install_lines, mistake_in, sources, texts
+from install_lines import INSTALL, NAMES, REQUIRED, arguments_of, documents, install_lines, mistake_in, sources, texts
 
 from ale.cli import commands
-from ale.errors import ConfigError
+from ale.errors import ConfigError, PluginError
 from ale.registry.drivers import find_plugin
 from ale.registry.packages import find_command, our_plugins
 from ale.registry.packages import our_packages as table_of_packages
 from ale.specs.kinds import ALL_KINDS, plugin_noun
+from ale_train.migration.table import plugin_names, rows
 
 EXAMPLES = {"ale-plugin-crate", "ale-plugin-nim"}
 """Packages that a reader of the docs writes."""
@@ -61,6 +64,60 @@ def test_a_misspelt_plugin_of_ours_that_is_not_installed_is_recognized(monkeypat
     monkeypatch.setattr("ale.registry.drivers.list_plugins", lambda kind: [])
     with pytest.raises(ConfigError, match=r"'dokcer'\. Did you mean 'docker'\?"):
         find_plugin("sandbox", "dokcer")
+
+
+WORDS_THAT_NOBODY_KNOWS = ("crate_digger", "crate-digger", "my.plugin", "ROCKLET2", "x", "dockr", "torhc", "some:thing")
+
+
+def hints_about_plugins() -> Iterator[tuple[str, str, str]]:
+    """Yield every hint about a plugin that is not installed: its kind, the word, and the whole sentence."""
+    for kind in ALL_KINDS:
+        for word in (*plugin_names().get(kind, {}), *our_plugins(kind), *WORDS_THAT_NOBODY_KNOWS):
+            with suppress(PluginError):  # a module of this name
+                try:
+                    find_plugin(kind, word)
+                except ConfigError as refusal:
+                    yield kind, word, str(refusal)
+
+
+@pytest.mark.parametrize("installed", [True, False], ids=["all is installed", "nothing is installed"])
+def test_no_hint_about_a_plugin_names_a_package_that_does_not_exist(
+    installed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not installed:
+        monkeypatch.setattr("ale.registry.drivers.list_plugins", lambda kind: [])
+    hints = list(hints_about_plugins())
+    assert len(hints) > 150
+    wrong = {
+        f"{kind} {word}: {argument}: {mistake}"
+        for kind, word, sentence in hints
+        for match in INSTALL.findall(sentence)
+        for argument in arguments_of(match)
+        if (mistake := mistake_in(argument))
+    }
+    wrong |= {
+        f"{kind} {word}: {name}"
+        for kind, word, sentence in hints
+        for name in NAMES.findall(sentence)
+        if name not in our_packages()
+    }
+    assert not wrong
+
+
+def test_hints_about_keys_and_commands_name_packages_that_exist() -> None:
+    texts_of_keys = [text for row in rows() for text in (row.say, *row.values.values())]
+    texts_of_commands = [commands.explain_unknown([word]) for word in ("rnu", "serve", "tasks", "docker", "")]
+    for text in (*texts_of_keys, *texts_of_commands):
+        assert {*NAMES.findall(text)} <= {*our_packages()}, text
+
+
+def test_hints_about_sandboxes_name_rock_and_plugins_that_exist() -> None:
+    for word, sentence in plugin_names()["sandbox"].items():
+        assert re.search(r"\brock\b", sentence), word
+    for kind, names in plugin_names().items():
+        for word, sentence in names.items():
+            uses = re.findall(r"\{use: (\w+)", sentence)
+            assert {*uses} <= {*our_plugins(kind)}, (kind, word)
 
 
 def test_every_kind_of_the_table_is_one_that_there_is() -> None:

@@ -118,7 +118,7 @@ def test_other_unknown_keys_are_not_explained(key: str) -> None:
         ("algorithm=reinforce++", "REINFORCE++ is nearly {use: pg, variant: ppo_clip, baseline: batch_mean, "),
         ("engine=hf", "torch samples from Hugging Face models."),
         ("trainer=fsdp", "torch is the trainer; trainer.ranks shards the model by FSDP2."),
-        ("sandbox=e2b", "Sandboxes of a cloud (E2B) have no plugin; local, docker and podman run on this machine."),
+        ("sandbox=e2b", "Sandboxes of a cloud (E2B) have no plugin; rock runs sandboxes as a service "),
         ("scaffold=react", "A loop of thoughts and tool calls is iflow (in a sandbox), or chat with its tools."),
     ],
 )
