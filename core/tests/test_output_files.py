@@ -34,7 +34,7 @@ USES: dict[str, Callable[[Path], object]] = {
 def at(tmp_path: Path) -> Path:
     (tmp_path / "file").write_text("mine")
     (tmp_path / "loop").symlink_to("loop")
-    (tmp_path / "dangling").symlink_to("nowhere")
+    (tmp_path / "dangling").symlink_to("/proc/nothing")
     return tmp_path
 
 
@@ -58,6 +58,18 @@ def test_a_file_is_no_folder_and_a_folder_is_no_file(at: Path) -> None:
         with pytest.raises(ConfigError, match=r"The file .* cannot be written: Is a directory"):
             USES[use](at)
     assert not [path for path in at.iterdir() if path.name.startswith(".ale-")]
+
+
+def test_a_link_to_a_place_where_nothing_can_be_made_is_refused_before_any_work(at: Path) -> None:
+    (at / "out.json").symlink_to("/proc/nothing/out.json")
+    for use in ("check_file", "write_output"):
+        with pytest.raises(ConfigError, match="The folder of the file /proc/nothing cannot be made"):
+            USES[use](at / "out.json")
+    (at / "to_come.json").symlink_to("new/file.json")
+    check_file(at / "to_come.json")
+    assert not (at / "new").exists()
+    write_output(at / "to_come.json", "text")
+    assert (at / "new/file.json").read_text() == "text"
 
 
 def test_a_check_leaves_nothing_and_touches_nothing(at: Path) -> None:

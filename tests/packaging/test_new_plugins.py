@@ -52,10 +52,10 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("new")
     for kind in NEW_KINDS:
         hooks = ["--hooks"] if kind == "scaffold" else []
-        done = ale("plugins", "new", kind, f"my-{kind}", *hooks, "--into", folder)
+        done = ale("plugins", "new", kind, f"my-{kind}", *hooks, "--out", folder)
         assert done.returncode == 0, done.stderr
         assert f"cd {folder}/{package_of(kind)}" in done.stdout
-    added = ale("plugins", "new", "reward", "my-tasks", "--into", folder)
+    added = ale("plugins", "new", "reward", "my-tasks", "--out", folder)
     assert added.returncode == 0, added.stderr
     venv.create(folder / "venv", with_pip=False, symlinks=True)
     python = folder / "venv" / "bin" / "python"
@@ -224,7 +224,7 @@ def test_they_train_together(packages: Path) -> None:
         (["sandbox", "../x"], "cannot be the name of a plugin"),
         (["sandbox", "class"], "'class' cannot be the name of a plugin"),
         (["hooks", "x", "--hooks"], "leave --hooks out"),
-        (["sandbox", "x", "--into", "no/such"], "There is no folder no/such to write into."),
+        (["sandbox", "x", "--out", "no/such"], "There is no folder no/such to write into."),
     ],
 )
 def test_a_mistake_is_a_sentence_and_writes_nothing(tmp_path: Path, arguments: list[str], sentence: str) -> None:

@@ -72,8 +72,8 @@ def test_a_file_as_out_is_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     done = lab("fig12", "--out", tmp_path / "file")
     assert done.returncode == 2
-    assert "error: The run folder" in done.stderr
-    assert "cannot be read: Not a directory; give another --out" in done.stderr
+    assert "error: The folder of the lab" in done.stderr
+    assert "cannot be made: Not a directory. Name another one." in done.stderr
 
 
 def test_help_lists_the_experiments() -> None:

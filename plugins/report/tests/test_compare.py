@@ -123,3 +123,29 @@ def test_a_browser_draws_the_comparison_of_more_runs_than_there_are_colours(tmp_
     assert figure is not None
     assert "NaN" not in figure[0]
     assert len(re.findall(r"<li>", figure[0])) == 8
+
+
+def test_a_run_has_its_colour_on_every_chart_also_where_another_run_has_no_line(
+    tmp_path: Path, trajectory: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fill_run(tmp_path / "first", trajectory)
+    with RunStore.create(tmp_path / "eval") as store:  # it only evaluates: it has no line on the charts of training
+        t = trajectory("e", 1.0, stage="eval", step=0)
+        store.add_trajectory(replace(t, task_id="count-1"))
+        store.add_metrics("eval", 0, {"success": 1.0, "episodes": 1})
+    fill_run(tmp_path / "last", trajectory)
+    command([tmp_path / name for name in ("first", "eval", "last")], tmp_path / "page.html")
+    charts = {chart["id"]: chart for chart in page_data(tmp_path / "page.html")["charts"]}
+    styles = {name: [(line["label"], line["style"]) for line in chart["series"]] for name, chart in charts.items()}
+    assert styles["eval-success"] == [("first", 0), ("eval", 1), ("last", 2)]
+    assert styles["rl-reward"] == [("first", 0), ("last", 2)]
+
+
+def test_what_is_before_the_first_step_is_named_on_the_axis(tmp_path: Path, trajectory: Make) -> None:
+    for name in ("one", "two"):
+        fill_run(tmp_path / name, trajectory)
+        finish(tmp_path / name)
+    command([tmp_path / "one", tmp_path / "two"], tmp_path / "page.html")
+    charts = {chart["id"]: chart for chart in page_data(tmp_path / "page.html")["charts"]}
+    assert charts["eval-success"]["ticks"] == [[-1, "before SFT"], [0, "after SFT"]]
+    assert "ticks" not in charts["rl-reward"]

@@ -155,3 +155,27 @@ def test_the_newest_events_of_each_kind_are_found_among_many(tmp_path: Path) -> 
         found = [(kind, data["n"]) for _, kind, data in newest_events(store, 2)]
         assert found == [("fork", 1), ("refused", 3), ("refused", 4)]
         assert [(table.kind, table.count) for table in event_tables(store)] == [("refused", 5), ("fork", 1)]
+
+
+def test_the_head_says_why_rollouts_were_lost_and_where_the_model_is(tmp_path: Path, trajectory: Make) -> None:
+    run = tmp_path / "run"
+    fill_run(run, trajectory)
+    page = write_report(run).read_text()
+    assert "from_pretrained" not in page
+    (run / "model/final").mkdir(parents=True)
+    finish(run)
+    page = write_report(run).read_text()
+    assert f"The model is in <code>{run}/model/final</code>: <code>ale serve {run}</code>" in page
+    lost = page[page.index('<ul class="lost"') : page.index("</ul>", page.index('<ul class="lost"'))]
+    assert "<strong>1 × illegal calls</strong>" in lost
+    assert "<strong>1 × sandbox failure</strong>, such as: &lt;/script&gt;" in lost
+    assert '<a href="#t=fault">See it</a>' in lost
+
+
+def test_a_page_goes_into_a_folder_that_exists_and_a_bad_place_is_a_sentence(tmp_path: Path, trajectory: Make) -> None:
+    fill_run(tmp_path / "run", trajectory)
+    (tmp_path / "pages").mkdir()
+    assert write_report(tmp_path / "run", tmp_path / "pages") == tmp_path / "pages/report.html"
+    with pytest.raises(ConfigError, match=r"The folder of the page .* cannot be made: Not a directory"):
+        write_report(tmp_path / "run", tmp_path / "pages/report.html/new.html")
+    assert sorted(path.name for path in tmp_path.rglob("*.html")) == ["report.html"]

@@ -28,6 +28,12 @@ def file_at(out: Path | None, default: Path) -> Path:
     return out / default.name if os.path.isdir(out) else out
 
 
+def shorten_path(path: Path) -> str:
+    """Return a path for a sentence; of one that is very long, its beginning and its end."""
+    name, half = str(path), LONGEST_SHOWN // 2
+    return name if len(name) <= LONGEST_SHOWN else f"{name[:half]}...{name[-half:]}"
+
+
 def make_folder(folder: Path, what: str = "folder") -> Path:
     """Make a folder and those above it; it may exist. Raises `ConfigError` if it cannot be made or written to."""
     _make(folder, what)
@@ -41,14 +47,15 @@ def check_folder(folder: Path, what: str = "folder") -> None:
 
 def check_file(path: Path, what: str = "file") -> None:
     """Raise `ConfigError` if a file cannot be written. Nothing is left behind, and an old file stays as it is."""
-    made = _make(path.parent, f"folder of the {what}")
+    target = _target(path, what)
+    made = _make(target.parent, f"folder of the {what}")
     try:
-        if os.path.isdir(path):
+        if os.path.isdir(target):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        if not os.path.lexists(path):
-            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
-            path.unlink()
-    except (OSError, ValueError) as error:
+        if not os.path.lexists(target):
+            os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
+            target.unlink()
+    except OSError as error:
         raise _refusal(path, what, "written", error) from None
     finally:
         _remove(made)
@@ -57,12 +64,12 @@ def check_file(path: Path, what: str = "file") -> None:
 def write_output(path: Path, content: str | bytes, what: str = "file") -> Path:
     """Write a file completely or not at all, and make the folders above it. Raises `ConfigError` if that fails, except
     for a full disk, which is an `OSError`."""
-    made = _make(path.parent, f"folder of the {what}")
+    made = _make(_target(path, what).parent, f"folder of the {what}")
     try:
         return write_whole(path, content)
-    except (OSError, ValueError) as error:
+    except OSError as error:
         _remove(made)
-        if isinstance(error, OSError) and error.errno in DISK_IS_FULL:
+        if error.errno in DISK_IS_FULL:
             raise
         raise _refusal(path, what, "written", error) from None
 
@@ -83,6 +90,14 @@ def write_whole(path: Path, content: str | bytes) -> Path:
             temporary.unlink(missing_ok=True)
         raise
     return path
+
+
+def _target(path: Path, what: str) -> Path:
+    """Return the file to which a link leads, or the path itself."""
+    try:
+        return Path(os.path.realpath(path))
+    except (OSError, ValueError) as error:
+        raise _refusal(path, what, "written", error) from None
 
 
 def _make(folder: Path, what: str) -> Sequence[Path]:
@@ -109,7 +124,5 @@ def _remove(folders: Sequence[Path]) -> None:
 
 
 def _refusal(path: Path, what: str, verb: str, error: OSError | ValueError) -> ConfigError:
-    name = str(path)
-    shown = name if len(name) <= LONGEST_SHOWN else f"{name[: LONGEST_SHOWN // 2]}...{name[-LONGEST_SHOWN // 2 :]}"
     why = (error.strerror if isinstance(error, OSError) else None) or str(error)
-    return ConfigError(f"The {what} {shown} cannot be {verb}: {why.rstrip('.')}. Name another one.")
+    return ConfigError(f"The {what} {shorten_path(path)} cannot be {verb}: {why.rstrip('.')}. Name another one.")

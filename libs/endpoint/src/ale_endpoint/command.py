@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ale.cli.out_option import out_option
+
 if TYPE_CHECKING:
     from ale_endpoint.upstream import Route
 
@@ -52,10 +54,7 @@ def endpoint_serve(
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE",
-            help=f"Recording to write or to go on with; default: {DEFAULT_OUT}, none for a replay alone.",
-        ),
+        out_option(f"Recording to write or to go on with; default: {DEFAULT_OUT}, none for a replay alone."),
     ] = None,
     require_key: Annotated[
         str | None, typer.Option(metavar="VARIABLE", help="Environment variable with the key that agents must give.")

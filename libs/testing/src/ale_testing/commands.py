@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from ale.cli.out_option import out_option
 from ale.cli.plugins_command import print_table
 from ale.errors import ConfigError, PluginError
 from ale.registry.drivers import find_plugin
@@ -57,13 +58,13 @@ def new(
     ],
     name: Annotated[str, typer.Argument(metavar="NAME", help="What run files will call it.")],
     hooks: Annotated[bool, typer.Option("--hooks", help="Add an observer beside the driver.")] = False,
-    into: Annotated[Path, typer.Option(help="Folder to write the package into.")] = Path(),
+    out: Annotated[Path, out_option("Folder to write the package into.", "FOLDER")] = Path(),
 ) -> None:
     """Write the package of a new plugin, with a driver that works and tests that pass; a package of that name that is
     there already gets it beside what it has."""
     from ale_testing.new_plugin import write_plugin
 
-    write_plugin(kind, name, hooks, into)
+    write_plugin(kind, name, hooks, out)
 
 
 def schema() -> None:

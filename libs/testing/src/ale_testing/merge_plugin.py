@@ -28,7 +28,7 @@ def merge_into(target: Path, plan: PackagePlan) -> None:
         if not there_is:
             raise ConfigError(
                 f"{target} is there already, and is no package that a plugin can be added to: it has no "
-                f"{needed.relative_to(target)}. Choose another name, or another folder with --into."
+                f"{needed.relative_to(target)}. Choose another name, or another folder with --out."
             )
     there = [path for path in plan.files if (target / path).exists()]
     if there:

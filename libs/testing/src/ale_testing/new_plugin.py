@@ -7,6 +7,7 @@ package that is there, the kind is added (`merge_plugin.py`).
 from __future__ import annotations
 
 import keyword
+import os
 import re
 import shutil
 import tempfile
@@ -15,12 +16,13 @@ from pathlib import Path
 from ale.errors import ConfigError
 from ale.registry.validation import nearest_hint
 from ale.specs.kinds import HOOKS
+from ale.store.output_files import check_folder, shorten_path
 from ale_testing.merge_plugin import merge_into
 from ale_testing.package_plan import plan_package
 from ale_testing.plugin_templates import NEW_KINDS, TEMPLATES
 
 
-def write_plugin(kind: str, name: str, with_hooks: bool, into: Path) -> None:
+def write_plugin(kind: str, name: str, with_hooks: bool, out: Path) -> None:
     """Write the package, or add to the one that is there, and say what to type next. Raises `ConfigError`; then nothing
     was written."""
     if kind not in NEW_KINDS:
@@ -34,14 +36,15 @@ def write_plugin(kind: str, name: str, with_hooks: bool, into: Path) -> None:
             f"'{name}' cannot be the name of a plugin: small letters and digits, words joined by - or _, such as "
             "my-sandbox."
         )
-    if not into.is_dir():
-        raise ConfigError(f"There is no folder {into} to write into.")
-    target = into / f"ale-plugin-{name.replace('_', '-')}"
+    if not os.path.isdir(out):
+        raise ConfigError(f"There is no folder {shorten_path(out)} to write into.")
+    check_folder(out)
+    target = out / f"ale-plugin-{name.replace('_', '-')}"
     if target.exists():
         merge_into(target, plan_package(kind, name, with_hooks, beside=True))
         return
     plan = plan_package(kind, name, with_hooks)
-    aside = Path(tempfile.mkdtemp(dir=into, prefix=f".{plan.package}-"))
+    aside = Path(tempfile.mkdtemp(dir=out, prefix=f".{plan.package}-"))
     try:
         for path, text in {**plan.frame, **plan.files}.items():
             (aside / path).parent.mkdir(parents=True, exist_ok=True)

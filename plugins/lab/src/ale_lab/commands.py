@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from ale.cli.out_option import out_option
 from ale.errors import ConfigError
 from ale_lab.catalogue import COMPARE, FIG10, FIG10_MISMATCH, FIG12, FIG13, MISMATCH, PARTS, STALENESS
 from ale_lab.experiment import Experiment
@@ -25,7 +26,7 @@ lab_app = typer.Typer(
 MAX_SEEDS = 1000
 Seeds = Annotated[str, typer.Option(metavar="N,M,A-B", help="Seeds: numbers, ranges.")]
 Jobs = Annotated[int, typer.Option(min=1, help="Runs at once; each keeps about one core busy.")]
-Out = Annotated[Path, typer.Option(metavar="FOLDER", help="Where runs, pictures and tables go.")]
+Out = Annotated[Path, out_option("Where runs, pictures and tables go.", "FOLDER")]
 Quick = Annotated[bool, typer.Option("--quick", help="One seed, two steps, a smaller model: shows that it works.")]
 DrawOnly = Annotated[bool, typer.Option("--draw-only", help="Draw finished runs; make none.")]
 SearchSeeds = Annotated[str, typer.Option(metavar="N,M,A-B", help="Seeds of the search; none is reported.")]
@@ -86,11 +87,13 @@ def _run_experiment(
     known: list[Path] | None,
     search_seeds: str | None = None,
 ) -> None:
+    from ale.store.output_files import check_folder
     from ale_lab.earlier_results import read_earlier_results
     from ale_lab.experiment_runner import ExperimentRunner, write_outputs
 
     chosen = (1,) if quick else read_seeds(seeds, "--seeds")
     searched = () if search_seeds is None else read_seeds(search_seeds, "--search-seeds")
+    check_folder(out, "folder of the lab")
     lab = ExperimentRunner(out.resolve() / ("quick" if quick else "."), jobs, quick, draw_only, print)
     earlier = read_earlier_results(known or (), quick)
     from ale.cli.signals import run_until_signal  # not above: `ale --help` imports this module
@@ -118,7 +121,7 @@ def simulate(
         Path | None,
         typer.Argument(metavar="[RUN]", help="A run folder: calibrate on every second step of it, predict the others."),
     ] = None,
-    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Where figure and table go.")] = Path("runs/simulate"),
+    out: Annotated[Path, out_option("Where figure and table go.", "FOLDER")] = Path("runs/simulate"),
     scene: Annotated[
         Path | None,
         typer.Option(
@@ -139,7 +142,7 @@ def simulate(
             f"{found.steps} steps that calibrated nothing)"
         )
         return
-    from ale.store.run_store import write_whole
+    from ale.store.output_files import check_folder, write_output
 
     if published:
         from ale_lab.simulation.published_results import tables
@@ -157,6 +160,7 @@ def simulate(
         ways,
     )
 
+    check_folder(out, "folder of the simulation")
     simulated = Scenario() if scene is None else read_scenario(scene)
     found_ways = ways(simulated)
     curves = {
@@ -170,7 +174,7 @@ def simulate(
     text = "\n".join(map(table, (summaries, *curves.values())))
     print(text)
     draw(found_ways, curves, out / "figure.png")
-    for path in (out / "figure.png", write_whole(out / "table.md", text)):
+    for path in (out / "figure.png", write_output(out / "table.md", text)):
         print(path)
 
 

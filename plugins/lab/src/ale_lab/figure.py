@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ale.store.output_files import write_output
 from ale_lab.experiment import Column, Panel
 from ale_lab.results import Results, interval_over_seeds
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 COLORS = ("#2563eb", "#d97706", "#059669", "#7c3aed", "#dc2626", "#0891b2", "#4b5563", "#be185d")
 PANEL_INCHES = (4.4, 3.4)
@@ -40,8 +43,14 @@ def draw(results: Results, path: Path) -> None:
     figure.legend(handles, labels, loc="outside lower center", ncols=min(4, max(1, len(labels))), frameon=False)
     seeds = len(results.seeds)
     figure.suptitle(f"{results.experiment.title} ({seeds} seed{'s' if seeds > 1 else ''})", fontsize=11)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
+    write_figure(path, figure)
+
+
+def write_figure(path: Path, figure: Figure) -> None:
+    """Write a figure completely or not at all. Raises `ConfigError`."""
+    data = BytesIO()
+    figure.savefig(data, format=path.suffix.removeprefix("."))
+    write_output(path, data.getvalue(), "figure")
 
 
 def _over_steps(ax: Axes, results: Results, panel: Panel) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from ale.store.output_files import write_output
 from ale_lab.confidence_intervals import Interval, bootstrap
 from ale_lab.curve_summaries import SUMMARIES
 from ale_lab.experiment import Column, Experiment, Series
@@ -132,7 +133,5 @@ def results_as_json(results: Results) -> dict[str, Any]:
 def write_results(results: Results, folder: Path) -> None:
     """Write `table.md` and `data.json`; the latter may be the only copy of a run's numbers, so it is replaced in one
     move."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "table.md").write_text(format_table(results))
-    (folder / "data.json.new").write_text(json.dumps(results_as_json(results), indent=1) + "\n")
-    (folder / "data.json.new").replace(folder / "data.json")
+    write_output(folder / "table.md", format_table(results))
+    write_output(folder / "data.json", json.dumps(results_as_json(results), indent=1) + "\n")

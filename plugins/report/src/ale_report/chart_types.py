@@ -24,12 +24,14 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """A line: a metric of a stage, or points."""
+    """A line: a metric of a stage, or points. `style` is the number of its colour and mark on the whole page; without
+    it, its place in the chart is."""
 
     label: str
     stage: str = ""
     metric: str = ""
     points: tuple[Point, ...] = ()
+    style: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,10 +56,10 @@ def charts(runs: Sequence[ComparedRun]) -> Iterator[LineChart]:
     ]
     for stage, name, title, unit, form in (*_CHARTS[:2], *named, *_CHARTS[2:]):
         series = []
-        for run in runs:
+        for i, run in enumerate(runs):
             points = tuple(Point(float(step), value, low, high) for step, value, low, high in curve(run, stage, name))
             if points:
-                series.append(Series(show_controls(run.name), points=points))
+                series.append(Series(show_controls(run.name), points=points, style=i))
         if series:
             note = "Bands: 95 % intervals over tasks." if stage != RL_STAGE else ""
             zero = name != "entropy"
@@ -75,6 +75,15 @@ def charts(runs: Sequence[ComparedRun]) -> Iterator[LineChart]:
                 series=tuple(series),
                 format=kind,
                 note=note,
+                ticks=_name_starts(runs, series) if stage != RL_STAGE else (),
                 zero=zero,
                 wide=first,
             )
+
+
+def _name_starts(runs: Sequence[ComparedRun], series: Sequence[Series]) -> tuple[tuple[float, str], ...]:
+    """Name the places of a chart's axis that are before the first step: as the runs that train call them."""
+    shown = {point.x for each in series for point in each.points if point.x <= 0}
+    trained = [e for run in runs if run.steps for e in run.facts.evaluations]
+    named = {step: sorted({e.label for e in trained if e.step == step}) for step in sorted(shown)}
+    return tuple((step, labels[0] if len(labels) == 1 else "before RL") for step, labels in named.items() if trained)

@@ -1,7 +1,10 @@
 // Line charts over steps: one SVG, drawn at the size that it has, with a crosshair for mouse, finger and arrow keys.
 
-const MARKS = ["circle", "square", "triangle", "diamond", "circle", "square"];
-const style = (index) => "s" + index % MARKS.length;
+const COLOURS = 6;
+const MARKS = ["circle", "square", "triangle", "diamond"];
+// Each line has a number, which is that of its run on every chart of a page: 12 of them differ in colour or mark.
+const style = (number) => "s" + number % COLOURS;
+const markOf = (number) => MARKS[(number + Math.floor(number / COLOURS)) % MARKS.length];
 const MARGIN = { top: 10, right: 14, bottom: 40, left: 52 };
 
 // The points of a series: {x, y, low, high, label}; y is null where there is none, text where it is not finite.
@@ -26,14 +29,14 @@ function mark(kind, x, y, size, attributes) {
   return svg("circle", { cx: x, cy: y, r: size, ...attributes });
 }
 
-function legend(names) {
-  return el("ul", { class: "legend" }, names.map((name, i) => el("li", {},
-    svg("svg", { width: 30, height: 12, "aria-hidden": "true", class: style(i) },
-      svg("line", { x1: 0, x2: 30, y1: 6, y2: 6, class: "line" }), mark(MARKS[i % MARKS.length], 15, 6, 3, { class: "mark" })), name)));
+function legend(lines) {
+  return el("ul", { class: "legend" }, lines.map((line) => el("li", {},
+    svg("svg", { width: 30, height: 12, "aria-hidden": "true", class: style(line.number) },
+      svg("line", { x1: 0, x2: 30, y1: 6, y2: 6, class: "line" }), mark(markOf(line.number), 15, 6, 3, { class: "mark" })), line.label)));
 }
 
 function lineChart(spec, tables) {
-  const lines = spec.series.map((s) => ({ label: s.label, points: pointsOf(s, tables) }));
+  const lines = spec.series.map((s, i) => ({ label: s.label, number: s.style ?? i, points: pointsOf(s, tables) }));
   const xs = [...new Set(lines.flatMap((l) => l.points.map((p) => p.x)))].sort((a, b) => a - b);
   const names = new Map((spec.ticks || []).concat(
     lines.flatMap((l) => l.points.filter((p) => p.label).map((p) => [p.x, p.label]))));
@@ -63,7 +66,7 @@ function lineChart(spec, tables) {
     scale = scales(lines, spec, width, height);
     const root = svg("svg", { width, height, viewBox: `0 0 ${width} ${height}`, "aria-hidden": "true" });
     drawAxes(root, spec, scale, names);
-    lines.forEach((line, i) => root.append(drawLine(line, i, scale)));
+    lines.forEach((line) => root.append(drawLine(line, scale)));
     root.append(svg("g", { class: "cross" }));
     plot.replaceChildren(root, tip);
     if (chosen >= 0) choose(chosen);
@@ -77,9 +80,9 @@ function lineChart(spec, tables) {
     if (index < 0) return;
     const x = xs[index], px = scale.x(x);
     cross.append(svg("line", { x1: px, x2: px, y1: scale.top, y2: scale.bottom }));
-    lines.forEach((line, i) => {
+    lines.forEach((line) => {
       const p = at(line, x);
-      if (p && Number.isFinite(p.y)) cross.append(mark(MARKS[i % MARKS.length], px, scale.y(p.y), 4.5, { class: "mark " + style(i) }));
+      if (p && Number.isFinite(p.y)) cross.append(mark(markOf(line.number), px, scale.y(p.y), 4.5, { class: "mark " + style(line.number) }));
     });
     const rows = lines.map((line) => [line.label, valueOf(at(line, x))]);
     tip.replaceChildren(el("strong", {}, nameOf(x)), ...rows.map(([label, value]) =>
@@ -110,7 +113,7 @@ function lineChart(spec, tables) {
   const every = Math.max(...spec.series.map((s) => (s.stage && tables[s.stage].every) || 1));
   const notes = [spec.note, every > 1 ? `Every ${every}th step is shown.` : ""].filter(Boolean).join(" ");
   return el("figure", { class: spec.wide ? "chart wide" : "chart", id: "chart-" + spec.id },
-    el("figcaption", {}, el("h4", {}, spec.title, spec.y && el("small", {}, spec.y)), lines.length > 1 && legend(lines.map((l) => l.label))),
+    el("figcaption", {}, el("h4", {}, spec.title, spec.y && el("small", {}, spec.y)), lines.length > 1 && legend(lines)),
     plot, notes && el("p", { class: "note" }, notes),
     tableOf(spec.title, [spec.x, ...lines.map((l) => l.label)],
       () => xs.map((x) => [names.get(x) || show(x), ...lines.map((line) => valueOf(at(line, x)))])));
@@ -165,8 +168,8 @@ function drawAxes(root, spec, s, names) {
   root.append(svg("text", { x: s.right, y: s.height - 4, "text-anchor": "end", class: "unit" }, spec.x));
 }
 
-function drawLine(line, index, s) {
-  const group = svg("g", { class: style(index) });
+function drawLine(line, s) {
+  const group = svg("g", { class: style(line.number) });
   const band = line.points.filter((p) => typeof p.low === "number" && Number.isFinite(p.y));
   if (band.length > 1) {
     const edge = band.map((p) => `${s.x(p.x)},${s.y(p.high)}`)
@@ -182,7 +185,7 @@ function drawLine(line, index, s) {
     if (finite) path += `${pen ? "L" : "M"}${s.x(p.x).toFixed(1)},${s.y(p.y).toFixed(1)}`;
     const alone = finite && !pen && !Number.isFinite((line.points[i + 1] || {}).y);
     if (finite && (alone || line.points.length <= 24)) {
-      group.append(mark(MARKS[index % MARKS.length], s.x(p.x), s.y(p.y), 3, { class: "mark" }));
+      group.append(mark(markOf(line.number), s.x(p.x), s.y(p.y), 3, { class: "mark" }));
     }
     if (!finite) {
       group.append(svg("text", { x: s.x(p.x), y: s.top + 8, "text-anchor": "middle", class: "odd" }, "×"));

@@ -18,6 +18,7 @@ from ale_train.display.open_display import open_display
 from ale_train.pipeline.preflight import plan_run
 from ale_train.pipeline.run import run as run_pipeline
 
+EVALUATION = "eval-"
 WITHOUT_TRAINING = ("cpt=null", "sft=null", "rl=null", "trainer=null", "model.scratch=null")
 
 
@@ -68,6 +69,7 @@ def load_evaluation(
     counts = {key: value for key, value in (("episodes", episodes), ("n", n)) if value is not None}
     settings += [f"eval.{key}={value}" for key, value in counts.items()]
     loaded = load_run_config(target, [*settings, *overrides])
+    settings.append(f"name={json.dumps(name_evaluation(loaded.run.name))}")
     written = loaded.values.file.get("eval") or {}
     if "label" not in written:
         path = loaded.run.model.path
@@ -75,6 +77,11 @@ def load_evaluation(
         settings.append(f"eval.label={json.dumps(label)}")
     chosen = _choose_sets(written.get("sets") or {}, sets, list(counts))
     return load_run_config(target, [*settings, *overrides, *([f"eval.sets={json.dumps(chosen)}"] if chosen else [])])
+
+
+def name_evaluation(name: str) -> str:
+    """Return the name of a run that only evaluates: `runs/` shows it as such."""
+    return name if name.startswith(EVALUATION) else f"{EVALUATION}{name}"
 
 
 def _choose_sets(written: dict[str, dict[str, object]], names: Sequence[str], given: Sequence[str]) -> object:

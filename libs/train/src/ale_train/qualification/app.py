@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from ale.cli.out_option import out_option
 from ale_train.commands.arguments import Overrides, RunFile
 
 tasks_app = typer.Typer(help="Find tasks that are fit to learn from.", no_args_is_help=True, rich_markup_mode=None)
@@ -22,7 +23,7 @@ def tasks_check(
     split: Split = "train",
     count: Count = None,
     repeats: Repeats = 3,
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Report to write, as JSON.")] = None,
+    out: Annotated[Path | None, out_option("Report to write, as JSON.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Check that each task's reference solution passes, that its tests fail on the untouched environment, and that
@@ -39,7 +40,7 @@ def tasks_check(
 @tasks_app.command("select")
 def tasks_select(
     file: RunFile,
-    out: Annotated[Path, typer.Option(metavar="FILE", help="Report to write, as JSON; rl.instances reads it.")],
+    out: Annotated[Path, out_option("Report to write, as JSON; rl.instances reads it.")],
     overrides: Overrides = None,
     policy: Annotated[
         list[Path] | None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
@@ -16,6 +17,7 @@ from ale.config.environment import allowed_observers
 from ale.errors import ConfigError
 from ale.registry.observers import open_observers
 from ale.specs.driver import DriverContext
+from ale.store.output_files import check_file, check_folder, write_output
 from ale.store.run_store import CONFIG_NAME, RunStore
 from ale_train.config.load import LoadedConfig, load_run_config
 from ale_train.display.open_display import open_display
@@ -113,11 +115,14 @@ def _folder(out: Path | None) -> Path | None:
     """Return the folder of a report's rollouts. Raises `ConfigError` if `out` cannot be the report's file."""
     if out is None:
         return None
-    if out.is_dir() or not out.name or out.suffix == ".run":
+    if os.path.isdir(out) or not out.name or out.suffix == ".run":
         raise ConfigError(
             f"--out {out}: give a file for the report, such as kept.json; the rollouts go to kept.run beside it."
         )
-    return out.with_suffix(".run")
+    folder = out.with_suffix(".run")
+    check_file(out, "report")
+    check_folder(folder, "folder of the report's rollouts")
+    return folder
 
 
 def _make_report(loaded: LoadedConfig, asked: QualificationRequest) -> InstanceReport:
@@ -140,6 +145,7 @@ async def _qualify_tasks(
 ) -> list[Instance]:
     run_id, folder = new_run_folder(loaded.run)
     folder = asked.folder or folder
+    check_folder(folder, "run folder")
     _check_same(loaded, folder)
     async with AsyncExitStack() as stack:
         redact = loaded.values.redact
@@ -178,9 +184,7 @@ def _check_same(loaded: LoadedConfig, folder: Path) -> None:
 def _print_report(report: InstanceReport, out: Path | None, as_json: bool) -> None:
     text = report.model_dump_json(indent=2)
     if out is not None:
-        temporary = out.with_name(f".{out.name}.tmp")
-        temporary.write_text(text + "\n")
-        temporary.replace(out)
+        write_output(out, text + "\n", "report")
     if as_json:
         print(text)
         return

@@ -13,7 +13,7 @@ from ale.config.yaml_text import parse_yaml
 from ale.errors import ConfigError
 from ale.registry.validation import validate
 from ale.specs.driver import PluginConfig
-from ale_lab.figure import DPI
+from ale_lab.figure import DPI, write_figure
 from ale_lab.simulation.loop import Machines, Simulation, TrainerSpeed
 from ale_lab.simulation.workload import Workload
 
@@ -174,8 +174,7 @@ def draw(found: dict[str, Simulation], curves: dict[str, list[Summary]], path: P
     handles = [Patch(color=color, label=state.replace("_", " ")) for state, color in COLORS.items()]
     handles.append(Patch(color="#059669", alpha=0.5, label="turns at the engines"))
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
+    write_figure(path, figure)
 
 
 def _timeline(axes: Axes, simulation: Simulation) -> None:
