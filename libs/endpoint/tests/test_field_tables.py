@@ -311,7 +311,7 @@ async def test_numbers_that_are_infinite_never_go_out(forwarded: Ask) -> None:
     assert "Infinity is not a number in JSON" in told
 
 
-async def test_replies_keep_likely_tokens_and_leave_thinking_parts_out(forwarded: Ask) -> None:
+async def test_replies_keep_likely_tokens_and_thinking_parts_as_thoughts(forwarded: Ask) -> None:
     likely = [{"token": "ok", "logprob": -0.1, "bytes": [111, 107]}, {"token": "no", "logprob": -3.0, "bytes": None}]
     entry = {**likely[0], "top_logprobs": likely}
     parts = [{"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]}, {"type": "text", "text": "ok"}]
@@ -319,7 +319,7 @@ async def test_replies_keep_likely_tokens_and_leave_thinking_parts_out(forwarded
     body = {"messages": USER, "logprobs": True, "top_logprobs": 2}
     await forwarded("chat/completions", body, reply)  # type: ignore[call-arg]
     (choice,) = forwarded.answer.json()["choices"]  # type: ignore[attr-defined]
-    assert choice["message"] == {"role": "assistant", "content": "ok"}
+    assert choice["message"] == {"role": "assistant", "content": "ok", "reasoning_content": "hm"}
     assert choice["logprobs"]["content"] == [entry]
 
 

@@ -118,8 +118,9 @@ def _legal(message: Message) -> tuple[Message, str | None]:
         calls = [replace(call, arguments=whole_json(call.arguments)) for call in calls]
     except (ValueError, RecursionError) as error:
         text = ReplyForm().write(Message("assistant", message.content, tuple(calls)))
-        return Message("assistant", text), f"The tool call is not valid JSON: {one_line_error(error)}."
-    return Message("assistant", message.content, tuple(calls)), None
+        fault = f"The tool call is not valid JSON: {one_line_error(error)}."
+        return replace(message, content=text, tool_calls=()), fault
+    return replace(message, tool_calls=tuple(calls)), None
 
 
 def _logprobs(choice: Mapping[str, Any]) -> tuple[TokenLogprob, ...]:
