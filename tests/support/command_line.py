@@ -8,6 +8,7 @@ import io
 import logging
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -68,12 +69,12 @@ def messages_as_in_a_new_process() -> Iterator[None]:
     """Loggers have no handlers, so that warnings go to stderr; what the command sets up for itself is taken back."""
     root, own = logging.getLogger(), logging.getLogger("ale")
     before = [(logger, logger.handlers[:], logger.level, logger.propagate) for logger in (root, own)]
-    hook = sys.excepthook
+    hook, last, show = sys.excepthook, logging.lastResort, warnings.showwarning
     root.handlers[:] = []
     try:
         yield
     finally:
-        sys.excepthook = hook
+        sys.excepthook, logging.lastResort, warnings.showwarning = hook, last, show
         for logger, handlers, level, propagate in before:
             logger.handlers[:] = handlers
             logger.setLevel(level)
