@@ -115,8 +115,9 @@ def make_router(service: Service, gate: Gate) -> APIRouter:
 
     @router.post("/sandboxes")
     async def create_by_older_sdk(request: Request, body: NewSandbox) -> Response:
-        """Start a sandbox for an older SDK."""
-        return await create(request, body)
+        """Start a sandbox for an older SDK, which always asks for access to the internet."""
+        access = body.allow_internet_access and None
+        return await create(request, body.model_copy(update={"allow_internet_access": access}))
 
     @router.get("/sandboxes")
     async def list_running(request: Request, metadata: str = "") -> Response:
@@ -257,7 +258,8 @@ def make_router(service: Service, gate: Gate) -> APIRouter:
         raise E2bError(
             400,
             "The request names no sandbox: set E2B_SANDBOX_URL to the URL of this service, so that E2B's SDK sends the "
-            "header E2b-Sandbox-Id; URLs of `download_url` and `upload_url` need that header too.",
+            "header E2b-Sandbox-Id, and update an SDK that does not; URLs of `download_url` and `upload_url` need that "
+            "header too.",
         )
 
     for path in NOT_OFFERED:

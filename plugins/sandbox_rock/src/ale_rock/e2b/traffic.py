@@ -44,23 +44,29 @@ NOT_FOUND = "was not found"
 """The words by which E2B's SDK knows that a sandbox does not run."""
 
 
-def names_sandbox(scope: Scope) -> bool:
-    """Whether a request is one to a sandbox."""
-    return any(
-        name == b"e2b-sandbox-id" or (name == b"host" and HOST.fullmatch(value.decode("latin-1")) is not None)
-        for name, value in scope["headers"]
-    )
+def is_traffic(scope: Scope) -> bool:
+    """Whether a request is one to a sandbox. Older SDKs send the headers with requests about sandboxes, too."""
+    named = False
+    port = b""
+    for name, value in scope["headers"]:
+        if name == b"e2b-sandbox-id":
+            named = True
+        elif name == b"e2b-sandbox-port":
+            port = value
+        elif name == b"host" and HOST.fullmatch(value.decode("latin-1")) is not None:
+            return True
+    return named and (port not in (b"", str(ENVD_PORT).encode()) or ENVD_PATH.fullmatch(scope["path"]) is not None)
 
 
 class Traffic:
-    """An ASGI middleware that takes every request which names a sandbox by header, whatever its path."""
+    """An ASGI middleware that takes every request to a sandbox, whatever its path."""
 
     def __init__(self, app: ASGIApp, service: Service, gate: Gate) -> None:
         self.app, self.service, self.gate = app, service, gate
         self.tokens = AccessTokens(service.settings)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] not in ("http", "websocket") or not names_sandbox(scope):
+        if scope["type"] not in ("http", "websocket") or not is_traffic(scope):
             await self.app(scope, receive, send)
         elif scope["type"] == "websocket":
             websocket = WebSocket(scope, receive, send)
@@ -158,7 +164,7 @@ def sandbox_of(headers: Mapping[str, str]) -> tuple[str, int]:
     if sandbox_id is not None:
         return sandbox_id, port_of(headers.get(PORT_HEADER, str(ENVD_PORT)))
     found = HOST.fullmatch(headers.get("host", ""))
-    assert found is not None, "`names_sandbox` has seen it"
+    assert found is not None, "`is_traffic` has seen it"
     return found[2], port_of(found[1])
 
 
