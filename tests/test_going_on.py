@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 from ale_command import FINISH, SCRIPTED, TINY, ale, summary_of
+from support.forked_ale import ForkedAle
 
 from ale.store.run_store import RunStore
 from ale_train.rl import loop
@@ -85,6 +87,23 @@ def test_more_steps_later_are_the_same_as_more_steps_at_once(run: Path, at_once:
     assert (run / "model" / f"step_{FIRST}" / "model.safetensors").read_bytes() == weights, "the final one of before"
     with RunStore.open(run) as store:
         assert store.meta("saved.final") == str(summary["final_policy_version"])
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_a_finished_run_that_is_stopped_while_it_goes_on_goes_on_once_more(
+    how: signal.Signals, run: Path, at_once: Path, tmp_path: Path
+) -> None:
+    arguments = ["run", "--resume", run, f"rl.steps={ALL}", "rl.checkpoint_every=1"]
+    stopped = ForkedAle(["rl", str(ALL), how.name, *arguments], tmp_path, "stops").wait(240)
+    assert stopped.returncode == (143 if how is signal.SIGTERM else -how), stopped.stderr
+    assert not (run / "model" / "final").exists(), "the policy that it had is not its final one any more"
+    summary, whole = summary_of(ale("run", "--resume", run)), json.loads((at_once / "summary.json").read_text())
+    assert heldout(summary) == heldout(whole)
+    ours, theirs = figures(run), figures(at_once)
+    undone = {key for key in ours if key[1].startswith("tokens/")}  # what the kill undid is counted
+    assert {key: ours[key] for key in ours.keys() - undone} == {key: theirs[key] for key in theirs.keys() - undone}
+    name = Path("model", "final", "model.safetensors")
+    assert (run / name).read_bytes() == (at_once / name).read_bytes()
 
 
 def test_a_finished_run_goes_on_with_other_evaluations_checkpoints_and_limits(run: Path) -> None:

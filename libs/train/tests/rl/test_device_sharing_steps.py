@@ -18,7 +18,7 @@ from ale_train.rl import loop
 from ale_train.rl.loop import Training
 from ale_train.rl.stages import Reinforcement
 
-MADE = SimpleNamespace(id="rollout")
+MADE = SimpleNamespace(id="rollout", sampled_tokens=1)
 METRICS = {"sampled_tokens": 1.0}
 
 
@@ -92,6 +92,8 @@ def training_with(engines: Engines, rollouts: list[Any], monkeypatch: pytest.Mon
     )
     producer: Any = SimpleNamespace(
         ready=0,
+        finished_at=0.0,
+        stored_rollouts=frozenset,
         is_open=lambda: True,
         next_batch=next_batch,
         require_rollouts=lambda groups, step: rollouts,

@@ -111,6 +111,7 @@ class Attempt:
             hooks.call("ale_run_started", run_id=run_id, run_dir=folder, config=self.values.public)
             source = None if self.plan.source is None else str(self.plan.source.resolve())
             about = {"run_id": run_id, "seed": config.seed, "only": self.plan.only, "source": source}
+            about |= {} if self.plan.fork is None else {"forked_from": str(self.plan.fork)}
             store.add_event("run_resumed" if begun else "run_started", **about)
             if config.model.path is not None and self.plan.message_engine is None and self.plan.fork is None:
                 found = await fetch_model(config.model.path, config.model.revision, context.channel)
