@@ -312,17 +312,12 @@ def test_the_database_is_readable_with_any_sqlite(finished: Path) -> None:
     assert n == 16
 
 
-def test_a_prompt_that_leaves_no_room_is_rejected_once_with_both_numbers(tmp_path: Path) -> None:
+def test_a_run_whose_prompts_leave_no_room_is_refused_with_both_numbers_before_a_rollout(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     file.write_text(SCRIPTED.format(runs=tmp_path / "runs", finish=json.dumps(FINISH)))
-    done = ale(
-        "run", file, "rollout.max_context=20", "rollout.max_tokens=8", "--only", "rollout", "--out", tmp_path / "run"
-    )
-    assert done.returncode == 1
-    assert "overlong prompt (The task is too long for rollout.max_context: The prompt is too long: " in done.stderr
-    assert "tokens > 20 maximum" in done.stderr
+    short = ("rollout.max_context=20", "rollout.max_tokens=8", "--only", "rollout")
+    done = ale("run", file, *short, "--out", tmp_path / "run")
+    assert done.returncode == 2
+    assert "have a first prompt that leaves no room for a reply (context: 20 tokens; " in done.stderr
     with RunStore.open(tmp_path / "run") as store:
-        reasons = [reason for (reason,) in store.rows("SELECT rejected FROM trajectories")]
-    assert reasons == ["overlong prompt"] * 2 * 2, (
-        "two of each task's group, and no other try, which could have no room"
-    )
+        assert store.count() == 0

@@ -67,6 +67,12 @@ class MixedTasks(TaskSource):
                     )
             yield self._mark(i, task, owner)
 
+    def size(self, split: str) -> int | None:
+        """Return how many tasks the sources have together, if each knows."""
+        sizes = [source.tasks.size(split) for source in self._sources]
+        known = [size for size in sizes if size is not None]
+        return sum(known) if len(known) == len(sizes) else None
+
     def demonstrator(self, task: Task, seed: int) -> Responder | None:
         """Return the demonstrator of the task's own source."""
         i, its_id = task.metadata[SOURCE]
