@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ import yaml
 from support.command_line import ale
 
 from ale.errors import PluginError, SandboxError
+from ale.registry.installed import list_plugins
 from ale_train.commands import evaluate_command
 from ale_train.config.load import LoadedConfig
 
@@ -124,6 +126,27 @@ def test_describe_tells_every_key_of_the_run_and_of_a_plugin() -> None:
 
 
 @pytest.mark.parametrize(
+    "kind", ["tasks", "scaffold", "sandbox", "reward", "engine", "trainer", "algorithm", "cluster"]
+)
+def test_describe_of_a_section_that_names_a_plugin_lists_those_that_are_installed(kind: str) -> None:
+    lines = ale("config", "describe", kind).stdout.splitlines()
+    assert lines[0].split() == ["KEY", "TYPE", "DEFAULT", "MEANING"]
+    assert lines[1].split()[:2] == [kind, "plugin"]
+    head = next(i for i, line in enumerate(lines) if line.startswith(f"{kind.upper()} PLUGIN "))
+    assert [line.split()[0] for line in lines[head + 1 :]] == sorted({info.name for info in list_plugins(kind)})
+    assert lines[head - 1] == f"Installed; `ale config describe {kind} NAME` lists the keys of one:"
+
+
+def test_describe_knows_observers_keys_and_named_sets_as_a_run_file_writes_them() -> None:
+    assert "tensorboard " in ale("config", "describe", "observers").stdout
+    assert ale("config", "describe", "observers", "report").stdout == "It has no settings.\n"
+    assert ale("config", "describe", "rl", "steps").stdout == ale("config", "describe", "rl.steps").stdout
+    assert ale("config", "describe", "run_dir").stdout.splitlines()[1].startswith("run_dir ")
+    sets = ale("config", "describe", "eval.sets").stdout
+    assert re.search(r"^eval\.sets\.NAME\.split +str +eval\.split ", sets, re.M)
+
+
+@pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
         (["run", "nofile.yaml"], "error: There is no run file nofile.yaml."),
@@ -136,8 +159,8 @@ def test_describe_tells_every_key_of_the_run_and_of_a_plugin() -> None:
             "resample_even_groups takes away the groups by which experts are judged",
         ),
         (["run", "run.yaml", "rl.steps"], "error: The override 'rl.steps' must look like key=value"),
-        (["config", "describe", "sandbx"], "error: There is no kind of plugin 'sandbx'. Did you mean 'sandbox'?"),
-        (["config", "describe", "sandbox"], "error: Which sandbox plugin? Installed: docker, local, podman, rock."),
+        (["config", "describe", "sandbx"], "error: A run file has no section or key 'sandbx'. Did you mean 'sandbox'?"),
+        (["config", "describe", "rl", "stepz"], "error: A run file has no section or key 'rl.stepz'."),
         (["config", "describe", "sandbox", "lokal"], "error: sandbox: there is no sandbox plugin 'lokal'."),
         (["plugins", "list", "--kind", "x"], "error: There is no kind of plugin 'x'."),
         (["rnu"], "No such command 'rnu'."),

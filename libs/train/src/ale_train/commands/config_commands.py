@@ -41,29 +41,11 @@ def validate(
 
 def describe(
     kind: Annotated[
-        str | None, typer.Argument(metavar="[KIND]", help="A kind of plugin, or a section such as rl or sft.")
+        str | None, typer.Argument(metavar="[KIND]", help="A section such as rl, a key, or a kind of plugin.")
     ] = None,
     name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="A plugin of that kind.")] = None,
 ) -> None:
     """Every key with type, default and meaning: of a run file, of one of its sections, or of a plugin."""
-    from ale.cli.plugins_command import print_table
-    from ale.config.keys import describe_keys
-    from ale.errors import ConfigError
-    from ale.registry.drivers import load_driver_class
-    from ale.registry.installed import list_plugins
-    from ale.specs.kinds import ALL_KINDS, plugin_noun
-    from ale_train.config.run import RunConfig
+    from ale_train.commands import describe_command
 
-    rows = describe_keys(RunConfig)
-    section = f"{kind}.{name}." if name else f"{kind}."
-    if kind is None:
-        pass
-    elif (own := [row for row in rows if row[0].startswith(section)]) and kind not in ALL_KINDS:
-        rows = own
-    else:
-        names = ", ".join(info.name for info in list_plugins(kind)) or "none"
-        if name is None:
-            raise ConfigError(f"Which {plugin_noun(kind)}? Installed: {names}.")
-        beside = [row for row in rows if row[0].startswith(f"{kind}.")]  # such as tasks.overlong
-        rows = describe_keys(load_driver_class(kind, name, kind).Config) + beside
-    print_table([("KEY", "TYPE", "DEFAULT", "MEANING"), *rows])
+    describe_command.describe(kind, name)
