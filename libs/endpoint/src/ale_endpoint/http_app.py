@@ -15,9 +15,10 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 from ale import __version__
@@ -185,19 +186,8 @@ def build_app(endpoint: SessionsByKey) -> Any:
 
     async def stream_live(request: Request, dialect: Dialect, session: LiveSession, call: ModelCall) -> Response:
         """Answer with a stream that begins with the first piece of the reply, or after a while with comments."""
-        parts: asyncio.Queue[bytes | None] = asyncio.Queue()
-        replying = asyncio.ensure_future(write_live(dialect, session, call, parts))
-        replying.add_done_callback(lambda _: parts.put_nowait(None))
-        first = asyncio.ensure_future(parts.get())
-        try:
-            await wait_until_done(request, first, PATIENCE_S)
-            if first.done() and first.result() is None:
-                replying.result()
-        except BaseException:
-            first.cancel()
-            replying.cancel()
-            raise
-        return StreamingResponse(stream_parts(dialect, replying, first, parts), media_type="text/event-stream")
+        begun = await begin_stream(request, partial(write_live, dialect, session, call))
+        return StreamingResponse(stream_parts(dialect, *begun), media_type="text/event-stream")
 
     async def count_tokens(request: Request) -> Response:
         dialect = TokenCount()
@@ -366,9 +356,31 @@ async def wait_for_disconnect(request: Any) -> None:
         continue
 
 
-async def write_live(
-    dialect: Dialect, session: LiveSession, call: ModelCall, parts: asyncio.Queue[bytes | None]
-) -> None:
+Parts = asyncio.Queue[bytes | None]
+"""The parts of an answer that is streamed; None after the last one."""
+
+
+async def begin_stream(
+    request: Any, write: Callable[[Parts], Awaitable[None]]
+) -> tuple[asyncio.Future[None], asyncio.Future[bytes | None], Parts]:
+    """Begin an answer that `write` puts into a queue, and return it, its first part and the queue: once the first part
+    is there, or after a while. Raises what `write` raises before that, and `HungUp`."""
+    parts: Parts = asyncio.Queue()
+    replying = asyncio.ensure_future(write(parts))
+    replying.add_done_callback(lambda _: parts.put_nowait(None))
+    first = asyncio.ensure_future(parts.get())
+    try:
+        await wait_until_done(request, first, PATIENCE_S)
+        if first.done() and first.result() is None:
+            replying.result()
+    except BaseException:
+        first.cancel()
+        replying.cancel()
+        raise
+    return replying, first, parts
+
+
+async def write_live(dialect: Dialect, session: LiveSession, call: ModelCall, parts: Parts) -> None:
     """Write an answer into a queue as its pieces come. Raises `HttpError`."""
     with as_http_error(session):
         writer = dialect.writer(call, session.take_call_id())
@@ -383,10 +395,7 @@ async def write_live(
 
 
 async def stream_parts(
-    dialect: Dialect,
-    replying: asyncio.Future[None],
-    first: asyncio.Future[bytes | None],
-    parts: asyncio.Queue[bytes | None],
+    dialect: Dialect, replying: asyncio.Future[None], first: asyncio.Future[bytes | None], parts: Parts
 ) -> AsyncIterator[bytes]:
     """Stream the parts of an answer until it ends; comments keep the connection alive meanwhile."""
     getting = first

@@ -19,6 +19,7 @@ from ale.session.session import Sessions
 from ale.specs.engine import GenerateRequest, Generation, Sampling
 from ale_endpoint.server import listener_at, serving
 from ale_endpoint.serving.app import build_serving_app
+from ale_endpoint.serving.completions import Completions
 from ale_endpoint.serving.conversations import Conversations
 from ale_endpoint.serving.served_policy import ServedPolicy
 from ale_testing.fake_engines import TOKENIZER, FakeEngine
@@ -61,7 +62,8 @@ async def origin_of(engine: SlowEngine) -> AsyncIterator[str]:
         Conversations(Sessions(TOKENIZER, engine, Hooks()), engine.max_context), Sampling(max_tokens=4000), ["tiny"]
     )
     with listener_at("127.0.0.1", 0) as listener:
-        async with serving(build_serving_app(policy, engine), listener):
+        completions = Completions(engine, TOKENIZER, Sampling(max_tokens=4000), engine.max_context)
+        async with serving(build_serving_app(policy, engine, completions), listener):
             yield f"http://127.0.0.1:{listener.getsockname()[1]}"
 
 
@@ -164,3 +166,44 @@ async def test_a_client_that_leaves_ends_the_generation() -> None:
         async with asyncio.timeout(30):
             while not engine.cancelled:  # noqa: ASYNC110 - the engine has no event
                 await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("body", [{"prompt": "go", "n": 2}, {"prompt": ["go", "on"]}, {"prompt": "go", "echo": True}])
+async def test_each_text_completion_goes_out_as_its_tokens_come(body: dict[str, Any]) -> None:
+    engine = SlowEngine("It is <think>é and", " more. Never")
+    choices = 1 if body.get("echo") else 2
+    begins = ["go" * bool(body.get("echo")) + "It is <think>é and"] * choices
+    texts, ends = [""] * choices, [""] * choices
+    async with AsyncExitStack() as stack:
+        origin = await stack.enter_async_context(origin_of(engine))
+        client = await stack.enter_async_context(httpx.AsyncClient(trust_env=False, timeout=30))
+        asked = {**body, "max_tokens": 99, "stop": ".", "stream": True, "stream_options": {"include_usage": True}}
+        answer = await stack.enter_async_context(client.stream("POST", f"{origin}/v1/completions", json=asked))
+        async for line in answer.aiter_lines():
+            data = json.loads(line.removeprefix("data: ")) if line.startswith("data: {") else {"choices": []}
+            for choice in data["choices"]:
+                texts[choice["index"]] += choice["text"]
+                ends[choice["index"]] += choice["finish_reason"] or ""
+            if texts == begins and not engine.go_on.is_set():
+                assert ends == [""] * choices
+                engine.go_on.set()
+    assert texts == [f"{begin} more" for begin in begins]
+    assert ends == ["stop"] * choices
+
+
+async def test_a_text_completion_that_fails_has_its_status_or_says_so_in_the_stream() -> None:
+    engine = SlowEngine("begun", "")
+    engine.error = EngineError("the device is lost")
+    async with AsyncExitStack() as stack:
+        origin = await stack.enter_async_context(origin_of(engine))
+        client = await stack.enter_async_context(httpx.AsyncClient(trust_env=False, timeout=30))
+        asked = {"prompt": "go", "stream": True}
+        answer = await stack.enter_async_context(client.stream("POST", f"{origin}/v1/completions", json=asked))
+        async for line in answer.aiter_lines():
+            if "begun" in line:
+                engine.go_on.set()
+            elif "error" in line:
+                break
+        assert "the device is lost" in json.loads(line.removeprefix("data: "))["error"]["message"]
+        refused = await client.post(f"{origin}/v1/completions", json={**asked, "suffix": "x"})
+        assert (refused.status_code, "'suffix' is refused" in refused.text) == (400, True)

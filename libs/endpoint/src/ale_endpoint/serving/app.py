@@ -9,19 +9,47 @@ import asyncio
 import json
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from ale.errors import RequestRefused
 from ale.messages import refuse_constant
 from ale.registry.validation import one_line_error
 from ale.specs.engine import InferenceEngine
+from ale_endpoint.dialects import ChatCompletions
 from ale_endpoint.dialects.dialect import encoded, openai_error
 from ale_endpoint.dialects.request_models import parse
-from ale_endpoint.http_app import HttpError, HungUp, as_http_error, body_of, build_app, wait_until_done
-from ale_endpoint.serving.completions import CompletionRequest, Completions, write_stream
+from ale_endpoint.http_app import (
+    HttpError,
+    HungUp,
+    Parts,
+    as_http_error,
+    begin_stream,
+    body_of,
+    build_app,
+    stream_parts,
+    wait_until_done,
+)
+from ale_endpoint.serving.completions import CompletionRequest, Completions
 from ale_endpoint.serving.served_policy import ServedPolicy
 
 OPEN_PATHS = ("/", "/health", "/openapi.json")
+
+
+@contextmanager
+def counted(policy: ServedPolicy, *, answers: bool = True) -> Iterator[None]:
+    """Count what becomes of a call. Raises `HttpError` in place of errors of ALE."""
+    try:
+        with as_http_error():
+            yield
+    except HttpError as refused:
+        policy.counts["failed" if refused.status >= 500 else "refused"] += 1
+        raise
+    except (HungUp, asyncio.CancelledError):
+        policy.counts["cancelled"] += 1
+        raise
+    policy.counts["answered"] += answers
 
 
 def build_serving_app(policy: ServedPolicy, engine: InferenceEngine, completions: Completions | None = None) -> Any:
@@ -57,31 +85,36 @@ def build_serving_app(policy: ServedPolicy, engine: InferenceEngine, completions
     async def complete(request: Request) -> Response:
         assert completions is not None
         try:
-            key = key_in(request.headers)
-            if not policy.lets_in(key) or (not key and "origin" in request.headers):
-                raise HttpError(401, "invalid_api_key", "The API key is not the right one.")
-            with as_http_error():
-                try:
-                    asked = parse(CompletionRequest, json.loads(await body_of(request), parse_constant=refuse_constant))
-                except (ValueError, RecursionError) as error:
-                    raise RequestRefused(f"{one_line_error(error)}.") from None
+            with counted(policy, answers=False):
+                asked = await read_completion(request)
+            if asked.stream:
+                begun = await begin_stream(request, partial(write_completion, asked))
+                return StreamingResponse(stream_parts(ChatCompletions(), *begun), media_type="text/event-stream")
+            with counted(policy):
                 answering = asyncio.ensure_future(completions.answer(asked))
                 try:
                     await wait_until_done(request, answering, None)
                 finally:
                     answering.cancel()
-                whole = answering.result()
-                policy.counts["answered"] += 1
-                if asked.stream:
-                    events = [event.encode() for event in write_stream(asked, whole)]
-                    return StreamingResponse(iter(events), media_type="text/event-stream")
-                return Response(encoded(whole), media_type="application/json")
+                return Response(encoded(answering.result()), media_type="application/json")
         except HttpError as refused:
-            policy.counts["failed" if refused.status >= 500 else "refused"] += 1
             return JSONResponse(openai_error(refused.status, refused.code, refused.message), refused.status)
         except HungUp:
-            policy.counts["cancelled"] += 1
             return Response(status_code=499)
+
+    async def read_completion(request: Request) -> CompletionRequest:
+        key = key_in(request.headers)
+        if not policy.lets_in(key) or (not key and "origin" in request.headers):
+            raise HttpError(401, "invalid_api_key", "The API key is not the right one.")
+        try:
+            return parse(CompletionRequest, json.loads(await body_of(request), parse_constant=refuse_constant))
+        except (ValueError, RecursionError) as error:
+            raise RequestRefused(f"{one_line_error(error)}.") from None
+
+    async def write_completion(asked: CompletionRequest, parts: Parts) -> None:
+        assert completions is not None
+        with counted(policy):
+            await completions.stream(asked, lambda event: parts.put_nowait(event.encode()))
 
     return Starlette(
         routes=[
