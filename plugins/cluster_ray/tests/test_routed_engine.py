@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -12,7 +12,7 @@ from ale.errors import EngineError
 from ale.specs.engine import GenerateRequest, Generation, Sampling
 from ale_engines.pool.member import State
 from ale_engines.pool.replica import Interrupted
-from ale_ray import routed_engine
+from ale_ray import engine_calls, routed_engine
 from ale_ray.engine_calls import EngineCalls
 from ale_ray.routed_engine import EngineTable, RoutedEngine, TableRow
 
@@ -123,3 +123,48 @@ async def test_an_engine_that_has_left_gets_nothing_more(engine: RoutedEngine, a
     engine.update(table(1, [row("b")]))
     answers["b"] = whole(0)
     assert [len((await engine.generate(REQUEST)).token_ids) for _ in range(4)] == [2] * 4
+
+
+async def test_what_an_engine_has_sampled_can_be_read_while_it_samples(
+    engine: RoutedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that replies can be streamed; the actor is asked more often while somebody reads."""
+    ends, asked = asyncio.Event(), list[int]()
+
+    class Remote:
+        def __init__(self, answer: Callable[..., Awaitable[Any]]) -> None:
+            self.remote = answer
+
+    class Actor:
+        async def _generate(self, call: str, request: GenerateRequest) -> Generation:
+            await ends.wait()
+            return Generation((1, 2, 3), (-0.1,) * 3, (0,) * 3, "stop")
+
+        async def _sampled(self, known: dict[str, int]) -> dict[str, Generation]:
+            asked.extend(known.values())
+            made = min(2, len(asked))
+            return {
+                call: Generation((1, 2)[count:made], (-0.1,) * (made - count), (0,) * (made - count), "length")
+                for call, count in known.items()
+            }
+
+        @property
+        def generate(self) -> Remote:
+            return Remote(self._generate)
+
+        @property
+        def sampled(self) -> Remote:
+            return Remote(self._sampled)
+
+    async def ask(name: str, answer: Awaitable[Any]) -> Any:
+        return await answer
+
+    monkeypatch.setattr(engine_calls, "ask", ask)
+    monkeypatch.setattr(engine_calls, "STREAM_S", 0.001)
+    engine.update(table(0, [row("a", actor=Actor())]))
+    running = asyncio.create_task(engine.generate(REQUEST))
+    await until(lambda: engine.sampled_so_far(REQUEST).token_ids == (1, 2))
+    assert engine.sampled_so_far(REQUEST, after=1).token_ids == (2,)
+    ends.set()
+    assert (await running).token_ids == (1, 2, 3)
+    assert engine.sampled_so_far(REQUEST).token_ids == ()

@@ -130,6 +130,9 @@ class RayReplica(Replica):
     async def generate(self, request: GenerateRequest) -> Generation:
         return await self._calls.generate(request)
 
+    def sampled_so_far(self, request: GenerateRequest, after: int = 0) -> Generation:
+        return self._calls.sampled_so_far(request, after)
+
     async def load_weights(self, policy: PolicyVersion) -> None:
         await self._ask(self.actor.load_weights.remote(policy), None, "load weights")
         self._version = policy.version

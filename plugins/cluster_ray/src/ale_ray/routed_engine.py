@@ -14,7 +14,8 @@ from typing import Any
 from ale.errors import EngineError
 from ale.specs.engine import GenerateRequest, Generation, InferenceEngine, PolicyVersion, Tokenizer
 from ale_engines.pool.admission import Admission
-from ale_engines.pool.dispatch import EngineTarget, dispatch
+from ale_engines.pool.continuation import NOTHING
+from ale_engines.pool.dispatch import EngineTarget, Progress, dispatch
 from ale_engines.pool.member import State
 from ale_ray.engine_calls import EngineCalls
 
@@ -78,6 +79,9 @@ class RemoteReplica(EngineTarget):
     async def generate(self, request: GenerateRequest) -> Generation:
         return await self._calls.generate(request)
 
+    def sampled_so_far(self, request: GenerateRequest, after: int) -> Generation:
+        return self._calls.sampled_so_far(request, after)
+
     def finish(self) -> None:
         """Report the first generation that ended well since the engine was started or broke one off."""
         if self._proven != self.row.actor:
@@ -100,6 +104,7 @@ class RoutedEngine(InferenceEngine):
         self._replicas: dict[str, RemoteReplica] = {}
         self._table = EngineTable(-1, (), 0, "")
         self._counts: Counter[str] = Counter()
+        self._running: dict[int, Progress] = {}
 
     def update(self, table: EngineTable) -> None:
         """Take a table, unless a newer one came before it."""
@@ -144,4 +149,10 @@ class RoutedEngine(InferenceEngine):
         raise NotImplementedError
 
     async def generate(self, request: GenerateRequest) -> Generation:
-        return await dispatch(self._admission, request, self._counts)
+        return await dispatch(self._admission, request, self._counts, self._running)
+
+    def sampled_so_far(self, request: GenerateRequest, after: int = 0) -> Generation:
+        """Return what is known to be sampled, beyond `after` tokens, for a request that runs: the object that
+        `generate` got."""
+        found = self._running.get(id(request))
+        return NOTHING if found is None else found.sampled_so_far(after)
