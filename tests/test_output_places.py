@@ -15,6 +15,7 @@ from support.sample_trajectory import build_trajectory
 
 from ale.cli import commands, main
 from ale.store.run_store import RunStore
+from ale_train.config.load import load_run_config
 
 FILE = "tasks: {use: bash, families: [write]}\nengine: {use: scripted, answers: [hi]}\ntrainer: null\n"
 QUESTIONS = """
@@ -146,6 +147,12 @@ def test_validate_sees_a_folder_of_runs_that_cannot_be_made(folder: Path) -> Non
         assert tree(folder) == before
     assert ale("config", "validate", "FILE", "run_dir=new/runs", cwd=folder).returncode == 0
     assert not (folder / "new").exists()
+
+
+def test_a_tilde_is_the_home_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(folder))
+    assert load_run_config(folder / "FILE", ["run_dir=~/runs"]).run.run_dir == folder / "runs"
+    assert "cannot be made: Not a directory" in refused(folder, "report", "~/file/page.html")
 
 
 def test_an_evaluation_and_a_comparison_are_named_as_such(folder: Path, tmp_path: Path) -> None:

@@ -31,7 +31,6 @@ from ale.config.references import redact_json
 from ale.errors import ConfigError
 from ale.store.encoding import decode, encode
 from ale.store.output_files import make_folder
-from ale.store.output_files import write_whole as write_whole
 from ale.trajectory import Trajectory
 
 DB_NAME, SUMMARY_NAME, CONFIG_NAME = "run.db", "summary.json", "config.yaml"

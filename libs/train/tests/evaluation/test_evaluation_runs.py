@@ -131,4 +131,5 @@ def test_episodes_that_a_fault_ended_are_made_again_counted_and_never_zeros(tmp_
         "two tries were lost for the first task, one for the second"
     )
     assert (found["resampled"], found["unfilled"], found["parts/form"]) == (2, 1, 0.25)
-    assert "2 episodes made again after faults, 1 given up" in done.stdout
+    assert "2 episodes made again after faults, 1 given up: 3 x no reward (" in done.stdout
+    assert f"\n  {found['lost']}\n" in done.stdout, "the end of a run says it of the whole run"

@@ -5,11 +5,12 @@ Every section has one meaning, whatever else is installed; only the plugins that
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from ale.config.episode import EpisodeConfig
 from ale.config.plugin_field import PluginField, choices_in
@@ -67,7 +68,9 @@ class RunConfig(EpisodeConfig):
     """A whole run."""
 
     name: str = Field("run", pattern=r"^[\w.-]+$", description="First part of the run folder's name.")
-    run_dir: Path = Field(Path("runs"), description="Folder in which run folders are created.")
+    run_dir: Annotated[Path, AfterValidator(lambda path: Path(os.path.expanduser(path)))] = Field(
+        Path("runs"), description="Folder in which run folders are created; ~ is the home folder."
+    )
     model: ModelConfig = ModelConfig()
     trainer: Annotated[PluginChoice | None, PluginField("trainer")] = Field(
         "torch", validate_default=True, description="What updates the weights; null if nothing is trained."

@@ -45,9 +45,11 @@ def _describe_rest(figures: Mapping[str, Any]) -> Iterator[str]:
     if len(tags) > 1:
         by_tag = (f"{tag} {with_interval(figures, 'success', tag)}" for tag in tags)
         yield f"    by tag: {', '.join(by_tag)}"
-    if again := figures.get("resampled"):
-        lost = f", {figures['unfilled']:.0f} given up" if figures.get("unfilled") else ""
-        yield f"    {again:.0f} episodes made again after faults{lost}"
+    again, given_up = figures.get("resampled"), figures.get("unfilled")
+    if again or given_up:
+        lost = f", {given_up:.0f} given up" if given_up else ""
+        why = f": {figures['lost']}" if figures.get("lost") else ""
+        yield f"    {again or 0:.0f} episodes made again after faults{lost}{why}"
 
 
 def with_interval(figures: Mapping[str, Any], name: str, tag: str = "") -> str:

@@ -13,6 +13,7 @@ import itertools
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
+from typing import Any
 
 from ale.errors import AleError, ConfigError
 from ale.registry.drivers import open_driver
@@ -56,9 +57,17 @@ async def evaluate_policy(bench: Workbench, label: str, step: int) -> None:
     figures = found[""] if "" in found else sum_up(found)
     if "" not in found:
         bench.finish_step(EVAL_STAGE, step, figures)
-    bench.evaluations[label] = {**figures, "step": step} | ({} if "" in found else {"sets": found})
+    with_reasons = {name: _add_reasons(bench, name, of, step) for name, of in found.items()}
+    whole = with_reasons[""] if "" in found else {**figures, "sets": with_reasons}
+    bench.evaluations[label] = {**whole, "step": step}
     bench.progress.numbers(heldout=figures["success"])
     bench.progress.note("held-out success, " + "\n".join(describe(label, bench.evaluations[label])))
+
+
+def _add_reasons(bench: Workbench, name: str, figures: Figures, step: int) -> dict[str, Any]:
+    """Return the figures of a set, and why episodes of it were made again or given up, if some were."""
+    reasons = bench.store.reasons(stage_of(name), step) if figures.get("resampled") or figures.get("unfilled") else ""
+    return {**figures, **({"lost": reasons} if reasons else {})}
 
 
 async def _evaluate_set(bench: Workbench, name: str, chosen: EvaluationSet, label: str, step: int) -> Figures:

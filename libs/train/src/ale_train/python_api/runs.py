@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ale.cli.messages import CountedWarnings
 from ale.config.yaml_text import dump_yaml, parse_yaml
 from ale.errors import ConfigError
 from ale.store.run_store import CONFIG_NAME
@@ -181,14 +182,9 @@ class Silence:
 
 @contextmanager
 def _show_warnings(show: Callable[[str], None], redact: Callable[[str], str]) -> Iterator[None]:
-    """Show warnings of ALE and its plugins as notes, without secrets, while the run works."""
-
-    class ToDisplay(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            show(redact(f"{record.levelname.lower()}: {record.getMessage()}"))
-
+    """Show warnings of ALE and its plugins as notes, without secrets and equal ones counted, while the run works."""
     logger = logging.getLogger("ale")
-    handler, propagate = ToDisplay(logging.WARNING), logger.propagate
+    handler, propagate = CountedWarnings(show, redact), logger.propagate
     logger.addHandler(handler)
     logger.propagate = False
     try:
