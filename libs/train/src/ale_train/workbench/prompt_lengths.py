@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 
 from ale.config.episode import EpisodeConfig
@@ -48,6 +48,8 @@ class PromptLengths:
     most: int
     overlong: Overlong
     _known: dict[tuple[str, str], int] = field(default_factory=dict)
+    _around: dict[tuple[object, ...], int] = field(default_factory=dict)
+    """The tokens of prompts with almost empty messages, by these messages' roles and the tools."""
 
     def excess(self, split: str, task: Task) -> int:
         """Return the number of tokens of the task's first prompt if they leave no room for a reply, else 0."""
@@ -86,9 +88,23 @@ class PromptLengths:
             own = (Message("user", task.instruction),) if task.instruction else ()
             call = ModelCall((*task.messages, *own))
         try:
-            return len(Recorder(self.tokenizer, self.form).prompt(call.messages, call.tools).token_ids)
+            return 0 if self._surely_fits(call) else self._tokens(call)
         except RequestRefused:  # the chat template does not take these messages, which the episode reports
             return 0
+
+    def _tokens(self, call: ModelCall) -> int:
+        return len(Recorder(self.tokenizer, self.form).prompt(call.messages, call.tools).token_ids)
+
+    def _surely_fits(self, call: ModelCall) -> bool:
+        """Return whether the prompt fits even if each byte of its messages is a token, which takes no rendering."""
+        if any(message.tool_calls or message.reasoning for message in call.messages):
+            return False
+        shape = (*(message.role for message in call.messages), *(tool.name for tool in call.tools))
+        if shape not in self._around:
+            empty = tuple(replace(message, content="x") for message in call.messages)
+            self._around[shape] = self._tokens(replace(call, messages=empty))
+        texts = sum(len(message.content.encode("utf-8", "replace")) + 1 for message in call.messages)
+        return self._around[shape] + texts < self.most
 
 
 def measure_prompts(config: EpisodeConfig, tokenizer: ChatTokenizer, form: ReplyForm, most: int) -> PromptLengths:
