@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ale.config.episode import RolloutConfig, SandboxNeeds
 from ale.errors import ConfigError
-from ale.messages import Message
+from ale.messages import Message, ToolSpec
 from ale.registry.hooks import Hooks
 from ale.rollout.episode import Episodes, StageInfo
 from ale.rollout.filters import OVERLONG as REJECTED
@@ -24,6 +24,7 @@ from ale.session.tokenizer import byte_tokenizer
 from ale.specs.algorithm import RolloutRequest
 from ale.specs.choice import Overlong
 from ale.specs.driver import Driver, DriverContext, PluginConfig
+from ale.specs.engine import Sampling
 from ale.specs.reward import Reward
 from ale.specs.sandbox import Sandbox
 from ale.specs.scaffold import ModelSession, Scaffold
@@ -104,6 +105,24 @@ async def test_with_truncate_the_question_loses_its_beginning_in_all_of_the_conv
     first = done.chunks[0]
     assert 200 < first.start <= 256 - 40, "as much is kept as leaves room for a reply"
     assert len(done.chunks) == 2
+
+
+async def test_an_agent_that_first_asks_for_a_title_has_its_tools_in_the_prompt_that_is_cut() -> None:
+    engine = ScriptedEngine()
+    engine.texts = ["A title", "42", "Yes"]
+    opened = Sessions(TOKENIZER, engine, Hooks()).open(
+        "s", Sampling(max_tokens=40), max_calls=8, max_context=400, shortens=True
+    )
+    tools, history = (ToolSpec("count", "It counts."),), [Message("user", LONG.instruction)]
+    await opened.chat(history)
+    history.insert(0, Message("system", "Be careful. " * 6))
+    for said in ("Sure?", "Really?"):
+        history += [(await opened.chat(history, tools)).message, Message("user", said)]
+    title, talk = opened.recorder.sequences
+    assert len(title.token_ids) < 400
+    assert len(talk.token_ids) < 400
+    assert talk.messages[1].content.endswith(QUESTION)
+    assert len(talk.messages[1].content) < len(title.messages[0].content)
 
 
 @pytest.mark.parametrize("most", [60, 100, 1000])

@@ -72,7 +72,7 @@ class RecordedSession(ModelSession):
         """Why the first prompt has no room in the context; empty if it has, or once the agent has shortened it."""
         self._shortens = shortens and not isinstance(sessions.engine, MessageEngine)
         self._shortened: dict[Message, Message] = {}
-        """The messages of the first prompt that lost their beginning, and what the model sees in their place."""
+        """The messages of first prompts that lost their beginning, and what the model sees in their place."""
         self.offers_tools = False
         """Whether a request had tools, answered or not."""
         self._sessions = sessions
@@ -152,19 +152,21 @@ class RecordedSession(ModelSession):
         return len(self._fit(request)[1].token_ids)
 
     def _fit(self, request: ModelCall) -> tuple[ModelCall, Prompt]:
-        """Return a request and its prompt. If the session shortens a first prompt that leaves no room for a reply, its
-        later requests have what is left of those messages, too."""
+        """Return a request and its prompt. If the session shortens the first prompt of a conversation, as it leaves no
+        room for a reply, later requests have what is left of those messages, too."""
+        sent = request.messages
         if self._shortened:
-            request = replace(request, messages=tuple(self._shortened.get(m, m) for m in request.messages))
+            request = replace(request, messages=tuple(self._shortened.get(m, m) for m in sent))
         prompt = self.recorder.prompt(request.messages, request.tools)
-        if not self._shortens or self.recorder.chunks or len(prompt.token_ids) < self.max_context:
+        goes_on = any(message.role == "assistant" for message in sent)
+        if not self._shortens or goes_on or len(prompt.token_ids) < self.max_context:
             return request, prompt
         most = self.max_context - min(self.max_tokens, max(1, self.max_context // 2))
         tools, tokenizer = request.tools, self._sessions.tokenizer
         messages = shorten_messages(
             request.messages, tokenizer, most, lambda shown: len(self.recorder.prompt(shown, tools).token_ids)
         )
-        self._shortened = {old: new for old, new in zip(request.messages, messages, strict=True) if old != new}
+        self._shortened |= {old: new for old, new in zip(sent, messages, strict=True) if old != new}
         request = replace(request, messages=messages)
         return request, self.recorder.prompt(messages, tools)
 
