@@ -122,7 +122,7 @@ async def test_a_port_of_this_machine_leads_to_a_program_in_a_sandbox(
     while await asyncio.to_thread(connections_of, forwarding[0], service):
         pass  # else the sandbox would never be idle
     assert len(forwarding[0].log.read_text().splitlines()) == 1, "a connection that is reset is no fault"
-    forwarding.append(Process(tmp_path, "nowhere", ["forward", str(box.sandbox_id), "9", "--url", service.url]))
+    forwarding.append(Process(tmp_path, "nowhere", ["forward", str(box.sandbox_id), "9009", "--url", service.url]))
     shown = await asyncio.to_thread(forwarding[1].wait_for, "127.0.0.1:")
     reader, _ = await asyncio.open_connection("127.0.0.1", int(shown.split()[0]))
     assert await reader.read() == b""

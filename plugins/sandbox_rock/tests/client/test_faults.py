@@ -31,8 +31,9 @@ async def box(start: StartSandbox) -> Any:
     return started
 
 
-async def test_a_job_in_the_background_keeps_its_exit_code(box: Any) -> None:
-    """The original reports 0."""
+async def test_a_job_in_the_background_keeps_its_exit_code_for_who_asks(start: StartSandbox) -> None:
+    """The original reports 0, as this service does to who does not ask."""
+    box = await start(extra_headers={"X-Job-Exit-Codes": "true"})
     done = await box.arun("sh -c 'echo why; exit 3'", mode=RunMode.NOHUP)
     assert done.exit_code == 3
     assert "why" in done.output + done.failure_reason
@@ -57,8 +58,9 @@ async def test_a_short_job_in_the_background_is_noticed_without_a_wait(
     assert done.exit_code == 0, done.failure_reason
 
 
-async def test_jobs_that_end_just_when_nobody_waits_for_them_any_more_are_noticed(box: Any) -> None:
+async def test_jobs_that_end_just_when_nobody_waits_for_them_any_more_are_noticed(start: StartSandbox) -> None:
     """A shell whose `wait` is interrupted then may keep such a job as a zombie, which `kill -0` finds for ever."""
+    box = await start(extra_headers={"X-Job-Exit-Codes": "true"})
     jobs = [
         box.arun(f"sh -c 'sleep {0.9 + 0.05 * n}; exit 3'", mode=RunMode.NOHUP, wait_timeout=60, wait_interval=5)
         for n in range(8)

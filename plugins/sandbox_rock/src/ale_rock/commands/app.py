@@ -183,7 +183,7 @@ def rock_shell(
 @rock_app.command("forward")
 def rock_forward(
     sandbox_id: Annotated[str, typer.Argument(metavar="ID", help="As `ale rock status` lists it.")],
-    port: Annotated[int, typer.Argument(min=1, max=65535, help="Where a program listens in the sandbox.")],
+    port: Annotated[int, typer.Argument(min=1024, max=65535, help="Where a program listens in the sandbox.")],
     local: Annotated[
         int, typer.Option(metavar="PORT", min=0, max=65535, help="Port of this machine; 0: a free one.")
     ] = 0,
