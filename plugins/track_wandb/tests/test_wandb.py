@@ -234,6 +234,20 @@ async def test_a_run_that_goes_on_is_one_run_whose_steps_go_on(tmp_path: Path) -
     assert (run / "wandb_run_id").read_text() == f"{ids[0]}\n"
 
 
+async def test_two_trackers_of_one_run_each_go_on_with_their_own(tmp_path: Path) -> None:
+    ids = []
+    for part in ("first", "second"):
+        configs = [WandbConfig(mode="offline", dir=tmp_path / part / name) for name in "ab"]
+        trackers = [WandbTracker(config, DriverContext("r-7", tmp_path / "run")) for config in configs]
+        for tracker in trackers:
+            tracker.ale_run_started("r-7", tmp_path / "run", {})
+        for tracker in trackers:
+            await tracker.close()
+        ids.append([read_logged(tmp_path / part / name).run.run_id for name in "ab"])
+    assert ids[0] == ids[1]
+    assert ids[0][0] != ids[0][1]
+
+
 async def test_the_server_is_asked_for_the_run_that_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "wandb_run_id").write_text("abc123\n")
     asked: list[dict[str, Any]] = []

@@ -25,6 +25,7 @@ from ale.errors import ConfigError
 from ale.registry.validation import one_line_error
 from ale.specs.driver import DriverContext, PluginConfig
 from ale.specs.events import Observer, hookimpl
+from ale.store.kept_text import KeptText
 from ale_mlflow.names import allowed_name, as_text, flatten, is_number
 from ale_mlflow.sender import Sender
 
@@ -72,6 +73,7 @@ class MlflowTracker(Observer):
         self._sender: Sender | None = None
         self._client: Any = None
         self._run_id = ""
+        self._kept: KeptText | None = None
         self._status = "FAILED"
 
     @hookimpl
@@ -99,6 +101,9 @@ class MlflowTracker(Observer):
         sender, self._sender = self._sender, None
         if sender is not None and not await asyncio.to_thread(sender.close, self._end, CLOSE_S):
             log.warning("mlflow did not take all of this run within %d s. %s", CLOSE_S, MEND)
+        kept, self._kept = self._kept, None
+        if kept is not None:
+            kept.close()
 
     # -- in the thread -------------------------------------------------------------------------------------------------
 
@@ -124,12 +129,12 @@ class MlflowTracker(Observer):
                 raise
             experiment = found.experiment_id
         tags = dict(self.config.tags) | ({"group": self.config.group} if self.config.group else {})
-        kept = run_dir / RUN_ID
-        run = self._go_on(kept.read_text().strip()) if kept.exists() else None
+        self._kept = self._kept or KeptText(run_dir, RUN_ID)
+        known = self._kept.read()
+        run = self._go_on(known) if known else None
         if run is None:
             run = self._client.create_run(experiment, run_name=self.config.name or run_id, tags=tags)
-            run_dir.mkdir(parents=True, exist_ok=True)
-            kept.write_text(f"{run.info.run_id}\n")
+            self._kept.write(run.info.run_id)
         self._run_id = run.info.run_id
         every = ((allowed_name(name), as_text(value)) for name, value in flatten(config, "."))
         parameters = [Param(name, value) for name, value in every if name not in run.data.params]

@@ -24,6 +24,7 @@ from ale.config.references import redact_data
 from ale.errors import ConfigError
 from ale.specs.driver import DriverContext, PluginConfig
 from ale.specs.events import Observer, hookimpl
+from ale.store.kept_text import KeptText
 
 __all__ = ["WandbTracker"]
 
@@ -59,6 +60,7 @@ class WandbTracker(Observer):
     def __init__(self, config: WandbConfig, context: DriverContext) -> None:
         super().__init__(config, context)
         self._run: Any = None
+        self._kept: KeptText | None = None
         self._completed = False
 
     @hookimpl
@@ -102,6 +104,9 @@ class WandbTracker(Observer):
     async def close(self) -> None:
         """End the run. What is not uploaded within `FINISH_S` seconds stays in its files, with a warning."""
         run, self._run = self._run, None
+        kept, self._kept = self._kept, None
+        if kept is not None:
+            kept.close()
         if run is None:
             return
         try:
@@ -128,10 +133,10 @@ class WandbTracker(Observer):
             finish_timeout=FINISH_S,
             finish_timeout_raises=True,
         )
-        kept = run_dir / RUN_ID
-        known = kept.read_text().strip() if kept.exists() else None
+        self._kept = self._kept or (None if mode == "disabled" else KeptText(run_dir, RUN_ID))
+        known = self._kept.read() if self._kept is not None else ""
         begun = wandb.init(
-            id=known,  # None: the library's own choice
+            id=known or None,  # None: the library's own choice
             resume="allow" if known else None,
             entity=entity or None,
             project=project,
@@ -144,9 +149,8 @@ class WandbTracker(Observer):
             reinit="create_new",  # runs beside each other in one process each have their own
             settings=settings,
         )
-        if known is None and not begun.disabled:
-            run_dir.mkdir(parents=True, exist_ok=True)
-            kept.write_text(f"{begun.id}\n")
+        if self._kept is not None and not known:
+            self._kept.write(begun.id)
         return begun
 
     def _redact(self, data: Mapping[str, Any]) -> dict[str, Any]:
