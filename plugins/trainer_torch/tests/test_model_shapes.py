@@ -13,24 +13,8 @@ from safetensors.torch import load_file
 from ale.errors import ConfigError
 from ale.specs.driver import DriverContext
 from ale.specs.engine import FolderTicket, MemoryTicket
-from ale.specs.trainer import ChunkTable, TrainBatch
-from ale_testing.model_shapes import LONG, SHAPES, VOCABULARY, true_logprobs, write_model
+from ale_testing.model_shapes import SHAPES, make_batch, true_batch_logprobs, write_model
 from ale_trainer_torch import TorchTrainer
-
-LENGTHS = (20, 2 * LONG, 12, 33, LONG, 8)
-
-
-def make_batch() -> TrainBatch:
-    rng, count = np.random.default_rng(0), len(LENGTHS)
-    ids = np.concatenate([np.where(np.arange(n) < 1, -1, i) for i, n in enumerate(LENGTHS)])
-    ones = np.ones(count)
-    table = ChunkTable(
-        np.arange(count), np.zeros(count, np.int64), ones.astype(np.int64), ones.astype(np.float32), ones.astype(bool)
-    )
-    tokens = np.concatenate([rng.integers(3, VOCABULARY, n) for n in LENGTHS]).astype(np.int64)
-    return TrainBatch(
-        tokens, np.array(LENGTHS), np.arange(count), ids, np.zeros(len(ids), np.float32), table, float((ids >= 0).sum())
-    )
 
 
 def trainer(**settings: object) -> TorchTrainer:
@@ -47,12 +31,9 @@ async def test_each_sequence_of_a_batch_gets_the_log_probabilities_that_it_has_a
         found = [await learning.logprobs(batch, policy) for policy in ("current", "reference", "current")]
         memory = (await learning.publish("memory", tmp_path)).ticket
         published = (await learning.publish("folder", tmp_path / "published")).ticket
-    wanted = [
-        np.array([0.0, *true_logprobs(folder, part.tolist())])
-        for part in np.split(batch.token_ids, np.cumsum(LENGTHS)[:-1])
-    ]
+    wanted = true_batch_logprobs(folder, batch)
     for logprobs in found:
-        np.testing.assert_allclose(logprobs, np.concatenate(wanted), atol=1e-4)
+        np.testing.assert_allclose(logprobs, wanted, atol=1e-4)
     assert isinstance(memory, MemoryTicket)
     assert isinstance(published, FolderTicket)
     first, again = load_file(folder / "model.safetensors"), load_file(published.folder / "model.safetensors")

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ale.errors import EngineError
+from ale.errors import ConfigError, EngineError
 from ale.session.tokenizer import byte_tokenizer
 from ale.specs.driver import DriverContext
 from ale.specs.engine import FolderTicket, GenerateRequest, Generation, PolicyVersion, Sampling
@@ -162,6 +162,31 @@ async def test_a_server_at_a_url_is_waited_for_at_the_start_and_after_a_loss(mod
         await replica.restart()
         await replica.check()
     assert channel.events == [("note", {"text": "crate 0 cannot be reached. It is waited for, up to 600 s."})] * 2
+
+
+async def test_a_server_that_ends_its_start_is_named_with_the_model(model: Path, tmp_path: Path) -> None:
+    async with started(tmp_path / "python", "#!/bin/sh\necho no such layer\nexit 3\n") as replica:
+        replica.silent = 1000
+        with pytest.raises(
+            EngineError, match=rf"could not be started with the model in {model};.*(?s:status 3.*no such)"
+        ):
+            await replica.load_model(model, byte_tokenizer())
+
+
+async def test_a_model_that_a_server_cannot_compute_is_refused(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def sample(*_: object) -> str:
+        raise EngineError("no such kernel")
+
+    async with started(tmp_path / "python") as replica:
+        replica.holds = model
+        monkeypatch.setattr(replica, "sample", sample)
+        with pytest.raises(
+            ConfigError, match=rf"has loaded the model in {model} .* cannot compute it.* no such kernel"
+        ):
+            await replica.load_model(model, byte_tokenizer())
+        assert replica.process is None
 
 
 async def test_a_server_at_a_url_that_never_answers_is_named_with_the_setting(model: Path) -> None:

@@ -155,11 +155,12 @@ def test_a_server_may_hold_a_tensor_in_an_order_of_its_own_as_long_as_it_keeps_i
 
 
 def test_a_server_that_renames_tensors_is_compared_by_their_sum() -> None:
-    def whole(**totals: int) -> fingerprint.Fingerprint:
+    def whole(**totals: int) -> dict[str, fingerprint.TensorSum]:
         return {name: fingerprint.TensorSum((), total, ()) for name, total in totals.items()}
 
     folder = whole(a=1, b=2**64 - 1, same=5)
     fingerprint.compare(folder, whole(ab=0, same=5), "server 0")
+    fingerprint.compare(folder | whole(**{"mamba.A_log": 3}), whole(ab=0, same=5) | whole(**{"mamba.A": 7}), "server 0")
     with pytest.raises(EngineError, match="a, ab, b differ"):
         fingerprint.compare(folder, whole(ab=1, same=5), "server 0")
 

@@ -22,9 +22,7 @@ def test_weights_go_to_shared_memory_only_if_there_is_room() -> None:
 
 
 @pytest.mark.parametrize("order", [("embed", "head"), ("head", "embed")])
-def test_a_tied_weight_is_written_by_the_name_that_its_folder_has(
-    order: tuple[str, str], tmp_path: Path
-) -> None:
+def test_a_tied_weight_is_written_by_the_name_that_its_folder_has(order: tuple[str, str], tmp_path: Path) -> None:
     weight = torch.ones(3, 2)
     write_tensors(dict.fromkeys(order, weight) | {"norm": torch.ones(2)}, tmp_path / "1", {"embed", "norm"})
     assert sorted(read_folder(tmp_path / "1")) == ["embed", "norm"]

@@ -9,11 +9,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ale.specs.trainer import TrainBatch
 
 VOCABULARY = 301
 LONG = 64
 """Tokens of a text that crosses every switch of length."""
+LENGTHS = (20, 2 * LONG, 12, 33, LONG, 8)
+"""Of the sequences of `make_batch`."""
 SWITCH = 32
 """The length after which rotary positions change, where they do."""
 
@@ -60,6 +65,17 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "hybrid": ("lfm2", {"layer_types": ["conv", "full_attention"]}),
 }
 """By what is special in them: the model type, and its settings beside the sizes that all have."""
+REFUSED: dict[str, tuple[str, ...]] = {
+    "vllm": ("windows of some layers", "mamba", "mamba2", "hybrid"),
+    "sglang": (
+        "biases", "dynamic", "window", "windows of some layers", "shared expert", "mamba", "mamba2", "hybrid",
+    ),
+    "megatron": (
+        "biases", "yarn", "dynamic", "longrope", "window", "gemma3", "experts of mixtral", "shared expert", "mamba",
+        "mamba2", "hybrid",
+    ),
+}  # fmt: skip
+"""The shapes that an engine (on a CPU) or a trainer refuses when it loads them; `torch` refuses none."""
 
 
 def write_model(name: str, folder: Path, seed: int = 0) -> Path:
@@ -98,4 +114,30 @@ def true_logprobs(folder: Path, token_ids: Sequence[int]) -> list[float]:
     with torch.no_grad():
         table = torch.log_softmax(_read(folder)(tokens, use_cache=False).logits[0].float(), -1)
     found: list[float] = table[:-1].gather(-1, tokens[0, 1:, None])[:, 0].tolist()
+    return found
+
+
+def make_batch() -> TrainBatch:
+    """Return a batch of random sequences of the lengths in `LENGTHS`, with loss on all tokens but each first one."""
+    import numpy as np
+
+    from ale.specs.trainer import ChunkTable, TrainBatch
+
+    rng, count = np.random.default_rng(0), len(LENGTHS)
+    ids = np.concatenate([np.where(np.arange(length) < 1, -1, at) for at, length in enumerate(LENGTHS)])
+    ones = np.ones(count)
+    table = ChunkTable(
+        np.arange(count), np.zeros(count, np.int64), ones.astype(np.int64), ones.astype(np.float32), ones.astype(bool)
+    )
+    tokens = np.concatenate([rng.integers(3, VOCABULARY, length) for length in LENGTHS]).astype(np.int64)
+    engine = np.zeros(len(ids), np.float32)
+    return TrainBatch(tokens, np.array(LENGTHS), np.arange(count), ids, engine, table, float((ids >= 0).sum()))
+
+
+def true_batch_logprobs(folder: Path, batch: TrainBatch) -> list[float]:
+    """Return what a trainer is to compute of `make_batch`: each sequence alone, and 0 for its first token."""
+    found, first = [], 0
+    for length in batch.lengths.tolist():
+        found += [0.0, *true_logprobs(folder, batch.token_ids[first : first + length].tolist())]
+        first += length
     return found

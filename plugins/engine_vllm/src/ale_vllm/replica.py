@@ -150,11 +150,7 @@ class VllmReplica(ServerReplica):
         return fingerprint.merge(ticket.sums[self.dtype], self.model.tied)
 
     async def ask_fingerprint(self) -> Fingerprint:
-        found = await self.client.post("/ale/fingerprint", timeout_s=self.settings.request_timeout_s)
-        return {
-            name.replace(".experts.routed_experts.", ".experts."): TensorSum(tuple(shape), total, tuple(moments))
-            for name, (shape, total, moments) in found.items()
-        }
+        return read_fingerprint(await self.client.post("/ale/fingerprint", timeout_s=self.settings.request_timeout_s))
 
     async def ask_metrics(self) -> dict[str, float]:
         """It also asks whether the engine behind the routes lives."""
@@ -178,6 +174,15 @@ class VllmReplica(ServerReplica):
     async def wake(self) -> None:
         if self.launch is None or self.launch.cuda:
             await self.client.post("/ale/wake", timeout_s=self.settings.request_timeout_s)
+
+
+def read_fingerprint(held: Mapping[str, Any]) -> Fingerprint:
+    """Return what vLLM's workers say that they hold, by the names of `fingerprint.py`: vLLM has a module more for
+    experts."""
+    return {
+        name.replace(".experts.routed_experts.", ".experts."): TensorSum(tuple(shape), total, tuple(moments))
+        for name, (shape, total, moments) in held.items()
+    }
 
 
 def receiver_file() -> str:

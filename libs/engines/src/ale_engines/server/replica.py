@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import IO
 from uuid import uuid4
 
-from ale.errors import EngineError
+from ale.errors import ConfigError, EngineError
 from ale.specs.driver import DriverContext
 from ale.specs.engine import FolderTicket, GenerateRequest, Generation, MemoryTicket, PolicyVersion, Sampling, Tokenizer
 from ale_engines.pool.continuation import NOTHING
@@ -58,6 +58,8 @@ POLL_S = 0.1
 """Seconds between two questions whether a server that starts is ready."""
 DYING_S = 5.0
 """Seconds for which a lost connection waits to learn how the process ended."""
+TRIAL = 40
+"""Tokens that a new server is given to compute: more than a block of its cache."""
 SILENCE_S = 300.0
 """Seconds without an answer to a check after which a busy server has failed: a step over long prompts takes a CPU
 half a minute, and a machine may be busy with other things."""
@@ -208,7 +210,8 @@ class ServerReplica(ServerContract, Replica):
                 )
             match policy.ticket:
                 case MemoryTicket(weights):
-                    assert self.launch is not None and self.model is not None
+                    assert self.launch is not None
+                    assert self.model is not None
                     folder, names = self.launch.weights / str(policy.version), self.model.shapes.keys()
                     try:
                         await asyncio.to_thread(write_tensors, weights, folder, names)
@@ -278,6 +281,20 @@ class ServerReplica(ServerContract, Replica):
             await self._wait_ready(process)
             served = await self.ask_fingerprint()
         fingerprint.compare(summing.result(), served, self.name, self._layout)
+        await self._try_model(model)
+
+    async def _try_model(self, model: ModelFolder) -> None:
+        """Let a new server sample: there are models that it can load and cannot compute."""
+        length = max(1, min(TRIAL, self.max_context - 1))
+        request = GenerateRequest((0,) * length, Sampling(max_tokens=1, seed=0))
+        try:
+            await self.sample(request, 1, f"{self.group}-0", Sampled(self.name))
+        except EngineError as error:
+            why = await self._describe_loss(error) if isinstance(error, ConnectionLost) else str(error)
+            raise ConfigError(
+                f"{self.name} has loaded the model in {model.folder} (of the type '{model.config.get('model_type')}') "
+                f"and cannot compute it. Take another engine for it (`ale plugins list engine`). {why}"
+            ) from None
 
     async def _wait_ready(self, process: ServerProcess | None) -> None:
         """Wait until the server answers, and check its release; `process` is None for one at a URL."""
@@ -301,7 +318,11 @@ class ServerReplica(ServerContract, Replica):
                 f"{self.name} did not get ready within {self.settings.start_timeout_s:g} s (engine.start_timeout_s). "
                 f"{log}"
             ) from None
-        raise EngineError(self._describe_end())
+        folder = self.model.folder if self.model is not None else ""
+        raise EngineError(
+            f"{self.name} could not be started with the model in {folder}; if that is not one that {self.server} can "
+            f"compute, take another engine for it. {self._describe_end()}"
+        )
 
     async def _end_server(self) -> None:
         process, self.process = self.process, None

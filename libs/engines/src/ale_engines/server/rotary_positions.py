@@ -15,10 +15,6 @@ from ale.errors import ConfigError
 from ale_engines.server.model_folder import ModelFolder
 
 Settings = Mapping[str, Any]
-OTHERWISE = (
-    "The model in {folder} has rotary positions of the type '{kind}' with {what}, which {server} computes otherwise "
-    "than transformers, and so than the trainer. Take another engine (engine: {others})."
-)
 
 
 def list_rotary_settings(config: Settings) -> Iterator[tuple[str, Settings]]:
@@ -51,9 +47,10 @@ def check_rotary_positions(model: ModelFolder, max_context: int, server: str) ->
         ratio = float(rope["limit"] or length) / length
         scale = rope.get("attention_factor") or scale_attention(float(rope.get("factor") or ratio), length)
         if not math.isclose(scale, rope.get("short_mscale") or scale_attention(ratio, length), rel_tol=1e-6):
-            what = "an attention_factor or factor of its own"
             raise ConfigError(
-                OTHERWISE.format(folder=model.folder, kind=kind, what=what, server=server, others="torch")
+                f"The model in {model.folder} has rotary positions of the type '{kind}' with an attention_factor or "
+                f"factor of its own, which {server} computes otherwise than transformers, and so than the trainer. "
+                "Take another engine for it (engine: torch)."
             )
 
 
