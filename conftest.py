@@ -42,6 +42,9 @@ LONG = {
         "tests/test_written_policies.py",
         "tests/conformance/test_our_ray_clusters.py",
     ),
+    "servers of many models": (
+        "plugins/engine_vllm/tests/test_vllm_model_shapes.py", "plugins/engine_sglang/tests/test_model_shapes.py",
+    ),
     "packages as wheels and in environments of their own": (
         "tests/packaging/test_new_plugins.py", "tests/packaging/test_wheels.py", "tests/test_models_by_name.py",
         "tests/test_gpu_check.py",
