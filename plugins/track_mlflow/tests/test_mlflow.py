@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import math
@@ -18,6 +19,7 @@ import pytest
 from mlflow import MlflowClient
 from pydantic import ValidationError
 
+from ale.errors import ConfigError
 from ale.registry.hooks import Hooks
 from ale.specs.driver import DriverContext
 from ale_mlflow import MlflowTracker, tracker
@@ -274,3 +276,11 @@ def test_a_name_that_mlflow_refuses_becomes_one_that_it_takes(name: str, allowed
 def test_a_wrong_mode_is_refused() -> None:
     with pytest.raises(ValidationError, match="'online' or 'offline'"):
         MlflowConfig.model_validate({"mode": "of line"})
+
+
+def test_a_folder_that_cannot_be_made_refuses_the_run(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    tracker = MlflowTracker(MlflowConfig(dir=tmp_path / "file/new"), DriverContext())
+    with pytest.raises(ConfigError, match=r"The folder of the observer .mlflow. .*new cannot be made: "):
+        asyncio.run(tracker.start())
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]

@@ -58,3 +58,11 @@ def test_a_folder_of_ones_own_keeps_runs_apart(tmp_path: Path) -> None:
     assert tracker.folder == tmp_path / "r7"
     with pytest.raises(ConfigError, match="give it a 'folder'"):
         _ = TensorBoardTracker(TensorBoardConfig(), DriverContext()).folder
+
+
+def test_a_folder_that_cannot_be_made_refuses_the_run(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    tracker = TensorBoardTracker(TensorBoardConfig(folder=tmp_path / "file/new"), DriverContext())
+    with pytest.raises(ConfigError, match=r"The folder of the observer .tensorboard. .*new cannot be made: "):
+        asyncio.run(tracker.start())
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]

@@ -23,6 +23,7 @@ from pydantic import ValidationError
 from support.temporary_files import nothing_left_in
 from wandb.proto.wandb_internal_pb2 import Record
 
+from ale.errors import ConfigError
 from ale.registry.hooks import Hooks
 from ale.registry.installed import list_plugins
 from ale.specs.driver import DriverContext
@@ -286,3 +287,11 @@ def test_neither_a_run_nor_a_check_of_the_plugin_leaves_temporary_files(tmp_path
 def test_a_wrong_mode_is_refused() -> None:
     with pytest.raises(ValidationError, match="'online', 'offline' or 'disabled'"):
         WandbConfig.model_validate({"mode": "of line"})
+
+
+def test_a_folder_that_cannot_be_made_refuses_the_run(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    tracker = WandbTracker(WandbConfig(dir=tmp_path / "file/new"), DriverContext())
+    with pytest.raises(ConfigError, match=r"The folder of the observer .wandb. .*new cannot be made: "):
+        asyncio.run(tracker.start())
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]

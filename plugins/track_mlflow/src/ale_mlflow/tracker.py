@@ -26,6 +26,7 @@ from ale.registry.validation import one_line_error
 from ale.specs.driver import DriverContext, PluginConfig
 from ale.specs.events import Observer, hookimpl
 from ale.store.kept_text import KeptText
+from ale.store.output_files import check_folder
 from ale_mlflow.names import allowed_name, as_text, flatten, is_number
 from ale_mlflow.sender import Sender
 
@@ -75,6 +76,11 @@ class MlflowTracker(Observer):
         self._run_id = ""
         self._kept: KeptText | None = None
         self._status = "FAILED"
+
+    async def start(self) -> None:
+        """Raise `ConfigError` if the folder that the run file gives cannot be made."""
+        if self.config.dir is not None:
+            check_folder(self.config.dir, "folder of the observer 'mlflow'")
 
     @hookimpl
     def ale_run_started(self, run_id: str, run_dir: Path, config: Mapping[str, Any]) -> None:

@@ -12,6 +12,7 @@ from pydantic import Field
 from ale.errors import ConfigError
 from ale.specs.driver import DriverContext, PluginConfig
 from ale.specs.events import Observer, hookimpl
+from ale.store.output_files import check_folder
 
 __all__ = ["TensorBoardTracker"]
 
@@ -47,6 +48,11 @@ class TensorBoardTracker(Observer):
         if self.context.run_dir is None:
             raise ConfigError("The observer 'tensorboard' has no run folder to write to; give it a 'folder'.")
         return self.context.run_dir / "tensorboard"
+
+    async def start(self) -> None:
+        """Raise `ConfigError` if the folder that the run file gives cannot be made."""
+        if self.config.folder is not None:
+            check_folder(self.config.folder, "folder of the observer 'tensorboard'")
 
     @hookimpl
     def ale_step_finished(self, stage: str, step: int, metrics: Mapping[str, float]) -> None:

@@ -25,6 +25,7 @@ from ale.errors import ConfigError
 from ale.specs.driver import DriverContext, PluginConfig
 from ale.specs.events import Observer, hookimpl
 from ale.store.kept_text import KeptText
+from ale.store.output_files import check_folder
 
 __all__ = ["WandbTracker"]
 
@@ -62,6 +63,11 @@ class WandbTracker(Observer):
         self._run: Any = None
         self._kept: KeptText | None = None
         self._completed = False
+
+    async def start(self) -> None:
+        """Raise `ConfigError` if the folder that the run file gives cannot be made."""
+        if self.config.dir is not None:
+            check_folder(self.config.dir, "folder of the observer 'wandb'")
 
     @hookimpl
     def ale_run_started(self, run_id: str, run_dir: Path, config: Mapping[str, Any]) -> None:

@@ -49,7 +49,7 @@ def _describe_rest(figures: Mapping[str, Any]) -> Iterator[str]:
     if again or given_up:
         lost = f", {given_up:.0f} given up" if given_up else ""
         why = f": {figures['lost']}" if figures.get("lost") else ""
-        yield f"    {again or 0:.0f} episodes made again after faults{lost}{why}"
+        yield f"    {again or 0:.0f} episode{'' if again == 1 else 's'} made again after faults{lost}{why}"
 
 
 def with_interval(figures: Mapping[str, Any], name: str, tag: str = "") -> str:

@@ -23,6 +23,7 @@ from ale.messages import Message
 from ale.specs.driver import DriverContext, PluginConfig
 from ale.specs.events import ExecBy, Observer, hookimpl
 from ale.specs.sandbox import ExecResult
+from ale.store.output_files import make_folder
 from ale.task import Task
 from ale.trajectory import Chunk, Trajectory
 
@@ -81,8 +82,8 @@ class AuditLog(Observer):
 
     def _open(self) -> int:
         if self._file is None:
+            make_folder(self.path.parent, "folder of the audit log")
             try:
-                self.path.parent.mkdir(parents=True, exist_ok=True)
                 self._file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
             except OSError as error:
                 raise ConfigError(f"The audit log {self.path} cannot be opened: {error.strerror}.") from error
