@@ -61,7 +61,7 @@ def test_a_torn_last_line_is_no_call_and_the_next_writer_takes_it_away(tmp_path:
         assert (recording.lines, recording.calls["s"]) == (2, 2)
         recording.add(call("three", number=2))
     assert [c.number for c in read_recording(path)] == [0, 1, 2]
-    path.write_bytes(b"x" * 100_000)
+    path.write_bytes(b"{" + b"x" * 100_000)
     with Recording(path) as recording:
         assert recording.lines == 0
     assert path.read_bytes() == b""
@@ -196,3 +196,10 @@ def test_long_texts_are_shown_where_they_part() -> None:
     said = str(replay.refusal(ModelCall((Message("user", f"{long}there it ends"),), (TOOL,), model="m")))
     assert "there it ends' where" in said
     assert len(said) < 500
+
+
+def test_a_file_that_is_no_recording_is_not_emptied(tmp_path: Path) -> None:
+    (tmp_path / "notes").write_text("mine, without a line break at its end")
+    with pytest.raises(ConfigError, match=r"notes is no recording, and is not written to"):
+        Recording(tmp_path / "notes")
+    assert (tmp_path / "notes").read_text() == "mine, without a line break at its end"
