@@ -58,11 +58,11 @@ class Recording:
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._end = self._whole_lines()
-            if os.pread(self._file, 1, self._end) not in (b"", b"{"):  # a line that a crash has cut begins like a call
-                raise ConfigError(f"The file {path} is no recording, and is not written to; name another file.")
             for call in read_recording(path):
                 self.lines += 1
                 self.calls[call.session] = max(self.calls[call.session], call.number + call.request.n)
+            if os.pread(self._file, 1, self._end) not in (b"", b"{"):  # a line that a crash has cut begins like a call
+                raise ConfigError(f"The file {path} is no recording, and is not written to; name another file.")
             os.ftruncate(self._file, self._end)
         except BlockingIOError:
             os.close(self._file)
