@@ -145,6 +145,8 @@ def test_a_fork_with_another_model_is_refused_and_one_without_takes_that_of_its_
     assert "cannot change model.path, model.scratch" in refusal(
         "config", "validate", file, "--fork", source, "model.scratch=null", f"model.path={final}"
     )
+    valid = ale("config", "validate", file, "--fork", source)
+    assert valid.stdout.splitlines()[-1] == f"{file} is valid.", valid.stderr
     less = ("~model", "sft=null", "rl.steps=1", "eval=null")
     summary_of(ale("run", file, "--fork", source, *less, "--out", tmp_path / "fork"))
     assert "hidden_size: 32" in (tmp_path / "fork" / "config.yaml").read_text()

@@ -4,6 +4,7 @@ demonstrations, counted, and measured in the policy's tokens if it has a model f
 from __future__ import annotations
 
 from contextlib import AsyncExitStack
+from pathlib import Path
 
 from ale.registry.drivers import build_driver
 from ale.rollout.open_episodes import start_driver
@@ -11,7 +12,7 @@ from ale.session.reply_format import ReplyForm
 from ale.session.tokenizer import ChatTokenizer
 from ale.specs.driver import DriverContext
 from ale.specs.tool_format import ToolFormat
-from ale_train.config.run import RunConfig
+from ale_train.config.run import ModelConfig, RunConfig
 from ale_train.config.supervised import SFTConfig
 from ale_train.evaluation.task_counts import splits_of, survey_tasks
 from ale_train.models.named_model import check_model
@@ -30,14 +31,19 @@ MOST_ROWS = 1000
 async def check_data(plan: RunPlan) -> list[str]:
     """Return lines about the tasks and the demonstrations of a run. Raises `AleError` if some cannot be used."""
     config = plan.config
-    folder = None if config.model.path is None else check_model(config.model.path, config.model.revision)
-    tokenizer = None if folder is None or plan.message_engine else check_policy(config.model, folder)
+    folder: Path | None
+    if plan.fork is not None:  # its checkpoint holds the model, with the template that the file asks for
+        folder, model = plan.fork.checkpoint, ModelConfig()
+    else:
+        folder = None if config.model.path is None else check_model(config.model.path, config.model.revision)
+        model = config.model
+    tokenizer = None if folder is None or plan.message_engine else check_policy(model, folder)
     context = DriverContext(seed=config.seed)
     lines: list[str] = []
     lengths: PromptLengths | None = None
     if tokenizer is not None and folder is not None:
         form = _make_form(config, context)
-        if config.sft is not None and plan.only == "all":
+        if config.sft is not None and plan.only == "all" and plan.fork is None:
             lines += _check_demonstrations(config, config.sft, tokenizer, form)
         most = model_context(folder) or config.rollout.max_context
         lengths = measure_prompts(config, tokenizer, form, most)
