@@ -6,11 +6,11 @@ import asyncio
 import contextlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ale.errors import ConfigError, EngineError
+from ale.errors import EngineError
 from ale.specs.driver import DriverContext
 from ale.specs.engine import GenerateRequest
 from ale_engines.server.contract import CHECK_S
@@ -20,10 +20,10 @@ from ale_engines.server.metrics import sum_samples
 from ale_engines.server.model_folder import ModelFolder
 from ale_engines.server.python_environments import find_python
 from ale_engines.server.replica import ServerReplica
-from ale_engines.server.rotary_positions import OTHERWISE, list_rotary_settings
 from ale_engines.server.sampled_tokens import STREAM_INTERVAL, Sampled
 from ale_engines.server.settings import ServerSettings
 from ale_engines.weights.fingerprint import MODULUS, Fingerprint, TensorSum
+from ale_sglang.model_limits import check_limits
 from ale_sglang.server_arguments import RESERVE, SERVER, list_arguments
 
 CALL_S = 5.0
@@ -59,18 +59,8 @@ class SglangReplica(ServerReplica):
         return find_python(self.server, device)
 
     def check_model(self, model: ModelFolder) -> None:
-        """SGLang computes `dynamic` positions as if every text were of the longest length, and does not read the
-        attention_factor of `yarn`."""
         super().check_model(model)
-        for kind, rope in list_rotary_settings(model.config):
-            what = "a factor" if kind == "dynamic" and not rope.get("alpha") else ""
-            if kind == "yarn" and rope.get("attention_factor") is not None:
-                what = "an attention_factor"
-            if what:
-                others = "vllm or torch"
-                raise ConfigError(
-                    OTHERWISE.format(folder=model.folder, kind=kind, what=what, server=self.server, others=others)
-                )
+        check_limits(model, self.max_context)
 
     def make_argv(self, launch: Launch) -> list[str]:
         return [str(launch.python), str(SERVER), *list_arguments(launch, self.settings)]
@@ -153,14 +143,7 @@ class SglangReplica(ServerReplica):
     async def ask_fingerprint(self) -> Fingerprint:
         body = {"action": "ale_fingerprint", "selector": "target"}
         answer = await self.client.post("/weights_checker", body, self.settings.request_timeout_s)
-        found: dict[str, TensorSum] = {}
-        for rank in answer["ranks"]:
-            for name, text in rank["checksums"].items():
-                shape, total, moments = json.loads(text)
-                _, others, their_moments = found.get(name, TensorSum(shape, 0, (0,) * len(moments)))
-                sums = [one + other for one, other in zip((total, *moments), (others, *their_moments), strict=True)]
-                found[name] = TensorSum(tuple(shape), sums[0] % MODULUS, tuple(one % MODULUS for one in sums[1:]))
-        return found
+        return read_fingerprint([rank["checksums"] for rank in answer["ranks"]])
 
     async def ask_metrics(self) -> dict[str, float]:
         return sum_samples(await self.client.get("/metrics", CHECK_S), METRICS)
@@ -198,6 +181,18 @@ class SglangReplica(ServerReplica):
         versions = [int(span["version"]) for span in spans for _ in range(max(span["start"], first), span["end"])]
         sampled.add([token_id for _, token_id, *_ in entries], [logprob for logprob, *_ in entries], versions)
         return meta
+
+
+def read_fingerprint(ranks: Sequence[Mapping[str, str]]) -> Fingerprint:
+    """Return the sums of all ranks, of what each says that it holds."""
+    found: dict[str, TensorSum] = {}
+    for rank in ranks:
+        for name, text in rank.items():
+            shape, total, moments = json.loads(text)
+            _, others, their_moments = found.get(name, TensorSum(shape, 0, (0,) * len(moments)))
+            sums = [one + other for one, other in zip((total, *moments), (others, *their_moments), strict=True)]
+            found[name] = TensorSum(tuple(shape), sums[0] % MODULUS, tuple(one % MODULUS for one in sums[1:]))
+    return found
 
 
 def whole_name(request_id: str) -> str:
