@@ -151,6 +151,6 @@ def test_validate_makes_the_checks_of_the_run_with_the_same_arguments(tmp_path: 
     )
     assert whole.returncode == 2
     assert whole.stderr.startswith("error: trainer: 'cpt', 'sft' and 'rl' need a trainer")
-    assert (rollout.returncode, rollout.stdout) == (0, f"{tmp_path / 'run.yaml'} is valid.\n")
+    assert (rollout.returncode, rollout.stdout) == (0, f"tasks: 8192 train\n{tmp_path / 'run.yaml'} is valid.\n")
     assert train.returncode == 2
     assert "there is no run folder" in train.stderr

@@ -38,7 +38,7 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_name_in_the_cache_is_validated_and_run_without_a_network(run_file: RunFile, repository: Path) -> None:
     file, name = run_file(TINY), "model.path=team/small"
     valid = ale_in_a_process("config", "validate", file, *NO_TRAINING, name)
-    assert (valid.returncode, valid.stdout) == (0, f"{file} is valid.\n"), valid.stderr
+    assert (valid.returncode, valid.stdout) == (0, f"tasks: 256 held out\n{file} is valid.\n"), valid.stderr
     done = ale_in_a_process("run", file, *NO_TRAINING, name)
     assert summary_of(done)["status"] == "completed"
     assert f"The model team/small is {repository / 'snapshots' / COMMIT}." in done.stderr

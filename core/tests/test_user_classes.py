@@ -119,6 +119,8 @@ def test_its_settings_are_checked_as_those_of_an_installed_plugin(file: Path) ->
         ("reward", "./mine:Mine", "no reward plugin './mine:Mine'. A class in a file is written ./mine.py:Mine."),
         ("reward", "./mine.py:heard", "heard of mine.py is no reward driver: heard must be a class made from "),
         ("reward", "./mine.py:Bare", "Bare must be a class made from ale.specs.reward.Reward and from ale.specs.d"),
+        ("reward", "./mine.py:Point", "It also lacks the method score, which the contract asks for."),
+        ("tasks", "./mine.py:Bare", "It also lacks the method tasks, which the contract asks for."),
         (
             "algorithm",
             "./mine.py:Mine",
