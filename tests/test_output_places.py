@@ -138,6 +138,18 @@ def test_an_empty_place_is_refused(name: str, folder: Path) -> None:
     assert "Invalid value for '--out': it is empty" in refused(folder, name, "")
 
 
+@pytest.mark.parametrize("target", ["file/copy", "/proc/nothing/copy", "n" * 300, "nowhere/copy"])
+def test_a_copy_out_of_a_sandbox_to_a_bad_place_is_refused_before_the_sandbox_is_asked(
+    target: str, folder: Path
+) -> None:
+    before = tree(folder)
+    done = ale("sandbox", "cp", "no-such-sandbox:/etc/hosts", target, cwd=folder)
+    assert done.returncode == 2
+    assert done.stderr.startswith(("error: There is no folder ", "error: The copy "))
+    assert tree(folder) == before
+    assert ale("sandbox", "cp", target, "no-such-sandbox:/x", cwd=folder).returncode == 2
+
+
 def test_validate_sees_a_folder_of_runs_that_cannot_be_made(folder: Path) -> None:
     for run_dir in ("file/runs", "/proc/nothing"):
         before = tree(folder)

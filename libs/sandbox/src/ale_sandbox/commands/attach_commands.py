@@ -25,6 +25,7 @@ from ale.specs.choice import PluginChoice
 from ale.specs.driver import DriverContext
 from ale.specs.sandbox import ExecResult, Sandbox
 from ale.specs.sandbox_protocols import Attaches, Logs, Output, Shell, Shells, Streams, Trees, lacks
+from ale.store.output_files import check_file, check_folder, shorten_path
 
 OUTPUT_BYTES = 8 << 20
 """How many bytes of a shell command's output are shown at most."""
@@ -94,12 +95,14 @@ def copy(source: str, target: str, name: str | None) -> None:
     (into, inside_target), (out_of, inside_source) = _sandbox_and_path(target), _sandbox_and_path(source)
     if bool(into) == bool(out_of):
         raise ConfigError("One of the two paths must be in a sandbox, written ID:PATH, and the other on this machine.")
-    if into and not Path(source).exists():
-        raise ConfigError(f"There is no file or folder {source}.")
     if "\0" in source + target:
         raise ConfigError("A path cannot hold a NUL byte.")
+    if into and not os.path.exists(source):
+        raise ConfigError(f"There is no file or folder {shorten_path(Path(source))}.")
     if not inside_target or not inside_source:
         raise ConfigError("A path is empty; write ID:PATH, such as ID:/workspace.")
+    if out_of:
+        _check_target(Path(target))
 
     async def work() -> None:
         box = await _attach(into or out_of, name)
@@ -118,6 +121,16 @@ def copy(source: str, target: str, name: str | None) -> None:
     asyncio.run(work())
 
 
+def _check_target(place: Path) -> None:
+    """Raise `ConfigError` if nothing can be copied there."""
+    if os.path.isdir(place):
+        check_folder(place)
+    elif not os.path.isdir(place.parent):
+        raise ConfigError(f"There is no folder {shorten_path(place.parent)}; make it first.")
+    else:
+        check_file(place, "copy")
+
+
 async def _copy_out(box: Trees, source: str, target: str) -> None:
     """Copy out of a sandbox, first beside the target, so that a failed copy changes nothing there."""
     with _folder_beside(target) as folder:
@@ -127,11 +140,9 @@ async def _copy_out(box: Trees, source: str, target: str) -> None:
 
 @contextmanager
 def _folder_beside(target: str) -> Iterator[Path]:
-    """Yield a temporary folder in a target, if it is a folder, or else in the folder above. Raises `ConfigError`."""
+    """Yield a temporary folder in a target, if it is a folder, or else in the folder above."""
     place = Path(target)
     parent = place if place.is_dir() else place.parent
-    if not parent.is_dir():
-        raise ConfigError(f"There is no folder {parent}; make it first.")
     with tempfile.TemporaryDirectory(prefix=".ale-cp-", dir=parent) as folder:
         yield Path(folder)
 
