@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
+from typing import Any
 
 from ale.specs.start import Responder
 from ale.task import Task
@@ -19,6 +20,11 @@ class TaskSource(ABC):
 
         Raises `ConfigError` for an unknown split, when called or when the first task is taken. Random choices depend on
         a setting of the source, not on the run's seed: runs are compared on the same tasks."""
+
+    @classmethod
+    def is_here(cls, config: Any) -> bool:
+        """Return whether the tasks can be read without a download; `ale config validate` leaves others alone."""
+        return True
 
     def size(self, split: str) -> int | None:
         """Return the number of tasks of a split, if it is known without making them. Raises `ConfigError` for an

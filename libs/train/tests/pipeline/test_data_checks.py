@@ -155,6 +155,11 @@ async def test_what_some_tasks_have_and_what_an_episode_brings_is_no_objection(f
     assert (await folder.check())[0] == "tasks: 2 train, 1 held out"
 
 
+async def test_nothing_is_downloaded(folder: Folder) -> None:
+    folder.config["tasks"] = {"use": "jsonl", "path": "openai/gsm8k"}
+    assert await folder.check() == ["tasks: not counted, since they are read from the network"]
+
+
 async def test_rows_of_demonstrations_are_read_and_measured(folder: Folder) -> None:
     rows = [{"prompt": SHORT, "completion": "42"}, {"prompt": SHORT, "completion": "42 " * 600}]
     (folder.path / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))

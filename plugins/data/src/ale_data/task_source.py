@@ -57,9 +57,14 @@ class JsonlTasks(Driver, TaskSource):
         and not whenever its configuration is read: a report is also made where the data are not.
 
         Raises `ConfigError` for a missing file and for a wrong column."""
-        if config.path is None or not is_hub_name(config.path):
+        if cls.is_here(config):
             _open(config)
         return {}
+
+    @classmethod
+    def is_here(cls, config: DataConfig) -> bool:
+        """Return whether the data are not those of a name on the hub."""
+        return config.path is None or not is_hub_name(config.path)
 
     async def start(self) -> None:
         """Open the data and index the rows. Raises `ConfigError`."""

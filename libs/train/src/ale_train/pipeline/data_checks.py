@@ -6,11 +6,13 @@ from __future__ import annotations
 from contextlib import AsyncExitStack
 from pathlib import Path
 
-from ale.registry.drivers import build_driver
+from ale.registry.drivers import build_driver, load_plugin
 from ale.rollout.open_episodes import start_driver
 from ale.session.reply_format import ReplyForm
 from ale.session.tokenizer import ChatTokenizer
+from ale.specs.choice import Mix, PluginChoice
 from ale.specs.driver import DriverContext
+from ale.specs.tasks import TaskSource
 from ale.specs.tool_format import ToolFormat
 from ale_train.config.run import ModelConfig, RunConfig
 from ale_train.config.supervised import SFTConfig
@@ -51,13 +53,15 @@ async def check_data(plan: RunPlan) -> list[str]:
         return lines
     splits = splits_of(config, rollouts=plan.only == "rollout")
     async with AsyncExitStack() as stack:
-        if splits:
+        if splits and not _is_here(config.tasks):
+            lines.append("tasks: not counted, since they are read from the network")
+        elif splits:
             source = await open_task_source(stack, config.tasks, plan.required, context)
             surveys = survey_tasks(config, source, splits, lengths, COUNTING_S, use=config.tasks.use)
             lines += describe_surveys(surveys, lengths)
         sets = {} if config.eval is None or plan.only != "all" else config.eval.chosen_sets()
         for name, chosen in sets.items():
-            if chosen.tasks is None:
+            if chosen.tasks is None or not _is_here(chosen.tasks):
                 continue
             path = f"eval.sets.{name}.tasks"
             source = await start_driver(stack, plan.required, context, "tasks", chosen.tasks, path)
@@ -66,6 +70,13 @@ async def check_data(plan: RunPlan) -> list[str]:
             )
             lines += [f"eval.sets.{name}: {line}" for line in describe_surveys(surveys, lengths)]
     return lines
+
+
+def _is_here(section: PluginChoice | Mix) -> bool:
+    """Return whether all sources of a section can be read without a download."""
+    rules = section.rules if isinstance(section, Mix) else (section,)
+    plugins = [load_plugin("tasks", rule) for rule in rules]
+    return all(issubclass(one.cls, TaskSource) and one.cls.is_here(one.config) for one in plugins)
 
 
 def _check_demonstrations(config: RunConfig, sft: SFTConfig, tokenizer: ChatTokenizer, form: ReplyForm) -> list[str]:
