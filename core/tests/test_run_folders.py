@@ -18,7 +18,7 @@ def test_a_run_folder_that_cannot_be_made_is_a_sentence(place: str, tmp_path: Pa
     file = tmp_path / "file"
     file.write_text("mine")
     folder = {"a file": file, "below a file": file / "run", "/proc": Path("/proc/nothing/run")}[place]
-    with pytest.raises(ConfigError, match="cannot be (made|written to): "):
+    with pytest.raises(ConfigError, match=r"cannot be (made|written to): "):
         RunStore.create(folder)
     assert file.read_text() == "mine"
 
