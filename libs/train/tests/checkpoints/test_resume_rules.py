@@ -63,7 +63,7 @@ def test_what_does_not_decide_what_is_learned_may_change(key: str, tmp_path: Pat
 LEARNED = {
     "seed": 2, "rl__prompts_per_step": 3, "rl__lr": 0.1, "rl__epochs": 2, "rl__async_ratio": 1, "trainer__lr": 0.1,
     "trainer__lora": {"rank": 2}, "trainer__use": "megatron", "algorithm__use": "pg", "rollout__temperature": 0.5,
-    "rollout__max_tokens": 9, "eval__temperature": 0.5, "model__path": "other", "reward__use": "python",
+    "rollout__max_tokens": 9, "model__path": "other", "reward__use": "python",
     "tasks__use": "data", "scaffold__use": "chat", "sft__steps": 9, "rl__updates_per_step": 2,
 }  # fmt: skip
 
@@ -76,6 +76,13 @@ def test_what_decides_it_may_not_and_a_fork_is_proposed(key: str, tmp_path: Path
     name = "sft" if key.startswith("sft") else key.replace("__", ".")  # a stage that there was not
     assert f"A resumed run cannot change {name}: " in str(refused.value)
     assert f"ale run {run}/config.yaml --fork {run} KEY=VALUE" in str(refused.value)
+
+
+def test_evaluations_are_sampled_alike(tmp_path: Path) -> None:
+    run = make(tmp_path / "run")
+    with pytest.raises(ConfigError, match=r"cannot change eval.temperature: its evaluations would not compare") as said:
+        run_to_resume(run, changed(rl__steps=9, eval__temperature=0.5), 9)
+    assert f"`ale eval {run} eval.temperature=VALUE` measures" in str(said.value)
 
 
 @pytest.mark.parametrize(

@@ -61,6 +61,11 @@ def run_to_resume(folder: Path, config: str, steps: int | None) -> str:
     old, now = yaml.safe_load(before), yaml.safe_load(config)
     changed = [*find_differences(_with_sections(old), _with_sections(now), "")]
     keys = [key for key in changed if not (_is_harmless(key) or (key == "rl" and old.get("rl") is None))]
+    if keys and all(key.startswith("eval.") for key in keys):
+        raise ConfigError(
+            f"A resumed run cannot change {', '.join(keys)}: its evaluations would not compare with those before. "
+            f"`ale eval {folder} {keys[0]}=VALUE` measures its policy with another value."
+        )
     if keys:
         raise ConfigError(
             f"A resumed run cannot change {', '.join(keys)}: it has learned with other values so far. Leave "
