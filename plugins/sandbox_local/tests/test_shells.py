@@ -364,6 +364,29 @@ async def test_what_a_user_sets_in_a_shell_sees_nothing_of_ours(name: str, tmp_p
                 await run(f"unset -f {hidden}")
 
 
+@pytest.mark.parametrize("name", ["bash", "dash", "busybox"])
+async def test_options_that_end_a_shell_or_export_everything_do_not_reach_ours(name: str, tmp_path: Path) -> None:
+    path = {"bash": "/bin/bash", **shells(tmp_path)}.get(name)
+    if path is None:
+        pytest.skip(f"{name} is not installed")
+    config = LocalSandboxConfig(isolation="none", shell=path, defaults=SMALL)
+    async with LocalSandboxProvider(config, DriverContext()) as provider:  # noqa: SIM117
+        async with await provider.start_sandbox(spec_of(provider)) as sandbox, await sandbox.open_shell() as shell:
+            await shell.run("x=kept")
+            for option in ("set -n", "echo before; set -n; echo after", "set -t", "set -t; true"):
+                done = await shell.run(option, timeout_s=30)
+                assert not done.timed_out, option
+                assert done.stdout == (b"before\n" if "before" in option else b""), option
+                for _ in range(2):
+                    assert await said(shell, "echo $x") == "kept\n", option
+            await shell.run("set -a; y=1")
+            await shell.run("z=1")
+            seen = await said(shell, "env")
+            assert "y=1\n" in seen
+            assert "z=1\n" in seen
+            assert "__ale" not in seen
+
+
 async def test_traps_that_bash_runs_for_commands_run_for_the_users_alone(shell: Shell) -> None:
     await shell.run("""trap 'echo "D $BASH_COMMAND"' DEBUG""")
     for _ in range(2):

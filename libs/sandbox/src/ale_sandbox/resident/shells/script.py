@@ -16,8 +16,10 @@ The user's options, traps, functions and aliases neither see this text nor chang
 
 5. Outside the command, stdout and stderr are /dev/null. The command's own are redirections of the `eval` that runs it,
    because a shell traces a command (`set -x`) and runs a DEBUG trap before it opens the command's redirections.
-6. After a command bash takes the traps DEBUG and RETURN and the options x and v away, and gives them back before the
-   next one (`__ale_arm`). The first commands of that still run a DEBUG trap, with its output dropped.
+6. After a command bash takes the traps DEBUG and RETURN and the options x, v and a away, and gives them back before
+   the next one (`__ale_arm`). The first two commands of that still run a DEBUG trap, with its output dropped: bash has
+   no way to take it away without a command. The option t, which would end the shell after the next command, is taken
+   away for good. Other shells lose the option a alone.
 7. Commands are quoted, so they are no aliases, and are special builtins, which no function can replace; in bash only in
    POSIX mode, so this text switches to it (`POSIXLY_CORRECT`) and back (`__ale_leave`). Only bash has functions that
    hide `builtin`; what needs it then runs in a subshell without that function.
@@ -34,13 +36,17 @@ RUN = (
     rb"""5<&- 6<&- 7<&- 8<&- 9>&- >|"$__ale_d/o" 2>|"$__ale_d/e" """
     rb"""<"${__ale_z#"$((__ale_o=__ale_n))$((__ale_u=1))"}" """,
 )
-GO = rb"\. /proc/self/fd/7; " + RUN + b'; \\eval "$__ale_f"\n'
+GO = (
+    rb"""\. /proc/self/fd/7; case ${__ale_x-} in a) __ale_x= __ale_c="\set -a; $__ale_c";; esac; """
+    + RUN
+    + b'; \\eval "$__ale_f"\n'
+)
 GO_BASH = (
     rb"__ale_so=$BASHOPTS __ale_po=$SHELLOPTS; POSIXLY_CORRECT=y \. /proc/self/fd/7; __ale_begin; "
     rb"for __ale_i in .; do " + RUN + b"; done; "
-    rb"{ POSIXLY_CORRECT=y \trap -p RETURN DEBUG >|/proc/self/fd/5; \trap - DEBUG RETURN; \set +xv; } "
+    rb"{ POSIXLY_CORRECT=y \trap -p RETURN DEBUG >|/proc/self/fd/5; \trap - DEBUG RETURN; \set +xvat; } "
     rb"""3<"${__ale_z#"$((__ale_e=$?))$((__ale_u=0))"""
-    rb"""${__ale_x:=${-//[!xv]/}}${__ale_so:=$BASHOPTS}${__ale_po:=$SHELLOPTS}"}"; """
+    rb"""${__ale_x:=${-//[!xva]/}}${__ale_so:=$BASHOPTS}${__ale_po:=$SHELLOPTS}"}"; """
     b'\\eval "$__ale_f"\n'
 )
 """The redirections belong to `eval`, so that they last until a command that ends the shell has written its end."""
@@ -62,7 +68,7 @@ if [ -n "${BASH_VERSION-}" ]; then
   }
   __ale_begin() {
     __ale_w=$__ale_t __ale_y=$__ale_x
-    case $__ale_h$__ale_t${BASH_XTRACEFD:+$__ale_x} in
+    case $__ale_h$__ale_t${BASH_XTRACEFD:+$__ale_x}${__ale_x//[!a]/} in
     '')
       __ale_leave
       __ale_so= __ale_po= __ale_x=
@@ -83,6 +89,7 @@ if [ -n "${BASH_VERSION-}" ]; then
   }
   __ale_f='
     __ale_h= __ale_t=
+    case $__ale_x in *a*) \export -n __ale_e __ale_u __ale_x __ale_so __ale_po; esac
     for __ale_i in eval set; do
       if \export -f "$__ale_i"; then \export -nf "$__ale_i"; __ale_h=1; fi
     done
@@ -130,14 +137,16 @@ if [ -n "${BASH_VERSION-}" ]; then
     shopt -s expand_aliases
     exec 6<&- 8<&-
     [ -s /proc/self/fd/5 ] && . /proc/self/fd/5
-    __ale_x=${__ale_x:-${-//[!xv]/}} __ale_u=0 __ale_so=$BASHOPTS __ale_po=$SHELLOPTS
-    POSIXLY_CORRECT=y \set +xv
+    __ale_x=${__ale_x:-${-//[!xva]/}} __ale_u=0 __ale_so=$BASHOPTS __ale_po=$SHELLOPTS
+    POSIXLY_CORRECT=y \set +xva
     (\unset -f builtin; \builtin printf 'r SERIAL 1\n' >&9)
     __ale_leave
   }
 else
   __ale_f='
-    __ale_e=$? __ale_u=0 __ale_c=
+    __ale_e=$?
+    case $- in *a*) \set +a; __ale_x=a __ale_i=$__ale_e; \unset __ale_e; __ale_e=$__ale_i;; esac
+    __ale_u=0 __ale_c=
     (\unset -f printf; \printf "d %s %s %s\n" "$__ale_n" "$__ale_o" "$__ale_e" >&9)
     __ale_save || :
     (\unset -f printf; \printf "s %s\n" "$__ale_n" >&9)

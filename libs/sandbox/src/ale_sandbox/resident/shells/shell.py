@@ -7,15 +7,19 @@
    state: from a file that bash wrote, or from a copy of the shell that waits to take over.
 4. A time-out kills the supervisor's descendants that are new since the command began and are not descendants of older
    processes.
-5. Commands run as the shell's user, so they can forge its reports. These are read in bounded pieces, checked against
+5. After `set -n` a shell runs nothing more, and reports nothing. It still reads: the resident writes an empty line
+   after each command's, and a shell that reads it without a report is replaced by one with the state from before.
+6. Commands run as the shell's user, so they can forge its reports. These are read in bounded pieces, checked against
    what was asked, and affect only this shell.
 """
 
 from __future__ import annotations
 
 import _signal as sig  # type: ignore[import-not-found]
+import fcntl
 import os
 import select
+import sys
 import time
 
 from ale_sandbox.resident.command import Command
@@ -35,6 +39,8 @@ HEED_S = 1.0
 """How long a shell may take to leave its command at a time-out."""
 START_S = 10.0
 """A shell that is not ready after this time counts as hanging."""
+PAGE, SET_PIPE_SIZE, UNREAD = 4096, 1031, 0x541B
+"""The size of the smallest pipe; the numbers by which `fcntl` sets it, and `ioctl` tells what is unread."""
 GONE, STARTING, READY, BUSY = range(4)
 
 
@@ -68,6 +74,8 @@ class Run(Command):
         self.tries = 0
         self.sealed = False
         """Set at the time-out: later output is the shell's own message about killed processes."""
+        self.line_sent = self.unreported = False
+        """Whether the empty line after the command's was sent, and whether the shell read it and said nothing."""
 
     def keep(self, fd: int, data: bytes) -> None:
         if not self.sealed:
@@ -107,6 +115,8 @@ class Shell:
         """Writing ends of the pipes to the shell, to its copy and to the supervisor."""
         self.go = script.GO
         """The line that makes it run a command."""
+        self.one_page = False
+        """Whether the pipe to the shell has one page, so that it is known when the shell has read everything."""
         self.lines: list[LineReader] = []
         """Readers of the shell's and the supervisor's reports."""
 
@@ -136,9 +146,42 @@ class Shell:
             run.before = family(self.supervisor)
             run.before.pop(self.pid, None)
             os.write(self.commands, self.go)
+            self.watch_reading()
         except OSError as error:
             self.phase = READY
             self.fail(run, f"The sandbox cannot give the shell its command: {error.strerror}.\n".encode())
+
+    def watch_reading(self) -> None:
+        """Notice when the shell has read all that was written to it, which frees the only page of the pipe."""
+        if self.one_page and self.commands not in self.resident.watched:
+            self.resident.watched[self.commands] = self.has_read
+            self.resident.poll.register(self.commands, select.EPOLLOUT)
+
+    def forget_reading(self) -> None:
+        """Do not watch the shell's reading any more."""
+        if self.resident.watched.pop(self.commands, None) is not None:
+            self.resident.poll.unregister(self.commands)
+
+    def has_read(self) -> None:
+        """Send the empty line once the shell has read the command's; end a shell that read both and says nothing."""
+        if int.from_bytes(fcntl.ioctl(self.commands, UNREAD, bytes(4)), sys.byteorder):
+            return  # something was written since the event
+        self.forget_reading()
+        run = self.run
+        if self.phase != BUSY or run is None:
+            return
+        if not run.line_sent:
+            run.line_sent = True
+            try:
+                os.write(self.commands, b"\n")
+            except OSError:
+                return  # the supervisor has ended, which is noticed elsewhere
+            self.watch_reading()
+            return
+        self.lines[0].read()  # reports from before
+        if run is self.run and run.exit_code is None and not run.timed_out and self.pid:
+            run.unreported = True
+            send_signal(self.pid, sig.SIGKILL)
 
     def fail(self, run: Run, reason: bytes, code: int = 1) -> None:
         """Answer a command that could not be run."""
@@ -216,6 +259,10 @@ class Shell:
             self.resident.rights.give_back()
         (commands, self.commands), (takeover, self.takeover), (orders, self.orders) = pipes[:3]
         (heard, status), (reports, news) = pipes[3:]
+        try:
+            self.one_page = fcntl.fcntl(self.commands, SET_PIPE_SIZE, PAGE) == PAGE
+        except OSError:
+            self.one_page = False
         try:
             pid = os.fork()
         except OSError:
@@ -308,6 +355,7 @@ class Shell:
             self.folder.take_state()
         self.pid, self.phase, self.last = 0, GONE, code
         if run is not None and run.exit_code is None:
+            self.last = code = 0 if run.unreported else code
             self.fail(run, fault, code)
         self.go_on()
 
@@ -321,6 +369,7 @@ class Shell:
             send_signal(self.pid, sig.SIGKILL)
         for lines in self.lines:
             lines.close()
+        self.forget_reading()
         for fd in (self.commands, self.takeover, self.orders):
             os.close(fd)
         self.lines = []
