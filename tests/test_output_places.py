@@ -150,6 +150,15 @@ def test_a_copy_out_of_a_sandbox_to_a_bad_place_is_refused_before_the_sandbox_is
     assert ale("sandbox", "cp", target, "no-such-sandbox:/x", cwd=folder).returncode == 2
 
 
+def test_an_engine_is_not_installed_where_nothing_can_be_made(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = tree(folder)
+    monkeypatch.setenv("XDG_DATA_HOME", str(folder / "file"))
+    done = ale("engine", "install", "vllm", cwd=folder)
+    assert done.returncode == 2
+    assert re.match(r"error: The folder of engines \(below XDG_DATA_HOME\) .* cannot be made: Not a dir", done.stderr)
+    assert tree(folder) == before
+
+
 def test_validate_sees_a_folder_of_runs_that_cannot_be_made(folder: Path) -> None:
     for run_dir in ("file/runs", "/proc/nothing"):
         before = tree(folder)

@@ -18,6 +18,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 from ale.errors import ConfigError, EngineError
+from ale.store.output_files import make_folder
 from ale_engines.installation.build_environment import BuildRequest
 from ale_engines.server.process import ServerProcess
 from ale_engines.server.python_environments import CPU, Environment, engines_folder, installed_environments
@@ -90,15 +91,10 @@ def remove_leftovers(environment: Environment) -> None:
 
 @contextlib.asynccontextmanager
 async def locked(environment: Environment, show: Callable[[str], None]) -> AsyncIterator[None]:
-    """Hold the environment's lock; wait for it as long as another process has it. Raises `EngineError` if the folder
+    """Hold the environment's lock; wait for it as long as another process has it. Raises `ConfigError` if the folder
     cannot be written."""
-    root = engines_folder()
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        lock = (root / f".{environment.name}.lock").open("w")
-    except OSError as error:
-        raise EngineError(f"{root} cannot be written: {error.strerror}. Set XDG_DATA_HOME to another folder.") from None
-    with lock:
+    root = make_folder(engines_folder(), "folder of engines (below XDG_DATA_HOME)")
+    with (root / f".{environment.name}.lock").open("w") as lock:
         waiting = False
         while True:
             try:
