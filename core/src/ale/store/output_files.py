@@ -30,7 +30,7 @@ def file_at(out: Path | None, default: Path) -> Path:
 
 def shorten_path(path: Path) -> str:
     """Return a path for a sentence; of one that is very long, its beginning and its end."""
-    name, half = str(path), LONGEST_SHOWN // 2
+    name, half = str(path).replace("\0", "\\0"), LONGEST_SHOWN // 2
     return name if len(name) <= LONGEST_SHOWN else f"{name[:half]}...{name[-half:]}"
 
 
@@ -124,5 +124,5 @@ def _remove(folders: Sequence[Path]) -> None:
 
 
 def _refusal(path: Path, what: str, verb: str, error: OSError | ValueError) -> ConfigError:
-    why = (error.strerror if isinstance(error, OSError) else None) or str(error)
+    why = "No file can have this name" if isinstance(error, ValueError) else error.strerror or str(error)
     return ConfigError(f"The {what} {shorten_path(path)} cannot be {verb}: {why.rstrip('.')}. Name another one.")
