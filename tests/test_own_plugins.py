@@ -144,7 +144,8 @@ def test_a_run_goes_on_with_its_own_copy_and_says_that_the_file_has_changed(fold
     assert summary_of(done)["status"] == "completed"
     assert f"{folder / 'mine.py'} has changed since the run began; it goes on with its own copy in " in done.stderr
     changed = ale("run", "--resume", out, "reward.value=1")
-    assert "is complete" in changed.stderr
+    assert changed.returncode == 2
+    assert "--fork" in changed.stderr
 
 
 def test_an_override_is_relative_to_the_current_folder_and_replaces_the_plugin(folder: Path, tmp_path: Path) -> None:

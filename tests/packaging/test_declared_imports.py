@@ -27,11 +27,17 @@ IF_INSTALLED = {
     "ale-plugin-engine-sglang": {"sglang", "torch", "uvicorn"},
     "ale-plugin-engine-vllm": {"msgspec", "safetensors", "starlette", "torch", "uvloop", "vllm"},
     "ale-plugin-trainer-torch": {"torchao"},  # its extra: `optimizer: adamw_8bit` says so where it is missing
-    "ale-train": {"ale_torch"},  # `model.scratch` says so where it is missing
+    # `model.scratch` says so where ale-torch is missing; a tokenizer is compared only where transformers is there.
+    "ale-train": {"ale_torch", "transformers"},
 }
 """What a package uses only where it is installed anyway."""
-IN_OTHER_VENVS = {"ale-plugin-env-loop": {"gem", "openenv", "skyrl_gym"}, "ale-plugin-trainer-torch": {"torchao"}}
-"""What files of a package's tests import from a venv, or a folder, which the tests make."""
+IN_OTHER_VENVS = {
+    "ale-plugin-engine-sglang": {"ale_sglang_server", "sglang"},
+    "ale-plugin-engine-vllm": {"ale_vllm_worker", "vllm"},
+    "ale-plugin-env-loop": {"gem", "openenv", "skyrl_gym"},
+    "ale-plugin-trainer-torch": {"torchao"},
+}
+"""What files of a package's tests import from a venv, or a folder, which the tests make, or an engine's server has."""
 
 
 @cache
