@@ -39,9 +39,10 @@ def find_held(name: str) -> tuple[Callable[..., Any], str]:
     """Return the function that is held under a name, and the function's own name. Raises `ConfigError`."""
     own = name.partition(_ANOTHER)[0]
     if name not in _held:
+        new = own if own.isidentifier() else "NAME"
         raise ConfigError(
             f"the function '{own}' is in the memory of the process that began this run, and this is another process. "
-            f"Pass it again from Python, or put it into a file and name it there, such as FILE.py:{own}."
+            f"Pass it again from Python, or put it into a file and name it there, such as FILE.py:{new}."
         )
     return _held[name], own
 
