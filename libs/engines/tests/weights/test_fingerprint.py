@@ -154,6 +154,13 @@ def test_a_server_may_hold_a_tensor_in_an_order_of_its_own_as_long_as_it_keeps_i
             fingerprint.compare(sent(tensors), sent(tensors), "server 0", layout)
 
 
+def test_a_renamed_tensor_is_compared_in_its_order_too() -> None:
+    tensors = {"a": torch.randn(4, 6), "b": torch.randn(5)}
+    fingerprint.compare(sent(tensors), sent({"x.a": tensors["a"], "b": tensors["b"]}), "server 0")
+    with pytest.raises(EngineError, match="the values of a are in another order"):
+        fingerprint.compare(sent(tensors), sent({"x.a": tensors["a"].flip(0), "b": tensors["b"]}), "server 0")
+
+
 def test_a_server_that_renames_tensors_is_compared_by_their_sum() -> None:
     def whole(**totals: int) -> dict[str, fingerprint.TensorSum]:
         return {name: fingerprint.TensorSum((), total, ()) for name, total in totals.items()}

@@ -11,7 +11,7 @@
 4. Some servers transpose, interleave or split tensors. So `compare` takes down in which dimensions a tensor was ordered
    as in the folder, and expects that it always is, or never.
 5. What only one side names (an architecture that the server renames) is compared in one sum, without what the server
-   computes from it."""
+   computes from it, and in its order where equal sums tell which tensor is which."""
 
 from __future__ import annotations
 
@@ -174,7 +174,10 @@ def compare(sent: Fingerprint, served: Fingerprint, server: str, layout: Layout 
         wrong += sorted(sent.keys() ^ served.keys())
     if wrong:
         raise EngineError(f"{server} says that it loaded the weights, but it serves others: {name_some(wrong)} differ.")
-    found = {place: same for name in both for place, same in compare_order(name, sent[name], served[name])}
+    pairs = {name: name for name in both} | match_renamed(sent, served)
+    found = {
+        place: same for name, other in pairs.items() for place, same in compare_order(name, sent[name], served[other])
+    }
     known = layout if layout is not None else dict.fromkeys(found, True)
     if moved := sorted({place[0] for place, same in found.items() if known.get(place, same) != same}):
         raise EngineError(
@@ -182,6 +185,15 @@ def compare(sent: Fingerprint, served: Fingerprint, server: str, layout: Layout 
             "another order (of experts, heads, rows or columns)."
         )
     known.update(found)
+
+
+def match_renamed(sent: Fingerprint, served: Fingerprint) -> dict[str, str]:
+    """Return the server's names of tensors that only one side names, where their sum tells which is which."""
+    totals: dict[int, tuple[list[str], list[str]]] = {}
+    for at, (side, other) in enumerate(((sent, served), (served, sent))):
+        for name in side.keys() - other.keys():
+            totals.setdefault(side[name].total, ([], []))[at].append(name)
+    return {ours[0]: theirs[0] for ours, theirs in totals.values() if len(ours) == len(theirs) == 1}
 
 
 def compare_order(name: str, sent: TensorSum, served: TensorSum) -> Iterable[tuple[tuple[str, int], bool]]:
