@@ -40,6 +40,7 @@ async def test_both_outputs_come_in_the_order_in_which_they_were_written(worker:
         "exit_code": 0,
         "failure_reason": "",
         "expect_string": "",
+        "job_exit_code": None,
     }
 
 
