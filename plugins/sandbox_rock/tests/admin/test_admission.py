@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 
-import pytest
-
 from ale_rock.admin.queue import MOST_SHAPES, Queue
 from ale_rock.admin.record import Need, Record
 from ale_rock.admin.reservations import Reservations
