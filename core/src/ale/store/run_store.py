@@ -64,6 +64,10 @@ MOST_OF_EXAMPLE = 300
 """The characters of an example in a sentence about lost episodes."""
 
 
+class RunFolderBusy(ConfigError):
+    """Another process, or another store of this process, writes to the run folder."""
+
+
 @dataclass(frozen=True, slots=True)
 class LostEpisodes:
     """Episodes that failed by one class of errors, or were rejected for one reason, and the newest as an example."""
@@ -286,14 +290,14 @@ class RunStore:
 
 
 def lock_folder(folder: Path) -> int:
-    """Return a descriptor that holds the lock of a run's folder until it is closed. Raises `ConfigError` if the lock is
-    taken."""
+    """Return a descriptor that holds the lock of a run's folder until it is closed. Raises `RunFolderBusy` if the lock
+    is taken."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(descriptor)
-        raise ConfigError(f"Another process writes to {folder}; wait for its end, or give another folder.") from None
+        raise RunFolderBusy(f"Another process writes to {folder}; wait for its end, or give another folder.") from None
     return descriptor
 
 

@@ -230,3 +230,6 @@ def test_a_run_that_ends_by_a_mistake_in_its_configuration_says_how_it_goes_on(
     with pytest.raises(ConfigError, match="There is no file or folder"):
         ale_train.run(folder.config, "tasks.files.train=gone.jsonl", out=folder.path / "never")
     assert "To go on" not in capsys.readouterr().err, "it had not begun"
+    with RunStore.create(out), pytest.raises(ConfigError, match="Another process writes to"):
+        ale_train.run(out, resume=True)
+    assert "To go on" not in capsys.readouterr().err, "it goes on elsewhere"

@@ -26,7 +26,7 @@ from ale.registry.observers import open_observers
 from ale.rollout.episode import DEMONSTRATIONS_STAGE
 from ale.specs.driver import DriverContext
 from ale.store.output_files import check_folder, write_whole
-from ale.store.run_store import CONFIG_NAME, DB_NAME, OWN_WORDS, SUMMARY_NAME, RunStore
+from ale.store.run_store import CONFIG_NAME, DB_NAME, OWN_WORDS, SUMMARY_NAME, RunFolderBusy, RunStore
 from ale.trajectory import Trajectory
 from ale_train.checkpoints.checkpoint_folders import step_checkpoint
 from ale_train.checkpoints.resume import describe_new_rates, newest_checkpoint, run_to_resume
@@ -186,6 +186,8 @@ async def run(plan: RunPlan, progress: Progress, *, folder: Path | None = None, 
             resume, gone_on_from = True, newest
             plan = plan.with_new_stages()
             progress.note(f"{lost} The run goes on from its checkpoint {newest}.")
+        except RunFolderBusy:  # the run goes on elsewhere
+            raise
         except BaseException:
             if plan.only != "train" and (folder / CONFIG_NAME).exists():
                 progress.note(f"To go on with this run: ale run --resume {shlex.quote(str(folder))}")

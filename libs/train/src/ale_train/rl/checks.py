@@ -75,5 +75,5 @@ def note_short_context(bench: Workbench) -> None:
     if "max_context" in bench.config.rollout.model_fields_set and most < wanted:
         bench.progress.note(
             f"rollout.max_context is {wanted}, but the engine takes contexts of {most} tokens, and they end there: "
-            "raise engine.max_context if the model can take more."
+            "raise engine.max_context, or lower rollout.max_context if that is all the model takes."
         )
