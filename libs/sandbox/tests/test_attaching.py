@@ -40,7 +40,7 @@ async def test_half_a_character_in_the_environment_or_a_command_keeps_the_connec
     async with await local.start_sandbox(SandboxSpec(env={"HALF": "a\ud800"})) as box:
         async with await local.attach(box.id) as there:
             assert there.spec.env == {"HALF": "a\ud800"}
-            done = await there.exec("printf %s \"$HALF$OTHER\ud800\"", env={"OTHER": "b\ud800"})
+            done = await there.exec('printf %s "$HALF$OTHER\ud800"', env={"OTHER": "b\ud800"})
             assert (done.exit_code, done.stdout) == (0, b"a\xed\xa0\x80b\xed\xa0\x80\xed\xa0\x80")
             assert await works(there), "the same connection serves what follows"
         assert "printf" in await box.logs()
