@@ -170,6 +170,9 @@ def test_an_adapter_of_a_fork_is_of_the_model_that_the_other_run_began_with(file
     lora = ("trainer.lora.rank=2", "eval=null", "rl.steps=1")
     summary_of(ale("run", file, *lora, "--out", tmp_path / "run"))
     summary_of(ale("run", file, *lora, "--fork", tmp_path / "run", "--out", tmp_path / "fork"))
+    said = refusal("run", file, "trainer.lora.rank=3", *lora[1:], "--fork", tmp_path / "run", "--out", tmp_path / "x")
+    assert "Set trainer.lora.rank to 2." in said
+    assert "To go on with this run" not in said, "that would be refused again"
     shutil.rmtree(tmp_path / "run")
     settings = json.loads((tmp_path / "fork" / "model" / "final_adapter" / "adapter_config.json").read_text())
     assert (Path(settings["base_model_name_or_path"]) / "model.safetensors").is_file()

@@ -43,7 +43,7 @@ from ale_train.models.scratch import write_scratch_model
 from ale_train.models.template_override import WITH_TEMPLATE, apply_template
 from ale_train.pipeline.preflight import RunPlan
 from ale_train.pipeline.stages import Only, Stages
-from ale_train.rl.fork import FORKED_FROM, Fork, begin_fork, restore_fork
+from ale_train.rl.fork import FORKED_FROM, Fork, ForkRefused, begin_fork, restore_fork
 from ale_train.workbench.channel import RunChannel
 from ale_train.workbench.progress import Progress
 from ale_train.workbench.workbench import Workbench, open_workbench
@@ -186,7 +186,7 @@ async def run(plan: RunPlan, progress: Progress, *, folder: Path | None = None, 
             resume, gone_on_from = True, newest
             plan = plan.with_new_stages()
             progress.note(f"{lost} The run goes on from its checkpoint {newest}.")
-        except RunFolderBusy:  # the run goes on elsewhere
+        except (RunFolderBusy, ForkRefused):  # the run goes on elsewhere, or cannot go on
             raise
         except BaseException:
             if plan.only != "train" and (folder / CONFIG_NAME).exists():

@@ -65,6 +65,10 @@ class Fork:
         return step_checkpoint(self.run, self.step)
 
 
+class ForkRefused(ConfigError):
+    """The trainer of a fork's run file is none that its checkpoint can be restored in. Going on would not help."""
+
+
 def find_fork(text: str) -> Fork:
     """Return the checkpoint that `RUN` (the newest one) or `RUN@STEP` names. Raises `ConfigError`."""
     run, step = Path(text), ""
@@ -151,7 +155,10 @@ async def restore_fork(bench: Workbench, fork: Fork) -> int:
 
     found = complete(folder, STEP)
     if [step for step, _ in found] == [0]:
-        await restore(found[0][1])  # its error is that of the run file
+        try:
+            await restore(found[0][1])
+        except ConfigError as error:  # as a resumed run would say again
+            raise ForkRefused(f"{error} Then fork again into another folder; {bench.folder} may go.") from error
         return 0
     restored = await restore_newest_whole(folder, STEP, restore, "reinforcement learning")
     if restored is None:
