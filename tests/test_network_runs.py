@@ -65,7 +65,7 @@ def test_agents_that_may_reach_the_endpoint_alone_reach_it(tmp_path: Path) -> No
     done = ale("run", path, "--only", "rollout", "--out", tmp_path / "run")
     assert done.returncode == 0, done.stdout + done.stderr
     with RunStore.open(tmp_path / "run") as store:
-        seen = [str(t.observations) for t in store.trajectories()]
+        seen = ["".join(o.text for o in t.observations) for t in store.trajectories()]
     assert seen
     assert all('"id":"policy"' in said.replace(" ", "") for said in seen), seen[0]
 
