@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from ale_train.config.load import load_run_config
 from ale_train.pipeline.data_checks import check_data
 from ale_train.pipeline.preflight import plan_run
 
+needs_math = pytest.mark.skipif(find_spec("math_verify") is None, reason="math-verify is not installed")
+needs_env = pytest.mark.skipif(find_spec("ale_env_loop") is None, reason="ale-plugin-env-loop is not installed")
 SCRIPTED = {"use": "scripted", "answers": ["42"]}
 SHORT, LONG = "What is 6 times 7?", "once upon a time " * 100 + "What is 6 times 7?"
 
@@ -123,7 +126,11 @@ async def test_tasks_of_a_mixture_and_of_an_evaluation_set_are_counted(folder: F
     ("reward", "sentence"),
     [
         ("exact", r"reward\.answer: the task .* has nothing in the column 'answer'"),
-        ({"use": "math", "answer": "solution"}, r"reward\.answer: .* nothing in the column 'solution'"),
+        pytest.param(
+            {"use": "math", "answer": "solution"},
+            r"reward\.answer: .* nothing in the column 'solution'",
+            marks=needs_math,
+        ),
         ("code", r"reward\.cases: .* nothing in the column 'tests'"),
         ("right", r"reward: the task .*: right of .* takes 'answer', which nothing provides"),
         ("batched", r"reward: the task .*: batched of .* takes 'answer', which nothing provides"),
@@ -183,7 +190,11 @@ async def test_rows_of_demonstrations_are_read_and_measured(folder: Folder) -> N
         ({"cpt": {"stages": [{"data": ["gone.txt"], "steps": 1}]}}, r"cpt\.stages\.0\.data: .* gone\.txt"),
         ({"rl": {"instances": "gone.json"}}, r"rl\.instances: gone\.json cannot be read"),
         ({"tasks": {"use": "jsonl", "path": "gone.jsonl"}}, r"There is no file or folder gone\.jsonl"),
-        ({"tasks": {"use": "env", "env": "mine:World", "rows": "gone.jsonl"}}, r"tasks\.rows: there is no file gone"),
+        pytest.param(
+            {"tasks": {"use": "env", "env": "mine:World", "rows": "gone.jsonl"}},
+            r"tasks\.rows: there is no file gone",
+            marks=needs_env,
+        ),
     ],
 )
 async def test_files_that_are_not_there_are_refused(folder: Folder, section: dict[str, Any], sentence: str) -> None:
@@ -192,6 +203,7 @@ async def test_files_that_are_not_there_are_refused(folder: Folder, section: dic
         await folder.check()
 
 
+@needs_env
 @pytest.mark.parametrize(
     ("world", "sentence"),
     [

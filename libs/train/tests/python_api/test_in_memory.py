@@ -137,6 +137,7 @@ def test_what_cannot_be_used_is_a_sentence_without_a_temporary_path(
 
 
 def test_a_cluster_takes_no_functions_of_this_process(tmp_path: Path) -> None:
+    pytest.importorskip("ale_ray")
     with pytest.raises(ConfigError, match=r"cluster: 'ray' runs episodes in other processes, which do not have"):
         ale.run({**SAYS, "cluster": "ray"}, tasks=ROWS, reward=lambda prompt: 1, out=tmp_path / "run", quiet=True)
 
