@@ -64,6 +64,7 @@ LONG = {
         "tests/conformance/test_our_rock_service.py",
     ),
     "runs that go on, beside runs that made all steps at once": ("tests/test_going_on.py", "tests/test_fork.py"),
+    "experiments of several runs": ("plugins/lab/tests/test_lab_command.py", "plugins/lab/tests/test_make_runs.py"),
     "tasks solved one by one": (
         "plugins/tasks_bash/tests/test_demonstrations.py", "plugins/tasks_bash/tests/test_graded.py",
     ),
