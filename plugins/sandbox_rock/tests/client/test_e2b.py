@@ -119,7 +119,9 @@ def test_standard_input_comes_piece_by_piece_and_ends(shared: Sandbox) -> None:
     shared.commands.stream_input(handle.pid, ["x" * 100_000, "\n"])
     handle.close_stdin()
     assert handle.wait().stdout == "größe\ntwo\n" + "x" * 100_000 + "\nend\n"
-    assert shared.commands.run("cat; ls -A /tmp").stdout == "", "without stdin there is none, and no pipe is left"
+    assert shared.commands.run("cat; find /tmp -maxdepth 1 -type p").stdout == "", (
+        "without stdin there is none, and no pipe is left"
+    )
     unread = shared.commands.run("sleep 100", background=True)
     with pytest.raises(SandboxException, match="stdin=True"):
         unread.send_stdin("x")

@@ -151,10 +151,14 @@ def survey_split(
     counting_s: float = COUNTING_S,
 ) -> SplitSurvey:
     """Count the tasks of a split, for at most so many seconds where the source cannot say, and the tokens of the first
-    `examine` prompts; `look` sees these tasks, too. Raises `AleError` as the source does."""
+    `examine` prompts; `look` sees these tasks, too. Raises `AleError` if the source cannot make the first."""
     overlong: list[tuple[str, int]] = []
     count, began = 0, time.monotonic()
-    for task in islice(tasks, min(examine, MOST_EXAMINED)):
+    ended = False
+    for task in _until_a_fault(islice(tasks, min(examine, MOST_EXAMINED))):
+        if task is None:
+            ended = True
+            break
         count += 1
         look(task)
         if lengths is not None and (tokens := lengths.excess(split, task)):
@@ -164,12 +168,30 @@ def survey_split(
         return SplitSurvey(split, size, True, examined, tuple(overlong))
     complete = False
     try:
-        while not complete and time.monotonic() - began < counting_s:
+        while not ended and not complete and time.monotonic() - began < counting_s:
             complete = next(tasks, None) is None
             count += not complete
     except AleError:  # a task that the run does not take cannot be made
         pass
     return SplitSurvey(split, count, complete, examined, tuple(overlong))
+
+
+def _until_a_fault(tasks: Iterator[Task]) -> Iterator[Task | None]:
+    """Yield tasks, and None where one after the first cannot be made: the run may end before it would take that one.
+    Raises `AleError` if not even the first can."""
+    some = False
+    while True:
+        try:
+            task = next(tasks, None)
+        except AleError:
+            if not some:
+                raise
+            yield None
+            return
+        if task is None:
+            return
+        some = True
+        yield task
 
 
 def refuse_overlong(survey: SplitSurvey, lengths: PromptLengths) -> None:
