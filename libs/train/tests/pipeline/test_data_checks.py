@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,14 @@ import pytest
 import ale_train
 from ale.config.yaml_text import dump_yaml
 from ale.errors import AleError, ConfigError
+from ale.specs.tasks import TaskSource
 from ale.store.run_store import RunStore
+from ale.task import TRAIN, Task
 from ale_testing.tiny_model import write_tiny_model
 from ale_train.config.load import load_run_config
 from ale_train.pipeline.data_checks import check_data
 from ale_train.pipeline.preflight import plan_run
+from ale_train.workbench.prompt_lengths import survey_split
 
 needs_math = pytest.mark.skipif(find_spec("math_verify") is None, reason="math-verify is not installed")
 needs_env = pytest.mark.skipif(find_spec("ale_env_loop") is None, reason="ale-plugin-env-loop is not installed")
@@ -245,3 +249,19 @@ def test_a_run_that_ends_by_a_mistake_in_its_configuration_says_how_it_goes_on(
     with RunStore.create(out), pytest.raises(ConfigError, match="Another process writes to"):
         ale_train.run(out, resume=True)
     assert "To go on" not in capsys.readouterr().err, "it goes on elsewhere"
+
+
+class EndsEarly(TaskSource):
+    """A source that can make two tasks, and does not know it."""
+
+    def tasks(self, split: str) -> Iterator[Task]:
+        """Yield two tasks, then fail."""
+        yield from (Task(id=f"{split}-{i}", instruction=SHORT) for i in range(2))
+        raise ConfigError("There are no further tasks.")
+
+
+@pytest.mark.parametrize("examine", [1, 5])
+def test_tasks_that_a_run_may_never_take_need_not_be_there(examine: int) -> None:
+    source = EndsEarly()
+    survey = survey_split(source, TRAIN, iter(source.tasks(TRAIN)), None, examine)
+    assert (survey.count, survey.complete) == (2, False)
