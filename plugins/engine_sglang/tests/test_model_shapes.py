@@ -39,11 +39,11 @@ COMMON = ("llama", "one KV head a head", "qwen2")
 @pytest.fixture(scope="module")
 def sglang(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ManyModels]:
     """The program in which models are served one after the other."""
-    program = Path(__file__).with_name("many_models.py")
+    assert PYTHON is not None
+    program = [str(Path(__file__).with_name("many_models.py")), str(SERVER.parent), "--device=cpu"]
     work = tmp_path_factory.mktemp("sglang")
     own = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TMPDIR": str(work), "ALE_WORK": str(work)}
-    argv = [str(PYTHON), str(program), str(SERVER.parent), "--device=cpu"]
-    with many_models(argv, {**os.environ, **own}, work) as found:
+    with many_models(PYTHON, program, {**os.environ, **own}, work) as found:
         yield found
 
 

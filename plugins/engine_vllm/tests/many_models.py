@@ -1,17 +1,13 @@
 # mypy: disable-error-code="import-not-found"
 """Lets vLLM serve one model after the other, with ALE's worker and without HTTP; vLLM's Python runs it.
 
-`python many_models.py WORKER_FOLDER < CASES`. A case is a line of JSON: `folders`, of which the first is started with
-and the others are updates, `prompts`, `max_context` and `max_tokens`. For each folder it writes the tokens, their
-log-probabilities and the fingerprint into the file `answer`, or `error`; if the model ends the process, it writes none.
-Then it prints `done`. vLLM is imported once; each model has a process of its own, which is forked."""
+Its argument is WORKER_FOLDER. `ale_testing.forked_cases` gives it cases: `folders`, of which the first is started with
+and the others are updates, `prompts`, `max_context` and `max_tokens`. The answer has for each folder the tokens, their
+log-probabilities and the fingerprint."""
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import signal
 import sys
 from typing import Any
 
@@ -45,28 +41,3 @@ def serve(case: dict[str, Any]) -> list[Any]:
         ]
         answers.append([tokens, logprobs, json.loads(engine.collective_rpc("ale_fingerprint")[0])])
     return answers
-
-
-def main() -> None:
-    """Answer each case."""
-    out = os.dup(1)
-    os.dup2(2, 1)  # vLLM writes where it likes
-    for line in sys.stdin:
-        case = json.loads(line)
-        child = os.fork()
-        if not child:
-            os.setpgid(0, 0)
-            try:
-                answer: Any = serve(case)
-            except BaseException as error:
-                answer = {"error": f"{type(error).__name__}: {error}"}
-            with open(case["answer"], "w", encoding="utf-8") as file:
-                json.dump(answer, file)
-            os._exit(0)
-        os.waitpid(child, 0)
-        with contextlib.suppress(ProcessLookupError):  # there may be processes of its own left
-            os.killpg(child, signal.SIGKILL)
-        os.write(out, b"done\n")
-
-
-main()

@@ -48,10 +48,11 @@ ENVIRONMENT = {
 @pytest.fixture(scope="module")
 def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ManyModels]:
     """The program in which models are served one after the other."""
-    program = Path(__file__).with_name("many_models.py")
+    assert PYTHON is not None
+    program = [str(Path(__file__).with_name("many_models.py")), str(SERVER.parent)]
     work = tmp_path_factory.mktemp("vllm")
     environment = {**os.environ, **ENVIRONMENT, "TMPDIR": str(work)}
-    with many_models([str(PYTHON), str(program), str(SERVER.parent)], environment, work) as program_of_many:
+    with many_models(PYTHON, program, environment, work) as program_of_many:
         yield program_of_many
 
 

@@ -8,6 +8,7 @@ import random
 import shutil
 import time
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -288,6 +289,21 @@ def shells(folder: Path) -> dict[str, str]:
     return there
 
 
+@asynccontextmanager
+async def shell_of(name: str, tmp_path: Path) -> AsyncIterator[Shell]:
+    """Open a shell of the program with this name, without isolation; skip where it is not installed."""
+    path = {"bash": "/bin/bash", **shells(tmp_path)}.get(name)
+    if path is None:
+        pytest.skip(f"{name} is not installed")
+    config = LocalSandboxConfig(isolation="none", shell=path, defaults=SMALL)
+    async with (
+        LocalSandboxProvider(config, DriverContext()) as provider,
+        await provider.start_sandbox(spec_of(provider)) as sandbox,
+        await sandbox.open_shell() as opened,
+    ):
+        yield opened
+
+
 @pytest.mark.parametrize("name", ["dash", "busybox"])
 async def test_shells_that_cannot_print_their_functions_keep_them_too(name: str, tmp_path: Path) -> None:
     path = shells(tmp_path).get(name)
@@ -339,52 +355,42 @@ HIDES = "printf builtin eval read exec command unset trap"
 
 @pytest.mark.parametrize("name", ["bash", "dash", "busybox"])
 async def test_what_a_user_sets_in_a_shell_sees_nothing_of_ours(name: str, tmp_path: Path) -> None:
-    path = {"bash": "/bin/bash", **shells(tmp_path)}.get(name)
-    if path is None:
-        pytest.skip(f"{name} is not installed")
-    config = LocalSandboxConfig(isolation="none", shell=path, defaults=SMALL)
-    async with LocalSandboxProvider(config, DriverContext()) as provider:  # noqa: SIM117
-        async with await provider.start_sandbox(spec_of(provider)) as sandbox, await sandbox.open_shell() as shell:
+    async with shell_of(name, tmp_path) as shell:
 
-            async def run(command: str) -> tuple[int, bytes, bytes]:
-                done = await shell.run(command)
-                return done.exit_code, done.stdout, done.stderr
+        async def run(command: str) -> tuple[int, bytes, bytes]:
+            done = await shell.run(command)
+            return done.exit_code, done.stdout, done.stderr
 
-            await run("set -x")
-            plus = b"++" if name == "bash" else b"+"  # as inside `eval`
-            assert await run("echo hi; (exit 3)") == (3, b"hi\n", plus + b" echo hi\n" + plus + b" exit 3\n")
-            assert await run("echo $?") == (0, b"3\n", plus + b" echo 3\n")
-            await run("set +x; set -v")
-            assert (await run("echo hi"))[2] in (b"echo hi\n", b"")
-            await run("set +v; set -u; set -f; set -C; IFS=0123456789")
-            for hidden in HIDES.split():
-                await run(f"{hidden}() {{ echo hidden; }}")  # a POSIX shell refuses some of them
-                assert await run("echo hi; (exit 3)") == (3, b"hi\n", b""), hidden
-                await run("unset -f unset")
-                await run(f"unset -f {hidden}")
+        await run("set -x")
+        plus = b"++" if name == "bash" else b"+"  # as inside `eval`
+        assert await run("echo hi; (exit 3)") == (3, b"hi\n", plus + b" echo hi\n" + plus + b" exit 3\n")
+        assert await run("echo $?") == (0, b"3\n", plus + b" echo 3\n")
+        await run("set +x; set -v")
+        assert (await run("echo hi"))[2] in (b"echo hi\n", b"")
+        await run("set +v; set -u; set -f; set -C; IFS=0123456789")
+        for hidden in HIDES.split():
+            await run(f"{hidden}() {{ echo hidden; }}")  # a POSIX shell refuses some of them
+            assert await run("echo hi; (exit 3)") == (3, b"hi\n", b""), hidden
+            await run("unset -f unset")
+            await run(f"unset -f {hidden}")
 
 
 @pytest.mark.parametrize("name", ["bash", "dash", "busybox"])
 async def test_options_that_end_a_shell_or_export_everything_do_not_reach_ours(name: str, tmp_path: Path) -> None:
-    path = {"bash": "/bin/bash", **shells(tmp_path)}.get(name)
-    if path is None:
-        pytest.skip(f"{name} is not installed")
-    config = LocalSandboxConfig(isolation="none", shell=path, defaults=SMALL)
-    async with LocalSandboxProvider(config, DriverContext()) as provider:  # noqa: SIM117
-        async with await provider.start_sandbox(spec_of(provider)) as sandbox, await sandbox.open_shell() as shell:
-            await shell.run("x=kept")
-            for option in ("set -n", "echo before; set -n; echo after", "set -t", "set -t; true"):
-                done = await shell.run(option, timeout_s=30)
-                assert not done.timed_out, option
-                assert done.stdout == (b"before\n" if "before" in option else b""), option
-                for _ in range(2):
-                    assert await said(shell, "echo $x") == "kept\n", option
-            await shell.run("set -a; y=1")
-            await shell.run("z=1")
-            seen = await said(shell, "env")
-            assert "y=1\n" in seen
-            assert "z=1\n" in seen
-            assert "__ale" not in seen
+    async with shell_of(name, tmp_path) as shell:
+        await shell.run("x=kept")
+        for option in ("set -n", "echo before; set -n; echo after", "set -t", "set -t; true"):
+            done = await shell.run(option, timeout_s=30)
+            assert not done.timed_out, option
+            assert done.stdout == (b"before\n" if "before" in option else b""), option
+            for _ in range(2):
+                assert await said(shell, "echo $x") == "kept\n", option
+        await shell.run("set -a; y=1")
+        await shell.run("z=1")
+        seen = await said(shell, "env")
+        assert "y=1\n" in seen
+        assert "z=1\n" in seen
+        assert "__ale" not in seen
 
 
 async def test_traps_that_bash_runs_for_commands_run_for_the_users_alone(shell: Shell) -> None:

@@ -1,8 +1,7 @@
 """Compares a server with transformers over many small models, which one program serves one after the other.
 
-The program is the test's own (`many_models.py` of a plugin), run by the server's Python: it imports the server once, so
-that a model takes a second and not the ten of a server's start. The program reads cases from its input and writes what
-it sampled into the case's file `answer`."""
+The program is the test's own (`many_models.py` of a plugin), run by the server's Python in the loop `forked_cases`: it
+imports the server once, so that a model takes a second and not the ten of a server's start."""
 
 from __future__ import annotations
 
@@ -14,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ale_testing import forked_cases
 from ale_testing.model_shapes import LONG, VOCABULARY, true_logprobs
 
 MAX_TOKENS = 12
@@ -66,8 +66,11 @@ def _compare(folder: Path, prompt: list[int], tokens: list[int], logprobs: list[
 
 
 @contextmanager
-def many_models(argv: Sequence[str], environment: Mapping[str, str], work: Path) -> Iterator[ManyModels]:
-    """Run the program in the folder `work`, where its log is."""
+def many_models(
+    python: Path, program: Sequence[str], environment: Mapping[str, str], work: Path
+) -> Iterator[ManyModels]:
+    """Run a program, a file with its arguments, by the server's Python in the folder `work`, where its log is."""
+    argv = [str(python), forked_cases.__file__, *program]
     with (
         (work / "log").open("w") as log,
         subprocess.Popen(

@@ -12,7 +12,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
 
 from ale.config.episode import EpisodeConfig
 from ale.errors import AleError, ConfigError, RequestRefused
@@ -153,12 +152,22 @@ def survey_split(
     """Count the tasks of a split, for at most so many seconds where the source cannot say, and the tokens of the first
     `examine` prompts; `look` sees these tasks, too. Raises `AleError` if the source cannot make the first."""
     overlong: list[tuple[str, int]] = []
-    count, began = 0, time.monotonic()
-    ended = False
-    for task in _until_a_fault(islice(tasks, min(examine, MOST_EXAMINED))):
-        if task is None:
-            ended = True
-            break
+    count, complete, began = 0, False, time.monotonic()
+
+    def take() -> Task | None:
+        """Return the next task; None at the end, or where one cannot be made that the run may never take."""
+        nonlocal complete
+        try:
+            task = next(tasks, None)
+        except AleError:
+            if not count:
+                raise
+            return None
+        complete = task is None
+        return task
+
+    most = min(examine, MOST_EXAMINED)
+    while count < most and (task := take()) is not None:
         count += 1
         look(task)
         if lengths is not None and (tokens := lengths.excess(split, task)):
@@ -166,32 +175,10 @@ def survey_split(
     examined = count
     if (size := source.size(split)) is not None:
         return SplitSurvey(split, size, True, examined, tuple(overlong))
-    complete = False
-    try:
-        while not ended and not complete and time.monotonic() - began < counting_s:
-            complete = next(tasks, None) is None
-            count += not complete
-    except AleError:  # a task that the run does not take cannot be made
-        pass
+    if examined == most:  # there may be more
+        while time.monotonic() - began < counting_s and take() is not None:
+            count += 1
     return SplitSurvey(split, count, complete, examined, tuple(overlong))
-
-
-def _until_a_fault(tasks: Iterator[Task]) -> Iterator[Task | None]:
-    """Yield tasks, and None where one after the first cannot be made: the run may end before it would take that one.
-    Raises `AleError` if not even the first can."""
-    some = False
-    while True:
-        try:
-            task = next(tasks, None)
-        except AleError:
-            if not some:
-                raise
-            yield None
-            return
-        if task is None:
-            return
-        some = True
-        yield task
 
 
 def refuse_overlong(survey: SplitSurvey, lengths: PromptLengths) -> None:

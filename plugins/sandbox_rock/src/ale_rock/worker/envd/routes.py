@@ -46,6 +46,7 @@ OWN_USERS = "", "user", "root", "agent"
 """Names that mean the sandbox's own user."""
 MOST_ROWS = 10_000
 Call = Callable[[Sandbox, dict[str, Any]], Coroutine[Any, Any, dict[str, Any]]]
+Answer = Callable[[Request, Held], Coroutine[Any, Any, Response]]
 
 
 class EnvdRoutes:
@@ -69,33 +70,37 @@ class EnvdRoutes:
         self._streams = {"Start": self.start, "Connect": self.connect, "StreamInput": self.stream_input}
         base = "/sandboxes/{id}/envd"
         self.routes = [
-            Route(f"{base}/health", self.health, methods=["GET"]),
-            Route(f"{base}/files", self.get_file, methods=["GET"]),
-            Route(f"{base}/files", self.put_files, methods=["POST"]),
-            Route(f"{base}/{{service}}/{{method}}", self.call, methods=["POST"]),
+            Route(f"{base}/health", self.in_sandbox(self.health), methods=["GET"]),
+            Route(f"{base}/files", self.in_sandbox(self.get_file), methods=["GET"]),
+            Route(f"{base}/files", self.in_sandbox(self.put_files), methods=["POST"]),
+            Route(f"{base}/{{service}}/{{method}}", self.in_sandbox(self.call), methods=["POST"]),
         ]
 
     def processes(self, sandbox: Sandbox) -> Processes:
         """Return the processes of a sandbox."""
         return self._processes.setdefault(sandbox, Processes())
 
+    def in_sandbox(self, answer: Answer) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Return what answers a request for the sandbox that its path names, or refuses it if there is none."""
+
+        async def answer_for(request: Request) -> Response:
+            try:
+                held = self.service.find(request.path_params["id"])
+            except EXPECTED as error:
+                return refuse(error)
+            return await answer(request, held)
+
+        return answer_for
+
     # --- files
 
-    async def health(self, request: Request) -> Response:
+    async def health(self, request: Request, held: Held) -> Response:
         """Say that the sandbox runs."""
-        try:
-            self.service.find(request.path_params["id"])
-        except EXPECTED as error:
-            return refuse(error)
         return Response(status_code=204)
 
-    async def get_file(self, request: Request) -> Response:
+    async def get_file(self, request: Request, held: Held) -> Response:
         """Read a file."""
         path = ""
-        try:
-            held = self.service.find(request.path_params["id"])
-        except EXPECTED as error:
-            return refuse(error)
         try:
             asked = query(request)
             check_username(asked.get("username", ""))
@@ -106,18 +111,14 @@ class EnvdRoutes:
         except IsADirectoryError:
             return error_response(400, f"{readable(path)} is a folder, not a file.")
         except (ConnectError, *EXPECTED) as error:
-            return refuse(error if isinstance(error, ConnectError) else blame(held, error))
+            return refuse(blame(held, error))
         kind = "application/octet-stream"
         if isinstance(content, bytes):
             return Response(content, media_type=kind)
         return StreamingResponse(content, media_type=kind)
 
-    async def put_files(self, request: Request) -> Response:
+    async def put_files(self, request: Request, held: Held) -> Response:
         """Write files: the body is one, or a form with several."""
-        try:
-            held = self.service.find(request.path_params["id"])
-        except EXPECTED as error:
-            return refuse(error)
         try:
             asked = query(request)
             check_username(asked.get("username", ""))
@@ -128,18 +129,14 @@ class EnvdRoutes:
             with suppress(RuntimeError):  # a client that is still sending does not read the answer
                 async for _ in request.stream():
                     pass
-            return refuse(error if isinstance(error, ConnectError) else blame(held, error))
+            return refuse(blame(held, error))
         return json_response(written)
 
     # --- calls of the Connect protocol
 
-    async def call(self, request: Request) -> Response:
+    async def call(self, request: Request, held: Held) -> Response:
         """Answer a call."""
         service, method = request.path_params["service"], request.path_params["method"]
-        try:
-            held = self.service.find(request.path_params["id"])
-        except EXPECTED as error:
-            return refuse(error)
         try:
             check_username(username_of(request))
             if service == "process.Process" and method in self._streams:
